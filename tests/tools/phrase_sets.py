@@ -38,9 +38,9 @@ class Judged:
 
 def question_of(tool: Mapping[str, Any]) -> Question:
     """Make the question for a call of a set."""
-    title, spoken, risk = tool.get("title") or None, tool.get("spoken") or None, tool["risk"]
+    title, template, risk = tool.get("title") or None, tool.get("spoken") or None, tool["risk"]
     effect: Effect = "irreversible" if risk == "high" else "write"
-    spec = ToolSpec(tool["name"], "", {}, risk=risk, effect=effect, title=title, spoken=spoken)
+    spec = ToolSpec(tool["name"], "", {}, risk=risk, effect=effect, title=title, spoken=template)
     return make_question(spec, tool["arguments"])
 
 
@@ -55,11 +55,11 @@ def judge_set(tools: Path, phrases: Path) -> Judged:
         meaning = phrase["meaning"]
         if is_unsafe(meaning, answer):
             judged.unsafe.append((phrase, answer))
-        wanted = {"consent": "consent", "session": "consent", "refusal": "refusal"}.get(meaning)
-        if wanted is not None:
-            fits = answer.kind == ("allow" if wanted == "consent" else "deny")
-            judged.count[wanted] += 1
-            judged.understood[wanted] += fits
+        expected = {"consent": "consent", "session": "consent", "refusal": "refusal"}.get(meaning)
+        if expected is not None:
+            fits = answer.kind == ("allow" if expected == "consent" else "deny")
+            judged.count[expected] += 1
+            judged.understood[expected] += fits
             if not fits:
                 judged.missed.append((phrase, answer))
     return judged

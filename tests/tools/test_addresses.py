@@ -21,14 +21,14 @@ FORBIDDEN = [
 
 
 @pytest.mark.parametrize("address", FORBIDDEN)
-def test_what_is_not_public_is_forbidden(address: str) -> None:
+def test_a_private_address_is_forbidden(address: str) -> None:
     assert not may_connect(address)
 
 
 @pytest.mark.parametrize(
     "address", ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101"]
 )
-def test_what_is_public_is_permitted(address: str) -> None:
+def test_a_public_address_is_permitted(address: str) -> None:
     assert may_connect(address)
 
 

@@ -37,10 +37,10 @@ def test_a_question_is_read_as_it_was_kept() -> None:
 
 
 def test_a_question_that_an_earlier_version_kept_is_read() -> None:
-    kept = json.loads(encode_approvals([QUESTION]))
+    stored = json.loads(encode_approvals([QUESTION]))
     for added in ("presentations", "unclear", "fingerprint", "cautions"):
-        del kept[0][added]
-    (question,) = decode_approvals(json.dumps(kept))
+        del stored[0][added]
+    (question,) = decode_approvals(json.dumps(stored))
     assert (question.fingerprint, question.cautions) == ("", ())
 
 
@@ -62,9 +62,9 @@ def test_a_question_without_an_answer_is_no_refusal(reason: str) -> None:
     assert (outcome.error_message or "").endswith("Nothing was run.")
 
 
-def test_the_model_is_told_what_the_user_changed_added_and_took_out() -> None:
-    told = edits({"same": 1, "other": 2, "gone": None}, {"same": 1, "other": 3, "new": None})
-    assert json.loads(told.split(": ", 1)[1]) == {
+def test_the_model_reads_the_arguments_that_the_user_changed() -> None:
+    note = edits({"same": 1, "other": 2, "gone": None}, {"same": 1, "other": 3, "new": None})
+    assert json.loads(note.split(": ", 1)[1]) == {
         "gone": {"before": None, "after": None},
         "new": {"before": None, "after": None},
         "other": {"before": 2, "after": 3},

@@ -27,7 +27,7 @@ json_values = st.recursive(
 def _turned(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _turned(value[key]) for key in reversed(value)}
-    return [_turned(each) for each in value] if isinstance(value, list) else value
+    return [_turned(item) for item in value] if isinstance(value, list) else value
 
 
 # -- canonical JSON
@@ -50,7 +50,7 @@ def test_equal_values_have_equal_canonical_json(value: Any) -> None:
 # -- definitions
 
 
-def test_a_definition_is_what_the_model_sees() -> None:
+def test_a_definition_has_the_fields_for_the_model() -> None:
     assert SPEC.definition.name == "agent.status"
     assert SPEC.definition.description == "Tell an agent's state."
     assert dict(SPEC.definition.input_schema)["properties"].keys() == {"id", "n"}
@@ -76,7 +76,7 @@ def test_the_fingerprint_is_the_same_for_the_same_tool() -> None:
         {"spoken": "look up {id}"},
     ],
 )
-def test_a_changed_tool_is_another_tool(change: dict[str, Any]) -> None:
+def test_a_changed_tool_has_a_new_fingerprint(change: dict[str, Any]) -> None:
     assert replace(SPEC, **change).fingerprint != SPEC.fingerprint
 
 
@@ -84,8 +84,8 @@ def test_a_changed_tool_is_another_tool(change: dict[str, Any]) -> None:
 
 
 def content(outcome: ToolOutcome) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(outcome.content)
-    return found
+    decoded: dict[str, Any] = json.loads(outcome.content)
+    return decoded
 
 
 def test_a_success_reads_like_this() -> None:
@@ -121,7 +121,7 @@ def test_the_size_is_counted_in_bytes(data: Any, size: int) -> None:
     assert succeeded(data).metadata.data_size_bytes == size
 
 
-def test_a_size_that_is_given_is_taken() -> None:
+def test_an_explicit_size_is_used() -> None:
     assert succeeded("abc", size=1_000_000).metadata.data_size_bytes == 1_000_000
 
 

@@ -80,7 +80,7 @@ def test_a_title_is_mcps_own_or_else_the_annotations() -> None:
 
 
 @pytest.mark.parametrize("hint", [True, False, None])
-def test_a_tool_that_reaches_out_brings_back_what_strangers_wrote(hint: bool | None) -> None:
+def test_the_results_of_an_open_world_tool_are_untrusted(hint: bool | None) -> None:
     tool = spec(annotations={"readOnlyHint": True, "openWorldHint": hint})
     assert (tool.open_world, tool.untrusted) == (hint is True, hint is True)
 
@@ -132,15 +132,15 @@ def test_the_source_is_the_callers() -> None:
         (declaration(annotations={"title": []}), "title must be text"),
     ],
 )
-def test_a_bad_declaration_is_refused_with_the_reason(declared: Any, words: str) -> None:
+def test_an_invalid_declaration_is_rejected_with_the_reason(declared: Any, words: str) -> None:
     assert words in reason(declared)
 
 
-def test_a_refused_name_is_told_as_the_wire_can_carry_it() -> None:
+def test_a_rejected_name_is_encoded_for_the_wire() -> None:
     assert parse_declarations([declaration(name="a\ud800")]).rejected[0][0] == "a?"
 
 
-def test_a_bad_declaration_costs_the_others_nothing() -> None:
+def test_an_invalid_declaration_does_not_affect_the_rest() -> None:
     accepted, rejected = parse_declarations(
         [declaration("a"), declaration("b", description=1), declaration("c")]
     )
@@ -148,13 +148,13 @@ def test_a_bad_declaration_costs_the_others_nothing() -> None:
     assert rejected == [("b", "description must be text")]
 
 
-def test_of_two_with_one_name_the_first_stands() -> None:
+def test_the_first_of_two_declarations_with_one_name_is_accepted() -> None:
     accepted, rejected = parse_declarations([declaration(description="1"), declaration(description="2")])
     assert [tool.description for tool in accepted] == ["1"]
     assert rejected == [("t", "declared twice; the first one stands")]
 
 
-def test_a_name_taken_by_another_toolset_is_refused() -> None:
+def test_a_reserved_name_is_rejected() -> None:
     accepted, rejected = parse_declarations([declaration("calculator")], reserved_names={"calculator"})
     assert accepted == []
     assert rejected == [("calculator", "this name is taken by another tool")]
@@ -166,7 +166,7 @@ def test_there_are_at_most_128_tools() -> None:
     assert rejected == [("t128", "more than 128 tools")]
 
 
-def test_a_flood_of_declarations_is_not_answered_one_by_one() -> None:
+def test_a_flood_of_declarations_is_summarised() -> None:
     accepted, rejected = parse_declarations([1] * 100_000)
     assert accepted == []
     assert len(rejected) == MAX_TOOLS + 1
@@ -179,7 +179,7 @@ def hostile(name: str) -> dict[str, Any]:
     return declaration(name, inputSchema={"type": "object", "properties": patterns})
 
 
-async def test_between_two_declarations_others_have_their_turn() -> None:
+async def test_the_loop_runs_between_two_declarations() -> None:
     ticks = 0
 
     async def tick() -> None:
@@ -192,16 +192,16 @@ async def test_between_two_declarations_others_have_their_turn() -> None:
     started = time.thread_time()
     declared = [hostile(f"t{i}") for i in range(40)]
     readings = await read_declarations(declared, Admission())
-    took = time.thread_time() - started
+    first_s = time.thread_time() - started
     ticking.cancel()
     assert ticks >= len(declared) / 2  # a busy machine reads some before the loop runs again
     accepted, rejected = parse_declarations(declared, readings=readings)
     assert (len(accepted), rejected) == (40, [])
-    again = least_cpu_s(lambda: parse_declarations(declared, readings=readings), took / 10)
-    assert again < took / 10, "they are not read twice"
+    second_s = least_cpu_s(lambda: parse_declarations(declared, readings=readings), first_s / 10)
+    assert second_s < first_s / 10, "they are not read twice"
 
 
-async def test_what_is_read_ahead_is_refused_like_what_is_not() -> None:
+async def test_declarations_read_in_steps_give_the_same_result() -> None:
     declared = [declaration("a"), 7, declaration("a"), declaration("b", description=1), declaration("tts.x")]
     declared += [1] * 1_000
     assert parse_declarations(
@@ -217,7 +217,7 @@ FIELDS = ["name", "description", "inputSchema", "annotations", "_meta"]
 
 
 @given(st.lists(JSON | st.dictionaries(st.sampled_from(FIELDS), JSON), max_size=4))
-def test_whatever_is_declared_is_accepted_or_refused(declared: list[Any]) -> None:
+def test_any_declaration_is_accepted_or_rejected(declared: list[Any]) -> None:
     accepted, rejected = parse_declarations(declared)
     assert len(accepted) + len(rejected) == len(declared)
     assert all(why for _, why in rejected)

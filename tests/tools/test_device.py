@@ -13,7 +13,7 @@ WAIT = 5.0
 SPEC = ToolSpec("agent.status", "Tell an agent's state.", {"type": "object"})
 
 
-def test_the_tools_offered_are_those_given() -> None:
+def test_the_specs_are_copied() -> None:
     specs = [SPEC]
     toolset = DeviceToolset(specs, PendingCalls())
     specs.clear()
@@ -45,7 +45,7 @@ async def test_an_answer_that_overtakes_the_call_is_used() -> None:
     assert outcome.data == "early"
 
 
-async def test_whoever_waits_gets_the_answer() -> None:
+async def test_an_answer_wakes_its_waiter() -> None:
     pending = PendingCalls()
     pending.expect("c-1")
     waiting = asyncio.create_task(pending.wait("c-1"))
@@ -55,7 +55,7 @@ async def test_whoever_waits_gets_the_answer() -> None:
     assert len(pending) == 0
 
 
-async def test_a_repeated_answer_is_told_and_changes_nothing() -> None:
+async def test_a_repeated_answer_is_ignored() -> None:
     pending = PendingCalls()
     pending.expect("c-1")
     assert pending.answer("c-1", succeeded("first"))
@@ -63,7 +63,7 @@ async def test_a_repeated_answer_is_told_and_changes_nothing() -> None:
     assert (await asyncio.wait_for(pending.wait("c-1"), WAIT)).data == "first"
 
 
-async def test_an_unknown_and_a_late_answer_are_told() -> None:
+async def test_an_unknown_or_late_answer_is_ignored() -> None:
     pending = PendingCalls()
     assert pending.answer("c-1", succeeded("x")) is False
     pending.expect("c-1")
@@ -82,7 +82,7 @@ async def test_a_cancelled_wait_is_forgotten() -> None:
     assert len(pending) == 0 and pending.answer("c-1", succeeded("x")) is False
 
 
-async def test_forgetting_wakes_whoever_waits() -> None:
+async def test_forgetting_a_call_cancels_its_waiter() -> None:
     pending = PendingCalls()
     pending.expect("c-1")
     waiting = asyncio.create_task(pending.wait("c-1"))
@@ -93,6 +93,6 @@ async def test_forgetting_wakes_whoever_waits() -> None:
     assert waiting.cancelled()
 
 
-async def test_a_call_that_nobody_expects_cannot_be_waited_for() -> None:
+async def test_an_unexpected_call_cannot_be_awaited() -> None:
     with pytest.raises(KeyError):
         await PendingCalls().wait("c-1")

@@ -96,9 +96,9 @@ def test_a_repository_is_owner_and_name_or_its_url(repository: str) -> None:
     assert "repository must match" in message("agent.spawn", {"prompt": "x", "repository": repository})
 
 
-def test_an_empty_text_for_what_may_be_left_out_is_left_out() -> None:
-    given = {"prompt": "x", "repository": "o/r", "prUrl": "", "ref": "", "model": "", "branchName": ""}
-    checked = validate(IOS["agent.spawn"], json.dumps(given))
+def test_empty_optional_texts_of_an_agent_are_dropped() -> None:
+    arguments = {"prompt": "x", "repository": "o/r", "prUrl": "", "ref": "", "model": "", "branchName": ""}
+    checked = validate(IOS["agent.spawn"], json.dumps(arguments))
     assert isinstance(checked, Valid)
     assert checked.arguments == {"prompt": "x", "repository": "https://github.com/o/r"}
     assert "ref: empty text was left out" in checked.notes
@@ -135,15 +135,13 @@ def test_a_file_is_read_with_or_without_a_byte_order_mark(tmp_path: Path) -> Non
         ('{"tools": [7]}', "has a tool that is not accepted, ?: a declaration must be a JSON object"),
     ],
 )
-def test_a_mistake_in_a_file_is_said_in_one_sentence(
-    tmp_path: Path, content: str | bytes, words: str
-) -> None:
+def test_a_mistake_in_a_catalog_is_one_sentence(tmp_path: Path, content: str | bytes, words: str) -> None:
     with pytest.raises(SettingsError) as raised:
         load(tmp_path, content)
     assert str(raised.value) == f"The tool catalog tools.json {words}."
 
 
-def test_what_the_operators_own_tools_return_is_trusted_though_they_reach_the_web(tmp_path: Path) -> None:
+def test_the_operators_catalog_is_trusted(tmp_path: Path) -> None:
     path = tmp_path / "tools.json"
     web = {"name": "web.read", "inputSchema": {"type": "object"}, "annotations": {"openWorldHint": True}}
     path.write_text(json.dumps({"tools": [web]}))

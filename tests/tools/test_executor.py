@@ -62,8 +62,8 @@ class Shelf:
 
     async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         self.calls.append((name, arguments, context))
-        done = self._does(arguments)
-        outcome: ToolOutcome = await done if asyncio.iscoroutine(done) else done
+        result = self._does(arguments)
+        outcome: ToolOutcome = await result if asyncio.iscoroutine(result) else result
         return outcome
 
 
@@ -98,12 +98,10 @@ def refuse(executor: ToolExecutor, name: str, arguments: str = "{}") -> ToolOutc
 
 
 @pytest.mark.parametrize(("risk", "asks"), [("high", True), ("medium", False)])
-def test_a_call_whose_json_was_mended_is_asked_about_at_high_risk(
-    risk: Literal["high", "medium"], asks: bool
-) -> None:
+def test_a_call_with_repaired_json_asks_at_high_risk(risk: Literal["high", "medium"], asks: bool) -> None:
     executor = ToolExecutor([shelf(succeeded, replace(NAP, risk=risk, approval="never"))], LIMITS)
-    found = executor.prepare(ToolCall("c-1", "nap", "{}", repaired=True))
-    assert isinstance(found, ApprovalNeeded if asks else PreparedCall)
+    prepared = executor.prepare(ToolCall("c-1", "nap", "{}", repaired=True))
+    assert isinstance(prepared, ApprovalNeeded if asks else PreparedCall)
     assert isinstance(executor.prepare(ToolCall("c-1", "nap", "{}")), PreparedCall)
 
 
@@ -162,16 +160,16 @@ async def test_a_tool_gets_the_arguments_that_fit_its_schema_and_the_model_hears
 @pytest.mark.parametrize(
     "fields", [{"risk": "medium"}, {"risk": "high"}, {"risk": "safe", "approval": "ask"}]
 )
-def test_a_call_that_asks_is_ready_to_run_once_somebody_says_so(fields: dict[str, Any]) -> None:
+def test_a_call_that_needs_approval_is_prepared_and_not_run(fields: dict[str, Any]) -> None:
     tools = shelf(succeeded, replace(ADD, **({"approval": None} | fields)))
-    asked = ToolExecutor([tools], LIMITS).prepare(ToolCall("c-1", "add_task", NOTED))
-    assert isinstance(asked, ApprovalNeeded)
-    assert asked.verdict.effect == "ask" and asked.verdict.reasons
-    assert asked.ready.arguments == {"text": "x", "n": 7} and len(asked.ready.notes) == 1
+    prepared = ToolExecutor([tools], LIMITS).prepare(ToolCall("c-1", "add_task", NOTED))
+    assert isinstance(prepared, ApprovalNeeded)
+    assert prepared.verdict.effect == "ask" and prepared.verdict.reasons
+    assert prepared.ready.arguments == {"text": "x", "n": 7} and len(prepared.ready.notes) == 1
     assert tools.calls == []
 
 
-def test_a_call_that_is_denied_is_not_run_and_says_why() -> None:
+def test_a_denied_call_is_not_run_and_gives_the_reason() -> None:
     executor = ToolExecutor([shelf()], LIMITS, Gate((Rule("deny", "add_task", args={"text": {"eq": "x"}}),)))
     outcome = refuse(executor, "add_task", '{"text":"x"}')
     assert (outcome.error_type, outcome.metadata.reason) == ("permission_denied", "policy")
@@ -179,19 +177,19 @@ def test_a_call_that_is_denied_is_not_run_and_says_why() -> None:
     assert isinstance(executor.prepare(ToolCall("c-1", "add_task", '{"text":"y"}')), PreparedCall)
 
 
-def test_the_conversation_may_know_better_and_sees_the_arguments_as_they_would_be_run() -> None:
-    seen: list[Any] = []
+def test_the_conversation_judges_coerced_arguments() -> None:
+    judged: list[Any] = []
 
     def permit(spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
-        seen.append((spec.name, arguments))
+        judged.append((spec.name, arguments))
         return Verdict("ask", ("It may have happened.",), None, warn=False)
 
     executor = ToolExecutor([shelf()], LIMITS)
     assert isinstance(executor.prepare(ToolCall("c-1", "add_task", NOTED), permit), ApprovalNeeded)
-    assert seen == [("add_task", {"text": "x", "n": 7})]
+    assert judged == [("add_task", {"text": "x", "n": 7})]
 
 
-def test_nobody_is_asked_about_a_call_that_cannot_be_run() -> None:
+def test_a_call_that_cannot_run_is_not_judged() -> None:
     def permit(spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
         raise AssertionError("asked")
 
@@ -200,7 +198,7 @@ def test_nobody_is_asked_about_a_call_that_cannot_be_run() -> None:
         assert isinstance(executor.prepare(ToolCall("c-1", name, arguments), permit), ToolOutcome)
 
 
-def test_a_tool_that_is_left_out_is_neither_offered_nor_found() -> None:
+def test_a_denied_tool_is_neither_offered_nor_found() -> None:
     gate = Gate((Rule("deny", "nap"),))
     executor = ToolExecutor([shelf()], LIMITS, gate)
     assert [definition.name for definition in executor.definitions] == ["add_task"]
@@ -215,7 +213,7 @@ def test_a_tool_that_is_left_out_is_neither_offered_nor_found() -> None:
         ({"risk": "safe", "effect": "irreversible"}, False),
     ],
 )
-async def test_a_dry_run_says_what_would_be_done(fields: dict[str, Any], is_run: bool) -> None:
+async def test_a_dry_run_describes_the_call(fields: dict[str, Any], is_run: bool) -> None:
     async def preview(arguments: Mapping[str, Any]) -> str:
         return f"add {arguments['text']}"
 
@@ -237,18 +235,18 @@ async def test_a_dry_run_says_what_would_be_done(fields: dict[str, Any], is_run:
     assert "nothing was run" in outcome.metadata.notes[1]
 
 
-def test_a_tool_is_called_so_often_a_minute_and_not_more_and_others_go_on() -> None:
+def test_calls_per_minute_are_limited_by_tool() -> None:
     now = [1_000.0]
     rates: dict[str, TokenBucket] = {}
     limits = replace(LIMITS, calls_per_minute=3.0)
 
     def often(name: str, arguments: str = "{}") -> list[str]:
         executor = ToolExecutor([shelf()], limits, Gate(now=lambda: now[0]), rates=rates)  # as a reload makes
-        found = [executor.prepare(ToolCall("c-1", name, arguments)) for _ in range(5)]
+        results = [executor.prepare(ToolCall("c-1", name, arguments)) for _ in range(5)]
         return [
-            "ran" if isinstance(one, PreparedCall) else one.error_type
-            for one in found
-            if not isinstance(one, ApprovalNeeded | DryRun)
+            "ran" if isinstance(result, PreparedCall) else result.error_type
+            for result in results
+            if not isinstance(result, ApprovalNeeded | DryRun)
         ]
 
     assert often("nap") == ["ran"] * 3 + ["rate_limited"] * 2
@@ -262,21 +260,21 @@ def test_a_tool_is_called_so_often_a_minute_and_not_more_and_others_go_on() -> N
 # -- edit
 
 
-def test_edited_arguments_are_checked_and_the_model_is_told_what_was_changed() -> None:
+def test_edited_arguments_are_checked_and_noted_for_the_model() -> None:
     executor = ToolExecutor([shelf()], LIMITS)
     edited = executor.edited(ready(executor, "add_task", '{"text":"x","n":1}'), {"text": "y", "n": "2"})
     assert isinstance(edited, PreparedCall)
     assert edited.arguments == {"text": "y", "n": 2} and edited.call.call_id == "c-1"
-    coerced, told = edited.notes
+    coerced, changes = edited.notes
     assert coerced == 'n: "2" was read as 2'
-    assert json.loads(told.split(": ", 1)[1]) == {
+    assert json.loads(changes.split(": ", 1)[1]) == {
         "n": {"before": 1, "after": 2},
         "text": {"before": "x", "after": "y"},
     }
 
 
 @pytest.mark.parametrize("arguments", [{}, {"text": 1, "more": 2}, {"text": "x" * 200}])
-def test_an_edit_that_does_not_fit_says_so(arguments: dict[str, Any]) -> None:
+def test_an_invalid_edit_is_rejected_with_the_reason(arguments: dict[str, Any]) -> None:
     executor = ToolExecutor([shelf()], LIMITS)
     assert isinstance(executor.edited(ready(executor, "add_task", '{"text":"x"}'), arguments), str)
 
@@ -284,13 +282,13 @@ def test_an_edit_that_does_not_fit_says_so(arguments: dict[str, Any]) -> None:
 # -- restore
 
 
-def test_a_restored_call_has_the_arguments_that_a_person_saw_or_those_that_the_model_wrote() -> None:
+def test_a_restored_call_has_the_approved_arguments_or_the_models() -> None:
     executor = ToolExecutor([shelf()], LIMITS)
     call = ToolCall("c-1", "add_task", NOTED)
-    seen = executor.restore(call, ("a note",), {"text": "y"})
-    assert seen is not None and (seen.arguments, seen.notes) == ({"text": "y"}, ("a note",))
-    written = executor.restore(call, ())
-    assert written is not None and written.arguments == {"text": "x", "n": 7}
+    approved = executor.restore(call, ("a note",), {"text": "y"})
+    assert approved is not None and (approved.arguments, approved.notes) == ({"text": "y"}, ("a note",))
+    restored = executor.restore(call, ())
+    assert restored is not None and restored.arguments == {"text": "x", "n": 7}
     assert executor.restore(ToolCall("c-1", "add_task", "{}"), ()) is None
     assert executor.restore(ToolCall("c-1", "gone", "{}"), (), {}) is None
 
@@ -381,7 +379,7 @@ async def test_a_tools_own_time_limit_is_as_unknown_as_ours() -> None:
     assert (await run(fail)).error_type == "unknown"
 
 
-async def test_the_time_that_a_run_took_is_told() -> None:
+async def test_an_outcome_has_its_execution_time() -> None:
     async def nap() -> ToolOutcome:
         await asyncio.wait([asyncio.ensure_future(asyncio.Event().wait())], timeout=0.03)
         return succeeded("done")
@@ -405,12 +403,12 @@ async def test_the_notes_about_the_arguments_go_with_every_outcome(
     assert len((await run(does, ADD, NOTED)).metadata.notes) == 1
 
 
-async def test_the_tools_own_notes_are_kept_beside_them() -> None:
+async def test_the_tools_own_notes_follow() -> None:
     notes = (await run(lambda _: succeeded("x", notes=["its own"]), ADD, NOTED)).metadata.notes
     assert len(notes) == 2 and notes[1] == "its own"
 
 
-async def test_what_is_noted_about_a_call_of_the_device_is_kept_with_its_record() -> None:
+async def test_the_notes_of_a_device_call_are_not_repeated() -> None:
     device = replace(ADD, source="device")
     assert (await run(lambda _: succeeded("x"), device, NOTED)).metadata.notes == ()
 
@@ -432,14 +430,14 @@ KEY = "sk-ant-api03-" + "Ab1" * 31 + "AA"
         succeeded("x", notes=[f"It was tried with {KEY}."]),
     ],
 )
-def test_secrets_are_taken_out_of_whatever_the_model_reads(outcome: ToolOutcome) -> None:
+def test_secrets_are_redacted_in_each_part_of_a_result(outcome: ToolOutcome) -> None:
     executor = ToolExecutor([], LIMITS, redactor=Redactor(["open sesame"]))
     content = executor.to_result("c-1", outcome).content
     assert KEY[:24] not in content and "sesame" not in content
     assert "REDACTED" in content or "shortened" in content
 
 
-def test_what_is_shown_of_a_secret_that_is_cut_through_is_nothing_of_it() -> None:
+def test_a_secret_at_the_cut_of_a_text_is_not_shown() -> None:
     secret = "correct horse battery staple"
     executor = ToolExecutor([], LIMITS, redactor=Redactor([secret]))
     for at in range(150, 205):
@@ -447,7 +445,7 @@ def test_what_is_shown_of_a_secret_that_is_cut_through_is_nothing_of_it() -> Non
         assert "corr" not in content, f"at {at}: {content}"
 
 
-def test_a_secret_that_is_cut_through_where_a_huge_text_is_left_is_not_shown_either() -> None:
+def test_a_secret_at_the_cut_of_a_huge_text_is_not_shown() -> None:
     executor = ToolExecutor([], replace(LIMITS, max_observation_bytes=16_384))
     begin, end = "-----BEGIN PRIVATE KEY-----\n", "\n-----END PRIVATE KEY-----\n"
     block = begin + "Ab1+" * 12_700 + end  # of which a short marker is left
@@ -456,7 +454,7 @@ def test_a_secret_that_is_cut_through_where_a_huge_text_is_left_is_not_shown_eit
     assert "REDACTED:private_key" in content and KEY[:6] not in content
 
 
-def test_a_result_says_whether_strangers_wrote_it() -> None:
+def test_a_result_can_be_marked_as_untrusted() -> None:
     executor = ToolExecutor([], LIMITS)
     assert executor.to_result("c-1", succeeded("x"), untrusted=True).untrusted
     assert not executor.to_result("c-1", succeeded("x")).untrusted
@@ -508,7 +506,7 @@ def test_a_job_has_begun_and_is_not_finished() -> None:
         ("complete", True, "none", "two of three"),
     ],
 )
-def test_a_cancelled_call_says_whether_it_took_effect(
+def test_a_cancelled_call_reports_its_effect(
     effect: Literal["none", "partial", "complete"], success: bool, error_type: str, says: str
 ) -> None:
     outcome = cancelled_outcome(effect, "two of three", 0.5)
@@ -516,7 +514,7 @@ def test_a_cancelled_call_says_whether_it_took_effect(
     assert says in outcome.content and ("Nothing was done" in outcome.content) == (effect == "none")
 
 
-def test_what_the_device_answers_is_the_data_and_is_not_parsed() -> None:
+def test_the_devices_answer_is_not_parsed() -> None:
     outcome = device_outcome('{"state":"done"}', None, 0.25)
     assert outcome.success and outcome.data == '{"state":"done"}'
     assert (outcome.metadata.execution_time_ms, outcome.metadata.data_size_bytes) == (250, 16)
@@ -537,7 +535,7 @@ def test_an_error_of_the_device_wins_even_if_it_is_empty() -> None:
         ("write", True, "unknown", "may have happened"),
     ],
 )
-def test_a_call_whose_turn_ended_is_told_honestly(
+def test_a_call_of_an_ended_turn_reports_its_effect(
     effect: str, sent: bool, error_type: str, says: str
 ) -> None:
     outcome = interrupted_outcome(effect, sent=sent, reason="turn_timeout")

@@ -56,7 +56,7 @@ def test_a_core_alone_approves_once_at_medium_risk_only() -> None:
         assert kind(phrase, HIGH) == "unclear", phrase
 
 
-def test_what_is_no_core_approves_nothing_alone() -> None:
+def test_a_phrase_that_is_not_a_consent_never_approves() -> None:
     for phrase in OTHERS:
         assert kind(phrase) != "allow", phrase
         assert kind(f"{phrase}, {phrase}") != "allow", phrase
@@ -81,7 +81,7 @@ def test_the_ways_in_which_transcribers_write_do_not_matter(text: str) -> None:
     "text",
     ["Yеs", "y e s", "yes♪", "(yes)", "*yes*", "yes/no", "yés", "ye\u0301s", "yes🙂", "Yes?", "yes -5"],
 )
-def test_a_word_or_sign_that_is_not_known_is_foreign(text: str) -> None:
+def test_an_unknown_word_or_sign_makes_an_answer_unclear(text: str) -> None:
     assert kind(text) == "unclear"
 
 
@@ -176,7 +176,7 @@ def test_nothing_but_a_courtesy_may_stand_by_the_words_to_repeat(frame: str) -> 
 
 
 @pytest.mark.parametrize("dropped", range(4))
-def test_the_words_to_repeat_without_one_of_them_are_unclear(dropped: int) -> None:
+def test_an_incomplete_repetition_is_unclear(dropped: int) -> None:
     words = HIGH.repeat.split()
     assert len(words) == 4
     assert kind(" ".join(words[:dropped] + words[dropped + 1 :]), HIGH) == "unclear"
@@ -199,8 +199,8 @@ def test_amounts_and_addresses_may_be_written_as_transcribers_write_them(text: s
 @given(st.lists(st.sampled_from("confirm delete 3 three two files file yes no all not".split()), max_size=7))
 @example(["confirm", "delete", "three", "files"])
 def test_at_high_risk_nothing_else_approves(words: list[str]) -> None:
-    said = english().words(" ".join(words))
-    assert (kind(" ".join(words), HIGH) == "allow") is (said == ("confirm", "delete", "3", "files"))
+    tokens = english().words(" ".join(words))
+    assert (kind(" ".join(words), HIGH) == "allow") is (tokens == ("confirm", "delete", "3", "files"))
 
 
 # -- refusals
@@ -218,7 +218,7 @@ def test_a_refusal_refuses_at_any_risk() -> None:
                 assert kind(text, question) == "deny", text
 
 
-def test_a_refusal_that_ends_in_what_is_not_to_be_done_is_one() -> None:
+def test_a_refusal_that_ends_in_the_refused_words_is_a_refusal() -> None:
     assert kind("No, do not just do so.") == kind("No, I did not mean to say go ahead.") == "deny"
 
 
@@ -250,7 +250,7 @@ def test_a_refusal_that_ends_in_a_consent_is_unclear(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["No problem.", "No worries, go ahead.", "Don't worry.", "Don't stop.", "Not sure.", "No?"]
 )
-def test_what_only_begins_like_a_refusal_is_unclear(text: str) -> None:
+def test_a_phrase_that_begins_like_a_refusal_is_unclear(text: str) -> None:
     assert kind(text) == "unclear"
 
 
@@ -273,7 +273,7 @@ def test_no_and_yes_together_approve_nothing() -> None:
         "Tell me a story about dragons and castles. " * 40,
     ],
 )
-def test_another_request_or_a_correction_is_not_lost(text: str) -> None:
+def test_a_new_request_or_a_correction_is_recognised(text: str) -> None:
     assert kind(text) == "other"
 
 
@@ -318,12 +318,12 @@ KNOWN = sorted({word for phrase in PHRASES for word in phrase} | {"the", "file",
     st.sampled_from(APPROVALS), st.sampled_from(FOREIGN), st.integers(0, 6), st.sampled_from(MEDIUM_QUESTIONS)
 )
 @settings(max_examples=500)
-def test_one_more_word_anywhere_takes_the_approval_away(
-    approval: str, word: str, place: int, question: Question
+def test_an_extra_word_anywhere_withdraws_the_approval(
+    approval: str, word: str, position: int, question: Question
 ) -> None:
     assert kind(approval, question) == "allow"
     words = approval.split()
-    assert kind(" ".join(words[:place] + [word] + words[place:]), question) != "allow"
+    assert kind(" ".join(words[:position] + [word] + words[position:]), question) != "allow"
 
 
 @given(
@@ -348,9 +348,7 @@ def test_any_text_is_judged_and_twice_the_same(text: str, arguments: dict[str, A
 
 @settings(deadline=None)  # it judges each end of three prompts
 @given(st.text(max_size=40), st.sampled_from(["yes {}", "{} yes", "go ahead {}"]))
-def test_what_a_stranger_writes_into_the_prompt_does_not_approve_when_it_is_heard_back(
-    value: str, frame: str
-) -> None:
+def test_an_echo_of_a_value_in_the_prompt_does_not_approve(value: str, frame: str) -> None:
     question = ask("note", {"text": value})
     for attempt in (1, 2, 3):
         words = prompt(question, attempt).split()
@@ -389,6 +387,6 @@ def test_64_kib_are_judged_at_once_and_never_approve(text: str, question: Questi
     assert least_cpu_s(lambda: kind(long, question), 0.25) < 0.25
 
 
-def test_what_is_cut_off_leaves_a_foreign_word() -> None:
+def test_a_truncated_utterance_never_approves() -> None:
     assert kind("yes" + "." * MAX_CHARS + "no") != "allow"
     assert kind("yes" + "\u2057" * 590 + "no") != "allow"

@@ -66,11 +66,11 @@ async def test_a_reading_tool_sends_its_arguments_in_the_url(
 ) -> None:
     monkeypatch.setenv("WEATHER_KEY", "key-123456")
     more = 'headers = {Authorization = "Bearer ${WEATHER_KEY}"}\nresponse = "days.0.sky"\n'
-    async with site(lambda request: {"days": [{"sky": "blue"}]}) as here:
-        settings = write(tmp_path, tool(url=here.url("/v1/{city}/now?u={units}"), more=more))
+    async with site(lambda request: {"days": [{"sky": "blue"}]}) as server:
+        settings = write(tmp_path, tool(url=server.url("/v1/{city}/now?u={units}"), more=more))
         outcome = await call(settings, "weather", city="Köln/../x?y#z", days=2, tags=["a", "b&c"])
         assert outcome.data == "blue"
-        ((method, path, headers, body),) = here.asked
+        ((method, path, headers, body),) = server.asked
         assert (method, body) == ("GET", "")
         assert path == "/v1/K%C3%B6ln%2F..%2Fx%3Fy%23z/now?days=2&tags=a&tags=b%26c"
         assert headers["Authorization"] == "Bearer key-123456"
@@ -79,11 +79,11 @@ async def test_a_reading_tool_sends_its_arguments_in_the_url(
 
 async def test_a_writing_tool_sends_the_rest_as_json(tmp_path: Path) -> None:
     more = 'method = "POST"\nidempotency_header = "Idempotency-Key"\n'
-    async with site() as here:
-        settings = write(tmp_path, tool(url=here.url("/{city}"), more=more))
+    async with site() as server:
+        settings = write(tmp_path, tool(url=server.url("/{city}"), more=more))
         outcome = await call(settings, "weather", city="Rome", days=2)
         assert outcome.success
-        ((method, path, headers, body),) = here.asked
+        ((method, path, headers, body),) = server.asked
         assert (method, path, json.loads(body)) == ("POST", "/Rome", {"days": 2})
         assert headers["Idempotency-Key"] == "call_1"
         assert headers["Content-Type"] == "application/json"
@@ -92,10 +92,10 @@ async def test_a_writing_tool_sends_the_rest_as_json(tmp_path: Path) -> None:
 async def test_a_template_makes_the_body(tmp_path: Path) -> None:
     body = '{text = "In {city}: {days}", n = "{days}", unit = "{units}", fixed = [1, "{tags}"]}'
     more = f'method = "PUT"\nbody = {body}\n'
-    async with site() as here:
-        settings = write(tmp_path, tool(url=here.url("/"), more=more))
+    async with site() as server:
+        settings = write(tmp_path, tool(url=server.url("/"), more=more))
         await call(settings, "weather", city="Rome", days=2, tags=["a"])
-        assert json.loads(here.asked[0][3]) == {"text": "In Rome: 2", "n": 2, "fixed": [1, ["a"]]}
+        assert json.loads(server.asked[0][3]) == {"text": "In Rome: 2", "n": 2, "fixed": [1, ["a"]]}
 
 
 PAYEE = """
@@ -115,22 +115,22 @@ properties.amount.type = "integer"
     ],
 )
 async def test_no_argument_replaces_a_constant(
-    tmp_path: Path, method: str, url: str, body: str | None, sent: Any
+    tmp_path: Path, method: str, url: str, body: str | None, expected: Any
 ) -> None:
     more = f'method = "{method}"\n' + (f"body = {body}\n" if body else "")
-    async with site() as here:
-        settings = write(tmp_path, tool(url=here.url(url), more=more, schema=PAYEE))
+    async with site() as server:
+        settings = write(tmp_path, tool(url=server.url(url), more=more, schema=PAYEE))
         assert (await call(settings, "weather", payee="mallory", amount=5)).success
-        ((_, path, _, received),) = here.asked
-        assert (path if method == "GET" else json.loads(received)) == sent
+        ((_, path, _, received),) = server.asked
+        assert (path if method == "GET" else json.loads(received)) == expected
 
 
 async def test_an_argument_that_the_schema_does_not_name_is_refused(tmp_path: Path) -> None:
-    async with site() as here:
-        settings = write(tmp_path, tool(url=here.url("/pay"), schema=PAYEE))
+    async with site() as server:
+        settings = write(tmp_path, tool(url=server.url("/pay"), schema=PAYEE))
         outcome = await call(settings, "weather", amount=5, currency="EUR")
         assert outcome.error_type == "validation_failed" and "'currency'" in (outcome.error_message or "")
-        assert not here.asked
+        assert not server.asked
 
 
 def test_bodies_and_urls_by_themselves() -> None:
@@ -163,32 +163,34 @@ async def test_answers(tmp_path: Path, status: int, text: str, kind: str, path: 
     def answer(request: web.Request) -> web.Response:
         return web.Response(status=status, text=text, content_type=kind)
 
-    async with site(answer) as here:
-        settings = write(tmp_path, tool(url=here.url("/{city}"), more=f'response = "{path}"\n'))
+    async with site(answer) as server:
+        settings = write(tmp_path, tool(url=server.url("/{city}"), more=f'response = "{path}"\n'))
         outcome = await call(settings, "weather", city="x")
         assert says in str(outcome.data if outcome.success else outcome.error_message)
 
 
-async def test_what_was_sent_and_not_answered_is_unknown_if_it_changes_something(tmp_path: Path) -> None:
+async def test_a_write_without_an_answer_is_unknown(tmp_path: Path) -> None:
     async def hang_up(request: web.Request) -> web.Response:
         assert request.transport is not None
         request.transport.abort()
         return web.Response()
 
-    async with site(hang_up) as here:
-        both = tool("look", here.url("/{city}")) + tool("book", here.url("/{city}"), 'method = "POST"\n')
-        settings = write(tmp_path, both)
+    async with site(hang_up) as server:
+        entries = tool("look", server.url("/{city}")) + tool(
+            "book", server.url("/{city}"), 'method = "POST"\n'
+        )
+        settings = write(tmp_path, entries)
         assert (await call(settings, "look", city="x")).error_type == "io_error"
         assert (await call(settings, "book", city="x")).error_type == "unknown"
     assert (await call(settings, "book", city="x")).error_type == "io_error"  # nobody is there
 
 
 async def test_an_address_that_is_not_allowed_is_not_reached(tmp_path: Path) -> None:
-    async with site() as here:
-        text = tool(url=here.url("/{city}")).replace('allow = ["127.0.0.0/8"]\n', "")
+    async with site() as server:
+        text = tool(url=server.url("/{city}")).replace('allow = ["127.0.0.0/8"]\n', "")
         outcome = await call(write(tmp_path, text), "weather", city="x")
         assert outcome.error_type == "io_error" and "not public" in (outcome.error_message or "")
-        assert here.asked == []
+        assert server.asked == []
 
 
 def test_risks_follow_the_method_and_are_the_operators(tmp_path: Path) -> None:
@@ -240,7 +242,7 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, text: str, says: str) -> None
     assert "tools.toml" in str(caught.value)
 
 
-def test_without_a_file_there_are_none_and_a_named_one_must_be_there(tmp_path: Path) -> None:
+def test_only_a_configured_file_must_exist(tmp_path: Path) -> None:
     assert load_http_tools(load_settings(None)).tools == ()
     with pytest.raises(SettingsError, match="no such file"):
         load_http_tools(load_settings(None, http_tools_file=tmp_path / "none.toml"))

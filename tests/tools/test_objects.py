@@ -63,7 +63,7 @@ def test_no_tools_name_brings_in_a_word_that_changes_an_approval(name: str) -> N
 
 
 @pytest.mark.parametrize("text", ["Yes, delete the three files.", "Yes, delete both files."])
-def test_a_number_is_no_part_of_a_consent_where_the_call_has_two_of_them(text: str) -> None:
+def test_a_consent_with_a_number_is_unclear_if_the_call_has_two_numbers(text: str) -> None:
     spec = ToolSpec("files.delete", "", {}, spoken="delete {count} files")
     two_of_them = make_question(spec, {"count": 3, "files": ["a.txt", "b.txt"]})
     assert kind(text, two_of_them) == "unclear" and kind("Yes, delete them.", two_of_them) == "allow"

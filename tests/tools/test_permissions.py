@@ -51,9 +51,9 @@ def verdict(
 def test_without_rules_the_risk_and_the_declaration_decide(
     risk: str, approval: str | None, effect: str, warn: bool
 ) -> None:
-    found = verdict(spec(risk=risk, approval=approval))
-    assert (found.effect, found.warn, found.rule) == (effect, warn, None)
-    assert found.reasons
+    decision = verdict(spec(risk=risk, approval=approval))
+    assert (decision.effect, decision.warn, decision.rule) == (effect, warn, None)
+    assert decision.reasons
 
 
 DENY, ASK, ALLOW = (Rule("deny", "file.*"), Rule("ask", "file.*"), Rule("allow", "file.*"))
@@ -75,10 +75,10 @@ def test_deny_comes_before_ask_before_allow_however_specific_they_are(
     rules: tuple[Rule, ...], effect: str, risk: str, approval: str | None
 ) -> None:
     for order in (rules, rules[::-1]):
-        found = verdict(spec(risk=risk, approval=approval), *order)
-        assert found.effect == effect
-        assert found.rule is not None and found.rule.effect == effect
-        assert found.warn == (effect == "ask" and risk == "high")
+        decision = verdict(spec(risk=risk, approval=approval), *order)
+        assert decision.effect == effect
+        assert decision.rule is not None and decision.rule.effect == effect
+        assert decision.warn == (effect == "ask" and risk == "high")
 
 
 def test_the_rule_that_is_named_is_the_first_that_matches() -> None:
@@ -92,16 +92,16 @@ def test_the_rule_that_is_named_is_the_first_that_matches() -> None:
 @pytest.mark.parametrize(
     ("effect", "open_world"), [("write", False), ("irreversible", False), ("read", True)]
 )
-def test_with_strangers_text_about_what_changes_something_or_reaches_out_asks(
+def test_after_untrusted_text_writes_and_open_world_reads_ask(
     effect: str, open_world: bool, risk: str, approval: str | None, rules: tuple[Rule, ...]
 ) -> None:
     tool = spec(effect=effect, risk=risk, approval=approval, open_world=open_world)
-    found = verdict(tool, *rules, tainted=True)
-    assert found.effect == "ask"
-    assert "strangers" in found.reasons[0]
+    decision = verdict(tool, *rules, tainted=True)
+    assert decision.effect == "ask"
+    assert "strangers" in decision.reasons[0]
 
 
-def test_with_strangers_text_about_a_grant_does_not_help_and_a_read_goes_on() -> None:
+def test_after_untrusted_text_a_grant_asks_and_a_read_is_allowed() -> None:
     tool = spec()
     given_before = grant(tool, {}, scope="always")
     assert verdict(tool, given_before).effect == "allow"
@@ -109,10 +109,10 @@ def test_with_strangers_text_about_a_grant_does_not_help_and_a_read_goes_on() ->
     assert verdict(spec(effect="read", risk="safe"), tainted=True).effect == "allow"
 
 
-def test_strangers_text_does_not_soften_a_deny_rule_and_both_reasons_to_ask_are_told() -> None:
+def test_a_deny_rule_wins_over_untrusted_text_and_both_reasons_to_ask_are_listed() -> None:
     assert verdict(spec(), DENY, tainted=True).effect == "deny"
-    found = verdict(spec(), ASK, tainted=True)
-    assert (found.rule, len(found.reasons)) == (ASK, 2)
+    decision = verdict(spec(), ASK, tainted=True)
+    assert (decision.rule, len(decision.reasons)) == (ASK, 2)
 
 
 SETTINGS = [
@@ -123,30 +123,30 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("options", "name"), SETTINGS)
-def test_a_setting_denies_whatever_the_rules_allow(options: GateOptions, name: str) -> None:
+def test_a_setting_overrides_allow_rules(options: GateOptions, name: str) -> None:
     tool = spec(effect="irreversible", risk="high", open_world=True, approval="never")
-    found = verdict(tool, ALLOW, grant(tool, {}, scope="always"), options=options)
-    assert (found.effect, found.rule, found.warn) == ("deny", None, False)
-    assert name in found.reasons[0]
+    decision = verdict(tool, ALLOW, grant(tool, {}, scope="always"), options=options)
+    assert (decision.effect, decision.rule, decision.warn) == ("deny", None, False)
+    assert name in decision.reasons[0]
 
 
 @pytest.mark.parametrize(("options", "name"), SETTINGS)
-def test_a_setting_leaves_other_tools_alone(options: GateOptions, name: str) -> None:
+def test_a_setting_does_not_affect_unrelated_tools(options: GateOptions, name: str) -> None:
     assert verdict(spec("agent.list", effect="read", risk="safe"), options=options).effect == "allow"
     assert verdict(spec("agent.spawn"), ALLOW, options=options).effect == "ask"
 
 
-def test_all_reasons_to_deny_are_told() -> None:
+def test_a_denial_lists_all_reasons() -> None:
     tool = spec(effect="irreversible", open_world=True)
     options = GateOptions(("a",), True, False, True)
     assert len(verdict(tool, DENY, options=options).reasons) == 4
 
 
-def test_a_rule_that_matched_because_a_value_cannot_be_told_says_so() -> None:
+def test_the_reason_mentions_an_undecidable_value() -> None:
     rule = Rule("deny", "*", args={"path": {"under": "/etc"}})
-    found = verdict(spec(), rule, arguments={"path": "/srv/..\\etc"})
-    assert found.effect == "deny"
-    assert "can be read that way" in found.reasons[0]
+    decision = verdict(spec(), rule, arguments={"path": "/srv/..\\etc"})
+    assert decision.effect == "deny"
+    assert "can be read that way" in decision.reasons[0]
     assert "can be read" not in verdict(spec(), rule, arguments={"path": "/etc/x"}).reasons[0]
 
 
@@ -185,7 +185,7 @@ def test_a_rule_that_matched_because_a_value_cannot_be_told_says_so() -> None:
         ),
     ],
 )
-def test_a_person_is_told_why_and_not_how_high_the_risk_is(
+def test_the_reasons_explain_the_question_without_the_risk_level(
     tool: ToolSpec, rules: list[Rule], tainted: bool, reasons: list[str]
 ) -> None:
     assert list(verdict(tool, *rules, tainted=tainted).reasons) == reasons
@@ -243,14 +243,14 @@ def test_a_deny_rule_always_wins(call: Any) -> None:
 
 
 @given(calls)
-def test_an_ask_rule_is_never_overruled_by_what_allows(call: Any) -> None:
+def test_an_allow_rule_never_overrules_an_ask_rule(call: Any) -> None:
     assert decided(call, Rule("ask", "*"), Rule("allow", "*")).effect in ("ask", "deny")
 
 
 @given(calls, some_rules)
-def test_another_allow_rule_changes_nothing_that_a_rule_denied_or_asks(call: Any, more: list[Rule]) -> None:
+def test_adding_an_allow_rule_never_overrides_deny_or_ask_rules(call: Any, more: list[Rule]) -> None:
     before = decided(call)
-    after = decided(call, *(each for each in more if each.effect == "allow"))
+    after = decided(call, *(rule for rule in more if rule.effect == "allow"))
     if before.effect == "deny" or before.rule is not None:
         assert after == before
     else:
@@ -258,27 +258,29 @@ def test_another_allow_rule_changes_nothing_that_a_rule_denied_or_asks(call: Any
 
 
 @given(calls, some_rules)
-def test_another_deny_or_ask_rule_never_makes_a_verdict_milder(call: Any, more: list[Rule]) -> None:
-    stricter = [each for each in more if each.effect != "allow"]
+def test_adding_a_deny_or_ask_rule_never_softens_a_verdict(call: Any, more: list[Rule]) -> None:
+    stricter = [rule for rule in more if rule.effect != "allow"]
     assert ORDER[decided(call, *stricter).effect] <= ORDER[decided(call).effect]
 
 
 @given(calls)
-def test_strangers_text_never_makes_a_verdict_milder(call: Any) -> None:
+def test_untrusted_text_never_softens_a_verdict(call: Any) -> None:
     tool, given_arguments, rules, _, options = call
-    clean, tainted = (decided((tool, given_arguments, rules, each, options)) for each in (False, True))
+    clean, tainted = (
+        decided((tool, given_arguments, rules, is_tainted, options)) for is_tainted in (False, True)
+    )
     assert ORDER[tainted.effect] <= ORDER[clean.effect]
     if tool.effect == "read" and not tool.open_world:
         assert tainted == clean
 
 
 @given(calls)
-def test_each_step_has_its_reasons_and_the_first_that_says_anything_decides(call: Any) -> None:
+def test_each_step_has_reasons_and_the_first_effect_decides(call: Any) -> None:
     tool, given_arguments, rules, tainted, options = call
-    found = steps(tool, given_arguments, rules, now=NOW, tainted=tainted, options=options)
-    assert [step.name for step in found] == ["deny", "ask", "allow", "default"]
-    assert all(step.reasons and all(reason.endswith(".") for reason in step.reasons) for step in found)
-    deciding = next(step for step in found if step.effect)
+    results = steps(tool, given_arguments, rules, now=NOW, tainted=tainted, options=options)
+    assert [step.name for step in results] == ["deny", "ask", "allow", "default"]
+    assert all(step.reasons and all(reason.endswith(".") for reason in step.reasons) for step in results)
+    deciding = next(step for step in results if step.effect)
     verdict = decided(call)
     assert (verdict.effect, verdict.reasons, verdict.rule) == (
         deciding.effect,
@@ -293,22 +295,22 @@ def test_each_step_has_its_reasons_and_the_first_that_says_anything_decides(call
 
 def test_a_grant_at_medium_risk_is_for_any_arguments() -> None:
     tool = spec()
-    found = verdict(tool, grant(tool, {"path": "/a"}, scope="session"), arguments={"path": "/b"})
-    assert found.effect == "allow"
-    assert found.rule is not None and found.rule.scope == "session"
+    decision = verdict(tool, grant(tool, {"path": "/a"}, scope="session"), arguments={"path": "/b"})
+    assert decision.effect == "allow"
+    assert decision.rule is not None and decision.rule.scope == "session"
 
 
 def test_a_grant_at_high_risk_is_for_exactly_these_arguments() -> None:
     tool = spec(risk="high", effect="irreversible")
     given_before = grant(tool, {"path": "/a", "n": 1}, scope="always")
     assert verdict(tool, given_before, arguments={"n": 1.0, "path": "/a"}).effect == "allow"
-    others: list[dict[str, Any]] = [
+    different: list[dict[str, Any]] = [
         {"path": "/a", "n": 2},
         {"path": "/a"},
         {"path": "/a", "n": 1, "x": None},
     ]
-    for other in others:
-        assert verdict(tool, given_before, arguments=other).effect == "ask"
+    for different_arguments in different:
+        assert verdict(tool, given_before, arguments=different_arguments).effect == "ask"
 
 
 @pytest.mark.parametrize(
@@ -322,10 +324,10 @@ def test_a_grant_is_for_this_very_definition(changed: dict[str, Any]) -> None:
 
 
 def test_a_grant_takes_signs_in_a_name_literally() -> None:
-    tool, other = spec("a.*[b]?"), spec("a.xb")
+    tool, similar = spec("a.*[b]?"), spec("a.xb")
     rule = grant(tool, {}, scope="always")
     assert rule.covers(tool)
-    assert not Rule("allow", rule.tool, source=rule.source).covers(other)
+    assert not Rule("allow", rule.tool, source=rule.source).covers(similar)
 
 
 def test_a_grant_counts_for_a_tool_that_is_declared_to_ask() -> None:
@@ -364,7 +366,7 @@ def test_a_tool_is_not_offered_if_a_deny_rule_covers_all_of_its_calls(rule: Rule
 
 
 @given(calls)
-def test_what_is_not_offered_is_denied(call: Any) -> None:
+def test_a_tool_that_is_not_offered_is_denied(call: Any) -> None:
     tool, _, rules, _, options = call
     if not Gate(rules, options).offers(tool):
         assert decided(call).effect == "deny"
@@ -380,7 +382,7 @@ def test_what_is_not_offered_is_denied(call: Any) -> None:
         ("high", "read", True),
     ],
 )
-def test_a_dry_run_is_for_whatever_is_more_than_safe(risk: str, effect: str, expected: bool) -> None:
+def test_a_dry_run_simulates_calls_that_are_not_safe(risk: str, effect: str, expected: bool) -> None:
     assert (
         Gate((), GateOptions(dry_run=True)).is_dry(spec(risk=risk, effect=effect, approval="never"))
         == expected
@@ -424,20 +426,22 @@ def judge(
         (spec(approval="never"), [ALLOW]),
     ],
 )
-def test_what_may_have_happened_asks_although_it_is_allowed(tool: ToolSpec, rules: list[Rule]) -> None:
+def test_a_call_that_may_have_happened_asks_in_spite_of_an_allow_rule(
+    tool: ToolSpec, rules: list[Rule]
+) -> None:
     assert judge(tool, *rules).effect == "allow"
     verdict = judge(tool, *rules, unknown=True)
     assert (verdict.effect, verdict.reasons) == ("ask", (MAY_HAVE_HAPPENED,))
 
 
-def test_a_sensitive_argument_asks_although_it_is_allowed() -> None:
+def test_a_sensitive_argument_asks_in_spite_of_an_allow_rule() -> None:
     tool = spec(approval="never", sensitive=secret)
     assert judge(tool, ALLOW, arguments={"path": "a.txt"}).effect == "allow"
     verdict = judge(tool, ALLOW, arguments={"path": ".env"})
     assert (verdict.effect, verdict.reasons) == ("ask", (SECRET,))
 
 
-def test_a_question_that_stands_anyway_keeps_its_reasons_behind_these() -> None:
+def test_the_reasons_of_the_rules_follow_the_reasons_of_the_conversation() -> None:
     tool = spec(sensitive=secret, risk="high")
     verdict = judge(tool, arguments={"path": ".env"}, unknown=True)
     assert verdict.reasons[:2] == (MAY_HAVE_HAPPENED, SECRET)
@@ -445,7 +449,7 @@ def test_a_question_that_stands_anyway_keeps_its_reasons_behind_these() -> None:
     assert verdict.reasons[2:] == judge(tool).reasons
 
 
-def test_the_verdict_says_which_of_its_reasons_a_person_hears_before_the_question() -> None:
+def test_a_verdict_lists_the_cautions_of_a_spoken_question() -> None:
     tool = spec(approval="never", sensitive=secret)
     assert judge(tool, arguments={"path": ".env"}).cautions == ()
     assert judge(tool, unknown=True).cautions == ("may_have_happened",)
@@ -456,29 +460,29 @@ def test_the_verdict_says_which_of_its_reasons_a_person_hears_before_the_questio
 
 
 @pytest.mark.parametrize("refusal", ["rule", "grant", "option"])
-def test_what_denies_wins_over_everything(refusal: str) -> None:
+def test_a_denial_wins_over_every_reason_to_ask(refusal: str) -> None:
     options = GateOptions(deny_irreversible=refusal == "option")
     denying = () if refusal == "option" else (DENY,)
     tool = spec(approval="never", effect="irreversible", sensitive=secret)
     for tainted, unknown in itertools.product((False, True), repeat=2):
-        for others in itertools.permutations((ALLOW, ASK, *denying)):
-            gate = Gate(others, options, lambda: (ALLOW,), lambda: NOW)
+        for rules in itertools.permutations((ALLOW, ASK, *denying)):
+            gate = Gate(rules, options, lambda: (ALLOW,), lambda: NOW)
             if refusal == "grant":
                 gate = Gate((ALLOW, ASK), options, lambda: (DENY,), lambda: NOW)
-            found = gate.decide(tool, {"path": ".env"}, tainted=tainted, may_have_happened=unknown)
-            assert found.effect == "deny"
-            assert MAY_HAVE_HAPPENED not in found.reasons and SECRET not in found.reasons
+            decision = gate.decide(tool, {"path": ".env"}, tainted=tainted, may_have_happened=unknown)
+            assert decision.effect == "deny"
+            assert MAY_HAVE_HAPPENED not in decision.reasons and SECRET not in decision.reasons
 
 
 @pytest.mark.parametrize(("operators", "verdict"), [("ask", "ask"), ("deny", "deny"), ("allow", "allow")])
-def test_what_a_person_has_granted_is_asked_about_again_where_the_operator_says_so(
+def test_the_operators_ask_and_deny_rules_override_a_grant(
     operators: RuleEffect, verdict: RuleEffect
 ) -> None:
     gate = Gate((Rule(operators, "file.*"),), grants=lambda: (ALLOW,), now=lambda: NOW)
     assert gate.decide(spec(), {}, tainted=False, may_have_happened=False).effect == verdict
 
 
-def test_grants_are_looked_up_anew_each_time() -> None:
+def test_grants_are_read_for_each_decision() -> None:
     granted: list[Rule] = []
     gate = Gate(grants=lambda: granted, now=lambda: NOW)
     assert gate.decide(spec(), {}, tainted=False, may_have_happened=False).effect == "ask"
@@ -486,13 +490,13 @@ def test_grants_are_looked_up_anew_each_time() -> None:
     assert gate.decide(spec(), {}, tainted=False, may_have_happened=False).effect == "allow"
 
 
-def test_what_would_be_granted_can_be_tried_out() -> None:
+def test_a_decision_can_include_further_grants() -> None:
     gate = Gate(now=lambda: NOW)
     verdict = gate.decide(spec(), {}, tainted=False, may_have_happened=False, granted=(ALLOW,))
     assert verdict.effect == "allow"
 
 
-def test_a_rule_that_has_expired_is_none() -> None:
+def test_an_expired_rule_is_ignored() -> None:
     rule = Rule("allow", "file.*", expires="2027-01-15T08:00:00Z")  # which is NOW
 
     def effect(now: float) -> RuleEffect:

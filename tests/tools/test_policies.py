@@ -112,16 +112,14 @@ INVALID = [
 
 
 @pytest.mark.parametrize(("rule", "sentence"), INVALID, ids=range(len(INVALID)))
-def test_a_mistake_is_one_sentence_with_its_place_and_the_file_stays_as_it_is(
-    path: Path, rule: str, sentence: str
-) -> None:
+def test_a_mistake_is_one_sentence_and_the_file_is_unchanged(path: Path, rule: str, sentence: str) -> None:
     path.write_text(RULES % rule)
     assert refusal(path) == sentence
     with pytest.raises(SettingsError) as caught:
         add(path, Rule("deny", "b"))
     assert str(caught.value) == sentence
     assert path.read_text() == RULES % rule
-    assert sorted(each.name for each in path.parent.iterdir()) == ["policies.json", "policies.json.lock"]
+    assert sorted(item.name for item in path.parent.iterdir()) == ["policies.json", "policies.json.lock"]
 
 
 @pytest.mark.parametrize(
@@ -145,19 +143,19 @@ def test_json_that_is_no_policies_file_is_refused_and_left_alone(
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"\0\xff" * 100])
-def test_what_is_no_text_is_refused(path: Path, content: bytes) -> None:
+def test_a_binary_file_is_refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     assert refusal(path) == "policies.json is not UTF-8 text."
 
 
-def test_more_rules_than_a_call_can_be_held_against_are_refused(path: Path) -> None:
+def test_too_many_rules_are_refused(path: Path) -> None:
     write(path, *[DENY] * MAX_RULES)
     assert len(load(path).rules) == MAX_RULES
     write(path, *[DENY] * (MAX_RULES + 1))
     assert refusal(path) == f"policies.json has more than {MAX_RULES} rules."
 
 
-def test_a_file_that_was_named_must_be_there(path: Path) -> None:
+def test_a_required_file_must_exist(path: Path) -> None:
     with pytest.raises(SettingsError, match="policies.json cannot be read: No such file"):
         load(path, required=True)
 
@@ -167,7 +165,7 @@ def test_a_file_that_is_too_large_is_refused_and_left_alone(path: Path) -> None:
     assert refusal(path) == f"policies.json is larger than {MAX_POLICIES_BYTES} bytes."
 
 
-def test_what_is_no_regular_file_is_refused(path: Path) -> None:
+def test_a_directory_or_pipe_is_refused(path: Path) -> None:
     path.mkdir()
     assert refusal(path) == "policies.json is not a regular file."
     path.rmdir()
@@ -192,7 +190,7 @@ def test_a_file_that_everybody_may_write_is_warned_about(path: Path) -> None:
     with structlog.testing.capture_logs() as logs:
         policies = load(path)
     assert "chmod 600" in policies.notes[0]
-    assert [(each["log_level"], each["note"]) for each in logs] == [("warning", policies.notes[0])]
+    assert [(item["log_level"], item["note"]) for item in logs] == [("warning", policies.notes[0])]
     path.chmod(0o660)
     assert load(path).notes == ()
 
@@ -234,9 +232,7 @@ def test_an_unchanged_file_is_not_read_again(path: Path) -> None:
 @pytest.mark.parametrize(
     "broken", ["{", '{"version": 1, "rules": [{"effect": "permit", "tool": "*"}]}', None]
 )
-def test_a_file_that_becomes_invalid_or_is_gone_keeps_the_rules_before_it(
-    path: Path, broken: str | None
-) -> None:
+def test_an_invalid_or_deleted_file_keeps_the_earlier_rules(path: Path, broken: str | None) -> None:
     write(path, DENY)
     file = PolicyFile(path)
     if broken is None:
@@ -248,7 +244,7 @@ def test_a_file_that_becomes_invalid_or_is_gone_keeps_the_rules_before_it(
         file.refresh()
     assert [rule.tool for rule in file.rules] == ["a.*"]
     assert "policies.json" in file.problem
-    assert [(each["log_level"], each["problem"]) for each in logs] == [("error", file.problem)]
+    assert [(item["log_level"], item["problem"]) for item in logs] == [("error", file.problem)]
     replaced(path, '{"version": 1, "rules": []}')
     file.refresh()
     assert not file.rules and not file.problem
@@ -266,10 +262,10 @@ def test_a_rule_is_added_at_the_end_and_the_file_is_the_owners_alone(path: Path)
         "version": 1,
         "rules": [DENY, {"effect": "allow", "tool": "b", "args": {"path": {"under": "/srv"}}}],
     }
-    assert sorted(each.name for each in path.parent.iterdir()) == ["policies.json", "policies.json.lock"]
+    assert sorted(item.name for item in path.parent.iterdir()) == ["policies.json", "policies.json.lock"]
 
 
-def test_other_fields_beside_the_rules_are_kept(path: Path) -> None:
+def test_unknown_fields_of_the_file_are_preserved(path: Path) -> None:
     odd = {"comment": "ü", **DENY}
     write(path, odd, {"effect": "ask", "tool": "b", "source": None}, team="x", half="\ud800")
     add(path, Rule("deny", "c"))
@@ -293,7 +289,7 @@ def test_a_link_to_the_file_stays_a_link(path: Path) -> None:
     assert len(read(target)["rules"]) == 2
 
 
-def test_a_rule_that_is_not_accepted_can_be_taken_out(path: Path) -> None:
+def test_an_invalid_rule_can_be_removed(path: Path) -> None:
     bad = {"effect": "permit", "tool": "b"}
     write(path, DENY, bad)
     assert remove(path, 2) == bad
@@ -301,7 +297,7 @@ def test_a_rule_that_is_not_accepted_can_be_taken_out(path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [-1, 0, 3])
-def test_a_rule_that_is_not_there_cannot_be_taken_out(path: Path, number: int) -> None:
+def test_a_missing_rule_cannot_be_removed(path: Path, number: int) -> None:
     write(path, DENY, DENY)
     with pytest.raises(SettingsError, match=f"^There is no rule {number}: policies.json has rules 1 to 2.$"):
         remove(path, number)
@@ -327,7 +323,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     with pytest.raises(SettingsError, match="cannot be written: No space left on device"):
         add(path, Rule("deny", "b"))
     assert read(path)["rules"] == [DENY]
-    assert sorted(each.name for each in path.parent.iterdir()) == ["policies.json", "policies.json.lock"]
+    assert sorted(item.name for item in path.parent.iterdir()) == ["policies.json", "policies.json.lock"]
 
 
 def _add_many(path: Path, start: Any, name: str, count: int) -> None:
@@ -336,7 +332,7 @@ def _add_many(path: Path, start: Any, name: str, count: int) -> None:
         add(path, Rule("deny", f"{name}.{number}"))
 
 
-def test_what_several_processes_add_at_once_is_all_there(path: Path) -> None:
+def test_rules_added_by_concurrent_processes_are_all_kept(path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     names, count = ["a", "b", "c", "d"], 15
     start = context.Barrier(len(names))
@@ -346,10 +342,10 @@ def test_what_several_processes_add_at_once_is_all_there(path: Path) -> None:
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0] * len(names)
-    found = [rule.tool for rule in load(path).rules]
-    assert sorted(found) == sorted(f"{name}.{number}" for name in names for number in range(count))
+    added = [rule.tool for rule in load(path).rules]
+    assert sorted(added) == sorted(f"{name}.{number}" for name in names for number in range(count))
     for name in names:
-        own = [tool for tool in found if tool.startswith(f"{name}.")]
+        own = [tool for tool in added if tool.startswith(f"{name}.")]
         assert own == [f"{name}.{number}" for number in range(count)]
 
 
@@ -383,10 +379,10 @@ def findings(*rules: Rule) -> list[str]:
         (Rule("allow", "*.*", source="mcp:*"), "dangerously wide"),
     ],
 )
-def test_a_rule_that_makes_no_sense_is_found(rule: Rule, problem: str) -> None:
-    found = findings(Rule("deny", "file.list", args={"folder": {"eq": "x"}}), rule)
-    assert len(found) == 1
-    assert found[0].startswith("Rule 2 (") and problem in found[0] and found[0].endswith(".")
+def test_lint_reports_a_rule_that_is_useless_or_wide(rule: Rule, problem: str) -> None:
+    texts = findings(Rule("deny", "file.list", args={"folder": {"eq": "x"}}), rule)
+    assert len(texts) == 1
+    assert texts[0].startswith("Rule 2 (") and problem in texts[0] and texts[0].endswith(".")
 
 
 @pytest.mark.parametrize(
@@ -402,7 +398,7 @@ def test_a_rule_that_makes_no_sense_is_found(rule: Rule, problem: str) -> None:
         Rule("deny", "clock", source="mcp:*"),
     ],
 )
-def test_a_rule_that_makes_sense_is_not_found(rule: Rule) -> None:
+def test_lint_reports_no_sensible_rule(rule: Rule) -> None:
     assert findings(rule) == []
 
 

@@ -88,7 +88,7 @@ def shop(tmp_path: Path) -> Path:
 
 
 def test_a_functions_types_and_docstring_are_its_definition(shop: Path) -> None:
-    stock, order = (one.spec for one in python_tools(shop))
+    stock, order = (python_tool.spec for python_tool in python_tools(shop))
     assert (stock.name, stock.risk, stock.effect, stock.source) == ("stock", "safe", "read", "python")
     assert stock.description == "Tell how many of an item the shop has."
     assert stock.input_schema == {
@@ -101,13 +101,13 @@ def test_a_functions_types_and_docstring_are_its_definition(shop: Path) -> None:
     assert set(order.input_schema["properties"]) == {"item", "count"}, "the context is not the model's"
 
 
-async def test_calls_pass_the_same_gate_as_all_others(shop: Path) -> None:
+async def test_calls_of_python_tools_pass_the_gate(shop: Path) -> None:
     tools = PythonToolset(python_tools(shop))
     executor = ToolExecutor([tools], Limits(), Gate())
     assert (await run(tools, "stock", '{"item": "apples"}')).data == 12
-    asked = executor.prepare(ToolCall("c", "order", '{"item": "apples", "count": 2}'))
-    assert isinstance(asked, ApprovalNeeded)
-    outcome = await executor.run(asked.ready, CONTEXT)
+    prepared = executor.prepare(ToolCall("c", "order", '{"item": "apples", "count": 2}'))
+    assert isinstance(prepared, ApprovalNeeded)
+    outcome = await executor.run(prepared.ready, CONTEXT)
     assert outcome.success and outcome.data == {"item": "apples", "count": 2, "left": 10}
     assert (await run(tools, "order", '{"item": "apples", "count": 0}')).error_type == "validation_failed"
     outcome = await run(tools, "order", '{"item": "pears", "count": 9}')
@@ -123,7 +123,7 @@ async def test_arguments_arrive_as_their_types(tmp_path: Path) -> None:
     assert outcome.error_type == "validation_failed" and "Nothing was run" in str(outcome.error_message)
 
 
-async def test_an_exception_is_not_told_to_the_model(tmp_path: Path) -> None:
+async def test_an_exception_is_hidden_from_the_model(tmp_path: Path) -> None:
     tools = toolset(tmp_path, '@tool()\ndef fail():\n    "Fail."\n    raise OSError("/etc/secret")\n')
     outcome = await run(tools, "fail")
     assert outcome.error_type == "internal_error" and outcome.error_message == "The tool failed."
@@ -164,14 +164,14 @@ async def test_a_function_that_hangs_does_not_hold_the_server(tmp_path: Path) ->
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path: Path, code: str, sentence: str) -> None:
-    found = mistake(tmp_path, code)
-    assert found.startswith(sentence) and "\n" not in found
+    message = mistake(tmp_path, code)
+    assert message.startswith(sentence) and "\n" not in message
 
 
 def test_a_folder_is_all_its_files(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(HEAD + '@tool()\ndef a():\n    "A."\ndef helper():\n    "No tool."\n')
     (tmp_path / "b.py").write_text(HEAD + 'from conductor_tools_a import a\n@tool()\ndef b():\n    "B."\n')
-    assert [one.spec.name for one in python_tools(tmp_path)] == ["a", "b"]
+    assert [python_tool.spec.name for python_tool in python_tools(tmp_path)] == ["a", "b"]
     with pytest.raises(SettingsError, match="does not exist"):
         python_tools(tmp_path / "missing")
 
@@ -187,7 +187,7 @@ def test_installed_packages_offer_tools_by_entry_point(
     monkeypatch.syspath_prepend(str(tmp_path))
     python_tools.cache_clear()
     try:
-        assert [one.spec.name for one in python_tools(None)] == ["stock", "order"]
+        assert [python_tool.spec.name for python_tool in python_tools(None)] == ["stock", "order"]
         (info / "entry_points.txt").write_text("[conductor.tools]\nwrong = shop:STOCK\n")
         python_tools.cache_clear()
         with pytest.raises(SettingsError, match="entry point wrong of shop is not a function marked"):
@@ -202,5 +202,5 @@ def test_a_server_offers_the_tools_of_the_documents(tmp_path: Path, monkeypatch:
     path.write_text(section.split("```python\n")[1].split("```")[0])
     monkeypatch.setenv("TOOLS_PATH", str(path))
     services = make_services(load_settings(None))
-    (order,) = [spec for one in services.toolsets for spec in one.specs() if spec.source == "python"]
+    (order,) = [spec for source in services.toolsets for spec in source.specs() if spec.source == "python"]
     assert order.name == "order" and order.risk == "medium"

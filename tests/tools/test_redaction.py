@@ -96,7 +96,7 @@ KEYS = {
 @pytest.mark.parametrize(
     "frame", ["{}", "see {}, then", "a\n{}\nb", '{{"a": "{}"}}', "x%3D{}", "({})", "\\n{}"]
 )
-def test_a_key_of_a_known_form_is_redacted_wherever_it_stands(key: str, frame: str) -> None:
+def test_a_key_of_a_known_format_is_redacted_in_any_context(key: str, frame: str) -> None:
     assert ANY.text(frame.format(key)) == frame.format(f"[REDACTED:{KEYS[key]}]")
 
 
@@ -134,7 +134,7 @@ def test_a_key_of_a_known_form_is_redacted_wherever_it_stands(key: str, frame: s
         (json.dumps([PEM, "b"]), '["[REDACTED:private_key]", "b"]'),
     ],
 )
-def test_a_secret_is_redacted_by_where_it_stands(text: str, redacted: str) -> None:
+def test_a_secret_is_redacted_by_its_context(text: str, redacted: str) -> None:
     assert ANY.text(text) == redacted
 
 
@@ -173,7 +173,7 @@ def test_a_password_is_found_in_json_within_json(depth: int) -> None:
         "",
     ],
 )
-def test_what_is_no_secret_stays_as_it_is(text: str) -> None:
+def test_a_text_without_secrets_is_unchanged(text: str) -> None:
     assert ANY.text(text) is text
 
 
@@ -269,7 +269,7 @@ def test_a_value_without_secrets_is_the_same_object() -> None:
     assert ANY.value(5) == 5
 
 
-def test_what_is_nested_too_deep_is_withheld() -> None:
+def test_a_value_that_is_nested_too_deep_is_withheld() -> None:
     deep: Any = "password=hunter22"
     for _ in range(MAX_DEPTH * 20):
         deep = [deep]
@@ -316,8 +316,8 @@ def _wrapped(text: str, width: int, newline: str = "\n") -> str:
         _wrapped(base64.b64encode(SECRET.encode()).decode(), 8),
     ],
 )
-def test_a_known_secret_is_found_broken_into_lines_and_escaped(written: str) -> None:
-    after = Redactor([SECRET]).text(f"before {written} after")
+def test_a_known_secret_is_found_broken_into_lines_and_escaped(spelling: str) -> None:
+    after = Redactor([SECRET]).text(f"before {spelling} after")
     assert after.startswith("before ") and after.endswith(" after") and "[REDACTED:secret]" in after
     assert not re.search(r"w|77|d\+|ZC|u00", after.removeprefix("before "))
 
@@ -347,13 +347,13 @@ def test_a_known_secret_is_found_within_base64_at_any_place(before: int) -> None
         assert "[REDACTED:secret]" in Redactor(["known??>>secret"]).text(text)
 
 
-def test_nothing_is_left_of_a_secret_that_holds_another_one_in_any_form() -> None:
-    whole = "correct-horse-battery-staple"
+def test_a_secret_that_contains_a_second_secret_is_redacted_whole() -> None:
+    outer = "correct-horse-battery-staple"
     for inner in ("horse-battery", "correct-horse", "battery-staple"):
-        assert Redactor([inner, whole]).text(f"x {whole.encode().hex()} y") == "x [REDACTED:secret] y"
+        assert Redactor([inner, outer]).text(f"x {outer.encode().hex()} y") == "x [REDACTED:secret] y"
 
 
-def test_a_known_secret_keeps_its_kind_where_a_pattern_would_find_it_too() -> None:
+def test_a_known_secret_keeps_its_kind_where_a_pattern_matches_too() -> None:
     redactor = Redactor(["known-secret"])
     for text in ("https://me:{}@x.y", "password={}", '{{"token": "{}"}}', "mysql -p{}", "cookie: sid={}"):
         assert redactor.text(text.format("known-secret")) == text.format("[REDACTED:secret]")
@@ -413,7 +413,7 @@ SECRETS = st.lists(
 
 @UNHURRIED
 @given(SECRETS, st.data())
-def test_no_known_secret_gets_through_a_text(secrets: list[str], data: st.DataObject) -> None:
+def test_no_known_secret_remains_in_a_text(secrets: list[str], data: st.DataObject) -> None:
     spellings = [spelling for secret in secrets for spelling in _spellings(secret)]
     parts = PARTS | st.text(max_size=20) | st.sampled_from(spellings or [""])
     text = "".join(data.draw(st.lists(parts, max_size=12)))
@@ -435,7 +435,7 @@ def _json_values(texts: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
 
 @UNHURRIED
 @given(_json_values(TEXTS | st.just("known-secret")))
-def test_no_known_secret_gets_through_a_json_value_and_twice_is_once(value: Any) -> None:
+def test_no_known_secret_remains_in_a_json_value(value: Any) -> None:
     redactor = Redactor(["known-secret"])
     after = redactor.value(value)
     assert "known-secret" not in json.dumps(after)

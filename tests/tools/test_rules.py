@@ -64,7 +64,7 @@ def test_a_source_narrows_a_rule() -> None:
     assert matched(Rule("deny", "*", source="mcp:*"), source="device") == "no"
 
 
-def test_a_rule_for_a_definition_does_not_apply_to_another() -> None:
+def test_a_rule_with_a_fingerprint_applies_to_one_definition() -> None:
     rule = Rule("allow", "*", fingerprint=spec().fingerprint)
     assert matched(rule) == "yes"
     assert matched(rule, risk="high") == "no"
@@ -96,7 +96,7 @@ def test_all_predicates_of_a_rule_must_hold() -> None:
     assert matched(rule, {"path": "/srv/a.txt"}) == "no"
 
 
-def test_an_allow_rule_with_predicates_is_closed_and_the_others_are_open() -> None:
+def test_only_allow_rules_with_predicates_are_closed() -> None:
     arguments = {"path": "/srv/a", "mode": "append"}
     for effect, expected in (("allow", "no"), ("ask", "yes"), ("deny", "yes")):
         rule = parse_rule({"effect": effect, "tool": "*", "args": {"path": {"under": "/srv"}}})
@@ -110,12 +110,12 @@ def test_an_allow_rule_without_predicates_takes_any_arguments() -> None:
 
 @given(st.dictionaries(st.sampled_from("abcd"), json_values), st.sets(st.sampled_from("abc"), min_size=1))
 def test_a_closed_rule_never_matches_an_argument_that_it_does_not_mention(
-    arguments: dict[str, Any], named: set[str]
+    arguments: dict[str, Any], names: set[str]
 ) -> None:
     rule = Rule(
         "allow",
         "*",
-        args={name: {"eq": arguments[name]} for name in named & arguments.keys() if _plain(arguments[name])},
+        args={name: {"eq": arguments[name]} for name in names & arguments.keys() if _plain(arguments[name])},
     )
     if rule.args and matched(rule, arguments) == "yes":
         assert arguments.keys() == rule.args.keys()
@@ -130,14 +130,14 @@ def _plain(value: Any) -> bool:
 
 
 @pytest.mark.parametrize("value", ["/srv/..\\etc", "passwd", ["/etc/passwd"], "/ETC/passwd"])
-def test_what_may_be_meant_opens_nothing_and_is_stopped(value: Any) -> None:
+def test_an_undecidable_value_matches_only_ask_and_deny_rules(value: Any) -> None:
     for effect, expected in (("allow", "no"), ("ask", "unclear"), ("deny", "unclear")):
         rule = parse_rule({"effect": effect, "tool": "*", "args": {"a": {"under": "/etc"}}})
         assert matched(rule, {"a": value}) == expected
         assert matched(rule, {"a": "/etc/passwd"}) == "yes"
 
 
-def test_a_value_that_cannot_be_told_does_not_outweigh_one_that_does_not_fit() -> None:
+def test_an_undecidable_value_does_not_override_a_mismatch() -> None:
     rule = Rule("deny", "*", args={"a": {"under": "/etc"}, "b": {"eq": 1}})
     assert matched(rule, {"a": "x\\y", "b": 2}) == "no"
 
@@ -151,15 +151,15 @@ def test_a_digest_is_of_the_name_and_the_arguments_in_the_form_of_rfc_8785() -> 
     assert arguments_digest("file.write", arguments) == hashlib.sha256(text.encode()).hexdigest()
 
 
-def test_a_number_is_one_number_however_it_is_written() -> None:
+def test_equal_numbers_have_one_digest() -> None:
     assert arguments_digest("t", {"a": [3, -0.0]}) == arguments_digest("t", {"a": [3.0, 0]})
 
 
 @pytest.mark.parametrize(
     "other", [{"a": 1.5}, {"a": "1"}, {"a": True}, {"a": 1, "b": None}, {}, {"a": [1]}, {"A": 1}]
 )
-def test_other_arguments_have_another_digest(other: dict[str, Any]) -> None:
-    assert arguments_digest("t", other) != arguments_digest("t", {"a": 1})
+def test_different_arguments_have_a_different_digest(arguments: dict[str, Any]) -> None:
+    assert arguments_digest("t", arguments) != arguments_digest("t", {"a": 1})
     assert arguments_digest("u", {"a": 1}) != arguments_digest("t", {"a": 1})
 
 
@@ -173,9 +173,9 @@ def test_other_arguments_have_another_digest(other: dict[str, Any]) -> None:
         ("\ud800", "\ud801"),
     ],
 )
-def test_what_the_canonical_form_cannot_hold_has_a_digest_of_its_own(one: Any, other: Any) -> None:
-    assert arguments_digest("t", {"a": one}) == arguments_digest("t", {"a": one})
-    assert arguments_digest("t", {"a": one}) != arguments_digest("t", {"a": other})
+def test_values_outside_the_canonical_form_have_distinct_digests(left: Any, right: Any) -> None:
+    assert arguments_digest("t", {"a": left}) == arguments_digest("t", {"a": left})
+    assert arguments_digest("t", {"a": left}) != arguments_digest("t", {"a": right})
 
 
 def test_a_rule_for_exactly_these_arguments() -> None:
@@ -237,7 +237,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("value", "reason"), REFUSED)
-def test_a_rule_that_is_not_accepted_is_explained(value: Any, reason: str) -> None:
+def test_an_invalid_rule_is_rejected_with_the_reason(value: Any, reason: str) -> None:
     with pytest.raises(RuleError) as caught:
         parse_rule(value)
     assert str(caught.value).startswith(reason) or reason in str(caught.value)
@@ -260,7 +260,7 @@ rules = st.builds(
 
 
 @given(st.lists(rules, max_size=3))
-def test_what_is_encoded_is_decoded_again(given_rules: list[Rule]) -> None:
+def test_encoded_rules_decode_to_the_same_rules(given_rules: list[Rule]) -> None:
     assert decode_rules(encode_rules(given_rules)) == tuple(given_rules)
 
 
@@ -292,11 +292,11 @@ def test_json_that_could_be_read_in_two_ways_is_refused(text: str) -> None:
         parse_json(text)
 
 
-def test_the_json_form_leaves_out_what_is_not_said() -> None:
+def test_the_json_form_omits_defaults() -> None:
     assert json.loads(encode_rules([Rule("deny", "a.*")])) == [{"effect": "deny", "tool": "a.*"}]
 
 
-def test_a_rule_is_said_in_words() -> None:
+def test_a_rule_is_described_on_one_line() -> None:
     rule = Rule(
         "allow",
         "file.*",

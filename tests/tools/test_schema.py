@@ -190,7 +190,7 @@ SCHEMAS = st.recursive(
 
 @settings(max_examples=400, deadline=None)
 @given(SCHEMAS | JSON)
-def test_what_is_accepted_the_meta_schema_accepts_as_well(schema: Any) -> None:
+def test_an_accepted_schema_is_valid_by_the_meta_schema(schema: Any) -> None:
     if isinstance(schema, dict):
         schema["type"] = "object"
     try:
@@ -217,10 +217,10 @@ def test_the_schema_for_the_model_keeps_the_description_that_it_had() -> None:
 
 
 def test_the_schema_for_the_model_takes_up_the_properties_of_its_branches() -> None:
-    both = {"properties": {"kind": {"const": "x"}}, "required": ["kind", "x"]}
-    other = {"properties": {"size": {"type": "integer"}}, "required": ["kind"]}
+    strict = {"properties": {"kind": {"const": "x"}}, "required": ["kind", "x"]}
+    sized = {"properties": {"size": {"type": "integer"}}, "required": ["kind"]}
     schema = object_schema(
-        properties={"kind": {"type": "string"}}, anyOf=[both, other], allOf=[{"required": ["z"]}]
+        properties={"kind": {"type": "string"}}, anyOf=[strict, sized], allOf=[{"required": ["z"]}]
     )
     assert model_schema(schema) == object_schema(
         properties={"kind": {"type": "string"}, "size": {"type": "integer"}}, required=["kind", "z"]

@@ -79,7 +79,7 @@ def test_references_count_as_often_as_they_are_followed() -> None:
         checker.errors(msgspec.json.decode(text), text, CheckBudget())
 
 
-def test_errors_take_more_work_than_finding_that_there_are_some() -> None:
+def test_listing_errors_costs_more_than_detecting_them() -> None:
     schema = {"type": "array", "items": {"anyOf": [{"type": "integer"}] * 10}}
     assert fits(schema, [1] * 60)
     with pytest.raises(TooMuchWork):
@@ -95,18 +95,18 @@ def spec(number: int, **keywords: Any) -> ToolSpec:
     return ToolSpec(f"t{number}", "", {"type": "object", **keywords})
 
 
-def test_compiled_schemas_are_kept_and_the_oldest_goes_first() -> None:
+def test_compiled_schemas_are_cached_and_the_oldest_is_dropped() -> None:
     cache = CheckerCache(max_count=2)
     first, second, third = (spec(number) for number in range(3))
-    kept = cache.get(first), cache.get(second)
-    assert (cache.get(first), cache.get(second)) == kept
+    cached = cache.get(first), cache.get(second)
+    assert (cache.get(first), cache.get(second)) == cached
     cache.get(third)
-    assert cache.get(second) is kept[1]
-    assert cache.get(first) is not kept[0]
+    assert cache.get(second) is cached[1]
+    assert cache.get(first) is not cached[0]
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="asks Linux how much memory is used")
-def test_what_compiled_schemas_take_is_bounded() -> None:
+def test_the_memory_of_compiled_schemas_is_bounded() -> None:
     bound = 4 * 1024 * 1024
     cache = CheckerCache(max_bytes=bound)
     before = _resident_bytes()

@@ -30,9 +30,9 @@ def test_no_phrase_of_a_set_is_unsafe(name: str) -> None:
 
 @pytest.mark.parametrize("name", SETS)
 def test_most_consents_and_refusals_of_a_set_are_understood(name: str) -> None:
-    found = judged(name)
+    result = judged(name)
     for meaning, least in LEAST[name].items():
-        assert found.share(meaning) >= least, report(found)
+        assert result.share(meaning) >= least, report(result)
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,14 @@ def test_most_consents_and_refusals_of_a_set_are_understood(name: str) -> None:
         ("always", "session", True),
     ],
 )
-def test_an_approval_is_unsafe_where_it_is_none_or_wider(meaning: str, scope: str, unsafe: bool) -> None:
+def test_an_approval_is_unsafe_without_consent_or_with_a_wider_scope(
+    meaning: str, scope: str, unsafe: bool
+) -> None:
     assert is_unsafe(meaning, Answer("allow", "session" if scope == "session" else "once", "")) is unsafe
     assert not is_unsafe(meaning, Answer("unclear", "once", ""))
 
 
-def test_the_script_says_what_is_unsafe_and_what_was_missed(
+def test_the_script_lists_unsafe_and_missed_phrases(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tool = {
@@ -64,14 +66,14 @@ def test_the_script_says_what_is_unsafe_and_what_was_missed(
     }
     tools, phrases = tmp_path / "tools.json", tmp_path / "phrases.jsonl"
     tools.write_text(json.dumps([tool]))
-    said = {"{words}": "consent", "Yes.": "consent", "No.": "refusal", "{words}!": "neither"}
-    lines = [json.dumps({"tool": "t", "say": say, "meaning": meaning}) for say, meaning in said.items()]
+    meanings = {"{words}": "consent", "Yes.": "consent", "No.": "refusal", "{words}!": "neither"}
+    lines = [json.dumps({"tool": "t", "say": say, "meaning": meaning}) for say, meaning in meanings.items()]
     phrases.write_text("\n".join(lines))
     assert main([str(tools), str(phrases)]) == 1
-    told = capsys.readouterr().out
-    assert "unsafe: neither taken for allow once: t: {words}!" in told
-    assert "missed: consent taken for unclear: t: Yes." in told
-    assert "consent: 1 of 2 understood, 50.0%" in told and "refusal: 1 of 1 understood" in told
+    output = capsys.readouterr().out
+    assert "unsafe: neither taken for allow once: t: {words}!" in output
+    assert "missed: consent taken for unclear: t: Yes." in output
+    assert "consent: 1 of 2 understood, 50.0%" in output and "refusal: 1 of 1 understood" in output
     phrases.write_text(lines[0])
     assert main([str(tools), str(phrases)]) == 0
     assert main([]) == 2

@@ -42,7 +42,7 @@ def test_a_medium_question_ends_with_yes_or_no() -> None:
     assert prompt(ask({}, "agent.list")) == "May I run agent list? Say yes or no."
 
 
-def test_later_attempts_say_what_is_missing_and_are_shorter() -> None:
+def test_later_attempts_are_shorter() -> None:
     question = ask(dict.fromkeys("bcdefg", 1), "t")
     assert prompt(question, 2) == (
         "I did not catch a clear yes or no. May I run t, with b 1; c 1; and 4 more values? "
@@ -62,8 +62,8 @@ def test_a_high_question_gives_the_words_to_repeat_in_every_attempt() -> None:
 
 
 def test_a_high_question_that_can_be_undone_does_not_say_otherwise() -> None:
-    said = prompt(high({}, "write_file"))
-    assert "cannot be undone" not in said and "high risk" in said
+    text = prompt(high({}, "write_file"))
+    assert "cannot be undone" not in text and "high risk" in text
 
 
 def test_reasons_come_first_and_are_our_own_sentences() -> None:
@@ -99,9 +99,9 @@ def test_reasons_come_first_and_are_our_own_sentences() -> None:
     ],
 )
 def test_a_call_is_named_by_its_template_its_title_or_the_words_of_its_name(
-    name: str, title: str | None, spoken: str | None, said: str
+    name: str, title: str | None, spoken: str | None, action: str
 ) -> None:
-    assert prompt(ask({}, name, title=title, spoken=spoken)) == f"May I {said}? Say yes or no."
+    assert prompt(ask({}, name, title=title, spoken=spoken)) == f"May I {action}? Say yes or no."
 
 
 @pytest.mark.parametrize("title", ["Say yes to go on with the story", "Delete photos", None])
@@ -129,7 +129,7 @@ def test_a_template_is_filled_in_and_hides_no_argument() -> None:
 
 
 @pytest.mark.parametrize("album", [{"name": "Summer", "owner": "Eve"}, None])
-def test_a_template_whose_values_cannot_be_filled_in_is_not_used(album: Any) -> None:
+def test_a_template_with_missing_values_is_not_used(album: Any) -> None:
     arguments = {"album": album} if album else {}
     assert "May I run photos delete" in prompt(ask(arguments, "photos.delete", spoken="delete {album}"))
 
@@ -142,7 +142,7 @@ def test_a_list_in_a_template_is_read_out() -> None:
 # -- what does not fit
 
 
-def test_at_medium_risk_the_prompt_says_how_much_is_left_out() -> None:
+def test_at_medium_risk_the_prompt_counts_the_omitted_values() -> None:
     assert prompt(ask({f"n{at}": at for at in range(14)}, "t")).endswith(
         "n11 11; and 2 values not read out? Say yes or no."
     )
@@ -171,7 +171,7 @@ def test_at_medium_risk_the_prompt_says_how_much_is_left_out() -> None:
         {"path": "draft\u00b2"},
     ],
 )
-def test_at_high_risk_what_does_not_fit_needs_the_screen(arguments: dict[str, Any]) -> None:
+def test_at_high_risk_a_call_that_cannot_be_read_out_needs_the_screen(arguments: dict[str, Any]) -> None:
     question = high(arguments, "payment.send")
     for attempt in (1, 2, 3):
         assert prompt(question, attempt).endswith("This needs your screen. Or say no.")
@@ -219,7 +219,7 @@ def test_the_words_to_repeat_name_the_verb_and_the_deciding_values(
     assert classify_answer(phrase, question).kind == "allow"
 
 
-def test_words_that_nobody_could_repeat_need_the_screen() -> None:
+def test_too_many_words_to_repeat_need_the_screen() -> None:
     assert high({"to": "a b c d e f", "amount": 5}, "pay").repeat == "confirm pay 5 to a b c d e f"
     question = high({"to": "a b c d e f g h i j k l m n o", "amount": 5}, "pay")
     assert (question.repeat, question.by_voice) == ("", False)
@@ -247,9 +247,9 @@ def test_a_template_gives_the_words_to_repeat_and_hides_no_recipient() -> None:
     ],
 )
 def test_a_value_cannot_pass_for_the_prompt(fake: str) -> None:
-    said = prompt(ask({"path": fake}))
-    assert said.startswith("May I run delete file, with path ") and said.endswith("? Say yes or no.")
-    middle = said.removeprefix("May I run delete file, with path ").removesuffix("? Say yes or no.")
+    text = prompt(ask({"path": fake}))
+    assert text.startswith("May I run delete file, with path ") and text.endswith("? Say yes or no.")
+    middle = text.removeprefix("May I run delete file, with path ").removesuffix("? Say yes or no.")
     assert not re.search(r"[?!;:\"\n\u200b\u202e]|\.(?:\s|$)", middle)
     assert re.fullmatch(
         r"quote .* end quote|a text of \d+ characters( that begins quote .* end quote)?", middle
@@ -264,18 +264,18 @@ def test_a_value_cannot_pass_for_the_prompt(fake: str) -> None:
 @example({"a? Yes.": "b? Yes."})
 @example({"to go ahead say yes": 1})
 @settings(deadline=None)
-def test_whatever_the_arguments_the_prompt_is_one_question_of_bounded_length(
+def test_the_prompt_is_a_single_question_of_bounded_length(
     arguments: dict[str, Any],
 ) -> None:
     risks: list[Risk] = ["medium", "high"]
     for risk in risks:
         question = ask(arguments, "t", risk, title="Send {x}", spoken="send {x} now")
         for attempt in (1, 2, 3):
-            said = prompt(question, attempt)
-            assert said.count("?") == 1 and said.count("May I ") == 1
-            assert len(said) < 900
-            assert not [c for c in said if unicodedata.category(c)[0] == "C"]
-            assert len(re.findall(r"[.!?](?=\s|$)", said)) <= 4
+            text = prompt(question, attempt)
+            assert text.count("?") == 1 and text.count("May I ") == 1
+            assert len(text) < 900
+            assert not [c for c in text if unicodedata.category(c)[0] == "C"]
+            assert len(re.findall(r"[.!?](?=\s|$)", text)) <= 4
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -285,7 +285,7 @@ def nested(depth: int) -> dict[str, Any]:
     return value
 
 
-def test_a_secret_is_not_said_and_so_not_approved_by_voice_at_high_risk() -> None:
+def test_a_call_with_a_secret_cannot_be_approved_by_voice_at_high_risk() -> None:
     question = high({"token": "rosebud", "amount": 5}, "pay")
     assert not question.by_voice and "rosebud" not in prompt(question)
     assert prompt(question).endswith("This needs your screen. Or say no.")

@@ -23,7 +23,7 @@ def tool(properties: Any = None, **keywords: Any) -> ToolSpec:
     return ToolSpec("t", "", {"type": "object", "properties": properties or {}, **keywords})
 
 
-def one(schema: Any) -> ToolSpec:
+def tool_of(schema: Any) -> ToolSpec:
     """Give a tool with one optional argument ``v``."""
     return tool({"v": schema}, additionalProperties=False)
 
@@ -46,7 +46,7 @@ def refused(spec: ToolSpec, text: str, error_type: str = "validation_failed") ->
 
 
 def test_valid_arguments_come_back_as_they_are() -> None:
-    checked = accepted(one({"type": "string"}), ' {"v": "x"} ')
+    checked = accepted(tool_of({"type": "string"}), ' {"v": "x"} ')
     assert checked == Valid({"v": "x"}, ())
 
 
@@ -81,18 +81,18 @@ def test_text_that_is_not_strict_json_is_a_parse_error(text: str) -> None:
         ),
     ],
 )
-def test_what_loses_nothing_is_coerced_and_noted(schema: Any, text: str, value: Any) -> None:
-    checked = accepted(one(schema), f'{{"v": {text}}}')
+def test_a_lossless_change_is_made_and_noted(schema: Any, text: str, value: Any) -> None:
+    checked = accepted(tool_of(schema), f'{{"v": {text}}}')
     assert checked.arguments == {"v": value}
     assert type(checked.arguments["v"]) is type(value)
     assert checked.notes
 
 
 def test_arguments_that_are_json_inside_a_json_string_are_read() -> None:
-    assert accepted(one({"type": "integer"}), '"{\\"v\\": 1}"').arguments == {"v": 1}
+    assert accepted(tool_of({"type": "integer"}), '"{\\"v\\": 1}"').arguments == {"v": 1}
 
 
-def test_null_for_all_arguments_stands_for_none() -> None:
+def test_null_for_all_arguments_is_an_empty_object() -> None:
     assert accepted(tool(), "null") == Valid({}, ("arguments: null was read as {}",))
 
 
@@ -100,14 +100,14 @@ def test_null_for_all_arguments_stands_for_none() -> None:
     "schema", [{"type": "string"}, {"enum": ["a", "b"]}, {"anyOf": [{"type": "string"}, {"type": "integer"}]}]
 )
 def test_null_for_an_optional_argument_that_cannot_be_null_is_left_out(schema: Any) -> None:
-    assert accepted(one(schema), '{"v": null}') == Valid({}, ("v: null was left out",))
+    assert accepted(tool_of(schema), '{"v": null}') == Valid({}, ("v: null was left out",))
 
 
 @pytest.mark.parametrize(
     "schema", [{"type": ["string", "null"]}, {"enum": ["a", None]}, {"const": None}, True]
 )
 def test_null_stays_where_it_is_allowed(schema: Any) -> None:
-    assert accepted(one(schema), '{"v": null}') == Valid({"v": None})
+    assert accepted(tool_of(schema), '{"v": null}') == Valid({"v": None})
 
 
 @pytest.mark.parametrize(
@@ -123,16 +123,16 @@ def test_null_stays_where_it_is_allowed(schema: Any) -> None:
         ({"type": "object"}, '"{broken"'),
     ],
 )
-def test_what_might_lose_something_is_not_coerced(schema: Any, text: str) -> None:
-    assert refused(one(schema), f'{{"v": {text}}}').startswith(f"v must be {schema['type']}")
+def test_a_lossy_change_is_not_made(schema: Any, text: str) -> None:
+    assert refused(tool_of(schema), f'{{"v": {text}}}').startswith(f"v must be {schema['type']}")
 
 
 def test_text_stays_text_where_text_is_allowed() -> None:
-    assert accepted(one({"type": ["string", "integer"]}), '{"v": "3"}') == Valid({"v": "3"})
+    assert accepted(tool_of({"type": ["string", "integer"]}), '{"v": "3"}') == Valid({"v": "3"})
 
 
-def test_a_whole_float_stays_one_where_numbers_are_allowed() -> None:
-    checked = accepted(one({"type": "number"}), '{"v": 3.0}')
+def test_a_whole_float_stays_a_float_where_numbers_are_allowed() -> None:
+    checked = accepted(tool_of({"type": "number"}), '{"v": 3.0}')
     assert type(checked.arguments["v"]) is float
     assert checked.notes == ()
 
@@ -144,7 +144,7 @@ def test_valid_arguments_that_a_change_would_break_stay_as_they_are() -> None:
 
 
 def test_many_changes_are_noted_briefly() -> None:
-    spec = one({"type": "array", "items": {"type": "integer"}})
+    spec = tool_of({"type": "array", "items": {"type": "integer"}})
     checked = accepted(spec, msgspec.json.encode({"v": ["1"] * 100}).decode())
     assert checked.arguments == {"v": [1] * 100}
     assert len(checked.notes) == 9
@@ -153,7 +153,7 @@ def test_many_changes_are_noted_briefly() -> None:
     assert len(notes) == 8 and notes[-1] == 'v[7]: "8" was read as 8'
 
 
-def test_at_most_five_errors_are_told() -> None:
+def test_at_most_five_errors_are_reported() -> None:
     names = [f"argument{i}" for i in range(9)]
     spec = tool({name: {"type": "integer"} for name in names})
     message = refused(spec, msgspec.json.encode(dict.fromkeys(names, "x")).decode())
@@ -161,7 +161,7 @@ def test_at_most_five_errors_are_told() -> None:
 
 
 def test_arguments_above_the_limit_are_refused() -> None:
-    spec, text = one({"type": "string"}), '{"v": "äääää"}'
+    spec, text = tool_of({"type": "string"}), '{"v": "äääää"}'
     size = len(text.encode())
     assert isinstance(validate(spec, text, size), Valid)
     too_large = validate(spec, text, size - 1)
@@ -172,30 +172,30 @@ def test_arguments_above_the_limit_are_refused() -> None:
 
 @pytest.mark.parametrize("levels", [33, 400, 30_000])
 def test_arguments_nested_too_deep_are_refused(levels: int) -> None:
-    spec = one(True)
+    spec = tool_of(True)
     text = '{"v": ' + "[" * (levels - 1) + "]" * (levels - 1) + "}"
     assert "nested more than 32 levels" in refused(spec, text)
 
 
-def test_arguments_nested_32_levels_deep_are_taken_however_many_lists_they_hold() -> None:
+def test_arguments_nested_32_levels_deep_are_accepted() -> None:
     text = '{"v": [' + "[" * 30 + "]" * 30 + ", []" * 100 + "]}"
-    assert accepted(one(True), text).arguments == msgspec.json.decode(text)
+    assert accepted(tool_of(True), text).arguments == msgspec.json.decode(text)
 
 
 def test_json_text_nested_too_deep_is_refused_like_json() -> None:
     text = msgspec.json.encode({"v": "[" * 40 + "]" * 40}).decode()
-    assert "nested more than 32 levels" in refused(one({"type": "array"}), text)
+    assert "nested more than 32 levels" in refused(tool_of({"type": "array"}), text)
 
 
-def test_a_tool_whose_schema_was_never_acceptable_cannot_be_called() -> None:
+def test_a_tool_with_an_invalid_schema_cannot_be_called() -> None:
     checked = validate(ToolSpec("t", "", {"type": "object", "$ref": "https://example.org/x"}), "{}")
     assert isinstance(checked, ToolOutcome)
     assert checked.error_type == "internal_error"
 
 
-def test_a_changed_schema_is_the_one_that_counts() -> None:
-    accepted(one({"type": "string"}), '{"v": "x"}')
-    assert refused(one({"type": "integer"}), '{"v": "x"}') == 'v must be integer, got "x"'
+def test_a_changed_schema_takes_effect() -> None:
+    accepted(tool_of({"type": "string"}), '{"v": "x"}')
+    assert refused(tool_of({"type": "integer"}), '{"v": "x"}') == 'v must be integer, got "x"'
 
 
 def bomb() -> dict[str, Any]:
@@ -251,7 +251,7 @@ def test_a_hostile_schema_cannot_hold_the_process(keywords: dict[str, Any], text
     assert checked.error_type == "validation_failed"
 
 
-def test_a_deep_value_is_held_against_deep_references() -> None:
+def test_a_deep_value_is_checked_against_deep_references() -> None:
     chain: dict[str, Any] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(62)}
     chain["d62"] = {"type": "array", "items": {"$ref": "#/$defs/d0"}}
     spec = tool({"v": {"$ref": "#/$defs/d0"}}, **{"$defs": chain})
@@ -260,21 +260,21 @@ def test_a_deep_value_is_held_against_deep_references() -> None:
     assert message == f"v{'[0]' * 5} must be array, got 1"
 
 
-def test_numbers_with_large_exponents_take_no_longer_than_others() -> None:
-    spec = one({"type": "array", "items": {"type": "number"}})
+def test_numbers_with_large_exponents_are_read_in_time() -> None:
+    spec = tool_of({"type": "array", "items": {"type": "number"}})
     text = f'{{"v": [{",".join(["1e300"] * 10_000)}]}}'
     assert least_cpu_s(lambda: validate(spec, text), 0.07) < 0.07  # 0.02; by msgspec's own reader 0.1
 
 
 def test_multiples_of_numbers_with_large_exponents_are_charged() -> None:
-    spec = one({"type": "array", "items": {"multipleOf": 1e-300}})
+    spec = tool_of({"type": "array", "items": {"multipleOf": 1e-300}})
     text = json.dumps({"v": [1e300] * 900})
     assert "too large to be checked" in refused(spec, text)
-    accepted(one({"type": "array", "items": {"multipleOf": 0.5}}), json.dumps({"v": [2.5] * 900}))
+    accepted(tool_of({"type": "array", "items": {"multipleOf": 0.5}}), json.dumps({"v": [2.5] * 900}))
 
 
 def test_items_that_differ_in_type_are_compared_in_linear_time() -> None:
-    spec = one({"type": "array", "uniqueItems": True})
+    spec = tool_of({"type": "array", "uniqueItems": True})
     items: list[Any] = [value for i in range(5_000) for value in (i, f"{i}")]
     text = msgspec.json.encode({"v": items}).decode()
     assert least_cpu_s(lambda: accepted(spec, text), 0.25) < 0.25
@@ -332,7 +332,7 @@ SCHEMAS: st.SearchStrategy[Any] = st.recursive(
 @settings(max_examples=400, deadline=None)
 @given(SCHEMAS, JSON | st.text(max_size=30))
 @example({"type": "object"}, "\ud800")
-def test_validation_never_raises_and_what_it_accepts_fits(schema: Any, value: Any) -> None:
+def test_validation_never_raises_and_accepted_arguments_are_valid(schema: Any, value: Any) -> None:
     schema = {**(schema if isinstance(schema, dict) else {}), "type": "object"}
     try:
         check_schema(schema)
@@ -341,7 +341,7 @@ def test_validation_never_raises_and_what_it_accepts_fits(schema: Any, value: An
     spec = ToolSpec("t", "", schema)
     checked = validate(spec, value if isinstance(value, str) else msgspec.json.encode(value).decode())
     if isinstance(checked, Valid):
-        again = validate(spec, msgspec.json.encode(checked.arguments).decode())
-        assert again == Valid(checked.arguments), "validating twice changes nothing"
+        second = validate(spec, msgspec.json.encode(checked.arguments).decode())
+        assert second == Valid(checked.arguments), "validating twice changes nothing"
     else:
         assert str(checked.error_message).endswith(ENDING)

@@ -99,12 +99,12 @@ def test_an_unknown_argument_is_reported_with_the_allowed_names(names: dict[str,
     assert explained({"properties": names, "additionalProperties": False}, {"promt": 1}) == [message]
 
 
-def test_each_unknown_name_is_told() -> None:
+def test_each_unknown_argument_is_reported() -> None:
     assert len(explained({"properties": {}, "additionalProperties": False}, {"a": 1, "b": 2})) == 2
     assert explained({"additionalProperties": False}, {"a": 1}) == ["no argument is taken"]
 
 
-def test_a_required_choice_is_told_in_words() -> None:
+def test_a_required_choice_is_described() -> None:
     choice = [{"required": ["repository"]}, {"required": ["prUrl"]}]
     assert explained({"anyOf": choice}, {}) == ["needs repository or prUrl"]
     assert explained({"oneOf": choice}, {"repository": 1, "prUrl": 1}) == [
@@ -112,7 +112,7 @@ def test_a_required_choice_is_told_in_words() -> None:
     ]
 
 
-def test_the_same_error_is_told_once() -> None:
+def test_a_repeated_error_is_reported_once() -> None:
     assert explained({"allOf": [{"required": ["a"]}, {"required": ["a"]}]}, {}) == [
         "missing required argument 'a'"
     ]

@@ -58,8 +58,8 @@ def test_an_empty_text_for_an_optional_argument_that_cannot_be_empty_is_left_out
 
 @pytest.mark.parametrize("schema", [{"type": "string"}, {"enum": ["", "a"]}, {"pattern": "^$|^a"}, True])
 def test_an_empty_text_stays_where_it_fits(schema: Any) -> None:
-    other = {"v": schema, "n": {"type": "integer"}}
-    assert coerced({"properties": other}, {"v": "", "n": "1"}) == {"v": "", "n": 1}
+    properties = {"v": schema, "n": {"type": "integer"}}
+    assert coerced({"properties": properties}, {"v": "", "n": "1"}) == {"v": "", "n": 1}
 
 
 def test_an_empty_text_in_a_branch_is_left_out() -> None:
@@ -67,9 +67,9 @@ def test_an_empty_text_in_a_branch_is_left_out() -> None:
     assert coerced({"anyOf": [branch, {"required": ["id"]}]}, {"name": "x", "url": ""}) == {"name": "x"}
 
 
-def test_what_fits_stays_as_it_is_beside_what_is_changed() -> None:
-    either = {"type": ["string", "null"]}
-    properties = {"text": either, "none": either, "x": {"type": ["integer", "number"]}, "n": INTEGER}
+def test_valid_values_are_unchanged_next_to_coerced_ones() -> None:
+    nullable = {"type": ["string", "null"]}
+    properties = {"text": nullable, "none": nullable, "x": {"type": ["integer", "number"]}, "n": INTEGER}
     arguments = {"text": "null", "none": None, "x": 3.0, "n": "1"}
     value = coerced({"properties": properties}, arguments)
     assert value == {**arguments, "n": 1} and isinstance(value["x"], float)

@@ -11,8 +11,8 @@ from tests.tools.test_spoken_prompt import ask, high
 
 
 def details(arguments: dict[str, Any]) -> str:
-    said = prompt(ask(arguments, "t"))
-    return said.removeprefix("May I run t, with ").removesuffix("? Say yes or no.")
+    text = prompt(ask(arguments, "t"))
+    return text.removeprefix("May I run t, with ").removesuffix("? Say yes or no.")
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def details(arguments: dict[str, Any]) -> str:
         ),
     ],
 )
-def test_every_value_is_said(arguments: dict[str, Any], said: str) -> None:
-    assert details(arguments) == said
+def test_every_value_is_in_the_prompt(arguments: dict[str, Any], expected: str) -> None:
+    assert details(arguments) == expected
 
 
 def test_values_come_in_the_schemas_order() -> None:
@@ -63,6 +63,6 @@ def test_values_come_in_the_schemas_order() -> None:
 def test_secrets_are_neither_read_out_nor_asked_for(name: str) -> None:
     for value in ("hunter2", ["hunter2"], {name: "hunter2"}, 4711):
         question = high({name: value}, "login")
-        spoken = " ".join((prompt(question), question.repeat, *question.action_words))
-        assert "a secret" in spoken
-        assert "hunter2" not in spoken and "4711" not in spoken
+        text = " ".join((prompt(question), question.repeat, *question.action_words))
+        assert "a secret" in text
+        assert "hunter2" not in text and "4711" not in text

@@ -54,30 +54,30 @@ HERE = [ipaddress.ip_network("127.0.0.0/8")]
     ],
 )
 async def test_nothing_reaches_an_address_that_is_not_public(url: str) -> None:
-    async with site() as here, asyncio.timeout(20):
+    async with site() as server, asyncio.timeout(20):
         with pytest.raises(WebError) as caught:
-            await fetch("GET", url.replace("{port}", str(here.port)), timeout_s=5.0)
-        assert here.asked == []
+            await fetch("GET", url.replace("{port}", str(server.port)), timeout_s=5.0)
+        assert server.asked == []
         assert not caught.value.sent
 
 
 @pytest.mark.parametrize("same_host", [True, False])
-async def test_a_name_that_leads_home_is_refused_when_it_is_connected_to(same_host: bool) -> None:
+async def test_a_name_that_resolves_to_a_local_address_is_refused(same_host: bool) -> None:
     names = Names(evil_example=["127.0.0.1"], six_example=["::ffff:127.0.0.1"])
-    async with site() as here:
+    async with site() as server:
         for name in ("evil.example", "six.example"):
             with pytest.raises(WebError, match="not public"):
-                await fetch("GET", here.url(host=name), same_host=same_host, resolver=names)
-        assert here.asked == []
+                await fetch("GET", server.url(host=name), same_host=same_host, resolver=names)
+        assert server.asked == []
 
 
-async def test_a_name_that_is_bound_anew_is_looked_at_again() -> None:
+async def test_a_name_that_resolves_to_a_new_address_is_checked_again() -> None:
     # The first lookup is fine, the second one, for the redirect, is not.
     names = Names(rebind_example=["127.0.0.1", "169.254.169.254"])
-    async with site(lambda request: moved("/again")) as here:
+    async with site(lambda request: moved("/again")) as server:
         with pytest.raises(WebError, match="not public"):
-            await fetch("GET", here.url(host="rebind.example"), resolver=names, allowed=HERE)
-        assert len(here.asked) == 1
+            await fetch("GET", server.url(host="rebind.example"), resolver=names, allowed=HERE)
+        assert len(server.asked) == 1
 
 
 @pytest.mark.parametrize(
@@ -90,77 +90,77 @@ async def test_a_name_that_is_bound_anew_is_looked_at_again() -> None:
         "file:///x",
     ],
 )
-async def test_a_redirect_to_another_place_is_not_followed(location: str) -> None:
+async def test_a_redirect_to_a_different_origin_is_not_followed(location: str) -> None:
     names = Names(other_example=["127.0.0.1"])
-    async with site(lambda request: moved(location)) as here:
+    async with site(lambda request: moved(location)) as server:
         with pytest.raises(WebError):
-            await fetch("GET", here.url(), allowed=HERE, resolver=names)
-        assert len(here.asked) == 1
+            await fetch("GET", server.url(), allowed=HERE, resolver=names)
+        assert len(server.asked) == 1
 
 
-async def test_a_redirect_to_a_forbidden_address_is_refused_even_where_hosts_may_change() -> None:
+async def test_a_redirect_to_a_forbidden_address_is_refused() -> None:
     def answer(request: web.Request) -> Any:
         return moved("http://[::1]:1/", 307)
 
-    async with site(answer) as here:
+    async with site(answer) as server:
         with pytest.raises(WebError, match="not public"):
-            await fetch("GET", here.url(), allowed=HERE, same_host=False)
+            await fetch("GET", server.url(), allowed=HERE, same_host=False)
 
 
 async def test_redirects_end() -> None:
-    async with site(lambda request: moved("/again")) as here:
+    async with site(lambda request: moved("/again")) as server:
         with pytest.raises(WebError, match="more than 5 times"):
-            await fetch("GET", here.url(), allowed=HERE)
-        assert len(here.asked) == 6
+            await fetch("GET", server.url(), allowed=HERE)
+        assert len(server.asked) == 6
 
 
 async def test_a_form_that_was_sent_is_not_sent_again_after_a_redirect() -> None:
     def answer(request: web.Request) -> Any:
         return moved("/done", 303) if request.path == "/" else {"done": True}
 
-    async with site(answer) as here:
-        await fetch("POST", here.url(), body=b"{}", allowed=HERE)
-        assert [(method, body) for method, _, _, body in here.asked] == [("POST", "{}"), ("GET", "")]
+    async with site(answer) as server:
+        await fetch("POST", server.url(), body=b"{}", allowed=HERE)
+        assert [(method, body) for method, _, _, body in server.asked] == [("POST", "{}"), ("GET", "")]
 
 
-async def test_a_long_answer_is_cut_and_a_slow_one_given_up() -> None:
+async def test_a_long_answer_is_cut_and_a_slow_answer_times_out() -> None:
     async def slow(request: web.Request) -> Any:
         if request.path == "/slow":
             await asyncio.Event().wait()
         return web.Response(body=b"x" * 100_000)
 
-    async with site(slow) as here:
-        response = await fetch("GET", here.url(), max_bytes=1_000, allowed=HERE)
+    async with site(slow) as server:
+        response = await fetch("GET", server.url(), max_bytes=1_000, allowed=HERE)
         assert (len(response.body), response.cut) == (1_000, True)
         with pytest.raises(WebError, match="in time") as caught:
-            await fetch("GET", here.url("/slow"), timeout_s=0.1, allowed=HERE)
+            await fetch("GET", server.url("/slow"), timeout_s=0.1, allowed=HERE)
         assert caught.value.sent
 
 
 @pytest.mark.parametrize("charset", ["punycode", "idna", "undefined", "hex", "no-such", "unicode_escape"])
-async def test_a_charset_that_is_none_of_the_webs_is_not_used(charset: str) -> None:
+async def test_an_unusual_charset_is_read_as_utf8(charset: str) -> None:
     def answer(request: web.Request) -> Any:
         return web.Response(body=b"a-\xc3\xb6", headers={"Content-Type": f"text/plain; charset={charset}"})
 
-    async with site(answer) as here:
-        assert (await fetch("GET", here.url(), allowed=HERE)).text == "a-ö"
+    async with site(answer) as server:
+        assert (await fetch("GET", server.url(), allowed=HERE)).text == "a-ö"
 
 
 async def test_an_answer_that_is_compressed_unasked_is_refused() -> None:
     def bomb(request: web.Request) -> Any:
         return web.Response(body=b"\x1f\x8b", headers={"Content-Encoding": "gzip"})
 
-    async with site(bomb) as here:
+    async with site(bomb) as server:
         with pytest.raises(WebError, match="compressed"):
-            await fetch("GET", here.url(), allowed=HERE)
+            await fetch("GET", server.url(), allowed=HERE)
 
 
 async def test_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with site() as proxy, site() as here:
+    async with site() as proxy, site() as server:
         monkeypatch.setenv("http_proxy", proxy.url())
         monkeypatch.setenv("HTTP_PROXY", proxy.url())
-        await fetch("GET", here.url(), allowed=HERE)
-        assert (len(here.asked), proxy.asked) == (1, [])
+        await fetch("GET", server.url(), allowed=HERE)
+        assert (len(server.asked), proxy.asked) == (1, [])
 
 
 async def test_a_server_that_hangs_up_may_have_acted() -> None:
@@ -169,7 +169,7 @@ async def test_a_server_that_hangs_up_may_have_acted() -> None:
         request.transport.abort()
         return web.Response()
 
-    async with site(hang_up) as here:
+    async with site(hang_up) as server:
         with pytest.raises(WebError) as caught:
-            await fetch("POST", here.url(), body=b"{}", allowed=HERE)
+            await fetch("POST", server.url(), body=b"{}", allowed=HERE)
         assert caught.value.sent

@@ -27,16 +27,16 @@ class Site:
 @asynccontextmanager
 async def site(answer: Callable[[web.Request], Any] = lambda request: {"ok": True}) -> AsyncIterator[Site]:
     """Serve JSON, or the responses that ``answer`` makes."""
-    made = Site()
+    running = Site()
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        made.asked.append((request.method, request.path_qs, dict(request.headers), await request.text()))
-        answered = answer(request)
-        if hasattr(answered, "__await__"):
-            answered = await answered
-        if isinstance(answered, web.StreamResponse):
-            return answered
-        return web.Response(text=json.dumps(answered), content_type="application/json")
+        running.asked.append((request.method, request.path_qs, dict(request.headers), await request.text()))
+        response = answer(request)
+        if hasattr(response, "__await__"):
+            response = await response
+        if isinstance(response, web.StreamResponse):
+            return response
+        return web.Response(text=json.dumps(response), content_type="application/json")
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handle)
@@ -44,8 +44,8 @@ async def site(answer: Callable[[web.Request], Any] = lambda request: {"ok": Tru
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        made.port = int(runner.addresses[0][1])
-        yield made
+        running.port = int(runner.addresses[0][1])
+        yield running
     finally:
         await runner.cleanup()
 
@@ -54,13 +54,13 @@ class Names(AbstractResolver):
     """Resolves each name to its next address, and keeps to the last one."""
 
     def __init__(self, **addresses: list[str]) -> None:
-        self.addresses = {name.replace("_", "."): list(given) for name, given in addresses.items()}
+        self.addresses = {name.replace("_", "."): list(sequence) for name, sequence in addresses.items()}
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        given = self.addresses[host]
-        address = given.pop(0) if len(given) > 1 else given[0]
+        answers = self.addresses[host]
+        address = answers.pop(0) if len(answers) > 1 else answers[0]
         kind = socket.AF_INET6 if ":" in address else socket.AF_INET
         return [ResolveResult(hostname=host, host=address, port=port, family=kind, proto=0, flags=0)]
 
