@@ -119,19 +119,6 @@ async def test_a_path_without_a_file_name_is_refused(root: Path, path: str) -> N
     assert paths_in(root.parent) == ["outside", "root", "root/a"]
 
 
-@pytest.mark.parametrize("parents", [False, True])
-@pytest.mark.parametrize("at", ["l", "a/l"])
-async def test_a_link_is_followed_at_no_part(root: Path, parents: bool, at: str) -> None:
-    (root / at).symlink_to(root.parent / "outside")
-    tool = CreateFile(Files(Roots([root])))
-    for path in (f"{at}/x", f"{at}/b/x"):
-        outcome = await tool.run({"path": path, "content": "", "parents": parents}, CONTEXT)
-        assert outcome.error_type == "permission_denied"
-        assert outcome.error_message and "links are not followed" in outcome.error_message
-    assert paths_in(root.parent / "outside") == []
-    assert not [name for name in paths_in(root) if name.endswith(".tmp")]
-
-
 async def test_a_disk_that_is_full_leaves_nothing_behind(root: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (256 * 1024, hard))

@@ -143,12 +143,6 @@ async def test_a_file_that_is_too_large_is_refused_unread(root: Path, size: int)
     assert outcome.error_message == f"'x' has {size:,} bytes or more; the limit is 10,485,760."
 
 
-async def test_a_file_of_the_largest_size_is_read(root: Path) -> None:
-    (root / "x").write_bytes(b"\n" * 10 * 1024 * 1024)
-    data = (await ask(root, "x", offset=10_485_000, limit=2)).data
-    assert (data["text"], data["total_lines"]) == ("\n\n", 10_485_760)
-
-
 @pytest.mark.skipif(not Path("/proc/version").exists(), reason="needs /proc")
 async def test_a_file_that_reports_no_size_is_read() -> None:
     data = (await ask(Path("/proc"), "version")).data

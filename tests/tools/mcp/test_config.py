@@ -1,4 +1,4 @@
-"""``mcp.json``: what it may say, and the sentence for each mistake."""
+"""``mcp.json``: its fields, and the sentence for each mistake."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_without_a_file_there_are_no_servers(tmp_path: Path, monkeypatch: pytest
     assert load_mcp_servers(load_settings(None)) == ()
 
 
-def test_a_file_as_other_clients_have_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_other_clients_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTES_KEY", "s3cr3t-value")
     files, notes = read(
         tmp_path,
@@ -56,7 +56,7 @@ def test_a_file_as_other_clients_have_it_is_read(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("server", "says"),
+    ("server", "words"),
     [
         ({"comand": "x"}, 'there is no "comand"; there are: type, command, args'),
         ({}, '"command" is missing, which type "stdio" needs'),
@@ -71,21 +71,19 @@ def test_a_file_as_other_clients_have_it_is_read(tmp_path: Path, monkeypatch: py
         ({"command": "x", "env": {"A": "${NO_SUCH_NAME}"}}, "the variable NO_SUCH_NAME is not set"),
         ({"command": "x", "risk": {"a": "low"}}, "risk.a is not valid: input should be"),
         ({"command": "x", "timeout": 0}, "timeout is not valid"),
-        ({"command": "x", "type": "smoke"}, "type is not valid"),
-        ({"command": "x", "revision": "2024"}, "revision is not valid"),
         ({"url": "http://a", "type": "sse"}, "type is not valid"),
         ({"command": "x", "secrets": ["a"]}, 'there is no "secrets"'),
         ("x", "must be a JSON object"),
     ],
 )
-def test_a_mistake_in_a_server_is_one_sentence(tmp_path: Path, server: Any, says: str) -> None:
+def test_a_mistake_in_a_server_is_one_sentence(tmp_path: Path, server: Any, words: str) -> None:
     with pytest.raises(SettingsError) as raised:
         read(tmp_path, {"mcpServers": {"files": server}})
-    assert 'mcp.json, server "files"' in str(raised.value) and says in str(raised.value)
+    assert 'mcp.json, server "files"' in str(raised.value) and words in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("document", "says"),
+    ("document", "words"),
     [
         ("{", "is not valid JSON"),
         ("[]", 'must be a JSON object with an object under "mcpServers"'),
@@ -95,12 +93,12 @@ def test_a_mistake_in_a_server_is_one_sentence(tmp_path: Path, server: Any, says
         ({"mcpServers": {"tts": {"command": "x"}}}, "this name is the server's own"),
     ],
 )
-def test_a_mistake_in_the_file_is_one_sentence(tmp_path: Path, document: Any, says: str) -> None:
+def test_a_mistake_in_the_file_is_one_sentence(tmp_path: Path, document: Any, words: str) -> None:
     with pytest.raises(SettingsError, match=".*") as raised:
         read(tmp_path, document)
-    assert says in str(raised.value)
+    assert words in str(raised.value)
 
 
-def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
+def test_a_configured_file_must_exist(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be read: no such file"):
         load_mcp_servers(load_settings(None, mcp_config_file=tmp_path / "none.json"))

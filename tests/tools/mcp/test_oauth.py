@@ -1,4 +1,4 @@
-"""A login to an MCP server: the package's own authorization server, a browser of three lines, kept tokens."""
+"""A login to an MCP server: the package's authorization server, a small browser, and stored tokens."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import asyncio
 import io
 import json
 import secrets
-import socket
 import time
 import webbrowser
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-import uvicorn
 from mcp.server.auth.provider import (
     AccessToken,
     AuthorizationCode,
@@ -35,13 +32,15 @@ from conductor.tools.mcp.oauth import CheckedAuth, with_tokens
 from conductor.tools.mcp.server import McpConnection, tokens_path
 from conductor.tools.web_client import WebError
 from tests.stand_ins.mcp_server import stand_in
+from tests.tools.mcp.test_toolset import serving
+
+LIFETIME_S = 3600
 
 
 class Provider:
-    """Lets everybody in, who comes with a code of its own; access tokens live for ``lifetime`` seconds."""
+    """Accepts every client with a code of this provider."""
 
-    def __init__(self, lifetime: int = 3600) -> None:
-        self.lifetime = lifetime
+    def __init__(self) -> None:
         self.clients: dict[str, OAuthClientInformationFull] = {}
         self.codes: dict[str, AuthorizationCode] = {}
         self.access: dict[str, AccessToken] = {}
@@ -77,13 +76,13 @@ class Provider:
 
     def _tokens(self, client_id: str, resource: str | None) -> OAuthToken:
         access, refresh = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-        expires = int(time.time()) + self.lifetime
+        expires = int(time.time()) + LIFETIME_S
         self.access[access] = AccessToken(
             token=access, client_id=client_id, scopes=[], expires_at=expires, resource=resource
         )
         self.refreshes[refresh] = RefreshToken(token=refresh, client_id=client_id, scopes=[])
         return OAuthToken(
-            access_token=access, token_type="Bearer", expires_in=self.lifetime, refresh_token=refresh
+            access_token=access, token_type="Bearer", expires_in=LIFETIME_S, refresh_token=refresh
         )
 
     async def load_refresh_token(self, client: Any, refresh_token: str) -> RefreshToken | None:
@@ -101,28 +100,21 @@ class Provider:
         self.access.pop(token.token, None)
 
 
-@asynccontextmanager
-async def guarded(provider: Any) -> AsyncIterator[str]:
-    """Serve the stand-in behind the provider's login; gives its URL."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    root = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    settings = AuthSettings(
-        issuer_url=AnyHttpUrl(root),
-        resource_server_url=AnyHttpUrl(f"{root}/mcp"),
-        validate_token_resource=False,
-        client_registration_options=ClientRegistrationOptions(enabled=True),
-    )
-    app = stand_in("").server.streamable_http_app(
-        auth=settings, auth_server_provider=provider, token_verifier=ProviderTokenVerifier(provider)
-    )
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
-    serving = asyncio.create_task(server.serve([listening]))
-    try:
-        yield f"{root}/mcp"
-    finally:
-        server.should_exit = True
-        await serving
-        listening.close()
+def guarded(provider: Any) -> AbstractAsyncContextManager[str]:
+    """Serve the stand-in behind the provider's login; yields its URL."""
+
+    def make_app(origin: str) -> Any:
+        settings = AuthSettings(
+            issuer_url=AnyHttpUrl(origin),
+            resource_server_url=AnyHttpUrl(f"{origin}/mcp"),
+            validate_token_resource=False,
+            client_registration_options=ClientRegistrationOptions(enabled=True),
+        )
+        return stand_in("").server.streamable_http_app(
+            auth=settings, auth_server_provider=provider, token_verifier=ProviderTokenVerifier(provider)
+        )
+
+    return serving(make_app)
 
 
 def browse(address: str) -> bool:
@@ -147,16 +139,16 @@ async def log_in(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> str
     return out.getvalue()
 
 
-async def test_after_a_login_its_tokens_are_used_and_refreshed(
+async def test_the_tokens_of_a_login_are_used_and_refreshed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     provider = Provider()
     async with guarded(provider) as url, asyncio.timeout(30):
-        said = await log_in(tmp_path, url, monkeypatch)
-        assert "Open this address" in said and "s: logged in; it has" in said
+        output = await log_in(tmp_path, url, monkeypatch)
+        assert "Open this address" in output and "s: logged in; it has" in output
         path = tokens_path(tmp_path / "mcp", "s")
         assert path.stat().st_mode & 0o777 == 0o600
-        kept = json.loads(path.read_text())["tokens"]
+        tokens = json.loads(path.read_text())["tokens"]
         for token in provider.access.values():
             token.expires_at = 1  # as if it were tomorrow
         document = json.loads(path.read_text())
@@ -165,18 +157,18 @@ async def test_after_a_login_its_tokens_are_used_and_refreshed(
         async with McpConnection(config, folder=tmp_path / "mcp").connected() as client:
             assert client.protocol_version
         assert provider.refreshed >= 1
-        assert json.loads(path.read_text())["tokens"] != kept
+        assert json.loads(path.read_text())["tokens"] != tokens
 
 
-async def test_without_a_login_the_server_is_down_and_says_how(tmp_path: Path) -> None:
+async def test_without_a_login_the_error_names_the_command(tmp_path: Path) -> None:
     async with guarded(Provider()) as url, asyncio.timeout(30):
         config = McpServerConfig(name="s", type="http", url=url, oauth=True)
-        for folder, says in ((tmp_path, "it needs a login: conductor mcp login s"), (None, "DATA_DIR")):
+        for folder, words in ((tmp_path, "it needs a login: conductor mcp login s"), (None, "DATA_DIR")):
             connection = McpConnection(config, folder=folder)
             with pytest.raises(Exception) as caught:
                 async with connection.connected():
                     pass
-            assert says in connection.describe(caught.value)
+            assert words in connection.describe(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +180,7 @@ async def test_without_a_login_the_server_is_down_and_says_how(tmp_path: Path) -
         ("http://127.0.0.1:1/mcp", "http://127.0.0.1:{port}/", True, None),
     ],
 )
-async def test_a_login_asks_only_addresses_that_a_server_may_name(
+async def test_a_login_only_reaches_addresses_that_a_server_may_name(
     tmp_path: Path, server: str, target: str, local_only: bool, error: str | None
 ) -> None:
     requests = []

@@ -1,7 +1,6 @@
-"""Servers that nobody here wrote, run as their users run them: files, memory, everything, time and git.
+"""Published MCP servers, run as their users run them: files, memory, everything, time and git.
 
-.ci/run installs them under ``build/mcp``. Without them these tests are skipped, unless ``CI_REQUIRE_MCP=1``,
-with which a skip is a failure.
+.ci/run installs them under ``build/mcp``. Without them the test is skipped, or fails if ``CI_REQUIRE_MCP=1``.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from conductor.messages import ToolCall
 from conductor.settings import Limits
 from conductor.tools.executor import ToolExecutor
 from conductor.tools.mcp.config import McpServerConfig
-from tests.tools.mcp.test_toolset import CONTEXT, ROOT, Used, use
+from tests.tools.mcp.test_toolset import CONTEXT, ROOT, Host, use
 
 HERE = ROOT / "build" / "mcp"
 
 
-def missing(what: str) -> NoReturn:
-    reason = f"{what} is not here; .ci/run installs it"
+def missing(program: str) -> NoReturn:
+    reason = f"{program} is not installed; .ci/run installs it"
     if os.environ.get("CI_REQUIRE_MCP") == "1":
         pytest.fail(reason)
     pytest.skip(reason)
@@ -72,50 +71,50 @@ async def test_five_servers_at_once(folder: Path, tmp_path: Path) -> None:
         by_pip("time", "--local-timezone", "Europe/Berlin", risk={"get_current_time": "safe"}),
         by_pip("git", "--repository", str(folder), trust=True),
     ]
-    async with use(*configs, ready="filesystem.read_text_file") as used:
-        await used.until(lambda names: len({name.partition(".")[0] for name in names}) == 5)
-        specs = {spec.name: spec for spec in used.toolset.specs()}
+    async with use(*configs, ready="filesystem.read_text_file") as host:
+        await host.until(lambda names: len({name.partition(".")[0] for name in names}) == 5)
+        specs = {spec.name: spec for spec in host.toolset.specs()}
         assert [specs[f"filesystem.{name}"].risk for name in ("read_text_file", "write_file")] == [
             "safe",
             "high",
         ]
         assert specs["memory.read_graph"].risk == "high" and specs["time.get_current_time"].risk == "safe"
-        warnings = [warning for one in used.toolset.connections for warning in one.warnings]
-        assert all("task" in warning for warning in warnings), "tools that run as a task only are left out"
-        await _files(used, folder)
-        await _others(used, folder)
-        await _a_time_limit(used)
+        warnings = [warning for server in host.toolset.connections for warning in server.warnings]
+        assert all("task" in warning for warning in warnings), "tools that only run as a task are omitted"
+        await _files(host, folder)
+        await _other_servers(host, folder)
+        await _a_time_limit(host)
 
 
-async def _files(used: Used, folder: Path) -> None:
-    read = await used.call("filesystem.read_text_file", path=str(folder / "a.txt"))
+async def _files(host: Host, folder: Path) -> None:
+    read = await host.call("filesystem.read_text_file", path=str(folder / "a.txt"))
     assert read.success and "Buy milk." in str(read.data)
-    outside = await used.call("filesystem.read_text_file", path="/etc/hostname")
+    outside = await host.call("filesystem.read_text_file", path="/etc/hostname")
     assert (outside.error_type, outside.metadata.reason) == ("internal_error", "tool_error")
-    await used.call("filesystem.write_file", path=str(folder / "b.txt"), content="Call Anna.")
+    await host.call("filesystem.write_file", path=str(folder / "b.txt"), content="Call Anna.")
     assert (folder / "b.txt").read_text() == "Call Anna."
 
 
-async def _others(used: Used, folder: Path) -> None:
-    made = {"name": "Anna", "entityType": "person", "observations": ["likes tea"]}
-    assert (await used.call("memory.create_entities", entities=[made])).success
-    assert "likes tea" in str((await used.call("memory.read_graph")).data)
-    assert (await used.call("everything.echo", message="hi")).data == "Echo: hi"
-    assert "[image, image/png, " in (await used.call("everything.get-tiny-image")).data
-    weather = await used.call("everything.get-structured-content", location="New York")
+async def _other_servers(host: Host, folder: Path) -> None:
+    entity = {"name": "Anna", "entityType": "person", "observations": ["likes tea"]}
+    assert (await host.call("memory.create_entities", entities=[entity])).success
+    assert "likes tea" in str((await host.call("memory.read_graph")).data)
+    assert (await host.call("everything.echo", message="hi")).data == "Echo: hi"
+    assert "[image, image/png, " in (await host.call("everything.get-tiny-image")).data
+    weather = await host.call("everything.get-structured-content", location="New York")
     assert "temperature" in weather.data
-    time = await used.call("time.get_current_time", timezone="Asia/Kathmandu")
+    time = await host.call("time.get_current_time", timezone="Asia/Kathmandu")
     assert "+05:45" in str(time.data)
-    log = await used.call("git.git_log", repo_path=str(folder))
+    log = await host.call("git.git_log", repo_path=str(folder))
     assert "the first one" in str(log.data)
 
 
-async def _a_time_limit(used: Used) -> None:
-    executor = ToolExecutor([used.toolset], Limits(tool_timeout=0.3))
+async def _a_time_limit(host: Host) -> None:
+    executor = ToolExecutor([host.toolset], Limits(tool_timeout=0.3))
     name = "everything.trigger-long-running-operation"
     long = executor.restore(ToolCall("c", name, '{"duration": 60, "steps": 60}'), ())
     assert long is not None
     async with asyncio.timeout(20):
         outcome = await executor.run(long, CONTEXT)
         assert outcome.error_type == "unknown"
-        assert (await used.call("everything.echo", message="still there")).success
+        assert (await host.call("everything.echo", message="still there")).success

@@ -1,4 +1,4 @@
-"""What servers say of their tools: risks by the table, and texts that strangers wrote."""
+"""The definitions of a server's tools: risks by the annotations, and untrusted texts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def config(**values: Any) -> McpServerConfig:
     return McpServerConfig(name="s", type="stdio", command="x", **values)
 
 
-def one(tool: Tool, **values: Any) -> ToolSpec:
+def spec_of(tool: Tool, **values: Any) -> ToolSpec:
     specs, warnings = make_specs(config(**values), [tool])
     assert not warnings
     return specs[0]
@@ -44,19 +44,19 @@ def tool(annotations: ToolAnnotations | None = None, **more: Any) -> Tool:
 def test_the_risk_follows_annotations_only_of_a_trusted_server(
     hints: dict[str, Any] | None, trusted: bool, risk: str, effect: str, open_world: bool
 ) -> None:
-    spec = one(tool(ToolAnnotations(**hints) if hints else None), trust=trusted)
+    spec = spec_of(tool(ToolAnnotations(**hints) if hints else None), trust=trusted)
     assert (spec.risk, spec.effect, spec.open_world, spec.untrusted) == (risk, effect, open_world, open_world)
     assert (spec.name, spec.source) == ("s.t", "mcp:s")
 
 
 @pytest.mark.parametrize("risk", ["safe", "medium", "high"])
-def test_the_operators_word_on_a_risk_wins(risk: Risk) -> None:
+def test_the_operators_risk_takes_precedence(risk: Risk) -> None:
     hints = ToolAnnotations(read_only_hint=True)
-    spec = one(tool(hints), risk={"t": risk})
+    spec = spec_of(tool(hints), risk={"t": risk})
     assert (spec.risk, spec.effect, spec.untrusted) == (risk, "read", True)
 
 
-def test_only_the_tools_that_were_chosen_are_offered_and_a_wrong_name_is_said() -> None:
+def test_only_selected_tools_are_offered_and_a_wrong_name_is_reported() -> None:
     tools = [
         Tool(name=name, input_schema={"type": "object"}) for name in ("get_a", "get_b", "set_a", "get_a")
     ]
@@ -91,19 +91,19 @@ def test_a_tool_that_runs_as_a_task_only_is_left_out_with_a_warning() -> None:
     assert warnings == ["'required' is omitted: it only runs as a task, which is not supported."]
 
 
-def test_schemas_have_a_size_in_all() -> None:
+def test_the_total_size_of_schemas_is_limited() -> None:
     large = {"type": "object", "properties": {"a": {"type": "string", "description": "x" * 50_000}}}
     specs, warnings = make_specs(config(), [Tool(name=f"t{n}", input_schema=large) for n in range(9)])
     assert len(specs) == 5 and "too many tools" in warnings[0]
 
 
-def test_a_schema_of_another_draft_or_without_a_type_is_taken() -> None:
+def test_a_schema_of_another_draft_or_without_a_type_is_valid() -> None:
     draft = {"$schema": "http://json-schema.org/draft-07/schema#", "properties": {"a": {"type": "string"}}}
-    assert one(Tool(name="t", input_schema=draft)).input_schema["type"] == "object"
+    assert spec_of(Tool(name="t", input_schema=draft)).input_schema["type"] == "object"
 
 
 @pytest.mark.parametrize(
-    ("text", "left"),
+    ("text", "cleaned"),
     [
         ("a\x1b[31mb\x1b[0m", "ab"),
         ("\x1b]0;title\x07x", "x"),
@@ -113,5 +113,5 @@ def test_a_schema_of_another_draft_or_without_a_type_is_taken() -> None:
         ("näïve 語", "näïve 語"),
     ],
 )
-def test_what_is_obeyed_or_not_seen_is_removed(text: str, left: str) -> None:
-    assert clean(text) == left
+def test_escapes_and_invisible_characters_are_removed(text: str, cleaned: str) -> None:
+    assert clean(text) == cleaned

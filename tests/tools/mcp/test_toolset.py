@@ -1,4 +1,4 @@
-"""Tools of MCP servers: a program of our own, over stdio and HTTP, that fails, hangs, dies and changes."""
+"""Tools of MCP servers: a stand-in over stdio and HTTP that fails, hangs, dies and changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +36,19 @@ WAIT = 30.0
 
 
 def program(name: str = "s", scene: str = "", **values: Any) -> McpServerConfig:
-    given = {"trust": True, "env": {"SCENE": scene, "GIVEN": "yes"}, **values}
+    values = {"trust": True, "env": {"SCENE": scene, "GIVEN": "yes"}, **values}
     return McpServerConfig(
         name=name,
         type="stdio",
         command=sys.executable,
         args=("-m", "tests.stand_ins.mcp_server"),
         cwd=str(ROOT),
-        **given,
+        **values,
     )
 
 
-class Used:
-    """A toolset that runs, and its changes."""
+class Host:
+    """A running toolset; `until` waits for changes of its tools."""
 
     def __init__(self, toolset: McpToolset) -> None:
         self.toolset = toolset
@@ -57,10 +57,10 @@ class Used:
     def note(self) -> None:
         self._changed.set()
 
-    async def until(self, holds: Callable[[set[str]], bool]) -> None:
-        """Wait until the names of the tools are so."""
+    async def until(self, condition: Callable[[set[str]], bool]) -> None:
+        """Wait until the names of the tools meet a condition."""
         async with asyncio.timeout(WAIT):
-            while not holds({spec.name for spec in self.toolset.specs()}):
+            while not condition({spec.name for spec in self.toolset.specs()}):
                 self._changed.clear()
                 await self._changed.wait()
 
@@ -71,42 +71,54 @@ class Used:
         return ToolExecutor([self.toolset], Limits(), gate)
 
 
+async def end(connection: McpConnection) -> None:
+    task = connection.stop()
+    assert task is not None
+    await asyncio.wait([task])
+
+
 @asynccontextmanager
-async def use(*configs: McpServerConfig, ready: str = "s.echo") -> AsyncIterator[Used]:
+async def use(*configs: McpServerConfig, ready: str = "s.echo") -> AsyncIterator[Host]:
     toolset = McpToolset(configs, retry_s=0.01)
-    used = Used(toolset)
-    toolset.start(used.note)
+    host = Host(toolset)
+    toolset.start(host.note)
     try:
-        await used.until(lambda names: ready in names)
-        yield used
+        await host.until(lambda names: ready in names)
+        yield host
     finally:
         await toolset.aclose()
 
 
 @asynccontextmanager
-async def served(scene: str = "") -> AsyncIterator[str]:
-    """Serve the stand-in over HTTP in this process; gives its URL."""
+async def serving(make_app: Callable[[str], Any]) -> AsyncIterator[str]:
+    """Serve an app over HTTP in this process; ``make_app`` gets its origin. Yields the URL of MCP."""
     listening = socket.create_server(("127.0.0.1", 0))
-    app = stand_in(scene).server.streamable_http_app()
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
-    serving = asyncio.create_task(server.serve([listening]))
+    origin = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    config = uvicorn.Config(make_app(origin), log_level="error", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve([listening]))
     try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}/mcp"
+        yield f"{origin}/mcp"
     finally:
         server.should_exit = True
-        await serving
+        await task
         listening.close()
+
+
+def served(scene: str = "") -> AbstractAsyncContextManager[str]:
+    """Serve the stand-in; yields its URL."""
+    return serving(lambda origin: stand_in(scene).server.streamable_http_app())
 
 
 async def test_results_of_every_kind_become_observations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "not-for-servers")
-    async with use(program()) as used:
+    async with use(program()) as host:
         # All pages of the list.
-        assert {spec.name for spec in used.toolset.specs()} == {f"s.{tool.name}" for tool in TOOLS}
-        assert (await used.call("s.echo", text="héllo")).data == "héllo"
-        failure = await used.call("s.fail")
+        assert {spec.name for spec in host.toolset.specs()} == {f"s.{tool.name}" for tool in TOOLS}
+        assert (await host.call("s.echo", text="héllo")).data == "héllo"
+        failure = await host.call("s.fail")
         assert (failure.success, failure.error_message) == (False, "no such file")
-        blocks = (await used.call("s.blocks")).data
+        blocks = (await host.call("s.blocks")).data
         assert blocks.splitlines() == [
             "See:",
             "[image, image/png, 3 bytes, not shown]",
@@ -115,44 +127,44 @@ async def test_results_of_every_kind_become_observations(monkeypatch: pytest.Mon
             "[resource memo:1, text/plain]",
             "inside",
         ]
-        assert (await used.call("s.right")).data == {"n": 1}
-        wrong = await used.call("s.wrong")
+        assert (await host.call("s.right")).data == {"n": 1}
+        wrong = await host.call("s.wrong")
         assert wrong.error_type == "parse_error" and "not match its output schema" in (
             wrong.error_message or ""
         )
         assert wrong.data == "n is one"
-        assert (await used.call("s.picture")).data == {
+        assert (await host.call("s.picture")).data == {
             "image": "[base64, 3 bytes, not shown]",
             "more": ["[base64, 8,250 bytes, not shown]", "[base64, 8,266 bytes, not shown]"],
             "text": "word " * 300,
         }
-        environment = (await used.call("s.environment")).data
+        environment = (await host.call("s.environment")).data
         assert "GIVEN=yes" in environment and "not-for-servers" not in environment
-        unknown = await used.call("s.none")
+        unknown = await host.call("s.none")
         assert unknown.error_type == "io_error" and "Nothing was run" in (unknown.error_message or "")
-        pid = int((await used.call("s.pid")).data)
+        pid = int((await host.call("s.pid")).data)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
 async def test_a_server_that_is_killed_loses_its_calls_and_comes_back() -> None:
-    async with use(program()) as used:
-        write = await used.call("s.crash_write")
+    async with use(program()) as host:
+        write = await host.call("s.crash_write")
         assert (write.error_type, write.metadata.reason) == ("unknown", "connection_lost")
-        early = await used.call("s.write")
+        early = await host.call("s.write")
         assert (early.error_type, early.metadata.reason) == ("io_error", "not_connected")
-        await used.until(lambda names: not names)
-        await used.until(lambda names: "s.echo" in names)
-        read = await used.call("s.crash")
+        await host.until(lambda names: not names)
+        await host.until(lambda names: "s.echo" in names)
+        read = await host.call("s.crash")
         assert (read.error_type, read.metadata.reason) == ("io_error", "connection_lost")
 
 
-async def test_noise_of_a_program_is_a_warning_and_an_endless_line_ends_its_call() -> None:
+async def test_noise_is_a_warning_and_an_endless_line_ends_the_call() -> None:
     with capture_logs() as logs:
-        async with use(program()) as used:
-            assert (await used.call("s.noise")).data == "done"
+        async with use(program()) as host:
+            assert (await host.call("s.noise")).data == "done"
             async with asyncio.timeout(5):
-                outcome = await used.call("s.noise_write")
+                outcome = await host.call("s.noise_write")
             assert (outcome.error_type, outcome.metadata.reason) == ("unknown", "connection_lost")
     events = [entry["event"] for entry in logs]
     assert events.count("mcp server wrote a line that is not a message") == 1
@@ -160,10 +172,10 @@ async def test_noise_of_a_program_is_a_warning_and_an_endless_line_ends_its_call
 
 
 async def test_a_result_of_too_many_values_is_not_parsed() -> None:
-    async with served() as url, use(program(), at("h", url)) as used:
-        await used.until(lambda names: "h.dense_write" in names)
+    async with served() as url, use(program(), at("h", url)) as host:
+        await host.until(lambda names: "h.dense_write" in names)
         for tool in ("s.dense_write", "h.dense_write"):
-            outcome = await used.call(tool)
+            outcome = await host.call(tool)
             assert (outcome.error_type, outcome.metadata.reason) == ("unknown", "connection_lost")
 
 
@@ -173,46 +185,46 @@ def test_values_are_counted_outside_of_strings_only() -> None:
     assert is_dense(f"[{text}, {json.dumps([0] * 50_000)}]".encode())
 
 
-async def test_the_older_revision_may_be_chosen() -> None:
-    async with use(program(revision="2025-11-25")) as used:
-        client = used.toolset.connections[0].client
+async def test_the_older_revision_can_be_configured() -> None:
+    async with use(program(revision="2025-11-25")) as host:
+        client = host.toolset.connections[0].client
         assert client is not None and client.protocol_version == "2025-11-25"
 
 
 @pytest.mark.parametrize(("scene", "revision"), [("", "2026"), ("2025", "2025")])
-async def test_a_time_limit_reaches_the_server_and_a_changed_tool_is_asked_about_again(
+async def test_a_time_limit_reaches_the_server_and_a_changed_tool_needs_consent_again(
     scene: str, revision: str
 ) -> None:
-    async with use(program(scene=scene, timeout=0.05, risk={"echo": "medium"})) as used:
-        client = used.toolset.connections[0].client
+    async with use(program(scene=scene, timeout=0.05, risk={"echo": "medium"})) as host:
+        client = host.toolset.connections[0].client
         assert client is not None and client.protocol_version.startswith(revision)
-        executor = used.executor()
+        executor = host.executor()
         hanging = executor.restore(ToolCall("c", "s.hang_write", "{}"), ())
         assert hanging is not None
         outcome = await executor.run(hanging, CONTEXT)
         assert (outcome.error_type, outcome.metadata.reason) == ("unknown", "tool_result_timeout")
         async with asyncio.timeout(WAIT):
-            while (await used.call("s.cancelled")).data != "1":
+            while (await host.call("s.cancelled")).data != "1":
                 pass
         # The person allows two tools, then the server changes one of them.
-        specs = {spec.name: spec for spec in used.toolset.specs()}
+        specs = {spec.name: spec for spec in host.toolset.specs()}
         granted = [grant(specs[name], {}, scope="session") for name in ("s.echo", "s.write")]
         gate = Gate(grants=lambda: granted)
         echo, write = ToolCall("c", "s.echo", "{}"), ToolCall("c", "s.write", "{}")
-        assert isinstance(used.executor(gate).prepare(echo), PreparedCall)
-        await used.call("s.grow")
+        assert isinstance(host.executor(gate).prepare(echo), PreparedCall)
+        await host.call("s.grow")
         # Not until a tool more is there: a list of several pages may be read across the change.
-        await used.until(lambda names: isinstance(used.executor(gate).prepare(echo), ApprovalNeeded))
-        assert isinstance(used.executor(gate).prepare(write), PreparedCall)
+        await host.until(lambda names: isinstance(host.executor(gate).prepare(echo), ApprovalNeeded))
+        assert isinstance(host.executor(gate).prepare(write), PreparedCall)
 
 
 def at(name: str, url: str, **values: Any) -> McpServerConfig:
     return McpServerConfig(name=name, type="http", url=url, trust=True, **values)
 
 
-async def test_what_a_result_says_is_data_and_holds_no_key() -> None:
-    async with use(program()) as used:
-        executor = ToolExecutor([used.toolset], Limits(), redactor=Redactor(("given-secret",)))
+async def test_a_result_is_redacted_and_untrusted() -> None:
+    async with use(program()) as host:
+        executor = ToolExecutor([host.toolset], Limits(), redactor=Redactor(("given-secret",)))
         ready = executor.prepare(ToolCall("call", "s.secret", "{}"))
         assert isinstance(ready, PreparedCall)
         result = executor.to_result("call", await executor.run(ready, CONTEXT), untrusted=True)
@@ -220,52 +232,52 @@ async def test_what_a_result_says_is_data_and_holds_no_key() -> None:
         assert result.untrusted
 
 
-async def test_names_shadow_nothing() -> None:
-    async with served() as url, use(at("calculator", url), at("s", url)) as used:
-        await used.until(lambda names: {"s.echo", "calculator.echo"} <= names)
-        executor = ToolExecutor([BuiltinToolset(), used.toolset], Limits())
-        found = [executor.spec(name) for name in ("calculator", "calculator.echo", "s.echo")]
-        assert [spec.source for spec in found if spec] == ["builtin", "mcp:calculator", "mcp:s"]
+async def test_servers_cannot_shadow_names() -> None:
+    async with served() as url, use(at("calculator", url), at("s", url)) as host:
+        await host.until(lambda names: {"s.echo", "calculator.echo"} <= names)
+        executor = ToolExecutor([BuiltinToolset(), host.toolset], Limits())
+        specs = [executor.spec(name) for name in ("calculator", "calculator.echo", "s.echo")]
+        assert [spec.source for spec in specs if spec] == ["builtin", "mcp:calculator", "mcp:s"]
 
 
-async def test_hostile_lists_and_patterns_hold_nothing_up() -> None:
+async def test_hostile_lists_and_patterns_do_not_block() -> None:
     async with served("malicious") as bad, served("endless") as endless:
         configs = at("bad", bad, tools=("poison", "greedy")), at("endless", endless)
-        async with use(*configs, ready="endless.echo") as used:
-            await used.until(lambda names: "bad.greedy" in names)
+        async with use(*configs, ready="endless.echo") as host:
+            await host.until(lambda names: "bad.greedy" in names)
             # Python's own regular expressions would take years for this result.
-            outcome = await used.call("bad.greedy")
+            outcome = await host.call("bad.greedy")
             assert outcome.error_type == "parse_error"
 
 
 async def test_over_http_with_headers_and_another_set_of_servers_after_a_reload() -> None:
     async with served() as url:
         config = McpServerConfig(name="h", type="http", url=url, headers={"X-Key": "k"}, trust=True)
-        gone = McpServerConfig(name="gone", type="http", url="http://127.0.0.1:9/mcp")
-        async with use(config, gone, ready="h.echo") as used:
-            assert (await used.call("h.echo", text="hi")).data == "hi"
-            used.toolset.reload([config.model_copy(update={"name": "h2"})])
-            await used.until(lambda names: "h2.echo" in names and "h.echo" not in names)
-            assert (await used.call("h.echo")).metadata.reason == "not_connected"
-            used.toolset.reload([config.model_copy(update={"enabled": False})])
-            assert not used.toolset.specs()
+        missing = McpServerConfig(name="gone", type="http", url="http://127.0.0.1:9/mcp")
+        async with use(config, missing, ready="h.echo") as host:
+            assert (await host.call("h.echo", text="hi")).data == "hi"
+            host.toolset.reload([config.model_copy(update={"name": "h2"})])
+            await host.until(lambda names: "h2.echo" in names and "h.echo" not in names)
+            assert (await host.call("h.echo")).metadata.reason == "not_connected"
+            host.toolset.reload([config.model_copy(update={"enabled": False})])
+            assert not host.toolset.specs()
 
 
-async def test_an_http_server_that_is_gone_takes_its_tools_along() -> None:
+async def test_the_tools_of_a_lost_http_server_are_removed() -> None:
     async with served() as url:
         toolset = McpToolset([at("h", url)], retry_s=0.01)
-        used = Used(toolset)
-        toolset.start(used.note)
-        await used.until(lambda names: "h.write" in names)
+        host = Host(toolset)
+        toolset.start(host.note)
+        await host.until(lambda names: "h.write" in names)
     try:
-        await used.until(lambda names: not names)
+        await host.until(lambda names: not names)
         assert toolset.connections[0].state == "down"
     finally:
         await toolset.aclose()
 
 
 @pytest.mark.parametrize(
-    ("config", "why"),
+    ("config", "reason"),
     [
         (McpServerConfig(name="s", type="stdio", command="/no/such/program"), "No such file"),
         (
@@ -276,19 +288,17 @@ async def test_an_http_server_that_is_gone_takes_its_tools_along() -> None:
         (McpServerConfig(name="s", type="http", url="http://127.0.0.1:9/mcp"), "connection"),
     ],
 )
-async def test_what_cannot_be_reached_is_down_with_a_reason(config: McpServerConfig, why: str) -> None:
+async def test_an_unreachable_server_is_down_with_a_reason(config: McpServerConfig, reason: str) -> None:
     changed = asyncio.Event()
     connection = McpConnection(config, changed.set, local_only=True, retry_s=60)
     connection.start()
     async with asyncio.timeout(WAIT):
         await changed.wait()
-    assert connection.state == "down" and why in connection.problem
-    task = connection.stop()
-    assert task is not None
-    await asyncio.wait([task])
+    assert connection.state == "down" and reason in connection.problem
+    await end(connection)
 
 
-def test_without_the_package_the_mistake_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)
     McpToolset([program(enabled=False)])
     with pytest.raises(SettingsError, match="pip install 'conductor-voice\\[mcp\\]'"):
@@ -296,51 +306,49 @@ def test_without_the_package_the_mistake_is_said(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_progress_renews_the_time_limit() -> None:
-    async with use(program(timeout=0.35)) as used:
-        executor = used.executor()
+    async with use(program(timeout=0.35)) as host:
+        executor = host.executor()
         ready = executor.prepare(ToolCall("call", "s.progress", "{}"))
         assert isinstance(ready, PreparedCall)
         outcome = await executor.run(ready, CONTEXT)  # takes 0.6 s
         assert (outcome.success, outcome.data) == (True, "done")
 
 
-async def test_a_session_of_a_person_may_have_a_server_of_its_own() -> None:
-    async with use(program(scope="session")) as used:
+async def test_a_session_may_have_its_own_server() -> None:
+    async with use(program(scope="session")) as host:
 
         async def pid(session: str, subject: str = "ann") -> str:
             context = CallContext(session, "call", subject=subject)
-            return str((await used.toolset.call("s.pid", {}, context)).data)
+            return str((await host.toolset.call("s.pid", {}, context)).data)
 
-        mine, theirs, others = await asyncio.gather(pid("mine"), pid("theirs"), pid("mine", "bob"))
-        assert len({mine, theirs, others}) == 3
-        assert await pid("mine") == mine
-        os.kill(int(mine), 9)
-        again = "None"
+        first, second, third = await asyncio.gather(pid("one"), pid("two"), pid("one", "bob"))
+        assert len({first, second, third}) == 3
+        assert await pid("one") == first
+        os.kill(int(first), 9)
+        restarted = "None"
         async with asyncio.timeout(WAIT):
-            while again in (mine, "None"):  # a call waits for the server, if its loss is known
-                again = await pid("mine")
+            while restarted in (first, "None"):  # a call waits for the server, if its loss is known
+                restarted = await pid("one")
                 await asyncio.sleep(0)
-        assert await pid("theirs") == theirs
-    for one in (mine, theirs, others, again):
+        assert await pid("two") == second
+    for process in (first, second, third, restarted):
         with pytest.raises(ProcessLookupError):
-            os.kill(int(one), 0)
+            os.kill(int(process), 0)
 
 
-async def test_what_a_program_says_on_standard_error_is_kept(tmp_path: Path) -> None:
+async def test_standard_error_of_a_program_is_logged(tmp_path: Path) -> None:
     config = McpServerConfig(
         name="s", type="stdio", command="sh", args=("-c", "echo broken \x1b[2Jthing >&2; exit 1")
     )
     connection = McpConnection(config, folder=tmp_path / "mcp", retry_s=100.0)
     connection.start()
     await connection.wait_for_attempt()
-    task = connection.stop()
-    assert task is not None
-    await asyncio.wait([task])
+    await end(connection)
     path = tmp_path / "mcp" / "s.log"
     assert path.read_text().endswith("Z broken thing\n") and path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_name_that_leads_into_the_world_is_refused_under_local_only() -> None:
+async def test_local_only_refuses_a_public_address() -> None:
     for url, local in (("http://1.1.1.1/mcp", False), ("http://localhost:1/mcp", True)):
         config = McpServerConfig(name="s", type="http", url=url)
         connection = McpConnection(config, local_only=True)
