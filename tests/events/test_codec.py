@@ -16,13 +16,12 @@ from conductor.events.codec import (
     MAX_DEPTH,
     MAX_INTEGER,
     MAX_NODES,
-    Inbound,
     InvalidFrame,
     decode_event,
 )
 from conductor.events.envelope import encode_event
 from tests.cpu import least_cpu_s
-from tests.events.events import CLIENT, events_of, json_values, texts
+from tests.events.events import CLIENT, events_of, texts
 
 MISSING = object()
 
@@ -288,21 +287,12 @@ def test_no_other_event_may_be_large(event_type: str) -> None:
     assert str(refusal(data)) == f"event_too_large:{len(data)}"
 
 
-def test_a_large_event_that_only_contains_the_words_tool_result_is_refused() -> None:
-    data = frame(payload={"text": '"type":"tool.result"' * 4_000, "type": "tool.result"})
-    assert str(refusal(data)).startswith("event_too_large:")
-
-
 def test_a_large_tool_result_is_checked_like_any_event() -> None:
     payload = {"callId": "c", "result": "x" * 70_000}
     assert str(refusal(frame(type="tool.result", payload=payload, id=MISSING))) == "missing_id"
     data = frame(type="tool.result", payload=payload)
     twice = data.replace(b'"callId": "c"', b'"callId":"c","callId":"d"')
     assert str(refusal(twice)) == "duplicate_key"
-
-
-def test_large_bad_json_is_said_to_be_too_large() -> None:
-    assert str(refusal(b"[" * 70_000)) == "event_too_large:70000"
 
 
 def test_nesting_may_be_as_deep_as_the_limit_and_no_deeper() -> None:
@@ -384,35 +374,13 @@ def test_text_arrives_unchanged(text: str) -> None:
 # -- other writers of JSON
 
 
-def _escaped(text: str) -> str:
-    """Write a JSON string with every character as an escape, in UTF-16 as JSON wants it."""
-    units = text.encode("utf-16-be")
-    return '"' + "".join(f"\\u{units[i]:02X}{units[i + 1]:02x}" for i in range(0, len(units), 2)) + '"'
-
-
-def _write(value: Any, string: Callable[[str], str]) -> str:
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{string(k)}:{_write(v, string)}" for k, v in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(_write(v, string) for v in value) + "]"
-    return string(value) if isinstance(value, str) else json.dumps(value)
-
-
-def _reversed(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _reversed(value[key]) for key in reversed(value)}
-    return [_reversed(each) for each in value] if isinstance(value, list) else value
-
-
 WRITERS: dict[str, Callable[[Any], str]] = {
     "spaces": lambda value: json.dumps(value, ensure_ascii=False),
     "no spaces": lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":")),
     "line feeds": lambda value: json.dumps(value, ensure_ascii=False, indent="\t") + "\r\n",
     "unicode escapes": lambda value: json.dumps(value, ensure_ascii=True),
     "escaped slashes": lambda value: json.dumps(value, ensure_ascii=False).replace("/", "\\/"),
-    "everything escaped": lambda value: _write(value, _escaped),
     "sorted keys": lambda value: json.dumps(value, ensure_ascii=False, sort_keys=True),
-    "the other way round": lambda value: json.dumps(_reversed(value), ensure_ascii=False),
 }
 
 
@@ -438,60 +406,3 @@ def test_a_large_result_is_not_built(unit: str) -> None:
 
 
 # -- whatever comes
-
-
-def taken(data: bytes, max_bytes: int = 65_536) -> Inbound | None:
-    """Decode; any exception but `InvalidFrame` fails the test, and so does a refusal that says nothing."""
-    try:
-        return decode_event(data, max_bytes)
-    except InvalidFrame as error:
-        assert error.code in ("invalid_event", "unsupported_protocol_version") and str(error)
-        assert error.event_id is None or 0 < len(error.event_id) <= 128
-        return None
-
-
-@given(st.binary(max_size=300))
-def test_random_bytes_raise_nothing_else(data: bytes) -> None:
-    assert taken(data) is None
-
-
-@given(json_values)
-def test_random_json_raises_nothing_else(value: Any) -> None:
-    taken(json.dumps(value).encode())
-
-
-@given(
-    st.fixed_dictionaries(
-        {},
-        optional={
-            name: json_values | st.sampled_from(["s-1", *CLIENT])
-            for name in ("id", "type", "timestamp", "sessionId", "protocolVersion", "payload")
-        },
-    )
-)
-def test_random_envelopes_raise_nothing_else(value: dict[str, Any]) -> None:
-    taken(json.dumps(value).encode())
-
-
-@given(st.sampled_from(sorted(CLIENT)), st.dictionaries(texts, json_values, max_size=4), st.data())
-def test_random_payloads_raise_nothing_else(
-    event_type: str, payload: dict[str, Any], data: st.DataObject
-) -> None:
-    names = CLIENT[event_type].__struct_encode_fields__
-    known = data.draw(st.dictionaries(st.sampled_from([*names, "other"]), json_values, max_size=len(names)))
-    taken(frame(type=event_type, payload={**payload, **known}))
-
-
-@given(st.data())
-def test_mutated_events_raise_nothing_else(data: st.DataObject) -> None:
-    event_type = data.draw(st.sampled_from(sorted(CLIENT)))
-    original = bytearray(encode_event("e-1", "s-1", data.draw(events_of(CLIENT[event_type]))))
-    for _ in range(data.draw(st.integers(1, 5))):
-        place = data.draw(st.integers(0, len(original) - 1))
-        piece = data.draw(
-            st.binary(max_size=4) | st.sampled_from([b'"', b"\\", b"{", b"}", b"[", b",", b"0"])
-        )
-        original[place : place + data.draw(st.integers(0, 4))] = piece
-        if not original:
-            break
-    taken(bytes(original), data.draw(st.sampled_from([100, 65_536])))

@@ -19,24 +19,6 @@ session_ids = st.text("abcXYZ019._:-", min_size=1, max_size=128)
 event_ids = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=128)
 
 
-def test_the_protocols_base_events_are_all_there() -> None:
-    assert {
-        "session.start",
-        "user.audio.transcript.partial",
-        "user.audio.transcript.final",
-        "tool.result",
-        "audio.output.interrupted",
-        "agent.completed",
-    } <= set(CLIENT)
-    assert {
-        "session.started",
-        "assistant.speech.partial",
-        "assistant.speech.final",
-        "tool.call",
-        "error",
-    } <= set(SERVER)
-
-
 def test_the_unions_hold_every_struct() -> None:
     assert set(typing.get_args(client.ClientEvent)) == set(CLIENT.values())
     assert set(typing.get_args(server.ServerEvent)) == set(SERVER.values())
@@ -62,11 +44,6 @@ def test_an_event_of_the_server_comes_back_as_it_was_written(event_type: str, da
     read = json.loads(encode_event("e-1", "s-1", event))
     assert read["type"] == event_type
     assert msgspec.convert(read["payload"], SERVER[event_type]) == event
-
-
-@pytest.mark.parametrize("event_type", sorted({**CLIENT, **SERVER}))
-def test_no_event_can_be_changed(event_type: str) -> None:
-    assert {**CLIENT, **SERVER}[event_type].__struct_config__.frozen
 
 
 @pytest.mark.parametrize("event_type", sorted(SERVER))

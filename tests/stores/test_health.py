@@ -78,18 +78,6 @@ async def test_its_first_failure_makes_it_away_and_it_comes_back_by_itself(what:
         assert inner.probes == probes, "it is probed only while it is away"
 
 
-async def test_it_is_found_away_as_often_as_it_is() -> None:
-    inner = Counted()
-    async with watching(inner) as store:
-        for _ in range(3):
-            inner.away = True
-            with pytest.raises(StoreUnavailable):
-                await store.claim(KEY)
-            assert not store.available
-            inner.away = False
-            await until(lambda: store.available)
-
-
 async def test_many_failures_at_once_start_one_probe() -> None:
     inner = Counted()
     async with watching(inner) as store:
@@ -111,19 +99,6 @@ async def test_a_refusal_is_an_answer() -> None:
         with pytest.raises(Fenced):
             await store.commit(claim, "commit-1", [])
         assert store.available
-
-
-async def test_the_probe_touches_no_clients_session_and_holds_none() -> None:
-    inner = Counted()
-    async with watching(inner) as store:
-        claim = await store.claim(KEY)
-        inner.away = True
-        with pytest.raises(StoreUnavailable):
-            await store.claim(SessionKey("ann", "s-2"))
-        inner.away = False
-        await until(lambda: store.available)
-        await store.commit(claim, "commit-1", [SetField("a", "b")])
-        assert len(inner.memory) == 1
 
 
 async def test_a_probe_that_breaks_is_not_the_last() -> None:

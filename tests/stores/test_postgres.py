@@ -12,15 +12,15 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from conductor.errors import Conflict, Fenced, Rollback, SettingsError, StoreUnavailable
+from conductor.errors import Conflict, Rollback, SettingsError, StoreUnavailable
 from conductor.messages import UserMessage
-from conductor.stores.admin import SessionAdmin
 from conductor.stores.base import AppendLog, Claim, RememberInbound, SessionKey, SetField
 from conductor.stores.postgres import PostgresStore
 from conductor.stores.records import with_state
 from tests.stores.contract import (
     HISTORY,
     KEY,
+    AdminContract,
     ExpiryContract,
     SessionLimitContract,
     StoreContract,
@@ -90,6 +90,10 @@ class TestPostgresStore(StoreContract):
     """The contract, over PostgreSQL."""
 
 
+class TestPostgresAdmin(AdminContract):
+    """The operator's operations, over PostgreSQL."""
+
+
 class TestPostgresSessionLimit(SessionLimitContract):
     """What it keeps of one subject, over PostgreSQL."""
 
@@ -98,12 +102,6 @@ class TestPostgresSessionLimit(SessionLimitContract):
         async with aclosing(PostgresStore(url, max_sessions=2)) as store:
             await store.open()
             yield store
-
-    async def test_a_session_that_was_deleted_makes_room(self, few: PostgresStore) -> None:
-        for number in range(2):
-            await few.claim(SessionKey("subject", f"s-{number}"))
-        await few.delete("subject", "s-0")
-        assert (await few.claim(SessionKey("subject", "s-2"))).epoch == 1
 
 
 class TestPostgresExpiry(ExpiryContract):
@@ -155,31 +153,6 @@ async def test_servers_that_start_at_the_same_time_share_the_tables(url: str) ->
     claims = await asyncio.gather(*(store.claim(KEY) for store in stores))
     assert sorted(claim.epoch for claim in claims) == [1, 2, 3, 4, 5]
     await asyncio.gather(*(store.aclose() for store in stores))
-
-
-# -- an operator
-
-
-async def test_sessions_are_listed_shown_and_deleted(store: PostgresStore) -> None:
-    admin = SessionAdmin(store)
-    keys = [SessionKey(subject, f"s-{number}") for subject in ("a", "a/b", "b", "ä") for number in range(3)]
-    for key in reversed(keys):
-        await store.commit(await store.claim(key), "commit-1", [SetField("name", key.session_id)])
-    found: list[SessionKey] = []
-    while page := await admin.sessions(after=found[-1] if found else None, limit=5):
-        found += [SessionKey(info.subject, info.session_id) for info in page]
-    assert found == keys
-    assert await admin.subjects("s-1") == ["a", "a/b", "b", "ä"]
-    shown = await admin.show(keys[0])
-    assert shown is not None and shown["fields"] == {"name": "s-0"} and shown["owned"]
-    assert await admin.show(SessionKey("a", "none")) is None
-    claim = await store.claim(keys[0])
-    assert [await admin.delete("a", "s-0") for _ in range(2)] == [1, 0]
-    with pytest.raises(Fenced) as caught:
-        await store.commit(claim, "commit-2", [])
-    assert caught.value.gone
-    assert await admin.delete("a") == 2 and await admin.subjects("s-1") == ["a/b", "b", "ä"]
-    assert (await store.claim(keys[0])).epoch == 1
 
 
 # -- a server that restarts, hangs, or goes back in time

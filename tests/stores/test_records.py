@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -14,7 +12,6 @@ from conductor.messages import AssistantMessage, ToolResult, UserMessage
 from conductor.stores.base import (
     Amendment,
     AppendLog,
-    CallRecord,
     Claim,
     OpenCall,
     Operation,
@@ -99,26 +96,6 @@ def test_a_snapshot_stands_for_all_before_it() -> None:
     state = Stored(Meta("t", 1, 1, "commit-1"), {1: data}).state()
     assert contents(state) == contents(claim.state) and state.authors == {"earlier": 0, "t": 1}
     assert (claim.commits, claim.size) == (1, 0)
-
-
-def test_what_a_newer_version_added_is_left_out() -> None:
-    text = json.loads(encode(Record("t", (OpenCall(call()), AppendLog(UserMessage("a"))))))
-    text["new"] = text["operations"][0]["call"]["new"] = text["operations"][1]["entry"]["new"] = {"a": [None]}
-    state = replayed(json.dumps(text))
-    assert state.calls == {"c-1": call()} and state.log == [UserMessage("a")]
-
-
-def test_what_an_older_version_left_out_has_its_default() -> None:
-    old_call = '{"call_id":"c","name":"n","turn_id":"t","source":"s","effect":"read","opened_ms":1}'
-    old_event = '{"event_id":"e","kind":"speak","call_id":"","turn_id":"t","created_ms":1,"frame":{}}'
-    state = replayed(
-        '{"by":"t","operations":[{"op":"append","entry":{"type":"assistant"}},'
-        f'{{"op":"open","call":{old_call}}},{{"op":"put","event":{old_event}}}]}}'
-    )
-    assert state.log == [AssistantMessage()] and state.calls == {
-        "c": CallRecord("c", "n", "t", "s", "read", 1)
-    }
-    assert state.outbound["e"].effect == ""
 
 
 @pytest.mark.parametrize(

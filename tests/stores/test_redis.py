@@ -9,10 +9,9 @@ from typing import ClassVar
 import pytest
 from hypothesis import settings
 
-from conductor.errors import Rollback, StoreUnavailable
-from conductor.messages import AssistantMessage, UserMessage
+from conductor.errors import StoreUnavailable
+from conductor.messages import UserMessage
 from conductor.stores.base import (
-    Amendment,
     AppendLog,
     OpenCall,
     Operation,
@@ -20,17 +19,16 @@ from conductor.stores.base import (
     RememberInbound,
     SessionKey,
     SetField,
-    TrimLog,
 )
 from conductor.stores.redis import RedisStore
 from tests.stores.contract import (
     HISTORY,
     KEY,
+    AdminContract,
     ExpiryContract,
     SessionLimitContract,
     StoreContract,
     call,
-    contents,
     filled,
     outbound,
     stored,
@@ -81,10 +79,16 @@ class TestRedisStore(StoreContract):
     """The contract, over Redis."""
 
 
-async def test_closing_is_harmless(store: RedisStore) -> None:
-    await store.claim(KEY)
-    await store.aclose()
-    await store.aclose()
+class TestRedisAdmin(AdminContract):
+    """The operator's operations, over Redis."""
+
+    async def test_a_deleted_session_leaves_a_token_that_expires(
+        self, server: RedisServer, store: RedisStore
+    ) -> None:
+        await filled(store)
+        await store.delete("subject", "s-1")
+        (name,) = server.ask("KEYS", f"{store.prefix}:*").splitlines()
+        assert server.ask("HGETALL", name) == "token" and int(server.ask("PTTL", name)) > 0
 
 
 # -- names
@@ -133,57 +137,10 @@ async def test_odd_names_are_sessions_of_their_own(
         assert tag and name.isascii() and name.isprintable()
 
 
-async def test_ids_and_values_may_hold_anything(store: RedisStore) -> None:
-    claim = await store.claim(KEY)
-    operations = [
-        part
-        for odd in ODD[:-2]
-        for part in (
-            RememberInbound(odd),
-            OpenCall(call(odd)),
-            SetField(odd, f"[{odd}]"),
-            SetField("x" + odd, odd),
-        )
-    ]
-    await store.commit(claim, "commit-1", operations)
-    state = await stored(store)
-    assert list(state.seen) == ODD[:-2] and list(state.calls) == ODD[:-2]
-    assert state.fields == {odd: f"[{odd}]" for odd in ODD[:-2]} | {"x" + odd: odd for odd in ODD[:-2] if odd}
-
-
-async def test_half_a_surrogate_pair_is_kept_as_a_question_mark(store: RedisStore) -> None:
-    claim = await store.claim(KEY)
-    await store.commit(claim, "commit-1", [RememberInbound("\ud800"), SetField("a", "x\udfff")])
-    state = await stored(store)
-    assert list(state.seen) == ["?"] and state.fields == {"a": "x?"}
-
-
 # -- the log
 
 
-async def test_an_amendment_before_the_log_does_not_count_from_its_end(store: RedisStore) -> None:
-    claim = await store.claim(KEY)
-    kept = [AssistantMessage("one"), AssistantMessage("two"), AssistantMessage("three")]
-    await store.commit(claim, "commit-1", [*(AppendLog(each) for each in kept), TrimLog(1)])
-    heard = [AppendLog(Amendment(1, "tw")), AppendLog(Amendment(2, "thr"))]
-    gone = [AppendLog(Amendment(position, "changed")) for position in (-3, -2, -1, 0, 3)]
-    await store.commit(claim, "commit-2", heard + gone)
-    assert (await stored(store)).log == [AssistantMessage("tw"), AssistantMessage("thr")]
-
-
 # -- order
-
-
-async def test_calls_and_events_keep_their_order_however_many_there_are(store: RedisStore) -> None:
-    claim = await store.claim(KEY)
-    names = [f"{number * 7919 % 1009:x}" for number in range(300)]
-    for at in range(0, 300, 50):
-        part = names[at : at + 50]
-        operations = [each for name in part for each in (OpenCall(call(name)), PutOutbound(outbound(name)))]
-        await store.commit(claim, f"commit-{at}", operations)
-    await store.commit(claim, "commit-again", [PutOutbound(outbound(names[7]))])
-    state = await stored(store)
-    assert list(state.calls) == names and list(state.outbound) == names
 
 
 # -- expiry
@@ -215,18 +172,6 @@ async def test_a_session_expires_and_a_commit_and_a_claim_put_it_off(
     assert all(each > day - 60_000 for each in left())
 
 
-async def test_an_idle_session_is_forgotten_and_its_owner_is_told(server: RedisServer, prefix: str) -> None:
-    store = RedisStore(server.url, prefix=prefix, session_ttl=0.1)
-    claim = await filled(store)
-    # Each question takes a few milliseconds.
-    assert any(server.ask("KEYS", f"{prefix}:*") == "" for _ in range(1_000))
-    with pytest.raises(Rollback):
-        await store.commit(claim, "commit-1", [SetField("c", "d")])
-    again = await store.claim(KEY)
-    assert again.epoch == 1 and not again.state.log
-    await store.aclose()
-
-
 class TestRedisSessionLimit(SessionLimitContract):
     """What it keeps of one subject, over Redis."""
 
@@ -235,12 +180,6 @@ class TestRedisSessionLimit(SessionLimitContract):
         store = RedisStore(server.url, prefix=prefix, max_sessions=2)
         yield store
         await store.aclose()
-
-    async def test_a_session_that_was_deleted_makes_room(self, few: RedisStore) -> None:
-        for number in range(2):
-            await few.claim(SessionKey("subject", f"s-{number}"))
-        await few.delete("subject", "s-0")
-        assert (await few.claim(SessionKey("subject", "s-2"))).epoch == 1
 
     async def test_a_session_that_was_not_counted_when_it_was_made_may_be_claimed(
         self, few: RedisStore, server: RedisServer, prefix: str
@@ -278,23 +217,6 @@ class TestRedisExpiry(ExpiryContract):
         return wait
 
 
-async def test_a_record_of_the_servers_own_that_was_to_expire_is_kept_from_its_next_claim_on(
-    server: RedisServer, store: RedisStore, prefix: str
-) -> None:
-    key = SessionKey("subject", "$grants")
-    operations: list[Operation] = [AppendLog(UserMessage("x")), SetField("a", "b")]
-    await store.commit(await store.claim(key), "commit-1", operations)
-
-    def names() -> list[str]:
-        return server.ask("KEYS", f"{prefix}:*").splitlines()
-
-    assert [server.ask("PTTL", name) for name in names()] == ["-1"]
-    for name in names():
-        server.ask("PEXPIRE", name, "100000")
-    await store.claim(key)
-    assert [server.ask("PTTL", name) for name in names()] == ["-1"]
-
-
 # -- what others wrote
 
 
@@ -318,15 +240,3 @@ async def test_what_this_version_cannot_read_is_unavailable(
         await store.claim(KEY)
     server.ask("COPY", "aside", name, "REPLACE")
     assert (await stored(store)).log == HISTORY
-
-
-async def test_fields_of_a_newer_version_are_left_alone(
-    server: RedisServer, store: RedisStore, prefix: str
-) -> None:
-    claim = await filled(store)
-    before = contents((await store.claim(KEY)).state)
-    server.ask("HSET", f"{prefix}:{{subject/s-1}}", "of-tomorrow", "x")
-    claim = await store.claim(KEY)
-    assert contents(claim.state) == before
-    await store.commit(claim, "commit-1", [SetField("c", "d")])
-    assert server.ask("HGET", f"{prefix}:{{subject/s-1}}", "of-tomorrow") == "x"

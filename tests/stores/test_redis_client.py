@@ -14,7 +14,6 @@ import pytest
 import structlog
 
 from conductor.errors import SettingsError, StoreUnavailable
-from conductor.stores.base import SessionKey, SetField
 from conductor.stores.redis import RedisStore
 from tests.stores.contract import HISTORY, KEY, filled, stored
 from tests.stores.redis_server import WAIT, RedisServer, free_port, missing
@@ -157,11 +156,6 @@ async def test_something_that_never_answers_is_said_in_time(connect: Connect) ->
         await asyncio.wait_for(over.wait(), WAIT)
 
 
-async def test_a_name_that_is_no_host_is_said(connect: Connect) -> None:
-    with pytest.raises(SettingsError, match="which cannot be used: "):
-        await connect("redis://no-such-host.invalid").open()
-
-
 # -- TLS
 
 
@@ -203,32 +197,7 @@ async def test_a_server_with_tls_is_refused_if_its_certificate_is_not_trusted(
         await connect(f"rediss://127.0.0.1:{secure.port}").open()
 
 
-async def test_a_server_without_tls_is_not_taken_for_one_with_it(
-    locked: RedisServer, connect: Connect
-) -> None:
-    with pytest.raises(SettingsError, match="which cannot be used: "):
-        await connect(f"rediss://127.0.0.1:{locked.port}").open()
-
-
 # -- connections and configuration
-
-
-async def test_many_sessions_share_one_connection(tmp_path: Path, connect: Connect) -> None:
-    server = RedisServer(tmp_path / "redis", "--save", "")
-    server.start()
-    try:
-        store = connect(server.url)
-        claims = await asyncio.gather(
-            *(store.claim(SessionKey("subject", str(number))) for number in range(200))
-        )
-        for number in range(3):
-            await asyncio.gather(
-                *(store.commit(each, f"c-{number}", [SetField("a", "b")]) for each in claims)
-            )
-        assert all(claim.revision == 3 for claim in claims)
-        assert len(server.ask("CLIENT", "LIST").splitlines()) == 2  # ours, and the one that asks
-    finally:
-        server.kill()
 
 
 async def test_a_configuration_that_loses_sessions_is_warned_of(tmp_path: Path, connect: Connect) -> None:

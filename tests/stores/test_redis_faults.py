@@ -14,8 +14,8 @@ from typing import TypeAlias
 import pytest
 from redis.asyncio import Connection
 
-from conductor.errors import Conflict, Fenced, Rollback, SettingsError, StoreUnavailable
-from conductor.messages import Message, UserMessage
+from conductor.errors import Conflict, Fenced, Rollback, StoreUnavailable
+from conductor.messages import UserMessage
 from conductor.stores.base import AppendLog, Claim, RememberInbound, SessionKey, SetField
 from conductor.stores.redis import RedisStore
 from conductor.stores.redis_batch import Batcher, ConnectionLost, Copies
@@ -141,29 +141,6 @@ async def test_a_commit_whose_reply_is_lost_is_recorded_once(
     assert state.log == [*HISTORY, UserMessage("message 1"), UserMessage("message 2")]
 
 
-async def test_many_lost_replies_lose_and_double_nothing(server: RedisServer, make_store: StoreMaker) -> None:
-    proxy = Proxy(server.port)
-    keys = [SessionKey("subject", f"s-{number}") for number in range(10)]
-
-    async def talk(store: RedisStore, key: SessionKey) -> None:
-        claim = await store.claim(key)
-        for number in range(20):
-            if number % 4 == 3:
-                proxy.swallows = 1
-            await store.commit(claim, f"commit-{number}", [said(number), RememberInbound(f"in-{number}")])
-
-    async with proxy.running() as url:
-        store = make_store(url, retry_for=LONG)
-        await asyncio.wait_for(asyncio.gather(*(talk(store, key) for key in keys)), WAIT)
-        await store.aclose()
-    assert proxy.connections > 5
-    expected: list[Message] = [UserMessage(f"message {number}") for number in range(20)]
-    plain = make_store()
-    for key in keys:
-        claim = await plain.claim(key)
-        assert claim.state.log == expected and claim.revision == 20
-
-
 async def test_a_claim_whose_reply_is_lost_counts_once(server: RedisServer, make_store: StoreMaker) -> None:
     proxy = Proxy(server.port)
     async with proxy.running() as url:
@@ -210,28 +187,7 @@ async def test_what_is_committed_in_one_pass_of_the_loop_leaves_in_one_write(
         await store.aclose()
 
 
-async def test_scripts_that_are_not_known_are_given_to_each_that_asked_in_one_write(
-    server: RedisServer, make_store: StoreMaker
-) -> None:
-    store = make_store()
-    claims = [await store.claim(SessionKey("subject", f"s-{number}")) for number in range(10)]
-    await asyncio.gather(*(store.commit(claim, "commit-1", [said(1)]) for claim in claims))
-    assert {claim.revision for claim in claims} == {1}
-
-
 # -- zombies
-
-
-async def test_a_node_that_wakes_after_a_takeover_changes_nothing(make_store: StoreMaker) -> None:
-    asleep, awake = make_store(), make_store()
-    old = await filled(asleep)
-    new = await awake.claim(KEY)
-    assert new.token != old.token and new.state.log == HISTORY
-    await awake.commit(new, "commit-1", [SetField("a", "new")])
-    for number in range(3):
-        with pytest.raises(Fenced):
-            await asleep.commit(old, f"commit-{number}", [SetField("a", "old")])
-    assert (await stored(awake)).fields == {"a": "new"}
 
 
 # -- restarts
@@ -284,34 +240,7 @@ async def test_a_server_that_stays_away_is_unavailable_and_then_is_used_again(
     await store.commit(claim, "commit-3", [said(3)])
 
 
-async def test_an_owner_goes_on_after_an_outage_without_claiming_anew(
-    server: RedisServer, make_store: StoreMaker
-) -> None:
-    store = make_store(retry_for=SHORT)
-    claim = await filled(store)
-    server.kill()
-    with pytest.raises(StoreUnavailable):
-        await bounded(store.commit(claim, "commit-1", [said(1)]))
-    server.start()
-    await store.commit(claim, "commit-2", [said(2)])
-    assert (await stored(store)).log == [*HISTORY, UserMessage("message 2")]
-
-
 # -- a server that hangs
-
-
-async def test_a_server_that_hangs_for_a_moment_is_waited_for(
-    server: RedisServer, make_store: StoreMaker
-) -> None:
-    store = make_store(retry_for=LONG)
-    claim = await filled(store)
-    server.freeze()
-    commit = asyncio.create_task(store.commit(claim, "commit-1", [said(1)]))
-    done, _ = await asyncio.wait([commit], timeout=0.05)
-    assert not done
-    server.thaw()
-    await bounded(commit)
-    assert (await stored(store)).log == [*HISTORY, UserMessage("message 1")]
 
 
 async def test_a_connection_that_hangs_is_given_up_for_another_in_time(
@@ -408,19 +337,6 @@ async def test_an_owner_notices_that_its_commits_were_lost(
     assert len((await stored(store)).log) == len(HISTORY) + 3
 
 
-async def test_an_owner_whose_very_claim_was_lost_is_fenced(
-    server: RedisServer, make_store: StoreMaker
-) -> None:
-    store = make_store()
-    await filled(store)
-    shutil.copytree(server.folder, server.folder.with_name("copy"))
-    claim = await store.claim(KEY)
-    await store.commit(claim, "commit-1", [said(1)])
-    await back_to_a_copy(server)
-    with pytest.raises(Fenced):
-        await store.commit(claim, "commit-2", [said(2)])
-
-
 async def test_an_owner_notices_that_everything_was_lost(server: RedisServer, make_store: StoreMaker) -> None:
     store = make_store()
     claim = await filled(store)
@@ -458,18 +374,6 @@ async def test_a_server_that_is_full_records_nothing_and_works_again_when_there_
     await store.commit(claim, "commit-2", [said(2)])
     state = await stored(store)
     assert state.log == [*HISTORY, UserMessage("message 2")] and state.fields == {"a": "b"}
-
-
-async def test_a_failover_is_waited_for(server: RedisServer, make_store: StoreMaker) -> None:
-    store = make_store(retry_for=LONG)
-    claim = await filled(store)
-    server.ask("REPLICAOF", "127.0.0.1", "1")
-    commit = asyncio.create_task(store.commit(claim, "commit-1", [said(1)]))
-    done, _ = await asyncio.wait([commit], timeout=0.1)
-    assert not done
-    server.ask("REPLICAOF", "NO", "ONE")
-    await bounded(commit)
-    assert (await stored(store)).log == [*HISTORY, UserMessage("message 1")]
 
 
 async def test_after_a_failover_the_new_primary_is_found_under_the_old_name(
@@ -578,15 +482,3 @@ async def test_a_connection_that_was_reset_under_uvloop_is_lost_without_a_traceb
 
 
 # -- the start
-
-
-async def test_a_server_that_is_not_there_is_said_in_one_sentence(
-    server: RedisServer, make_store: StoreMaker
-) -> None:
-    server.kill()
-    with pytest.raises(SettingsError) as caught:
-        await make_store(f"redis://:s3cret@127.0.0.1:{server.port}").open()
-    where = f"redis://127.0.0.1:{server.port}/0"
-    assert str(caught.value) == (
-        f"SESSION_STORE_URL names {where}, which cannot be used: nothing listens there."
-    )

@@ -100,21 +100,6 @@ async def test_a_primary_that_hangs_is_replaced_and_its_writes_count_no_more(
     assert servers.replica.is_primary()
 
 
-async def test_a_failover_that_an_operator_asks_for_is_not_noticed(
-    servers: SentinelServers, make_store: StoreMaker
-) -> None:
-    load = Load(make_store(servers.url, retry_for=LONG))
-    async with asyncio.timeout(LONG):
-        await load.goes_on()
-        # The Sentinel refuses as long as it does not know that the replica is good.
-        while servers.sentinel.ask("SENTINEL", "FAILOVER", "main") != "OK":
-            await load.goes_on()
-        while not await asyncio.to_thread(servers.replica.is_primary):
-            await load.goes_on()
-        await load.goes_on()
-        await load.end()
-
-
 # -- mistakes
 
 

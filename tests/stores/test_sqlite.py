@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import random
 import shutil
 import sqlite3
 import stat
@@ -32,18 +31,14 @@ from conductor.errors import (
     StoreError,
     StoreUnavailable,
 )
-from conductor.messages import AssistantMessage, ToolResult, UserMessage
+from conductor.messages import ToolResult, UserMessage
 from conductor.settings import load_settings
+from conductor.stores.admin import SessionAdmin
 from conductor.stores.base import (
-    AckOutbound,
-    Amendment,
     AppendLog,
     Claim,
     FinishCall,
-    ForgetCall,
-    OpenCall,
     Operation,
-    PutOutbound,
     RememberInbound,
     SessionKey,
     SetField,
@@ -59,13 +54,11 @@ from tests.stores import sqlite_process
 from tests.stores.contract import (
     HISTORY,
     KEY,
+    AdminContract,
     ExpiryContract,
     SessionLimitContract,
     StoreContract,
-    call,
-    contents,
     filled,
-    outbound,
     stored,
 )
 from tests.stores.machine import StoreMachine
@@ -137,11 +130,6 @@ async def claims(store: SqliteStore | MemoryStore, count: int) -> list[Claim]:
 class TestSqliteStore(StoreContract):
     """The contract, over a file."""
 
-    async def test_a_released_session_stays(self, store: SqliteStore) -> None:
-        await store.release(await filled(store))
-        claim = await store.claim(KEY)
-        assert (claim.epoch, claim.revision) == (2, 1) and claim.state.log == HISTORY
-
     async def test_sessions_and_claims_outlive_the_store(self, path: Path, store: SqliteStore) -> None:
         claim = await filled(store)
         await store.aclose()
@@ -149,6 +137,24 @@ class TestSqliteStore(StoreContract):
             await other.commit(claim, "commit-1", [SetField("c", "d")])
             state = await stored(other)
         assert state.log == HISTORY and state.fields == {"a": "b", "c": "d"}
+
+
+class TestSqliteAdmin(AdminContract):
+    """The operator's operations, over a file."""
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        return tmp_path / "a file?#%.db"
+
+    async def test_deleted_text_is_overwritten(self, path: Path, store: SqliteStore) -> None:
+        claim = await store.claim(KEY)
+        await store.commit(claim, "commit-1", [AppendLog(UserMessage("SECRET-" * 40))])
+        await store.delete("subject")
+        assert not any(b"SECRET-" in file.read_bytes() for file in path.parent.iterdir())
+
+    async def test_a_missing_file_is_unavailable(self, tmp_path: Path) -> None:
+        with pytest.raises(StoreUnavailable):
+            await SessionAdmin(SqliteStore(tmp_path / "none.db")).sessions()
 
 
 class SqliteMachine(StoreMachine):
@@ -248,61 +254,6 @@ async def test_a_commit_that_nobody_waits_for_any_more_leaves_none_of_its_group_
     answered, _ = await asyncio.wait(commits, timeout=5)
     assert len(answered) == 9
     assert [commit.cancelled() for commit in commits] == [number == 4 for number in range(9)]
-
-
-def _random_operation(rng: random.Random) -> Operation:
-    name = rng.choice("abcdefgh")
-    many: list[Operation] = [
-        AppendLog(rng.choice([UserMessage, AssistantMessage])(name)),
-        AppendLog(Amendment(rng.randrange(12), name)),
-        TrimLog(rng.randrange(14)),
-        OpenCall(call(name)),
-        FinishCall(name, ToolResult(name, str(rng.random()))),
-        ForgetCall(name),
-        RememberInbound(str(rng.randrange(2000))),
-        PutOutbound(outbound(name)),
-        AckOutbound(name),
-        SetField(name, rng.choice(["", "x", "y"])),
-    ]
-    weights = [4, 4, 1, 2, 2, 2, 2, 4, 2, 3]
-    return rng.choices(many, weights)[0]
-
-
-@pytest.mark.parametrize("seed", range(4))
-async def test_large_groups_agree_with_memory_on_everything(
-    path: Path, store: SqliteStore, seed: int
-) -> None:
-    rng = random.Random(seed)
-    model = MemoryStore()
-    mine, models = await claims(store, 90), await claims(model, 90)
-    for step in range(12):
-        batches = [[_random_operation(rng) for _ in range(rng.randrange(9))] for _ in mine]
-        with locked(path):
-            commits = [
-                asyncio.ensure_future(store.commit(claim, f"commit-{step}", batch))
-                for claim, batch in zip(mine, batches, strict=True)
-            ]
-            await asyncio.sleep(0)
-        outcomes = await asyncio.gather(*commits, return_exceptions=True)
-        for outcome, claim, batch in zip(outcomes, models, batches, strict=True):
-            try:
-                await model.commit(claim, f"commit-{step}", batch)
-            except Duplicate:
-                assert isinstance(outcome, Duplicate)
-            else:
-                assert outcome is None
-    for claim, wanted in zip(await claims(store, 90), await claims(model, 90), strict=True):
-        assert contents(claim.state) == contents(wanted.state) and claim.revision == wanted.revision
-        assert list(claim.state.calls) == list(wanted.state.calls)
-
-
-async def test_ids_are_told_apart_to_the_last_byte(store: SqliteStore) -> None:
-    keys = [SessionKey("a", "b\0c"), SessionKey("a", "b"), SessionKey("a\0", "b"), SessionKey("ä", "b")]
-    for key in keys:
-        claim = await store.claim(key)
-        await store.commit(claim, "commit-1", [RememberInbound(name) for name in ("x", "x\0", "x\0y", "ẍ")])
-        assert claim.epoch == 1
-        assert list((await store.claim(key)).state.seen) == ["x", "x\0", "x\0y", "ẍ"]
 
 
 async def test_half_characters_spoil_neither_the_text_nor_the_group(store: SqliteStore) -> None:
@@ -627,13 +578,6 @@ def test_a_file_of_another_format_is_refused_with_one_sentence_and_exit_code_2(
     assert path.read_bytes() == content
 
 
-async def test_a_file_that_another_process_keeps_to_itself_may_be_opened_later(path: Path) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(StoreUnavailable):
-            await SqliteStore(path, busy_timeout=0.05).open()
-
-
 @pytest.mark.parametrize("revision", [1, 2, 3])
 async def test_a_conversation_with_a_missing_commit_is_not_given_out(
     path: Path, store: SqliteStore, revision: int
@@ -684,24 +628,6 @@ class Clock:
         return self.now
 
 
-async def test_a_claim_of_an_expired_session_finds_nothing(path: Path) -> None:
-    clock = Clock()
-    store = SqliteStore(path, session_ttl=100, now=clock)
-    await store.open()
-    claim = await filled(store)
-    clock.now += 99
-    await store.commit(claim, "commit-1", [])
-    clock.now += 99
-    kept = await store.claim(KEY)
-    assert kept.epoch == 2 and kept.state.log == HISTORY
-    clock.now += 101
-    fresh = await store.claim(KEY)
-    assert (fresh.epoch, fresh.revision) == (1, 0) and not fresh.state.log and not fresh.state.seen
-    with pytest.raises(Fenced):
-        await store.commit(kept, "commit-2", [])
-    await store.aclose()
-
-
 async def test_expired_sessions_are_swept_and_the_others_stay(path: Path) -> None:
     clock = Clock()
     store = SqliteStore(path, session_ttl=100, now=clock)
@@ -730,12 +656,6 @@ class TestSqliteSessionLimit(SessionLimitContract):
         yield store
         await store.aclose()
 
-    async def test_a_session_that_was_deleted_makes_room(self, few: SqliteStore) -> None:
-        for number in range(2):
-            await few.claim(SessionKey("subject", f"s-{number}"))
-        await few.delete("subject", "s-0")
-        assert (await few.claim(SessionKey("subject", "s-2"))).epoch == 1
-
 
 class TestSqliteExpiry(ExpiryContract):
     """What expires and what does not, over SQLite."""
@@ -758,19 +678,6 @@ class TestSqliteExpiry(ExpiryContract):
             assert await brief.sweep() <= 1
 
         return wait
-
-
-async def test_a_record_of_the_servers_own_is_not_swept_among_many_that_are(path: Path) -> None:
-    clock = Clock()
-    store = SqliteStore(path, session_ttl=100, now=clock)
-    await store.open()
-    await claims(store, 50)
-    for number in range(50):
-        await store.claim(SessionKey(f"subject-{number}", "$grants"))
-    clock.now += 101
-    assert await store.sweep() == 50
-    assert (await store.claim(SessionKey("subject-7", "$grants"))).epoch == 2
-    await store.aclose()
 
 
 async def test_sweeping_happens_by_itself(path: Path) -> None:
