@@ -1,4 +1,4 @@
-"""What a scripted server says beyond the base protocol: accepted capabilities, questions, activity."""
+"""Steps of a scripted server with extensions of the protocol."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ ALL = ("tools", "approval", "cancel", "lease", "late", "async", "activity")
 
 
 async def start(peer: Peer, *capabilities: str, resumed: bool = False, **fields: Any) -> Json:
-    """Answer ``session.start``, accepting capabilities (by default `ALL`); give its payload.
+    """Answer ``session.start``, accepting capabilities (by default `ALL`); return its payload.
 
-    ``fields`` are more of the answer's.
+    ``fields`` are further fields of the answer.
     """
-    begun = await peer.receive("session.start")
+    event = await peer.receive("session.start")
     accepted = list(capabilities or ALL)
     payload = {"sessionId": peer.session_id, "resumed": resumed, "capabilities": accepted, **fields}
     await peer.send("session.started", payload)
-    return dict(begun["payload"])
+    return dict(event["payload"])
 
 
 def request(approval_id: str = "appr_1", **fields: Any) -> Json:
@@ -41,18 +41,20 @@ def request(approval_id: str = "appr_1", **fields: Any) -> Json:
     }
 
 
-async def answered(peer: Peer) -> Json:
-    """Wait for an ``approval.response``; give its payload."""
+async def approval_response(peer: Peer) -> Json:
+    """Wait for an ``approval.response``; return its payload."""
     return dict((await peer.receive("approval.response"))["payload"])
 
 
 async def resolve(peer: Peer, outcome: str, approval_id: str = "appr_1", **fields: Any) -> None:
-    """Say what became of a question."""
+    """Resolve an approval request."""
     await peer.send("approval.resolved", {"approvalId": approval_id, "outcome": outcome, **fields})
 
 
-def asking(*requests: Json, got: list[Json], outcome: str = "allowed") -> Callable[[Peer], Awaitable[None]]:
-    """Make a script: a turn that asks these questions and then answers."""
+def asking(
+    *requests: Json, payloads: list[Json], outcome: str = "allowed"
+) -> Callable[[Peer], Awaitable[None]]:
+    """Make a script: a turn with these approval requests and an answer."""
 
     async def script(peer: Peer) -> None:
         await start(peer)
@@ -60,7 +62,7 @@ def asking(*requests: Json, got: list[Json], outcome: str = "allowed") -> Callab
         for payload in requests:
             await peer.send("approval.request", payload)
         for _ in requests:
-            got.append(await answered(peer))
+            payloads.append(await approval_response(peer))
         for payload in requests:
             await resolve(peer, outcome, payload["approvalId"])
         await peer.answer("Done.")

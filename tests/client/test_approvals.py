@@ -1,4 +1,4 @@
-"""Approvals in the library: asked once, answered under the digest that was shown, and never by chance."""
+"""Approvals: each request is handled once, and the decision echoes its digest."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from conductor.client import (
 )
 from conductor.events.client import ApprovalResponse
 from conductor.events.server import ApprovalResolved, SpeechFinal
-from tests.client.extended import answered, asking, request, resolve, soon, start
+from tests.client.extended import approval_response, asking, request, resolve, soon, start
 from tests.stand_ins.scripted_server import LIMIT_S, Json, Peer, plain_turns, scripted_server
 
 AT_ONCE = Reconnect(first_s=0, most_s=0)
 
 
-async def test_the_capability_is_named_only_where_somebody_can_be_asked() -> None:
+async def test_the_capability_needs_a_handler() -> None:
     for handler in (None, lambda _: deny()):
         async with scripted_server() as server, connect(server.url, on_approval=handler):
             pass
-        named = server.heard[0]["payload"]["capabilities"]
+        capabilities = server.heard[0]["payload"]["capabilities"]
         base = ["resume", "cancel", "lease", "late", "async", "activity", "diagnostics"]
-        assert named == base + ["approval"] * (handler is not None)
+        assert capabilities == base + ["approval"] * (handler is not None)
 
 
-async def test_a_client_of_the_base_protocol_names_none_and_a_server_may_accept_fewer() -> None:
+async def test_a_client_may_name_no_capabilities_and_a_server_accept_fewer() -> None:
     async with scripted_server(plain_turns) as server:
         async with connect(server.url, capabilities=()) as client:
             assert client.capabilities == frozenset()
@@ -50,20 +50,20 @@ async def test_a_client_of_the_base_protocol_names_none_and_a_server_may_accept_
         assert client.capabilities == {"cancel"}
 
 
-async def test_the_handler_gets_the_question_and_its_answer_echoes_the_digest() -> None:
-    seen: list[Approval] = []
-    got: list[Json] = []
+async def test_the_handler_receives_the_request_and_its_decision_echoes_the_digest() -> None:
+    approvals: list[Approval] = []
+    payloads: list[Json] = []
 
     async def handler(approval: Approval) -> Any:
-        seen.append(approval)
+        approvals.append(approval)
         return allow("session")
 
     async with (
-        scripted_server(asking(request(), got=got)) as server,
+        scripted_server(asking(request(), payloads=payloads)) as server,
         connect(server.url, on_approval=handler) as client,
     ):
         assert (await (await client.say("delete it")).wait(LIMIT_S)).text == "Done."
-    assert seen == [
+    assert approvals == [
         Approval(
             approval_id="appr_1",
             call_id="call_of_appr_1",
@@ -77,7 +77,7 @@ async def test_the_handler_gets_the_question_and_its_answer_echoes_the_digest() 
             expires_at=datetime(2026, 3, 1, 12, 10, tzinfo=UTC),
         )
     ]
-    assert got == [
+    assert payloads == [
         {
             "approvalId": "appr_1",
             "argumentsDigest": "digest of appr_1",
@@ -99,16 +99,16 @@ async def test_the_handler_gets_the_question_and_its_answer_echoes_the_digest() 
         (edit({"path": "a.txt"}), {"decision": "edit", "editedArguments": {"path": "a.txt"}}),
     ],
 )
-async def test_what_is_decided_is_sent_as_the_protocol_has_it(answer: Any, expected: Json) -> None:
-    got: list[Json] = []
-    asked = request(scopes=["once", "session"])
+async def test_decisions_are_encoded_as_in_the_protocol(answer: Any, expected: Json) -> None:
+    payloads: list[Json] = []
+    calls = request(scopes=["once", "session"])
     async with (
-        scripted_server(asking(asked, got=got)) as server,
+        scripted_server(asking(calls, payloads=payloads)) as server,
         connect(server.url, on_approval=lambda _: answer) as client,
     ):
         await (await client.say("delete it")).wait(LIMIT_S)
-    assert got == [{"approvalId": "appr_1", "argumentsDigest": "digest of appr_1", **expected}]
-    (decision,) = msgspec.convert(got[0], ApprovalResponse).all()
+    assert payloads == [{"approvalId": "appr_1", "argumentsDigest": "digest of appr_1", **expected}]
+    (decision,) = msgspec.convert(payloads[0], ApprovalResponse).all()
     assert decision.approval_id == "appr_1"
 
 
@@ -127,18 +127,18 @@ def fails(_approval: Approval) -> Any:
         lambda _: edit({"path": "x" * 2**20}),
     ],
 )
-async def test_a_handler_that_fails_or_answers_oddly_refuses(handler: Any) -> None:
-    got: list[Json] = []
+async def test_a_faulty_handler_refuses(handler: Any) -> None:
+    payloads: list[Json] = []
     async with (
-        scripted_server(asking(request(), got=got)) as server,
+        scripted_server(asking(request(), payloads=payloads)) as server,
         connect(server.url, on_approval=handler) as client,
     ):
         await (await client.say("delete it")).wait(LIMIT_S)
-    assert [(one["decision"], one.get("message")) for one in got] == [("deny", None)]
+    assert [(payload["decision"], payload.get("message")) for payload in payloads] == [("deny", None)]
 
 
 @pytest.mark.parametrize("limit_s", [0.01, LIMIT_S])
-async def test_a_handler_that_runs_out_of_time_or_gives_nothing_sends_nothing(limit_s: float) -> None:
+async def test_without_a_decision_no_response_is_sent(limit_s: float) -> None:
     async def script(peer: Peer) -> None:
         await start(peer)
         await peer.begin()
@@ -165,7 +165,7 @@ async def test_a_handler_that_runs_out_of_time_or_gives_nothing_sends_nothing(li
 
 
 @pytest.mark.parametrize("together", [True, False])
-async def test_a_question_is_asked_while_a_tool_runs_and_ahead_of_what_waits_behind_it(
+async def test_a_request_is_handled_during_a_tool_and_before_waiting_events(
     together: bool,
 ) -> None:
     async def script(peer: Peer) -> None:
@@ -173,17 +173,17 @@ async def test_a_question_is_asked_while_a_tool_runs_and_ahead_of_what_waits_beh
         await peer.begin()
         slow = await peer.call("notes.slow", {})
         if not together:
-            await soon(begun)
+            await soon(started)
         await peer.send("assistant.speech.final", {"text": "waits"})
         await peer.send("approval.request", request())
-        assert (await answered(peer))["decision"] == "allow"
+        assert (await approval_response(peer))["decision"] == "allow"
         release.set()
         await peer.result(slow)
         await resolve(peer, "allowed")
         await peer.answer("Done.")
 
     async def slow(_arguments: Json) -> str:
-        begun.set()
+        started.set()
         await release.wait()
         return "ok"
 
@@ -191,7 +191,7 @@ async def test_a_question_is_asked_while_a_tool_runs_and_ahead_of_what_waits_beh
         assert finals == []
         return allow()
 
-    begun, release = asyncio.Event(), asyncio.Event()
+    started, release = asyncio.Event(), asyncio.Event()
     finals: list[str] = []
     async with (
         scripted_server(script) as server,
@@ -202,7 +202,7 @@ async def test_a_question_is_asked_while_a_tool_runs_and_ahead_of_what_waits_beh
     assert finals == ["waits", "Done."]
 
 
-async def test_a_question_is_asked_after_what_was_said_before_it() -> None:
+async def test_a_request_is_handled_after_earlier_events() -> None:
     order: list[str] = []
 
     async def script(peer: Peer) -> None:
@@ -211,7 +211,7 @@ async def test_a_question_is_asked_after_what_was_said_before_it() -> None:
         for text in ("one", "two", "three"):
             await peer.send("assistant.speech.partial", {"text": text})
         await peer.send("approval.request", request())
-        await answered(peer)
+        await approval_response(peer)
         await resolve(peer, "denied")
         await peer.answer("Done.")
 
@@ -226,43 +226,43 @@ async def test_a_question_is_asked_after_what_was_said_before_it() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["superseded", "expired", "allowed"])
-async def test_a_question_that_no_longer_stands_stops_its_handler_and_is_told(outcome: str) -> None:
+async def test_a_resolved_request_stops_its_handler_and_is_reported(outcome: str) -> None:
     async def script(peer: Peer) -> None:
         await start(peer)
         await peer.begin()
         await peer.send("approval.request", request())
-        await soon(begun)
+        await soon(started)
         await resolve(peer, outcome, message="so it goes")
         await soon(stopped)
-        await peer.send("approval.request", request())  # a replay asks nothing again
+        await peer.send("approval.request", request())  # a replay
         await peer.answer("Done.")
 
     async def handler(_approval: Approval) -> Any:
-        asked.append(1)
-        begun.set()
+        calls.append(1)
+        started.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             stopped.set()
-            return allow()  # too late: nothing is sent
+            return allow()  # too late
 
-    begun, stopped = asyncio.Event(), asyncio.Event()
-    asked: list[int] = []
-    told: list[ApprovalResolved] = []
+    started, stopped = asyncio.Event(), asyncio.Event()
+    calls: list[int] = []
+    events: list[ApprovalResolved] = []
     async with scripted_server(script) as server, connect(server.url, on_approval=handler) as client:
-        client.on(ApprovalResolved, told.append)
+        client.on(ApprovalResolved, events.append)
         await (await client.say("go")).wait(LIMIT_S)
-    assert told == [ApprovalResolved("appr_1", outcome, "so it goes")]  # type: ignore[arg-type]  # one of them
-    assert asked == [1]
+    assert events == [ApprovalResolved("appr_1", outcome, "so it goes")]  # type: ignore[arg-type]  # one of them
+    assert calls == [1]
     assert "approval.response" not in server.types_heard()
 
 
-async def test_an_undecided_question_that_is_replayed_is_not_asked_twice() -> None:
+async def test_a_replayed_request_is_handled_once() -> None:
     async def first(peer: Peer) -> None:
         await start(peer)
         await peer.begin()
         await peer.send("approval.request", request(), "evt_ask")
-        await soon(begun)
+        await soon(started)
         peer.connection.transport.abort()
 
     async def second(peer: Peer) -> None:
@@ -271,40 +271,40 @@ async def test_an_undecided_question_that_is_replayed_is_not_asked_twice() -> No
         await peer.send("approval.request", request())  # under a new envelope id, too
         await peer.arrived()
         decide.set()
-        got.append(await answered(peer))
+        payloads.append(await approval_response(peer))
         await resolve(peer, "allowed")
         await peer.answer("Done.")
 
     async def handler(_approval: Approval) -> Any:
-        asked.append(1)
-        begun.set()
+        calls.append(1)
+        started.set()
         await decide.wait()
         return allow()
 
-    begun, decide = asyncio.Event(), asyncio.Event()
-    asked: list[int] = []
-    got: list[Json] = []
+    started, decide = asyncio.Event(), asyncio.Event()
+    calls: list[int] = []
+    payloads: list[Json] = []
     async with scripted_server(first, second) as server:
         async with connect(server.url, on_approval=handler, reconnect=AT_ONCE) as client:
             await (await client.say("go")).wait(LIMIT_S)
-    assert asked == [1]
-    assert len(got) == server.types_heard().count("approval.response") == 1
+    assert calls == [1]
+    assert len(payloads) == server.types_heard().count("approval.response") == 1
 
 
 @pytest.mark.parametrize("replayed", [True, False])
-async def test_a_decision_that_was_lost_is_sent_again_the_same_under_a_fresh_id(replayed: bool) -> None:
+async def test_a_lost_decision_is_sent_again_under_a_new_id(replayed: bool) -> None:
     async def first(peer: Peer) -> None:
         await start(peer)
         await peer.begin()
         await peer.send("approval.request", request())
-        lost.append(await peer.receive("approval.response"))
+        responses.append(await peer.receive("approval.response"))
         peer.connection.transport.abort()
 
     async def second(peer: Peer) -> None:
         await start(peer, resumed=True)
         if replayed:
             await peer.send("approval.request", request())
-        lost.append(await peer.receive("approval.response"))
+        responses.append(await peer.receive("approval.response"))
         await peer.arrived()
         await resolve(peer, "edited")
         await peer.answer("Done.")
@@ -315,66 +315,66 @@ async def test_a_decision_that_was_lost_is_sent_again_the_same_under_a_fresh_id(
         await peer.answer("Nothing more.")
 
     def handler(_approval: Approval) -> Any:
-        asked.append(1)
+        calls.append(1)
         return edit({"path": "a.txt"})
 
-    lost: list[Json] = []
-    asked: list[int] = []
-    again = asyncio.Event()
+    responses: list[Json] = []
+    calls: list[int] = []
+    reconnected = asyncio.Event()
     async with scripted_server(first, second, third) as server:
         async with connect(server.url, on_approval=handler, reconnect=AT_ONCE) as client:
             await (await client.say("go")).wait(LIMIT_S)
-            client.on(Reconnected, lambda _event: again.set())
+            client.on(Reconnected, lambda _event: reconnected.set())
             client.drop()
-            await soon(again)
+            await soon(reconnected)
             await (await client.say("and then?")).wait(LIMIT_S)
-    assert asked == [1]
-    assert lost[0]["payload"] == lost[1]["payload"]
-    assert lost[0]["id"] != lost[1]["id"]
-    assert server.types_heard().count("approval.response") == 2  # resolved: a third connection has none
+    assert calls == [1]
+    assert responses[0]["payload"] == responses[1]["payload"]
+    assert responses[0]["id"] != responses[1]["id"]
+    assert server.types_heard().count("approval.response") == 2  # the third connection follows the resolution
 
 
-async def test_a_decision_that_the_server_could_not_record_is_sent_again() -> None:
+async def test_a_decision_that_was_not_recorded_is_sent_again() -> None:
     async def serve(peer: Peer) -> None:
         await start(peer)
         await peer.begin()
         await peer.send("approval.request", request())
-        sent.append(await peer.receive("approval.response"))
-        error = {"code": "store_unavailable", "message": "Later.", "eventId": sent[0]["id"]}
+        responses.append(await peer.receive("approval.response"))
+        error = {"code": "store_unavailable", "message": "Later.", "eventId": responses[0]["id"]}
         await peer.send("error", error)
-        sent.append(await peer.receive("approval.response"))
+        responses.append(await peer.receive("approval.response"))
         await resolve(peer, "allowed")
         await peer.answer("Done.")
 
-    sent: list[Json] = []
+    responses: list[Json] = []
     async with scripted_server(serve) as server:
         limits = ClientLimits(retry_s=0.0)
         async with connect(server.url, on_approval=lambda _: allow(), limits=limits) as client:
             result = await (await client.say("go")).wait(LIMIT_S)
-    assert result.text == "Done." and sent[0]["payload"] == sent[1]["payload"]
+    assert result.text == "Done." and responses[0]["payload"] == responses[1]["payload"]
 
 
-async def test_what_was_decided_without_a_connection_waits_for_the_next() -> None:
+async def test_a_decision_without_a_connection_waits_for_the_next() -> None:
     async def first(peer: Peer) -> None:
         await start(peer)
         await peer.begin()
         await peer.send("approval.request", request())
-        await soon(begun)
+        await soon(started)
         peer.connection.transport.abort()
 
     async def second(peer: Peer) -> None:
         await start(peer, resumed=True)
-        assert (await answered(peer))["decision"] == "deny"
+        assert (await approval_response(peer))["decision"] == "deny"
         await resolve(peer, "denied")
         await peer.answer("Done.")
 
     async def handler(_approval: Approval) -> Any:
-        begun.set()
+        started.set()
         await client.wait_lost(LIMIT_S)
         decided.set()
         return deny()
 
-    begun, decided = asyncio.Event(), asyncio.Event()
+    started, decided = asyncio.Event(), asyncio.Event()
     async with scripted_server(first, second) as server:
         async with connect(server.url, on_approval=handler) as client:
             turn = await client.say("go")
@@ -383,36 +383,36 @@ async def test_what_was_decided_without_a_connection_waits_for_the_next() -> Non
             assert (await turn.wait(LIMIT_S)).text == "Done."
 
 
-async def test_the_questions_of_a_session_that_is_gone_are_forgotten() -> None:
+async def test_requests_of_a_lost_session_are_dropped() -> None:
     async def first(peer: Peer) -> None:
         await start(peer)
         await peer.send("approval.request", request())
-        await soon(begun)
+        await soon(started)
 
     async def handler(_approval: Approval) -> Any:
-        begun.set()
+        started.set()
         try:
             await asyncio.Event().wait()
         finally:
             stopped.set()
 
-    begun, stopped = asyncio.Event(), asyncio.Event()
+    started, stopped = asyncio.Event(), asyncio.Event()
     async with scripted_server(first, plain_turns) as server:
         async with connect(server.url, on_approval=handler) as client:
-            await soon(begun)
+            await soon(started)
             await client.reconnect()
             await soon(stopped)
 
 
-async def test_an_edit_that_is_refused_is_asked_again_with_the_reason_and_not_for_ever() -> None:
+async def test_a_refused_edit_repeats_the_request_up_to_a_limit() -> None:
     async def script(peer: Peer) -> None:
         await start(peer)
         await peer.begin()
         await peer.send("approval.request", request())
         for _ in range(10):
-            got.append(await answered(peer))
+            payloads.append(await approval_response(peer))
             await resolve(peer, "refused", message="path must be a text")
-        got.append(await answered(peer))
+        payloads.append(await approval_response(peer))
         await resolve(peer, "denied")
         await peer.answer("Done.")
 
@@ -420,45 +420,46 @@ async def test_an_edit_that_is_refused_is_asked_again_with_the_reason_and_not_fo
         refusals.append(approval.refused)
         return edit({"path": 7})
 
-    got: list[Json] = []
+    payloads: list[Json] = []
     refusals: list[str | None] = []
     async with scripted_server(script) as server, connect(server.url, on_approval=handler) as client:
         await (await client.say("go")).wait(LIMIT_S)
     assert refusals == [None, *["path must be a text"] * 9]
-    assert [one["decision"] for one in got] == [*["edit"] * 10, "deny"]
+    assert [payload["decision"] for payload in payloads] == [*["edit"] * 10, "deny"]
 
 
-async def test_other_arguments_under_the_same_name_are_another_question() -> None:
+async def test_other_arguments_under_the_same_id_are_a_new_request() -> None:
     async def script(peer: Peer) -> None:
         await start(peer)
         await peer.begin()
         for path in ("a.txt", "b.txt"):
             await peer.send("approval.request", request(arguments={"path": path}, argumentsDigest=path))
-            got.append(await answered(peer))
+            payloads.append(await approval_response(peer))
         await resolve(peer, "allowed")
         await peer.answer("Done.")
 
-    got: list[Json] = []
+    payloads: list[Json] = []
     async with (
         scripted_server(script) as server,
         connect(
-            server.url, on_approval=lambda one: allow() if one.arguments["path"] == "a.txt" else deny()
+            server.url,
+            on_approval=lambda approval: allow() if approval.arguments["path"] == "a.txt" else deny(),
         ) as client,
     ):
         await (await client.say("go")).wait(LIMIT_S)
-    assert [(one["argumentsDigest"], one["decision"]) for one in got] == [
+    assert [(payload["argumentsDigest"], payload["decision"]) for payload in payloads] == [
         ("a.txt", "allow"),
         ("b.txt", "deny"),
     ]
 
 
-async def test_the_questions_that_are_remembered_are_bounded() -> None:
+async def test_open_requests_are_bounded() -> None:
     async def script(peer: Peer) -> None:
         await start(peer)
         await peer.begin()
         for number in range(5):
             await peer.send("approval.request", request(f"appr_{number}"))
-            await peer.result(await peer.state("thinking"))  # it is asked
+            await peer.result(await peer.state("thinking"))  # its handler runs
         await soon(stopped)
         await peer.answer("Done.")
 
@@ -480,17 +481,17 @@ async def test_the_questions_that_are_remembered_are_bounded() -> None:
         await soon(stopped)
         assert ended == ["appr_0", "appr_1", "appr_2"]
         assert not turn.is_done
-    assert sorted(ended) == [f"appr_{number}" for number in range(5)]  # closing stops the rest
+    assert sorted(ended) == [f"appr_{number}" for number in range(5)]  # closing stops the others
 
 
-async def test_an_idle_that_opens_the_microphone_for_an_answer_does_not_end_the_turn() -> None:
+async def test_the_idle_for_an_answer_does_not_end_the_turn() -> None:
     async def script(peer: Peer) -> None:
         await start(peer)
         await peer.begin()
         await peer.send("approval.request", request())
         await peer.result(await peer.state("idle"))
         decide.set()
-        await answered(peer)
+        await approval_response(peer)
         await resolve(peer, "allowed")
         await peer.answer("Done.")
 
@@ -504,31 +505,31 @@ async def test_an_idle_that_opens_the_microphone_for_an_answer_does_not_end_the_
     assert (result.ending, result.text) == ("idle", "Done.")
 
 
-# -- that the person can see it
+# -- approval.shown
 
 
 SHOWN = "approval.shown"
 
 
-async def test_the_server_is_told_that_a_question_is_shown_once_its_handler_waits() -> None:
+async def test_approval_shown_is_sent_when_the_handler_waits() -> None:
     async def script(peer: Peer) -> None:
         await start(peer)
         await peer.begin()
         await peer.send("approval.request", request())
         assert (await peer.receive(SHOWN))["payload"] == {"approvalId": "appr_1"}
         assert drawn == ["May I run notes delete, path notes.txt?"]
-        shown.set()
-        await answered(peer)
+        notify_shown.set()
+        await approval_response(peer)
         await resolve(peer, "allowed")
         await peer.answer("Done.")
 
     async def handler(approval: Approval) -> Any:
         drawn.append(approval.prompt)
-        await shown.wait()
+        await notify_shown.wait()
         return allow()
 
     drawn: list[str] = []
-    shown = asyncio.Event()
+    notify_shown = asyncio.Event()
     async with scripted_server(script) as server, connect(server.url, on_approval=handler) as client:
         await (await client.say("go")).wait(LIMIT_S)
     assert server.types_heard().count(SHOWN) == 1
@@ -543,10 +544,10 @@ def raises(_approval: Approval) -> Any:
 
 
 @pytest.mark.parametrize("handler", [lambda _: allow(), at_once, raises])
-async def test_what_is_decided_at_once_was_not_shown(handler: Any) -> None:
-    got: list[Json] = []
+async def test_an_immediate_decision_sends_no_approval_shown(handler: Any) -> None:
+    payloads: list[Json] = []
     async with (
-        scripted_server(asking(request(), got=got)) as server,
+        scripted_server(asking(request(), payloads=payloads)) as server,
         connect(server.url, on_approval=handler) as client,
     ):
         await (await client.say("delete it")).wait(LIMIT_S)
@@ -554,11 +555,11 @@ async def test_what_is_decided_at_once_was_not_shown(handler: Any) -> None:
 
 
 async def leaves_open(_approval: Approval) -> None:
-    """Leave the answer to the person's voice."""
+    """Leave the request open for an answer by voice."""
 
 
 @pytest.mark.parametrize("handler", [lambda _: None, leaves_open])
-async def test_a_handler_that_leaves_the_question_to_the_voice_has_shown_it(handler: Any) -> None:
+async def test_a_handler_without_a_decision_sends_approval_shown(handler: Any) -> None:
     async def script(peer: Peer) -> None:
         await start(peer)
         await peer.begin()
@@ -571,78 +572,78 @@ async def test_a_handler_that_leaves_the_question_to_the_voice_has_shown_it(hand
         await (await client.say("go")).wait(LIMIT_S)
 
 
-async def test_a_handler_may_say_itself_when_its_card_can_be_seen() -> None:
+async def test_a_handler_may_send_approval_shown_itself() -> None:
     async def script(peer: Peer) -> None:
         await start(peer)
         await peer.begin()
         await peer.send("approval.request", request())
-        await soon(begun)
+        await soon(started)
         await peer.result(await peer.state("idle"))
         assert SHOWN not in server.types_heard()
         draw.set()
         await peer.receive(SHOWN)
         drawn.set()
-        await answered(peer)
+        await approval_response(peer)
         await resolve(peer, "allowed")
         await peer.answer("Done.")
 
-    async def handler(_approval: Approval, shown: Any) -> Any:
-        begun.set()
+    async def handler(_approval: Approval, notify_shown: Any) -> Any:
+        started.set()
         await draw.wait()
-        await shown()
-        await shown()  # drawn once more
+        await notify_shown()
+        await notify_shown()  # drawn again
         await drawn.wait()
         return allow()
 
-    begun, draw, drawn = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    started, draw, drawn = asyncio.Event(), asyncio.Event(), asyncio.Event()
     async with scripted_server(script) as server, connect(server.url, on_approval=handler) as client:
         await (await client.say("go")).wait(LIMIT_S)
     assert server.types_heard().count(SHOWN) == 1
 
 
-async def test_each_connection_is_told_what_is_shown_and_not_what_is_decided_or_was_not_drawn() -> None:
+async def test_each_connection_receives_approval_shown_of_open_cards() -> None:
     async def first(peer: Peer) -> None:
         await start(peer)
         await peer.begin()
         for number in (1, 2, 3):
             await peer.send("approval.request", request(f"appr_{number}"))
         await peer.receive(SHOWN)
-        await answered(peer)
-        await soon(begun)
+        await approval_response(peer)
+        await soon(started)
         peer.connection.transport.abort()
 
     async def second(peer: Peer) -> None:
         await start(peer, resumed=True)
         assert (await peer.receive(SHOWN))["payload"] == {"approvalId": "appr_1"}
-        assert (await answered(peer))["approvalId"] == "appr_2"
+        assert (await approval_response(peer))["approvalId"] == "appr_2"
         await peer.arrived()
         for number in (1, 2, 3):
             await resolve(peer, "expired", f"appr_{number}")
         await peer.answer("Done.")
 
-    async def handler(approval: Approval, shown: Any) -> Any:
+    async def handler(approval: Approval, notify_shown: Any) -> Any:
         if approval.approval_id == "appr_2":
             return deny()
         if approval.approval_id == "appr_1":
-            await shown()
+            await notify_shown()
         else:
-            begun.set()
+            started.set()
         await asyncio.Event().wait()
 
-    begun = asyncio.Event()
+    started = asyncio.Event()
     async with scripted_server(first, second) as server:
         async with connect(server.url, on_approval=handler, reconnect=AT_ONCE) as client:
             await (await client.say("go")).wait(LIMIT_S)
     assert server.types_heard().count(SHOWN) == 2
 
 
-async def test_words_that_are_sent_again_come_before_the_news_that_a_card_is_shown() -> None:
+async def test_repeated_transcripts_precede_approval_shown() -> None:
     async def first(peer: Peer) -> None:
         await start(peer)
         await peer.begin()
         await peer.send("approval.request", request())
         await peer.receive(SHOWN)
-        said.append((await peer.receive("user.audio.transcript.final"))["id"])
+        event_ids.append((await peer.receive("user.audio.transcript.final"))["id"])
         peer.connection.transport.abort()
 
     async def second(peer: Peer) -> None:
@@ -651,14 +652,14 @@ async def test_words_that_are_sent_again_come_before_the_news_that_a_card_is_sho
         await resolve(peer, "expired")
         await peer.answer("Done.")
 
-    async def handler(_approval: Approval, shown: Any) -> Any:
-        await shown()
+    async def handler(_approval: Approval, notify_shown: Any) -> Any:
+        await notify_shown()
         await client.say("yes please")
         await asyncio.Event().wait()
 
-    said: list[str] = []
+    event_ids: list[str] = []
     async with scripted_server(first, second) as server:
         async with connect(server.url, on_approval=handler, reconnect=AT_ONCE) as client:
             await (await client.say("go")).wait(LIMIT_S)
-    again = [event["type"] for event in server.heard if event["id"] in said or event["type"] == SHOWN]
-    assert again == [SHOWN, "user.audio.transcript.final", "user.audio.transcript.final", SHOWN]
+    kinds = [event["type"] for event in server.heard if event["id"] in event_ids or event["type"] == SHOWN]
+    assert kinds == [SHOWN, "user.audio.transcript.final", "user.audio.transcript.final", SHOWN]

@@ -1,4 +1,4 @@
-"""The client library, against a scripted server on a real socket."""
+"""The client library against a scripted server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from conductor.events.server import SpeechFinal, SpeechPartial, ToolCallEvent
 from tests.stand_ins.scripted_server import LIMIT_S, Peer, scripted_server
 
 
-async def test_a_plain_turn_ends_with_idle_and_holds_what_came_in_order() -> None:
+async def test_a_plain_turn_ends_with_idle_and_keeps_its_events_in_order() -> None:
     async with scripted_server() as server, connect(server.url) as client:
         result = await (await client.say("hello")).wait(LIMIT_S)
     assert result.ok
@@ -63,7 +63,7 @@ async def test_every_ui_call_is_acknowledged_once_and_in_order() -> None:
     assert len({result["callId"] for result in results}) == 6
 
 
-async def test_session_start_says_what_the_client_was_given() -> None:
+async def test_session_start_contains_the_options() -> None:
     declared = [{"name": "notes.add", "inputSchema": {"type": "object"}}]
     async with scripted_server() as server:
         async with connect(
@@ -102,29 +102,29 @@ async def test_session_start_says_what_the_client_was_given() -> None:
         ("\ud800 alone", "? alone"),
     ],
 )
-async def test_a_tool_answers_with_text_or_json(answer: Any, expected: str) -> None:
-    seen: list[dict[str, Any]] = []
+async def test_a_tool_returns_text_or_json(answer: Any, expected: str) -> None:
+    received: list[dict[str, Any]] = []
 
     async def script(peer: Peer) -> None:
         await peer.start()
         await peer.begin()
-        got.append(await peer.ask("notes.find", {"query": "milk"}))
+        payloads.append(await peer.ask("notes.find", {"query": "milk"}))
         await peer.answer("Found.")
 
     def handler(arguments: dict[str, Any]) -> Any:
-        seen.append(arguments)
+        received.append(arguments)
         return answer
 
-    got: list[dict[str, Any]] = []
+    payloads: list[dict[str, Any]] = []
     async with scripted_server(script) as server, connect(server.url) as client:
         client.on_tool("notes.find", handler)
         result = await (await client.say("find milk")).wait(LIMIT_S)
-    assert seen == [{"query": "milk"}]
-    assert (got[0]["result"], got[0]["error"]) == (expected, None)
+    assert received == [{"query": "milk"}]
+    assert (payloads[0]["result"], payloads[0]["error"]) == (expected, None)
     assert [(run.name, run.result) for run in result.calls][0][0] == "notes.find"
 
 
-async def test_a_call_that_cannot_be_answered_well_is_answered_by_an_error() -> None:
+async def test_a_failed_call_is_answered_by_an_error() -> None:
     async def script(peer: Peer) -> None:
         await peer.start()
         for name, arguments in [
@@ -176,18 +176,18 @@ async def test_a_call_that_cannot_be_answered_well_is_answered_by_an_error() -> 
     assert errors[6] == "The tool was cancelled on the device; effect: none."
 
 
-async def test_a_result_too_large_for_a_frame_is_shortened_and_says_so() -> None:
+async def test_a_result_that_exceeds_a_frame_is_truncated() -> None:
     async def script(peer: Peer) -> None:
         await peer.start()
-        got.append((await peer.ask("notes.all", {}))["result"])
+        payloads.append((await peer.ask("notes.all", {}))["result"])
         await peer.begin()
         await peer.answer("Done.")
 
-    got: list[str] = []
+    payloads: list[str] = []
     async with scripted_server(script) as server:
         async with connect(server.url, handlers={"notes.all": lambda _: "\x01" * 300_000}) as client:
             await (await client.say("go")).wait(LIMIT_S)
-    assert got[0].endswith("[168928 characters left out by the device]")
+    assert payloads[0].endswith("[168928 characters left out by the device]")
 
 
 async def test_a_bridge_call_is_never_answered() -> None:
@@ -206,7 +206,7 @@ async def test_a_bridge_call_is_never_answered() -> None:
 
 async def test_events_are_handled_one_at_a_time() -> None:
     order: list[str] = []
-    called, arrived, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    started, arrived, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def script(peer: Peer) -> None:
         await peer.start()
@@ -219,7 +219,7 @@ async def test_events_are_handled_one_at_a_time() -> None:
         await peer.answer("Done.")
 
     async def slow(_arguments: dict[str, Any]) -> str:
-        called.set()
+        started.set()
         await release.wait()
         order.append("tool")
         return "ok"
@@ -230,7 +230,7 @@ async def test_events_are_handled_one_at_a_time() -> None:
     ):
         client.on(SpeechPartial, lambda event: order.append(event.text))
         async with asyncio.timeout(LIMIT_S):
-            await called.wait()
+            await started.wait()
             await arrived.wait()
         assert order == []
         release.set()
@@ -238,7 +238,7 @@ async def test_events_are_handled_one_at_a_time() -> None:
     assert order[:2] == ["tool", "after"]
 
 
-async def test_without_serial_tools_run_beside_each_other() -> None:
+async def test_without_serial_tools_run_concurrently() -> None:
     async def script(peer: Peer) -> None:
         await peer.start()
         first = await peer.call("wait.for_second", {})
@@ -260,7 +260,7 @@ async def test_without_serial_tools_run_beside_each_other() -> None:
             assert (await (await client.say("go")).wait(LIMIT_S)).ok
 
 
-async def test_without_serial_two_speeches_are_said_one_after_the_other() -> None:
+async def test_without_serial_speeches_are_still_sequential() -> None:
     async def script(peer: Peer) -> None:
         await peer.start()
         first = await peer.call("tts.speak", {"text": "one"})
@@ -269,16 +269,16 @@ async def test_without_serial_two_speeches_are_said_one_after_the_other() -> Non
         go_on.set()
         await peer.result(first)
         await peer.result(second)
-        done.set()
+        finished.set()
 
     async def speak(text: str) -> None:
         voice.append(f"{text} begins")
         await go_on.wait()
         voice.append(f"{text} ends")
 
-    voice, go_on, done = list[str](), asyncio.Event(), asyncio.Event()
+    voice, go_on, finished = list[str](), asyncio.Event(), asyncio.Event()
     async with scripted_server(script) as server, connect(server.url, serial=False, speak=speak):
-        await asyncio.wait_for(done.wait(), LIMIT_S)
+        await asyncio.wait_for(finished.wait(), LIMIT_S)
     assert voice == ["one begins", "one ends", "two begins", "two ends"]
 
 
@@ -302,14 +302,14 @@ async def test_an_interruption_stops_the_speech_and_is_sent_before_its_result() 
     assert stopped == ["You said: hello"]
     assert result.interrupted
     types = server.types_heard()
-    place = types.index("audio.output.interrupted")
-    assert server.heard[place]["payload"] == {"reason": "barge-in", "spokenText": "You", "playedMs": 120.0}
-    assert json.loads(server.heard[place + 1]["payload"]["result"]) == {"spoken": True}
+    index = types.index("audio.output.interrupted")
+    assert server.heard[index]["payload"] == {"reason": "barge-in", "spokenText": "You", "playedMs": 120.0}
+    assert json.loads(server.heard[index + 1]["payload"]["result"]) == {"spoken": True}
 
 
-async def test_a_speech_that_came_before_the_interruption_and_waits_is_not_said() -> None:
-    said: list[str] = []
-    called, arrived, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
+async def test_a_queued_speech_is_skipped_after_an_interruption() -> None:
+    texts: list[str] = []
+    started, arrived, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def script(peer: Peer) -> None:
         await peer.start()
@@ -325,42 +325,42 @@ async def test_a_speech_that_came_before_the_interruption_and_waits_is_not_said(
         await peer.answer("Yes.")
 
     async def slow(_arguments: dict[str, Any]) -> str:
-        called.set()
+        started.set()
         await release.wait()
         return "ok"
 
     async def speak(text: str) -> None:
-        said.append(text)
+        texts.append(text)
 
     async with scripted_server(script) as server:
         async with connect(server.url, speak=speak, handlers={"notes.slow": slow}) as client:
             turn = await client.say("go")
             await turn.until(ToolCallEvent, LIMIT_S, lambda call: call.name == "notes.slow")
             async with asyncio.timeout(LIMIT_S):
-                await called.wait()
+                await started.wait()
                 await arrived.wait()
             await client.interrupt()
             await turn.wait(LIMIT_S)
-    assert said == ["Yes."]
+    assert texts == ["Yes."]
 
 
-async def test_a_voice_that_fails_is_an_error_result() -> None:
+async def test_a_failed_voice_is_an_error_result() -> None:
     async def script(peer: Peer) -> None:
         await peer.start()
         await peer.begin()
-        got.append(await peer.ask("tts.speak", {"text": "hello"}))
+        payloads.append(await peer.ask("tts.speak", {"text": "hello"}))
         await peer.result(await peer.state("idle"))
 
     async def speak(_text: str) -> None:
         raise OSError("no audio device")
 
-    got: list[dict[str, Any]] = []
+    payloads: list[dict[str, Any]] = []
     async with scripted_server(script) as server, connect(server.url, speak=speak) as client:
         await (await client.say("go")).wait(LIMIT_S)
-    assert got[0]["error"] == "no audio device"
+    assert payloads[0]["error"] == "no audio device"
 
 
-async def test_an_event_that_comes_twice_is_handled_once() -> None:
+async def test_a_duplicate_event_is_handled_once() -> None:
     async def script(peer: Peer) -> None:
         await peer.start()
         await peer.call("notes.add", {}, event_id="evt_same")
@@ -377,7 +377,7 @@ async def test_an_event_that_comes_twice_is_handled_once() -> None:
     assert [double.id for double in doubles] == ["evt_same"]
 
 
-async def test_an_unknown_event_is_delivered_and_no_error() -> None:
+async def test_an_unknown_event_is_delivered() -> None:
     async def script(peer: Peer) -> None:
         await peer.start()
         await peer.connection.send("not json")
@@ -392,27 +392,27 @@ async def test_an_unknown_event_is_delivered_and_no_error() -> None:
         stream = client.events()
         await (await client.say("go")).wait(LIMIT_S)
     assert activity == [UnknownEvent("tool.activity", {"callId": "c", "status": "started"})]
-    rest = [event async for event in stream]
-    assert UnknownEvent("assistant.speech.partial", {"text": 7}) in rest
+    events = [event async for event in stream]
+    assert UnknownEvent("assistant.speech.partial", {"text": 7}) in events
 
 
-async def test_a_callback_that_fails_harms_nobody_else() -> None:
+async def test_a_failed_callback_does_not_affect_others() -> None:
     def broken(_event: Any) -> None:
         raise RuntimeError("a bug of the app's")
 
-    heard: list[str] = []
+    texts: list[str] = []
 
     async def good(event: SpeechFinal) -> None:
-        heard.append(event.text)
+        texts.append(event.text)
 
     async with scripted_server() as server, connect(server.url) as client:
         client.on(SpeechFinal, broken)
         client.on(SpeechFinal, good)
         assert (await (await client.say("hello")).wait(LIMIT_S)).ok
-    assert heard == ["You said: hello"]
+    assert texts == ["You said: hello"]
 
 
-async def test_a_server_that_is_not_there_is_one_clear_sentence_without_the_query() -> None:
+async def test_an_unreachable_server_is_an_error_without_the_query() -> None:
     async with scripted_server() as server:
         url = server.url
     with pytest.raises(
@@ -424,12 +424,12 @@ async def test_a_server_that_is_not_there_is_one_clear_sentence_without_the_quer
 
 
 @pytest.mark.parametrize("url", ["localhost:8080", "http://localhost/ws", "ws://localhost:port/ws", ""])
-async def test_what_is_no_websocket_url_is_said_to_be_none(url: str) -> None:
+async def test_an_invalid_url_is_an_error(url: str) -> None:
     with pytest.raises(CannotConnect, match="not a WebSocket URL"):
         await connect(url).start()
 
 
-async def test_a_refused_start_raises_with_the_servers_code() -> None:
+async def test_a_refused_start_raises_the_servers_code() -> None:
     async def script(peer: Peer) -> None:
         start = await peer.receive("session.start")
         await peer.send("error", {"code": "unauthorized", "message": "No.", "eventId": start["id"]})
@@ -444,7 +444,7 @@ async def test_a_refused_start_raises_with_the_servers_code() -> None:
     assert caught.value.code == "unauthorized"
 
 
-async def test_an_error_about_another_event_refuses_no_start() -> None:
+async def test_an_error_about_another_event_does_not_refuse_the_start() -> None:
     async def script(peer: Peer) -> None:
         await peer.receive("session.start")
         await peer.send("error", {"code": "internal_error", "message": "No.", "eventId": "another"})
@@ -454,29 +454,29 @@ async def test_an_error_about_another_event_refuses_no_start() -> None:
         assert client.connected
 
 
-async def test_a_client_that_is_closed_while_it_connects_starts_no_session() -> None:
+async def test_a_client_closed_while_connecting_starts_no_session() -> None:
     async def hold(_connection: ServerConnection, _request: Request) -> None:
-        asked.set()
-        await let.wait()
+        requested.set()
+        await released.wait()
 
     async def listen(connection: ServerConnection) -> None:
         async for frame in connection:
-            heard.append(frame)
+            texts.append(frame)
 
-    asked, let, heard = asyncio.Event(), asyncio.Event(), list[str | bytes]()
+    requested, released, texts = asyncio.Event(), asyncio.Event(), list[str | bytes]()
     async with serve(listen, "127.0.0.1", 0, process_request=hold) as listener:
         port = next(iter(listener.sockets)).getsockname()[1]
         client = connect(f"ws://127.0.0.1:{port}/ws")
         starting = asyncio.create_task(client.start())
-        await asyncio.wait_for(asked.wait(), LIMIT_S)
+        await asyncio.wait_for(requested.wait(), LIMIT_S)
         await client.close()
-        let.set()
+        released.set()
         with pytest.raises(ConnectionLost):
             await asyncio.wait_for(starting, LIMIT_S)
-    assert not heard
+    assert not texts
 
 
-async def test_a_server_that_does_not_start_the_session_is_given_up() -> None:
+async def test_a_missing_answer_to_the_start_is_a_timeout() -> None:
     async def script(peer: Peer) -> None:
         await peer.receive("session.start")
 
@@ -485,7 +485,7 @@ async def test_a_server_that_does_not_start_the_session_is_given_up() -> None:
             await connect(server.url, limits=ClientLimits(start_s=0.01)).start()
 
 
-async def test_a_turn_without_an_end_is_bounded_and_ends_when_the_client_closes() -> None:
+async def test_a_turn_without_an_end_is_bounded_and_ended_by_close() -> None:
     async def script(peer: Peer) -> None:
         await peer.start()
         await peer.begin()

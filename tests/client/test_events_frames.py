@@ -1,4 +1,4 @@
-"""Reading frames: known events, newer ones, and what is no event."""
+"""Decoding frames: known, unknown and invalid events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def frame(kind: str, payload: Any) -> bytes:
 
 
 @pytest.mark.parametrize("struct", get_args(ServerEvent), ids=lambda struct: str(struct.TYPE))
-def test_every_event_the_server_can_send_is_read_as_its_struct(struct: Any) -> None:
+def test_each_server_event_is_decoded_as_its_struct(struct: Any) -> None:
     required = {
         field.encode_name: _sample(field.type) for field in msgspec.structs.fields(struct) if field.required
     }
@@ -39,7 +39,7 @@ def _sample(kind: Any) -> Any:
     return {str: "x", bool: True, int: 1, float: 1.5}.get(kind, empty)
 
 
-def test_an_error_with_a_newer_code_is_an_error_still() -> None:
+def test_an_unknown_error_code_is_accepted() -> None:
     payload = {"code": "quota_exhausted", "message": "No.", "eventId": "e1", "callId": 3}
     decoded = decode_frame(frame("error", payload))
     assert decoded is not None
@@ -65,11 +65,11 @@ def test_an_error_with_a_newer_code_is_an_error_still() -> None:
         b'{"id":"e","type":"x","payload":[]}',
     ],
 )
-def test_what_is_no_event_is_none(data: bytes) -> None:
+def test_an_invalid_frame_is_none(data: bytes) -> None:
     assert decode_frame(data) is None
 
 
-def test_a_payload_may_be_missing_and_have_more_fields() -> None:
+def test_a_payload_may_be_missing_or_have_unknown_fields() -> None:
     assert decode_frame(b'{"id":"e","type":"session.ping"}') == ("e", SessionPing())
     assert decode_frame(frame("assistant.speech.partial", {"text": "a", "mood": "s"})) == (
         "e",
@@ -81,9 +81,9 @@ def test_an_unknown_type_keeps_its_payload() -> None:
     assert decode_frame(frame("turn.ended", {"n": 1})) == ("e", UnknownEvent("turn.ended", {"n": 1}))
 
 
-def test_only_the_last_ids_are_remembered() -> None:
-    seen = RecentIds(2)
-    assert [seen.add(event_id) for event_id in ("a", "b", "a", "c", "b", "a")] == [
+def test_only_recent_ids_are_kept() -> None:
+    ids = RecentIds(2)
+    assert [ids.add(event_id) for event_id in ("a", "b", "a", "c", "b", "a")] == [
         True,
         True,
         False,
@@ -94,12 +94,12 @@ def test_only_the_last_ids_are_remembered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    ("url", "text"),
     [
         ("ws://user:pass@host:1/ws?token=t#f", "ws://host:1/ws"),
         ("nonsense?token=t", "nonsense"),
         ("ws://[bad?token=t", "that address"),
     ],
 )
-def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
-    assert show_url(url) == shown
+def test_a_url_is_shown_without_its_secrets(url: str, text: str) -> None:
+    assert show_url(url) == text

@@ -1,4 +1,4 @@
-"""A client whose connection breaks again and again, against the real server with the demo model."""
+"""A client with a failing connection against the real server with the demo model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_every_text_is_answered_once_and_every_call_runs_once(round_: int,
     chance = random.Random(seed)
     runs: list[int] = []
     back: list[Reconnected] = []
-    left = chance.randint(1, 12)
+    remaining = chance.randint(1, 12)
 
     async def find(arguments: dict[str, Any]) -> dict[str, Any]:
         runs.append(arguments["number"])
@@ -40,10 +40,10 @@ async def test_every_text_is_answered_once_and_every_call_runs_once(round_: int,
         return {"note": f"number {arguments['number']}"}
 
     def break_off(_event: object) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            left = chance.randint(3, 12)
+        nonlocal remaining
+        remaining -= 1
+        if remaining == 0:
+            remaining = chance.randint(3, 12)
             client.drop()
 
     settings = load_settings(None, port=0, model_provider="demo")
@@ -64,6 +64,6 @@ async def test_every_text_is_answered_once_and_every_call_runs_once(round_: int,
                 assert result.text.endswith(f"number {number}.")
             assert back
         (session,) = listener.registry.sessions
-        said = [message for message in session.messages if isinstance(message, UserMessage)]
+        transcripts = [message for message in session.messages if isinstance(message, UserMessage)]
     assert runs == list(range(TURNS))
-    assert len(said) == TURNS
+    assert len(transcripts) == TURNS

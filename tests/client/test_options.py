@@ -1,4 +1,4 @@
-"""A client's options: what ``session.start`` names, and which tools only read."""
+"""A client's options: capabilities of ``session.start`` and read-only tools."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from conductor.client.options import DEFAULT_CAPABILITIES, ClientOptions
 
 
-def options(**more: Any) -> ClientOptions:
-    return ClientOptions("ws://x", "s-1", **more)
+def options(**settings: Any) -> ClientOptions:
+    return ClientOptions("ws://x", "s-1", **settings)
 
 
 @pytest.mark.parametrize(
-    ("given", "approvals", "capabilities"),
+    ("settings", "approvals", "capabilities"),
     [
         ({}, False, [*DEFAULT_CAPABILITIES]),
         ({"tools": ({"name": "a"},)}, True, [*DEFAULT_CAPABILITIES, "tools", "approval"]),
@@ -24,10 +24,10 @@ def options(**more: Any) -> ClientOptions:
         ({"capabilities": ("resume",), "resume": False}, False, []),
     ],
 )
-def test_the_start_names_what_the_app_can_do(
-    given: dict[str, Any], approvals: bool, capabilities: list[str]
+def test_session_start_names_the_capabilities(
+    settings: dict[str, Any], approvals: bool, capabilities: list[str]
 ) -> None:
-    assert options(**given).start_event(approvals=approvals).capabilities == capabilities
+    assert options(**settings).start_event(approvals=approvals).capabilities == capabilities
 
 
 @pytest.mark.parametrize(
@@ -40,5 +40,5 @@ def test_the_start_names_what_the_app_can_do(
         ("a", False),
     ],
 )
-def test_a_tool_reads_only_where_its_declaration_says_so(tool: Any, reads: bool) -> None:
+def test_a_tool_is_read_only_by_its_declaration(tool: Any, reads: bool) -> None:
     assert options(tools=(tool,)).is_read_only("a") is reads

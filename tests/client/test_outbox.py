@@ -1,4 +1,4 @@
-"""What is kept until it is known to have arrived: against a way to the server in memory."""
+"""The outbox, over a transport in memory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from conductor.events.server import SessionStarted
 LIMIT_S = 5.0
 
 
-class Road:
-    """A way that takes ``room`` frames on each socket and then breaks."""
+class Transport:
+    """A transport that accepts ``room`` frames on each socket and then breaks."""
 
     def __init__(self, *, acknowledges: bool = False) -> None:
         self.acknowledges = acknowledges
@@ -39,52 +39,52 @@ class Road:
         self.room -= 1
         self.sent[-1].append(frame)
         if not self.room:
-            raise ConnectionLost("The road broke.")
+            raise ConnectionLost("The connection broke.")
 
 
 def transcript(event_id: str) -> Turn:
     return Turn("hello", event_id, 1, LIMIT_S)
 
 
-async def test_what_was_not_answered_is_sent_again_in_its_order_on_the_next_connection() -> None:
-    road = Road()
-    outbox = Outbox(road, ClientLimits())
+async def test_unconfirmed_frames_are_sent_again_in_order() -> None:
+    transport = Transport()
+    outbox = Outbox(transport, ClientLimits())
     assert not await outbox.put(b"before there is a connection")
-    road.open()
+    transport.open()
     assert await outbox.flush()
     assert await outbox.put(b"said", transcript("t"))
     assert await outbox.put(b"result")
-    road.open()
+    transport.open()
     assert await outbox.flush()
-    assert road.sent[1] == road.sent[0] == [b"before there is a connection", b"said", b"result"]
+    assert transport.sent[1] == transport.sent[0] == [b"before there is a connection", b"said", b"result"]
 
 
-async def test_nothing_is_sent_twice_on_one_connection() -> None:
-    road = Road()
-    outbox = Outbox(road, ClientLimits())
-    road.open()
+async def test_a_frame_is_sent_once_per_connection() -> None:
+    transport = Transport()
+    outbox = Outbox(transport, ClientLimits())
+    transport.open()
     await outbox.put(b"one")
     await outbox.flush()
     await outbox.put(b"two")
-    assert road.sent == [[b"one", b"two"]]
+    assert transport.sent == [[b"one", b"two"]]
 
 
-async def test_a_frame_during_which_the_connection_broke_is_sent_again() -> None:
-    road = Road()
-    outbox = Outbox(road, ClientLimits())
-    road.open(room=2)
+async def test_a_failed_send_is_repeated() -> None:
+    transport = Transport()
+    outbox = Outbox(transport, ClientLimits())
+    transport.open(room=2)
     await outbox.put(b"one")
     assert not await outbox.put(b"two")
     assert not await outbox.put(b"three")
-    road.open()
+    transport.open()
     await outbox.flush()
-    assert road.sent == [[b"one", b"two"], [b"one", b"two", b"three"]]
+    assert transport.sent == [[b"one", b"two"], [b"one", b"two", b"three"]]
 
 
-async def test_an_answered_transcript_confirms_all_that_was_sent_before_it_and_nothing_after() -> None:
-    road = Road()
-    outbox = Outbox(road, ClientLimits())
-    road.open()
+async def test_an_answered_transcript_confirms_earlier_entries() -> None:
+    transport = Transport()
+    outbox = Outbox(transport, ClientLimits())
+    transport.open()
     await outbox.put(b"result 1")
     turn = transcript("t1")
     await outbox.put(b"said", turn)
@@ -93,30 +93,30 @@ async def test_an_answered_transcript_confirms_all_that_was_sent_before_it_and_n
     assert len(outbox) == 3
     outbox.confirm("t1")
     assert not turn.is_kept
-    road.open()
+    transport.open()
     await outbox.flush()
-    assert road.sent[1] == [b"result 2"]
+    assert transport.sent[1] == [b"result 2"]
 
 
-async def test_the_oldest_frames_go_where_too_many_or_too_large_ones_wait() -> None:
-    road = Road()
-    road.open()
-    outbox = Outbox(road, ClientLimits(unconfirmed=2))
+async def test_a_full_outbox_drops_the_oldest_frames() -> None:
+    transport = Transport()
+    transport.open()
+    outbox = Outbox(transport, ClientLimits(unconfirmed=2))
     for frame in (b"1", b"2", b"3"):
         await outbox.put(frame)
-    small = Outbox(road, ClientLimits(unconfirmed_bytes=10))
+    small = Outbox(transport, ClientLimits(unconfirmed_bytes=10))
     for frame in (b"123456", b"1234567890123", b"12"):
         await small.put(frame)
-    road.open()
+    transport.open()
     await outbox.flush()
     await small.flush()
-    assert road.sent[1] == [b"2", b"3", b"12"]
+    assert transport.sent[1] == [b"2", b"3", b"12"]
 
 
-async def test_what_has_left_takes_no_room() -> None:
-    road = Road(acknowledges=True)
-    road.open()
-    outbox = Outbox(road, ClientLimits(unconfirmed_bytes=10))
+async def test_removed_frames_do_not_count() -> None:
+    transport = Transport(acknowledges=True)
+    transport.open()
+    outbox = Outbox(transport, ClientLimits(unconfirmed_bytes=10))
     await outbox.put(b"1234567890", answer=result(1))
     outbox.acknowledge({"e1"})
     await outbox.put(b"12345")
@@ -124,28 +124,28 @@ async def test_what_has_left_takes_no_room() -> None:
     assert len(outbox) == 2
 
 
-async def test_a_frame_waits_for_the_one_before_it() -> None:
-    class SlowRoad(Road):
+async def test_frames_are_sent_one_at_a_time() -> None:
+    class SlowTransport(Transport):
         async def send(self, frame: bytes) -> None:
             if frame == b"one":
                 await let.wait()
             await super().send(frame)
 
-    let, road = asyncio.Event(), SlowRoad()
-    road.open()
-    outbox = Outbox(road, ClientLimits())
+    let, transport = asyncio.Event(), SlowTransport()
+    transport.open()
+    outbox = Outbox(transport, ClientLimits())
     puts = [asyncio.create_task(outbox.put(frame)) for frame in (b"one", b"two")]
     await asyncio.sleep(0)
     let.set()
     await asyncio.gather(*puts)
-    assert road.sent == [[b"one", b"two"]]
+    assert transport.sent == [[b"one", b"two"]]
 
 
-async def test_a_transcript_is_not_sent_again_when_it_is_old_or_its_turn_has_ended() -> None:
-    road = Road()
-    old = Outbox(road, ClientLimits(resend_s=0))
-    outbox = Outbox(road, ClientLimits())
-    road.open()
+async def test_old_transcripts_and_ended_turns_expire() -> None:
+    transport = Transport()
+    old = Outbox(transport, ClientLimits(resend_s=0))
+    outbox = Outbox(transport, ClientLimits())
+    transport.open()
     turn, ended = transcript("old"), transcript("ended")
     await old.put(b"old", turn)
     await outbox.put(b"ended", ended)
@@ -154,31 +154,31 @@ async def test_a_transcript_is_not_sent_again_when_it_is_old_or_its_turn_has_end
     old.expire()
     outbox.expire()
     assert not turn.is_kept
-    road.open()
+    transport.open()
     await old.flush()
     await outbox.flush()
-    assert road.sent[1] == [b"waiting"]
+    assert transport.sent[1] == [b"waiting"]
 
 
-async def test_a_frame_whose_wait_was_cancelled_is_not_sent_twice_on_its_connection() -> None:
-    class Slow(Road):
+async def test_a_cancelled_send_is_not_repeated_on_its_connection() -> None:
+    class Slow(Transport):
         async def send(self, frame: bytes) -> None:
             await super().send(frame)
-            taken.set()
+            started.set()
             await asyncio.Event().wait()
 
-    taken = asyncio.Event()
-    road = Slow()
-    road.open()
-    outbox = Outbox(road, ClientLimits())
+    started = asyncio.Event()
+    transport = Slow()
+    transport.open()
+    outbox = Outbox(transport, ClientLimits())
     putting = asyncio.create_task(outbox.put(b"one"))
     async with asyncio.timeout(LIMIT_S):
-        await taken.wait()
+        await started.wait()
     putting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await putting
     assert await outbox.flush()
-    assert road.sent == [[b"one"]]
+    assert transport.sent == [[b"one"]]
 
 
 # -- a server that acknowledges
@@ -188,14 +188,14 @@ def result(number: int) -> Answer:
     return Answer(f"e{number}", f"c{number}", ResumeDone(f"c{number}", "on"))
 
 
-def shown(number: int) -> Answer:
+def ui_answer(number: int) -> Answer:
     return Answer(f"e{number}", f"c{number}")
 
 
-async def test_what_is_acknowledged_by_its_id_is_forgotten_and_a_transcript_counts_as_recorded() -> None:
-    road = Road(acknowledges=True)
-    road.open()
-    outbox = Outbox(road, ClientLimits())
+async def test_acknowledged_entries_are_dropped() -> None:
+    transport = Transport(acknowledges=True)
+    transport.open()
+    outbox = Outbox(transport, ClientLimits())
     turn = transcript("t1")
     await outbox.put(b"said", turn)
     await outbox.put(b"result 1", answer=result(1))
@@ -203,66 +203,66 @@ async def test_what_is_acknowledged_by_its_id_is_forgotten_and_a_transcript_coun
     outbox.acknowledge(["e2", "t1", "unknown"])
     assert (turn.is_kept, turn.is_recorded) == (False, True)
     assert outbox.results() == [ResumeDone("c1", "on")]
-    road.open()
+    transport.open()
     await outbox.flush()
-    assert road.sent[1] == [b"result 1"]
+    assert transport.sent[1] == [b"result 1"]
 
 
-async def test_an_answered_transcript_confirms_only_what_is_not_acknowledged_by_itself() -> None:
-    road = Road(acknowledges=True)
-    road.open()
-    outbox = Outbox(road, ClientLimits())
+async def test_entries_that_await_an_acknowledgement_remain() -> None:
+    transport = Transport(acknowledges=True)
+    transport.open()
+    outbox = Outbox(transport, ClientLimits())
     turn = transcript("t1")
     await outbox.put(b"result 1", answer=result(1))
-    await outbox.put(b"shown 2", answer=shown(2))
+    await outbox.put(b"shown 2", answer=ui_answer(2))
     await outbox.put(b"said", turn)
-    await outbox.put(b"shown 3", answer=shown(3))
+    await outbox.put(b"shown 3", answer=ui_answer(3))
     outbox.confirm("t1")
     turn.stage = "running"
     outbox.expire()
     assert turn.is_kept and not turn.is_recorded
-    road.open()
+    transport.open()
     await outbox.flush()
-    assert road.sent[1] == [b"result 1", b"said", b"shown 3"]
+    assert transport.sent[1] == [b"result 1", b"said", b"shown 3"]
 
 
-async def test_a_refused_transcript_is_forgotten_with_nothing_else_that_is_to_be_acknowledged() -> None:
-    road = Road(acknowledges=True)
-    road.open()
-    outbox = Outbox(road, ClientLimits())
+async def test_a_refused_transcript_is_dropped() -> None:
+    transport = Transport(acknowledges=True)
+    transport.open()
+    outbox = Outbox(transport, ClientLimits())
     turn = transcript("t1")
     await outbox.put(b"result 1", answer=result(1))
     await outbox.put(b"said", turn)
     turn.stage = "refused"
     outbox.confirm("t1")
-    road.open()
+    transport.open()
     await outbox.flush()
-    assert road.sent[1] == [b"result 1"]
+    assert transport.sent[1] == [b"result 1"]
 
 
-async def test_a_forgotten_call_leaves_nothing_and_a_repeated_one_is_sent_on_the_same_connection() -> None:
-    road = Road(acknowledges=True)
-    road.open()
-    outbox = Outbox(road, ClientLimits())
+async def test_answers_are_forgotten_and_repeated_by_call() -> None:
+    transport = Transport(acknowledges=True)
+    transport.open()
+    outbox = Outbox(transport, ClientLimits())
     await outbox.put(b"accepted 1", answer=Answer("e0", "c1"))
     for number in (1, 2):
         await outbox.put(f"result {number}".encode(), answer=result(number))
     outbox.forget({"c1"})
     await outbox.resend("c1")
     await outbox.resend("c2")
-    assert road.sent == [[b"accepted 1", b"result 1", b"result 2", b"result 2"]]
+    assert transport.sent == [[b"accepted 1", b"result 1", b"result 2", b"result 2"]]
     assert len(outbox) == 1
 
 
-async def test_where_too_many_wait_results_and_transcripts_are_the_last_to_go() -> None:
-    road = Road(acknowledges=True)
-    outbox = Outbox(road, ClientLimits(unconfirmed=2))
+async def test_a_full_outbox_drops_results_and_transcripts_last() -> None:
+    transport = Transport(acknowledges=True)
+    outbox = Outbox(transport, ClientLimits(unconfirmed=2))
     await outbox.put(b"result 1", answer=result(1))
-    await outbox.put(b"shown 2", answer=shown(2))
+    await outbox.put(b"shown 2", answer=ui_answer(2))
     await outbox.put(b"said", transcript("t1"))
-    road.open()
+    transport.open()
     await outbox.flush()
     await outbox.put(b"result 3", answer=result(3))
-    road.open()
+    transport.open()
     await outbox.flush()
-    assert road.sent == [[b"result 1", b"said", b"result 3"], [b"said", b"result 3"]]
+    assert transport.sent == [[b"result 1", b"said", b"result 3"], [b"said", b"result 3"]]

@@ -1,4 +1,4 @@
-"""What a client keeps when its connection goes: results, ids, turns."""
+"""Reconnecting on demand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def test_a_reconnect_starts_the_same_session_on_a_new_socket() -> None:
     assert starts[0]["id"] != starts[1]["id"]
 
 
-async def test_tools_that_were_declared_anew_are_those_of_the_next_socket() -> None:
+async def test_declared_tools_apply_to_the_next_connection() -> None:
     def tools(name: str) -> list[dict[str, Any]]:
         return [{"name": name, "inputSchema": {"type": "object"}}]
 
@@ -37,7 +37,7 @@ async def test_tools_that_were_declared_anew_are_those_of_the_next_socket() -> N
     assert starts == [tools("first"), tools("second"), tools("third")]
 
 
-async def test_a_dropped_connection_is_noticed_and_nothing_can_be_sent() -> None:
+async def test_a_dropped_connection_cannot_send() -> None:
     async with scripted_server() as server, connect(server.url) as client:
         client.drop()
         await client.wait_lost(LIMIT_S)
@@ -49,34 +49,34 @@ async def test_a_dropped_connection_is_noticed_and_nothing_can_be_sent() -> None
         assert (await (await client.say("again")).wait(LIMIT_S)).ok
 
 
-async def test_a_close_by_the_server_tells_its_code() -> None:
+async def test_a_close_by_the_server_has_its_code() -> None:
     async def script(peer: Peer) -> None:
         await peer.start()
         await peer.connection.close(4409, "superseded")
 
     async with scripted_server(script) as server, connect(server.url) as client:
-        lost = await client.wait_lost(LIMIT_S)
-    assert lost.close_code == 4409
-    assert str(lost) == "The server closed the connection (4409: superseded)."
+        loss = await client.wait_lost(LIMIT_S)
+    assert loss.close_code == 4409
+    assert str(loss) == "The server closed the connection (4409: superseded)."
 
 
-async def test_a_standing_connection_is_waited_for_no_longer_than_told() -> None:
+async def test_the_wait_for_a_loss_has_a_time_limit() -> None:
     async with scripted_server() as server, connect(server.url) as client:
         with pytest.raises(WaitTimeout):
             await client.wait_lost(0.01)
 
 
-async def test_a_turn_goes_on_after_a_reconnect_with_what_was_replayed() -> None:
-    sent: list[str] = []
+async def test_a_turn_continues_after_a_reconnect() -> None:
+    event_ids: list[str] = []
 
     async def first(peer: Peer) -> None:
         await peer.start()
         await peer.begin()
-        sent.append(await peer.send("assistant.speech.partial", {"text": "Four"}))
+        event_ids.append(await peer.send("assistant.speech.partial", {"text": "Four"}))
 
     async def second(peer: Peer) -> None:
         await peer.start(resumed=True)
-        await peer.send("assistant.speech.partial", {"text": "Four"}, event_id=sent[0])
+        await peer.send("assistant.speech.partial", {"text": "Four"}, event_id=event_ids[0])
         await peer.answer("Forty-two.")
 
     async with scripted_server(first, second) as server, connect(server.url) as client:
@@ -90,7 +90,7 @@ async def test_a_turn_goes_on_after_a_reconnect_with_what_was_replayed() -> None
     assert result.partials == ("Four", "Forty-two.")
 
 
-async def test_a_transcript_too_old_to_be_sent_again_ends_as_lost_by_the_fresh_idle() -> None:
+async def test_an_expired_transcript_ends_as_lost() -> None:
     async def first(peer: Peer) -> None:
         await peer.start()
         await peer.receive("user.audio.transcript.final")
@@ -110,7 +110,7 @@ async def test_a_transcript_too_old_to_be_sent_again_ends_as_lost_by_the_fresh_i
     assert not result.ok
 
 
-async def test_a_reconnect_that_fails_can_be_tried_again() -> None:
+async def test_a_failed_reconnect_can_be_repeated() -> None:
     async def silent(peer: Peer) -> None:
         await peer.receive("session.start")
 
@@ -128,7 +128,7 @@ async def test_a_reconnect_that_fails_can_be_tried_again() -> None:
             await client.reconnect()
 
 
-async def test_a_speech_stops_even_where_the_interruption_cannot_be_sent() -> None:
+async def test_an_interruption_without_a_connection_stops_the_speech() -> None:
     speaking, stopped = asyncio.Event(), asyncio.Event()
 
     async def speak(_text: str) -> None:
@@ -148,7 +148,7 @@ async def test_a_speech_stops_even_where_the_interruption_cannot_be_sent() -> No
             await stopped.wait()
 
 
-async def test_a_reader_that_cannot_hand_on_gives_the_socket_up_and_takes_the_replay() -> None:
+async def test_a_full_backlog_closes_the_socket_and_accepts_the_replay() -> None:
     release = asyncio.Event()
     names = ("slow", "kept", "refused")
 

@@ -1,4 +1,4 @@
-"""Reconnecting by itself: when it is tried, what is sent again, and when it is given up."""
+"""Automatic reconnecting: delays, repeated events, and giving up."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from tests.stand_ins.scripted_server import LIMIT_S, Peer, Script, plain_turns, 
 AT_ONCE = Reconnect(first_s=0, most_s=0)
 
 
-class Diary:
-    """Notes the events of a client's connection; ``wait`` bounds the wait for one."""
+class EventLog:
+    """Records the events of a client's connection."""
 
     def __init__(self, client: Client) -> None:
         self.events: list[Any] = []
@@ -59,14 +59,14 @@ class Diary:
 # -- the policy
 
 
-def test_the_waits_grow_up_to_the_longest_and_no_further() -> None:
+def test_delays_grow_to_the_maximum() -> None:
     policy = Reconnect(first_s=0.5, most_s=15, factor=2, jitter=0)
     error = ConnectionLost("gone")
     delays = [policy.delay_s(number, error) for number in (1, 2, 3, 4, 5, 6, 7, 10**9)]
     assert delays == [0.5, 1, 2, 4, 8, 15, 15, 15]
 
 
-def test_jitter_takes_a_random_part_off_each_wait() -> None:
+def test_jitter_shortens_each_delay() -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")  # noqa: T201 -- shown where the test fails
     policy = Reconnect(first_s=4, most_s=4, jitter=0.5, random=random.Random(seed).random)
@@ -75,7 +75,7 @@ def test_jitter_takes_a_random_part_off_each_wait() -> None:
     assert len(set(delays)) > 1
 
 
-def test_a_server_that_names_a_time_is_not_asked_before_it_within_the_longest_wait() -> None:
+def test_the_servers_delay_counts_up_to_the_maximum() -> None:
     policy = Reconnect(first_s=1, most_s=15, jitter=0)
 
     def after(retry_after_ms: int) -> float:
@@ -89,7 +89,7 @@ def test_a_server_that_names_a_time_is_not_asked_before_it_within_the_longest_wa
     "values",
     [{"first_s": -1}, {"most_s": 0.1}, {"factor": 0.5}, {"factor": 1e9}, {"jitter": 2}, {"tries": -1}],
 )
-def test_terms_that_make_no_sense_are_refused(values: dict[str, Any]) -> None:
+def test_invalid_policies_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must"):
         Reconnect(**values)
 
@@ -108,14 +108,14 @@ def test_terms_that_make_no_sense_are_refused(values: dict[str, Any]) -> None:
         (WaitTimeout("slow"), False),
     ],
 )
-def test_only_what_another_try_cannot_mend_is_final(error: ClientError, final: bool) -> None:
+def test_some_errors_are_final(error: ClientError, final: bool) -> None:
     assert is_final(error) is final
 
 
 # -- reconnecting
 
 
-async def test_a_lost_connection_comes_back_and_the_waits_before_are_those_of_the_terms() -> None:
+async def test_a_lost_connection_is_restored_after_the_delays_of_the_policy() -> None:
     waits: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -130,25 +130,25 @@ async def test_a_lost_connection_comes_back_and_the_waits_before_are_those_of_th
         scripted_server(plain_turns, refuses, refuses, plain_turns) as server,
         connect(server.url, "s-1", reconnect=policy) as client,
     ):
-        diary = Diary(client)
+        log = EventLog(client)
         client.drop()
-        await diary.wait(Reconnected)
+        await log.wait(Reconnected)
         assert client.connected
         assert (await (await client.say("hello")).wait(LIMIT_S)).ok
-    assert diary.kinds == ["Lost", "TryFailed", "TryFailed", "Reconnected"]
-    assert [event.number for event in diary.events if isinstance(event, TryFailed)] == [1, 2]
+    assert log.kinds == ["Lost", "TryFailed", "TryFailed", "Reconnected"]
+    assert [event.number for event in log.events if isinstance(event, TryFailed)] == [1, 2]
     assert waits == [1, 2, 3]
     starts = [event for event in server.heard if event["type"] == "session.start"]
     assert {start["sessionId"] for start in starts} == {"s-1"}
 
 
-async def test_an_event_of_the_connection_is_none_of_the_server() -> None:
+async def test_events_of_the_connection_are_not_server_events() -> None:
     events: list[Any] = []
     async with scripted_server() as server, connect(server.url, reconnect=AT_ONCE) as client:
         client.on("*", events.append)
-        diary = Diary(client)
+        log = EventLog(client)
         client.drop()
-        await diary.wait(Reconnected)
+        await log.wait(Reconnected)
     assert not any(isinstance(event, Lost | Reconnected) for event in events)
 
 
@@ -164,7 +164,7 @@ async def test_the_first_connection_is_tried_once() -> None:
 
 
 @pytest.mark.parametrize("closes", [True, False], ids=["taken", "unauthorized"])
-async def test_a_session_that_another_took_or_may_not_be_had_is_given_up(closes: bool) -> None:
+async def test_a_final_error_gives_up(closes: bool) -> None:
     async def first(peer: Peer) -> None:
         await peer.start()
         await peer.receive("user.audio.transcript.final")
@@ -175,7 +175,7 @@ async def test_a_session_that_another_took_or_may_not_be_had_is_given_up(closes:
         await peer.send("error", {"code": "unauthorized", "message": "No.", "eventId": start["id"]})
 
     async with scripted_server(first, refuses) as server, connect(server.url, reconnect=AT_ONCE) as client:
-        diary = Diary(client)
+        log = EventLog(client)
         turn = await client.say("hello")
         error = await client.wait_given_up(LIMIT_S)
         with pytest.raises(ConnectionLost, match="given up"):
@@ -183,11 +183,11 @@ async def test_a_session_that_another_took_or_may_not_be_had_is_given_up(closes:
         with pytest.raises(ConnectionLost):
             await client.say("hello?")
     assert isinstance(error, ConnectionLost if closes else StartRefused)
-    assert diary.kinds == (["Lost", "GaveUp"] if closes else ["Lost", "TryFailed", "GaveUp"])
+    assert log.kinds == (["Lost", "GaveUp"] if closes else ["Lost", "TryFailed", "GaveUp"])
     assert len(server.peers) == (1 if closes else 2)
 
 
-async def test_the_tries_are_bounded_and_the_app_can_begin_anew_by_hand() -> None:
+async def test_tries_are_bounded_and_the_app_can_reconnect() -> None:
     async def refuses(peer: Peer) -> None:
         await peer.receive("session.start")
         await peer.connection.close(1011)
@@ -195,18 +195,18 @@ async def test_the_tries_are_bounded_and_the_app_can_begin_anew_by_hand() -> Non
     policy = Reconnect(first_s=0, most_s=0, tries=2)
     scripts: list[Script] = [plain_turns, refuses, refuses, plain_turns]
     async with scripted_server(*scripts) as server, connect(server.url, reconnect=policy) as client:
-        diary = Diary(client)
+        log = EventLog(client)
         client.drop()
         await client.wait_given_up(LIMIT_S)
-        await diary.wait(GaveUp)
+        await log.wait(GaveUp)
         assert len(server.peers) == 3
         await client.reconnect()
         client.drop()
-        await diary.wait(Reconnected)
+        await log.wait(Reconnected)
         assert (await (await client.say("hello")).wait(LIMIT_S)).ok
 
 
-async def test_a_server_that_accepts_and_closes_at_once_uses_up_the_tries() -> None:
+async def test_short_connections_count_as_failures() -> None:
     async def brief(peer: Peer) -> None:
         await peer.start()
         await peer.connection.close(1011)
@@ -217,16 +217,16 @@ async def test_a_server_that_accepts_and_closes_at_once_uses_up_the_tries() -> N
     assert len(server.peers) == 4
 
 
-async def test_a_connection_that_stood_begins_the_count_of_tries_anew() -> None:
+async def test_a_steady_connection_resets_the_tries() -> None:
     policy = Reconnect(first_s=0, most_s=0, tries=1, steady_s=0)
     async with scripted_server() as server, connect(server.url, reconnect=policy) as client:
-        diary = Diary(client)
+        log = EventLog(client)
         for count in (1, 2, 3):
             client.drop()
-            await diary.wait(Reconnected, count)
+            await log.wait(Reconnected, count)
 
 
-async def test_a_reconnect_by_hand_is_not_undone() -> None:
+async def test_a_reconnect_on_demand_ends_the_retries() -> None:
     waiting, go_on = asyncio.Event(), asyncio.Event()
 
     async def sleep(_seconds: float) -> None:
@@ -235,17 +235,17 @@ async def test_a_reconnect_by_hand_is_not_undone() -> None:
 
     policy = Reconnect(sleep=sleep)
     async with scripted_server() as server, connect(server.url, reconnect=policy) as client:
-        diary = Diary(client)
+        log = EventLog(client)
         client.drop()
         async with asyncio.timeout(LIMIT_S):
             await waiting.wait()
         await client.reconnect()
         go_on.set()
-        await diary.wait(Reconnected)
+        await log.wait(Reconnected)
         assert len(server.peers) == 2
 
 
-async def test_closing_the_client_ends_a_wait_for_the_next_try() -> None:
+async def test_close_ends_a_delay() -> None:
     waiting = asyncio.Event()
 
     async def sleep(_seconds: float) -> None:
@@ -282,16 +282,16 @@ async def test_a_callback_may_close_its_client(kind: type[Lost] | type[GaveUp]) 
             await turn.wait(LIMIT_S)
 
 
-# -- what is sent again
+# -- repeated events
 
 
-def said(server_heard: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Give id and text of each transcript that a server heard."""
+def transcripts(server_heard: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """List id and text of each transcript that a server received."""
     kind = "user.audio.transcript.final"
     return [(event["id"], event["payload"]["text"]) for event in server_heard if event["type"] == kind]
 
 
-async def test_a_transcript_that_did_not_come_back_is_sent_again_under_its_id() -> None:
+async def test_an_unprocessed_transcript_is_sent_again_under_its_id() -> None:
     async def first(peer: Peer) -> None:
         await peer.start()
         await peer.receive("user.audio.transcript.final")
@@ -299,17 +299,17 @@ async def test_a_transcript_that_did_not_come_back_is_sent_again_under_its_id() 
 
     async def second(peer: Peer) -> None:
         await peer.start(resumed=True)
-        await peer.state("idle")  # the fresh one, since no turn is running
+        await peer.state("idle")  # no turn is running
         await peer.begin()
         await peer.answer("Four.")
 
     async with scripted_server(first, second) as server, connect(server.url, reconnect=AT_ONCE) as client:
         turn = await client.say("2 + 2")
         assert (await turn.wait(LIMIT_S)).text == "Four."
-    assert said(server.heard) == [(turn.event_id, "2 + 2")] * 2
+    assert transcripts(server.heard) == [(turn.event_id, "2 + 2")] * 2
 
 
-async def test_what_is_said_while_there_is_no_connection_waits_for_it_in_order_and_within_bounds() -> None:
+async def test_transcripts_wait_for_a_connection_in_order_and_within_bounds() -> None:
     waiting, go_on = asyncio.Event(), asyncio.Event()
 
     async def sleep(_seconds: float) -> None:
@@ -332,7 +332,7 @@ async def test_what_is_said_while_there_is_no_connection_waits_for_it_in_order_a
         assert [(await turn.wait(LIMIT_S)).text for turn in turns] == ["You said: one", "You said: two"]
 
 
-async def test_a_text_too_large_for_a_frame_is_refused_here_and_harms_nothing() -> None:
+async def test_a_text_that_exceeds_a_frame_is_an_error() -> None:
     async with scripted_server() as server, connect(server.url) as client:
         with pytest.raises(ValueError, match="the limit is 1048576"):
             await client.say("x" * 2**20)
@@ -342,30 +342,30 @@ async def test_a_text_too_large_for_a_frame_is_refused_here_and_harms_nothing() 
         assert (await (await client.say("hello")).wait(LIMIT_S)).ok
 
 
-async def test_a_result_that_the_server_may_not_have_read_is_sent_again_under_its_id() -> None:
-    answered = asyncio.Event()
+async def test_an_unconfirmed_result_is_sent_again_under_its_id() -> None:
+    has_answer = asyncio.Event()
 
     async def first(peer: Peer) -> None:
         await peer.start()
         await peer.begin()
         await peer.call("notes.add", {}, event_id="evt_add")
         async with asyncio.timeout(LIMIT_S):
-            await answered.wait()
-        # A later event of the server proves nothing: it may have left before the result came.
+            await has_answer.wait()
+        # A later event of the server is no confirmation.
         await peer.send("session.ping", {})
         await peer.arrived()
         peer.connection.transport.abort()
 
     async def second(peer: Peer) -> None:
         await peer.start(resumed=True)
-        got.append(await peer.result("call_evt_add"))
+        payloads.append(await peer.result("call_evt_add"))
         await peer.answer("Added.")
 
     def add(_arguments: dict[str, Any]) -> str:
         runs.append(1)
         return "added"
 
-    got: list[dict[str, Any]] = []
+    payloads: list[dict[str, Any]] = []
     runs: list[int] = []
     async with (
         scripted_server(first, second) as server,
@@ -373,14 +373,14 @@ async def test_a_result_that_the_server_may_not_have_read_is_sent_again_under_it
     ):
         turn = await client.say("add it")
         await turn.until(ToolCallEvent, LIMIT_S, lambda call: call.name == "notes.add")
-        answered.set()
+        has_answer.set()
         assert (await turn.wait(LIMIT_S)).ok
-    assert [result["result"] for result in got] == ["added"]
+    assert [result["result"] for result in payloads] == ["added"]
     assert runs == [1]
 
 
 @pytest.mark.parametrize("confirm", ["echo", "error"])
-async def test_results_before_an_answered_transcript_are_known_to_have_arrived(confirm: str) -> None:
+async def test_an_answered_transcript_confirms_earlier_results(confirm: str) -> None:
     async def first(peer: Peer) -> None:
         await peer.start()
         await peer.begin()
@@ -406,19 +406,19 @@ async def test_results_before_an_answered_transcript_are_known_to_have_arrived(c
     handlers: dict[str, Callable[[Any], Any]] = {"notes.add": lambda _: "added"}
     async with scripted_server(first, second) as server:
         async with connect(server.url, reconnect=AT_ONCE, handlers=handlers) as client:
-            seen = asyncio.Event()
-            client.on("seen", lambda _: seen.set())
+            notified = asyncio.Event()
+            client.on("seen", lambda _: notified.set())
             await (await client.say("add it")).wait(LIMIT_S)
             second_turn = await client.say("and now?")
             async with asyncio.timeout(LIMIT_S):
-                await seen.wait()
-            diary = Diary(client)
-            heard = len(server.heard)
+                await notified.wait()
+            log = EventLog(client)
+            offset = len(server.heard)
             client.drop()
-            await diary.wait(Reconnected)
+            await log.wait(Reconnected)
             await second_turn.wait(LIMIT_S)
             assert (await (await client.say("again?")).wait(LIMIT_S)).ok
-    again = [event for event in server.heard[heard:] if event["type"] == "tool.result"]
-    assert not [event for event in again if event["payload"]["result"] == "added"]
+    results = [event for event in server.heard[offset:] if event["type"] == "tool.result"]
+    assert not [event for event in results if event["payload"]["result"] == "added"]
     assert count("session.start") == 2
     assert UnknownEvent("seen", {}) in [received.event for received in client.received]

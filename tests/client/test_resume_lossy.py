@@ -1,4 +1,4 @@
-"""A client with ``resume`` whose connection breaks at any frame, against a server that keeps its word."""
+"""A client with ``resume`` on connections that break at any frame."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ class BrokenError(Exception):
 
 
 class Server:
-    """Keeps a session as the protocol says for ``resume``, on connections that break at random.
+    """A server with ``resume`` on connections that break at random.
 
-    What it commits it commits before the frame that may be lost: in each direction any frame may be the
-    first that does not arrive. It calls tools that change something, and calls them again on each connection
-    until it has their results.
+    It commits before it sends: any frame in either direction may be lost. It repeats calls of tools on each
+    connection until it has their results.
     """
 
     def __init__(self, chance: random.Random) -> None:
-        self.taken: list[str] = []
+        self.transcripts: list[str] = []
         self.results: dict[str, list[str]] = {}
         self._chance = chance
-        self._seen: set[str] = set()
+        self._event_ids: set[str] = set()
         self._unacknowledged: dict[str, Json] = {}
         self._waiting: list[str] = []
         self._numbers = iter(range(1, 1_000_000))
 
     async def serve(self, peer: Peer) -> None:
         """Serve one connection until it breaks."""
-        first = not self._seen
+        first = not self._event_ids
         try:
             while True:
                 event = json.loads(await peer.connection.recv())
@@ -59,7 +58,7 @@ class Server:
             raise BrokenError
 
     async def _send(self, peer: Peer, kind: str, payload: Json, event_id: str | None = None) -> None:
-        if self._seen:
+        if self._event_ids:
             self._cut(peer)
         await peer.send(kind, payload, event_id)
 
@@ -69,53 +68,56 @@ class Server:
             case "session.start":
                 await self._start(peer, payload.get("resume"))
             case "user.audio.transcript.final":
-                new = event["id"] not in self._seen
-                made = self._begin(event["id"], payload["text"]) if new else []
+                new = event["id"] not in self._event_ids
+                event_ids = self._begin(event["id"], payload["text"]) if new else []
                 await self._send(peer, "event.ack", {"eventIds": [event["id"]]})
-                await self._emit(peer, made)
+                await self._emit(peer, event_ids)
             case "tool.result":
-                made = self._record(payload["callId"], payload["result"])
+                event_ids = self._record(payload["callId"], payload["result"])
                 await self._send(peer, "event.ack", {"eventIds": [event["id"]]})
-                await self._emit(peer, made)
+                await self._emit(peer, event_ids)
 
-    async def _start(self, peer: Peer, known: Json | None) -> None:
+    async def _start(self, peer: Peer, resume: Json | None) -> None:
         resend, drop = [], []
-        known = known or {}
-        last = known.get("lastEventId")
+        resume = resume or {}
+        last = resume.get("lastEventId")
         if last in self._unacknowledged:
             for event_id in [*self._unacknowledged][: [*self._unacknowledged].index(last) + 1]:
                 if not self._is_tool(event_id):
                     del self._unacknowledged[event_id]
-        for done in known.get("done", ()):
-            if done["callId"] not in self._waiting:
-                drop.append(done["callId"])
-            elif done.get("result") is None:
-                resend.append(done["callId"])
+        for entry in resume.get("done", ()):
+            if entry["callId"] not in self._waiting:
+                drop.append(entry["callId"])
+            elif entry.get("result") is None:
+                resend.append(entry["callId"])
             else:
-                self._record(done["callId"], done["result"])
-        drop += [call_id for call_id in known.get("pending", ()) if call_id not in self._waiting]
-        lists: Json = {"resend": resend, "drop": drop} if known else {}
-        started = {"sessionId": peer.session_id, "resumed": bool(self._seen), "capabilities": ["resume"]}
+                self._record(entry["callId"], entry["result"])
+        drop += [call_id for call_id in resume.get("pending", ()) if call_id not in self._waiting]
+        lists: Json = {"resend": resend, "drop": drop} if resume else {}
+        started = {"sessionId": peer.session_id, "resumed": bool(self._event_ids), "capabilities": ["resume"]}
         await self._send(peer, "session.started", {**started, **lists})
         await self._emit(peer, list(self._unacknowledged))
 
     def _begin(self, event_id: str, text: str) -> list[str]:
-        self._seen.add(event_id)
-        self.taken.append(text)
-        made = [self._ui("setState", state="thinking"), self._ui("appendMessage", role="user", text=text)]
-        return made + [self._put("notes.add", {"text": text}) for _ in range(CALLS)]
+        self._event_ids.add(event_id)
+        self.transcripts.append(text)
+        event_ids = [
+            self._ui("setState", state="thinking"),
+            self._ui("appendMessage", role="user", text=text),
+        ]
+        return event_ids + [self._put("notes.add", {"text": text}) for _ in range(CALLS)]
 
     def _record(self, call_id: str, result: str) -> list[str]:
-        """Commit a result; gives the events that follow from it."""
+        """Commit a result; return the ids of the events that follow."""
         self._unacknowledged.pop(f"evt_{call_id}", None)
         if call_id not in self._waiting:
             return []
         self._waiting.remove(call_id)
-        self.results.setdefault(self.taken[-1], []).append(result)
+        self.results.setdefault(self.transcripts[-1], []).append(result)
         if self._waiting:
             return []
         final = f"evt_final_{next(self._numbers)}"
-        self._unacknowledged[final] = {"text": f"Added: {self.taken[-1]}"}
+        self._unacknowledged[final] = {"text": f"Added: {self.transcripts[-1]}"}
         return [final, self._ui("setState", state="idle")]
 
     def _ui(self, name: str, **arguments: Any) -> str:
@@ -137,22 +139,20 @@ class Server:
             payload = self._unacknowledged.get(event_id)
             if payload is not None:
                 kind = "tool.call" if "callId" in payload else "assistant.speech.final"
-                # A call may come a second time under another id; it must not run a second time.
-                again = kind == "tool.call" and self._is_tool(event_id) and self._chance.random() < 0.1
-                await self._send(peer, kind, payload, f"{event_id}_again" if again else event_id)
+                # A call may be repeated under another id; it must not run again.
+                repeated = kind == "tool.call" and self._is_tool(event_id) and self._chance.random() < 0.1
+                await self._send(peer, kind, payload, f"{event_id}_again" if repeated else event_id)
 
 
 @pytest.mark.parametrize("serial", [True, False])
 @pytest.mark.parametrize("round_", range(4))
-async def test_every_text_is_taken_once_and_every_call_runs_once_and_is_recorded(
-    serial: bool, round_: int
-) -> None:
+async def test_each_transcript_and_each_call_is_processed_once(serial: bool, round_: int) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}, round {round_}")  # noqa: T201 -- shown where the test fails
     chance = random.Random(seed)
     runs: list[str] = []
     back: list[Reconnected] = []
-    kept = Server(chance)
+    peer_server = Server(chance)
 
     async def add(arguments: Json) -> str:
         number = len(runs)
@@ -163,7 +163,7 @@ async def test_every_text_is_taken_once_and_every_call_runs_once_and_is_recorded
 
     texts = [f"text {number}" for number in range(TURNS)]
     async with (
-        scripted_server(kept.serve) as server,
+        scripted_server(peer_server.serve) as server,
         connect(
             server.url,
             handlers={"notes.add": add},
@@ -176,8 +176,8 @@ async def test_every_text_is_taken_once_and_every_call_runs_once_and_is_recorded
             result = await (await client.say(text)).wait(LIMIT_S)
             assert (result.text, result.ending) == (f"Added: {text}", "idle")
     assert back
-    assert kept.taken == texts
+    assert peer_server.transcripts == texts
     assert runs == [text for text in texts for _ in range(CALLS)]
-    numbers = sorted(int(result.split()[0]) for text in texts for result in kept.results[text])
+    numbers = sorted(int(result.split()[0]) for text in texts for result in peer_server.results[text])
     assert numbers == list(range(TURNS * CALLS))
-    assert {len(results) for results in kept.results.values()} == {CALLS}
+    assert {len(results) for results in peer_server.results.values()} == {CALLS}

@@ -1,4 +1,4 @@
-"""Which turn an event belongs to, and what ends it: from literals, without sockets."""
+"""Assigning events to turns, and ending turns, without sockets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT_S = 5.0
 
 
 class Wire:
-    """Plays events into the turns, as the client does."""
+    """Passes events to the turns, as the client does."""
 
     def __init__(self) -> None:
         self.turns = Turns()
@@ -46,7 +46,7 @@ QUESTION = ApprovalRequest(
 )
 
 
-async def test_the_idle_of_an_earlier_turn_does_not_end_one_just_said() -> None:
+async def test_the_idle_of_an_earlier_turn_does_not_end_a_new_one() -> None:
     wire = Wire()
     turn = wire.say("now")
     wire.hear(SpeechFinal("of an earlier turn"), IDLE)
@@ -66,7 +66,7 @@ async def test_a_refused_transcript_ends_with_the_idle_after_its_error() -> None
     assert not result.ok
 
 
-async def test_an_error_that_names_no_event_is_the_running_turns_or_else_the_oldest() -> None:
+async def test_an_error_without_an_event_belongs_to_the_running_or_the_oldest_turn() -> None:
     wire = Wire()
     first = wire.say("one")
     wire.hear(ErrorEvent("rate_limited", "Slow down."), IDLE)
@@ -77,7 +77,7 @@ async def test_an_error_that_names_no_event_is_the_running_turns_or_else_the_old
     assert not third.is_done
 
 
-async def test_an_error_about_something_else_refuses_no_transcript() -> None:
+async def test_an_error_about_another_event_does_not_refuse_a_transcript() -> None:
     wire = Wire()
     turn = wire.say("one")
     wire.hear(ErrorEvent("invalid_event", "Odd.", event_id="some other"), IDLE)
@@ -95,7 +95,7 @@ async def test_a_refused_transcript_does_not_take_the_running_turns_events() -> 
     assert (await refused).finals == ()
 
 
-async def test_a_turn_is_over_when_the_next_begins_without_an_idle_between() -> None:
+async def test_a_turn_ends_when_the_next_starts_without_an_idle() -> None:
     wire = Wire()
     first, second = wire.say("one"), wire.say("two")
     wire.hear(append_message("c", "user", "one"), SpeechFinal("One."))
@@ -104,7 +104,7 @@ async def test_a_turn_is_over_when_the_next_begins_without_an_idle_between() -> 
     assert ((await second).ending, (await second).finals) == ("idle", ("Two.",))
 
 
-async def test_a_transcript_that_was_passed_over_is_lost_when_a_later_one_ends() -> None:
+async def test_an_unprocessed_transcript_is_lost_when_a_later_turn_ends() -> None:
     wire = Wire()
     first, second = wire.say("one"), wire.say("two")
     wire.hear(append_message("c", "user", "two"), SpeechFinal("Two."), IDLE)
@@ -112,14 +112,14 @@ async def test_a_transcript_that_was_passed_over_is_lost_when_a_later_one_ends()
     assert (await second).ending == "idle"
 
 
-async def test_a_transcript_comes_back_in_other_spacing_or_composition() -> None:
+async def test_a_transcript_matches_after_normalisation() -> None:
     wire = Wire()
     turn = wire.say(" cafe\u0301  now ")
     wire.hear(append_message("c", "user", "café now"), IDLE)
     assert turn.is_done
 
 
-async def test_a_rewritten_transcript_begins_its_turn_only_after_thinking() -> None:
+async def test_a_rewritten_transcript_starts_its_turn_after_thinking() -> None:
     wire = Wire()
     turn = wire.say("my number is 123")
     wire.hear(append_message("c", "user", "of long ago"), IDLE)
@@ -128,7 +128,7 @@ async def test_a_rewritten_transcript_begins_its_turn_only_after_thinking() -> N
     assert turn.is_done
 
 
-async def test_what_the_app_still_composes_begins_no_turn() -> None:
+async def test_a_partial_message_starts_no_turn() -> None:
     wire = Wire()
     turn = wire.say("hello")
     partial = ToolCallEvent("c", "convo.appendMessage", '{"role":"user","text":"hello","isPartial":true}')
@@ -136,7 +136,7 @@ async def test_what_the_app_still_composes_begins_no_turn() -> None:
     assert not turn.is_done
 
 
-async def test_a_fresh_idle_on_a_later_connection_tells_that_the_transcript_is_lost() -> None:
+async def test_an_idle_after_a_resume_means_a_lost_transcript() -> None:
     wire = Wire()
     turn = wire.say("hello")
     wire.connection = 2
@@ -144,7 +144,7 @@ async def test_a_fresh_idle_on_a_later_connection_tells_that_the_transcript_is_l
     assert (await turn).ending == "lost"
 
 
-async def test_a_turn_outlasts_the_idle_at_which_its_question_is_answered() -> None:
+async def test_a_turn_continues_after_the_idle_for_an_answer() -> None:
     wire = Wire()
     turn = wire.say("delete it")
     wire.hear(append_message("c", "user", "delete it"), SpeechFinal("Let me see."), QUESTION, IDLE)
@@ -154,7 +154,7 @@ async def test_a_turn_outlasts_the_idle_at_which_its_question_is_answered() -> N
 
 
 @pytest.mark.parametrize("last", [SpeechFinal("Gone."), ErrorEvent("model_provider_failed", "Down.")])
-async def test_a_turn_ends_when_its_end_comes_before_what_became_of_its_question(last: ServerEvent) -> None:
+async def test_a_turn_may_end_before_its_request_is_resolved(last: ServerEvent) -> None:
     wire = Wire()
     turn = wire.say("delete it")
     wire.hear(append_message("c", "user", "delete it"), QUESTION, IDLE)
@@ -163,7 +163,7 @@ async def test_a_turn_ends_when_its_end_comes_before_what_became_of_its_question
     assert (await turn).ending == "idle"
 
 
-async def test_the_result_holds_what_the_device_answered() -> None:
+async def test_the_result_contains_the_devices_answers() -> None:
     wire = Wire()
     turn = wire.say("go")
     wire.hear(append_message("c1", "user", "go"), ToolCallEvent("c2", "notes.add", "{}"))
@@ -173,14 +173,14 @@ async def test_the_result_holds_what_the_device_answered() -> None:
     assert (run.call_id, run.name, run.result, run.error) == ("c2", "notes.add", "added", None)
 
 
-async def test_arguments_that_are_no_json_are_no_state() -> None:
+async def test_invalid_arguments_set_no_state() -> None:
     wire = Wire()
     turn = wire.say("go")
     wire.hear(append_message("c1", "user", "go"), ToolCallEvent("c2", "convo.setState", "idle"))
     assert not turn.is_done
 
 
-async def test_closing_ends_every_turn_by_the_error() -> None:
+async def test_close_ends_each_turn_with_the_error() -> None:
     wire = Wire()
     turn = wire.say("go")
     wire.turns.close(ClientError("gone"))

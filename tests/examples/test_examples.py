@@ -13,7 +13,7 @@ import pytest
 
 from conductor.app import running
 from conductor.settings import load_settings
-from tests.client.extended import answered, request, resolve, start
+from tests.client.extended import approval_response, request, resolve, start
 from tests.stand_ins.scripted_server import Json, Peer, Script, scripted_server
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -75,9 +75,9 @@ async def test_the_device_declares_its_tools_and_the_model_calls_both() -> None:
     assert (status, err) == (0, "")
     assert out.splitlines() == [
         'lamp.switch({"room":"kitchen","on":true}) -> {"room":"kitchen","on":true}',
-        "Lamp switch answered: room is kitchen and on is yes.",
+        "Lamp switch approval_response: room is kitchen and on is yes.",
         'lamp.list({}) -> {"on":["kitchen"]}',
-        "Lamp list answered: kitchen.",
+        "Lamp list approval_response: kitchen.",
     ]
 
 
@@ -118,7 +118,7 @@ def deleting(got: list[Json]) -> Script:
         await peer.begin()
         arguments = {"album": "Rome", "count": 3}
         await peer.send("approval.request", request(name="photos.delete", risk="high", arguments=arguments))
-        decision = await answered(peer)
+        decision = await approval_response(peer)
         got.append(decision)
         await resolve(peer, "denied" if decision["decision"] == "deny" else "allowed")
         if decision["decision"] != "deny":
@@ -161,7 +161,7 @@ async def test_the_approvals_are_asked_for_by_the_server_itself() -> None:
         await run.type("allow")
         status, out, err = await run.ends()
     assert (status, err) == (0, "")
-    assert out.splitlines()[-1] == "Photos delete answered: deleted is 3."
+    assert out.splitlines()[-1] == "Photos delete approval_response: deleted is 3."
 
 
 async def test_the_voice_loop_answers_and_can_be_interrupted() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.client.extended import answered, asking, request, resolve, start
+from tests.client.extended import approval_response, asking, request, resolve, start
 from tests.stand_ins.scripted_server import Json, Peer, Script, scripted_server
 from tests.talk.person import CTRL_C, ESC, partial, person
 
@@ -132,9 +132,9 @@ async def test_a_running_tool_is_shown_with_its_seconds() -> None:
 
 async def decided(*lines: str, **fields: Any) -> tuple[Json, str]:
     """Answer one card by these lines; return the decision and the text on the screen."""
-    got: list[Json] = []
+    payloads: list[Json] = []
     async with (
-        scripted_server(asking(request(**fields), got=got)) as server,
+        scripted_server(asking(request(**fields), payloads=payloads)) as server,
         person(server.url, "delete it", size=(80, 60)) as user,
     ):
         await user.sees("e edit", "y/n/a/s/e>")
@@ -142,7 +142,9 @@ async def decided(*lines: str, **fields: Any) -> tuple[Json, str]:
             user.type(line)
         await user.sees("· allowed")
     assert user.status == 0
-    return {key: got[0][key] for key in got[0] if key not in ("approvalId", "argumentsDigest")}, user.text
+    return {
+        key: payloads[0][key] for key in payloads[0] if key not in ("approvalId", "argumentsDigest")
+    }, user.text
 
 
 async def test_a_card_shows_the_call_and_the_reasons() -> None:
@@ -177,9 +179,9 @@ async def test_arguments_are_edited_and_a_refused_edit_is_asked_again() -> None:
         await start(peer)
         await peer.begin()
         await peer.send("approval.request", request())
-        assert (await answered(peer))["editedArguments"] == {"path": "notes.md"}
+        assert (await approval_response(peer))["editedArguments"] == {"path": "notes.md"}
         await resolve(peer, "refused", message="no such file")
-        assert (await answered(peer))["decision"] == "deny"
+        assert (await approval_response(peer))["decision"] == "deny"
         await resolve(peer, "denied")
         await peer.answer("Done.")
 
