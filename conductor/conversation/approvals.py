@@ -216,8 +216,6 @@ class Approvals:
         if refusal is not None:
             answer(ApprovalResolved(approval_id, "refused", refusal))
 
-    # -- asking
-
     def _redacted(self, need: ApprovalNeeded) -> dict[str, Any]:
         return dict(self.profile.executor.redacted(need.ready.arguments))
 
@@ -240,8 +238,6 @@ class Approvals:
             may_have_happened="may_have_happened" in cautions,
             granted=granted,
         )
-
-    # -- deciding
 
     async def _edit(self, question: PendingApproval, decision: Decision) -> str | None:
         edited = decision.edited_arguments or {}

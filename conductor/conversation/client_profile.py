@@ -1,4 +1,4 @@
-"""What a client declares: locale, time zone, instructions, capabilities and tools."""
+"""A client's declarations: locale, time zone, instructions, capabilities and tools."""
 
 from __future__ import annotations
 
@@ -13,14 +13,7 @@ from conductor.conversation.snapshot import ProfileSnapshot, decode, encode
 from conductor.conversation.speech import Speech
 from conductor.events.client import SessionStart
 from conductor.events.envelope import new_call_id
-from conductor.events.server import (
-    CAPABILITIES,
-    RejectedTool,
-    Segment,
-    ToolCallEvent,
-    append_message,
-    speak,
-)
+from conductor.events.server import CAPABILITIES, RejectedTool, Segment, ToolCallEvent, append_message, speak
 from conductor.prompts import session_prompt
 from conductor.rate_limit import Admission, TokenBucket
 from conductor.tools.base import CallContext, SessionFields, ToolSpec
@@ -36,8 +29,7 @@ _NOT_OFFERED = "the server's operator does not allow this tool"
 class ClientProfile:
     """The prompt and the tools of one session, rebuilt when the client changes its declaration.
 
-    ``grants`` returns the rules that the person's approvals granted; ``fields`` and ``person`` are what
-    tools may store.
+    ``grants`` returns the rules of the person's approvals. Tools may store in ``fields`` and ``person``.
     """
 
     def __init__(
@@ -65,10 +57,9 @@ class ClientProfile:
     def start(
         self, event: SessionStart, readings: Sequence[Reading] | None = None
     ) -> list[RejectedTool] | None:
-        """Apply ``session.start``; returns the refused tools, or None if none were declared.
+        """Apply ``session.start``; returns the refused tools, or None without a declaration of tools.
 
-        What a repeated start leaves out stays as it was. The GitHub token is not stored: no tool of the
-        server uses it.
+        Values that a repeated start leaves out do not change. The GitHub token is not stored.
         """
         profile = self._profile
         may_choose = event.model is not None and self._services.may_choose(event.model)
@@ -105,20 +96,20 @@ class ClientProfile:
         self._executor = None  # made on demand: a reload reaches thousands of sessions at once
 
     def declare(self, tools: list[Any], readings: Sequence[Reading] | None = None) -> list[RejectedTool]:
-        """Take the client's tools as the device's; returns those that are refused.
+        """Take the client's tools as the device's; returns the refused tools.
 
-        ``readings`` are those of `read_declarations`; without them the tools are read here.
+        ``readings`` come from `read_declarations`; without them the tools are read here.
         """
         reserved = [spec.name for toolset in self._services.toolsets for spec in toolset.specs()]
         accepted, rejected = parse_declarations(tools, readings=readings, reserved_names=reserved)
         self._profile = msgspec.structs.replace(self._profile, tools=tools)
-        self._declared = tuple(accepted)  # those not offered too: a reload may change the rules
+        self._declared = tuple(accepted)  # including tools not offered: a reload may change the rules
         self._executor = None
         rejected += [(spec.name, _NOT_OFFERED) for spec in accepted if not self.executor.gate.offers(spec)]
         return [RejectedTool(name, reason) for name, reason in rejected]
 
     def close(self) -> None:
-        """Free the tools: a closed session is part of reference cycles, which are collected late."""
+        """Free the tools: a closed session is part of reference cycles."""
         self._profile = msgspec.structs.replace(self._profile, tools=None)
         self._declared = self._executor = None
 
@@ -185,7 +176,7 @@ class ClientProfile:
         speech_id: str | None = None,
         call_id: str | None = None,
     ) -> ToolCallEvent:
-        """Make the UI call that shows a message; ``speech_id`` names the speech of it, if there is one."""
+        """Make the UI call that shows a message; ``speech_id`` names its speech, if there is one."""
         call_id = call_id or new_call_id()
         message_id = (speech_id or call_id) if "segments" in self.capabilities else None
         return append_message(call_id, role, text, message_id)

@@ -91,7 +91,7 @@ class TurnContext:
         # By the loop's clock: until then the service's prompt cache holds this session's prompt.
         self.cached_until = float("-inf")
         self._partials = PartialThrottle(self._send_partial, self.limits.partial_interval)
-        committer.register(TURN, self._dump_turn)
+        committer.register(TURN, lambda: "" if self.turn is None else self.turn.dump())
 
     @property
     def executor(self) -> ToolExecutor:
@@ -155,15 +155,17 @@ class TurnContext:
     def begins(self, ready: PreparedCall) -> None:
         """Note that a call starts."""
         if "activity" in self.profile.capabilities:
-            self.show_at_once(_started(ready))
+            name, source = ready.spec.name, ready.spec.source
+            event = ToolActivity(ready.call.call_id, name, source, "started", display=f"{name} …")
+            self.show_at_once(event)
 
     def ends(self, ready: PreparedCall, outcome: ToolOutcome) -> None:
         """Record the metrics of a call that ended, and show its end."""
         spec = ready.spec
-        took = outcome.metadata.execution_time_ms / 1000
-        self._metrics.called(spec.name, spec.source, outcome.error_type, took)
+        seconds = outcome.metadata.execution_time_ms / 1000
+        self._metrics.called(spec.name, spec.source, outcome.error_type, seconds)
         if self.turn is not None:
-            self.turn.stats.tool_s += took
+            self.turn.stats.tool_s += seconds
             attributes = {"gen_ai.tool.name": spec.name, "gen_ai.tool.call.id": ready.call.call_id}
             start_ns = time.time_ns() - outcome.metadata.execution_time_ms * 1_000_000
             error = "" if outcome.success else outcome.error_type
@@ -242,7 +244,7 @@ class TurnContext:
     def _send_partial(self, text: str) -> None:
         speech_id = self.turn.speech_id if self.turn is not None else ""
         if self.turn is not None:
-            self.turn.stats.note_partial()
+            self.turn.stats.mark_first("partial")
         in_segments = "segments" in self.profile.capabilities
         self.show_at_once(SpeechPartial(text, (speech_id or None) if in_segments else None))
 
@@ -265,7 +267,7 @@ class TurnContext:
             end=reason,
             error=error,
             ms=_ms(time.monotonic() - stats.started),
-            first_token_ms=_ms(stats.first_token_s),
+            first_token_ms=_ms(stats.first_s.get("token")),
             rounds=stats.rounds,
             subject=self.committer.key.subject,
             models=",".join(stats.models) or None,
@@ -285,18 +287,10 @@ class TurnContext:
                 stats.usage.read_tokens,
                 stats.usage.output_tokens,
                 reason == "interrupted",
-                _ms(stats.first_token_s),
-                _ms(stats.first_speech_s),
+                _ms(stats.first_s.get("token")),
+                _ms(stats.first_s.get("speech")),
             )
         )
-
-    def _dump_turn(self) -> str:
-        return "" if self.turn is None else self.turn.dump()
-
-
-def _started(ready: PreparedCall) -> ToolActivity:
-    name = ready.spec.name
-    return ToolActivity(ready.call.call_id, name, ready.spec.source, "started", display=f"{name} …")
 
 
 def _finished(ready: PreparedCall, outcome: ToolOutcome) -> ToolActivity:
@@ -304,16 +298,16 @@ def _finished(ready: PreparedCall, outcome: ToolOutcome) -> ToolActivity:
     status = "done" if outcome.success else outcome.error_type.replace("_", " ")
     if metadata.reason == "device_error":
         status = "failed on the device"
-    size, took = metadata.data_size_bytes, metadata.execution_time_ms
+    size, ms = metadata.data_size_bytes, metadata.execution_time_ms
     return ToolActivity(
         ready.call.call_id,
         name,
         ready.spec.source,
         "finished",
         outcome.error_type,
-        took,
+        ms,
         size,
-        f"{name}: {status}, {size} bytes, {took} ms",
+        f"{name}: {status}, {size} bytes, {ms} ms",
     )
 
 

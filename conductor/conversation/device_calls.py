@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 # Device calls whose late result is still used.
 _MAX_LATE = 64
-# Seconds: tools, "Unknown outcomes".
+# Seconds in which a late result counts, and an identical call needs an approval.
 _LATE_S = 600.0
 # Seconds: a job that the device accepted may take a day.
 _JOB_S = 86_400.0
@@ -48,7 +48,7 @@ _JOB_S = 86_400.0
 class LateCall:
     """A call whose turn continued without its result.
 
-    ``starts_turn``: its result starts a turn of its own if no turn is running; that of a ``job`` always does.
+    ``starts_turn``: its result starts a turn if none is running; the result of a ``job`` always does.
     """
 
     record: CallRecord
@@ -107,10 +107,7 @@ class LateCalls:
 
 
 class Unknowns:
-    """Remembers, for ``seconds`` each, up to ``limit`` calls by the digest of tool and arguments.
-
-    Times are the event loop's (tools, "Unknown outcomes").
-    """
+    """Remembers up to ``limit`` calls with unknown outcomes, for ``seconds`` each; times are the loop's."""
 
     def __init__(self, limit: int, seconds: float) -> None:
         self._limit = limit
@@ -136,7 +133,7 @@ class Unknowns:
             self._calls[snapshot.call_id] = (snapshot.digest, loop_time(snapshot.expires_ms))
 
     def settle(self, call_id: str) -> None:
-        """Forget a call whose outcome is known now."""
+        """Forget a call: its outcome is known."""
         self._calls.pop(call_id, None)
 
     def holds(self, digest: str, now: float) -> bool:
@@ -152,8 +149,8 @@ CancelReason: TypeAlias = Literal["barge_in", "timeout", "session_end"]
 class DeviceCalls:
     """Records exactly one result for each device call: the device's, a time-out's, or a cancellation's.
 
-    ``notes`` collects the notes that the model reads before the next turn; ``wants_turn``: they start a turn
-    of their own. ``is_busy`` tells whether a turn is running.
+    ``notes`` are for the model before the next turn; with ``wants_turn`` they start one. ``is_busy`` tells
+    whether a turn is running.
     """
 
     def __init__(
@@ -204,7 +201,7 @@ class DeviceCalls:
             return
         self._outbox.acknowledge(event.call_id)
         if event.effect == "none" and self._late.is_read(event.call_id):
-            self._late.take(event.call_id, _now())  # the model was already told that it was cancelled
+            self._late.take(event.call_id, _now())  # the model knows that it was cancelled
             return
         self._take_late(
             event.call_id,
@@ -240,14 +237,14 @@ class DeviceCalls:
         try:
             await self._results.settle(record, outcome, events)
         except Duplicate:
-            # The device's result came, or the turn ended, while this waited for the commit.
+            # The device's result arrived, or the turn ended, while this waited for the commit.
             current = self._committer.state.calls.get(call_id)
             if current is not None and current.result is not None:
                 self._late.take(call_id, _now())
                 self._committer.mark_dirty(LATE)
             return
         except StoreError as error:
-            log.error("time-out not recorded", call=call_id, error=type(error).__name__)
+            log.error("timeout not recorded", call=call_id, error=type(error).__name__)
         self._pending.answer(call_id, outcome)
 
     def give_up(self, call_id: str, reason: CancelReason) -> list[ServerEvent]:
@@ -265,8 +262,6 @@ class DeviceCalls:
         spec = self._profile.executor.spec(record.name)
         stops = reason == "timeout" or (spec is not None and spec.on_interrupt == "cancel")
         return self._cancelling(record, reason) if was_written and stops else []
-
-    # -- snapshot
 
     def dump(self, delivered: int = 0) -> str:
         """Encode the snapshot, without the first ``told`` notes."""
@@ -290,12 +285,10 @@ class DeviceCalls:
         self.unknowns.add(call_id, digest, _now())
         self._committer.mark_dirty(LATE)
 
-    # -- inside
-
     async def _finish(self, record: CallRecord, outcome: ToolOutcome, *, goes_on: bool = False) -> None:
         # ``goes_on``: the call became a job, and its final result is still to come.
         call_id = record.call_id
-        self._outbox.extend(call_id)  # the result is here: it must not time out while it is recorded
+        self._outbox.extend(call_id)  # it must not time out while its result is recorded
         try:
             await self._results.settle(record, outcome)
         except Duplicate:

@@ -14,7 +14,7 @@ from conductor.stores.base import SessionKey, SessionStore, SetField
 PREFIX = "tool:"
 # The reserved session id of a subject's record; no client may use a "$".
 RECORD_ID = "$grants"
-# Tries to write a record against other processes that write the same one.
+# Attempts to write a record that other processes write, too.
 _ATTEMPTS = 5
 
 _commit_ids = IdGenerator("record")
@@ -29,7 +29,7 @@ class SubjectRecords:
         self._lock = asyncio.Lock()
 
     def get(self, subject: str, name: str) -> str:
-        """Return a field as it was last read or written here; empty if it is not set, or before `load`."""
+        """Return a field as last read or written here; empty if it is not set, or before `load`."""
         return self._fields.get(subject, {}).get(name, "")
 
     async def load(self, subject: str) -> None:
@@ -38,21 +38,21 @@ class SubjectRecords:
         self._fields[subject] = claim.state.fields
 
     async def update(self, subject: str, name: str, change: Callable[[str], str]) -> None:
-        """Replace a field by what ``change`` makes of it; an empty text deletes it.
+        """Replace a field by the result of ``change``; an empty text deletes it.
 
-        ``change`` may be called again, with what another process wrote. Raises `StoreError`, and what
-        ``change`` raises.
+        ``change`` is called again if another process has written. Raises `StoreError`, and errors of
+        ``change``.
         """
         async with self._lock:
             for attempt in range(1, _ATTEMPTS + 1):
-                # The last claim wins: who wrote in between is fenced, and tries again.
+                # The last claim wins: a writer with an earlier one is fenced, and tries again.
                 claim = await self._store.claim(SessionKey(subject, RECORD_ID))
                 text = change(claim.state.fields.get(name, ""))
                 try:
                     await self._store.commit(claim, _commit_ids(), [SetField(name, text)])
                 except (Fenced, Conflict):
                     if attempt == _ATTEMPTS:
-                        raise StoreUnavailable("others keep writing this person's record") from None
+                        raise StoreUnavailable("other processes keep writing this person's record") from None
                     continue
                 self._fields[subject] = claim.state.fields
                 return
@@ -70,13 +70,13 @@ class Fields:
         return self._committer.state.fields.get(PREFIX + name)
 
     async def update(self, name: str, change: Callable[[str | None], str]) -> None:
-        """Replace a field by what ``change`` returns. Raises `StoreError`, and what ``change`` raises."""
+        """Replace a field by the result of ``change``. Raises `StoreError`, and errors of ``change``."""
         async with self._lock:
             await self._committer.commit([SetField(PREFIX + name, change(self.get(name)))])
 
 
 class PersonFields:
-    """The `SessionFields` of a subject's record: what tools keep of a person across sessions."""
+    """The `SessionFields` of a subject's record, which tools keep across the person's sessions."""
 
     def __init__(self, records: SubjectRecords, subject: str) -> None:
         self._records = records
@@ -87,5 +87,5 @@ class PersonFields:
         return self._records.get(self._subject, PREFIX + name) or None
 
     async def update(self, name: str, change: Callable[[str | None], str]) -> None:
-        """Replace a field by what ``change`` returns. Raises `StoreError`, and what ``change`` raises."""
+        """Replace a field by the result of ``change``. Raises `StoreError`, and errors of ``change``."""
         await self._records.update(self._subject, PREFIX + name, lambda text: change(text or None))

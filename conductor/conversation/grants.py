@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 # The field that holds grants, in a session and in a subject's record.
 FIELD = "grants"
-# Grants a session or a subject; the oldest is dropped, and its call is asked about again.
+# Grants of a session or a subject; the oldest is dropped, and its call needs an approval again.
 MAX_GRANTS = 200
 
 

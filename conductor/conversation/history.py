@@ -1,8 +1,7 @@
 """Rules of a valid history, its repair and its truncation, as pure functions.
 
-The rules are the Messages API's, the strictest of the services (models, "Anthropic"): a history begins with
-a user's message or a note, and each assistant message with calls is followed by exactly one result for each
-of its calls, in their order, before anything else.
+The rules of the Messages API are the strictest: a history begins with a user's message or a note, and each
+assistant message with calls is followed by one result for each call, in their order.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from conductor.tools.base import failed
 
 # Characters a token, estimated low for English prose and JSON: the budget must not be exceeded.
 CHARS_PER_TOKEN = 3.5
-# Requests below this say little about the ratio of counted to estimated tokens, and none is beyond the other.
+# Shorter requests say little about the ratio of counted to estimated tokens.
 _TELLING_TOKENS = 500
 _MAX_RATIO = 8.0
 
@@ -31,8 +30,8 @@ LOST_RESULT = (
 def repair(messages: Sequence[Message]) -> list[Message]:
     """Return a valid history with as much of ``messages`` as can stay, in order.
 
-    A missing result becomes one that says it was lost. Results without a call, repeated results and
-    everything before the first user message are dropped.
+    A missing result is replaced by a lost one. Results without a call, repeated results and all messages
+    before the first user message are dropped.
     """
     repaired: list[Message] = []
     index = 0
@@ -40,7 +39,7 @@ def repair(messages: Sequence[Message]) -> list[Message]:
         message = messages[index]
         index += 1
         if isinstance(message, ToolResult):
-            continue  # those that belong to a call were taken with it
+            continue  # results are added with their calls
         if not repaired and isinstance(message, AssistantMessage):
             continue
         if isinstance(message, AssistantMessage) and not message.text and not message.calls:
@@ -70,7 +69,7 @@ def lost_result(call_id: str) -> ToolResult:
 
 
 def estimate_tokens(message: Message) -> int:
-    """Estimate the tokens of a message, but for its reasoning: no later turn sends that."""
+    """Estimate the tokens of a message without its reasoning, which no later turn sends."""
     match message:
         case AssistantMessage(text=text, calls=calls):
             size = len(text) + sum(len(call.name) + len(call.arguments) + 20 for call in calls)
@@ -82,13 +81,13 @@ def estimate_tokens(message: Message) -> int:
 def cut_point(messages: Sequence[Message], max_turns: int, max_tokens: int) -> int:
     """Return how many messages to drop from the front; 0 while both budgets hold.
 
-    Whole turns go, down to half of the budget that was exceeded: a window that slides by one turn each time
-    would defeat the service's prompt cache. The last turn always stays.
+    Whole turns are dropped, down to half of the exceeded budget: a window that slides by one turn each time
+    would defeat the prompt cache. The last turn always stays.
     """
     starts = [
         index
         for index, message in enumerate(messages)
-        # A note belongs to the words that it came with.
+        # A note belongs to the message after it.
         if isinstance(message, UserMessage | Note) and not (index and isinstance(messages[index - 1], Note))
     ]
     if len(starts) <= 1:
@@ -108,8 +107,8 @@ def cut_point(messages: Sequence[Message], max_turns: int, max_tokens: int) -> i
 class HistoryBudget:
     """The tokens of history in a request, as `estimate_tokens` counts them.
 
-    It follows what the service counts, which in some languages is several times the estimate, and shrinks
-    when a request was too long.
+    It follows the service's count, which in some languages is several times the estimate, and shrinks when a
+    request was too long.
     """
 
     def __init__(self, tokens: int) -> None:

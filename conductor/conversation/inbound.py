@@ -351,8 +351,6 @@ class InboundHandler:
         self._outbox.expect_no_acknowledgements()
         self._turns.deliver_notices()
 
-    # -- in the background
-
     def _flush_soon(self) -> None:
         if self._committer.durable and self._flushing is None:
             loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""What waits for a turn of a session: transcripts and notices."""
+"""Inputs that wait for a turn of a session: transcripts, requests and notices."""
 
 from __future__ import annotations
 
@@ -19,16 +19,14 @@ from conductor.conversation.snapshot import (
 )
 from conductor.messages import Message, ToolCall, ToolResult
 
-# Protocol, "How the shipped client behaves".
 MAX_TRANSCRIPTS = 3
 MAX_NOTICES = 16
-# Calls that programs of the person may have waiting.
 MAX_REQUESTS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ServerNotice:
-    """A notice for the person, told when the session is idle. ``expires`` is the loop's time."""
+    """A notice for the person, delivered when the session is idle. ``expires`` is the loop's time."""
 
     text: str
     expires: float
@@ -36,7 +34,7 @@ class ServerNotice:
 
 @dataclass(frozen=True, slots=True)
 class ToolRequest:
-    """A call that a program of the person wants, and the ``result`` that it waits for."""
+    """A call of a program of the person, which waits for the ``result``."""
 
     call: ToolCall
     result: asyncio.Future[ToolResult]
@@ -81,7 +79,7 @@ class PendingInputs:
         return len(self._transcripts)
 
     def has_notices(self, now: float) -> bool:
-        """Tell whether a notice may start a turn: one that has not expired."""
+        """Tell whether a notice has not expired: it may start a turn."""
         return any(notice.expires > now for notice in self._notices)
 
     @property
@@ -89,7 +87,7 @@ class PendingInputs:
         return self._transcripts[0] if self._transcripts else None
 
     def drop_transcript(self, event_id: str | None) -> None:
-        """Remove a transcript: a turn answers it, or it could not be recorded."""
+        """Remove a transcript."""
         self._transcripts = [t for t in self._transcripts if t.event_id != event_id]
 
     def drop_transcripts(self) -> None:
@@ -97,11 +95,11 @@ class PendingInputs:
         self._transcripts.clear()
 
     def notices(self, before: float = math.inf) -> list[ServerNotice]:
-        """List the notices, or only those expired ``before``: they join the next turn of any cause."""
+        """List the notices, or only the ones that expired ``before``, which join any turn."""
         return [notice for notice in self._notices if notice.expires <= before]
 
     def dump(self, without: str | None = None, delivered: Sequence[ServerNotice] = ()) -> str:
-        """Encode the queues, without the transcript and the notices that a turn is about to take."""
+        """Encode the queues, without the transcript and the notices that a turn is taking."""
         transcripts = tuple(transcript for transcript in self._transcripts if transcript.event_id != without)
         notices = tuple(
             NoticeSnapshot(notice.text, epoch_ms(notice.expires))

@@ -38,7 +38,7 @@ MESSAGES: Mapping[ErrorCode, str] = MappingProxyType(
     }
 )
 
-# Bytes of each text about an agent that the model reads: notices must not fill its context window.
+# Bytes of each text about an agent in a notice: notices must not fill the context window.
 MAX_NOTICE_BYTES = 4_096
 
 CUT_OFF = "[The reply broke off here.]"
@@ -46,7 +46,7 @@ CONTINUE = "Your reply broke off there, and that much was spoken. Go on from the
 
 
 def agent_notice(event: AgentCompleted) -> str:
-    """Word the notice that an agent has ended; the agent's text is untrusted data."""
+    """Write the notice that an agent has ended; the agent's text is untrusted data."""
     parts = [f"The coding agent {event.agent_id} has ended with status {event.status!r}."]
     for label, value in (("Name", event.name), ("Task", event.prompt), ("Summary", event.summary)):
         if value:
@@ -55,12 +55,12 @@ def agent_notice(event: AgentCompleted) -> str:
 
 
 def reminder_notice(text: str, due: datetime, *, late: bool) -> str:
-    """Word the notice that a reminder is due; ``due`` is the person's local time."""
+    """Write the notice that a reminder is due; ``due`` is the person's local time."""
     away = " The user was away then; say so." if late else ""
     when = f"{due:%A, %d %B, %H:%M}"
     return f"The user asked to be reminded on {when} of this: {text}\nTell the user now.{away}"
 
 
 def late_result(name: str, content: str) -> str:
-    """Word the note about a result that came after its call was reported as unknown or cancelled."""
+    """Write the note about a result whose call was reported as unknown or cancelled."""
     return f"A late result came for the earlier call of {name}: {content}"

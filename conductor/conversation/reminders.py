@@ -1,4 +1,4 @@
-"""Tells a person's reminders when they are due, each as a notice in one session."""
+"""Delivers a person's reminders when they are due, each as a notice in one session."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from conductor.tools.builtin.schedule import FIELD, Reminder, read_reminders, wr
 
 log = structlog.get_logger(__name__)
 
-# Seconds between two looks at the clock: it may be set, and the process may be suspended.
+# Seconds between two checks of the clock: it may be set, and the process may be suspended.
 _LOOK_S = 60.0
 # Seconds until the next try after the store failed, or while too many notices wait.
 _RETRY_S = 2.0
-# Milliseconds: a session that took a reminder and has not told it since is gone.
+# Milliseconds until a reminder that a session claimed may be claimed by another one.
 _TAKEN_MS = 10 * 60 * 1000
-# Seconds: as for other notices, a reminder that waited longer joins the next turn.
+# Seconds: an older reminder starts no turn of its own; it joins the next one.
 _NOTICE_S = 600.0
 
 
@@ -38,12 +38,12 @@ def wall_ms() -> int:
 
 
 class Reminders:
-    """Tells the reminders of a person while a client of this session is connected.
+    """Delivers the reminders of a person while a client of this session is connected.
 
-    Each is told once, by whichever session of the person comes first. Three writes: it is taken in the
-    person's fields, recorded as a notice of this session with its id, and dropped from the person's fields.
-    A session that is killed in between goes on when it is restored; if it stays away for ten minutes,
-    another one tells the reminder, which may then be told twice.
+    The first session of the person delivers it, in three writes: it is claimed in the person's fields,
+    recorded as a notice with its id, and dropped from the person's fields. A session that was killed in
+    between continues when it is restored. After ten minutes another session delivers the reminder, perhaps
+    again.
     """
 
     def __init__(
@@ -65,26 +65,26 @@ class Reminders:
         self._deliver = deliver
         self._now_ms = now_ms
         self._timer: asyncio.TimerHandle | None = None
-        self._telling = False
+        self._delivering = False
         self._not_before = 0.0
         self._closed = False
 
     def close(self) -> None:
-        """Tell no more."""
+        """Stop delivering."""
         self._closed = True
         self._cancel()
 
     def look(self) -> None:
-        """Tell what is due, and look again when the next one is. Called whenever the session is idle."""
+        """Deliver due reminders, and look again when the next one is due. Called when the session is idle."""
         self._cancel()
         text = self._person.get(FIELD)
-        if self._closed or self._telling or not text or self._outbox.transport is None:
+        if self._closed or self._delivering or not text or self._outbox.transport is None:
             return
         loop, reminders, now = asyncio.get_running_loop(), read_reminders(text), self._now_ms()
         if any(self._may_take(reminder, now) for reminder in reminders):
             if loop.time() >= self._not_before:
-                self._telling = True
-                self._tasks.spawn(self._tell())
+                self._delivering = True
+                self._tasks.spawn(self._deliver_due())
             else:
                 self._timer = loop.call_at(self._not_before, self.look)
         else:
@@ -100,7 +100,7 @@ class Reminders:
         is_taken = reminder.session not in ("", self._session) and now - reminder.taken_ms < _TAKEN_MS
         return reminder.due_ms <= now and not is_taken
 
-    async def _tell(self) -> None:
+    async def _deliver_due(self) -> None:
         self._not_before = asyncio.get_running_loop().time() + _RETRY_S
         try:
             reminders = await self._take(MAX_NOTICES - len(self._waiting.notices()))
@@ -112,9 +112,9 @@ class Reminders:
         except Fenced:
             self.close()
         except StoreError as error:
-            log.warning("reminders not told", session=self._session, error=type(error).__name__)
+            log.warning("reminders not delivered", session=self._session, error=type(error).__name__)
         finally:
-            self._telling = False
+            self._delivering = False
         self._deliver()
 
     async def _take(self, limit: int) -> list[Reminder]:
@@ -142,7 +142,7 @@ class Reminders:
         try:
             await self._committer.commit([event], snapshots={WAITING: self._waiting.dump})
         except Duplicate:
-            self._waiting.drop_notices([notice])  # it was told before this session was restored
+            self._waiting.drop_notices([notice])  # it was delivered before this session was restored
         except StoreError:
             self._waiting.drop_notices([notice])
             raise

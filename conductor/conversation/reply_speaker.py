@@ -17,7 +17,7 @@ from conductor.speech import CODE_PHRASE, TABLE_PHRASE, for_the_ear
 
 _CITATION = re.compile(r"[ \t]?\[(\d{1,3}(?:, ?\d{1,3})*)\](?!\()")
 _CODE = re.compile(r"(```.*?(?:```|\Z)|`[^`\n]*`)", re.DOTALL)
-# Of a result as JSON; what a document says has its quotes escaped.
+# In a result as JSON; quotes within documents are escaped.
 _RESULTS = '"results":['
 _NUMBER = re.compile(r'(?<=[{,])"number":(\d{1,3})(?=[,}])')
 
@@ -25,7 +25,7 @@ _NUMBER = re.compile(r'(?<=[{,])"number":(\d{1,3})(?=[,}])')
 def without_invented(text: str, messages: Iterable[Message]) -> str:
     """Drop the citations of a reply that no search in the history has returned.
 
-    Without a search, numbers in brackets are no citations, and stay.
+    Without a search, numbers in brackets are not citations.
     """
     if not _CITATION.search(text):
         return text
@@ -49,10 +49,7 @@ def without_invented(text: str, messages: Iterable[Message]) -> str:
 
 
 class ReplySpeaker:
-    """Speaks one reply of the model. Each segment is recorded with what was said before it, then sent.
-
-    ``spoke``: a segment was spoken already.
-    """
+    """Speaks one reply of the model. Each segment is recorded with the text before it, then sent."""
 
     def __init__(self, context: TurnContext, turn: TurnState) -> None:
         self._context = context
@@ -67,9 +64,9 @@ class ReplySpeaker:
         return self._segments > 0
 
     async def add(self, text: str) -> None:
-        """Append what the model wrote, and speak the segments that it completes.
+        """Append text of the model, and speak the segments that it completes.
 
-        To be called in `TurnState.interruptible`. Raises `StoreError`.
+        Call it in `TurnState.interruptible`. Raises `StoreError`.
         """
         context, turn = self._context, self._turn
         for segment in self._splitter.feed(text):
@@ -87,9 +84,9 @@ class ReplySpeaker:
                 )
 
     def last(self, text: str) -> Speech | None:
-        """Make the speech of what is left of the whole reply, ``text``, which is about to be logged."""
+        """Make the speech of the remaining reply; ``text`` is the whole reply, which is being logged."""
         if not self.spoke:
-            self._turn.spoken_text = ""  # which no voice can say
+            self._turn.spoken_text = ""  # it had no speakable text
         speech = self._next(self._splitter.tail if self.spoke else text)
         if speech is not None:
             speech.text, speech.position, speech.last = text, self._context.committer.state.log_end, True
@@ -119,4 +116,4 @@ class ReplySpeaker:
 
     def _note_speech(self, speech: Speech) -> None:
         self._context.speeches.add(speech)
-        self._turn.stats.note_speech()
+        self._turn.stats.mark_first("speech")

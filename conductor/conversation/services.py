@@ -33,15 +33,13 @@ HISTORY_TOKENS = 60_000
 class Services:
     """The services that all sessions of a server share.
 
-    ``catalog`` lists the device's tools for clients that declare none. ``failures`` are the sentences that a
-    failed turn speaks, by error code; an empty mapping switches them off. ``log_content`` logs transcripts
-    and replies. ``speak_segments``: replies are spoken in segments to all clients. One of ``bridge_phrases``
-    is spoken when a turn waits long for a tool. ``summarize_history`` lets the model summarise what is
-    dropped of a long history. ``rules`` are the operator's, read from ``policies``. Without
-    ``subject_records`` the scope "always" is not offered.
-    ``turn_rates`` and ``budget`` limit turns and model tokens by subject. ``audit`` records decisions and
-    calls in a file, ``tracer`` makes a trace of each turn. With ``local_only`` nothing leaves the local
-    network. ``admission`` admits handshakes, first events, first turns, long events and tool declarations.
+    ``catalog`` lists the device tools for clients without declarations. ``failures`` are the sentences for
+    failed turns, by error code; an empty mapping disables them. ``log_content`` logs transcripts and replies.
+    ``speak_segments``: replies are spoken in segments to all clients. ``bridge_phrases`` are spoken when a
+    turn waits long for a tool. ``summarize_history``: the model summarises the dropped part of a history.
+    ``rules`` are the operator's, read from ``policies``. ``subject_records`` enable the scope "always".
+    ``turn_rates`` and ``budget`` limit turns and model tokens by subject. With ``local_only`` nothing leaves
+    the local network.
     """
 
     store: SessionStore

@@ -196,8 +196,6 @@ class Session:
         """Whether a question to the person is open."""
         return self._approvals.open
 
-    # -- connections
-
     @property
     def transport(self) -> Transport | None:
         return self._outbox.transport
@@ -291,8 +289,6 @@ class Session:
         # Last: from now on another process may claim the session.
         await self._committer.release()
         self._profile.close()
-
-    # -- what the client sends
 
     def start(
         self,

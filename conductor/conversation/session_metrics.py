@@ -7,7 +7,7 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from conductor.conversation.turn_state import EndReason, TurnStats
+from conductor.conversation.turn_state import EndReason, Output, TurnStats
 
 BOUNDS_S = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 COMMIT_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
@@ -15,10 +15,7 @@ COMMIT_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 
 
 class SessionMetrics:
-    """Counts turns, the times until a person notices something, and what may slow them.
-
-    Count in the thread of the event loop only; any thread may read.
-    """
+    """Counts turns, and observes response times and delays. Only the event loop's thread may count."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         registry = registry or CollectorRegistry()
@@ -32,15 +29,15 @@ class SessionMetrics:
             ("cause", "end"),
             registry=registry,
         )
-        self._first_token = seconds(
-            "conductor_turn_first_token_seconds", "From a turn's begin to the model's first word or call."
-        )
-        self._first_partial = seconds(
-            "conductor_turn_first_partial_seconds", "From a turn's begin to the first partial text sent."
-        )
-        self._first_speech = seconds(
-            "conductor_turn_first_speech_seconds", "From a turn's begin to the first speech sent."
-        )
+        outputs: dict[Output, str] = {
+            "token": "From a turn's begin to the model's first word or call.",
+            "partial": "From a turn's begin to the first partial text sent.",
+            "speech": "From a turn's begin to the first speech sent.",
+        }
+        self._first = {
+            output: seconds(f"conductor_turn_first_{output}_seconds", meaning)
+            for output, meaning in outputs.items()
+        }
         self._starts = Counter(
             "conductor_session_starts",
             "Answers to session.start: new, resumed, or not_kept, for a client that came back too late.",
@@ -71,9 +68,5 @@ class SessionMetrics:
     def ended(self, cause: str, reason: EndReason, stats: TurnStats) -> None:
         """Count a turn that has ended."""
         self._turns.labels(cause, reason).inc()
-        if stats.first_token_s is not None:
-            self._first_token.observe(stats.first_token_s)
-        if stats.first_partial_s is not None:
-            self._first_partial.observe(stats.first_partial_s)
-        if stats.first_speech_s is not None:
-            self._first_speech.observe(stats.first_speech_s)
+        for output, seconds in stats.first_s.items():
+            self._first[output].observe(seconds)

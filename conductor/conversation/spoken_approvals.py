@@ -134,8 +134,6 @@ class SpokenApprovals:
         """Cancel the timer that repeats a prompt."""
         self._stop_waiting_for_silence()
 
-    # -- inside
-
     def _forget_heard(self, same_process: bool) -> None:
         focus, prompts = self._approvals.focus, self._approvals.prompts
         if focus is None or focus.by_card or prompts.speaking:

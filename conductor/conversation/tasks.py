@@ -1,4 +1,4 @@
-"""The tasks of one session, so that none outlives it."""
+"""The tasks of one session, which end with it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Tasks:
-    """Holds references to tasks until they are done; the loop itself keeps only weak ones."""
+    """Holds references to tasks until they are done; the loop has only weak ones."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

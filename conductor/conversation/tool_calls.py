@@ -1,4 +1,4 @@
-"""Runs the tool calls of one reply, and asks about those that need an approval."""
+"""Runs the tool calls of one reply, and asks for approvals."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class ToolCallRunner:
         return bool(self._running) and all(call.spec.source == "device" for call in self._running.values())
 
     def permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
-        """Decide about a call; one that the person denied in this turn is denied without asking."""
+        """Decide about a call; a call that the person denied in this turn is denied again."""
         if self._denied and arguments_digest(spec.name, arguments) in self._denied:
             return Verdict("deny", ("The user said no to this very call already.",), None, warn=False)
         return self._context.permit(spec, arguments)
 
     async def run(self, prepared: ToolRound, batch: ApprovalBatch | None = None) -> None:
-        """Run the permitted calls, then ask about the others, and run those that are allowed.
+        """Run the permitted calls, then ask for approvals and run the allowed calls.
 
         ``batch`` holds approvals that are already pending.
         """
@@ -69,11 +69,11 @@ class ToolCallRunner:
         self._asked_ns = time.time_ns()
         bridge = asyncio.create_task(self._bridge()) if self._context.bridge_phrases else None
         try:
-            await self._see_to(prepared, running)
+            await self._run_until_done(prepared, running)
             if prepared.gated and batch is None:
                 self._turn.check()
                 self.batch = await self._context.approvals.ask(self._turn.id, prepared.gated)
-                await self._see_to(prepared, running)
+                await self._run_until_done(prepared, running)
         finally:
             if bridge is not None:
                 bridge.cancel()
@@ -90,10 +90,10 @@ class ToolCallRunner:
         device = any(call.spec.source == "device" for call in self._running.values())
         if (
             turn.bridged
-            or turn.stats.first_speech_s is not None
+            or "speech" in turn.stats.first_s
             or turn.cause == "request"
             or context.outbox.transport is None
-            or (device and not context.outbox.transport.segments)  # the app would say it after the call
+            or (device and not context.outbox.transport.segments)  # the app would speak after the call
             or context.approvals.open
         ):
             return
@@ -101,10 +101,10 @@ class ToolCallRunner:
         speech = context.speech(turn, "", random.choice(context.bridge_phrases))
         if speech is None:
             return
-        speech.position = -1  # it is no part of the history
+        speech.position = -1  # it is not part of the history
         context.speeches.add(speech)
         states = [set_state(new_call_id(), "thinking")] if turn.cause != "news" else []
-        with suppress(StoreError):  # a phrase less
+        with suppress(StoreError):  # the phrase is optional
             await context.committer.commit(
                 [], [*context.speech_events(speech), *states], turn.id, snapshots={TURN: turn.dump}
             )
@@ -116,7 +116,7 @@ class ToolCallRunner:
         return asyncio.create_task(self._context.executor.run(ready, context))
 
     async def _ask(self, running: PreparedCall, question: PersonQuestion) -> Mapping[str, Any] | None:
-        # A card with the fields to fill in. There is no other way: what strangers write is not spoken.
+        # Only as a card with fields to fill in: text of third parties is not spoken.
         if "approval" not in self._context.profile.capabilities:
             return None
         fields = question.schema.get("properties", {})
@@ -140,7 +140,7 @@ class ToolCallRunner:
         checked = validate(spec, msgspec.json.encode(decided.ready.arguments).decode())
         return checked.arguments if isinstance(checked, Valid) else None
 
-    async def _see_to(
+    async def _run_until_done(
         self, prepared: ToolRound, running: dict[asyncio.Task[ToolOutcome], PreparedCall]
     ) -> None:
         decision: asyncio.Task[Decided] | None = None
@@ -149,7 +149,7 @@ class ToolCallRunner:
                 if decision is None and self.batch.open:
                     decision = asyncio.create_task(self.batch.next())
                 waits: set[asyncio.Task[Any]] = {*running} if decision is None else {*running, decision}
-                # The turn's limit is for machines: a person may take minutes to answer.
+                # The turn's time limit does not include a person's time to answer.
                 person = decision is not None or any(call.spec.interactive for call in running.values())
                 with self._turn.interruptible(), self._turn.paused(person):
                     done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -160,7 +160,7 @@ class ToolCallRunner:
                     await self._record(prepared, running.pop(task), task.result())
         finally:
             if decision is not None and not decision.cancel():
-                self.batch.put(decision.result())  # it came as the turn stopped; its call may be sent
+                self.batch.put(decision.result())  # it arrived as the turn stopped; its call may be sent
 
     async def _take_decision(
         self, prepared: ToolRound, decided: Decided, running: dict[asyncio.Task[ToolOutcome], PreparedCall]
@@ -189,7 +189,7 @@ class ToolCallRunner:
             prepared.results[call_id] = record.result
         if call_id in {call.call.call_id for call in prepared.ready}:
             self._end(ready, outcome)
-        # If the user interrupts the speech about it, the model still has to know what was done.
+        # The model must know the completed actions, even if the user interrupts the speech about them.
         has_run = outcome.success and outcome.metadata.reason != JOB_ACCEPTED
         if has_run and ready.spec.effect != "read":
             self._turn.actions.append(ready.spec.name)
@@ -199,7 +199,7 @@ class ToolCallRunner:
         self._context.ends(ready, outcome)
 
     def give_up(self, prepared: ToolRound, cause: str) -> None:
-        """Give the calls without a result an honest one: not run, or unknown."""
+        """Give the calls without a result one: not run, or unknown."""
         for ready in prepared.ready:
             call_id = ready.call.call_id
             self._context.pending.forget(call_id)
@@ -210,7 +210,7 @@ class ToolCallRunner:
             if result is not None:  # it was recorded just as the turn stopped
                 outcome = msgspec.json.decode(result.content, type=ToolOutcome)
             else:
-                # Only of a call that no socket took it is certain that the device did not run it.
+                # A device call certainly did not run only if no socket took it.
                 may_have_run = ready.spec.source != "device" or not self._context.outbox.withdraw(call_id)
                 outcome = interrupted_outcome(ready.spec.effect, sent=may_have_run, reason=cause)
                 outcome = with_timing(outcome, 0.0, ready.notes)

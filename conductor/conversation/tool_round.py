@@ -28,8 +28,8 @@ _CUT_OFF = (
 class ToolRound:
     """The calls of one reply.
 
-    ``ready`` calls may run, ``gated`` ones need an approval; ``results`` are those known so far. ``refused``
-    holds the ids of calls that a rule or a person denied. ``closed``: the results are in the log.
+    ``ready`` calls may run, ``gated`` calls need an approval. ``refused`` holds the ids of calls that a rule
+    or a person denied. ``closed``: the results are in the log.
     """
 
     calls: tuple[ToolCall, ...]
@@ -48,7 +48,7 @@ class ToolRound:
         return len(self.refused) == len(self.calls) > 0
 
     def open(self, turn_id: str) -> list[Operation]:
-        """Make the operations that record every call, before any of them is sent or run."""
+        """Make the operations that record the calls, before they are sent or run."""
         now = time.time_ns() // 1_000_000
         gated = {need.ready.call.call_id: need.ready for need in self.gated}
         prepared = gated | {ready.call.call_id: ready for ready in self.ready}
@@ -72,7 +72,7 @@ class ToolRound:
         return [*log, *(ForgetCall(call.call_id) for call in self.calls)]
 
     def with_last(self, result: ToolResult) -> ToolRound | None:
-        """Give the finished round, if only this result is missing."""
+        """Return the finished round, if only this result is missing."""
         missing = {call.call_id for call in self.calls} - self.results.keys()
         if missing != {result.call_id}:
             return None
@@ -85,26 +85,24 @@ async def prepare_round(
     limits: Limits,
     permit: Permit | None = None,
     *,
-    room: int,
-    is_complete: bool,
+    max_calls: int,
+    complete: bool,
 ) -> ToolRound:
     """Validate each call and decide about it.
 
-    ``room`` is how many more calls this turn may make. If the reply is not complete, because it reached its
-    length limit, no call runs (models, "Anthropic", rule 7).
+    ``max_calls`` is the number of calls that this turn may still make. No call of an incomplete reply runs.
     """
     prepared = ToolRound(tuple(calls))
-    room = min(room, limits.max_calls_per_round)
+    max_calls = min(max_calls, limits.max_calls_per_round)
     for number, call in enumerate(calls):
         if number:
             await asyncio.sleep(0)  # validation takes up to 30 ms with a client's hostile schema
         checked: PreparedCall | ApprovalNeeded | DryRun | ToolOutcome
-        if not is_complete:
+        if not complete:
             checked = failed("parse_error", _CUT_OFF)
-        elif number >= room:
-            checked = failed(
-                "rate_limited", f"Too many calls at once; the first {room} were run, not this one."
-            )
+        elif number >= max_calls:
+            message = f"Too many calls at once; the first {max_calls} were run, not this one."
+            checked = failed("rate_limited", message)
         else:
             checked = executor.prepare(call, permit)
         if isinstance(checked, DryRun):
@@ -140,13 +138,13 @@ class CallResults:
 
         Raises `Duplicate` for a call that has a result, and `StoreError`.
         """
-        # `ToolExecutor.run` adds those of other calls.
+        # `ToolExecutor.run` adds the notes of other calls.
         outcome = with_timing(outcome, 0.0, record.notes if record.source == "device" else ())
         result = self._profile.executor.to_result(record.call_id, outcome, untrusted=record.untrusted)
         tool_round: ToolRound | None = None
         finished: ToolRound | None = None
 
-        # Read when the commit runs: then it is known whether the other results are recorded.
+        # Called when the commit runs: then the other results are known.
         def operations() -> list[Operation]:
             nonlocal tool_round, finished
             tool_round = self.round

@@ -1,7 +1,7 @@
 """Turns as OpenTelemetry traces (extra ``otel``): a span a turn; below it model requests, tools, questions.
 
-A turn notes what it did; its spans are made when it has ended. Names and attributes are those of the semantic
-conventions for generative AI, v0.1.0 of their own repository.
+The spans of a turn are made when it has ended. Names and attributes follow the semantic conventions for
+generative AI, v0.1.0 of their own repository.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 # Seconds that the last traces may take when the server stops.
 CLOSE_S = 3.0
-# The conventions' names of providers that are called otherwise here.
+# Providers with another name in the conventions.
 _PROVIDERS = {"bedrock": "aws.bedrock"}
 
 
 class TurnTracer:
-    """Makes the spans of turns with ``provider``; ``content``: with what was said and answered.
+    """Makes the spans of turns with ``provider``; ``content``: with transcripts and replies.
 
     ``prompt`` is the name and the version of the system prompt.
     """
@@ -97,8 +97,8 @@ class TurnTracer:
         root.end(end_ns)
 
     def close(self, seconds: float = CLOSE_S) -> None:
-        """Send what is left, and stop. Blocks for ``seconds`` at most: then what is not sent is lost."""
-        # The package waits up to 30 s for a collector that does not answer; so long the process may not have.
+        """Send the remaining traces, and stop. Blocks for ``seconds`` at most; unsent traces are lost."""
+        # The package waits up to 30 s for a collector that does not answer.
         closing = Thread(target=self._provider.shutdown, name="traces", daemon=True)
         closing.start()
         closing.join(seconds)
@@ -130,7 +130,7 @@ def make_tracer(
 
 
 def request_attributes(provider: str, finished: Finished | None) -> tuple[str, Mapping[str, AttributeValue]]:
-    """Give the name of the model, and the attributes of its request; ``provider`` is the default one."""
+    """Return the model's name and the attributes of its request; ``provider`` is the default one."""
     if finished is None:
         return provider, {"gen_ai.provider.name": _PROVIDERS.get(provider, provider)}
     provider, usage = finished.provider or provider, finished.usage
@@ -139,7 +139,7 @@ def request_attributes(provider: str, finished: Finished | None) -> tuple[str, M
         "gen_ai.provider.name": _PROVIDERS.get(provider, provider),
         "gen_ai.request.model": model,
         "gen_ai.request.stream": True,
-        # The conventions count what the cache took and gave among the input.
+        # The conventions count cached tokens as input, too.
         "gen_ai.usage.input_tokens": usage.read_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,

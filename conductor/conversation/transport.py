@@ -27,16 +27,16 @@ class Transport(Protocol):
     segments: bool
 
     def send(self, frame: Frame) -> None:
-        """Queue a frame; never waits. A full queue closes the connection, not the session."""
+        """Queue a frame without waiting. A full queue closes the connection, not the session."""
 
     def drop_partials(self) -> None:
         """Drop the queued partials."""
 
     def suspend(self) -> None:
-        """Drop what is queued: another connection serves the session now."""
+        """Drop the queued frames: another connection serves the session."""
 
     def close(self, code: int, reason: str) -> None:
-        """Start to close the connection."""
+        """Start closing the connection."""
 
     def ownership_lost(self, *, stale: bool) -> None:
         """Unbind from the session; if its state is only ``stale``, bind to it again."""

@@ -1,7 +1,6 @@
 """The turn loop: model rounds and tool calls until the model stops.
 
-Everything that a client can act on goes through `TurnContext.commit`: recorded, then sent. A turn stops
-between commits, never inside one.
+Everything a client can act on is committed before it is sent. A turn stops between commits, never inside one.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ _LIMIT_REACHED = "The limit of tool calls is reached; the model answers with wha
 
 
 class Turn:
-    """One turn: model rounds and tool calls until the model stops.
+    """One turn.
 
     ``follows`` tells whether another turn starts at once: then no ``idle`` is sent between them. A turn with
-    the cause ``request`` asks no model: it makes the call ``request``, and says nothing.
+    the cause ``request`` makes the call ``request`` without the model, and says nothing.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class Turn:
                 error=str(error),
             )
             if isinstance(error, Fenced):
-                raise  # another node owns the session: send nothing more
+                raise  # another process owns the session: send nothing more
         except Exception:
             log.exception("turn failed", turn=self.state.id)
             self.error = "internal_error"
@@ -121,8 +120,6 @@ class Turn:
     def unspoken(self) -> str:
         return self._reply.text.strip()
 
-    # -- the loop
-
     async def _converse(self) -> None:
         limits, state = self._context.limits, self.state
         spent = False
@@ -130,8 +127,10 @@ class Turn:
             await self._recover(self._recovered)
         if state.cause == "request":
             if self._request is not None:
-                await self._run_calls(AssistantMessage(""), [self._request], is_complete=True)
-            await self._end_silently()
+                await self._run_calls(AssistantMessage(""), [self._request], complete=True)
+            idle = [] if self._follows() else [set_state(new_call_id(), "idle")]
+            committer = self._context.committer
+            await committer.commit([], idle, state.id, snapshots=ENDED, after=state.end)
             return
         while True:
             if state.refused_rounds >= _MAX_REFUSED_ROUNDS:
@@ -149,8 +148,8 @@ class Turn:
             provider = finished.provider or self._context.provider.name
             message = AssistantMessage(text, opaque=finished.opaque, provider=provider)
             if calls and not spent:
-                await self._run_calls(message, calls, is_complete=finished.stop == "tool_use")
-            # The provider paused a long reply: record what came, and ask it to continue.
+                await self._run_calls(message, calls, complete=finished.stop == "tool_use")
+            # The provider paused a long reply: record this part, and ask it to continue.
             elif finished.stop == "pause_turn" and text and not spent:
                 await self._say(message, ToolRound(()))
                 self._reply = ReplyBuffer()
@@ -168,11 +167,6 @@ class Turn:
             message = msgspec.structs.replace(message, text=text)
         self.state.stats.trace.append("final")
         await self._say(message)
-
-    async def _end_silently(self) -> None:
-        context = self._context
-        idle = [] if self._follows() else [set_state(new_call_id(), "idle")]
-        await context.committer.commit([], idle, self.state.id, snapshots=ENDED, after=self.state.end)
 
     async def _say(self, message: AssistantMessage, prepared: ToolRound | None = None) -> None:
         # Without a tool round it is the turn's last message.
@@ -207,7 +201,7 @@ class Turn:
             context.speeches.logged(speech_id, position)
             context.speeches.add(speech)
             if speech is not None:
-                state.stats.note_speech()
+                state.stats.mark_first("speech")
             if prepared is None:
                 state.end()
 
@@ -216,7 +210,7 @@ class Turn:
         await context.committer.commit(operations, events, state.id, snapshots=snapshots, after=finish)
 
     async def _ask_model(self, *, tools_off: bool) -> tuple[ReplyBuffer, list[ToolCall], Finished]:
-        # Retry once if the reply broke off. Before the first event of a reply the provider retries by itself.
+        # Retries once if the reply broke off. Before its first event the provider retries by itself.
         self._reply = ReplyBuffer()
         avoid: str | None = None
         for may_retry in (True, False):
@@ -248,7 +242,7 @@ class Turn:
         return reply, calls, finished
 
     async def _keep_said(self) -> None:
-        """Log what is spoken already of a reply that broke off, so that the model goes on from there."""
+        """Log the spoken part of a reply that broke off, so that the model continues from there."""
         context, state = self._context, self.state
         text = state.spoken_text.strip()
         if not text:
@@ -271,8 +265,7 @@ class Turn:
 
     def _model_request(self, tools_off: bool, avoid: str | None) -> ModelRequest:
         context = self._context
-        # The service's cache and a model's reasoning are bound to all that was sent: a change is shown in
-        # the next turn.
+        # Changes are sent from the next turn on: the service's cache and the reasoning depend on the request.
         if self._system_and_tools is None:
             self._system_and_tools = context.profile.system_prompt, context.executor.definitions
         system, tools = self._system_and_tools
@@ -313,7 +306,7 @@ class Turn:
         try:
             finished = await self._stream(request, reply, calls)
         except BaseException as error:
-            # A person who interrupts is no error of the model's.
+            # An interruption is not an error of the model.
             stopped = isinstance(error, (StoppedError, asyncio.CancelledError))
             reason = error.reason if isinstance(error, ModelError) else type(error).__name__
             self._note_request(start_ns, error="" if stopped else reason)
@@ -329,19 +322,19 @@ class Turn:
         context = self._context
         finished: Finished | None = None
         with self.state.interruptible():
-            # Closed on every way out: until then the request goes on, and holds a connection.
+            # Close the stream in every case: an open one keeps its connection.
             async with aclosing(context.provider.stream(request)) as stream:
                 async for event in stream:
                     self._first_event_ns = self._first_event_ns or time.time_ns()
                     if isinstance(event, TextDelta):
-                        self.state.stats.note_token()
+                        self.state.stats.mark_first("token")
                         reply.add(event.text)
                         self._reply = reply
                         context.show(reply)
                         if self._speaker is not None:
                             await self._speaker.add(event.text)
                     elif isinstance(event, ToolCall):
-                        self.state.stats.note_token()
+                        self.state.stats.mark_first("token")
                         calls.append(msgspec.structs.replace(event, call_id=new_call_id()))
                     else:
                         finished = event
@@ -355,21 +348,19 @@ class Turn:
                 attributes = {**attributes, "gen_ai.response.time_to_first_chunk": first_s}
             self._context.note_step("chat", name, start_ns, error, attributes)
 
-    # -- tool calls
-
     async def _run_calls(
-        self, message: AssistantMessage, calls: Sequence[ToolCall], *, is_complete: bool
+        self, message: AssistantMessage, calls: Sequence[ToolCall], *, complete: bool
     ) -> None:
         context = self._context
-        room = context.limits.max_calls_per_turn - self.state.calls_made
+        max_calls = context.limits.max_calls_per_turn - self.state.calls_made
         with self.state.interruptible():
             prepared = await prepare_round(
                 context.executor,
                 calls,
                 context.limits,
                 self._runner.permit,
-                room=room,
-                is_complete=is_complete,
+                max_calls=max_calls,
+                complete=complete,
             )
         # Before the commit that sends them: a fast device answers before it returns.
         for ready in prepared.device_calls:
@@ -400,8 +391,6 @@ class Turn:
         self._round = self._context.results.round = None
         self.state.stats.rounds += 1
 
-    # -- a turn of another process
-
     async def _recover(self, recovered: Recovered) -> None:
         prepared = recovered.round
         if prepared is None:
@@ -416,8 +405,6 @@ class Turn:
             return
         await self._run_round(prepared, None, recovered.batch)
 
-    # -- the end
-
     async def _close(self, reason: EndReason) -> None:
         operations, events = await self._context.approvals.withdraw()
         cause = {"timed_out": "turn_timeout", "session_end": "session_end"}.get(reason, reason)
@@ -426,9 +413,8 @@ class Turn:
             # A result that is being recorded may close the round.
             await self._context.committer.settled(self._context.limits.close_timeout)
             recorded = self._context.record(prepared.calls[0].call_id) is not None
-            prepared.ready += [
-                decided.ready for decided in self._runner.batch.drain() if decided.ready is not None
-            ]
+            decisions = self._runner.batch.drain()
+            prepared.ready += [decided.ready for decided in decisions if decided.ready is not None]
             if recorded or prepared.closed:
                 self._runner.give_up(prepared, cause)
             if recorded:

@@ -21,26 +21,13 @@ from conductor.conversation.phrases import CUT_OFF, MESSAGES, Failure
 from conductor.conversation.recovery import recover
 from conductor.conversation.reminders import Reminders
 from conductor.conversation.services import Services
-from conductor.conversation.snapshot import (
-    DECIDED,
-    LATE,
-    TURN,
-    WAITING,
-    Transcript,
-    TurnSnapshot,
-    decode,
-)
+from conductor.conversation.snapshot import DECIDED, LATE, TURN, WAITING, Transcript, TurnSnapshot, decode
 from conductor.conversation.speech import FloorControl, Speech
 from conductor.conversation.tasks import Tasks
 from conductor.conversation.turn import Turn
 from conductor.errors import Duplicate, ErrorCode, Fenced, StoreError
 from conductor.events.envelope import IdGenerator, new_call_id
-from conductor.events.server import (
-    ErrorEvent,
-    ServerEvent,
-    SpeechFinal,
-    set_state,
-)
+from conductor.events.server import ErrorEvent, ServerEvent, SpeechFinal, set_state
 from conductor.messages import AssistantMessage, Note, ToolCall, ToolResult, UserMessage
 from conductor.rate_limit import SharedRate
 from conductor.stores.base import AppendLog, Operation, RememberInbound, TrimLog
@@ -111,8 +98,6 @@ class TurnQueue:
         turn = Turn(self._context, snapshot.turn_id, snapshot.cause, self.follow, recovered)
         self._set_turn(turn)
         self._runner = self._tasks.spawn(self._run_turns(turn))
-
-    # -- from the session
 
     @property
     def busy(self) -> bool:
@@ -247,8 +232,6 @@ class TurnQueue:
                 self.waiting.requests.remove(request)
             elif self._turn is not None and self._requested is request:
                 self._turn.state.stop("interrupted")
-
-    # -- one turn after the other
 
     async def _run_turns(self, turn: Turn | None) -> None:
         session = self._committer.key.session_id

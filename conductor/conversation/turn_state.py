@@ -16,6 +16,7 @@ from conductor.models.base import Finished, Usage
 if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
 
+Output: TypeAlias = Literal["token", "partial", "speech"]
 EndReason: TypeAlias = Literal["answered", "interrupted", "session_end", "timed_out", "failed"]
 
 
@@ -88,7 +89,7 @@ class TurnClock:
 
 @dataclass(slots=True)
 class TurnStats:
-    """The figures of a turn's log line; ``transcript`` and ``reply`` are logged only with LOG_CONTENT."""
+    """The figures of a turn. ``first_s``: seconds until its first outputs."""
 
     trace: list[str] = field(default_factory=list)
     transcript: str = ""
@@ -97,27 +98,14 @@ class TurnStats:
     usage: Usage = field(default_factory=Usage)
     cost: float = 0.0
     models: list[str] = field(default_factory=list)
-    first_token_s: float | None = None
+    first_s: dict[Output, float] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
-    first_partial_s: float | None = None
-    first_speech_s: float | None = None
     tool_s: float = 0.0
     started: float = field(default_factory=time.monotonic)
 
-    def note_token(self) -> None:
-        """Note that the model has written something."""
-        if self.first_token_s is None:
-            self.first_token_s = time.monotonic() - self.started
-
-    def note_partial(self) -> None:
-        """Note that a partial text is sent."""
-        if self.first_partial_s is None:
-            self.first_partial_s = time.monotonic() - self.started
-
-    def note_speech(self) -> None:
-        """Note that something is spoken."""
-        if self.first_speech_s is None:
-            self.first_speech_s = time.monotonic() - self.started
+    def mark_first(self, output: Output) -> None:
+        """Note the time of an output, if it is the first of its kind."""
+        self.first_s.setdefault(output, time.monotonic() - self.started)
 
     def add(self, finished: Finished) -> None:
         """Add the tokens of one model request."""

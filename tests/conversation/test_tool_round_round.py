@@ -26,9 +26,11 @@ def executor(bounds: Limits) -> ToolExecutor:
     return ToolExecutor([LocalTools(), DeviceToolset(CATALOG, PendingCalls())], bounds)
 
 
-def prepare(calls: list[ToolCall], *, room: int = 40, is_complete: bool = True, **changed: Any) -> ToolRound:
+def prepare(
+    calls: list[ToolCall], *, max_calls: int = 40, complete: bool = True, **changed: Any
+) -> ToolRound:
     bounds = limits(**changed)
-    return asyncio.run(prepare_round(executor(bounds), calls, bounds, room=room, is_complete=is_complete))
+    return asyncio.run(prepare_round(executor(bounds), calls, bounds, max_calls=max_calls, complete=complete))
 
 
 def errors(prepared: ToolRound) -> dict[str, str]:
@@ -56,7 +58,9 @@ def test_calls_that_ask_wait_and_those_that_are_denied_have_their_result() -> No
 
     bounds = limits()
     wanted = [*calls("device.look", "device.do", "local.sum"), ToolCall("c3", "device.do", '{"x":"7"}')]
-    prepared = asyncio.run(prepare_round(executor(bounds), wanted, bounds, permit, room=40, is_complete=True))
+    prepared = asyncio.run(
+        prepare_round(executor(bounds), wanted, bounds, permit, max_calls=40, complete=True)
+    )
     assert [one.call.call_id for one in prepared.ready] == ["c0"]
     assert [one.ready.call.call_id for one in prepared.gated] == ["c1", "c3"]
     assert [one.verdict.reasons for one in prepared.gated] == [("Because.",)] * 2
@@ -83,20 +87,20 @@ def test_a_round_is_refused_where_nothing_of_it_was_allowed(names: list[str], re
 
     bounds = limits()
     prepared = asyncio.run(
-        prepare_round(executor(bounds), calls(*names), bounds, permit, room=40, is_complete=True)
+        prepare_round(executor(bounds), calls(*names), bounds, permit, max_calls=40, complete=True)
     )
     assert prepared.all_refused == refused
 
 
 def test_of_a_reply_that_was_cut_off_nothing_is_run() -> None:
-    prepared = prepare(calls("device.look", "local.sum"), is_complete=False)
+    prepared = prepare(calls("device.look", "local.sum"), complete=False)
     assert prepared.ready == []
     assert errors(prepared) == {"c0": "parse_error", "c1": "parse_error"}
 
 
-@pytest.mark.parametrize(("room", "by_round", "ran"), [(2, 15, 2), (40, 3, 3), (40, 15, 5)])
-def test_calls_beyond_the_limit_are_answered_and_not_run(room: int, by_round: int, ran: int) -> None:
-    prepared = prepare(calls(*["local.sum"] * 5), room=room, max_calls_per_round=by_round)
+@pytest.mark.parametrize(("max_calls", "by_round", "ran"), [(2, 15, 2), (40, 3, 3), (40, 15, 5)])
+def test_calls_beyond_the_limit_are_answered_and_not_run(max_calls: int, by_round: int, ran: int) -> None:
+    prepared = prepare(calls(*["local.sum"] * 5), max_calls=max_calls, max_calls_per_round=by_round)
     assert len(prepared.ready) == ran
     assert list(errors(prepared).values()) == ["rate_limited"] * (5 - ran)
 
@@ -138,7 +142,7 @@ def test_between_two_calls_others_have_their_turn() -> None:
                 count += 1
 
         ticking = asyncio.create_task(tick())
-        await prepare_round(executor(bounds), calls(*["local.sum"] * 5), bounds, room=40, is_complete=True)
+        await prepare_round(executor(bounds), calls(*["local.sum"] * 5), bounds, max_calls=40, complete=True)
         ticking.cancel()
         return count
 
