@@ -109,23 +109,16 @@ class Session:
         self._floor = FloorControl(limits, outbox, bucket, lambda: self._turns.deliver_notices())
         self._turns = TurnQueue(services, context, tasks, self._floor, bucket, person)
         self._warming = CacheWarming(context, tasks)
+        spoken, turns, floor = self._spoken_approvals, self._turns, self._floor
         self._inbound_handler = InboundHandler(
-            context,
-            services.admission,
-            self._spoken_approvals,
-            self._turns,
-            self._floor,
-            bucket,
-            tasks,
-            self._warming,
+            context, services.admission, spoken, turns, floor, bucket, tasks, self._warming
         )
         self._reopening: asyncio.Task[None] | None = None
         claims = add_claim(claim.state.fields, services.limits)
-        unsent = former.unsent(claim) if former is not None else set[str]()
         self._committer.register(CLAIMS, lambda: claims)
         self._committer.mark_dirty(CLAIMS)
         if not self.is_new:
-            self._restore(unsent, readings)
+            self._restore(former.unsent(claim) if former is not None else set(), readings)
 
     def _restore(self, unsent: set[str], readings: Sequence[Reading] | None) -> None:
         state = self._committer.state
