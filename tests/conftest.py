@@ -59,8 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def environment(**values: str) -> dict[str, str]:
     """Leave the developer's own settings out, and add some."""
     names = {name.upper() for name in Settings.model_fields}
-    kept = {name: value for name, value in os.environ.items() if name.upper() not in names}
-    return {**kept, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **values}
+    inherited = {name: value for name, value in os.environ.items() if name.upper() not in names}
+    return {**inherited, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **values}
 
 
 Main: TypeAlias = Callable[..., tuple[int, str, str]]

@@ -31,7 +31,7 @@ class StandIn:
         self.name = name
         self.status: int | None = 200
         """None: it takes the question and does not answer, as a frozen process would."""
-        self.asked = asyncio.Event()
+        self.polled = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -60,7 +60,7 @@ class StandIn:
         try:
             first = await reader.read(4_096)
             if first.startswith(b"GET /readyz "):
-                self.asked.set()
+                self.polled.set()
                 if self.status is None:
                     await reader.read()
                 else:
@@ -211,9 +211,9 @@ async def test_every_byte_arrives_in_both_directions() -> None:
     async with balanced("a") as (_, _, connect):
         client = await connect()
         assert await client.hello() == "a"
-        sent = random.Random(7).randbytes(2_000_000)
-        client.writer.write(sent)
-        assert await asyncio.wait_for(client.reader.readexactly(len(sent)), WAIT) == sent
+        data = random.Random(7).randbytes(2_000_000)
+        client.writer.write(data)
+        assert await asyncio.wait_for(client.reader.readexactly(len(data)), WAIT) == data
 
 
 async def test_what_a_node_said_before_it_closed_arrives() -> None:

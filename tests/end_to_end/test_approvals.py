@@ -85,8 +85,8 @@ async def test_a_decision_about_other_arguments_or_a_second_one_runs_nothing_and
         assert wrong["payload"]["outcome"] == "refused" and phone.runs == []
         allowed = await decide(phone, request, "allow")
         assert allowed["payload"]["outcome"] == "allowed"
-        again = await decide(phone, request, "allow")
-        assert again["payload"]["outcome"] == "refused"
+        second_resolved = await decide(phone, request, "allow")
+        assert second_resolved["payload"]["outcome"] == "refused"
         await phone.idle(since=phone.log.index(allowed))
         assert len(phone.runs) == 1
     (result,) = results_of(claude.requests[-1])

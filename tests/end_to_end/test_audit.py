@@ -41,8 +41,8 @@ async def test_each_decision_answer_and_call_is_a_line(
     assert {(line["subject"], line["session"], line["source"]) for line in lines} == {
         ("anonymous", "s-1", "device")
     }
-    found = [(line["event"], line["tool"]) for line in lines]
-    assert sorted(found) == [
+    records = [(line["event"], line["tool"]) for line in lines]
+    assert sorted(records) == [
         ("answer", "delete_file"),
         ("answer", "move_file"),
         ("answer", "move_file"),
@@ -54,16 +54,16 @@ async def test_each_decision_answer_and_call_is_a_line(
     ]
     by = {(line["event"], line["tool"], line["digest"]): line for line in lines}
     moved = arguments_digest("move_file", {"path": "secret.txt"})
-    left = arguments_digest("delete_file", {"path": "old.txt"})
-    assert by["decision", "delete_file", left]["decision"] == "ask"
-    assert by["answer", "delete_file", left] | {"time": ""} == {
+    digest = arguments_digest("delete_file", {"path": "old.txt"})
+    assert by["decision", "delete_file", digest]["decision"] == "ask"
+    assert by["answer", "delete_file", digest] | {"time": ""} == {
         "time": "",
         "event": "answer",
         "subject": "anonymous",
         "session": "s-1",
         "tool": "delete_file",
         "source": "device",
-        "digest": left,
+        "digest": digest,
         "outcome": "denied",
         "by": "card",
     }

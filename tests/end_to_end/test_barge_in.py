@@ -44,9 +44,9 @@ async def test_a_new_transcript_stops_the_answer_and_is_answered_itself(claude: 
         assert phone.shapes(since) == PLAIN_TURN  # no idle between the two, nothing of the old answer
         assert phone.finals() == ["All right."]
         await claude.wait_disconnects(1)
-    (said,) = assistant_texts(claude.requests[-1])
-    assert said.startswith("Once upon")
-    assert said.endswith(CUT_BEFORE_SPEECH)
+    (text,) = assistant_texts(claude.requests[-1])
+    assert text.startswith("Once upon")
+    assert text.endswith(CUT_BEFORE_SPEECH)
     assert last_text(claude.requests[-1]).endswith("stop, something else")
 
 
@@ -95,7 +95,7 @@ async def test_too_many_transcripts_are_refused_and_the_rest_is_answered(claude:
 
 
 @pytest.mark.parametrize(
-    ("fields", "kept"),
+    ("fields", "expected"),
     [
         ({"spokenText": "The capital of"}, f"The capital of {CUT_HERE}"),
         ({"playedMs": 1000}, f"The capital of {CUT_HERE}"),
@@ -104,7 +104,7 @@ async def test_too_many_transcripts_are_refused_and_the_rest_is_answered(claude:
     ],
 )
 async def test_the_history_holds_what_was_heard(
-    claude: AnthropicService, fields: dict[str, object], kept: str
+    claude: AnthropicService, fields: dict[str, object], expected: str
 ) -> None:
     claude.replies += [Reply(text="The capital of France is Paris."), Reply(text="Fine.")]
     async with serving(provider_for(claude)) as served:
@@ -113,7 +113,7 @@ async def test_the_history_holds_what_was_heard(
             phone.interrupt(**fields)
             phone.say("thanks")
             await phone.until(lambda e: e["payload"].get("text") == "Fine.")
-    assert assistant_texts(claude.requests[-1]) == [kept]
+    assert assistant_texts(claude.requests[-1]) == [expected]
 
 
 async def test_an_interruption_just_after_the_acknowledgement_still_counts(claude: AnthropicService) -> None:
@@ -204,9 +204,9 @@ async def test_what_was_done_and_not_heard_is_told_to_the_model(claude: Anthropi
             phone.interrupt(playedMs=0)
             phone.say("is it done?")
             await phone.until(lambda e: e["payload"].get("text") == "Yes.")
-    said = assistant_texts(claude.requests[-1])[-1]
-    assert HEARD_NOTHING in said
-    assert "agent.cancel" in said
+    text = assistant_texts(claude.requests[-1])[-1]
+    assert HEARD_NOTHING in text
+    assert "agent.cancel" in text
 
 
 async def test_two_hundred_interruptions_at_seeded_points_leave_every_request_valid(

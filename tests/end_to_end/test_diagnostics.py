@@ -46,8 +46,10 @@ async def test_a_client_with_the_capability_is_told_of_each_mistake() -> None:
     fields = {"capabilities": ["diagnostics", "tools", "telepathy"]}
     async with serving(provider()) as served, served.phone(start_fields=fields) as phone:
         await make_every_mistake(phone)
-        found = await diagnosed(phone)
-    assert [(one["code"], one["message"], one.get("eventId")) for one in found] == [
+        diagnostics = await diagnosed(phone)
+    assert [
+        (diagnostic["code"], diagnostic["message"], diagnostic.get("eventId")) for diagnostic in diagnostics
+    ] == [
         ("unknown_capability", "There is no capability 'telepathy'.", None),
         (
             "unknown_time_zone",
@@ -72,14 +74,14 @@ async def test_a_client_with_the_capability_is_told_of_each_mistake() -> None:
         ),
         ("unknown_call", "This callId is not that of a tool.call; it is not the frame's id.", "e-4"),
     ]
-    assert {one["code"] for one in found if one["severity"] == "info"} == {"unknown_capability"}
+    assert {item["code"] for item in diagnostics if item["severity"] == "info"} == {"unknown_capability"}
 
 
 async def test_tools_without_their_capability_are_told() -> None:
     fields = {"capabilities": ["diagnostics"], "tools": [LAMP]}
     async with serving(provider()) as served, served.phone(start_fields=fields) as phone:
-        (told,) = await diagnosed(phone)
-    assert (told["code"], told["message"]) == (
+        (problem,) = await diagnosed(phone)
+    assert (problem["code"], problem["message"]) == (
         "missing_capability",
         "'tools' is ignored without the capability 'tools'.",
     )

@@ -162,19 +162,19 @@ async def test_in_a_dry_run_nothing_that_changes_anything_is_run_or_asked_about(
     claude: AnthropicService, tmp_path: Path, by_card: bool
 ) -> None:
     never = {**declared("send_mail"), "_meta": {"conductor": {"approval": "never"}}}
-    everything = calls(("delete_file", "a"), ("move_file", "b"), ("look", "."), ("send_mail", "c"))
-    claude.replies += [everything, Reply(text="That is what I would do.")]
+    reply = calls(("delete_file", "a"), ("move_file", "b"), ("look", "."), ("send_mail", "c"))
+    claude.replies += [reply, Reply(text="That is what I would do.")]
     async with configured(claude, tmp_path, dry_run="true") as server:
         async with server.phone(tools=DEVICE) as phone:
             await begin(phone, *(["approval"] if by_card else []), tools=[LOOK, MOVE, DELETE, never])
             await phone.ask("tidy up")
             assert [name for name, _ in phone.runs] == ["look"]
             assert cards(phone) == [] and prompts(phone) == []
-    deleted, moved, looked, sent = results_of(claude.requests[-1])
+    deleted, moved, looked, mailed = results_of(claude.requests[-1])
     for result, name, path in (
         (deleted, "delete_file", "a"),
         (moved, "move_file", "b"),
-        (sent, "send_mail", "c"),
+        (mailed, "send_mail", "c"),
     ):
         assert result["data"] == {"dry_run": True, "would_call": name, "arguments": {"path": path}}
         assert any("nothing was run" in note for note in result["metadata"]["notes"])
@@ -235,7 +235,7 @@ async def test_rules_deny_ask_and_allow_by_their_arguments(claude: AnthropicServ
         await phone.idle(since=since)
         assert len(cards(phone)) == 2 and len(phone.runs) == 3
     first = results_of(claude.requests[-2])
-    assert [one["error_type"] for one in first] == ["none", "none", "permission_denied", "none"]
+    assert [result["error_type"] for result in first] == ["none", "none", "permission_denied", "none"]
     assert "rules forbid it" in first[2]["error_message"]
 
 
@@ -368,12 +368,12 @@ async def test_misspelt_tools_in_rules_and_in_allowed_tools_are_logged_at_the_st
     claude: AnthropicService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_rules(tmp_path, {"effect": "deny", "tool": "agent.cancle"})
-    said = ""
+    output = ""
     async with configured(claude, tmp_path, allowed_tools=("agent.stauts",)) as server, watched(server):
         async with asyncio.timeout(WAIT):
-            while not all(name in said for name in ("agent.cancle", "agent.stauts")):
+            while not all(name in output for name in ("agent.cancle", "agent.stauts")):
                 await asyncio.sleep(0)
-                said += capsys.readouterr().out
+                output += capsys.readouterr().out
 
 
 # -- files
@@ -391,10 +391,10 @@ def files(tmp_path: Path) -> Path:
 
 
 def reads(*paths: str) -> list[Reply]:
-    found = []
+    replies = []
     for path in paths:
-        found += [Reply(calls=(Call("read_file", {"path": path}),)), Reply(text="Read.")]
-    return found
+        replies += [Reply(calls=(Call("read_file", {"path": path}),)), Reply(text="Read.")]
+    return replies
 
 
 async def test_reading_a_file_asks_and_after_always_only_what_may_hold_secrets_does(
@@ -470,10 +470,10 @@ async def test_tasks_are_kept_with_the_session_across_a_reconnect(
         await phone.ask("what is there to do?")
         (listed,) = results_of(claude.requests[-1])
         assert listed["data"]["tasks"] == [{"id": "task_1", "title": "water the plants", "status": "pending"}]
-        async with server.phone("s-2") as other:
-            await other.ask("and what have I to do?")
-        (nothing,) = results_of(claude.requests[-1])
-        assert nothing["data"]["tasks"] == []
+        async with server.phone("s-2") as other_phone:
+            await other_phone.ask("and what have I to do?")
+        (empty_list,) = results_of(claude.requests[-1])
+        assert empty_list["data"]["tasks"] == []
 
 
 def as_subject(token: str) -> dict[str, str]:
@@ -487,9 +487,9 @@ async def test_always_holds_in_another_session_of_the_same_person_and_of_nobody_
         claude.replies += [calls(("move_file", str(number))), Reply(text="Moved.")]
     async with configured(claude, tmp_path, auth_tokens="alpha-token,beta-token") as server:
         alpha, beta = as_subject("alpha-token"), as_subject("beta-token")
-        async with server.phone("s-1", headers=alpha, tools=DEVICE) as one:
-            await begin(one, "approval")
-            await ask_deciding(one, "move 0", scope="session")
+        async with server.phone("s-1", headers=alpha, tools=DEVICE) as phone:
+            await begin(phone, "approval")
+            await ask_deciding(phone, "move 0", scope="session")
         async with server.phone("s-2", headers=alpha, tools=DEVICE) as two:
             await begin(two, "approval")
             await ask_deciding(two, "move 1", scope="always")  # the other's was for its session only
@@ -498,10 +498,10 @@ async def test_always_holds_in_another_session_of_the_same_person_and_of_nobody_
             await three.ask("move 2")
             assert prompts(three) == [] and len(three.runs) == 1
         for session_id in ("s-2", "s-9"):
-            async with server.phone(session_id, headers=beta, tools=DEVICE) as other:
-                await begin(other, "approval")
-                await ask_deciding(other, "move 3", "deny")
-                assert other.runs == []
+            async with server.phone(session_id, headers=beta, tools=DEVICE) as other_phone:
+                await begin(other_phone, "approval")
+                await ask_deciding(other_phone, "move 3", "deny")
+                assert other_phone.runs == []
 
 
 # -- what the operator sees
@@ -541,11 +541,11 @@ async def test_the_figures_tell_of_calls_and_of_what_was_asked_and_decided(
         {"tool": tool, "source": "device"} for tool in ("look", "move_file", "delete_file")
     )
     calls_total, decided = "conductor_tool_calls_total", "conductor_tool_approvals_decided_total"
-    asked, decide_s = "conductor_tool_approvals_asked_total", "conductor_tool_decide_seconds_count"
+    asked_total, decide_s = "conductor_tool_approvals_asked_total", "conductor_tool_decide_seconds_count"
     assert value(calls_total, {**looks, "error_type": "none"}) == 1
     assert value(calls_total, {**looks, "error_type": "internal_error"}) == 1
     assert value(calls_total, {**moves, "error_type": "none"}) == 2
-    assert [value(asked, tool) for tool in (looks, moves, deletions)] == [None, 2, 1]
+    assert [value(asked_total, tool) for tool in (looks, moves, deletions)] == [None, 2, 1]
     assert [value(decided, {**moves, "outcome": outcome}) for outcome in ("allowed", "edited")] == [1, 1]
     assert value(decided, {**deletions, "outcome": "denied"}) == 1
     assert value("conductor_tool_run_seconds_count", moves) == 2

@@ -37,7 +37,6 @@ from tests.models import AnthropicService, Call, Reply
 from tests.shapes import PLAIN_TURN, Event
 
 STOPPABLE = extended(declared("upload"), approval="never", onInterrupt="cancel")
-SLOW_LOOK = extended(LOOK, timeoutMs=LIMIT_MS)
 SLOW_SAVE = extended(declared("save_note"), approval="never", timeoutMs=LIMIT_MS)
 
 
@@ -52,14 +51,14 @@ async def begin_call(phone: App, name: str, text: str = "go") -> Event:
     return await phone.until(name, since=since)
 
 
-async def waited(seconds: float) -> None:
+async def pass_time(seconds: float) -> None:
     """Let time pass, where time is what is tested."""
     over = asyncio.Event()
     asyncio.get_running_loop().call_later(seconds, over.set)
     await over.wait()
 
 
-async def answered(phone: App, since: int) -> Event:
+async def final_after(phone: App, since: int) -> Event:
     """Wait for the final text after ``since``, and for the microphone."""
     final = await phone.until("assistant.speech.final", since=since)
     await phone.until("state idle", since=phone.log.index(final))
@@ -69,15 +68,15 @@ async def answered(phone: App, since: int) -> Event:
 def all_results(request: dict[str, Any]) -> list[dict[str, Any]]:
     """Read every tool result of a request."""
     blocks = [block for message in request["messages"] for block in message["content"]]
-    found = [block for block in blocks if isinstance(block, dict) and block["type"] == "tool_result"]
-    return [json.loads(block["content"]) for block in found]
+    results = [block for block in blocks if isinstance(block, dict) and block["type"] == "tool_result"]
+    return [json.loads(block["content"]) for block in results]
 
 
 # -- cancel
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "expected"),
     [
         ({"effect": "none"}, None),
         ({"effect": "partial", "result": "3 of 7"}, "What was done: 3 of 7"),
@@ -86,7 +85,7 @@ def all_results(request: dict[str, Any]) -> list[dict[str, Any]]:
     ids=["none", "partial", "complete"],
 )
 async def test_a_barge_in_cancels_a_reading_call_and_what_it_did_reaches_the_next_turn(
-    claude: AnthropicService, fields: dict[str, str], told: str | None
+    claude: AnthropicService, fields: dict[str, str], expected: str | None
 ) -> None:
     claude.replies += [Reply(calls=(call("look"),)), Reply(text="Yes?")]
     async with talking(claude, "cancel") as phone:
@@ -102,10 +101,10 @@ async def test_a_barge_in_cancels_a_reading_call_and_what_it_did_reaches_the_nex
     (result,) = all_results(claude.requests[-1])
     assert result["error_type"] == "cancelled"
     assert last_text(claude.requests[-1]).endswith("hello?")
-    if told is None:
+    if expected is None:
         assert last_text(claude.requests[-1]) == "hello?"
     else:
-        assert told in last_text(claude.requests[-1])
+        assert expected in last_text(claude.requests[-1])
 
 
 async def test_a_write_that_was_cancelled_before_it_did_anything_may_run_again_unasked(
@@ -137,7 +136,7 @@ async def test_that_nothing_was_done_is_told_after_it_was_called_unknown(claude:
         since = len(phone.log)
         save = await begin_call(phone, "save_note")
         await phone.until("tool.cancel")
-        await answered(phone, since)
+        await final_after(phone, since)
         phone.send("tool.cancelled", {"callId": call_id(save), "effect": "none"})
         await phone.ask("is it saved?")
     assert "Nothing was done" in last_text(claude.requests[-1])
@@ -154,8 +153,8 @@ async def test_a_client_that_knows_no_cancelling_is_told_nothing_and_its_word_do
         phone.send("response.cancel", {})
         since = len(phone.log)
         phone.say("hello?")
-        await answered(phone, since)
-        assert not [event for event in phone.log if event["type"] == "tool.cancel"]
+        await final_after(phone, since)
+        assert not phone.events("tool.cancel")
         assert phone.errors() == []
     (result,) = results_of(claude.requests[-1])
     assert result["error_type"] == "cancelled" and result["data"] is None
@@ -254,10 +253,10 @@ async def test_a_sign_of_life_lets_the_time_begin_anew(claude: AnthropicService,
         looking = await begin_call(phone, "look")
         more = {"message": "3 of 7", "percent": 42} if sign == "tool.progress" else {}
         for _ in range(3):
-            await waited(0.3)
+            await pass_time(0.3)
             phone.send(sign, {"callId": call_id(looking), **more})
         phone.result(call_id(looking), "seen")  # after 0.9 s and more
-        await answered(phone, since)
+        await final_after(phone, since)
     assert results_of(claude.requests[-1])[0]["data"] == "seen"
 
 
@@ -274,11 +273,11 @@ async def late_when_idle(claude: AnthropicService, phone: App, late_call: Call |
     since = len(phone.log)
     phone.say("go")
     late = await phone.until(lambda event: is_run(event), since=since)
-    await answered(phone, since)
+    await final_after(phone, since)
     assert results_of(claude.requests[-1])[0]["error_type"] == "unknown"
     since = len(phone.log)
     phone.result(call_id(late), "worked")
-    await answered(phone, since)
+    await final_after(phone, since)
     assert "worked" in last_text(claude.requests[-1])
     assert last_text(claude.requests[-1]).startswith("[A late result came for the earlier call of ")
     return phone.log[since:]
@@ -322,7 +321,7 @@ async def test_a_late_result_during_a_turn_is_context_for_the_next(
             late = await phone.until("tool.late")
             assert late["payload"] == {"callId": call_id(save), "deliveredAs": "context"}
         going_on.set()
-        await answered(phone, since)
+        await final_after(phone, since)
         await phone.ask("is it saved?")
         assert phone.shapes(since).count("tool.late") == capable
         assert phone.finals() == ["I cannot tell.", "It is."]
@@ -356,15 +355,15 @@ async def test_a_job_frees_the_turn_and_its_result_begins_one_of_its_own(claude:
         since = len(phone.log)
         save = await begin_call(phone, "save_note")
         phone.send("tool.accepted", {"callId": call_id(save), "jobId": "job-7"})
-        await answered(phone, since)
+        await final_after(phone, since)
         (result,) = results_of(claude.requests[-1])
         assert result["data"] == {"status": "accepted", "jobId": "job-7"}
         assert any("not finished" in note for note in result["metadata"]["notes"])
-        await waited(0.5)  # the limit of the call is none of the job's
+        await pass_time(0.5)  # the limit of the call is none of the job's
         await phone.ask("something else")
         since = len(phone.log)
         phone.result(call_id(save), "uploaded 7 of 7")
-        await answered(phone, since)
+        await final_after(phone, since)
         assert phone.finals(since) == ["The job is done."]
         assert phone.shapes(since) == ["tool.late", *PLAIN_TURN[2:]]
     assert "uploaded 7 of 7" in last_text(claude.requests[-1])
@@ -374,8 +373,7 @@ async def test_a_job_frees_the_turn_and_its_result_begins_one_of_its_own(claude:
 
 
 def activities(phone: App, status: str | None = None) -> list[Event]:
-    found = [event for event in phone.log if event["type"] == "tool.activity"]
-    return [event for event in found if status in (None, event["payload"]["status"])]
+    return [event for event in phone.events("tool.activity") if status in (None, event["payload"]["status"])]
 
 
 async def test_the_client_sees_every_tool_at_work_in_order_wherever_it_runs(claude: AnthropicService) -> None:
@@ -400,13 +398,13 @@ async def test_the_client_sees_every_tool_at_work_in_order_wherever_it_runs(clau
         assert "move_file" not in {event["payload"]["name"] for event in activities(phone)}
         await decide(phone, request, "allow")
         await phone.until("assistant.speech.final", since=since)
-        seen = [
+        sequence = [
             (e["payload"]["name"], e["payload"]["source"], e["payload"]["status"]) for e in activities(phone)
         ]
         names = [("calculator", "builtin")] * 2 + [
             (name, "device") for name in ("look", "move_file", "save_note")
         ]
-        assert seen == [(*name, status) for name in names for status in ("started", "finished")]
+        assert sequence == [(*name, status) for name in names for status in ("started", "finished")]
         ended = activities(phone, "finished")
         kinds = [event["payload"]["errorType"] for event in ended]
         assert kinds[0] == "none" and kinds[1] != "none"
@@ -415,8 +413,8 @@ async def test_the_client_sees_every_tool_at_work_in_order_wherever_it_runs(clau
         assert ended[4]["payload"]["executionTimeMs"] >= LIMIT_MS
         assert ended[2]["payload"]["display"].startswith("look: done, 17 bytes, ")
         assert "secret" not in json.dumps(activities(phone))
-        for begun, over in zip(activities(phone, "started"), ended, strict=True):
-            assert begun["payload"]["callId"] == over["payload"]["callId"]
+        for start, over in zip(activities(phone, "started"), ended, strict=True):
+            assert start["payload"]["callId"] == over["payload"]["callId"]
         looked = phone.events("look")[0]
         assert call_id(ended[2]) == call_id(looked)
 
@@ -439,7 +437,7 @@ async def test_a_call_that_is_not_allowed_was_never_at_work(claude: AnthropicSer
 
 
 @pytest.mark.parametrize(
-    ("fields", "heard"),
+    ("fields", "expected_text"),
     [
         ({"spokenText": "I have moved"}, f"I have moved {CUT_HERE}"),
         ({"playedMs": 0}, HEARD_NOTHING),
@@ -447,7 +445,7 @@ async def test_a_call_that_is_not_allowed_was_never_at_work(claude: AnthropicSer
     ],
 )
 async def test_that_something_was_done_and_not_heard_is_in_the_next_request(
-    claude: AnthropicService, fields: dict[str, Any], heard: str
+    claude: AnthropicService, fields: dict[str, Any], expected_text: str
 ) -> None:
     claude.replies += [
         Reply(calls=(call("look"), call("move_file"))),
@@ -462,14 +460,14 @@ async def test_that_something_was_done_and_not_heard_is_in_the_next_request(
             since = len(phone.log)
             phone.say("move it")
             await decide(phone, await phone.until("approval.request"), "allow")
-            await answered(phone, since)
+            await final_after(phone, since)
             phone.interrupt(**fields)
             since = len(phone.log)
             phone.say("so?")
-            await answered(phone, since)
-    said = assistant_texts(claude.requests[-1])[-1]
-    assert said.startswith(heard)
-    assert said.endswith("[Done, though the user may not have heard so: move_file.]")
+            await final_after(phone, since)
+    reply_text = assistant_texts(claude.requests[-1])[-1]
+    assert reply_text.startswith(expected_text)
+    assert reply_text.endswith("[Done, though the user may not have heard so: move_file.]")
 
 
 async def test_a_barge_in_before_the_confirmation_was_written_leaves_the_result(
@@ -485,7 +483,7 @@ async def test_a_barge_in_before_the_confirmation_was_written_leaves_the_result(
         phone.say("save it")
         await phone.until("assistant.speech.partial", since=since)
         phone.say("wait")
-        await answered(phone, since)
+        await final_after(phone, since)
         assert phone.finals() == ["It is saved."]
     request = claude.requests[-1]
     assert [result["data"] for result in all_results(request)] == ["saved as note 7"]

@@ -112,8 +112,8 @@ async def test_a_result_of_nearly_a_mebibyte_is_taken_and_shortened_with_a_marke
         assert phone.finals() == ["A lot."]
         assert phone.errors() == []
     (result,) = results_of(claude.requests[-1])
-    kept, _, marker = result["data"].rpartition("\n")
-    assert marker == f"[shortened: {size - len(kept):,} of {size:,} bytes are missing]"
+    beginning, _, marker = result["data"].rpartition("\n")
+    assert marker == f"[shortened: {size - len(beginning):,} of {size:,} bytes are missing]"
     assert len(result["data"].encode()) <= 16 * 1024
     assert result["metadata"]["data_size_bytes"] == size
 
@@ -129,8 +129,8 @@ async def test_a_result_over_the_hard_limit_closes_the_socket_and_the_session_go
     ]
     async with talking(claude, tools=[send]) as phone:
         phone.say("send it")
-        sent = await phone.until("send_mail")
-        phone.result(sent["payload"]["callId"], "x" * OVER_THE_HARD_LIMIT)
+        mail_call = await phone.until("send_mail")
+        phone.result(mail_call["payload"]["callId"], "x" * OVER_THE_HARD_LIMIT)
         await asyncio.wait_for(phone.closed.wait(), WAIT)
         assert phone.close_code == 1009
         since = len(phone.log)
@@ -591,20 +591,20 @@ async def test_a_result_that_is_no_unicode_is_refused_and_the_call_can_still_be_
         phone.socket.write(json.dumps(event).encode())
         phone.send("tool.result", {"callId": call_id, "result": {"seen": ["a", 1]}, "error": None})
         await phone.idle(since=since)
-        assert [one["code"] for one in phone.errors()] == ["invalid_event"]
+        assert [problem["code"] for problem in phone.errors()] == ["invalid_event"]
     assert json.loads(results_of(claude.requests[-1])[0]["data"]) == {"seen": ["a", 1]}
 
 
 async def test_an_answer_to_somebody_elses_call_changes_nothing(claude: AnthropicService) -> None:
     claude.replies += [Reply(calls=(call("look"),)), Reply(text="So so.")]
     async with serving(provider_for(claude)) as served:
-        async with served.phone() as phone, served.phone("s-2") as other:
+        async with served.phone() as phone, served.phone("s-2") as other_phone:
             await begin(phone)
             since = len(phone.log)
             phone.say("look")
             asking = await phone.until("look")
-            other.result(asking["payload"]["callId"], "forged")
-            await other.ask("hi")  # answered, so the forged result was taken before
+            other_phone.result(asking["payload"]["callId"], "forged")
+            await other_phone.ask("hi")  # answered, so the forged result was taken before
             phone.result(asking["payload"]["callId"], "mine")
             await phone.idle(since=since)
     answers = [r for r in claude.requests if "mine" in json.dumps(r)]

@@ -59,18 +59,18 @@ async def serving_pages(provider: ScriptedProvider, *origins: str) -> AsyncItera
         await listener.stop(drain_s=0)
 
 
-def check(seen: Mapping[str, Any], provider: ScriptedProvider) -> None:
+def check(observations: Mapping[str, Any], provider: ScriptedProvider) -> None:
     """Compare what a client saw, and what the model was told, with what was said."""
-    assert "failed" not in seen, seen["failed"]
-    assert seen["events"] == SEEN
-    assert seen["finals"] == ["Let me look.", "It runs, müde 😴."]
-    assert seen["spoken"] == ["It runs, müde."]  # speech is without emoji
-    assert seen["runs"] == [["agent.status", {"id": "a-5"}]]
-    assert seen["foreign"] == []
-    assert (seen["subprotocol"], seen["extensions"]) == ("conductor.v1", "")
-    assert (seen["closeCode"], seen["wasClean"]) == (1000, True)
+    assert "failed" not in observations, observations["failed"]
+    assert observations["events"] == SEEN
+    assert observations["finals"] == ["Let me look.", "It runs, müde 😴."]
+    assert observations["spoken"] == ["It runs, müde."]  # speech is without emoji
+    assert observations["runs"] == [["agent.status", {"id": "a-5"}]]
+    assert observations["foreign"] == []
+    assert (observations["subprotocol"], observations["extensions"]) == ("conductor.v1", "")
+    assert (observations["closeCode"], observations["wasClean"]) == (1000, True)
     messages = provider.requests[-1].messages
-    assert [one.text for one in messages if isinstance(one, UserMessage)] == [QUESTION]
+    assert [message.text for message in messages if isinstance(message, UserMessage)] == [QUESTION]
     result = messages[-1]
     assert isinstance(result, ToolResult)
     assert "ü" * 1_000 in result.content
@@ -81,9 +81,9 @@ def check(seen: Mapping[str, Any], provider: ScriptedProvider) -> None:
 async def test_node_holds_a_conversation(pieces: bool) -> None:
     provider = model()
     async with serving(provider, tokens=(TOKEN,)) as served:
-        seen = await node(served.url, TOKEN, pieces=pieces)
-        check(seen, provider)
-        assert (seen["pongs"] > 0) is pieces
+        observations = await node(served.url, TOKEN, pieces=pieces)
+        check(observations, provider)
+        assert (observations["pongs"] > 0) is pieces
         await served.empty()
 
 

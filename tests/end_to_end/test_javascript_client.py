@@ -76,10 +76,10 @@ async def test_it_holds_conversations() -> None:
     async with demo() as listener:
         await node_tests(listener, "conductor.test.js")
         sessions = {session.key.session_id: session.messages for session in listener.registry.sessions}
-    said = [message.text for message in sessions["js-reconnect"] if isinstance(message, UserMessage)]
-    assert said == ['call notes.find with {"number": 7}']
-    (heard,) = (message for message in sessions["js-barge-in"] if isinstance(message, AssistantMessage))
-    assert "one two" in heard.text and "three" not in heard.text
+    texts = [message.text for message in sessions["js-reconnect"] if isinstance(message, UserMessage)]
+    assert texts == ['call notes.find with {"number": 7}']
+    (answer,) = (message for message in sessions["js-barge-in"] if isinstance(message, AssistantMessage))
+    assert "one two" in answer.text and "three" not in answer.text
 
 
 async def test_nothing_is_lost_or_doubled_by_300_cuts() -> None:
@@ -91,13 +91,13 @@ async def test_nothing_is_lost_or_doubled_by_300_cuts() -> None:
         sessions = [session for session in listener.registry.sessions if "cuts" in session.key.session_id]
     for session in sessions:
         number = session.key.session_id.rpartition("-")[2]
-        said = [message.text for message in session.messages if isinstance(message, UserMessage)]
+        texts = [message.text for message in session.messages if isinstance(message, UserMessage)]
         results = [
             json.loads(message.content)["data"]
             for message in session.messages
             if isinstance(message, ToolResult)
         ]
-        assert said == [f'call notes.add with {{"number": {number}}}']
+        assert texts == [f'call notes.add with {{"number": {number}}}']
         assert results == [f"number {number}"]
     assert len(sessions) >= 60
 
@@ -125,8 +125,8 @@ async def test_a_server_that_plays_against_it_finds_nothing_wrong() -> None:
     ) as server:
         url = f"ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}/ws"
         command = ["env", "-C", str(PACKAGE), program("node"), "--input-type=module", "-e", ANSWERING]
-        known = {"CONDUCTOR_URL": url, "QUESTION": QUESTION, "NODE_PATH": node_packages()}
-        async with started(command, environment=known):
+        variables = {"CONDUCTOR_URL": url, "QUESTION": QUESTION, "NODE_PATH": node_packages()}
+        async with started(command, environment=variables):
             steps = await verify(play)
     assert [(step.does, step.outcome) for step in steps if step.outcome != "right"] == []
 

@@ -60,11 +60,11 @@ async def after(phone: App, when: str) -> None:
         since = len(phone.log)
         phone.say("yes")
     if when != "once it was answered":  # nobody knows whether it was heard, so it is asked once more
-        again = await phone.until("tts.speak", since=since)
-        await phone.until("state idle", since=phone.log.index(again))
+        prompt = await phone.until("tts.speak", since=since)
+        await phone.until("state idle", since=phone.log.index(prompt))
         phone.say("yes")
-    said = await phone.until("assistant.speech.final")
-    assert said["payload"]["text"] == MOVED.text
+    final = await phone.until("assistant.speech.final")
+    assert final["payload"]["text"] == MOVED.text
     assert phone.runs == [("move_file", {"path": "notes.txt"})], when
     await phone.close()
 

@@ -82,7 +82,7 @@ async def test_barge_in_and_a_reconnect(tmp_path: Path) -> None:
 
 async def test_a_restart_keeps_the_conversation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATA_DIR", str(tmp_path))
-    for said in ("hello", "still there?"):
+    for text in ("hello", "still there?"):
         async with serving(local(tmp_path)) as served, served.phone() as phone:
-            await phone.ask(said)
+            await phone.ask(text)
             assert phone.errors() == [] and len(phone.finals()) == 1

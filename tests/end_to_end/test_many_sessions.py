@@ -39,7 +39,7 @@ async def test_five_hundred_sessions_at_once_leave_nothing_behind(claude: Anthro
         await until(lambda: not len(served.listener.registry) and not served.listener.connections)
     assert claude.received == 2 * SESSIONS
     assert claude.disconnects == []
-    left = {task for task in asyncio.all_tasks() if not task.done()} - before
-    assert not left, left
+    leftovers = {task for task in asyncio.all_tasks() if not task.done()} - before
+    assert not leftovers, leftovers
     gc.collect()
     assert not [session for session in sessions if session() is not None]

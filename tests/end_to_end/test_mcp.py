@@ -43,8 +43,8 @@ def write(path: Path, **servers: Any) -> Settings:
 
 def program() -> dict[str, Any]:
     environment = {"KEY": "${MCP_TEST_KEY}"}
-    place = {"command": sys.executable, "args": ["-m", "tests.stand_ins.mcp_server"], "cwd": str(ROOT)}
-    return {**place, "env": environment, "trust": True}
+    server = {"command": sys.executable, "args": ["-m", "tests.stand_ins.mcp_server"], "cwd": str(ROOT)}
+    return {**server, "env": environment, "trust": True}
 
 
 def offered(request: ModelRequest) -> set[str]:
@@ -89,8 +89,8 @@ async def test_a_turn_uses_a_servers_tools_as_they_are_then(
 
 
 async def test_another_person_with_the_same_session_id_has_a_server_of_their_own(tmp_path: Path) -> None:
-    place = {**program(), "env": {}, "scope": "session"}
-    settings = write(tmp_path / "mcp.json", s=place).model_copy(update={"auth_tokens": ("ann", "bob")})
+    server = {**program(), "env": {}, "scope": "session"}
+    settings = write(tmp_path / "mcp.json", s=server).model_copy(update={"auth_tokens": ("ann", "bob")})
     results: list[str] = []
 
     def reply(request: ModelRequest) -> Script:
@@ -140,7 +140,7 @@ asyncio.run(main())
 assert len(threads) == len(set(threads)), threads
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script],
         cwd=tmp_path,
         env=environment,
@@ -148,7 +148,7 @@ assert len(threads) == len(set(threads)), threads
         text=True,
         timeout=60,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
 
 
 def test_a_server_named_as_the_devices_tools_are_is_refused(tmp_path: Path) -> None:
@@ -169,9 +169,9 @@ def test_a_server_named_as_the_devices_tools_are_is_refused(tmp_path: Path) -> N
 async def test_a_server_asks_the_person_by_a_card(
     tmp_path: Path, scene: str, decision: str, fields: dict[str, Any], answer: str
 ) -> None:
-    place = program()
-    place["env"] = {"SCENE": scene}
-    settings = write(tmp_path / "mcp.json", s=place)
+    server = program()
+    server["env"] = {"SCENE": scene}
+    settings = write(tmp_path / "mcp.json", s=server)
     call = ""
 
     def reply(request: ModelRequest) -> Script:
@@ -189,10 +189,10 @@ async def test_a_server_asks_the_person_by_a_card(
             since = len(phone.log)
             phone.say("ask me")
             card = await phone.until("approval.request", since=since)
-            asked = card["payload"]
-            assert asked["name"] == "s.question" and asked["scopes"] == ["once"]
-            assert asked["arguments"] == {"name": None, "size": 3}
-            assert asked["reasons"] == ["s asks: Who are you?"]
+            card_payload = card["payload"]
+            assert card_payload["name"] == "s.question" and card_payload["scopes"] == ["once"]
+            assert card_payload["arguments"] == {"name": None, "size": 3}
+            assert card_payload["reasons"] == ["s asks: Who are you?"]
             await decide(phone, card, decision, **fields)
             await phone.until("assistant.speech.final", since=since)
             result = provider.requests[-1].messages[-1]
@@ -201,7 +201,9 @@ async def test_a_server_asks_the_person_by_a_card(
 
 async def test_without_cards_a_server_gets_no_answer(tmp_path: Path) -> None:
     settings = write(tmp_path / "mcp.json", s={**program(), "env": {}})
-    toolset = next(one for one in make_services(settings).toolsets if isinstance(one, McpToolset))
+    toolset = next(
+        mcp_toolset for mcp_toolset in make_services(settings).toolsets if isinstance(mcp_toolset, McpToolset)
+    )
     ready = asyncio.Event()
     toolset.start(ready.set)
     try:

@@ -67,10 +67,10 @@ async def test_the_conformance_suite_finds_nothing() -> None:
 async def test_the_inspector_lists_and_calls_a_tool_of_the_phone() -> None:
     async with running() as server, server.phone(tools=ANSWERS) as phone:
         await begin(phone, tools=TOOLS)
-        place = ("--cli", f"http://127.0.0.1:{server.http}/mcp", "--transport", "http", "--method")
-        listed = json.loads(await ran("mcp-inspector", *place, "tools/list"))
+        options = ("--cli", f"http://127.0.0.1:{server.http}/mcp", "--transport", "http", "--method")
+        listed = json.loads(await ran("mcp-inspector", *options, "tools/list"))
         assert "test_simple_text" in {tool["name"] for tool in listed["tools"]}
-        called = json.loads(
-            await ran("mcp-inspector", *place, "tools/call", "--tool-name", "test_simple_text")
+        response = json.loads(
+            await ran("mcp-inspector", *options, "tools/call", "--tool-name", "test_simple_text")
         )
-        assert called["content"][0]["text"] == "This is a simple text response for testing."
+        assert response["content"][0]["text"] == "This is a simple text response for testing."

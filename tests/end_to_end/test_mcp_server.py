@@ -109,8 +109,8 @@ async def socket_streams(url: str, token: str) -> AsyncIterator[Any]:
 
         async def send() -> None:
             async with from_client:
-                async for one in from_client:
-                    await socket.send(one.message.model_dump_json(by_alias=True, exclude_unset=True))
+                async for item in from_client:
+                    await socket.send(item.message.model_dump_json(by_alias=True, exclude_unset=True))
 
         tasks.start_soon(receive)
         tasks.start_soon(send)
@@ -131,13 +131,13 @@ async def over_stdio(
 ) -> AsyncIterator[Client]:
     arguments = ["-m", "conductor", "mcp", "serve", "--url", f"ws://127.0.0.1:{server.listener.port}{path}"]
     arguments += ["--token", token] if token else []
-    place = StdioServerParameters(command=sys.executable, args=arguments, cwd=str(ROOT))
-    async with Client(stdio_client(place), **options) as client:
+    parameters = StdioServerParameters(command=sys.executable, args=arguments, cwd=str(ROOT))
+    async with Client(stdio_client(parameters), **options) as client:
         yield client
 
 
-def said(result: Any) -> str:
-    return " ".join(one.text for one in result.content if isinstance(one, TextContent))
+def text_of(result: Any) -> str:
+    return " ".join(item.text for item in result.content if isinstance(item, TextContent))
 
 
 async def names(client: Client) -> set[str]:
@@ -152,16 +152,16 @@ async def test_a_program_calls_the_tools_of_the_phone_and_of_the_server(over: An
     tools = {"look": lambda a: f"at {a['path']}"}
     async with running() as server, server.phone(tools=tools) as phone, over(server) as client:
         await begin(phone, tools=[LOOK, MOVE])
-        found = {tool.name: tool for tool in (await client.list_tools()).tools}
-        assert {"look", "move_file", "calculator"} <= set(found)
-        assert found["look"].annotations.read_only_hint is True
-        assert found["look"].meta["conductor"] == {"source": "device", "risk": "safe"}
+        declared_tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        assert {"look", "move_file", "calculator"} <= set(declared_tools)
+        assert declared_tools["look"].annotations.read_only_hint is True
+        assert declared_tools["look"].meta["conductor"] == {"source": "device", "risk": "safe"}
         looked = await client.call_tool("look", {"path": "here"})
-        assert (looked.is_error, said(looked)) == (False, "at here")
+        assert (looked.is_error, text_of(looked)) == (False, "at here")
         summed = await client.call_tool("calculator", {"expression": "6*7"})
         assert summed.structured_content == {"result": "42"}
         wrong = await client.call_tool("calculator", {"expresion": "6*7"})
-        assert wrong.is_error and "(allowed: expression)" in said(wrong)
+        assert wrong.is_error and "(allowed: expression)" in text_of(wrong)
         with pytest.raises(MCPError) as caught:
             await client.call_tool("no.such", {})
         assert caught.value.code == -32602
@@ -185,10 +185,10 @@ async def test_what_changes_something_is_asked_of_the_person(decision: str) -> N
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 @pytest.mark.parametrize("over", [over_http, over_websocket])
 async def test_a_program_hears_that_the_person_thinks(over: Any, mode: str) -> None:
-    heard: asyncio.Queue[str | None] = asyncio.Queue()
+    messages: asyncio.Queue[str | None] = asyncio.Queue()
 
     async def report(_progress: float, _total: float | None, message: str | None) -> None:
-        heard.put_nowait(message)
+        messages.put_nowait(message)
 
     tools = {"delete_file": lambda a: "deleted"}
     async with running(progress_s=0.02) as server, server.phone(tools=tools) as phone:
@@ -197,7 +197,7 @@ async def test_a_program_hears_that_the_person_thinks(over: Any, mode: str) -> N
             arguments = {"path": "old.txt"}
             call = asyncio.create_task(client.call_tool("delete_file", arguments, progress_callback=report))
             card = await phone.until("approval.request", name="delete_file")
-            while await heard.get() != "Waiting for the person's approval.":
+            while await messages.get() != "Waiting for the person's approval.":
                 pass
             await decide(phone, card, "allow")
             assert not (await call).is_error
@@ -205,12 +205,12 @@ async def test_a_program_hears_that_the_person_thinks(over: Any, mode: str) -> N
 
 async def test_without_a_device_there_are_the_servers_own_tools_and_none_that_asks(tmp_path: Path) -> None:
     async with running(settings={"file_roots": [str(tmp_path)]}) as server, over_http(server) as client:
-        found = await names(client)
-        assert "calculator" in found and "agent.spawn" not in found
-        assert not found & {"add_task", "list_tasks", "update_task", "schedule_task", "list_scheduled_tasks"}
-        assert said(await client.call_tool("calculator", {"expression": "1+1"})) == '{"result": "2"}'
-        asked = await client.call_tool("read_file", {"path": "x"})
-        assert asked.is_error and "paired device" in said(asked)
+        tools = await names(client)
+        assert "calculator" in tools and "agent.spawn" not in tools
+        assert not tools & {"add_task", "list_tasks", "update_task", "schedule_task", "list_scheduled_tasks"}
+        assert text_of(await client.call_tool("calculator", {"expression": "1+1"})) == '{"result": "2"}'
+        outcome = await client.call_tool("read_file", {"path": "x"})
+        assert outcome.is_error and "paired device" in text_of(outcome)
         with pytest.raises(MCPError, match="No phone is connected to this server") as caught:
             await client.call_tool("lamp.read", {})
         assert caught.value.code == -32002
@@ -220,12 +220,12 @@ async def test_without_a_device_there_are_the_servers_own_tools_and_none_that_as
 async def test_the_list_changes_as_the_device_comes_and_goes(over: Any) -> None:
     changed = asyncio.Event()
 
-    async def heard(message: Any) -> None:
+    async def messages(message: Any) -> None:
         if "list_changed" in str(getattr(message, "method", message)):
             changed.set()
 
     async with running() as server:
-        async with over(server, message_handler=heard, mode="legacy") as client:
+        async with over(server, message_handler=messages, mode="legacy") as client:
             assert "look" not in await names(client)
             async with server.phone() as phone:
                 await begin(phone, tools=[LOOK])
@@ -302,5 +302,5 @@ async def test_conductor_uses_another_conductor_over_a_websocket() -> None:
     async with running() as server, server.phone(tools={"look": lambda a: "seen"}) as phone:
         await begin(phone, tools=[LOOK])
         config = McpServerConfig(name="s", type="ws", url=f"ws://127.0.0.1:{server.listener.port}/mcp")
-        async with use(config, ready="s.look") as used:
-            assert (await used.call("s.look", path="here")).data == "seen"
+        async with use(config, ready="s.look") as toolset:
+            assert (await toolset.call("s.look", path="here")).data == "seen"

@@ -92,8 +92,8 @@ async def test_what_was_shown_before_the_failure_stays_in_the_history(claude: An
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         await phone.ask("count")
         await phone.ask("what happened?")
-    (said,) = assistant_texts(claude.requests[-1])
-    assert said == f"One two {CUT_OFF} {SORRY}"
+    (text,) = assistant_texts(claude.requests[-1])
+    assert text == f"One two {CUT_OFF} {SORRY}"
 
 
 async def test_a_failure_after_a_tool_keeps_its_result(claude: AnthropicService) -> None:
@@ -127,8 +127,8 @@ async def test_shown_text_is_cleared_even_if_failures_are_not_spoken(claude: Ant
 
 
 async def test_a_service_that_is_not_there_is_a_failure_like_others() -> None:
-    async with AnthropicService() as gone:
-        provider = provider_for(gone)
+    async with AnthropicService() as stopped_service:
+        provider = provider_for(stopped_service)
     async with serving(provider) as served, served.phone() as phone:
         await phone.ask("hello?")
         assert phone.speeches() == [SORRY]

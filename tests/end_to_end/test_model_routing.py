@@ -82,8 +82,8 @@ def started_event(phone: App) -> dict[str, object]:
 
 async def test_a_server_that_is_killed_before_a_turn_is_replaced(models: Path) -> None:
     async with started("cloud") as cloud, started("home") as home, phone_of(models, home, cloud) as phone:
-        said = started_event(phone)
-        assert (said["model"], said["localOnly"]) == ("home", True)
+        session_started = started_event(phone)
+        assert (session_started["model"], session_started["localOnly"]) == ("home", True)
         await phone.ask("hello?")
         await home.__aexit__(None, None, None)
         await phone.ask("hello again")
@@ -168,6 +168,6 @@ async def test_a_client_that_chooses_another_is_told(models: Path) -> None:
         fields = {"model": "secret", "capabilities": ["diagnostics"]}
         async with phone_of(models, home, cloud, **fields) as phone:
             await phone.ask("hello?")
-            (told,) = [event["payload"] for event in phone.log if event["type"] == "diagnostic"]
-            assert told["code"] == "unknown_model" and "'secret' is no model" in told["message"]
+            (diagnostic,) = [event["payload"] for event in phone.log if event["type"] == "diagnostic"]
+            assert diagnostic["code"] == "unknown_model" and "'secret' is no model" in diagnostic["message"]
             assert started_event(phone)["model"] == "home" and phone.finals() == ["home"]

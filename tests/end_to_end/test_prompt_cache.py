@@ -30,8 +30,8 @@ def next_reply(body: JsonObject) -> Reply:
     calls = [Call("agent_status", {"id": f"a-{number}"}) for number in range(2)]
     if rounds == 0:
         return Reply(calls=tuple(calls if together else calls[:1]))
-    asked = sum(block["type"] == "tool_use" for block in body["messages"][-2]["content"])
-    if rounds == 1 and asked == 1:
+    call_count = sum(block["type"] == "tool_use" for block in body["messages"][-2]["content"])
+    if rounds == 1 and call_count == 1:
         return Reply(calls=tuple(calls[1:]))
     return Reply(text="Both of them run, and the first one is nearly done with its tests by now.")
 
@@ -46,16 +46,16 @@ async def test_thirty_turns_with_two_tools_read_nearly_all_their_input_from_the_
             for number in range(TURNS):
                 await phone.ask(f"How are my agents today, this is question number {number}?")
             assert len(phone.runs) == 2 * TURNS and not phone.errors()
-    read, written, new = (
+    read, cache_writes, new = (
         sum(usage[name] for usage in claude.usages)
         for name in ("cache_read_input_tokens", "cache_creation_input_tokens", "input_tokens")
     )
     prices = PRICES[model]
-    spoken = sum(usage["output_tokens"] for usage in claude.usages)
-    cost = new * prices["input"] + spoken * prices["output"]
-    cost += read * prices["cache_read"] + written * prices["cache_write"]
-    share = read / (read + written + new)
-    tokens = read + written + new
+    output_tokens = sum(usage["output_tokens"] for usage in claude.usages)
+    cost = new * prices["input"] + output_tokens * prices["output"]
+    cost += read * prices["cache_read"] + cache_writes * prices["cache_write"]
+    share = read / (read + cache_writes + new)
+    tokens = read + cache_writes + new
     print(f"{model}: {share:.1%} of {tokens} tokens read; a turn costs ${cost / TURNS / 1e6:.6f}")  # noqa: T201 -- the figures
     assert share >= 0.95
 
@@ -93,7 +93,7 @@ async def test_the_cache_is_filled_before_the_first_words_and_once_in_its_lifeti
             assert len(claude.warmings) == warmings and claude.received == 2
         count = listener.services.model_metrics.registry.get_sample_value
         assert count("conductor_model_cache_warmings_total", {"profile": "claude"}) == (warmings or None)
-        written = count("conductor_model_tokens_total", {"profile": "claude", "kind": "cache_write"})
-        assert written == sum(usage["cache_creation_input_tokens"] for usage in claude.usages)
+        cache_writes = count("conductor_model_tokens_total", {"profile": "claude", "kind": "cache_write"})
+        assert cache_writes == sum(usage["cache_creation_input_tokens"] for usage in claude.usages)
     usage = claude.usages[warmings]
     assert (usage["cache_read_input_tokens"] > 1000) is bool(warmings)

@@ -55,15 +55,15 @@ async def test_a_result_is_taken_however_many_turns_there_were(serve: Serve) -> 
     provider = ScriptedProvider([calls, [TextDelta("They run.")]])
     async with serve(provider, turns_per_minute=per_minute(1)) as served, served.phone() as phone:
         phone.say("how are they?")
-        found: list[Event] = []
+        turn_events: list[Event] = []
         for _ in calls:
-            since = phone.log.index(found[-1]) + 1 if found else 0
-            found.append(await phone.until("agent.status", since=since))
+            since = phone.log.index(turn_events[-1]) + 1 if turn_events else 0
+            turn_events.append(await phone.until("agent.status", since=since))
         # The limit is reached; a refused transcript does not stop the running turn either.
         refused = phone.say("hello?")
         await phone.until(lambda e: e["payload"].get("eventId") == refused)
         since = len(phone.log)
-        for event in found:
+        for event in turn_events:
             phone.result(event["payload"]["callId"], "runs")
         await phone.idle(since=since)
         assert phone.finals() == ["They run."]
@@ -90,12 +90,12 @@ async def test_the_limit_is_the_sessions_and_a_new_connection_changes_nothing(se
 
 async def test_another_session_has_a_limit_of_its_own(serve: Serve) -> None:
     async with serve(chatty(), turns_per_minute=per_minute(1)) as served:
-        async with served.phone() as phone, served.phone("s-2") as other:
+        async with served.phone() as phone, served.phone("s-2") as other_phone:
             await phone.ask("hi")
             await phone.ask("hi")
             assert [error["code"] for error in phone.errors()] == ["rate_limited"]
-            await other.ask("hi")
-            assert other.errors() == [] and other.finals() == ["Hi."]
+            await other_phone.ask("hi")
+            assert other_phone.errors() == [] and other_phone.finals() == ["Hi."]
 
 
 async def test_what_starts_no_turn_does_not_count(serve: Serve) -> None:
@@ -105,11 +105,11 @@ async def test_what_starts_no_turn_does_not_count(serve: Serve) -> None:
             phone.send("user.audio.transcript.partial", {"text": "h"})
         await phone.ask("hi")
         since = len(phone.log)
-        said = phone.say("hi again", id="said-once")
+        words_id = phone.say("hi again", id="said-once")
         await phone.idle(since=since)
         since = len(phone.log)
         for _ in range(3):
-            phone.say("hi again", id=said)
+            phone.say("hi again", id=words_id)
         phone.start()
         await phone.until("session.started", since=since)
         assert phone.finals() == ["Hi."] * 2
@@ -149,9 +149,9 @@ async def test_turns_of_all_sessions_with_one_token_count_together(serve: Serve)
             assert phone.shapes(since) == ["error", "state idle"]
             (error,) = phone.errors()
             assert error["code"] == "rate_limited" and 10_000 < error["retryAfterMs"] <= 20_000
-        async with served.phone("s-9", headers=bearer(TOKENS[1])) as other:
-            await other.ask("hi")
-            assert other.finals() == ["Hi."]
+        async with served.phone("s-9", headers=bearer(TOKENS[1])) as other_phone:
+            await other_phone.ask("hi")
+            assert other_phone.finals() == ["Hi."]
     assert len(provider.requests) == 4
 
 
@@ -203,9 +203,9 @@ async def test_a_turn_beyond_the_days_budget_says_so_and_asks_no_model() -> None
             assert [error["code"] for error in phone.errors()] == ["rate_limited"]
             assert phone.speeches() == ["Sorry, today's allowance is used up. Please come back tomorrow."]
             assert phone.shapes()[-1] == "state idle"
-        async with App(url, "s-3", headers=bearer(TOKENS[1])) as other:
-            await other.ask("hi")
-            assert other.finals() == ["Hi."]
+        async with App(url, "s-3", headers=bearer(TOKENS[1])) as other_phone:
+            await other_phone.ask("hi")
+            assert other_phone.finals() == ["Hi."]
     assert len(provider.requests) == 2
 
 

@@ -224,12 +224,12 @@ async def test_a_parked_socket_may_still_bring_a_result(claude: AnthropicService
 
 async def test_another_subjects_session_is_another_session(claude: AnthropicService) -> None:
     async with serving(provider_for(claude), tokens=("alpha", "beta")) as served:
-        one = served.phone("shared", headers={"Authorization": "Bearer alpha"})
-        other = served.phone("shared", headers={"Authorization": "Bearer beta"})
-        async with one, other:
-            await one.ask("my secret")
-            assert other.log[0]["payload"]["resumed"] is False
-            await other.ask("what did I say?")
+        alpha = served.phone("shared", headers={"Authorization": "Bearer alpha"})
+        beta = served.phone("shared", headers={"Authorization": "Bearer beta"})
+        async with alpha, beta:
+            await alpha.ask("my secret")
+            assert beta.log[0]["payload"]["resumed"] is False
+            await beta.ask("what did I say?")
     assert "my secret" not in json.dumps(claude.requests[-1])
 
 

@@ -84,40 +84,40 @@ class Player:
             elif line.startswith("< "):
                 await self.expect(*line[2:].split(" ", 1))
 
-    async def send(self, event_type: str, rest: str) -> None:
+    async def send(self, event_type: str, fields: str) -> None:
         if event_type == "tool.result":
-            call_id, result = rest.split(" ", 1)
+            call_id, result = fields.split(" ", 1)
             payload: Any = {"callId": call_id, "result": json.loads(result)}
         else:
-            payload = json.loads(rest)
-        for written, real in self.real.items():
-            payload = json.loads(json.dumps(payload).replace(f'"{written}"', f'"{real}"'))
+            payload = json.loads(fields)
+        for example, real in self.real.items():
+            payload = json.loads(json.dumps(payload).replace(f'"{example}"', f'"{real}"'))
         self.real["app_1"] = self.phone.send(event_type, payload)
 
-    async def expect(self, event_type: str, rest: str) -> None:
+    async def expect(self, event_type: str, fields: str) -> None:
         """Wait for the next event of a type that is written down anywhere in the sequence."""
-        written: Any
+        example: Any
         if event_type == "tool.call":
-            call_id, name, arguments = rest.split(" ", 2)
-            written = {"callId": call_id, "name": name, "arguments": json.loads(arguments)}
+            call_id, name, arguments = fields.split(" ", 2)
+            example = {"callId": call_id, "name": name, "arguments": json.loads(arguments)}
         else:
-            written = json.loads(rest)
+            example = json.loads(fields)
         kinds = {line.split(" ")[1] for line in self.lines if line.startswith("< ")}
         event = await self.phone.until(lambda event: event["type"] in kinds, since=self.position)
         self.position = self.phone.log.index(event) + 1
         payload = dict(event["payload"])
         if event_type == "tool.call":
             payload["arguments"] = json.loads(payload.get("arguments", "null"))
-        assert (event["type"], self.with_written_ids(payload, written)) == (event_type, written)
+        assert (event["type"], self.with_written_ids(payload, example)) == (event_type, example)
 
-    def with_written_ids(self, payload: Any, written: Any) -> Any:
+    def with_written_ids(self, payload: Any, example: Any) -> Any:
         """Put written ids, and times, in the place of those on the wire; the same one each time."""
-        if isinstance(payload, dict) and isinstance(written, dict):
-            return {name: self.with_written_ids(value, written.get(name)) for name, value in payload.items()}
-        if isinstance(written, str) and re.fullmatch(r"(call|appr|batch|app|speech)_\d+", written):
-            return written if self.real.setdefault(written, payload) == payload else payload
-        if isinstance(written, str) and re.fullmatch(r"2026-03-01T[\d:.]+Z", written):
-            return written
+        if isinstance(payload, dict) and isinstance(example, dict):
+            return {name: self.with_written_ids(value, example.get(name)) for name, value in payload.items()}
+        if isinstance(example, str) and re.fullmatch(r"(call|appr|batch|app|speech)_\d+", example):
+            return example if self.real.setdefault(example, payload) == payload else payload
+        if isinstance(example, str) and re.fullmatch(r"2026-03-01T[\d:.]+Z", example):
+            return example
         return payload
 
 

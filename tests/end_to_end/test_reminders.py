@@ -14,10 +14,10 @@ def words(event: Event) -> str:
     return str(event["payload"].get("text", "")) if event["type"] == "assistant.speech.final" else ""
 
 
-async def schedule(phone: App, said: str) -> None:
-    await phone.ask(said)
-    asked = phone.speeches()[-1]
-    assert "reminder" in asked and "call the bank" in asked
+async def schedule(phone: App, text: str) -> None:
+    await phone.ask(text)
+    prompt = phone.speeches()[-1]
+    assert "reminder" in prompt and "call the bank" in prompt
     await phone.ask("yes please")
     assert phone.finals()[-1].startswith("I will remind you on")
 
@@ -26,8 +26,8 @@ async def test_a_reminder_is_told_in_a_turn_of_its_own() -> None:
     async with serving(DemoProvider(0.0), tokens=(TOKEN,)) as served:
         async with served.phone(headers={"Authorization": f"Bearer {TOKEN}"}) as phone:
             await schedule(phone, "remind me in 0.3 seconds to call the bank")
-            told = await phone.until(lambda event: "Here is some news" in words(event))
-            assert words(told) == "Here is some news. You asked me to remind you: call the bank."
+            news = await phone.until(lambda event: "Here is some news" in words(event))
+            assert words(news) == "Here is some news. You asked me to remind you: call the bank."
             await phone.ask("list my reminders")
             assert phone.finals()[-1] == "There are no reminders."
 
@@ -38,11 +38,14 @@ async def test_a_reminder_of_who_was_away_is_told_in_the_next_session() -> None:
         async with served.phone("s-1", headers=headers) as phone:
             await schedule(phone, "remind me in 0.5 seconds to call the bank")
         await served.empty()
-        other = {"Authorization": "Bearer another-persons-token"}
-        async with served.phone("s-2", headers=headers) as phone, served.phone("s-2", headers=other) as them:
+        stranger = {"Authorization": "Bearer another-persons-token"}
+        async with (
+            served.phone("s-2", headers=headers) as phone,
+            served.phone("s-2", headers=stranger) as other,
+        ):
             await phone.until(lambda event: "call the bank" in words(event))
-            await them.ask("list my reminders")
-            assert them.finals() == ["There are no reminders."]
+            await other.ask("list my reminders")
+            assert other.finals() == ["There are no reminders."]
 
 
 async def test_without_tokens_a_reminder_stays_in_its_session() -> None:
@@ -50,6 +53,6 @@ async def test_without_tokens_a_reminder_stays_in_its_session() -> None:
         await schedule(phone, "remind me in 1 hour to call the bank")
         await phone.ask("list my reminders")
         assert phone.finals()[-1] == "There is 1 reminder: call the bank."
-        async with served.phone("s-2") as other:
-            await other.ask("list my reminders")
-            assert other.finals() == ["There are no reminders."]
+        async with served.phone("s-2") as stranger:
+            await stranger.ask("list my reminders")
+            assert stranger.finals() == ["There are no reminders."]

@@ -19,14 +19,14 @@ class Voice:
     """Says each text when it is let; ``said`` are those that were said to their end."""
 
     def __init__(self) -> None:
-        self.begun: asyncio.Queue[str] = asyncio.Queue()
+        self.starts: asyncio.Queue[str] = asyncio.Queue()
         self.go = asyncio.Semaphore(0)
-        self.said: list[str] = []
+        self.texts: list[str] = []
 
     async def speak(self, text: str) -> None:
-        self.begun.put_nowait(text)
+        self.starts.put_nowait(text)
         await self.go.acquire()
-        self.said.append(text)
+        self.texts.append(text)
 
 
 def messages(served: Served) -> list[str]:
@@ -50,13 +50,13 @@ async def test_a_tool_runs_while_the_app_says_what_came_before_it() -> None:
         ) as client,
     ):
         turn = await client.say("the lamps?")
-        assert await voice.begun.get() == SENTENCES[0]
+        assert await voice.starts.get() == SENTENCES[0]
         await ran.wait()
         await turn
-        assert voice.said == []
+        assert voice.texts == []
         for _ in range(4):
             voice.go.release()
-        assert [await voice.begun.get() for _ in range(3)] == [*SENTENCES[1:], "All are off."]
+        assert [await voice.starts.get() for _ in range(3)] == [*SENTENCES[1:], "All are off."]
         await client.say("thanks")
 
 
@@ -69,17 +69,17 @@ async def test_a_lost_connection_does_not_say_anything_twice() -> None:
     ):
         await (await client.say("go"))
         voice.go.release()
-        await voice.begun.get()
-        await voice.begun.get()
+        await voice.starts.get()
+        await voice.starts.get()
         (session,) = served.listener.registry.sessions
         assert session.transport is not None
         session.transport.close(1012, "restart")
         for _ in range(2):
             voice.go.release()
-        assert await voice.begun.get() == SENTENCES[2]
+        assert await voice.starts.get() == SENTENCES[2]
         await session.settled()
-        assert voice.said == SENTENCES
-        assert voice.begun.empty()
+        assert voice.texts == SENTENCES
+        assert voice.starts.empty()
 
 
 async def test_the_model_hears_which_sentence_was_interrupted() -> None:
@@ -91,10 +91,10 @@ async def test_the_model_hears_which_sentence_was_interrupted() -> None:
     ):
         await (await client.say("go"))
         voice.go.release()
-        await voice.begun.get()
-        await voice.begun.get()
+        await voice.starts.get()
+        await voice.starts.get()
         await client.interrupt(spoken_text="This may")
         await (await client.say("stop"))
         assert messages(served) == [f"{SENTENCES[0]} This may {CUT_HERE}", "Yes?"]
-        assert await voice.begun.get() == "Yes?"
+        assert await voice.starts.get() == "Yes?"
         voice.go.release()

@@ -87,8 +87,8 @@ async def test_several_agents_are_told_of_in_one_turn(claude: AnthropicService) 
         await phone.until(lambda e: e["payload"].get("text") == "They are done.")
         await phone.until("state idle", since=len(phone.log) - 1)
     assert claude.received == 2
-    told = last_text(claude.requests[-1])
-    assert all(f"agent-{number}" in told for number in range(3))
+    text = last_text(claude.requests[-1])
+    assert all(f"agent-{number}" in text for number in range(3))
 
 
 async def test_a_repeated_announcement_is_narrated_once(claude: AnthropicService) -> None:
@@ -155,11 +155,11 @@ async def test_tools_that_change_while_a_turn_runs_are_shown_to_the_model_in_the
     fields = {"capabilities": ["tools"], "tools": [tool("lamp.one")]}
     async with serving(provider_for(claude)) as served, served.phone(start_fields=fields) as phone:
         phone.say("light, please")
-        asked = await phone.until("lamp.one")
+        call = await phone.until("lamp.one")
         phone.send("session.update", {"tools": [tool("lamp.two")]})
         await phone.until("tools.changed")
-        phone.result(asked["payload"]["callId"], "on")
-        await phone.idle(since=phone.log.index(asked))
+        phone.result(call["payload"]["callId"], "on")
+        await phone.idle(since=phone.log.index(call))
         await phone.ask("and now?")
     first, second, third = claude.requests
     assert first["tools"] == second["tools"] != third["tools"]

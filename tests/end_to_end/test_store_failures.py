@@ -44,8 +44,8 @@ ROOM = 16_384
 
 def echo(request: ModelRequest) -> Script:
     """Answer with all that was said so far."""
-    said = [one.text for one in request.messages if isinstance(one, UserMessage)]
-    return [TextDelta(f"You said {', '.join(said)}.")]
+    texts = [message.text for message in request.messages if isinstance(message, UserMessage)]
+    return [TextDelta(f"You said {', '.join(texts)}.")]
 
 
 @asynccontextmanager
@@ -109,7 +109,7 @@ async def refused(phone: App, text: str) -> None:
     since = len(phone.log)
     event_id = phone.say(text)
     await phone.idle(since=since)
-    shape = [one for one in phone.shapes(since) if one != "event.ack"]
+    shape = [message for message in phone.shapes(since) if message != "event.ack"]
     assert shape == ["error", "state idle"], shape
     (error,) = phone.errors(since)
     assert error["code"] == "store_unavailable" and error["eventId"] == event_id
@@ -221,8 +221,8 @@ async def test_a_file_that_was_deleted_is_made_anew_and_the_next_words_are_answe
     async with serving(store) as served, served.phone() as phone:
         await phone.ask("one")
         await calm(served)
-        for each in path.parent.glob(f"{path.name}*"):
-            each.unlink()
+        for file in path.parent.glob(f"{path.name}*"):
+            file.unlink()
         since = len(phone.log)
         await phone.ask("two")
         assert phone.finals(since)[-1].endswith("two.")
@@ -311,8 +311,8 @@ async def test_a_replica_that_has_lost_commits_is_given_them_again(
             store = RedisStore(replica.url)
             log = (await store.claim(SessionKey("anonymous", "s-1"))).state.log
             await store.aclose()
-            said = [one.text for one in log if isinstance(one, UserMessage)]
-            assert said == ["one", "two", "three"]
+            texts = [message.text for message in log if isinstance(message, UserMessage)]
+            assert texts == ["one", "two", "three"]
     finally:
         replica.kill()
 

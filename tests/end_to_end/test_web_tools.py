@@ -54,13 +54,13 @@ async def test_a_search_and_then_a_change_at_home(tmp_path: Path, monkeypatch: p
                 await begin(phone, "approval")
                 phone.say("light, then news")
                 search = await phone.until("approval.request", name="web_search")
-                assert [one[3] for one in light.asked] == ['{"level": 1}']  # safe: it did not ask
+                assert [call[3] for call in light.asked] == ['{"level": 1}']  # safe: it did not ask
                 await decide(phone, search, "allow")
                 change = await phone.until("approval.request", name="light.set")
                 assert len(light.asked) == 1
                 resolved = await decide(phone, change, "deny")
                 await phone.idle(since=phone.log.index(resolved))
-    results = [one for one in provider.requests[-1].messages if isinstance(one, ToolResult)]
+    results = [call for call in provider.requests[-1].messages if isinstance(call, ToolResult)]
     assert "[REDACTED" in results[0].content and KEY not in results[0].content
     assert '"number":8' in results[1].content and "e.example/7" in results[1].content
 

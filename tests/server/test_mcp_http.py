@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from tests.end_to_end.dialogues import LOOK, begin
-from tests.end_to_end.test_mcp_server import Running, over_http, running, said
+from tests.end_to_end.test_mcp_server import Running, over_http, running, text_of
 from tests.server.wires import WAIT, get, http, until
 from tests.tools.mcp.test_toolset import program, use
 
@@ -238,7 +238,7 @@ async def test_programs_of_two_persons_share_no_server_of_a_session() -> None:
         over_http(server, BOB) as other,
         over_http(server, ANN) as second,
     ):
-        ann, bob, again = [said(await one.call_tool("s.pid", {})) for one in (first, other, second)]
+        ann, bob, again = [text_of(await one.call_tool("s.pid", {})) for one in (first, other, second)]
         assert ann == again != bob
 
 

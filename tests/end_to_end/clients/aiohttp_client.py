@@ -19,7 +19,13 @@ class AiohttpClient:
     def __init__(self, token: str) -> None:
         self._token = token
         self._number = 0
-        self._seen: dict[str, Any] = {"events": [], "finals": [], "spoken": [], "runs": [], "foreign": []}
+        self._observations: dict[str, Any] = {
+            "events": [],
+            "finals": [],
+            "spoken": [],
+            "runs": [],
+            "foreign": [],
+        }
 
     async def converse(self, url: str) -> dict[str, Any]:
         """Hold the conversation; returns what was seen."""
@@ -27,9 +33,9 @@ class AiohttpClient:
         async with asyncio.timeout(WAIT), aiohttp.ClientSession(headers=headers) as session:
             async with session.ws_connect(url, protocols=("conductor.v1",), compress=15) as socket:
                 await self._talk(socket)
-        self._seen.update(subprotocol=socket.protocol, closeCode=socket.close_code, wasClean=True)
-        self._seen["extensions"] = "permessage-deflate" if socket.compress else ""
-        return self._seen
+        self._observations.update(subprotocol=socket.protocol, closeCode=socket.close_code, wasClean=True)
+        self._observations["extensions"] = "permessage-deflate" if socket.compress else ""
+        return self._observations
 
     async def _talk(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         await self._send(socket, "session.start", {"sessionId": "s-aiohttp"})
@@ -40,29 +46,29 @@ class AiohttpClient:
             if event["type"] == "session.started":
                 await self._send(socket, "user.audio.transcript.final", {"text": QUESTION})
             await self._take(socket, event)
-            if self._seen["events"][-1:] == ["state idle"]:
+            if self._observations["events"][-1:] == ["state idle"]:
                 await socket.close()
                 return
 
     async def _take(self, socket: aiohttp.ClientWebSocketResponse, event: dict[str, Any]) -> None:
         payload = event["payload"]
         if event["sessionId"] != "s-aiohttp":
-            self._seen["foreign"].append(event["sessionId"])
+            self._observations["foreign"].append(event["sessionId"])
         if event["type"] == "assistant.speech.final":
-            self._seen["finals"].append(payload["text"])
+            self._observations["finals"].append(payload["text"])
         if event["type"] == "tool.call":
             arguments = json.loads(payload["arguments"])
             result = '{"ok":true}'
             if payload["name"] == "tts.speak":
-                self._seen["spoken"].append(arguments["text"])
+                self._observations["spoken"].append(arguments["text"])
             elif not payload["name"].startswith("convo."):
-                self._seen["runs"].append([payload["name"], arguments])
+                self._observations["runs"].append([payload["name"], arguments])
                 result = "ü" * RESULT_LENGTH
             answer = {"callId": payload["callId"], "result": result, "error": None}
             await self._send(socket, "tool.result", answer)
         if event["type"] != "assistant.speech.partial":
             name = shape_of(event)
-            self._seen["events"].append("convo.appendMessage" if name.startswith("append ") else name)
+            self._observations["events"].append("convo.appendMessage" if name.startswith("append ") else name)
 
     async def _send(self, socket: aiohttp.ClientWebSocketResponse, event_type: str, payload: Any) -> None:
         self._number += 1

@@ -24,7 +24,7 @@ class Page:
 
     def __init__(self) -> None:
         self.origin = ""
-        self.asked: list[str] = []
+        self.questions: list[str] = []
         self._result: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
 
     async def _take(self, request: web.Request) -> web.Response:
@@ -33,7 +33,7 @@ class Page:
         return web.Response()
 
     async def _file(self, request: web.Request) -> web.FileResponse:
-        self.asked.append(request.path)
+        self.questions.append(request.path)
         return web.FileResponse(CLIENTS / request.path.lstrip("/"))
 
     @asynccontextmanager
@@ -63,11 +63,11 @@ class Page:
         log = profile / "log"
         with log.open("wb") as output:
             async with started(browser(profile, address), output) as process:
-                gone = asyncio.create_task(process.wait())
-                waiting: list[asyncio.Future[Any]] = [self._result, gone]
+                exit_task = asyncio.create_task(process.wait())
+                waiting: list[asyncio.Future[Any]] = [self._result, exit_task]
                 await asyncio.wait(waiting, timeout=STARTING, return_when="FIRST_COMPLETED")
-                gone.cancel()
-        assert self._result.done(), f"no report; it asked for {self.asked}: {log.read_text()[-2000:]}"
+                exit_task.cancel()
+        assert self._result.done(), f"no report; it asked for {self.questions}: {log.read_text()[-2000:]}"
         return self._result.result()
 
 
@@ -77,10 +77,10 @@ def browser(profile: Path, address: str) -> list[str]:
     flags += " --disable-component-update --disable-sync"
     if os.geteuid() == 0:
         flags += " --no-sandbox"  # it refuses to run as root otherwise
-    found = program("chromium", "chromium-browser", "google-chrome")
+    chromium = program("chromium", "chromium-browser", "google-chrome")
     options = [
         "--remote-debugging-port=0",  # with it, it stays until it is ended instead of leaving on its own
         f"--host-resolver-rules=MAP {STRANGER} 127.0.0.1",
         f"--user-data-dir={profile}",
     ]
-    return [found, *flags.split(), *options, address]
+    return [chromium, *flags.split(), *options, address]

@@ -23,9 +23,9 @@ STARTING = 60.0
 """Bound for a client that is a program of its own: a browser on a busy machine takes seconds to start."""
 
 
-def missing(what: str) -> NoReturn:
+def missing(program_name: str) -> NoReturn:
     """Skip, or fail where the clients are required."""
-    reason = f"{what} is not on this machine; .ci/run installs it"
+    reason = f"{program_name} is not on this machine; .ci/run installs it"
     if os.environ.get("CI_REQUIRE_CLIENTS") == "1":
         pytest.fail(reason)
     pytest.skip(reason)
@@ -34,9 +34,9 @@ def missing(what: str) -> NoReturn:
 def program(*names: str) -> str:
     """Find a program; its test is skipped without it."""
     for name in names:
-        found = shutil.which(name)
-        if found is not None:
-            return found
+        path = shutil.which(name)
+        if path is not None:
+            return path
     missing(names[0])
 
 
@@ -81,5 +81,5 @@ async def node(url: str, token: str, *, pieces: bool = False) -> dict[str, Any]:
     async with started(command, environment=environment) as process:
         output, errors = await asyncio.wait_for(process.communicate(), STARTING)
     assert process.returncode == 0, errors.decode()
-    seen: dict[str, Any] = json.loads(output)
-    return seen
+    observations: dict[str, Any] = json.loads(output)
+    return observations
