@@ -606,7 +606,7 @@ class Stage:
         await self.app.close()
 
 
-async def stage(
+async def open_stage(
     services: Services,
     answer: Callable[[str, str], str | None | Awaitable[str | None]] | None = None,
     *,

@@ -33,7 +33,7 @@ from tests.conversation.helpers import (
     faults,
     later,
     make_services,
-    stage,
+    open_stage,
     tool,
 )
 from tests.models import Script
@@ -52,9 +52,9 @@ MOVE: list[Script] = [[call("device.move", '{"x":1}')], [TextDelta("Well.")], [T
 class Scene:
     """A stage with tools that ask, and what one wants to know of it."""
 
-    def __init__(self, one: Stage, ran: list[str]) -> None:
-        self.one = one
-        self.app = one.app
+    def __init__(self, stage: Stage, ran: list[str]) -> None:
+        self.stage = stage
+        self.app = stage.app
         self.ran = ran
 
     async def card(self, number: int = 1) -> dict[str, Any]:
@@ -84,8 +84,8 @@ class Scene:
     async def seen(self, number: int = 1) -> dict[str, Any]:
         """Wait until a person has looked at a number of cards; give the last one's payload."""
         card = await self.card(number)
-        for one in range(1, number + 1):
-            self.shows(await self.card(one))
+        for stage in range(1, number + 1):
+            self.shows(await self.card(stage))
         await later(1)
         return card
 
@@ -99,13 +99,13 @@ class Scene:
         return [e["payload"]["outcome"] for e in self.app.log if e["type"] == "approval.resolved"]
 
     def results(self) -> list[dict[str, Any]]:
-        return [json.loads(m.content) for m in self.one.session.messages if isinstance(m, ToolResult)]
+        return [json.loads(m.content) for m in self.stage.session.messages if isinstance(m, ToolResult)]
 
     async def over(self) -> None:
-        await self.one.quiet()
-        assert faults(self.one.session.messages) == []
+        await self.stage.quiet()
+        assert faults(self.stage.session.messages) == []
         assert self.app.states()[-1] == "idle"
-        assert self.one.session.state.fields.get("approvals") is None, "nothing stands any more"
+        assert self.stage.session.state.fields.get("approvals") is None, "nothing stands any more"
 
 
 @asynccontextmanager
@@ -129,15 +129,15 @@ async def scene(
             ran.append(name)
         return SPOKEN if answer is None else answer(name, call_id)
 
-    one = await stage(services, handle)
-    assert one.app.line is not None
+    stage = await open_stage(services, handle)
+    assert stage.app.line is not None
     start = client.SessionStart(capabilities=list(capabilities), locale=locale)
-    one.session.start(start, one.app.line, resumed=False)
-    one.app.say("go")
+    stage.session.start(start, stage.app.line, resumed=False)
+    stage.app.say("go")
     try:
-        yield Scene(one, ran)
+        yield Scene(stage, ran)
     finally:
-        await one.close()
+        await stage.close()
 
 
 # -- cards
@@ -242,7 +242,7 @@ async def test_what_was_denied_is_not_asked_again_in_that_turn_and_two_such_roun
         await on.over()
         assert len([e for e in on.app.log if e["type"] == "approval.request"]) == 1
         assert [r["error_type"] for r in on.results()] == ["permission_denied"] * 2
-        choices = [request.tool_choice for request in on.one.provider.requests]
+        choices = [request.tool_choice for request in on.stage.provider.requests]
         assert choices == ["auto", "auto", "none"]
 
 
@@ -293,7 +293,7 @@ async def test_a_tool_that_is_defined_anew_while_it_is_asked_about_does_not_run(
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         spec = replace(CATALOG[1], description="Something else.")
-        on.one.session.reload(replace(on.one.services, catalog=(spec,)))
+        on.stage.session.reload(replace(on.stage.services, catalog=(spec,)))
         on.decide(card, "allow")
         await on.over()
         assert on.ran == [] and on.resolved() == ["superseded"]
@@ -307,7 +307,7 @@ async def test_an_open_question_is_shown_again_after_a_reconnect_and_its_answer_
         on.app.line.hang_up()
         await later(60)
         on.app.capabilities = ALL
-        on.app.connect(on.one.session)
+        on.app.connect(on.stage.session)
         await later(1)
         again = [e for e in on.app.repeated if e["type"] == "approval.request"]
         assert again and again[0]["payload"] == card, "the same event, with its id"
@@ -418,7 +418,7 @@ async def test_a_card_must_be_shown_again_on_each_connection() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.seen()
         on.app.capabilities = ALL
-        on.app.connect(on.one.session)
+        on.app.connect(on.stage.session)
         await later(1)
         await is_left_alone(on, "yes please")
         on.shows(card)
@@ -437,7 +437,7 @@ async def test_what_is_said_to_be_shown_must_be_a_card_that_was_sent() -> None:
     async with scene(capabilities=ALL) as on:
         assert on.app.line is not None
         on.app.line.slow = True
-        while not (asked := decode_approvals(on.one.session.state.fields.get(FIELD, ""))):
+        while not (asked := decode_approvals(on.stage.session.state.fields.get(FIELD, ""))):
             await later(0.1)
         on.app.line.say(client.ApprovalShown(asked[0].approval_id))
         await later(1)
@@ -486,7 +486,7 @@ async def test_a_high_risk_card_takes_the_words_that_it_asks_for_once_it_was_sho
         on.app.say(phrase_of(card["prompt"]))
         await on.over()
         assert on.ran == ["device.wipe"] and on.resolved() == ["allowed"]
-        assert on.one.session.state.fields.get("grants") is None
+        assert on.stage.session.state.fields.get("grants") is None
 
 
 async def test_a_card_says_what_the_voice_says() -> None:
@@ -523,7 +523,7 @@ async def test_a_connection_that_comes_while_a_card_stands_finds_the_microphone_
         await later(30)
         since = len(on.app.log)
         on.app.capabilities = ALL
-        on.app.connect(on.one.session)
+        on.app.connect(on.stage.session)
         await later(1)
         assert on.app.states(since) == ["idle"]
 
@@ -627,13 +627,13 @@ async def test_high_risk_needs_its_words_repeated_and_is_never_remembered_by_voi
         on.app.say(f"{phrase}, always")
         await later(1)
         if on.ran:  # the scope is not taken, the words are
-            assert on.one.session.state.fields.get("grants") is None
+            assert on.stage.session.state.fields.get("grants") is None
         else:
             await on.prompt(3)
             on.app.say(phrase)
             await later(1)
         assert on.ran == ["device.wipe"]
-        assert on.one.session.state.fields.get("grants") is None
+        assert on.stage.session.state.fields.get("grants") is None
 
 
 @pytest.mark.parametrize("mode", ["cancel", "queue"])
@@ -668,7 +668,7 @@ async def relaunches(on: Scene, away: float = 30.0) -> int:
     on.app.relaunch()
     await later(away)
     since = len(on.app.log)
-    on.app.connect(on.one.session)
+    on.app.connect(on.stage.session)
     return since
 
 
@@ -717,9 +717,9 @@ async def test_words_that_come_first_on_a_new_connection_have_heard_no_question(
         assert on.app.line is not None
         on.app.line.hang_up()
         on.app.relaunch()
-        on.app.line = Line(on.app, on.one.session)
+        on.app.line = Line(on.app, on.stage.session)
         on.app.lines.append(on.app.line)
-        on.one.session.attach(on.app.line, resumed=True)
+        on.stage.session.attach(on.app.line, resumed=True)
         on.app.say("yes")
         await on.prompt(2)
         assert on.ran == [] and len(on.app.spoken()) == 2, "it is said again, once"
@@ -733,11 +733,11 @@ async def test_a_session_start_that_follows_other_events_has_the_question_said_a
         await on.prompt()
         assert on.app.line is not None
         on.app.line.hang_up()
-        line = on.app.line = Line(on.app, on.one.session)
+        line = on.app.line = Line(on.app, on.stage.session)
         on.app.lines.append(line)
-        on.one.session.attach(line, resumed=True)
+        on.stage.session.attach(line, resumed=True)
         await later(1)
-        on.one.session.start(client.SessionStart(), line, resumed=True)
+        on.stage.session.start(client.SessionStart(), line, resumed=True)
         await later(1)
         assert len(on.app.spoken()) == 2
 
@@ -748,12 +748,12 @@ async def test_a_client_that_says_what_it_knows_has_heard_what_it_heard(same: bo
         await on.prompt()
         assert on.app.line is not None
         on.app.line.hang_up()
-        line = on.app.line = Line(on.app, on.one.session)
+        line = on.app.line = Line(on.app, on.stage.session)
         on.app.lines.append(line)
         state = client.Resume(on.app.log[-1]["id"]) if same else None
         start = client.SessionStart(capabilities=["resume"], resume=state)
-        known = await on.one.session.learn(start)
-        on.one.session.start(start, line, resumed=True, answer=known)
+        known = await on.stage.session.learn(start)
+        on.stage.session.start(start, line, resumed=True, answer=known)
         await later(1)
         assert len(on.app.spoken()) == (1 if same else 2)
         assert on.app.states()[-1] == "idle"
@@ -767,8 +767,8 @@ async def test_a_connection_that_is_bound_again_by_this_server_is_the_same_proce
         await on.prompt()
         line = on.app.line
         assert line is not None
-        on.one.session.detach(line)
-        on.one.session.attach(line, resumed=True, same_process=True)
+        on.stage.session.detach(line)
+        on.stage.session.attach(line, resumed=True, same_process=True)
         await later(1)
         assert len(on.app.spoken()) == 1
         on.app.say("yes")
@@ -847,14 +847,14 @@ async def test_always_is_never_granted_by_voice_and_the_session_only_at_medium_r
         prompt = (await on.seen())["prompt"] if capabilities else await on.prompt()
         on.app.say(words.format(phrase=phrase_of(prompt) if replies is WIPE else ""))
         await later(1)
-        assert "always" not in str(on.one.session.state.fields.get("grants"))
+        assert "always" not in str(on.stage.session.state.fields.get("grants"))
         claim = await services.store.claim(SessionKey("ann", "$grants"))
         assert not claim.state.fields.get("grants")
         if granted:
             await on.over()
             assert on.ran == ["device.move", "device.move"], "the second is not asked about"
         if granted is False:
-            assert on.one.session.state.fields.get("grants") is None
+            assert on.stage.session.state.fields.get("grants") is None
 
 
 @pytest.mark.parametrize("locale", ["de-DE", "xx"])
@@ -903,10 +903,10 @@ async def test_time_stands_still_for_the_turn_but_the_question_has_its_own_end()
     async with scene(capabilities=ALL, turn_timeout=10.0) as on:
         await on.card()
         await later(599)
-        assert on.one.session.busy
+        assert on.stage.session.busy
         await later(2)
         await on.over()
-        assert isinstance(on.one.session.messages[-1], AssistantMessage)
+        assert isinstance(on.stage.session.messages[-1], AssistantMessage)
     assert time.monotonic() - before < 30
 
 
@@ -952,7 +952,7 @@ async def test_a_rule_that_comes_while_it_is_asked_about_stops_the_call() -> Non
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         rules = [Rule("deny", "device.move", args={"x": {"eq": 1}})]
-        on.one.session.reload(replace(on.one.services, rules=rules))
+        on.stage.session.reload(replace(on.stage.services, rules=rules))
         on.decide(card, "allow")
         await on.over()
         assert on.ran == [] and on.results()[0]["error_type"] == "permission_denied"
@@ -1029,7 +1029,7 @@ async def test_what_became_of_a_card_while_the_client_was_away_is_told_when_it_i
         await later(700)
         assert on.resolved() == []
         on.app.capabilities = ALL
-        on.app.connect(on.one.session)
+        on.app.connect(on.stage.session)
         await later(1)
         assert on.resolved() == ["expired"]
 
@@ -1041,7 +1041,7 @@ async def test_scopes_that_would_change_nothing_are_not_offered_and_count_as_onc
         on.decide(card, "allow", scope="session")
         await on.over()
         assert on.ran == ["device.move"]
-        assert on.one.session.state.fields.get("grants") is None
+        assert on.stage.session.state.fields.get("grants") is None
 
 
 async def test_two_cards_of_which_one_is_high_stand_whatever_their_order_after_a_spoken_yes() -> None:

@@ -11,7 +11,7 @@ from conductor.conversation.reply_speaker import without_invented
 from conductor.messages import AssistantMessage, Message, ToolResult
 from conductor.models.base import TextDelta
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, succeeded
-from tests.conversation.helpers import call, make_services, stage, tool
+from tests.conversation.helpers import call, make_services, open_stage, tool
 from tests.models import Script
 
 
@@ -61,11 +61,11 @@ async def test_the_final_reply_and_its_speech_have_only_citations_that_were_retu
         [call("library.search")],
         [TextDelta("Herons fish [1], ducks fly [7]. See [3].")],
     ]
-    one = await stage(make_services(scripts, toolsets=[Library()]))
-    one.app.say("what do herons do")
-    await one.quiet()
+    stage = await open_stage(make_services(scripts, toolsets=[Library()]))
+    stage.app.say("what do herons do")
+    await stage.quiet()
     told = "Herons fish [1], ducks fly. See."
-    assert one.app.finals() == [told]
-    assert one.session.messages[-1] == AssistantMessage(told, provider="scripted")
-    assert "[7]" not in one.app.spoken()[-1]
-    await one.close()
+    assert stage.app.finals() == [told]
+    assert stage.session.messages[-1] == AssistantMessage(told, provider="scripted")
+    assert "[7]" not in stage.app.spoken()[-1]
+    await stage.close()

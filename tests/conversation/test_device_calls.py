@@ -32,8 +32,8 @@ from tests.conversation.helpers import (
     later,
     loose_ends,
     make_services,
+    open_stage,
     randomly_slow,
-    stage,
     steps,
     tool,
 )
@@ -54,125 +54,125 @@ def silent_tools(name: str, call_id: str) -> str | None:
     return SPOKEN if name.startswith(("convo.", "tts.")) else None
 
 
-def results(one: Stage) -> list[dict[str, object]]:
-    return [json.loads(m.content) for m in one.session.messages if isinstance(m, ToolResult)]
+def results(stage: Stage) -> list[dict[str, object]]:
+    return [json.loads(m.content) for m in stage.session.messages if isinstance(m, ToolResult)]
 
 
-def notes(one: Stage) -> list[str]:
-    return [m.text for m in one.session.messages if isinstance(m, Note)]
+def notes(stage: Stage) -> list[str]:
+    return [m.text for m in stage.session.messages if isinstance(m, Note)]
 
 
-async def device_call(one: Stage, name: str = "device.do") -> str:
-    event = await one.app.until(name)
+async def device_call(stage: Stage, name: str = "device.do") -> str:
+    event = await stage.app.until(name)
     return str(event["payload"]["callId"])
 
 
-def told(one: Stage, marker: str) -> bool:
+def told(stage: Stage, marker: str) -> bool:
     """Whether the model was, or will be, told of a result: by its call's result, or by a note."""
-    return any(r["data"] == marker for r in results(one)) or any(marker in text for text in notes(one))
+    return any(r["data"] == marker for r in results(stage)) or any(marker in text for text in notes(stage))
 
 
 @pytest.mark.parametrize("seed", [3, 5, 8, 13])
 async def test_a_result_reaches_the_model_once(seed: int) -> None:
-    one = await stage(make_services(ONE_CALL, store=randomly_slow(random.Random(seed))), silent_tools)
-    one.app.say("go")
-    call_id = await device_call(one)
-    one.app.result(call_id, "heron")
-    one.app.result(call_id, "again")
-    await one.quiet()
-    (result,) = results(one)
+    stage = await open_stage(make_services(ONE_CALL, store=randomly_slow(random.Random(seed))), silent_tools)
+    stage.app.say("go")
+    call_id = await device_call(stage)
+    stage.app.result(call_id, "heron")
+    stage.app.result(call_id, "again")
+    await stage.quiet()
+    (result,) = results(stage)
     assert (result["success"], result["data"]) == (True, "heron")
-    assert notes(one) == []
-    assert loose_ends(one.session) == {}
-    await one.close()
+    assert notes(stage) == []
+    assert loose_ends(stage.session) == {}
+    await stage.close()
 
 
 async def test_a_call_without_an_answer_is_unknown_at_its_limit_and_its_late_result_is_told() -> None:
-    one = await stage(make_services(ONE_CALL, tool_timeout=30.0), silent_tools)
+    stage = await open_stage(make_services(ONE_CALL, tool_timeout=30.0), silent_tools)
     loop = asyncio.get_running_loop()
-    one.app.say("go")
-    call_id = await device_call(one)
+    stage.app.say("go")
+    call_id = await device_call(stage)
     begun = loop.time()
-    await one.app.until("assistant.speech.final")
+    await stage.app.until("assistant.speech.final")
     assert loop.time() - begun == pytest.approx(30.0)
-    (result,) = results(one)
+    (result,) = results(stage)
     assert result["error_type"] == "unknown"
-    one.app.result(call_id, "heron")
-    one.app.result(call_id, "twice")
-    await one.quiet()
-    one.app.say("and?")
-    await one.quiet()
-    (note,) = notes(one)
+    stage.app.result(call_id, "heron")
+    stage.app.result(call_id, "twice")
+    await stage.quiet()
+    stage.app.say("and?")
+    await stage.quiet()
+    (note,) = notes(stage)
     assert "heron" in note
-    assert one.app.spoken() == ["Done.", "Next.", "After that."]
-    await one.close()
+    assert stage.app.spoken() == ["Done.", "Next.", "After that."]
+    await stage.close()
 
 
 async def test_a_late_result_is_acknowledged_once_it_is_recorded() -> None:
     store = SlowStore()
-    one = await stage(make_services(ONE_CALL, store=store, tool_timeout=30.0), silent_tools)
-    declare(one, "resume")
-    one.app.say("go")
-    call_id = await device_call(one)
-    await one.app.until("assistant.speech.final")
-    await one.quiet()
+    stage = await open_stage(make_services(ONE_CALL, store=store, tool_timeout=30.0), silent_tools)
+    declare(stage, "resume")
+    stage.app.say("go")
+    call_id = await device_call(stage)
+    await stage.app.until("assistant.speech.final")
+    await stage.quiet()
     store.hold = asyncio.Event()
-    say(one, client.ToolResultEvent(call_id, "heron"))
+    say(stage, client.ToolResultEvent(call_id, "heron"))
     await later(5)
-    assert not acknowledged(one)
+    assert not acknowledged(stage)
     store.hold.set()
-    await one.quiet()
-    assert acknowledged(one)
-    await one.close()
+    await stage.quiet()
+    assert acknowledged(stage)
+    await stage.close()
 
 
 async def test_a_late_result_is_too_late_after_ten_minutes() -> None:
-    one = await stage(make_services(ONE_CALL), silent_tools)
-    one.app.say("go")
-    call_id = await device_call(one)
-    await one.quiet()
+    stage = await open_stage(make_services(ONE_CALL), silent_tools)
+    stage.app.say("go")
+    call_id = await device_call(stage)
+    await stage.quiet()
     await later(601)
-    one.app.result(call_id, "heron")
-    one.app.say("and?")
-    await one.quiet()
-    assert notes(one) == []
-    await one.close()
+    stage.app.result(call_id, "heron")
+    stage.app.say("and?")
+    await stage.quiet()
+    assert notes(stage) == []
+    await stage.close()
 
 
 @pytest.mark.parametrize("name", ["device.look", "device.do"])
 async def test_a_result_after_an_interruption_is_told_in_the_next_turn(name: str) -> None:
-    one = await stage(make_services([[call(name)], [TextDelta("Next.")]]), silent_tools)
-    one.app.say("go")
-    call_id = await device_call(one, name)
-    one.app.interrupt()
-    await one.settled()
-    one.app.result(call_id, "heron")
-    one.app.say("and?")
-    await one.quiet()
-    assert any("heron" in text for text in notes(one))
-    assert faults(one.session.messages) == []
-    await one.close()
+    stage = await open_stage(make_services([[call(name)], [TextDelta("Next.")]]), silent_tools)
+    stage.app.say("go")
+    call_id = await device_call(stage, name)
+    stage.app.interrupt()
+    await stage.settled()
+    stage.app.result(call_id, "heron")
+    stage.app.say("and?")
+    await stage.quiet()
+    assert any("heron" in text for text in notes(stage))
+    assert faults(stage.session.messages) == []
+    await stage.close()
 
 
 async def test_a_call_whose_turn_was_stopped_is_not_replayed() -> None:
-    one = await stage(make_services([[call("device.look")]]), silent_tools)
-    one.app.say("go")
-    await device_call(one, "device.look")
-    one.app.interrupt()
-    await one.settled()
-    assert one.app.line is not None
-    one.app.line.hang_up()
-    since = len(one.app.raw)
-    one.app.connect(one.session)
+    stage = await open_stage(make_services([[call("device.look")]]), silent_tools)
+    stage.app.say("go")
+    await device_call(stage, "device.look")
+    stage.app.interrupt()
+    await stage.settled()
+    assert stage.app.line is not None
+    stage.app.line.hang_up()
+    since = len(stage.app.raw)
+    stage.app.connect(stage.session)
     await steps(10)
-    assert "device.look" not in [e["payload"].get("name") for e in one.app.raw[since:]]
-    await one.close()
+    assert "device.look" not in [e["payload"].get("name") for e in stage.app.raw[since:]]
+    await stage.close()
 
 
-async def held_expiry(one: Stage, store: SlowStore) -> str:
+async def held_expiry(stage: Stage, store: SlowStore) -> str:
     """Let a call's limit pass while commits are held, so that its time-out waits to be recorded."""
-    one.app.say("go")
-    call_id = await device_call(one)
+    stage.app.say("go")
+    call_id = await device_call(stage)
     await steps(20)
     store.hold = asyncio.Event()
     await later(31)
@@ -181,82 +181,82 @@ async def held_expiry(one: Stage, store: SlowStore) -> str:
 
 async def test_a_result_that_comes_while_the_time_out_is_committed_is_told_later() -> None:
     store = SlowStore()
-    one = await stage(make_services(ONE_CALL, store=store), silent_tools)
-    call_id = await held_expiry(one, store)
-    one.app.result(call_id, "heron")
+    stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
+    call_id = await held_expiry(stage, store)
+    stage.app.result(call_id, "heron")
     await steps(10)
     assert store.hold is not None
     store.hold.set()
-    await one.quiet()
-    one.app.say("and?")
-    await one.quiet()
-    assert told(one, "heron")
-    await one.close()
+    await stage.quiet()
+    stage.app.say("and?")
+    await stage.quiet()
+    assert told(stage, "heron")
+    await stage.close()
 
 
 async def test_a_time_out_that_comes_while_the_result_is_committed_changes_nothing() -> None:
     store = SlowStore()
-    one = await stage(make_services(ONE_CALL, store=store), silent_tools)
-    one.app.say("go")
-    call_id = await device_call(one)
+    stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
+    stage.app.say("go")
+    call_id = await device_call(stage)
     await steps(20)
     store.hold = asyncio.Event()
-    one.app.result(call_id, "heron")
+    stage.app.result(call_id, "heron")
     await later(31)
     store.hold.set()
-    await one.quiet()
-    (result,) = results(one)
+    await stage.quiet()
+    (result,) = results(stage)
     assert result["data"] == "heron"
-    one.app.say("and?")
-    await one.quiet()
-    assert notes(one) == []
-    await one.close()
+    stage.app.say("and?")
+    await stage.quiet()
+    assert notes(stage) == []
+    await stage.close()
 
 
 async def test_a_result_that_is_being_committed_when_the_turn_ends_is_told() -> None:
     store = SlowStore()
-    one = await stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
-    one.app.say("go")
-    call_id = await device_call(one)
+    stage = await open_stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
+    stage.app.say("go")
+    call_id = await device_call(stage)
     await steps(20)
     store.hold = asyncio.Event()
-    one.app.result(call_id, "heron")
+    stage.app.result(call_id, "heron")
     await steps(5)
     jump(TURN_S)
     await steps(5)
     store.hold.set()
-    await one.quiet()
-    one.app.say("and?")
-    await one.quiet()
-    assert told(one, "heron")
-    assert faults(one.session.messages) == []
-    await one.close()
+    await stage.quiet()
+    stage.app.say("and?")
+    await stage.quiet()
+    assert told(stage, "heron")
+    assert faults(stage.session.messages) == []
+    await stage.close()
 
 
 async def test_a_result_that_comes_while_the_turns_end_is_committed_is_told() -> None:
     store = SlowStore()
-    one = await stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
-    one.app.say("go")
-    call_id = await device_call(one)
+    stage = await open_stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
+    stage.app.say("go")
+    call_id = await device_call(stage)
     await steps(20)
     store.hold = asyncio.Event()
     jump(TURN_S)
     await steps(5)
-    one.app.result(call_id, "heron")
+    stage.app.result(call_id, "heron")
     await steps(5)
     store.hold.set()
-    await one.quiet()
-    one.app.say("and?")
-    await one.quiet()
-    assert told(one, "heron")
-    await one.close()
+    await stage.quiet()
+    stage.app.say("and?")
+    await stage.quiet()
+    assert told(stage, "heron")
+    await stage.close()
 
 
 async def test_a_time_out_that_finds_its_turn_over_keeps_the_call_as_late() -> None:
     store = SlowStore()
-    one = await stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
-    one.app.say("go")
-    call_id = await device_call(one)
+    stage = await open_stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
+    stage.app.say("go")
+    call_id = await device_call(stage)
     await steps(20)
     store.hold = asyncio.Event()
     jump(TURN_S)
@@ -264,121 +264,121 @@ async def test_a_time_out_that_finds_its_turn_over_keeps_the_call_as_late() -> N
     jump(make_services().limits.tool_timeout)
     await steps(5)
     store.hold.set()
-    await one.quiet()
-    one.app.result(call_id, "heron")
-    one.app.say("and?")
-    await one.quiet()
-    assert told(one, "heron")
-    await one.close()
+    await stage.quiet()
+    stage.app.result(call_id, "heron")
+    stage.app.say("and?")
+    await stage.quiet()
+    assert told(stage, "heron")
+    await stage.close()
 
 
 async def test_a_result_that_could_not_be_recorded_still_reaches_the_model() -> None:
     store = SlowStore()
-    one = await stage(make_services(ONE_CALL, store=store), silent_tools)
-    one.app.say("go")
-    call_id = await device_call(one)
+    stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
+    stage.app.say("go")
+    call_id = await device_call(stage)
     await steps(20)
     failures = iter([StoreUnavailable("away")])
     store.fail = lambda operations: next(failures, None)
-    one.app.result(call_id, "heron")
-    await one.quiet()
-    one.app.say("and?")
-    await one.quiet()
-    assert told(one, "heron")
-    await one.close()
+    stage.app.result(call_id, "heron")
+    await stage.quiet()
+    stage.app.say("and?")
+    await stage.quiet()
+    assert told(stage, "heron")
+    await stage.close()
 
 
 async def test_a_result_whose_time_is_over_while_it_waits_for_the_store_counts() -> None:
     store = SlowStore()
-    one = await stage(make_services(ONE_CALL, store=store, tool_timeout=30.0), silent_tools)
-    one.app.say("go")
-    call_id = await device_call(one)
+    stage = await open_stage(make_services(ONE_CALL, store=store, tool_timeout=30.0), silent_tools)
+    stage.app.say("go")
+    call_id = await device_call(stage)
     await later(29)
     store.hold = asyncio.Event()
     failures = iter([StoreUnavailable("away")])
     store.fail = lambda operations: next(failures, None)
-    one.app.result(call_id, "heron")
+    stage.app.result(call_id, "heron")
     await later(2)
     store.hold.set()  # it fails, and who waits for it records it
-    await one.quiet()
-    (result,) = results(one)
+    await stage.quiet()
+    (result,) = results(stage)
     assert (result["success"], result["data"]) == (True, "heron")
-    assert loose_ends(one.session) == {}
-    await one.close()
+    assert loose_ends(stage.session) == {}
+    await stage.close()
 
 
 async def test_a_call_has_more_time_when_the_process_stood_still() -> None:
-    one = await stage(make_services(ONE_CALL, tool_timeout=30.0), silent_tools)
-    one.app.say("go")
-    call_id = await device_call(one)
+    stage = await open_stage(make_services(ONE_CALL, tool_timeout=30.0), silent_tools)
+    stage.app.say("go")
+    call_id = await device_call(stage)
     await later(20)
-    one.session.suspended_for(15)
+    stage.session.suspended_for(15)
     await later(20)
-    one.app.result(call_id, "heron")
-    await one.quiet()
-    (result,) = results(one)
+    stage.app.result(call_id, "heron")
+    await stage.quiet()
+    (result,) = results(stage)
     assert (result["success"], result["data"]) == (True, "heron")
-    await one.close()
+    await stage.close()
 
 
 async def test_a_time_out_that_could_not_be_recorded_still_ends_the_wait() -> None:
     store = SlowStore()
-    one = await stage(make_services(ONE_CALL, store=store), silent_tools)
-    one.app.say("go")
-    await device_call(one)
+    stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
+    stage.app.say("go")
+    await device_call(stage)
     await steps(20)
     failures = iter([StoreUnavailable("away")])
     store.fail = lambda operations: next(failures, None)
-    await one.quiet()
-    (result,) = results(one)
+    await stage.quiet()
+    (result,) = results(stage)
     assert result["error_type"] == "unknown"
-    assert one.app.finals() == ["Done."]
-    await one.close()
+    assert stage.app.finals() == ["Done."]
+    await stage.close()
 
 
 async def test_a_result_that_overtakes_a_time_out_which_was_not_recorded_does_not_fail_the_turn() -> None:
     store = SlowStore()
-    one = await stage(make_services(ONE_CALL, store=store), silent_tools)
-    call_id = await held_expiry(one, store)
+    stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
+    call_id = await held_expiry(stage, store)
     failures = iter([StoreUnavailable("away")])
     store.fail = lambda operations: next(failures, None)
     assert store.hold is not None
     hold, store.hold = store.hold, asyncio.Event()
-    one.app.result(call_id, "heron")  # waits behind the time-out's commit
+    stage.app.result(call_id, "heron")  # waits behind the time-out's commit
     await steps(5)
     hold.set()
     await steps(5)
     store.hold.set()
-    await one.quiet()
-    assert one.app.errors() == []
-    assert one.app.finals() == ["Done."]
-    await one.close()
+    await stage.quiet()
+    assert stage.app.errors() == []
+    assert stage.app.finals() == ["Done."]
+    await stage.close()
 
 
 async def test_tools_declared_anew_while_a_call_is_committed_do_not_fail_the_turn() -> None:
     store = SlowStore()
     hold = asyncio.Event()
     scripts: list[Script] = [[hold, call("device.do")], [TextDelta("Done.")]]
-    one = await stage(make_services(scripts, store=store))
-    one.app.say("go")
+    stage = await open_stage(make_services(scripts, store=store))
+    stage.app.say("go")
     await steps(20)
     store.hold = asyncio.Event()
-    one.app.agent_done("a-1")  # a commit that the round's must wait for
+    stage.app.agent_done("a-1")  # a commit that the round's must wait for
     await steps(5)
     hold.set()
     await steps(5)
-    say(one, client.SessionUpdate([]))
+    say(stage, client.SessionUpdate([]))
     await steps(5)
     store.hold.set()
-    await one.app.until("assistant.speech.final")
-    assert one.app.errors() == []
-    await one.close()
+    await stage.app.until("assistant.speech.final")
+    assert stage.app.errors() == []
+    await stage.close()
 
 
 @pytest.mark.parametrize("how", ["stopped", "not recorded"])
 async def test_no_future_is_left_of_a_call_that_was_never_waited_for(how: str) -> None:
     store = SlowStore(lambda: 5, lambda: 5)
-    one = await stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
+    stage = await open_stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
 
     def fail(operations: Sequence[Operation]) -> StoreError | None:
         opens = any(isinstance(o, OpenCall) for o in operations)
@@ -387,75 +387,75 @@ async def test_no_future_is_left_of_a_call_that_was_never_waited_for(how: str) -
         return StoreUnavailable("away") if opens and how == "not recorded" else None
 
     store.fail = fail
-    one.app.say("go")
-    await one.app.until("append user")
-    await at_rest(one.session)
-    assert loose_ends(one.session) == {}
-    await one.close()
+    stage.app.say("go")
+    await stage.app.until("append user")
+    await at_rest(stage.session)
+    assert loose_ends(stage.session) == {}
+    await stage.close()
 
 
 async def test_the_last_result_is_one_commit_with_the_rounds_messages() -> None:
     store = SlowStore()
     scripts: list[Script] = [[call("device.do"), call("device.look")], [TextDelta("Done.")]]
-    one = await stage(make_services(scripts, store=store), silent_tools)
-    one.app.say("go")
-    done, looked = await device_call(one), await device_call(one, "device.look")
-    one.app.result(looked, "a heron")
-    one.app.result(done, "written")
-    await one.quiet()
+    stage = await open_stage(make_services(scripts, store=store), silent_tools)
+    stage.app.say("go")
+    done, looked = await device_call(stage), await device_call(stage, "device.look")
+    stage.app.result(looked, "a heron")
+    stage.app.result(done, "written")
+    await stage.quiet()
     kinds = [[type(operation).__name__ for operation in commit] for commit in store.commits]
     first, last = [each for each in kinds if "FinishCall" in each]
     assert "AppendLog" not in first
     assert last.count("AppendLog") == last.count("ForgetCall") == 2
     assert sum("ForgetCall" in each for each in kinds) == 1
-    assert [result["data"] for result in results(one)] == ["written", "a heron"]
-    await one.close()
+    assert [result["data"] for result in results(stage)] == ["written", "a heron"]
+    await stage.close()
 
 
 async def test_a_turn_that_is_stopped_while_its_last_result_is_recorded_keeps_it() -> None:
     store = SlowStore()
-    one = await stage(make_services(ONE_CALL, store=store), silent_tools)
-    declare(one, "activity")
-    one.app.say("go")
-    call_id = await device_call(one)
+    stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
+    declare(stage, "activity")
+    stage.app.say("go")
+    call_id = await device_call(stage)
     store.hold_answer = asyncio.Event()
-    one.app.result(call_id, "heron")
+    stage.app.result(call_id, "heron")
     await steps(10)
-    one.app.interrupt()
+    stage.app.interrupt()
     await steps(10)
     store.hold_answer.set()
-    await one.quiet()
-    (result,) = results(one)
-    assert result["data"] == "heron" and faults(one.session.messages) == []
-    assert [each["status"] for each in payloads(one, "tool.activity")] == ["started", "finished"]
-    await one.close()
+    await stage.quiet()
+    (result,) = results(stage)
+    assert result["data"] == "heron" and faults(stage.session.messages) == []
+    assert [each["status"] for each in payloads(stage, "tool.activity")] == ["started", "finished"]
+    await stage.close()
 
 
 async def test_a_result_that_comes_while_its_turn_is_closed_is_logged_once() -> None:
     store = SlowStore()
     scripts: list[Script] = [[call("device.do"), call("device.look")], [TextDelta("Next.")]]
-    one = await stage(
+    stage = await open_stage(
         make_services(scripts, store=store, turn_timeout=TURN_S, tool_timeout=2 * TURN_S), silent_tools
     )
-    declare(one, "activity")
-    one.app.say("go")
-    done, looked = await device_call(one), await device_call(one, "device.look")
-    one.app.result(looked, "a heron")
+    declare(stage, "activity")
+    stage.app.say("go")
+    done, looked = await device_call(stage), await device_call(stage, "device.look")
+    stage.app.result(looked, "a heron")
     await steps(20)
     store.hold = asyncio.Event()
-    one.app.agent_done("a-1")  # a commit that the others wait for
+    stage.app.agent_done("a-1")  # a commit that the others wait for
     await steps(5)
     jump(TURN_S)
     await steps(5)
-    one.app.result(done, "written")
+    stage.app.result(done, "written")
     await steps(5)
     store.hold.set()
-    await one.quiet()
-    assert faults(one.session.messages) == [] and len(results(one)) == 2
-    assert told(one, "written")
-    ended = [each["callId"] for each in payloads(one, "tool.activity") if each["status"] == "finished"]
+    await stage.quiet()
+    assert faults(stage.session.messages) == [] and len(results(stage)) == 2
+    assert told(stage, "written")
+    ended = [each["callId"] for each in payloads(stage, "tool.activity") if each["status"] == "finished"]
     assert sorted(ended) == sorted([done, looked])
-    await one.close()
+    await stage.close()
 
 
 # -- what a late result brings about
@@ -465,47 +465,47 @@ def with_tools(services: Services, *specs: ToolSpec) -> Services:
     return replace(services, catalog=specs)
 
 
-def declare(one: Stage, *capabilities: str) -> None:
+def declare(stage: Stage, *capabilities: str) -> None:
     """Have the app say what it can do."""
-    assert one.app.line is not None
-    one.session.start(client.SessionStart(capabilities=list(capabilities)), one.app.line, resumed=False)
+    assert stage.app.line is not None
+    stage.session.start(client.SessionStart(capabilities=list(capabilities)), stage.app.line, resumed=False)
 
 
-def say(one: Stage, event: client.ClientEvent) -> None:
-    assert one.app.line is not None
-    one.app.line.say(event)
+def say(stage: Stage, event: client.ClientEvent) -> None:
+    assert stage.app.line is not None
+    stage.app.line.say(event)
 
 
-def acknowledged(one: Stage) -> bool:
+def acknowledged(stage: Stage) -> bool:
     """Whether the app was told that the last event it sent is recorded."""
-    assert one.app.line is not None
-    told = [event_id for payload in payloads(one, "event.ack") for event_id in payload["eventIds"]]
-    return one.app.line.said[-1].id in told
+    assert stage.app.line is not None
+    told = [event_id for payload in payloads(stage, "event.ack") for event_id in payload["eventIds"]]
+    return stage.app.line.said[-1].id in told
 
 
-def payloads(one: Stage, event_type: str) -> list[dict[str, Any]]:
-    return [event["payload"] for event in one.app.log if event["type"] == event_type]
+def payloads(stage: Stage, event_type: str) -> list[dict[str, Any]]:
+    return [event["payload"] for event in stage.app.log if event["type"] == event_type]
 
 
 @pytest.mark.parametrize("name", ["device.look", "device.do"])
 async def test_the_late_result_of_a_call_that_timed_out_begins_a_turn_of_its_own(name: str) -> None:
     scripts: list[Script] = [[call(name)], [TextDelta("No answer.")], [TextDelta("A heron.")]]
-    one = await stage(make_services(scripts), silent_tools)
-    declare(one, "late")
-    one.app.say("go")
-    call_id = await device_call(one, name)
-    await one.quiet()
-    since = len(one.app.log)
-    one.app.result(call_id, "heron")
-    await one.quiet()
-    assert one.app.shapes(since) == ["tool.late", *SERVERS_TURN]
-    assert one.app.spoken() == ["No answer.", "A heron."]
-    assert payloads(one, "tool.late") == [{"callId": call_id, "deliveredAs": "turn"}]
-    (note,) = notes(one)
+    stage = await open_stage(make_services(scripts), silent_tools)
+    declare(stage, "late")
+    stage.app.say("go")
+    call_id = await device_call(stage, name)
+    await stage.quiet()
+    since = len(stage.app.log)
+    stage.app.result(call_id, "heron")
+    await stage.quiet()
+    assert stage.app.shapes(since) == ["tool.late", *SERVERS_TURN]
+    assert stage.app.spoken() == ["No answer.", "A heron."]
+    assert payloads(stage, "tool.late") == [{"callId": call_id, "deliveredAs": "turn"}]
+    (note,) = notes(stage)
     assert name in note and "heron" in note
-    assert faults(one.session.messages) == []
-    assert len(one.provider.requests) == 3
-    await one.close()
+    assert faults(stage.session.messages) == []
+    assert len(stage.provider.requests) == 3
+    await stage.close()
 
 
 @pytest.mark.parametrize(("name", "own_turn"), [("device.look", False), ("device.do", True)])
@@ -513,23 +513,25 @@ async def test_after_an_interruption_a_write_is_told_at_once_and_a_read_with_the
     name: str, own_turn: bool
 ) -> None:
     scripts: list[Script] = [[call(name)], [TextDelta("One.")], [TextDelta("Two.")]]
-    one = await stage(make_services(scripts), silent_tools)
-    declare(one, "late")
-    one.app.say("go")
-    call_id = await device_call(one, name)
-    one.app.interrupt()
-    await one.settled()
-    one.app.result(call_id, "heron")
-    await one.quiet()
+    stage = await open_stage(make_services(scripts), silent_tools)
+    declare(stage, "late")
+    stage.app.say("go")
+    call_id = await device_call(stage, name)
+    stage.app.interrupt()
+    await stage.settled()
+    stage.app.result(call_id, "heron")
+    await stage.quiet()
     await later(100)
-    assert one.app.spoken() == (["One."] if own_turn else [])
-    one.app.say("and?")
-    await one.quiet()
-    assert len(one.app.spoken()) == (2 if own_turn else 1)
-    assert [late["deliveredAs"] for late in payloads(one, "tool.late")] == ["turn" if own_turn else "context"]
-    assert len([text for text in notes(one) if "heron" in text]) == 1
-    assert faults(one.session.messages) == []
-    await one.close()
+    assert stage.app.spoken() == (["One."] if own_turn else [])
+    stage.app.say("and?")
+    await stage.quiet()
+    assert len(stage.app.spoken()) == (2 if own_turn else 1)
+    assert [late["deliveredAs"] for late in payloads(stage, "tool.late")] == [
+        "turn" if own_turn else "context"
+    ]
+    assert len([text for text in notes(stage) if "heron" in text]) == 1
+    assert faults(stage.session.messages) == []
+    await stage.close()
 
 
 async def test_a_result_that_comes_late_during_another_turn_is_told_with_the_next_one() -> None:
@@ -540,56 +542,56 @@ async def test_a_result_that_comes_late_during_another_turn_is_told_with_the_nex
         [hold, TextDelta("Two.")],
         [TextDelta("Three.")],
     ]
-    one = await stage(make_services(scripts), silent_tools)
-    declare(one, "late")
-    one.app.say("go")
-    call_id = await device_call(one)
-    await one.quiet()
-    one.app.say("something else")
+    stage = await open_stage(make_services(scripts), silent_tools)
+    declare(stage, "late")
+    stage.app.say("go")
+    call_id = await device_call(stage)
+    await stage.quiet()
+    stage.app.say("something else")
     await steps(20)
-    assert one.session.busy
-    one.app.result(call_id, "heron")
+    assert stage.session.busy
+    stage.app.result(call_id, "heron")
     await steps(20)
     hold.set()
-    await one.quiet()
+    await stage.quiet()
     await later(100)
-    assert payloads(one, "tool.late") == [{"callId": call_id, "deliveredAs": "context"}]
-    assert one.app.spoken() == ["No answer.", "Two."], "no turn of its own"
-    assert notes(one) == []
-    one.app.say("and?")
-    await one.quiet()
-    assert any("heron" in text for text in notes(one))
-    await one.close()
+    assert payloads(stage, "tool.late") == [{"callId": call_id, "deliveredAs": "context"}]
+    assert stage.app.spoken() == ["No answer.", "Two."], "no turn of its own"
+    assert notes(stage) == []
+    stage.app.say("and?")
+    await stage.quiet()
+    assert any("heron" in text for text in notes(stage))
+    await stage.close()
 
 
 async def test_a_turn_for_a_late_result_waits_for_the_floor_and_goes_with_what_the_person_says() -> None:
     scripts: list[Script] = [[call("device.do")], [TextDelta("No answer.")], [TextDelta("Both.")]]
-    one = await stage(make_services(scripts), silent_tools)
-    one.app.say("go")
-    call_id = await device_call(one)
-    await one.quiet()
-    say(one, client.TranscriptPartial("and"))
-    one.app.result(call_id, "heron")
+    stage = await open_stage(make_services(scripts), silent_tools)
+    stage.app.say("go")
+    call_id = await device_call(stage)
+    await stage.quiet()
+    say(stage, client.TranscriptPartial("and"))
+    stage.app.result(call_id, "heron")
     await later(2.0)
-    assert not one.session.busy
-    one.app.say("and now?")
-    await one.quiet()
+    assert not stage.session.busy
+    stage.app.say("and now?")
+    await stage.quiet()
     await later(100)
-    assert one.app.spoken() == ["No answer.", "Both."]
-    assert len(notes(one)) == 1
-    await one.close()
+    assert stage.app.spoken() == ["No answer.", "Both."]
+    assert len(notes(stage)) == 1
+    await stage.close()
 
 
 async def test_without_the_capability_a_late_result_is_told_all_the_same() -> None:
-    one = await stage(make_services(ONE_CALL), silent_tools)
-    one.app.say("go")
-    call_id = await device_call(one)
-    await one.quiet()
-    one.app.result(call_id, "heron")
-    await one.quiet()
-    assert payloads(one, "tool.late") == []
-    assert one.app.spoken() == ["Done.", "Next."]
-    await one.close()
+    stage = await open_stage(make_services(ONE_CALL), silent_tools)
+    stage.app.say("go")
+    call_id = await device_call(stage)
+    await stage.quiet()
+    stage.app.result(call_id, "heron")
+    await stage.quiet()
+    assert payloads(stage, "tool.late") == []
+    assert stage.app.spoken() == ["Done.", "Next."]
+    await stage.close()
 
 
 async def test_after_its_late_result_an_identical_call_is_not_asked_about() -> None:
@@ -605,18 +607,18 @@ async def test_after_its_late_result_an_identical_call_is_not_asked_about() -> N
     def answer(name: str, call_id: str) -> str | None:
         return next(answers) if name == "device.do" else SPOKEN
 
-    one = await stage(make_services(scripts), answer)
-    declare(one, "approval")
-    one.app.say("go")
-    call_id = await device_call(one)
-    await one.quiet()
-    one.app.result(call_id, "heron")
-    await one.quiet()
-    one.app.say("once more")
-    await one.quiet()
-    assert payloads(one, "approval.request") == []
-    assert one.app.spoken()[-1] == "Again."
-    await one.close()
+    stage = await open_stage(make_services(scripts), answer)
+    declare(stage, "approval")
+    stage.app.say("go")
+    call_id = await device_call(stage)
+    await stage.quiet()
+    stage.app.result(call_id, "heron")
+    await stage.quiet()
+    stage.app.say("once more")
+    await stage.quiet()
+    assert payloads(stage, "approval.request") == []
+    assert stage.app.spoken()[-1] == "Again."
+    await stage.close()
 
 
 # -- what is noted about the arguments
@@ -624,8 +626,8 @@ async def test_after_its_late_result_an_identical_call_is_not_asked_about() -> N
 COERCED: list[Script] = [[call("device.do", '{"x":"7"}')], [TextDelta("Done.")]]
 
 
-def noted(one: Stage) -> object:
-    (result,) = results(one)
+def noted(stage: Stage) -> object:
+    (result,) = results(stage)
     metadata = result["metadata"]
     assert isinstance(metadata, dict)
     return metadata.get("notes")
@@ -636,28 +638,28 @@ async def test_the_model_reads_how_arguments_were_corrected_however_the_call_end
     how: str,
 ) -> None:
     store = SlowStore()
-    one = await stage(make_services(COERCED, store=store), silent_tools)
-    one.app.say("go")
-    call_id = await device_call(one)
+    stage = await open_stage(make_services(COERCED, store=store), silent_tools)
+    stage.app.say("go")
+    call_id = await device_call(stage)
     await steps(20)
     if how == "not recorded":
         failures = iter([StoreUnavailable("away")])
         store.fail = lambda operations: next(failures, None)
     if how in ("in time", "not recorded"):
-        one.app.result(call_id, "heron")
+        stage.app.result(call_id, "heron")
     if how == "interrupted":
-        one.app.interrupt()
-    await one.quiet()
-    assert noted(one) == ['x: "7" was read as 7']
-    await one.close()
+        stage.app.interrupt()
+    await stage.quiet()
+    assert noted(stage) == ['x: "7" was read as 7']
+    await stage.close()
 
 
 async def test_nothing_is_noted_where_nothing_was_changed() -> None:
-    one = await stage(make_services(ONE_CALL))
-    one.app.say("go")
-    await one.quiet()
-    assert noted(one) is None
-    await one.close()
+    stage = await open_stage(make_services(ONE_CALL))
+    stage.app.say("go")
+    await stage.quiet()
+    assert noted(stage) is None
+    await stage.close()
 
 
 # -- calls that go on as jobs
@@ -666,54 +668,54 @@ JOB: list[Script] = [[call("device.do")], [TextDelta("It has begun.")], [TextDel
 
 
 async def test_an_accepted_call_frees_the_turn_and_its_result_has_a_turn_hours_later() -> None:
-    one = await stage(make_services(JOB), silent_tools)
-    declare(one, "async", "late")
-    one.app.say("go")
-    call_id = await device_call(one)
-    say(one, client.ToolAccepted(call_id, "job-7"))
-    await one.quiet()
-    (result,) = results(one)
+    stage = await open_stage(make_services(JOB), silent_tools)
+    declare(stage, "async", "late")
+    stage.app.say("go")
+    call_id = await device_call(stage)
+    say(stage, client.ToolAccepted(call_id, "job-7"))
+    await stage.quiet()
+    (result,) = results(stage)
     assert (result["success"], result["data"]) == (True, {"status": "accepted", "jobId": "job-7"})
-    assert one.app.spoken() == ["It has begun."]
+    assert stage.app.spoken() == ["It has begun."]
     await later(5 * 3600)
-    one.app.result(call_id, "heron")
-    await one.quiet()
-    assert one.app.spoken() == ["It has begun.", "It is finished."]
-    assert payloads(one, "tool.late") == [{"callId": call_id, "deliveredAs": "turn"}]
-    assert loose_ends(one.session) == {}
-    await one.close()
+    stage.app.result(call_id, "heron")
+    await stage.quiet()
+    assert stage.app.spoken() == ["It has begun.", "It is finished."]
+    assert payloads(stage, "tool.late") == [{"callId": call_id, "deliveredAs": "turn"}]
+    assert loose_ends(stage.session) == {}
+    await stage.close()
 
 
 async def test_without_the_capability_a_call_is_not_accepted() -> None:
-    one = await stage(make_services(JOB), silent_tools)
-    one.app.say("go")
-    say(one, client.ToolAccepted(await device_call(one), "job-7"))
-    await one.quiet()
-    assert [result["error_type"] for result in results(one)] == ["unknown"]
-    await one.close()
+    stage = await open_stage(make_services(JOB), silent_tools)
+    stage.app.say("go")
+    say(stage, client.ToolAccepted(await device_call(stage), "job-7"))
+    await stage.quiet()
+    assert [result["error_type"] for result in results(stage)] == ["unknown"]
+    await stage.close()
 
 
 @pytest.mark.parametrize("delay", range(12))
 async def test_the_result_of_a_job_that_is_accepted_while_its_turn_ends_is_not_lost(delay: int) -> None:
     store = SlowStore(lambda: 2, lambda: 2)
-    one = await stage(make_services(JOB, store=store), silent_tools)
-    declare(one, "async", "late")
-    one.app.say("go")
-    call_id = await device_call(one)
+    stage = await open_stage(make_services(JOB, store=store), silent_tools)
+    declare(stage, "async", "late")
+    stage.app.say("go")
+    call_id = await device_call(stage)
     await steps(20)
-    one.app.interrupt()
+    stage.app.interrupt()
     await steps(delay)
-    say(one, client.ToolAccepted(call_id, "job-7"))
-    await one.settled()
-    await one.quiet()
+    say(stage, client.ToolAccepted(call_id, "job-7"))
+    await stage.settled()
+    await stage.quiet()
     await later(300)
-    one.app.result(call_id, "heron")
-    await one.quiet()
-    one.app.say("and?")
-    await one.quiet()
-    assert told(one, "heron")
-    assert len(payloads(one, "tool.late")) == 1
-    await one.close()
+    stage.app.result(call_id, "heron")
+    await stage.quiet()
+    stage.app.say("and?")
+    await stage.quiet()
+    assert told(stage, "heron")
+    assert len(payloads(stage, "tool.late")) == 1
+    await stage.close()
 
 
 # -- calls that are cancelled
@@ -729,33 +731,33 @@ KEPT = tool("device.do", effect="write", approval="never", on_interrupt="keep")
 async def test_an_interruption_cancels_the_calls_that_are_to_be_cancelled(
     spec: ToolSpec, capabilities: list[str], sent: bool
 ) -> None:
-    one = await stage(with_tools(make_services(ONE_CALL), spec), silent_tools)
-    declare(one, *capabilities)
-    one.app.say("go")
-    call_id = await device_call(one)
-    one.app.interrupt()
-    await one.settled()
+    stage = await open_stage(with_tools(make_services(ONE_CALL), spec), silent_tools)
+    declare(stage, *capabilities)
+    stage.app.say("go")
+    call_id = await device_call(stage)
+    stage.app.interrupt()
+    await stage.settled()
     expected = [{"callId": call_id, "reason": "barge_in"}] if sent else []
-    assert payloads(one, "tool.cancel") == expected
-    assert [result["error_type"] for result in results(one)] == ["unknown"]
-    await one.close()
+    assert payloads(stage, "tool.cancel") == expected
+    assert [result["error_type"] for result in results(stage)] == ["unknown"]
+    await stage.close()
 
 
 async def test_a_call_that_no_socket_had_is_not_cancelled_there() -> None:
-    one = await stage(with_tools(make_services(ONE_CALL), STOPPABLE), silent_tools, slow=True)
-    declare(one, "cancel")
-    assert one.app.line is not None
-    one.app.line.flush()
-    one.app.say("go")
+    stage = await open_stage(with_tools(make_services(ONE_CALL), STOPPABLE), silent_tools, slow=True)
+    declare(stage, "cancel")
+    assert stage.app.line is not None
+    stage.app.line.flush()
+    stage.app.say("go")
     await steps(20)
-    assert b"device.do" in one.app.line.queue[-1].data
-    one.app.interrupt()
-    await one.settled()
-    one.app.line.flush()
-    assert payloads(one, "tool.cancel") == []
-    assert "device.do" not in one.app.shapes()
-    assert [result["error_type"] for result in results(one)] == ["cancelled"]
-    await one.close()
+    assert b"device.do" in stage.app.line.queue[-1].data
+    stage.app.interrupt()
+    await stage.settled()
+    stage.app.line.flush()
+    assert payloads(stage, "tool.cancel") == []
+    assert "device.do" not in stage.app.shapes()
+    assert [result["error_type"] for result in results(stage)] == ["cancelled"]
+    await stage.close()
 
 
 @pytest.mark.parametrize(
@@ -765,18 +767,18 @@ async def test_a_call_that_no_socket_had_is_not_cancelled_there() -> None:
 async def test_a_device_that_cancels_in_time_says_how_far_it_got(
     effect: Literal["none", "partial", "complete"], success: bool, error_type: str
 ) -> None:
-    one = await stage(make_services(ONE_CALL), silent_tools)
-    declare(one, "cancel")
-    one.app.say("go")
-    say(one, client.ToolCancelled(await device_call(one), effect, "two of three"))
-    await one.quiet()
-    (result,) = results(one)
+    stage = await open_stage(make_services(ONE_CALL), silent_tools)
+    declare(stage, "cancel")
+    stage.app.say("go")
+    say(stage, client.ToolCancelled(await device_call(stage), effect, "two of three"))
+    await stage.quiet()
+    (result,) = results(stage)
     assert (result["success"], result["error_type"]) == (success, error_type)
     words = json.dumps(result)
     assert ("two of three" in words) == (effect != "none")
     assert ("Nothing was done" in words) == (effect == "none")
-    assert loose_ends(one.session) == {}
-    await one.close()
+    assert loose_ends(stage.session) == {}
+    await stage.close()
 
 
 @pytest.mark.parametrize("effect", ["none", "partial", "complete"])
@@ -784,30 +786,30 @@ async def test_what_was_done_of_an_interrupted_call_is_told_late_and_nothing_is_
     effect: Literal["none", "partial", "complete"],
 ) -> None:
     scripts: list[Script] = [[call("device.do")], [TextDelta("I see.")], [TextDelta("Next.")]]
-    one = await stage(with_tools(make_services(scripts), STOPPABLE), silent_tools)
-    declare(one, "cancel")
-    one.app.say("go")
-    call_id = await device_call(one)
-    one.app.interrupt()
-    await one.settled()
-    say(one, client.ToolCancelled(call_id, effect, "two of three"))
-    await one.quiet()
-    assert told_late(one) == (effect != "none")
-    await one.close()
+    stage = await open_stage(with_tools(make_services(scripts), STOPPABLE), silent_tools)
+    declare(stage, "cancel")
+    stage.app.say("go")
+    call_id = await device_call(stage)
+    stage.app.interrupt()
+    await stage.settled()
+    say(stage, client.ToolCancelled(call_id, effect, "two of three"))
+    await stage.quiet()
+    assert told_late(stage) == (effect != "none")
+    await stage.close()
 
 
-def told_late(one: Stage) -> bool:
-    return any("two of three" in text for text in notes(one))
+def told_late(stage: Stage) -> bool:
+    return any("two of three" in text for text in notes(stage))
 
 
 async def test_a_call_that_timed_out_is_cancelled_at_the_device() -> None:
-    one = await stage(make_services(ONE_CALL), silent_tools)
-    declare(one, "cancel")
-    one.app.say("go")
-    call_id = await device_call(one)
-    await one.quiet()
-    assert payloads(one, "tool.cancel") == [{"callId": call_id, "reason": "timeout"}]
-    await one.close()
+    stage = await open_stage(make_services(ONE_CALL), silent_tools)
+    declare(stage, "cancel")
+    stage.app.say("go")
+    call_id = await device_call(stage)
+    await stage.quiet()
+    assert payloads(stage, "tool.cancel") == [{"callId": call_id, "reason": "timeout"}]
+    await stage.close()
 
 
 # -- signs of life
@@ -826,10 +828,10 @@ async def test_the_limit_counts_the_silence_since_the_last_sign_of_life(
         return [TextDelta("Well.")]
 
     services = make_services(replies, tool_timeout=30.0, turn_timeout=900.0)
-    one = await stage(services, silent_tools)
-    declare(one, *capabilities)
-    one.app.say("go")
-    event = await one.app.until("device.do")
+    stage = await open_stage(services, silent_tools)
+    declare(stage, *capabilities)
+    stage.app.say("go")
+    event = await stage.app.until("device.do")
     call_id, begun = event["payload"]["callId"], asyncio.get_running_loop().time()
     assert event["payload"].get("timeoutMs") == (30_000 if capabilities else None)
     signs: list[client.ClientEvent] = [
@@ -838,34 +840,34 @@ async def test_the_limit_counts_the_silence_since_the_last_sign_of_life(
     ]
     for sign in signs:
         await later(25.0)
-        say(one, sign)
-    await one.quiet()
-    (result,) = results(one)
+        say(stage, sign)
+    await stage.quiet()
+    (result,) = results(stage)
     assert result["error_type"] == "unknown"
     assert over[0] - begun == pytest.approx(seconds)
-    await one.close()
+    await stage.close()
 
 
 @pytest.mark.parametrize("same", [True, False])
 async def test_a_write_is_sent_again_only_to_a_client_that_says_what_it_knows(same: bool) -> None:
-    one = await stage(make_services(ONE_CALL, tool_timeout=5.0), silent_tools)
-    one.app.capabilities = ["resume"]
-    one.app.connect(one.session)
-    one.app.say("go")
-    call_id = await device_call(one)
-    assert one.app.line is not None
-    one.app.line.hang_up()
-    one.app.relaunch()
-    state = client.Resume(one.app.log[0]["id"]) if same else None
-    known = await one.session.learn(client.SessionStart(capabilities=["resume"], resume=state))
-    since = len(one.app.log)
-    one.app.connect(one.session, answer=known)
+    stage = await open_stage(make_services(ONE_CALL, tool_timeout=5.0), silent_tools)
+    stage.app.capabilities = ["resume"]
+    stage.app.connect(stage.session)
+    stage.app.say("go")
+    call_id = await device_call(stage)
+    assert stage.app.line is not None
+    stage.app.line.hang_up()
+    stage.app.relaunch()
+    state = client.Resume(stage.app.log[0]["id"]) if same else None
+    known = await stage.session.learn(client.SessionStart(capabilities=["resume"], resume=state))
+    since = len(stage.app.log)
+    stage.app.connect(stage.session, answer=known)
     await later(1)
-    assert one.app.shapes(since).count("device.do") == same
+    assert stage.app.shapes(since).count("device.do") == same
     if same:
-        one.app.result(call_id, "done")
-    await one.quiet()
-    assert [r["error_type"] for r in results(one)] == ["none" if same else "unknown"]
+        stage.app.result(call_id, "done")
+    await stage.quiet()
+    assert [r["error_type"] for r in results(stage)] == ["none" if same else "unknown"]
 
 
 # -- bounds

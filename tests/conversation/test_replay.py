@@ -19,8 +19,8 @@ from tests.conversation.helpers import (
     later,
     make_services,
     open_session,
+    open_stage,
     shape_of,
-    stage,
 )
 from tests.models import Script
 
@@ -32,146 +32,148 @@ def deaf_to_speech(name: str, call_id: str) -> str | None:
 
 @pytest.mark.parametrize("moves", [False, True])
 async def test_a_relaunched_app_is_told_that_it_speaks_before_it_does(moves: bool) -> None:
-    one = await stage(make_services([[TextDelta("Sure.")]], store=SlowStore()), deaf_to_speech)
-    one.app.say("hi")
-    await one.settled()
-    ids = [e["id"] for e in one.app.log if shape_of(e) in ("state speaking", "tts.speak")]
-    assert one.app.line is not None
-    one.app.line.hang_up()
-    before = one.session
+    stage = await open_stage(make_services([[TextDelta("Sure.")]], store=SlowStore()), deaf_to_speech)
+    stage.app.say("hi")
+    await stage.settled()
+    ids = [e["id"] for e in stage.app.log if shape_of(e) in ("state speaking", "tts.speak")]
+    assert stage.app.line is not None
+    stage.app.line.hang_up()
+    before = stage.session
     if moves:  # to another process
-        one.session = await open_session(one.services)
-    since = len(one.app.log)
-    one.app.relaunch()
-    one.app.answer = lambda name, call_id: SPOKEN
-    one.app.connect(one.session)
-    await one.quiet()
-    assert one.app.shapes(since)[-3:] == ["state speaking", "tts.speak", "state idle"]
-    assert [e["id"] for e in one.app.log][-3:-1] == ids
+        stage.session = await open_session(stage.services)
+    since = len(stage.app.log)
+    stage.app.relaunch()
+    stage.app.answer = lambda name, call_id: SPOKEN
+    stage.app.connect(stage.session)
+    await stage.quiet()
+    assert stage.app.shapes(since)[-3:] == ["state speaking", "tts.speak", "state idle"]
+    assert [e["id"] for e in stage.app.log][-3:-1] == ids
     await before.close()
-    await one.close()
+    await stage.close()
 
 
 @pytest.mark.parametrize("moves", [False, True])
 async def test_a_speech_whose_answer_was_lost_does_not_hold_up_an_idle_session(moves: bool) -> None:
     script = [[TextDelta("One.")], [TextDelta("Two.")]]
-    one = await stage(make_services(script, store=SlowStore()), deaf_to_speech)
-    one.app.say("hi")
-    await one.settled()
-    one.app.answer = lambda name, call_id: None
-    one.app.say("and?")
-    await one.settled()
-    assert one.app.line is not None
-    one.app.line.hang_up()  # all its answers are lost, and an app does not answer an event again
-    before = one.session
+    stage = await open_stage(make_services(script, store=SlowStore()), deaf_to_speech)
+    stage.app.say("hi")
+    await stage.settled()
+    stage.app.answer = lambda name, call_id: None
+    stage.app.say("and?")
+    await stage.settled()
+    assert stage.app.line is not None
+    stage.app.line.hang_up()  # all its answers are lost, and an app does not answer an event again
+    before = stage.session
     if moves:  # to another process
-        one.session = await open_session(one.services)
-    since, at = len(one.app.log), asyncio.get_running_loop().time()
-    one.app.answer = lambda name, call_id: SPOKEN
-    one.app.connect(one.session)
-    await one.app.until("tts.speak", since=since)
-    await one.app.until("state idle", since=since)
+        stage.session = await open_session(stage.services)
+    since, at = len(stage.app.log), asyncio.get_running_loop().time()
+    stage.app.answer = lambda name, call_id: SPOKEN
+    stage.app.connect(stage.session)
+    await stage.app.until("tts.speak", since=since)
+    await stage.app.until("state idle", since=since)
     assert asyncio.get_running_loop().time() - at < 1
     await before.close()
-    await one.close()
+    await stage.close()
 
 
 async def test_a_stored_speech_has_the_time_that_its_text_takes_and_no_more() -> None:
     services = make_services([[TextDelta("One.")]], store=SlowStore())
-    one = await stage(services, deaf_to_speech)
-    one.app.say("hi")
-    await one.settled()
+    stage = await open_stage(services, deaf_to_speech)
+    stage.app.say("hi")
+    await stage.settled()
     moved = await open_session(services)
     at = asyncio.get_running_loop().time()
-    one.app.relaunch()
-    one.app.answer = lambda name, call_id: None
-    one.app.connect(moved)
+    stage.app.relaunch()
+    stage.app.answer = lambda name, call_id: None
+    stage.app.connect(moved)
     await moved.settled()
     limits = services.limits
     speech = limits.speech_timeout + limits.speech_seconds_per_char * len('{"text":"One."}')
     assert asyncio.get_running_loop().time() - at < speech + 3 * limits.ui_timeout + 1
-    await one.session.close()
-    one.session = moved
-    await one.close()
+    await stage.session.close()
+    stage.session = moved
+    await stage.close()
 
 
 @pytest.mark.parametrize("store", [MemoryStore, SlowStore])
 async def test_the_idle_of_a_resume_comes_before_what_a_resent_transcript_starts(
     store: type[MemoryStore] | type[SlowStore],
 ) -> None:
-    one = await stage(make_services([[TextDelta("Sure.")]], store=store()))
-    assert one.app.line is not None
-    one.app.line.hang_up()
-    since = len(one.app.log)
-    line = one.app.line = Line(one.app, one.session)
-    one.app.lines.append(line)
-    one.session.start(client.SessionStart(), line, resumed=True)
-    await one.session.receive(inbound(client.TranscriptFinal("hi")), line)
-    await one.quiet()
-    assert one.app.shapes(since) == ["session.started", "state idle", *PLAIN_TURN]
-    await one.close()
+    stage = await open_stage(make_services([[TextDelta("Sure.")]], store=store()))
+    assert stage.app.line is not None
+    stage.app.line.hang_up()
+    since = len(stage.app.log)
+    line = stage.app.line = Line(stage.app, stage.session)
+    stage.app.lines.append(line)
+    stage.session.start(client.SessionStart(), line, resumed=True)
+    await stage.session.receive(inbound(client.TranscriptFinal("hi")), line)
+    await stage.quiet()
+    assert stage.app.shapes(since) == ["session.started", "state idle", *PLAIN_TURN]
+    await stage.close()
 
 
 async def test_the_idle_of_a_resume_comes_before_news() -> None:
-    one = await stage(make_services([[TextDelta("It is done.")]]))
-    assert one.app.line is not None
-    one.app.line.say(client.TranscriptPartial("he"))
+    stage = await open_stage(make_services([[TextDelta("It is done.")]]))
+    assert stage.app.line is not None
+    stage.app.line.say(client.TranscriptPartial("he"))
     await later(10)
-    one.app.line.hang_up()
-    await one.session.receive(inbound(client.AgentCompleted("a-1", "FINISHED")), one.app.line)
-    since = len(one.app.log)
-    one.app.connect(one.session)
-    await one.quiet()
-    assert one.app.shapes(since) == ["session.started", "state idle", *PLAIN_TURN[2:]]
-    await one.close()
+    stage.app.line.hang_up()
+    await stage.session.receive(inbound(client.AgentCompleted("a-1", "FINISHED")), stage.app.line)
+    since = len(stage.app.log)
+    stage.app.connect(stage.session)
+    await stage.quiet()
+    assert stage.app.shapes(since) == ["session.started", "state idle", *PLAIN_TURN[2:]]
+    await stage.close()
 
 
 # -- the capability `resume`
 
 
 async def test_the_results_of_ui_calls_are_acknowledged_too_and_together() -> None:
-    one = await stage(make_services([[TextDelta("Sure.")]] * 2))
-    one.app.capabilities = ["resume"]
-    assert one.app.line is not None
-    one.app.line.hang_up()
-    line = one.app.connect(one.session)
+    stage = await open_stage(make_services([[TextDelta("Sure.")]] * 2))
+    stage.app.capabilities = ["resume"]
+    assert stage.app.line is not None
+    stage.app.line.hang_up()
+    line = stage.app.connect(stage.session)
     await later(1)
     for number in (1, 2):
-        one.app.say("hi", f"words-{number}")
-        await one.quiet()
+        stage.app.say("hi", f"words-{number}")
+        await stage.quiet()
         await later(1)
-    acks = [e["payload"]["eventIds"] for e in one.app.log if e["type"] == "event.ack"]
+    acks = [e["payload"]["eventIds"] for e in stage.app.log if e["type"] == "event.ack"]
     assert [len(ids) for ids in acks] == [1, 1, 6, 1, 6]  # idle, then twice: the words, their UI calls
     assert [ids[0] for ids in acks[1::2]] == ["words-1", "words-2"]
     assert {e.id for e in line.said} == {one for ids in acks for one in ids}
-    await one.close()
+    await stage.close()
 
 
 async def test_a_client_that_keeps_all_that_it_ever_answered_may_come_back() -> None:
     scripts: list[Script] = [[TextDelta("I look."), call("device.look")], [TextDelta("There it is.")]]
-    one = await stage(make_services(scripts), lambda name, _: None if name == "device.look" else SPOKEN)
-    one.app.say("look")
-    look = (await one.app.until("device.look"))["payload"]["callId"]
-    assert one.app.line is not None
-    one.app.line.hang_up()
+    stage = await open_stage(
+        make_services(scripts), lambda name, _: None if name == "device.look" else SPOKEN
+    )
+    stage.app.say("look")
+    look = (await stage.app.until("device.look"))["payload"]["callId"]
+    assert stage.app.line is not None
+    stage.app.line.hang_up()
     shown = [client.ResumeDone(f"shown-{number}", SPOKEN) for number in range(600)]
     resume = client.Resume(done=[*shown, client.ResumeDone(look, "a lamp")])
-    known = await one.session.learn(client.SessionStart(capabilities=["resume"], resume=resume))
+    known = await stage.session.learn(client.SessionStart(capabilities=["resume"], resume=resume))
     assert known is not None and known.resend == [] and look not in known.drop
     assert len(known.drop) == client.MAX_RESUMED
-    one.app.connect(one.session)
-    await one.quiet()
-    assert one.app.finals()[-1] == "There it is."
-    await one.close()
+    stage.app.connect(stage.session)
+    await stage.quiet()
+    assert stage.app.finals()[-1] == "There it is."
+    await stage.close()
 
 
 async def test_ui_calls_are_neither_asked_for_nor_dropped_when_a_client_comes_back() -> None:
-    one = await stage(make_services([[TextDelta("Sure.")]]), deaf_to_speech)
-    one.app.say("hi")
-    speech = (await one.app.until("tts.speak"))["payload"]["callId"]
-    assert one.app.line is not None
-    one.app.line.hang_up()
+    stage = await open_stage(make_services([[TextDelta("Sure.")]]), deaf_to_speech)
+    stage.app.say("hi")
+    speech = (await stage.app.until("tts.speak"))["payload"]["callId"]
+    assert stage.app.line is not None
+    stage.app.line.hang_up()
     resume = client.Resume(done=[client.ResumeDone(speech)], pending=[speech])
-    known = await one.session.learn(client.SessionStart(capabilities=["resume"], resume=resume))
+    known = await stage.session.learn(client.SessionStart(capabilities=["resume"], resume=resume))
     assert known is not None and (known.resend, known.drop) == ([], [])
-    await one.close()
+    await stage.close()

@@ -30,8 +30,8 @@ from tests.conversation.helpers import (
     later,
     make_services,
     open_session,
+    open_stage,
     shape_of,
-    stage,
     steps,
 )
 from tests.models import Script, ScriptedProvider
@@ -68,71 +68,71 @@ def call_ids(app: App) -> list[str]:
     return [event["payload"]["callId"] for event in app.log if shape_of(event) == "tts.speak"]
 
 
-def answers(one: Stage) -> list[str]:
-    return [message.text for message in one.session.messages if isinstance(message, AssistantMessage)]
+def answers(stage: Stage) -> list[str]:
+    return [message.text for message in stage.session.messages if isinstance(message, AssistantMessage)]
 
 
 async def test_a_sentence_is_spoken_while_the_rest_is_still_being_written() -> None:
     more = asyncio.Event()
-    one = await capable(make_services([[TextDelta(OWLS[0] + "They"), more, TextDelta(" hear well.")]]))
-    one.app.say("owls")
-    await one.app.until("tts.speak")
-    assert one.app.shapes() == [
+    stage = await capable(make_services([[TextDelta(OWLS[0] + "They"), more, TextDelta(" hear well.")]]))
+    stage.app.say("owls")
+    await stage.app.until("tts.speak")
+    assert stage.app.shapes() == [
         "session.started",
         "state thinking",
         "append user",
         "state speaking",
         "tts.speak",
     ]
-    assert one.app.finals() == []
+    assert stage.app.finals() == []
     more.set()
-    await one.quiet()
-    speech_id = speeches(one.app)[0]["speechId"]
-    assert speeches(one.app) == [
+    await stage.quiet()
+    speech_id = speeches(stage.app)[0]["speechId"]
+    assert speeches(stage.app) == [
         {"text": "Owls hunt at night.", "speechId": speech_id, "segment": 0, "last": False},
         {"text": "They hear well.", "speechId": speech_id, "segment": 1, "last": True},
     ]
-    assert one.app.shapes()[5:] == [
+    assert stage.app.shapes()[5:] == [
         "assistant.speech.final",
         "append assistant",
         "tts.speak",
         "state idle",
     ]
-    appended = [arguments_of(event) for event in one.app.log if shape_of(event) == "append assistant"]
+    appended = [arguments_of(event) for event in stage.app.log if shape_of(event) == "append assistant"]
     assert [message["messageId"] for message in appended] == [speech_id]
-    partials = [event["payload"] for event in one.app.log if event["type"] == "assistant.speech.partial"]
+    partials = [event["payload"] for event in stage.app.log if event["type"] == "assistant.speech.partial"]
     assert {partial["speechId"] for partial in partials} == {speech_id}
-    assert answers(one) == ["Owls hunt at night. They hear well."]
-    await one.close()
+    assert answers(stage) == ["Owls hunt at night. They hear well."]
+    await stage.close()
 
 
 async def test_an_app_with_the_capability_gets_all_segments_and_calls_while_it_speaks() -> None:
     scripts: list[Script] = [[TextDelta("".join(OWLS)), call("device.look")], [TextDelta("Done.")]]
-    one = await capable(make_services(scripts), mute)
-    one.app.say("owls")
-    await one.app.until("device.look")
-    assert one.app.spoken() == [text.strip() for text in OWLS]
-    await one.close()
+    stage = await capable(make_services(scripts), mute)
+    stage.app.say("owls")
+    await stage.app.until("device.look")
+    assert stage.app.spoken() == [text.strip() for text in OWLS]
+    await stage.close()
 
 
 async def test_any_other_app_gets_one_segment_at_a_time_and_no_new_fields() -> None:
-    one = await stage(always([[TextDelta("".join(OWLS))]]), mute)
-    one.app.say("owls")
-    await one.settled()
+    stage = await open_stage(always([[TextDelta("".join(OWLS))]]), mute)
+    stage.app.say("owls")
+    await stage.settled()
     for number in range(3):
-        assert speeches(one.app) == [{"text": text.strip()} for text in OWLS[: number + 1]]
-        one.app.result(call_ids(one.app)[-1], SPOKEN)
+        assert speeches(stage.app) == [{"text": text.strip()} for text in OWLS[: number + 1]]
+        stage.app.result(call_ids(stage.app)[-1], SPOKEN)
         await steps(20)
-    assert one.app.shapes()[-1] == "state idle"
-    await one.close()
+    assert stage.app.shapes()[-1] == "state idle"
+    await stage.close()
 
 
 async def test_a_client_without_the_capability_gets_whole_replies_by_default() -> None:
-    one = await stage(make_services([[TextDelta("".join(OWLS))]]))
-    one.app.say("owls")
-    await one.quiet()
-    assert one.app.spoken() == ["".join(OWLS)]
-    await one.close()
+    stage = await open_stage(make_services([[TextDelta("".join(OWLS))]]))
+    stage.app.say("owls")
+    await stage.quiet()
+    assert stage.app.spoken() == ["".join(OWLS)]
+    await stage.close()
 
 
 @pytest.mark.parametrize(
@@ -148,55 +148,55 @@ async def test_an_interruption_keeps_the_segments_that_were_heard(
     fields: dict[str, Any], heard: str, whole: bool
 ) -> None:
     reply: Script = [TextDelta("".join(OWLS)), *([] if whole else [FOREVER])]
-    one = await capable(make_services([reply, [TextDelta("Yes?")]], turn_timeout=5_000.0), mute)
-    one.app.say("owls")
-    await one.app.until("tts.speak")
+    stage = await capable(make_services([reply, [TextDelta("Yes?")]], turn_timeout=5_000.0), mute)
+    stage.app.say("owls")
+    await stage.app.until("tts.speak")
     await steps(50)
-    one.app.result(call_ids(one.app)[0], SPOKEN)
+    stage.app.result(call_ids(stage.app)[0], SPOKEN)
     await steps(10)
-    one.app.interrupt(**fields)
-    await one.settled()
-    assert answers(one) == [heard]
-    assert one.session.transport is not None
-    for call_id in call_ids(one.app)[1:]:
-        one.app.result(call_id, SPOKEN)
-    await one.quiet()
-    assert answers(one) == [heard]
-    await one.close()
+    stage.app.interrupt(**fields)
+    await stage.settled()
+    assert answers(stage) == [heard]
+    assert stage.session.transport is not None
+    for call_id in call_ids(stage.app)[1:]:
+        stage.app.result(call_id, SPOKEN)
+    await stage.quiet()
+    assert answers(stage) == [heard]
+    await stage.close()
 
 
 async def test_what_no_voice_can_say_is_no_part_of_what_was_heard() -> None:
-    one = await capable(make_services([[TextDelta("<details>\n\nOwls hunt at night.")]]), mute)
-    one.app.say("owls")
-    await one.app.until("tts.speak")
-    one.app.interrupt(spoken_text="Owls hunt")
-    await one.settled()
-    assert answers(one) == [f"Owls hunt {CUT_HERE}"]
-    await one.close()
+    stage = await capable(make_services([[TextDelta("<details>\n\nOwls hunt at night.")]]), mute)
+    stage.app.say("owls")
+    await stage.app.until("tts.speak")
+    stage.app.interrupt(spoken_text="Owls hunt")
+    await stage.settled()
+    assert answers(stage) == [f"Owls hunt {CUT_HERE}"]
+    await stage.close()
 
 
 async def test_before_any_segment_is_acknowledged_it_is_unknown_what_was_heard() -> None:
-    one = await capable(make_services([[TextDelta("".join(OWLS)), FOREVER]], turn_timeout=5_000.0), mute)
-    one.app.say("owls")
-    await one.app.until("tts.speak")
+    stage = await capable(make_services([[TextDelta("".join(OWLS)), FOREVER]], turn_timeout=5_000.0), mute)
+    stage.app.say("owls")
+    await stage.app.until("tts.speak")
     await steps(50)
-    one.app.interrupt()
-    await one.settled()
-    assert answers(one) == [f"{OWLS[0]}{OWLS[1].strip()} {CUT_SOMEWHERE}"]
-    await one.close()
+    stage.app.interrupt()
+    await stage.settled()
+    assert answers(stage) == [f"{OWLS[0]}{OWLS[1].strip()} {CUT_SOMEWHERE}"]
+    await stage.close()
 
 
 async def test_a_transcript_withdraws_the_segments_that_were_not_sent() -> None:
-    one = await stage(always([[TextDelta("".join(OWLS))], [TextDelta("Yes.")]]), mute)
-    one.app.say("owls")
-    await one.settled()
-    one.app.say("stop")
+    stage = await open_stage(always([[TextDelta("".join(OWLS))], [TextDelta("Yes.")]]), mute)
+    stage.app.say("owls")
+    await stage.settled()
+    stage.app.say("stop")
     await steps(50)
-    one.app.result(call_ids(one.app)[0], SPOKEN)
-    await one.settled()
-    assert one.app.spoken() == ["Owls hunt at night.", "Yes."]
-    assert answers(one) == [f"Owls hunt at night. {CUT_HERE}", "Yes."]
-    await one.close()
+    stage.app.result(call_ids(stage.app)[0], SPOKEN)
+    await stage.settled()
+    assert stage.app.spoken() == ["Owls hunt at night.", "Yes."]
+    assert answers(stage) == [f"Owls hunt at night. {CUT_HERE}", "Yes."]
+    await stage.close()
 
 
 BROKE = ModelError("connection", "gone")
@@ -204,45 +204,45 @@ BROKE = ModelError("connection", "gone")
 
 async def test_a_reply_that_breaks_off_goes_on_from_what_was_spoken() -> None:
     scripts: list[Script] = [[TextDelta(OWLS[0] + "They he"), BROKE], [TextDelta("They hear well.")]]
-    one = await capable(make_services(scripts))
-    one.app.say("owls")
-    await one.quiet()
-    assert one.app.spoken() == ["Owls hunt at night.", "They hear well."]
-    assert one.app.finals() == ["Owls hunt at night.", "They hear well."]
-    assert one.session.messages[1:] == [
+    stage = await capable(make_services(scripts))
+    stage.app.say("owls")
+    await stage.quiet()
+    assert stage.app.spoken() == ["Owls hunt at night.", "They hear well."]
+    assert stage.app.finals() == ["Owls hunt at night.", "They hear well."]
+    assert stage.session.messages[1:] == [
         AssistantMessage("Owls hunt at night."),
         Note(CONTINUE),
         AssistantMessage("They hear well.", provider="scripted"),
     ]
-    await one.close()
+    await stage.close()
 
 
 async def test_a_turn_that_fails_keeps_what_was_spoken_and_apologises() -> None:
     refusal = ModelError("refused", "no")
     failures = {"model_provider_failed": "Sorry."}
     services = make_services([[TextDelta(OWLS[0] + "They"), refusal]], failures=failures)  # type: ignore[arg-type]  # a dict of literals
-    one = await capable(services)
-    one.app.say("owls")
-    await one.quiet()
-    assert one.app.spoken() == ["Owls hunt at night.", "Sorry."]
-    assert answers(one) == [f"Owls hunt at night. They {CUT_OFF} Sorry."]
-    await one.close()
+    stage = await capable(services)
+    stage.app.say("owls")
+    await stage.quiet()
+    assert stage.app.spoken() == ["Owls hunt at night.", "Sorry."]
+    assert answers(stage) == [f"Owls hunt at night. They {CUT_OFF} Sorry."]
+    await stage.close()
 
 
 async def test_code_is_not_announced_twice_and_what_has_no_sound_makes_no_segment() -> None:
     code = "```\nx = 1. Y\n```\n"
     text = f"{code}And once more in another way:\n{code}That is all that I have for you. 🎉🎉"
-    one = await capable(make_services([[TextDelta(text)]]))
-    one.app.say("code")
-    await one.quiet()
-    assert one.app.spoken() == [
+    stage = await capable(make_services([[TextDelta(text)]]))
+    stage.app.say("code")
+    await stage.quiet()
+    assert stage.app.spoken() == [
         "The code is on the screen.",
         "And once more in another way:",
         "That is all that I have for you.",
     ]
-    assert not any(speech["last"] for speech in speeches(one.app))
-    assert one.app.shapes()[-1] == "state idle"
-    await one.close()
+    assert not any(speech["last"] for speech in speeches(stage.app))
+    assert stage.app.shapes()[-1] == "state idle"
+    await stage.close()
 
 
 def test_the_process_may_end_at_every_step_and_another_one_says_the_rest() -> None:
@@ -257,12 +257,12 @@ def test_the_process_may_end_at_every_step_and_another_one_says_the_rest() -> No
             [TextDelta("And that is all.")],
         ]
         services = make_services(scripts, store=Disk(lambda: 1, lambda: 1))
-        one = await capable(services)
-        app = one.app
+        stage = await capable(services)
+        app = stage.app
         app.say("owls", "app-owls")
         await steps(after)
-        over = not one.session.busy and bool(app.finals())
-        die(one.session, app)
+        over = not stage.session.busy and bool(app.finals())
+        die(stage.session, app)
         session = await open_session(services)
         app.relaunch()
         app.connect(session)
@@ -289,16 +289,16 @@ def test_the_process_may_end_at_every_step_of_an_interruption() -> None:
     async def scenario(after: int) -> bool:
         scripts: list[Script] = [[TextDelta(OWLS[0] + "They"), FOREVER], [TextDelta("And that is all.")]]
         services = make_services(scripts, store=Disk(lambda: 1, lambda: 1), turn_timeout=5_000.0)
-        one = await capable(services)
-        one.app.say("owls")
-        await one.app.until("tts.speak")
-        one.app.interrupt()
+        stage = await capable(services)
+        stage.app.say("owls")
+        await stage.app.until("tts.speak")
+        stage.app.interrupt()
         await steps(after)
-        over = not one.session.busy
-        die(one.session, one.app)
+        over = not stage.session.busy
+        die(stage.session, stage.app)
         session = await open_session(services)
-        one.app.relaunch()
-        one.app.connect(session)
+        stage.app.relaunch()
+        stage.app.connect(session)
         await at_rest(session)
         assert faults(session.messages) == []
         logged = [m.text for m in session.messages if isinstance(m, AssistantMessage)]
@@ -319,17 +319,17 @@ def test_an_interruption_at_every_step_leaves_a_valid_history() -> None:
             ],
             [TextDelta("Yes?")],
         ]
-        one = await capable(make_services(scripts, store=Disk(lambda: 1, lambda: 1)))
-        one.app.say("owls")
+        stage = await capable(make_services(scripts, store=Disk(lambda: 1, lambda: 1)))
+        stage.app.say("owls")
         await steps(after)
-        over = not one.session.busy and bool(one.app.finals())
-        one.app.interrupt()
-        one.app.say("stop")
-        await one.quiet()
-        assert faults(one.session.messages) == []
-        assert one.app.shapes()[-1] == "state idle"
-        assert one.app.finals()[-1] == answers(one)[-1]
-        await one.close()
+        over = not stage.session.busy and bool(stage.app.finals())
+        stage.app.interrupt()
+        stage.app.say("stop")
+        await stage.quiet()
+        assert faults(stage.session.messages) == []
+        assert stage.app.shapes()[-1] == "state idle"
+        assert stage.app.finals()[-1] == answers(stage)[-1]
+        await stage.close()
         return over
 
     at_every_step(scenario)
@@ -345,19 +345,19 @@ def bridging(scripts: Sequence[Script], **fields: Any) -> Services:
 async def test_a_slow_tool_is_bridged_once_by_a_phrase_that_is_no_part_of_the_history() -> None:
     local = LocalTools()
     scripts: list[Script] = [[call("local.wait")], [call("local.wait")], [TextDelta("Done.")]]
-    one = await stage(bridging(scripts, toolsets=[local]))
-    one.app.say("go")
+    stage = await open_stage(bridging(scripts, toolsets=[local]))
+    stage.app.say("go")
     await later(1.4)
-    assert one.app.spoken() == []
+    assert stage.app.spoken() == []
     await later(0.2)
-    assert one.app.spoken() == ["One moment."]
-    assert one.app.states() == ["thinking", "speaking", "thinking"]
+    assert stage.app.spoken() == ["One moment."]
+    assert stage.app.states() == ["thinking", "speaking", "thinking"]
     await later(5.0)
     local.go.set()
-    await one.quiet()
-    assert one.app.spoken() == ["One moment.", "Done."]
-    assert "One moment." not in str(one.session.messages)
-    await one.close()
+    await stage.quiet()
+    assert stage.app.spoken() == ["One moment.", "Done."]
+    assert "One moment." not in str(stage.session.messages)
+    await stage.close()
 
 
 async def test_a_fast_tool_is_not_bridged_nor_one_after_words() -> None:
@@ -367,13 +367,13 @@ async def test_a_fast_tool_is_not_bridged_nor_one_after_words() -> None:
         [TextDelta("Let me look."), call("local.wait")],
         [TextDelta("Done.")],
     ]
-    one = await stage(bridging(scripts, toolsets=[local]))
-    one.app.say("go")
+    stage = await open_stage(bridging(scripts, toolsets=[local]))
+    stage.app.say("go")
     await later(5.0)
     local.go.set()
-    await one.quiet()
-    assert one.app.spoken() == ["Let me look.", "Done."]
-    await one.close()
+    await stage.quiet()
+    assert stage.app.spoken() == ["Let me look.", "Done."]
+    await stage.close()
 
 
 @pytest.mark.parametrize("segments", [True, False])
@@ -382,11 +382,11 @@ async def test_a_device_that_does_one_thing_at_a_time_is_not_bridged(segments: b
         return None if name == "device.look" else SPOKEN
 
     services = bridging([[call("device.look")], [TextDelta("Done.")]])
-    one = await (capable(services, slow) if segments else stage(services, slow))
-    one.app.say("go")
-    asked = await one.app.until("device.look")
+    stage = await (capable(services, slow) if segments else open_stage(services, slow))
+    stage.app.say("go")
+    asked = await stage.app.until("device.look")
     await later(5.0)
-    assert one.app.spoken() == (["One moment."] if segments else [])
-    one.app.result(asked["payload"]["callId"], "seen")
-    await one.quiet()
-    await one.close()
+    assert stage.app.spoken() == (["One moment."] if segments else [])
+    stage.app.result(asked["payload"]["callId"], "seen")
+    await stage.quiet()
+    await stage.close()

@@ -12,7 +12,7 @@ import pytest
 from conductor.conversation.pending_inputs import MAX_REQUESTS
 from conductor.messages import AssistantMessage, Note, ToolResult
 from conductor.models.base import TextDelta
-from tests.conversation.helpers import Disk, LocalTools, faults, later, make_services, stage, steps, tool
+from tests.conversation.helpers import Disk, LocalTools, faults, later, make_services, open_stage, steps, tool
 
 
 def outcome(result: ToolResult) -> dict[str, Any]:
@@ -21,82 +21,82 @@ def outcome(result: ToolResult) -> dict[str, Any]:
 
 
 async def test_a_call_of_the_device_is_made_and_nothing_is_said() -> None:
-    one = await stage(make_services(), lambda name, arguments: f"{name} done")
-    result = outcome(await one.session.request("device.do", '{"x":1}'))
+    stage = await open_stage(make_services(), lambda name, arguments: f"{name} done")
+    result = outcome(await stage.session.request("device.do", '{"x":1}'))
     assert (result["success"], result["data"]) == (True, "device.do done")
-    assert one.app.spoken() == [] and one.app.finals() == [] and one.provider.requests == []
-    assert one.app.states()[-1] == "idle"
-    note, call, logged = one.session.messages
+    assert stage.app.spoken() == [] and stage.app.finals() == [] and stage.provider.requests == []
+    assert stage.app.states()[-1] == "idle"
+    note, call, logged = stage.session.messages
     assert isinstance(note, Note) and "device.do" in note.text
     assert isinstance(call, AssistantMessage) and isinstance(logged, ToolResult)
-    assert faults(one.session.messages) == []
+    assert faults(stage.session.messages) == []
 
 
 async def test_calls_of_the_server_and_wrong_ones_have_results_too() -> None:
-    one = await stage(make_services(toolsets=[LocalTools()]))
-    assert outcome(await one.session.request("local.sum", '{"x":2}'))["data"] == {
+    stage = await open_stage(make_services(toolsets=[LocalTools()]))
+    assert outcome(await stage.session.request("local.sum", '{"x":2}'))["data"] == {
         "ran": "local.sum",
         "x": 2,
     }
-    wrong = outcome(await one.session.request("local.sum", '{"x":"no"}'))
+    wrong = outcome(await stage.session.request("local.sum", '{"x":"no"}'))
     assert wrong["error_type"] == "validation_failed"
-    assert outcome(await one.session.request("no.such", "{}"))["error_type"] == "not_found"
-    assert outcome(await one.session.request("local.sum", "{"))["error_type"] == "parse_error"
+    assert outcome(await stage.session.request("no.such", "{}"))["error_type"] == "not_found"
+    assert outcome(await stage.session.request("local.sum", "{"))["error_type"] == "parse_error"
 
 
 async def test_a_call_waits_for_the_running_turn_and_words_stop_it() -> None:
     local = LocalTools()
     services = make_services([[TextDelta("Hello."), 5.0], [TextDelta("Yes?")]], toolsets=[local])
-    one = await stage(services)
-    one.app.say("hello")
+    stage = await open_stage(services)
+    stage.app.say("hello")
     await later(1)
-    asked = asyncio.create_task(one.session.request("local.write", "{}"))
+    asked = asyncio.create_task(stage.session.request("local.write", "{}"))
     await later(1)
     assert not local.begun.is_set()
     await local.begun.wait()
-    one.app.say("are you there")
+    stage.app.say("are you there")
     result = outcome(await asked)
     assert result["error_type"] == "unknown"
-    await one.quiet()
-    assert one.app.finals() == ["Hello.", "Yes?"]
-    assert faults(one.session.messages) == []
+    await stage.quiet()
+    assert stage.app.finals() == ["Hello.", "Yes?"]
+    assert faults(stage.session.messages) == []
 
 
 async def test_a_call_that_is_cancelled_ends() -> None:
     local = LocalTools()
-    one = await stage(make_services([[TextDelta("Fine.")]], toolsets=[local]))
-    asked = asyncio.create_task(one.session.request("local.wait", "{}"))
-    waiting = asyncio.create_task(one.session.request("local.sum", "{}"))
+    stage = await open_stage(make_services([[TextDelta("Fine.")]], toolsets=[local]))
+    asked = asyncio.create_task(stage.session.request("local.wait", "{}"))
+    waiting = asyncio.create_task(stage.session.request("local.sum", "{}"))
     await local.begun.wait()
     waiting.cancel()
     asked.cancel()
-    await one.quiet()
-    assert not one.session.busy and local.ran == []
-    one.app.say("well")
-    await one.quiet()
-    assert one.app.finals() == ["Fine."]
+    await stage.quiet()
+    assert not stage.session.busy and local.ran == []
+    stage.app.say("well")
+    await stage.quiet()
+    assert stage.app.finals() == ["Fine."]
 
 
 @pytest.mark.parametrize(("said", "success"), [("yes please", True), ("no", False)])
 async def test_a_gated_call_is_asked_of_the_person(said: str, success: bool) -> None:
     services = replace(make_services(), catalog=(tool("device.move", effect="write"),))
-    one = await stage(services, lambda name, arguments: "moved")
-    asked = asyncio.create_task(one.session.request("device.move", '{"x":1}'))
-    await one.app.until("tts.speak")
-    one.app.say(said)
+    stage = await open_stage(services, lambda name, arguments: "moved")
+    asked = asyncio.create_task(stage.session.request("device.move", '{"x":1}'))
+    await stage.app.until("tts.speak")
+    stage.app.say(said)
     assert outcome(await asked)["success"] is success
-    await one.quiet()
-    assert one.provider.requests == []
+    await stage.quiet()
+    assert stage.provider.requests == []
 
 
 async def test_too_many_are_refused_at_once() -> None:
     local = LocalTools()
-    one = await stage(make_services(toolsets=[local]))
-    first = asyncio.create_task(one.session.request("local.wait", "{}"))
+    stage = await open_stage(make_services(toolsets=[local]))
+    first = asyncio.create_task(stage.session.request("local.wait", "{}"))
     await local.begun.wait()
-    rest = [asyncio.create_task(one.session.request("local.sum", "{}")) for _ in range(MAX_REQUESTS)]
+    rest = [asyncio.create_task(stage.session.request("local.sum", "{}")) for _ in range(MAX_REQUESTS)]
     await steps(3)
-    assert outcome(await one.session.request("local.sum", "{}"))["error_type"] == "rate_limited"
+    assert outcome(await stage.session.request("local.sum", "{}"))["error_type"] == "rate_limited"
     local.go.set()
     assert all(outcome(result)["success"] for result in await asyncio.gather(first, *rest))
 
@@ -104,12 +104,12 @@ async def test_too_many_are_refused_at_once() -> None:
 async def test_the_next_process_ends_the_call_without_asking_the_model() -> None:
     store, local = Disk(), LocalTools()
     services = make_services(store=store, toolsets=[local])
-    one = await stage(services)
-    asked = asyncio.create_task(one.session.request("local.write", "{}"))
+    stage = await open_stage(services)
+    asked = asyncio.create_task(stage.session.request("local.write", "{}"))
     await local.begun.wait()
-    other = await stage(services)  # claims the session
+    other = await open_stage(services)  # claims the session
     await other.quiet()
     assert other.provider.requests == [] and other.app.spoken() == []
     assert "unknown" in str(other.session.messages[-1])
     asked.cancel()
-    await one.app.close()
+    await stage.app.close()

@@ -36,10 +36,10 @@ from tests.conversation.helpers import (
     later,
     loose_ends,
     make_services,
+    open_stage,
     randomly_slow,
     run,
     shape_of,
-    stage,
     steps,
     tool,
 )
@@ -50,12 +50,12 @@ RESTING = {"grants", "claims", "profile", "late", "speech", "decided"}
 """What a session may keep while it rests: no turn, no question, nothing that waits."""
 
 
-def check_rest(one: Stage, *, calls: bool = True) -> None:
+def check_rest(stage: Stage, *, calls: bool = True) -> None:
     """Check what must be true of any session that rests and whose app has answered everything."""
-    assert not one.session.busy
-    assert one.app.states()[-1] == "idle"
-    assert faults(one.session.messages) == []
-    assert loose_ends(one.session, calls=calls) == {}
+    assert not stage.session.busy
+    assert stage.app.states()[-1] == "idle"
+    assert faults(stage.session.messages) == []
+    assert loose_ends(stage.session, calls=calls) == {}
 
 
 # -- anything at all
@@ -108,9 +108,9 @@ class Chaos:
         "request": 1,
     }
 
-    def __init__(self, rng: random.Random, one: Stage, store: SlowStore) -> None:
+    def __init__(self, rng: random.Random, stage: Stage, store: SlowStore) -> None:
         self.rng = rng
-        self.one = one
+        self.stage = stage
         self.store = store
         self.trail: list[str] = []
         self.requests: list[asyncio.Future[ToolResult]] = []
@@ -118,7 +118,7 @@ class Chaos:
     async def step(self) -> None:
         action = self.rng.choices(list(self.ACTIONS), list(self.ACTIONS.values()))[0]
         self.trail.append(action)
-        app, line = self.one.app, self.one.app.line
+        app, line = self.stage.app, self.stage.app.line
         assert line is not None
         if action == "say":
             app.say(f"say {len(self.trail)}")
@@ -131,12 +131,12 @@ class Chaos:
         elif action == "cut":
             line.hang_up()
             await later(self.rng.choice((0.0, 1.0, 20.0)))
-            app.connect(self.one.session)
+            app.connect(self.stage.session)
         elif action == "twice":
-            app.connect(self.one.session)  # a second line, while the first one is still there
+            app.connect(self.stage.session)  # a second line, while the first one is still there
         elif action == "request":
             name = self.rng.choice(("device.do", "local.wait", "nobody.home"))
-            self.requests.append(asyncio.ensure_future(self.one.session.request(name, "{}")))
+            self.requests.append(asyncio.ensure_future(self.stage.session.request(name, "{}")))
             if self.rng.random() < 0.3:
                 self.rng.choice(self.requests).cancel()
         elif action == "steps":
@@ -151,15 +151,15 @@ class Chaos:
         raise AssertionError(action)
 
     def check(self) -> None:
-        one = self.one
-        check_rest(one, calls=False)
-        assert "internal_error" not in one.app.errors()
-        heard = [m.text for m in one.session.messages if isinstance(m, UserMessage)]
+        stage = self.stage
+        check_rest(stage, calls=False)
+        assert "internal_error" not in stage.app.errors()
+        heard = [m.text for m in stage.session.messages if isinstance(m, UserMessage)]
         assert len(heard) == len(set(heard)), f"answered twice: {heard}"
         accepted = [o for c in self.store.commits for o in c if isinstance(o, AppendLog)]
         assert [o.entry.text for o in accepted if isinstance(o.entry, UserMessage)] == heard
         opened = [o.call.call_id for c in self.store.commits for o in c if isinstance(o, OpenCall)]
-        results = [m.call_id for m in one.session.messages if isinstance(m, ToolResult)]
+        results = [m.call_id for m in stage.session.messages if isinstance(m, ToolResult)]
         assert sorted(opened) == sorted(results)
         finished = [o.call_id for c in self.store.commits for o in c if isinstance(o, FinishCall)]
         assert len(finished) == len(set(finished))
@@ -203,24 +203,24 @@ async def chaos(seed: int, mode: str, stale_speech: float = -1.0, segments: str 
         stale_speech=stale_speech,
     )
     services = replace(services, speak_segments=segments == "always")
-    one = await stage(services, random_device(rng))
+    stage = await open_stage(services, random_device(rng))
     if segments == "capable":
-        one.app.capabilities = ["segments"]
-        open_with(one, one.app.capabilities)
-    world = Chaos(rng, one, store)
+        stage.app.capabilities = ["segments"]
+        open_with(stage, stage.app.capabilities)
+    world = Chaos(rng, stage, store)
     try:
         for _ in range(40):
             await world.step()
         await later(2_000)
-        await one.quiet()
-        one.app.connect(one.session)  # what was lost with a line is made good by the next one
+        await stage.quiet()
+        stage.app.connect(stage.session)  # what was lost with a line is made good by the next one
         await later(100)
-        await one.quiet()
+        await stage.quiet()
         world.check()
     except AssertionError as error:
-        raise AssertionError(f"seed {seed}: {error}; {world.trail}; {one.app.shapes()[-30:]}") from error
+        raise AssertionError(f"seed {seed}: {error}; {world.trail}; {stage.app.shapes()[-30:]}") from error
     finally:
-        await one.close()
+        await stage.close()
 
 
 @pytest.mark.parametrize("mode", ["cancel", "queue"])
@@ -241,8 +241,8 @@ def test_nothing_that_can_happen_breaks_a_session_that_speaks_in_segments(segmen
         run(chaos(seed, "cancel", stale_speech=10.0, segments=segments))
 
 
-def check_one_idle(one: Stage, since: int = 0) -> None:
-    states = one.app.states(since)
+def check_one_idle(stage: Stage, since: int = 0) -> None:
+    states = stage.app.states(since)
     assert states.count("idle") == 1, states
     assert states[-1] == "idle"
 
@@ -251,15 +251,15 @@ def check_one_idle(one: Stage, since: int = 0) -> None:
 
 
 async def test_the_end_of_a_connection_that_was_replaced_leaves_the_new_one_served() -> None:
-    one = await stage(make_services([[TextDelta("Hello.")]]))
-    replaced = one.app.line
+    stage = await open_stage(make_services([[TextDelta("Hello.")]]))
+    replaced = stage.app.line
     assert replaced is not None
-    one.app.connect(one.session)
+    stage.app.connect(stage.session)
     replaced.hang_up()
-    one.app.say("hi")
-    await one.quiet()
-    assert one.app.finals() == ["Hello."]
-    await one.close()
+    stage.app.say("hi")
+    await stage.quiet()
+    assert stage.app.finals() == ["Hello."]
+    await stage.close()
 
 
 # -- how turns end
@@ -268,21 +268,21 @@ async def test_the_end_of_a_connection_that_was_replaced_leaves_the_new_one_serv
 @pytest.mark.parametrize("seed", [None, *SEEDS])
 async def test_a_plain_turn_has_the_shape_of_the_protocol(seed: int | None) -> None:
     store = randomly_slow(random.Random(seed)) if seed is not None else SlowStore()
-    one = await stage(make_services([[TextDelta("Hello "), TextDelta("there.")]], store=store))
-    since = len(one.app.log)
-    one.app.say("hi")
-    await one.quiet()
-    assert one.app.shapes(since) == PLAIN_TURN
-    assert one.session.messages == [
+    stage = await open_stage(make_services([[TextDelta("Hello "), TextDelta("there.")]], store=store))
+    since = len(stage.app.log)
+    stage.app.say("hi")
+    await stage.quiet()
+    assert stage.app.shapes(since) == PLAIN_TURN
+    assert stage.session.messages == [
         UserMessage("hi"),
         AssistantMessage("Hello there.", provider="scripted"),
     ]
-    check_rest(one)
-    since = len(one.app.log)
-    one.app.connect(one.session)
-    await one.quiet()
-    assert one.app.shapes(since) == ["session.started", "state idle"], "nothing is replayed"
-    await one.close()
+    check_rest(stage)
+    since = len(stage.app.log)
+    stage.app.connect(stage.session)
+    await stage.quiet()
+    assert stage.app.shapes(since) == ["session.started", "state idle"], "nothing is replayed"
+    await stage.close()
 
 
 @pytest.mark.parametrize("seed", [None, *SEEDS])
@@ -299,16 +299,16 @@ async def test_a_turn_that_fails_says_so_once_and_ends_idle(
     script: Script, code: str, speaks: bool, seed: int | None
 ) -> None:
     store = randomly_slow(random.Random(seed)) if seed is not None else SlowStore()
-    one = await stage(make_services([script], store=store, failures=FAILURES if speaks else {}))
-    since = len(one.app.log)
-    one.app.say("hi")
-    await one.app.until("state idle", since=since)
-    await one.quiet()
-    assert one.app.errors() == [code]
-    assert len(one.app.spoken()) == int(speaks)
-    check_one_idle(one, since)
-    check_rest(one)
-    await one.close()
+    stage = await open_stage(make_services([script], store=store, failures=FAILURES if speaks else {}))
+    since = len(stage.app.log)
+    stage.app.say("hi")
+    await stage.app.until("state idle", since=since)
+    await stage.quiet()
+    assert stage.app.errors() == [code]
+    assert len(stage.app.spoken()) == int(speaks)
+    check_one_idle(stage, since)
+    check_rest(stage)
+    await stage.close()
 
 
 LONG: list[Script] = [
@@ -336,32 +336,32 @@ def turn_timeout(how: str) -> float:
     return TURN_S if how == "time out" else Limits().turn_timeout
 
 
-async def end_it(one: Stage, how: str) -> None:
+async def end_it(stage: Stage, how: str) -> None:
     if how == "interrupt":
-        one.app.interrupt()
+        stage.app.interrupt()
     elif how == "say":
-        one.app.say("stop")
+        stage.app.say("stop")
     elif how == "hang up":
-        assert one.app.line is not None
-        one.app.line.hang_up()
+        assert stage.app.line is not None
+        stage.app.line.hang_up()
         await steps(5)
-        one.app.connect(one.session)
+        stage.app.connect(stage.session)
     else:
         jump(TURN_S)
-    if one.app.line is not None:
-        await one.app.line.drained()
+    if stage.app.line is not None:
+        await stage.app.line.drained()
 
 
-def live(one: Stage, since: int) -> set[str]:
+def live(stage: Stage, since: int) -> set[str]:
     """Give the words that were shown as a reply, live or whole."""
     return {
-        e["payload"]["text"] for e in one.app.log[since:] if str(e["type"]).startswith("assistant.speech")
+        e["payload"]["text"] for e in stage.app.log[since:] if str(e["type"]).startswith("assistant.speech")
     }
 
 
-async def come_to_rest(one: Stage) -> None:
+async def come_to_rest(stage: Stage) -> None:
     await later(1000)
-    await one.quiet()
+    await stage.quiet()
 
 
 @pytest.mark.parametrize("delay", [0, 1, 3])
@@ -376,25 +376,25 @@ def test_a_turn_may_be_stopped_at_any_step(how: str, delay: int) -> None:
         services = make_services(
             long_answer, store=store, toolsets=[local], partial_interval=0.0, turn_timeout=turn_timeout(how)
         )
-        one = await stage(services)
-        since = len(one.app.log)
-        one.app.say("go")
+        stage = await open_stage(services)
+        since = len(stage.app.log)
+        stage.app.say("go")
         await steps(after)
-        at = len(one.app.log)
-        over = "state idle" in one.app.shapes(since)
-        await end_it(one, how)
-        told = len(one.app.log)
-        await come_to_rest(one)
+        at = len(stage.app.log)
+        over = "state idle" in stage.app.shapes(since)
+        await end_it(stage, how)
+        told = len(stage.app.log)
+        await come_to_rest(stage)
         if delay == 0 and how in ("interrupt", "say"):
-            assert live(one, told) <= {"Second."}, "some of an interrupted answer was shown"
-        states = one.app.states(since)
+            assert live(stage, told) <= {"Second."}, "some of an interrupted answer was shown"
+        states = stage.app.states(since)
         assert ("idle", "idle") not in zip(states, states[1:], strict=False) or how == "hang up", states
-        if how == "say" and "All done." not in one.app.finals(since):
-            assert one.app.states(at).count("idle") == 1, "another turn followed at once"
-        check_rest(one, calls=False)  # their Futures have a test of their own
+        if how == "say" and "All done." not in stage.app.finals(since):
+            assert stage.app.states(at).count("idle") == 1, "another turn followed at once"
+        check_rest(stage, calls=False)  # their Futures have a test of their own
         if how == "say":
-            assert one.app.finals(at)[-1] == "Second.", one.app.shapes(since)
-        await one.close()
+            assert stage.app.finals(at)[-1] == "Second.", stage.app.shapes(since)
+        await stage.close()
         return over
 
     at_every_step(scenario)
@@ -404,19 +404,19 @@ def test_a_session_may_be_closed_at_any_step() -> None:
     async def scenario(after: int) -> bool:
         local = LocalTools()
         local.go.set()
-        one = await stage(make_services(long_answer, toolsets=[local], partial_interval=0.0))
-        since = len(one.app.log)
-        one.app.say("go")
-        await one.app.until("append user", since=since)  # closing before that has a test of its own
+        stage = await open_stage(make_services(long_answer, toolsets=[local], partial_interval=0.0))
+        since = len(stage.app.log)
+        stage.app.say("go")
+        await stage.app.until("append user", since=since)  # closing before that has a test of its own
         await steps(after)
-        over = "state idle" in one.app.shapes(since)
-        await one.session.close()
-        shown = len(one.app.log)
+        over = "state idle" in stage.app.shapes(since)
+        await stage.session.close()
+        shown = len(stage.app.log)
         await later(1000)
-        assert len(one.app.log) == shown, "a closed session is silent"
-        assert faults(one.session.messages) == []
-        assert loose_ends(one.session, calls=False).keys() <= {"open calls"}  # the store has let go of them
-        await one.close()
+        assert len(stage.app.log) == shown, "a closed session is silent"
+        assert faults(stage.session.messages) == []
+        assert loose_ends(stage.session, calls=False).keys() <= {"open calls"}  # the store has let go of them
+        await stage.close()
         return over
 
     at_every_step(scenario)
@@ -437,29 +437,29 @@ def asking_services(services: Services) -> Services:
     return replace(services, catalog=ASKING)
 
 
-def open_with(one: Stage, capabilities: Sequence[str]) -> None:
-    assert one.app.line is not None
-    one.session.start(client.SessionStart(capabilities=list(capabilities)), one.app.line, resumed=False)
+def open_with(stage: Stage, capabilities: Sequence[str]) -> None:
+    assert stage.app.line is not None
+    stage.session.start(client.SessionStart(capabilities=list(capabilities)), stage.app.line, resumed=False)
 
 
-def check_honest(one: Stage) -> None:
+def check_honest(stage: Stage) -> None:
     """Check that no call that the app was sent is said not to have been run, nor one that nobody allowed."""
-    sent = {e["payload"]["callId"] for e in one.app.raw if shape_of(e).startswith("device.")}
-    for message in one.session.messages:
+    sent = {e["payload"]["callId"] for e in stage.app.raw if shape_of(e).startswith("device.")}
+    for message in stage.session.messages:
         if isinstance(message, ToolResult) and message.call_id in sent:
             outcome = json.loads(message.content)
             assert outcome["error_type"] not in ("approval_timeout", "permission_denied"), outcome
             assert "Nothing was run" not in (outcome["error_message"] or ""), outcome
 
 
-async def next_card(one: Stage) -> Event:
-    return (await one.app.until("approval.request"))["payload"]  # type: ignore[no-any-return] # parsed JSON
+async def next_card(stage: Stage) -> Event:
+    return (await stage.app.until("approval.request"))["payload"]  # type: ignore[no-any-return] # parsed JSON
 
 
-def decide(one: Stage, card: Event, decision: Literal["allow", "deny", "edit"], **fields: Any) -> None:
-    assert one.app.line is not None
+def decide(stage: Stage, card: Event, decision: Literal["allow", "deny", "edit"], **fields: Any) -> None:
+    assert stage.app.line is not None
     answer = client.ApprovalResponse(card["approvalId"], card["argumentsDigest"], decision, **fields)
-    one.app.line.say(answer)
+    stage.app.line.say(answer)
 
 
 def move_and_look(request: ModelRequest) -> Script:
@@ -480,23 +480,23 @@ def test_a_turn_may_be_stopped_at_any_step_of_a_decision(
     async def scenario(after: int) -> bool:
         store = SlowStore(lambda: delay, lambda: delay)
         services = make_services(move_and_look, store=store, turn_timeout=turn_timeout(how))
-        one = await stage(asking_services(services))
-        open_with(one, ALL)
-        one.app.say("go")
-        card = await next_card(one)
-        since = len(one.app.log)
+        stage = await open_stage(asking_services(services))
+        open_with(stage, ALL)
+        stage.app.say("go")
+        card = await next_card(stage)
+        since = len(stage.app.log)
         edited = {"edited_arguments": {"x": 2}} if decision == "edit" else {}
-        decide(one, card, decision, **edited)
+        decide(stage, card, decision, **edited)
         await steps(after)
-        over = "state idle" in one.app.shapes(since)
-        await end_it(one, how)
-        await come_to_rest(one)
-        check_honest(one)
-        check_rest(one)
-        assert one.session.state.fields.keys() <= RESTING
+        over = "state idle" in stage.app.shapes(since)
+        await end_it(stage, how)
+        await come_to_rest(stage)
+        check_honest(stage)
+        check_rest(stage)
+        assert stage.session.state.fields.keys() <= RESTING
         if how == "say":
-            assert one.app.finals(since)[-1] == "Second."
-        await one.close()
+            assert stage.app.finals(since)[-1] == "Second."
+        await stage.close()
         return over
 
     at_every_step(scenario)
@@ -516,10 +516,10 @@ class Doubts(Chaos):
     }
 
     def do(self, action: str) -> None:
-        line, rng = self.one.app.line, self.rng
+        line, rng = self.stage.app.line, self.rng
         assert line is not None
-        calls = [e["payload"]["callId"] for e in self.one.app.log if shape_of(e).startswith("device.")]
-        cards = [e["payload"] for e in self.one.app.log if e["type"] == "approval.request"]
+        calls = [e["payload"]["callId"] for e in self.stage.app.log if shape_of(e).startswith("device.")]
+        cards = [e["payload"] for e in self.stage.app.log if e["type"] == "approval.request"]
         if action == "decide" and cards:
             card = cards[-rng.randint(1, min(3, len(cards)))]
             kinds: tuple[Literal["allow", "deny", "edit"], ...] = ("allow", "allow", "deny", "edit")
@@ -530,7 +530,7 @@ class Doubts(Chaos):
             digest = rng.choice((card["argumentsDigest"], card["argumentsDigest"], "0" * 64))
             line.say(client.ApprovalResponse(card["approvalId"], digest, kind, **fields))
         elif action == "words":
-            self.one.app.say(rng.choice(("yes", "no", "okay", "what?", "yes please", "confirm wipe")))
+            self.stage.app.say(rng.choice(("yes", "no", "okay", "what?", "yes please", "confirm wipe")))
         elif action == "cancelled" and calls:
             line.say(client.ToolCancelled(rng.choice(calls), rng.choice(("none", "partial", "complete"))))
         elif action == "accepted" and calls:
@@ -541,21 +541,21 @@ class Doubts(Chaos):
             line.say(client.ResponseCancel())
 
     def check(self) -> None:
-        check_rest(self.one)
-        assert "internal_error" not in self.one.app.errors()
-        check_honest(self.one)
+        check_rest(self.stage)
+        assert "internal_error" not in self.stage.app.errors()
+        check_honest(self.stage)
         opened = {o.call.call_id for c in self.store.commits for o in c if isinstance(o, OpenCall)}
-        results = [m.call_id for m in self.one.session.messages if isinstance(m, ToolResult)]
+        results = [m.call_id for m in self.stage.session.messages if isinstance(m, ToolResult)]
         assert sorted(opened) == sorted(results)
-        assert "approvals" not in self.one.session.state.fields
-        asked = [e["payload"]["approvalId"] for e in self.one.app.log if e["type"] == "approval.request"]
+        assert "approvals" not in self.stage.session.state.fields
+        asked = [e["payload"]["approvalId"] for e in self.stage.app.log if e["type"] == "approval.request"]
         ended = [
             e["payload"]["approvalId"]
-            for e in self.one.app.log
+            for e in self.stage.app.log
             if e["type"] == "approval.resolved" and e["payload"]["outcome"] in ENDS
         ]
         assert set(ended) <= set(asked)
-        ran = [e["payload"]["callId"] for e in self.one.app.log if shape_of(e).startswith("device.")]
+        ran = [e["payload"]["callId"] for e in self.stage.app.log if shape_of(e).startswith("device.")]
         assert len(ran) == len(set(ran)), "a call was sent twice"
 
 
@@ -582,20 +582,20 @@ async def doubts(seed: int, capabilities: list[str]) -> None:
         turns_per_minute=1e6,
     )
     services = replace(services, catalog=ASKING, subject_records=SubjectRecords(MemoryStore()))
-    one = await stage(services, random_device(rng))
-    one.app.capabilities = capabilities
-    open_with(one, capabilities)
-    world = Doubts(rng, one, store)
+    stage = await open_stage(services, random_device(rng))
+    stage.app.capabilities = capabilities
+    open_with(stage, capabilities)
+    world = Doubts(rng, stage, store)
     try:
         for _ in range(60):
             await world.step()
         await later(5_000)
-        await one.quiet()
-        one.app.connect(one.session)
+        await stage.quiet()
+        stage.app.connect(stage.session)
         await later(100)
-        await one.quiet()
+        await stage.quiet()
         world.check()
     except AssertionError as error:
-        raise AssertionError(f"seed {seed}: {error}; {world.trail}; {one.app.shapes()[-30:]}") from error
+        raise AssertionError(f"seed {seed}: {error}; {world.trail}; {stage.app.shapes()[-30:]}") from error
     finally:
-        await one.close()
+        await stage.close()

@@ -118,36 +118,36 @@ def one_call(name: str) -> Callable[[ModelRequest], Script]:
 async def test_a_call_that_was_answered_is_not_sent_again() -> None:
     local = LocalTools()
     scripts: list[Script] = [[call("device.look"), call("local.wait")], [TextDelta("Well.")]]
-    one = await Life.begins(
+    stage = await Life.begins(
         make_services(scripts, store=SlowStore(), toolsets=[local]), lambda name, call_id: SPOKEN
     )
-    one.app.say("go")
-    await one.app.until("device.look")
+    stage.app.say("go")
+    await stage.app.until("device.look")
     await later(1)
-    await one.goes_on(relaunched=True)
+    await stage.goes_on(relaunched=True)
     local.go.set()
-    await at_rest(one.session)
-    assert one.app.shapes().count("device.look") == 1
-    assert one.app.finals() == ["Well."]
-    await one.ends()
+    await at_rest(stage.session)
+    assert stage.app.shapes().count("device.look") == 1
+    assert stage.app.finals() == ["Well."]
+    await stage.ends()
 
 
 async def test_a_read_that_a_person_allowed_is_not_run_again() -> None:
     local = LocalTools()
     services = make_services([[call("local.ask")], [TextDelta("Well.")]], store=SlowStore())
     services = replace(services, toolsets=[Asking(local)])
-    one = await Life.begins(services, capabilities=["approval"])
-    one.app.say("go")
-    card = await one.card()
-    one.say(client.ApprovalResponse(card["approvalId"], card["argumentsDigest"], "allow"))
+    stage = await Life.begins(services, capabilities=["approval"])
+    stage.app.say("go")
+    card = await stage.card()
+    stage.say(client.ApprovalResponse(card["approvalId"], card["argumentsDigest"], "allow"))
     await local.begun.wait()
     await later(1)
-    await one.goes_on()
+    await stage.goes_on()
     local.go.set()
-    await at_rest(one.session)
+    await at_rest(stage.session)
     assert local.ran == []
-    assert one.app.finals() == ["Well."]
-    await one.ends()
+    assert stage.app.finals() == ["Well."]
+    await stage.ends()
 
 
 class Asking(LocalTools):
@@ -165,14 +165,14 @@ async def test_a_call_whose_tool_is_gone_may_have_happened() -> None:
     services = make_services(
         [[call("local.write")], [TextDelta("Well.")]], store=SlowStore(), toolsets=[local]
     )
-    one = await Life.begins(services)
-    one.app.say("go")
+    stage = await Life.begins(services)
+    stage.app.say("go")
     await local.begun.wait()
     await later(1)
-    await one.goes_on(replace(services, toolsets=()))
-    await at_rest(one.session)
-    assert one.outcomes() == ["unknown"]
-    await one.ends()
+    await stage.goes_on(replace(services, toolsets=()))
+    await at_rest(stage.session)
+    assert stage.outcomes() == ["unknown"]
+    await stage.ends()
 
 
 class Away(Disk):
@@ -190,16 +190,16 @@ class Away(Disk):
 
 async def test_the_time_that_a_call_had_before_counts() -> None:
     store = Away()
-    one = await Life.begins(make_services(one_call("device.look"), store=store, tool_timeout=30.0))
-    one.app.say("go")
-    await one.app.until("device.look")
+    stage = await Life.begins(make_services(one_call("device.look"), store=store, tool_timeout=30.0))
+    stage.app.say("go")
+    await stage.app.until("device.look")
     await steps(30)
     store.away = 25.0
     before = asyncio.get_running_loop().time()
-    await one.goes_on()
-    await one.app.until("assistant.speech.final")
+    await stage.goes_on()
+    await stage.app.until("assistant.speech.final")
     assert asyncio.get_running_loop().time() - before == pytest.approx(5.0, abs=0.5)
-    await one.ends()
+    await stage.ends()
 
 
 # -- what comes late
@@ -215,28 +215,28 @@ async def test_what_came_late_during_another_turn_is_told_by_the_next_process(ho
             return [call("device.do")]
         return [hold, TextDelta("Well.")] if isinstance(last, UserMessage) else [TextDelta("No answer.")]
 
-    one = await Life.begins(
+    stage = await Life.begins(
         make_services(reply, store=SlowStore(), tool_timeout=5.0), capabilities=["cancel"]
     )
-    one.app.say("go")
-    call_id = (await one.app.until("device.do"))["payload"]["callId"]
-    await one.app.until("assistant.speech.final")
-    await at_rest(one.session)
-    one.app.say("another thing")
+    stage.app.say("go")
+    call_id = (await stage.app.until("device.do"))["payload"]["callId"]
+    await stage.app.until("assistant.speech.final")
+    await at_rest(stage.session)
+    stage.app.say("another thing")
     await later(1)
     if how == "result":
-        one.app.result(call_id, "heron")
+        stage.app.result(call_id, "heron")
     else:
-        one.say(client.ToolCancelled(call_id, "partial", "heron"))
+        stage.say(client.ToolCancelled(call_id, "partial", "heron"))
     await steps(50)
-    await one.goes_on()
+    await stage.goes_on()
     hold.set()
-    await at_rest(one.session)
-    one.app.say("and?")
+    await at_rest(stage.session)
+    stage.app.say("and?")
     await later(1)
-    (note,) = one.notes()
+    (note,) = stage.notes()
     assert "heron" in note
-    await one.ends()
+    await stage.ends()
 
 
 async def test_what_a_turn_tells_is_not_told_again() -> None:
@@ -248,60 +248,60 @@ async def test_what_a_turn_tells_is_not_told_again() -> None:
         told = isinstance(request.messages[-1], Note)
         return [hold, TextDelta("A heron.")] if told else [TextDelta("No answer.")]
 
-    one = await Life.begins(make_services(reply, store=SlowStore(), tool_timeout=5.0))
-    one.app.say("go")
-    call_id = (await one.app.until("device.do"))["payload"]["callId"]
-    await one.app.until("assistant.speech.final")
-    await at_rest(one.session)
-    one.app.result(call_id, "heron")
+    stage = await Life.begins(make_services(reply, store=SlowStore(), tool_timeout=5.0))
+    stage.app.say("go")
+    call_id = (await stage.app.until("device.do"))["payload"]["callId"]
+    await stage.app.until("assistant.speech.final")
+    await at_rest(stage.session)
+    stage.app.result(call_id, "heron")
     await later(5)
-    await one.goes_on()
+    await stage.goes_on()
     hold.set()
-    await at_rest(one.session)
-    assert len(one.notes()) == 1
-    assert one.app.finals() == ["No answer.", "A heron."]
-    await one.ends()
+    await at_rest(stage.session)
+    assert len(stage.notes()) == 1
+    assert stage.app.finals() == ["No answer.", "A heron."]
+    await stage.ends()
 
 
 async def test_news_that_waited_for_a_speech_to_end_is_told_unasked() -> None:
     def deaf(name: str, call_id: str) -> str | None:
         return SPOKEN if name.startswith("convo.") else None
 
-    one = await Life.begins(make_services(one_call("device.do"), store=SlowStore(), tool_timeout=5.0), deaf)
-    one.app.say("go")
-    call_id = (await one.app.until("device.do"))["payload"]["callId"]
-    speech = (await one.app.until("tts.speak"))["payload"]["callId"]
+    stage = await Life.begins(make_services(one_call("device.do"), store=SlowStore(), tool_timeout=5.0), deaf)
+    stage.app.say("go")
+    call_id = (await stage.app.until("device.do"))["payload"]["callId"]
+    speech = (await stage.app.until("tts.speak"))["payload"]["callId"]
     await later(1)
-    one.app.result(call_id, "heron")
+    stage.app.result(call_id, "heron")
     await later(1)
-    assert one.app.finals() == ["Well."]
-    await one.goes_on()
+    assert stage.app.finals() == ["Well."]
+    await stage.goes_on()
     await later(1)
-    one.app.result(speech, SPOKEN)
+    stage.app.result(speech, SPOKEN)
     await later(5)
-    assert one.app.finals() == ["Well.", "There is news."]
-    await one.ends()
+    assert stage.app.finals() == ["Well.", "There is news."]
+    await stage.ends()
 
 
 JOB = ["async", "late"]
 
 
 async def test_a_call_that_became_a_job_after_its_turn_is_one_for_the_next_process() -> None:
-    one = await Life.begins(
+    stage = await Life.begins(
         make_services(one_call("device.do"), store=SlowStore(), tool_timeout=5.0), capabilities=JOB
     )
-    one.app.say("go")
-    call_id = (await one.app.until("device.do"))["payload"]["callId"]
-    await one.app.until("assistant.speech.final")
-    await at_rest(one.session)
-    one.say(client.ToolAccepted(call_id, "job-7"))
+    stage.app.say("go")
+    call_id = (await stage.app.until("device.do"))["payload"]["callId"]
+    await stage.app.until("assistant.speech.final")
+    await at_rest(stage.session)
+    stage.say(client.ToolAccepted(call_id, "job-7"))
     await steps(20)
-    await one.goes_on()
+    await stage.goes_on()
     await later(3600)
-    one.app.result(call_id, "heron")
+    stage.app.result(call_id, "heron")
     await later(5)
-    assert one.app.finals() == ["Well.", "There is news."]
-    await one.ends()
+    assert stage.app.finals() == ["Well.", "There is news."]
+    await stage.ends()
 
 
 async def test_the_result_of_a_job_has_a_turn_of_its_own_although_it_comes_during_another() -> None:
@@ -313,21 +313,21 @@ async def test_the_result_of_a_job_has_a_turn_of_its_own_although_it_comes_durin
             return [hold, TextDelta("Waited.")]
         return one_call("device.do")(request)
 
-    one = await Life.begins(make_services(reply, store=SlowStore()), capabilities=JOB)
-    one.app.say("go")
-    call_id = (await one.app.until("device.do"))["payload"]["callId"]
-    one.say(client.ToolAccepted(call_id, "job-7"))
-    await at_rest(one.session)
-    await one.goes_on()
+    stage = await Life.begins(make_services(reply, store=SlowStore()), capabilities=JOB)
+    stage.app.say("go")
+    call_id = (await stage.app.until("device.do"))["payload"]["callId"]
+    stage.say(client.ToolAccepted(call_id, "job-7"))
+    await at_rest(stage.session)
+    await stage.goes_on()
     await later(1)
-    one.app.say("wait")
+    stage.app.say("wait")
     await later(1)
-    one.app.result(call_id, "heron")
+    stage.app.result(call_id, "heron")
     await later(1)
     hold.set()
-    await at_rest(one.session)
-    assert one.app.finals() == ["Well.", "Waited.", "There is news."]
-    await one.ends()
+    await at_rest(stage.session)
+    assert stage.app.finals() == ["Well.", "Waited.", "There is news."]
+    await stage.ends()
 
 
 # -- a process that stops in good order
@@ -340,32 +340,32 @@ async def test_a_server_that_stops_begins_no_more_turns_and_the_next_one_answers
         text = [one.text for one in request.messages if isinstance(one, UserMessage)][-1]
         return [hold, TextDelta("One.")] if text == "one" else [TextDelta("Two.")]
 
-    one = await Life.begins(make_services(reply, store=Disk(), mode="queue"))
-    one.app.say("one")
+    stage = await Life.begins(make_services(reply, store=Disk(), mode="queue"))
+    stage.app.say("one")
     await later(1)
-    one.app.say("two")
+    stage.app.say("two")
     await later(1)
-    one.session.drain()
+    stage.session.drain()
     hold.set()
-    await one.session.settled()
-    assert one.app.finals() == ["One."]
-    await one.session.close()
-    await one.is_taken_over()
-    await at_rest(one.session)
-    assert one.app.finals() == ["One.", "Two."]
-    await one.ends()
+    await stage.session.settled()
+    assert stage.app.finals() == ["One."]
+    await stage.session.close()
+    await stage.is_taken_over()
+    await at_rest(stage.session)
+    assert stage.app.finals() == ["One.", "Two."]
+    await stage.ends()
 
 
 async def test_what_was_acknowledged_just_before_a_server_stops_is_not_sent_again() -> None:
-    one = await Life.begins(make_services([[TextDelta("Hello.")]], store=Disk()))
-    one.app.say("hi")
-    await one.app.until("state idle", since=3)
+    stage = await Life.begins(make_services([[TextDelta("Hello.")]], store=Disk()))
+    stage.app.say("hi")
+    await stage.app.until("state idle", since=3)
     await steps(50)
-    await one.session.close()
-    since = await one.is_taken_over(relaunched=True)
-    await at_rest(one.session)
-    assert one.app.shapes(since) == ["session.started", "state idle"]
-    await one.ends()
+    await stage.session.close()
+    since = await stage.is_taken_over(relaunched=True)
+    await at_rest(stage.session)
+    assert stage.app.shapes(since) == ["session.started", "state idle"]
+    await stage.ends()
 
 
 # -- questions
@@ -377,59 +377,59 @@ MOVE = [tool("device.move", risk="medium")]
 async def asked(store: SlowStore, capabilities: Sequence[str] = CARDS, **limits: Any) -> Life:
     """Let a session come to a question, and all of it be recorded."""
     services = replace(make_services(one_call("device.move"), store=store, **limits), catalog=MOVE)
-    one = await Life.begins(services, capabilities=capabilities)
-    one.app.say("go")
+    stage = await Life.begins(services, capabilities=capabilities)
+    stage.app.say("go")
     await later(1)
-    return one
+    return stage
 
 
 async def test_a_card_comes_again_under_its_own_id() -> None:
-    one = await asked(SlowStore())
-    await one.goes_on()
+    stage = await asked(SlowStore())
+    await stage.goes_on()
     await later(1)
-    cards = [e["id"] for e in one.app.raw if e["type"] == "approval.request"]
+    cards = [e["id"] for e in stage.app.raw if e["type"] == "approval.request"]
     assert len(cards) == 2 and len(set(cards)) == 1
-    await one.ends()
+    await stage.ends()
 
 
 async def test_a_question_expires_when_it_was_to_whatever_the_next_process_has_for_a_limit() -> None:
-    one = await asked(SlowStore(), approval_timeout=600.0)
-    limits = replace(one.services.limits, approval_timeout=5.0)
-    await one.goes_on(replace(one.services, limits=limits))
+    stage = await asked(SlowStore(), approval_timeout=600.0)
+    limits = replace(stage.services.limits, approval_timeout=5.0)
+    await stage.goes_on(replace(stage.services, limits=limits))
     await later(500)
-    assert one.resolved() == []
+    assert stage.resolved() == []
     await later(120)
-    assert [outcome for _, outcome in one.resolved()] == ["expired"]
-    await one.ends()
+    assert [outcome for _, outcome in stage.resolved()] == ["expired"]
+    await stage.ends()
 
 
 async def test_a_decision_is_told_if_its_process_died_before_it_could_be() -> None:
     store = SlowStore()
-    one = await asked(store)
-    card = await one.card()
+    stage = await asked(store)
+    card = await stage.card()
     store.hold_answer = asyncio.Event()  # it is recorded, and the process dies before it knows so
-    one.say(client.ApprovalResponse(card["approvalId"], card["argumentsDigest"], "deny"))
+    stage.say(client.ApprovalResponse(card["approvalId"], card["argumentsDigest"], "deny"))
     await later(1)
     store.hold_answer = None
-    assert one.resolved() == []
-    await one.goes_on()
-    await at_rest(one.session)
-    assert one.resolved() == [(card["approvalId"], "denied")]
-    await one.ends()
+    assert stage.resolved() == []
+    await stage.goes_on()
+    await at_rest(stage.session)
+    assert stage.resolved() == [(card["approvalId"], "denied")]
+    await stage.ends()
 
 
 def test_a_question_that_other_words_closed_is_told_to_be_so_at_whatever_step_its_process_dies() -> None:
     async def scenario(after: int) -> bool:
-        one = await asked(SlowStore(lambda: 1, lambda: 3))
-        card = await one.card()
-        one.app.say("what is the weather like in Oslo tomorrow", "words-2")
+        stage = await asked(SlowStore(lambda: 1, lambda: 3))
+        card = await stage.card()
+        stage.app.say("what is the weather like in Oslo tomorrow", "words-2")
         await steps(after)
-        over = one.resolved() != []
-        await one.goes_on()
-        one.app.say("what is the weather like in Oslo tomorrow", "words-2")  # it may not have arrived
+        over = stage.resolved() != []
+        await stage.goes_on()
+        stage.app.say("what is the weather like in Oslo tomorrow", "words-2")  # it may not have arrived
         await later(5)
-        assert (card["approvalId"], "superseded") in one.resolved()
-        await one.ends()
+        assert (card["approvalId"], "superseded") in stage.resolved()
+        await stage.ends()
         return over
 
     at_every_step(scenario)

@@ -28,7 +28,7 @@ from conductor.conversation.turn_state import TurnState
 from conductor.errors import ModelError
 from conductor.events import client
 from conductor.models.base import Finished, TextDelta, Usage
-from tests.conversation.helpers import KEY, LocalTools, call, make_services, run, stage
+from tests.conversation.helpers import KEY, LocalTools, call, make_services, open_stage, run
 from tests.models import Script
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -49,17 +49,17 @@ def spans_of(
 
     async def scenario() -> None:
         services = make_services(scripts, toolsets=[LocalTools()])
-        one = await stage(
+        stage = await open_stage(
             replace(services, tracer=TurnTracer(provider, content=content, prompt=("voice", "v1")))
         )
-        assert one.app.line is not None
-        one.session.start(client.SessionStart(traceparent=traceparent), one.app.line, resumed=True)
-        one.app.say("hello")
+        assert stage.app.line is not None
+        stage.session.start(client.SessionStart(traceparent=traceparent), stage.app.line, resumed=True)
+        stage.app.say("hello")
         if interrupt:
-            await one.app.until("assistant.speech.partial")
-            one.app.interrupt()
-        await one.quiet()
-        await one.close()
+            await stage.app.until("assistant.speech.partial")
+            stage.app.interrupt()
+        await stage.quiet()
+        await stage.close()
 
     run(scenario())
     return sorted(exporter.get_finished_spans(), key=lambda span: span.name)

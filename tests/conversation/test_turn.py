@@ -24,8 +24,8 @@ from tests.conversation.helpers import (
     faults,
     later,
     make_services,
+    open_stage,
     run,
-    stage,
     steps,
     tool,
 )
@@ -37,8 +37,8 @@ def silent_tools(name: str, call_id: str) -> str | None:
     return SPOKEN if name.startswith(("convo.", "tts.")) else None
 
 
-def outcomes(one: Stage) -> list[dict[str, Any]]:
-    return [json.loads(m.content) for m in one.session.messages if isinstance(m, ToolResult)]
+def outcomes(stage: Stage) -> list[dict[str, Any]]:
+    return [json.loads(m.content) for m in stage.session.messages if isinstance(m, ToolResult)]
 
 
 async def test_all_calls_of_a_reply_run_together_and_their_results_keep_the_models_order() -> None:
@@ -47,23 +47,23 @@ async def test_all_calls_of_a_reply_run_together_and_their_results_keep_the_mode
         [call("local.wait"), call("device.do"), call("local.sum", '{"x": 3}'), call("device.look")],
         [TextDelta("Done.")],
     ]
-    one = await stage(make_services(scripts, toolsets=[local]), silent_tools)
-    one.app.say("go")
-    look = await one.app.until("device.look")
-    do = await one.app.until("device.do")
+    stage = await open_stage(make_services(scripts, toolsets=[local]), silent_tools)
+    stage.app.say("go")
+    look = await stage.app.until("device.look")
+    do = await stage.app.until("device.do")
     await local.begun.wait()
-    one.app.result(look["payload"]["callId"], "looked")
+    stage.app.result(look["payload"]["callId"], "looked")
     await steps(10)
-    one.app.result(do["payload"]["callId"], "did")
+    stage.app.result(do["payload"]["callId"], "did")
     await steps(10)
     local.go.set()
-    await one.quiet()
-    data = [outcome["data"] for outcome in outcomes(one)]
+    await stage.quiet()
+    data = [outcome["data"] for outcome in outcomes(stage)]
     assert data == [{"ran": "local.wait", "x": None}, "did", {"ran": "local.sum", "x": 3}, "looked"]
-    assert faults(one.session.messages) == []
-    request = one.provider.requests[1]
+    assert faults(stage.session.messages) == []
+    request = stage.provider.requests[1]
     assert faults(request.messages) == []
-    await one.close()
+    await stage.close()
 
 
 TOO_LONG = ModelError("context_too_long", "too long")
@@ -76,26 +76,26 @@ async def test_a_history_that_is_too_long_for_the_model_is_halved_and_sent_again
         refused,
         [TextDelta("Yes.")],
     ]
-    one = await stage(make_services(scripts))
+    stage = await open_stage(make_services(scripts))
     for said in ("one", "two", "three", "four", "five"):
-        one.app.say(said)
-        await one.quiet()
-    assert one.session.messages[-1] == AssistantMessage("Yes.", provider="scripted")
+        stage.app.say(said)
+        await stage.quiet()
+    assert stage.session.messages[-1] == AssistantMessage("Yes.", provider="scripted")
     asked = [
-        message.text for message in one.provider.requests[-1].messages if isinstance(message, UserMessage)
+        message.text for message in stage.provider.requests[-1].messages if isinstance(message, UserMessage)
     ]
     assert asked == ["four", "five"]
-    assert [message.text for message in one.session.messages if isinstance(message, UserMessage)] == asked
-    await one.close()
+    assert [message.text for message in stage.session.messages if isinstance(message, UserMessage)] == asked
+    await stage.close()
 
 
 async def test_a_single_turn_that_is_too_long_fails_with_words() -> None:
-    one = await stage(make_services([[TOO_LONG]]))
-    one.app.say("one")
-    await one.quiet()
-    assert len(one.provider.requests) == 1
-    assert one.app.errors() == ["model_provider_failed"] and len(one.app.spoken()) == 1
-    await one.close()
+    stage = await open_stage(make_services([[TOO_LONG]]))
+    stage.app.say("one")
+    await stage.quiet()
+    assert len(stage.provider.requests) == 1
+    assert stage.app.errors() == ["model_provider_failed"] and len(stage.app.spoken()) == 1
+    await stage.close()
 
 
 def test_the_log_says_which_profile_failed_and_why() -> None:
@@ -103,10 +103,10 @@ def test_the_log_says_which_profile_failed_and_why() -> None:
     gone.profile = "home"
 
     async def scenario() -> None:
-        one = await stage(make_services([[gone]]))
-        one.app.say("one")
-        await one.quiet()
-        await one.close()
+        stage = await open_stage(make_services([[gone]]))
+        stage.app.say("one")
+        await stage.quiet()
+        await stage.close()
 
     with capture_logs() as lines:
         run(scenario())
@@ -131,21 +131,21 @@ def test_a_reply_that_breaks_off_is_asked_for_once_more_and_nothing_of_it_is_kep
             [TextDelta("I do it."), call("device.do")],
             [TextDelta("Done.")],
         ]
-        one = await stage(make_services(scripts, partial_interval=0.0))
-        since = len(one.app.log)
-        one.app.say("go")
-        await one.quiet()
-        assert one.app.errors() == []
-        assert one.app.texts("assistant.speech.partial") == ["Let me think about it", "I do it.", "Done."]
-        assert one.app.finals() == ["I do it.", "Done."]
-        assert one.app.shapes(since).count("device.do") == 1
-        assert [m.text for m in one.session.messages if isinstance(m, AssistantMessage)] == [
+        stage = await open_stage(make_services(scripts, partial_interval=0.0))
+        since = len(stage.app.log)
+        stage.app.say("go")
+        await stage.quiet()
+        assert stage.app.errors() == []
+        assert stage.app.texts("assistant.speech.partial") == ["Let me think about it", "I do it.", "Done."]
+        assert stage.app.finals() == ["I do it.", "Done."]
+        assert stage.app.shapes(since).count("device.do") == 1
+        assert [m.text for m in stage.session.messages if isinstance(m, AssistantMessage)] == [
             "I do it.",
             "Done.",
         ]
-        assert one.provider.requests[1].messages == one.provider.requests[0].messages
-        assert [request.avoid for request in one.provider.requests] == [None, "home", None]
-        await one.close()
+        assert stage.provider.requests[1].messages == stage.provider.requests[0].messages
+        assert [request.avoid for request in stage.provider.requests] == [None, "home", None]
+        await stage.close()
 
     run(scenario())
 
@@ -165,44 +165,44 @@ def test_a_reply_that_breaks_off_is_asked_for_once_more_and_nothing_of_it_is_kep
 async def test_a_reply_that_breaks_off_is_not_asked_for_without_end_or_hope(
     scripts: list[Script], asked: int
 ) -> None:
-    one = await stage(make_services(scripts, turn_timeout=120.0))
-    one.app.say("go")
-    await one.quiet()
-    assert len(one.provider.requests) == asked
-    assert one.app.errors() == ["model_provider_failed"]
-    assert len(one.app.spoken()) == 1
-    await one.close()
+    stage = await open_stage(make_services(scripts, turn_timeout=120.0))
+    stage.app.say("go")
+    await stage.quiet()
+    assert len(stage.provider.requests) == asked
+    assert stage.app.errors() == ["model_provider_failed"]
+    assert len(stage.app.spoken()) == 1
+    await stage.close()
 
 
 async def test_a_turn_may_be_interrupted_before_it_asks_once_more() -> None:
     busy = ModelError("overloaded", "busy", retry_after=10.0)
-    one = await stage(make_services([[TextDelta("Let me see"), busy], [TextDelta("x")]]))
-    one.app.say("go")
-    await one.app.until("assistant.speech.partial")
+    stage = await open_stage(make_services([[TextDelta("Let me see"), busy], [TextDelta("x")]]))
+    stage.app.say("go")
+    await stage.app.until("assistant.speech.partial")
     await later(5)
-    one.app.interrupt()
-    await one.quiet()
+    stage.app.interrupt()
+    await stage.quiet()
     await later(60)
-    assert len(one.provider.requests) == 1
-    assert one.app.errors() == [] and one.app.states()[-1] == "idle"
-    (message,) = [m for m in one.session.messages if isinstance(m, AssistantMessage)]
+    assert len(stage.provider.requests) == 1
+    assert stage.app.errors() == [] and stage.app.states()[-1] == "idle"
+    (message,) = [m for m in stage.session.messages if isinstance(m, AssistantMessage)]
     assert message.text == f"Let me see {CUT_BEFORE_SPEECH}"
-    await one.close()
+    await stage.close()
 
 
 async def test_the_limit_of_rounds_asks_once_more_with_the_tools_off() -> None:
     def reply(request: ModelRequest) -> Script:
         return [TextDelta("Words."), call("local.sum")]
 
-    one = await stage(make_services(reply, toolsets=[LocalTools()], max_tool_rounds=3))
-    one.app.say("go")
-    await one.quiet()
-    assert [r.tool_choice for r in one.provider.requests] == ["auto"] * 3 + ["none"]
-    assert all(r.tools for r in one.provider.requests)
-    assert one.app.errors() == ["tool_round_limit_exceeded"]
-    assert one.app.finals()[-1] == "Words."
-    assert len(outcomes(one)) == 3
-    await one.close()
+    stage = await open_stage(make_services(reply, toolsets=[LocalTools()], max_tool_rounds=3))
+    stage.app.say("go")
+    await stage.quiet()
+    assert [r.tool_choice for r in stage.provider.requests] == ["auto"] * 3 + ["none"]
+    assert all(r.tools for r in stage.provider.requests)
+    assert stage.app.errors() == ["tool_round_limit_exceeded"]
+    assert stage.app.finals()[-1] == "Words."
+    assert len(outcomes(stage)) == 3
+    await stage.close()
 
 
 async def test_the_limit_of_calls_holds_over_all_rounds() -> None:
@@ -211,70 +211,72 @@ async def test_the_limit_of_calls_holds_over_all_rounds() -> None:
     def reply(request: ModelRequest) -> Script:
         return [call("local.sum")] * 3 if request.tool_choice == "auto" else [TextDelta("Enough.")]
 
-    one = await stage(make_services(reply, toolsets=[local], max_calls_per_turn=7, max_calls_per_round=3))
-    one.app.say("go")
-    await one.quiet()
+    stage = await open_stage(
+        make_services(reply, toolsets=[local], max_calls_per_turn=7, max_calls_per_round=3)
+    )
+    stage.app.say("go")
+    await stage.quiet()
     assert len(local.ran) == 7
-    assert [o["error_type"] for o in outcomes(one)] == ["none"] * 7 + ["rate_limited"] * 2
-    assert one.app.finals() == ["Enough."]
-    await one.close()
+    assert [o["error_type"] for o in outcomes(stage)] == ["none"] * 7 + ["rate_limited"] * 2
+    assert stage.app.finals() == ["Enough."]
+    await stage.close()
 
 
 @pytest.mark.parametrize("stop", ["end_turn", "tool_use"])
 async def test_an_empty_reply_still_says_something(stop: StopReason) -> None:
-    one = await stage(make_services([[TextDelta(" \n"), Finished(stop)]]))
-    one.app.say("go")
-    await one.quiet()
-    (said,) = one.app.finals()
+    stage = await open_stage(make_services([[TextDelta(" \n"), Finished(stop)]]))
+    stage.app.say("go")
+    await stage.quiet()
+    (said,) = stage.app.finals()
     assert said.strip()
-    assert one.app.states()[-1] == "idle"
-    await one.close()
+    assert stage.app.states()[-1] == "idle"
+    await stage.close()
 
 
 async def test_calls_of_a_reply_that_was_cut_off_are_not_run() -> None:
     scripts: list[Script] = [[call("device.do", '{"x":'), Finished("max_tokens")], [TextDelta("Sorry.")]]
-    one = await stage(make_services(scripts))
-    one.app.say("go")
-    await one.quiet()
-    assert "device.do" not in one.app.shapes()
-    assert [o["error_type"] for o in outcomes(one)] == ["parse_error"]
-    await one.close()
+    stage = await open_stage(make_services(scripts))
+    stage.app.say("go")
+    await stage.quiet()
+    assert "device.do" not in stage.app.shapes()
+    assert [o["error_type"] for o in outcomes(stage)] == ["parse_error"]
+    await stage.close()
 
 
 async def test_a_reply_that_was_declined_is_a_failure() -> None:
-    one = await stage(make_services([[TextDelta("I"), Finished("refusal")]]))
-    one.app.say("go")
-    await one.quiet()
-    assert one.app.errors() == ["model_provider_failed"]
-    assert faults(one.session.messages) == []
-    await one.close()
+    stage = await open_stage(make_services([[TextDelta("I"), Finished("refusal")]]))
+    stage.app.say("go")
+    await stage.quiet()
+    assert stage.app.errors() == ["model_provider_failed"]
+    assert faults(stage.session.messages) == []
+    await stage.close()
 
 
 async def test_the_turns_clock_stands_still_while_a_person_chooses() -> None:
     scripts: list[Script] = [[call("device.pick")], [5.0, TextDelta("Done.")]]
-    one = await stage(make_services(scripts, turn_timeout=10.0), silent_tools)
-    one.app.say("go")
-    pick = await one.app.until("device.pick")
+    stage = await open_stage(make_services(scripts, turn_timeout=10.0), silent_tools)
+    stage.app.say("go")
+    pick = await stage.app.until("device.pick")
     await later(500)
-    one.app.result(pick["payload"]["callId"], "the second")
-    await one.quiet()
-    assert one.app.finals() == ["Done."]
-    assert one.app.errors() == []
-    await one.close()
+    stage.app.result(pick["payload"]["callId"], "the second")
+    await stage.quiet()
+    assert stage.app.finals() == ["Done."]
+    assert stage.app.errors() == []
+    await stage.close()
 
 
 async def test_the_turns_clock_runs_while_a_tool_runs() -> None:
     scripts: list[Script] = [[call("device.do")]]
-    one = await stage(make_services(scripts, turn_timeout=10.0), silent_tools)
+    stage = await open_stage(make_services(scripts, turn_timeout=10.0), silent_tools)
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    one.app.say("go")
-    await one.app.until("error")
+    stage.app.say("go")
+    await stage.app.until("error")
     assert loop.time() - begun == pytest.approx(10.0)
-    assert one.app.errors() == ["turn_timeout"]
-    assert [o["error_type"] for o in outcomes(one)] == ["unknown"]
-    await one.quiet()
-    await one.close()
+    assert stage.app.errors() == ["turn_timeout"]
+    assert [o["error_type"] for o in outcomes(stage)] == ["unknown"]
+    await stage.quiet()
+    await stage.close()
 
 
 @pytest.mark.parametrize(("name", "error_type"), [("local.wait", "cancelled"), ("local.write", "unknown")])
@@ -282,70 +284,72 @@ async def test_a_call_that_was_running_when_its_turn_was_stopped_has_an_honest_r
     name: str, error_type: str
 ) -> None:
     local = LocalTools()
-    one = await stage(make_services([[call(name)]], toolsets=[local]))
-    one.app.say("go")
+    stage = await open_stage(make_services([[call(name)]], toolsets=[local]))
+    stage.app.say("go")
     await local.begun.wait()
-    one.app.interrupt()
-    await one.quiet()
-    assert [o["error_type"] for o in outcomes(one)] == [error_type]
+    stage.app.interrupt()
+    await stage.quiet()
+    assert [o["error_type"] for o in outcomes(stage)] == [error_type]
     assert local.ran == []
-    await one.close()
+    await stage.close()
 
 
 async def test_a_device_call_that_no_socket_had_when_its_turn_was_stopped_was_not_run() -> None:
-    one = await stage(make_services([[call("device.do")], [TextDelta("Next.")]]), slow=True)
-    assert one.app.line is not None
-    one.app.say("go")
+    stage = await open_stage(make_services([[call("device.do")], [TextDelta("Next.")]]), slow=True)
+    assert stage.app.line is not None
+    stage.app.say("go")
     await steps(30)
-    one.app.interrupt()
-    await one.settled()
-    one.app.line.slow = False
-    one.app.line.flush()
-    await one.quiet()
-    assert "device.do" not in one.app.shapes()
-    assert [o["error_type"] for o in outcomes(one)] == ["cancelled"]
-    await one.close()
+    stage.app.interrupt()
+    await stage.settled()
+    stage.app.line.slow = False
+    stage.app.line.flush()
+    await stage.quiet()
+    assert "device.do" not in stage.app.shapes()
+    assert [o["error_type"] for o in outcomes(stage)] == ["cancelled"]
+    await stage.close()
 
 
 async def test_an_interrupted_reply_is_closed_at_the_service_and_kept_as_not_heard() -> None:
-    one = await stage(make_services([[TextDelta("Once upon"), asyncio.Event()]]))
-    one.app.say("go")
-    await one.app.until("assistant.speech.partial")
-    one.app.interrupt()
-    await one.quiet()
-    assert one.provider.record(0).closed_early
-    last = one.session.messages[-1]
+    stage = await open_stage(make_services([[TextDelta("Once upon"), asyncio.Event()]]))
+    stage.app.say("go")
+    await stage.app.until("assistant.speech.partial")
+    stage.app.interrupt()
+    await stage.quiet()
+    assert stage.provider.record(0).closed_early
+    last = stage.session.messages[-1]
     assert isinstance(last, AssistantMessage)
     assert last.text.startswith("Once upon [")
-    assert one.app.finals() == []
-    await one.close()
+    assert stage.app.finals() == []
+    await stage.close()
 
 
 async def test_what_had_arrived_of_an_interrupted_answer_is_not_shown_after_the_interruption() -> None:
-    one = await stage(make_services([[TextDelta("Once upon"), asyncio.Event()]]), slow=True)
-    line = one.app.line
+    stage = await open_stage(make_services([[TextDelta("Once upon"), asyncio.Event()]]), slow=True)
+    line = stage.app.line
     assert line is not None
-    one.app.say("go")
+    stage.app.say("go")
     await steps(30)
-    one.app.interrupt()
+    stage.app.interrupt()
     await steps(30)
     line.flush()
-    assert "append user" in one.app.shapes()
-    assert one.app.texts("assistant.speech.partial") == []
-    await one.close()
+    assert "append user" in stage.app.shapes()
+    assert stage.app.texts("assistant.speech.partial") == []
+    await stage.close()
 
 
 @pytest.mark.parametrize("arriving", [True, False])
 async def test_a_client_cannot_have_said_more_of_an_answer_than_there_was(arriving: bool) -> None:
     reply: Script = [TextDelta("Once upon"), *([asyncio.Event()] if arriving else [])]
-    one = await stage(make_services([reply]), lambda name, call_id: None if name == "tts.speak" else SPOKEN)
-    one.app.say("go")
-    await one.app.until("assistant.speech.partial" if arriving else "tts.speak")
-    one.app.interrupt(spoken_text="Once upon a time " * 1_000)
-    await one.settled()
-    (said,) = [m.text for m in one.session.messages if isinstance(m, AssistantMessage)]
+    stage = await open_stage(
+        make_services([reply]), lambda name, call_id: None if name == "tts.speak" else SPOKEN
+    )
+    stage.app.say("go")
+    await stage.app.until("assistant.speech.partial" if arriving else "tts.speak")
+    stage.app.interrupt(spoken_text="Once upon a time " * 1_000)
+    await stage.settled()
+    (said,) = [m.text for m in stage.session.messages if isinstance(m, AssistantMessage)]
     assert said.startswith("Once upon [")
-    await one.close()
+    await stage.close()
 
 
 class SlowToClose(ScriptedProvider):
@@ -361,20 +365,20 @@ class SlowToClose(ScriptedProvider):
 
 async def test_nothing_of_an_interrupted_answer_is_shown_while_the_service_lets_go_of_it() -> None:
     provider = SlowToClose([[TextDelta("Once "), TextDelta("upon "), asyncio.Event()]])
-    one = await stage(make_services(provider, partial_interval=1.0))
-    one.app.say("go")
-    await one.app.until("assistant.speech.partial")
+    stage = await open_stage(make_services(provider, partial_interval=1.0))
+    stage.app.say("go")
+    await stage.app.until("assistant.speech.partial")
     await steps(10)
-    shown = len(one.app.log)
-    one.app.interrupt()
-    await one.quiet()
-    assert one.app.texts("assistant.speech.partial", shown) == []
-    assert one.app.states()[-1] == "idle"
-    await one.close()
+    shown = len(stage.app.log)
+    stage.app.interrupt()
+    await stage.quiet()
+    assert stage.app.texts("assistant.speech.partial", shown) == []
+    assert stage.app.states()[-1] == "idle"
+    await stage.close()
 
 
 async def test_each_request_is_a_valid_history_that_ends_with_what_is_to_be_answered() -> None:
-    one = await stage(
+    stage = await open_stage(
         make_services(
             lambda r: [call("local.sum")] if isinstance(r.messages[-1], UserMessage) else [TextDelta("ok")],
             toolsets=[LocalTools()],
@@ -382,13 +386,13 @@ async def test_each_request_is_a_valid_history_that_ends_with_what_is_to_be_answ
         )
     )
     for number in range(8):
-        one.app.say(f"q{number}")
-        await one.quiet()
-    for request in one.provider.requests:
+        stage.app.say(f"q{number}")
+        await stage.quiet()
+    for request in stage.provider.requests:
         assert faults(request.messages) == []
         assert isinstance(request.messages[-1], UserMessage | Note | ToolResult)
         assert sum(isinstance(m, UserMessage) for m in request.messages) <= 3
-    await one.close()
+    await stage.close()
 
 
 # -- what a person does not allow
@@ -404,23 +408,23 @@ def asking(scripts: list[Script]) -> Services:
 async def test_a_question_that_nobody_answered_is_no_denial() -> None:
     """Asked again in the same turn, it is asked again: nobody has said no."""
     scripts: list[Script] = [[call("device.move")], [call("device.move")], [TextDelta("Well.")]]
-    one = await stage(asking(scripts))
-    one.app.capabilities = ["approval"]
-    one.app.connect(one.session, resumed=False)
-    one.app.say("go")
-    await one.quiet()
-    assert [o["error_type"] for o in outcomes(one)] == ["approval_timeout", "approval_timeout"]
-    assert one.app.shapes().count("approval.request") == 2
-    await one.close()
+    stage = await open_stage(asking(scripts))
+    stage.app.capabilities = ["approval"]
+    stage.app.connect(stage.session, resumed=False)
+    stage.app.say("go")
+    await stage.quiet()
+    assert [o["error_type"] for o in outcomes(stage)] == ["approval_timeout", "approval_timeout"]
+    assert stage.app.shapes().count("approval.request") == 2
+    await stage.close()
 
 
 async def test_two_rounds_in_which_nothing_was_allowed_end_without_tools() -> None:
     scripts: list[Script] = [[call("device.move", f'{{"x":{n}}}')] for n in range(3)]
-    one = await stage(asking([*scripts[:2], [TextDelta("Well.")]]))
-    one.app.capabilities = ["approval"]
-    one.app.connect(one.session, resumed=False)
-    one.app.say("go")
-    await one.quiet()
-    assert [request.tool_choice for request in one.provider.requests] == ["auto", "auto", "none"]
-    assert one.app.spoken() == ["Well."]
-    await one.close()
+    stage = await open_stage(asking([*scripts[:2], [TextDelta("Well.")]]))
+    stage.app.capabilities = ["approval"]
+    stage.app.connect(stage.session, resumed=False)
+    stage.app.say("go")
+    await stage.quiet()
+    assert [request.tool_choice for request in stage.provider.requests] == ["auto", "auto", "none"]
+    assert stage.app.spoken() == ["Well."]
+    await stage.close()

@@ -13,7 +13,7 @@ from conductor.messages import AssistantMessage, UserMessage
 from conductor.models.base import CACHE_S, Finished, ModelRequest, TextDelta, Usage
 from conductor.models.budget import BudgetedProvider
 from conductor.rate_limit import DailyBudget
-from tests.conversation.helpers import App, Disk, Stage, later, loose_ends, make_services, stage, steps
+from tests.conversation.helpers import App, Disk, Stage, later, loose_ends, make_services, open_stage, steps
 from tests.models import ScriptedProvider
 
 
@@ -35,55 +35,55 @@ class Service(ScriptedProvider):
         return Finished("max_tokens", Usage(1, 0, 2, 3))
 
 
-def speaks(one: Stage) -> None:
-    assert one.app.line is not None
-    one.app.line.say(client.TranscriptPartial("and"))
+def speaks(stage: Stage) -> None:
+    assert stage.app.line is not None
+    stage.app.line.say(client.TranscriptPartial("and"))
 
 
 async def test_it_is_warmed_once_in_its_lifetime_at_the_start_and_when_a_person_speaks() -> None:
     service = Service()
-    one = await stage(make_services(service))
+    stage = await open_stage(make_services(service))
     await steps(5)
     (start,) = service.warmed
     assert (start.system, list(start.messages)) == ("Be brief.", [])
     assert start.tools and start.max_tokens is None
     # It is warm, by the start and by the turns.
-    speaks(one)
-    one.app.say("Hello")
-    await one.quiet()
+    speaks(stage)
+    stage.app.say("Hello")
+    await stage.quiet()
     await later(CACHE_S - 1)
-    speaks(one)
-    one.app.say("And?")
-    await one.quiet()
+    speaks(stage)
+    stage.app.say("And?")
+    await stage.quiet()
     await later(CACHE_S - 1)
-    speaks(one)
+    speaks(stage)
     await steps(5)
     assert len(service.warmed) == 1
     await later(2)
-    speaks(one)
-    speaks(one)
+    speaks(stage)
+    speaks(stage)
     await steps(5)
     said = [UserMessage("Hello"), AssistantMessage("Yes.", provider="scripted")]
     assert list(service.warmed[1].messages)[:2] == said and len(service.warmed) == 2
-    one.app.say("And now?")
-    await one.quiet()
+    stage.app.say("And now?")
+    await stage.quiet()
     assert (service.requests[2].system, service.requests[2].tools) == (start.system, start.tools)
     assert list(service.requests[2].messages)[:-1] == list(service.warmed[1].messages)
-    count = one.services.model_metrics.registry.get_sample_value
+    count = stage.services.model_metrics.registry.get_sample_value
     assert count("conductor_model_cache_warmings_total", {"profile": "scripted"}) == 2
     assert count("conductor_model_tokens_total", {"profile": "scripted", "kind": "cache_write"}) == 6
-    assert one.services.model_metrics.totals["replies"] == 3
-    await one.close()
+    assert stage.services.model_metrics.totals["replies"] == 3
+    await stage.close()
 
 
 async def test_the_history_of_a_resumed_session_is_warmed_when_its_person_speaks() -> None:
     service = Service()
     services = make_services(service, store=Disk())
-    one = await stage(services)
-    one.app.say("Hello")
-    await one.quiet()
-    await one.close()
-    session = Session(services, await services.store.claim(one.session.key))
+    stage = await open_stage(services)
+    stage.app.say("Hello")
+    await stage.quiet()
+    await stage.close()
+    session = Session(services, await services.store.claim(stage.session.key))
     app = App()
     app.connect(session, resumed=True)
     two = Stage(session, app, services)
@@ -96,22 +96,22 @@ async def test_the_history_of_a_resumed_session_is_warmed_when_its_person_speaks
 
 
 async def test_a_turn_waits_for_no_warming_and_a_closed_session_leaves_none_behind() -> None:
-    one = await stage(make_services(Service(asyncio.Event)))
-    one.app.say("Hello")
-    await one.app.until("assistant.speech.final")
+    stage = await open_stage(make_services(Service(asyncio.Event)))
+    stage.app.say("Hello")
+    await stage.app.until("assistant.speech.final")
     await later(5)
-    assert one.app.finals() == ["Yes."] and not one.session.busy
-    assert loose_ends(one.session) == {"tasks": 1}
-    await one.close()
-    assert loose_ends(one.session) == {}
+    assert stage.app.finals() == ["Yes."] and not stage.session.busy
+    assert loose_ends(stage.session) == {"tasks": 1}
+    await stage.close()
+    assert loose_ends(stage.session) == {}
 
 
 async def test_a_warming_that_fails_changes_nothing() -> None:
-    one = await stage(make_services(Service(lambda: ModelError("overloaded", "No."))))
-    one.app.say("Hello")
-    await one.quiet()
-    assert one.app.finals() == ["Yes."] and not one.app.errors()
-    await one.close()
+    stage = await open_stage(make_services(Service(lambda: ModelError("overloaded", "No."))))
+    stage.app.say("Hello")
+    await stage.quiet()
+    assert stage.app.finals() == ["Yes."] and not stage.app.errors()
+    await stage.close()
 
 
 async def test_nobody_warms_whose_tokens_are_spent() -> None:
