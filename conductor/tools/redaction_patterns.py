@@ -102,7 +102,7 @@ CONTEXTS = _compiled(
     (
         "cookie",
         # A quoted cookie continues after its quotes, which are not the quotes around the header.
-        r"cookie(?:\\{0,7}[\"'`])?[ \t]{0,4}:[ \t]{0,8}(?P<token>(?=[^\r\n\"'\\=]{1,64}=)[^\r\n\"'\\]++"
+        r"cookie(?:\\{0,7}[\"'`])?[ \t]{0,4}:[ \t]{0,8}(?P<token>(?=[\w.-]{1,64}=)[^\r\n\"'\\]++"
         r"(?:(?<==)\"(?![\s,:}\]])[^\"\r\n\\]{1,4096}\"[^\r\n\"'\\]*+)*+)",
     ),
 )
