@@ -1,8 +1,8 @@
-"""A device that asks its person before a dangerous tool runs, and says how far it got when it is stopped.
+"""A device that asks its person before a dangerous tool runs, and reports its progress if it is stopped.
 
     python examples/approvals.py [URL] [--token TOKEN]
 
-The demo model calls a tool when told to in so many words. A typed "allow", or new arguments as JSON, decides.
+The demo model calls a tool on a literal request. Type "allow", new arguments as JSON, or a reason to refuse.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ lines = StdinReader(sys.stdin)
 
 
 async def ask(approval: Approval) -> ApprovalDecision | None:
-    """Ask the person; it is cancelled when the question no longer stands."""
+    """Ask the person; it is cancelled when the question is no longer open."""
     print(f"May {approval.name} run? {approval.risk} risk: {json.dumps(approval.arguments)}", flush=True)
     answer = await lines.next()
     if answer is None:
-        return None  # nobody answered, which is not a no
+        return None  # no answer, which is not a refusal
     if answer == "allow":
         return allow("once")
     if answer.startswith("{"):
-        return edit(json.loads(answer))  # what a handler raises is a refusal
+        return edit(json.loads(answer))  # an exception here is a refusal
     return deny(answer)
 
 
@@ -55,7 +55,7 @@ async def delete(arguments: dict[str, Any], run: ToolRun) -> dict[str, Any]:
 
 
 async def main(url: str, token: str | None) -> int:
-    """Say the request, and show what came of it."""
+    """Say the request, and print the result."""
     try:
         async with connect(
             url, token=token, tools=[TOOL], handlers={"photos.delete": delete}, on_approval=ask

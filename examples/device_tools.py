@@ -2,7 +2,7 @@
 
     python examples/device_tools.py [URL] [--token TOKEN]
 
-The demo model calls a tool when told to in so many words; another model decides by the descriptions.
+The demo model calls a tool on a literal request; another model decides by the descriptions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REQUESTS = ('call lamp.switch with {"room": "kitchen", "on": true}', "call lamp.
 
 
 class Lamps:
-    """The device: what is on."""
+    """The device."""
 
     def __init__(self) -> None:
         self.on: set[str] = set()
@@ -50,12 +50,12 @@ class Lamps:
         return arguments
 
     async def list(self, _arguments: dict[str, Any]) -> dict[str, Any]:
-        """Say what is on. A handler may be async; what it raises becomes the call's error."""
+        """List the lamps that are on. A handler may be async; its exception becomes the call's error."""
         return {"on": sorted(self.on)}
 
 
 async def main(url: str, token: str | None) -> int:
-    """Declare the tools, ask for each, and show what was called."""
+    """Declare the tools, request each one, and print the calls."""
     lamps = Lamps()
     handlers = {"lamp.switch": lamps.switch, "lamp.list": lamps.list}
     try:

@@ -2,8 +2,8 @@
 
     python examples/scripted_bot.py [URL] [--token TOKEN] [--script FILE]
 
-A script has one exchange a line: what is said, a tab, and a regular expression that the answer must match.
-The exit status is 0 if all answers did, 1 if one did not, 2 if the server could not be reached.
+A line of the script is a text, a tab, and a regular expression that the answer must match. The exit status is
+0 if all answers match, 1 if one does not, and 2 if the server cannot be reached.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ say good morning\tgood morning
 ANSWER_S = 60
 
 
-async def answered(client: Client, text: str, expected: str) -> str | None:
-    """Say a text; give what is wrong with the answer, or None."""
+async def mismatch(client: Client, text: str, expected: str) -> str | None:
+    """Say a text; return the fault of the answer, or None."""
     try:
         turn = await client.say(text)
         result = await turn.wait(ANSWER_S)
     except WaitTimeout:
         return "no answer in time"
-    except ConnectionLost as lost:
-        return f"the connection went: {lost}"
+    except ConnectionLost as error:
+        return f"the connection was lost: {error}"
     if result.errors:
         return result.errors[0].code
     if result.ending == "lost":
-        return "it did not arrive"
+        return "the text did not arrive"
     return None if re.search(expected, result.text) else f"the answer is {result.text!r}"
 
 
 async def main(url: str, token: str | None, script: str) -> int:
-    """Hold the conversation; give the exit status."""
+    """Hold the conversation; return the exit status."""
     failures = 0
     try:
         async with connect(url, token=token, locale="en", time_zone="UTC") as client:
             for line in filter(str.strip, script.splitlines()):
                 text, _, expected = line.partition("\t")
-                wrong = await answered(client, text, expected)
-                failures += wrong is not None
+                fault = await mismatch(client, text, expected)
+                failures += fault is not None
                 print(
-                    f"{'ok' if wrong is None else 'FAILED'}: {text}{f': {wrong}' if wrong else ''}",
+                    f"{'ok' if fault is None else 'FAILED'}: {text}{f': {fault}' if fault else ''}",
                     flush=True,
                 )
     except ClientError as error:

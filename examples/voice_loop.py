@@ -1,9 +1,9 @@
-"""A minimal voice loop: each typed line is what the person said, and printing stands for speaking.
+"""A minimal voice loop: each typed line is the person's speech, and printing stands for speaking.
 
     python examples/voice_loop.py [URL] [--token TOKEN]
 
-A line that is typed while an answer is spoken interrupts it, as a person would. Put your transcriber in the
-place of `StdinReader`, and your synthesizer in the place of `speak`.
+A line that is typed during an answer interrupts it. Replace `StdinReader` by your transcriber, and `speak` by
+your synthesizer.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ CHARACTERS_PER_S = 15
 
 
 async def speak(text: str) -> None:
-    """Say a text; it is cancelled to stop it midway."""
+    """Speak a text; it is cancelled to stop the speech."""
     print(f"speaking: {text}", flush=True)
     await asyncio.sleep(len(text) / CHARACTERS_PER_S)
 
 
 def listen(client: Client) -> None:
-    """Show what comes, as it comes."""
+    """Print events as they arrive."""
     client.on_speak(speak)
     client.on(SpeechPartial, lambda event: print(f"... {event.text}", flush=True))
     client.on(ErrorEvent, lambda event: print(f"error: {event.message} ({event.code})", flush=True))
@@ -46,11 +46,11 @@ def listen(client: Client) -> None:
 
 
 async def converse(client: Client, lines: StdinReader) -> None:
-    """Say line after line; the end of the input waits for the last answer."""
+    """Say each line; at the end of the input, wait for the last answer."""
     turn = None
     while (text := await lines.next()) is not None:
         if client.busy:
-            with contextlib.suppress(ConnectionLost):  # the speech has stopped all the same
+            with contextlib.suppress(ConnectionLost):  # the speech has stopped anyway
                 await client.interrupt("user_speech")
         turn = await client.say(text)
     if turn is not None:

@@ -1,4 +1,4 @@
-"""The client's documentation: what it shows is what runs, and what it names is there."""
+"""The client's documentation: its snippets are parts of the examples, and its names exist."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def test_a_snippet_is_part_of_an_example(snippet: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_is_short_and_says_what_it_is(name: str) -> None:
+def test_an_example_is_short_and_has_a_description(name: str) -> None:
     assert EXAMPLES[name].startswith('"""')
     assert EXAMPLES[name].count("\n") < 80
     assert name in TEXT
 
 
-def test_what_the_text_names_is_there() -> None:
+def test_names_in_the_text_exist() -> None:
     for field in re.findall(r"`ClientLimits\.(\w+)`", TEXT):
         assert field in ClientLimits.__dataclass_fields__
     for method in re.findall(r"`client\.(\w+)[`(]", TEXT):

@@ -23,13 +23,13 @@ START_S = 15.0  # an interpreter on a busy machine, and what it imports
 
 @asynccontextmanager
 async def serving(port: int = 0, **settings: object) -> AsyncIterator[int]:
-    """Run a server; give its port."""
+    """Run a server; yields its port."""
     async with running(load_settings(None, port=port, model_provider="demo", **settings)) as listener:
         yield listener.port
 
 
 class Process:
-    """An example that runs."""
+    """A running example."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -40,7 +40,7 @@ class Process:
         await self.process.stdin.drain()
 
     async def shows(self, start: str, limit_s: float = LIMIT_S) -> str:
-        """Give the next line of output that begins so."""
+        """Return the next line of output that begins with ``start``."""
         assert self.process.stdout is not None
         async with asyncio.timeout(limit_s):
             while line := (await self.process.stdout.readline()).decode():
@@ -49,7 +49,7 @@ class Process:
         raise AssertionError(f"the output ended without {start!r}")
 
     async def ends(self) -> tuple[int | None, str, str]:
-        """Close its input and wait; give status, output and errors."""
+        """Close its input and wait; returns status, output and errors."""
         async with asyncio.timeout(START_S):
             out, err = await self.process.communicate(b"")
         return self.process.returncode, out.decode(), err.decode()
@@ -57,7 +57,7 @@ class Process:
 
 @asynccontextmanager
 async def example(name: str, port: int, *options: str) -> AsyncIterator[Process]:
-    """Run an example; it does not outlive the block."""
+    """Run an example for the block."""
     pipe = asyncio.subprocess.PIPE
     command = [sys.executable, str(ROOT / "examples" / name), f"ws://127.0.0.1:{port}/ws", *options]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe)
@@ -81,7 +81,7 @@ async def test_the_device_declares_its_tools_and_the_model_calls_both() -> None:
     ]
 
 
-async def test_the_bot_is_content_with_the_right_answers() -> None:
+async def test_the_bot_accepts_correct_answers() -> None:
     async with serving(auth_tokens=("secret",)) as port:
         async with example("scripted_bot.py", port, "--token", "secret") as run:
             status, out, err = await run.ends()
@@ -89,7 +89,7 @@ async def test_the_bot_is_content_with_the_right_answers() -> None:
     assert [line.split(":")[0] for line in out.splitlines()] == ["ok", "ok", "ok"]
 
 
-async def test_the_bot_tells_a_wrong_answer_by_its_exit_status(tmp_path: Path) -> None:
+async def test_a_wrong_answer_sets_the_bots_exit_status(tmp_path: Path) -> None:
     script = tmp_path / "script.tsv"
     script.write_text("what is 2 + 2\t5\nsay hello\thello\n")
     async with serving() as port, example("scripted_bot.py", port, "--script", str(script)) as run:
@@ -110,8 +110,8 @@ async def test_a_missing_token_is_one_sentence(name: str) -> None:
     assert "the token is missing or not accepted" in err
 
 
-def deleting(got: list[Json]) -> Script:
-    """Make a script: the tool is asked about, run if that is allowed, and spoken of."""
+def deleting(received: list[Json]) -> Script:
+    """Make a script: it asks for approval of the tool, runs it if allowed, and answers."""
 
     async def script(peer: Peer) -> None:
         await start(peer)
@@ -119,10 +119,10 @@ def deleting(got: list[Json]) -> Script:
         arguments = {"album": "Rome", "count": 3}
         await peer.send("approval.request", request(name="photos.delete", risk="high", arguments=arguments))
         decision = await approval_response(peer)
-        got.append(decision)
+        received.append(decision)
         await resolve(peer, "denied" if decision["decision"] == "deny" else "allowed")
         if decision["decision"] != "deny":
-            got.append(await peer.ask("photos.delete", decision.get("editedArguments", arguments)))
+            received.append(await peer.ask("photos.delete", decision.get("editedArguments", arguments)))
         await peer.answer("So be it.")
 
     return script
@@ -137,11 +137,9 @@ def deleting(got: list[Json]) -> Script:
         ("yes", "deny", 0),
     ],
 )
-async def test_the_approvals_run_what_the_person_allows_and_nothing_else(
-    typed: str, decision: str, deleted: int
-) -> None:
-    got: list[Json] = []
-    async with scripted_server(deleting(got)) as server:
+async def test_only_an_allowed_call_runs(typed: str, decision: str, deleted: int) -> None:
+    received: list[Json] = []
+    async with scripted_server(deleting(received)) as server:
         async with example("approvals.py", int(server.url.rpartition(":")[2].partition("/")[0])) as run:
             question = await run.shows("May photos.delete run?", START_S)
             await run.type(typed)
@@ -151,11 +149,13 @@ async def test_the_approvals_run_what_the_person_allows_and_nothing_else(
     assert ("handler failed" in err) == (typed == "{")
     photos = [f"deleting photo {number + 1} of Rome" for number in range(deleted)]
     assert out.splitlines() == [*photos, "So be it."]
-    assert got[0]["decision"] == decision
-    assert [json.loads(one["result"]) for one in got[1:]] == ([{"deleted": deleted}] if deleted else [])
+    assert received[0]["decision"] == decision
+    assert [json.loads(message["result"]) for message in received[1:]] == (
+        [{"deleted": deleted}] if deleted else []
+    )
 
 
-async def test_the_approvals_are_asked_for_by_the_server_itself() -> None:
+async def test_the_server_asks_for_approval() -> None:
     async with serving() as port, example("approvals.py", port) as run:
         await run.shows("May photos.delete run? high risk", START_S)
         await run.type("allow")
@@ -168,14 +168,14 @@ async def test_the_voice_loop_answers_and_can_be_interrupted() -> None:
     async with serving() as port, example("voice_loop.py", port) as run:
         await run.type(f"say {'a rather long story ' * 10}")
         await run.shows("... a rather", START_S)
-        await run.shows("speaking: a rather")  # for many seconds, were it not for what comes next
+        await run.shows("speaking: a rather")  # for many seconds without an interruption
         await run.type("what is 2 + 2")
         assert await run.shows("speaking:") == "speaking: 2 plus 2 is 4."
         status, _, err = await run.ends()
     assert (status, err) == (0, "")
 
 
-async def test_the_voice_loop_goes_on_when_its_server_comes_back() -> None:
+async def test_the_voice_loop_continues_after_a_restart_of_the_server() -> None:
     async with AsyncExitStack() as stack:
         first = serving()
         port = await first.__aenter__()

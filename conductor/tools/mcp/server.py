@@ -166,7 +166,7 @@ class McpConnection:
     async def connected(self, seconds: float = CONNECT_S) -> AsyncIterator[Client]:
         """Connect for the block within ``seconds``, and list the tools.
 
-        Raises what the package or the system raises.
+        Raises exceptions of the package and of the system.
         """
         # In a thread: the import takes a second.
         await asyncio.to_thread(importlib.import_module, "mcp.client.streamable_http")
