@@ -18,7 +18,7 @@ from tests.stand_ins.scripted_server import Json, Peer, Script, scripted_server
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIMIT_S = 5.0
-START_S = 15.0  # an interpreter on a busy machine, and what it imports
+START_S = 15.0  # an interpreter and its imports on a busy machine
 
 
 @asynccontextmanager

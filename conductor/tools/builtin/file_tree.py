@@ -79,7 +79,7 @@ class ListDirectory:
 
     spec = definition(
         "list_directory",
-        "List what is in one folder, with sizes and times of change; names that .gitignore leaves out "
+        "List the entries of one folder, with sizes and times of change; names that .gitignore leaves out "
         "are not listed. If complete is false, call again with offset = last + 1.",
         {
             "path": argument(

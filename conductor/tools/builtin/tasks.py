@@ -117,7 +117,8 @@ class UpdateTask:
 
     spec = definition(
         "update_task",
-        "Change a task of this conversation: its status, title or notes. Give its id, and only what changes.",
+        "Change a task of this conversation: its status, title or notes. "
+        "Give its id, and only the fields that change.",
         {
             "id": argument("string", "For example: task_3", maxLength=64),
             "status": argument("string", **_STATUS),

@@ -68,7 +68,7 @@ class CreateFile:
         self.sensitive = files.sensitive
 
     async def preview(self, arguments: Mapping[str, Any]) -> str:
-        """Describe what a call would do."""
+        """Describe the effect of a call."""
         content = str(arguments["content"])
         lines = content.splitlines()
         folders = ", and the missing folders" if arguments.get("parents") else ""
@@ -158,7 +158,7 @@ class WriteFile(CreateFile):
     )
 
     async def preview(self, arguments: Mapping[str, Any]) -> str:
-        """Describe what a call would do: for a file that exists, by a unified diff."""
+        """Describe the effect of a call: for a file that exists, by a unified diff."""
 
         def attempt(location: SandboxPath, stop: CancelFlag) -> ToolOutcome:
             old = read_bytes(self._files, location, stop, MAX_CONTENT_BYTES)

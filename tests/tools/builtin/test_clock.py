@@ -1,4 +1,4 @@
-"""``get_current_time``: the user's zone, another zone, and zones that do not exist."""
+"""``get_current_time``: the user's zone, another zone, and unknown zones."""
 
 from __future__ import annotations
 

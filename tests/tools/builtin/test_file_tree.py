@@ -91,14 +91,14 @@ async def test_a_depth_limits_the_levels_and_is_noted(root: Path) -> None:
 
 async def test_several_roots_are_shown_by_their_labels(tmp_path: Path) -> None:
     make(tmp_path, "one/a/x", "two/y")
-    one, two = tmp_path / "one", tmp_path / "two"
+    first, second = tmp_path / "one", tmp_path / "two"
     for path in ("", ".", "/"):
-        assert (await tree(one, two, path=path)).data["tree"] == "one/\n a/\n  x\ntwo/\n y"
-    assert (await tree(one, two, depth=1)).data["tree"] == "one/\n a/ …\ntwo/\n y"
-    assert (await tree(one, two, path="one/a")).data["path"] == "one/a"
-    assert (await tree(tmp_path / "gone", two)).data["tree"] == "gone/ (cannot be read)\ntwo/\n y"
-    assert names(await listing(one, two)) == ["one", "two"]
-    assert names(await listing(one, two, path="two")) == ["y"]
+        assert (await tree(first, second, path=path)).data["tree"] == "one/\n a/\n  x\ntwo/\n y"
+    assert (await tree(first, second, depth=1)).data["tree"] == "one/\n a/ …\ntwo/\n y"
+    assert (await tree(first, second, path="one/a")).data["path"] == "one/a"
+    assert (await tree(tmp_path / "gone", second)).data["tree"] == "gone/ (cannot be read)\ntwo/\n y"
+    assert names(await listing(first, second)) == ["one", "two"]
+    assert names(await listing(first, second, path="two")) == ["y"]
 
 
 async def test_links_are_shown_and_not_followed(root: Path) -> None:
@@ -207,7 +207,7 @@ async def test_a_result_fits_an_observation_with_any_names(root: Path) -> None:
 
 @pytest.fixture
 def memory_disk() -> Iterator[Path]:
-    """Make a folder on a disk in memory: on others so many files take minutes to make."""
+    """Make a folder on a disk in memory: on other disks 100,000 files take minutes."""
     if not os.access("/dev/shm", os.W_OK):
         pytest.skip("no disk in memory here")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:

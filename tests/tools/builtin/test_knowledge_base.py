@@ -232,7 +232,7 @@ async def test_a_running_server_indexes_changes(folder: Path, monkeypatch: pytes
             await index.updated.wait()
             assert await paths(index, "heron") == ["birds/heron.md"]
             (folder / "new.md").write_text("A grebe.")
-            for _ in range(2):  # the first may have begun before
+            for _ in range(2):  # the first may have started earlier
                 index.updated.clear()
                 await index.updated.wait()
             assert await paths(index, "grebe") == ["new.md"]

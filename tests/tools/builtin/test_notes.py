@@ -46,7 +46,7 @@ async def test_a_note_is_a_file_that_only_the_server_may_read(folder: Path) -> N
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-async def test_its_day_is_the_users(folder: Path) -> None:
+async def test_the_day_is_in_the_users_zone(folder: Path) -> None:
     outcome = await create(folder, "x", context=CallContext("s", "c", time_zone="Europe/Berlin"))
     assert outcome.data == {"path": "2026-03-02-x.md"}
 
@@ -71,7 +71,7 @@ async def test_a_title_becomes_a_plain_name(folder: Path, title: str, name: str)
     assert (await create(folder, title)).data == {"path": f"2026-03-01-{name}.md"}
 
 
-async def test_notes_are_found_by_their_words_and_those_with_most_come_first(folder: Path) -> None:
+async def test_notes_with_the_most_words_of_a_query_come_first(folder: Path) -> None:
     await create(folder, "Dentist", "Appointment on Monday")
     await create(folder, "Heron", "It likes Mondays by the pond.")
     await create(folder, "Shopping", "Oats")
@@ -91,7 +91,7 @@ async def test_without_a_query_the_newest_come(folder: Path) -> None:
     assert outcome.data["notes"][0]["modified"] == "1970-01-01T00:00:06Z"
 
 
-async def test_notes_written_elsewhere_are_found_and_other_files_are_not(folder: Path) -> None:
+async def test_notes_of_other_programs_are_found(folder: Path) -> None:
     (folder / "sub").mkdir()
     (folder / "sub" / "plain.txt").write_text("heron without a title")
     (folder / "image.png").write_text("heron")
@@ -102,7 +102,7 @@ async def test_notes_written_elsewhere_are_found_and_other_files_are_not(folder:
     assert note["text"] == "heron without a title"
 
 
-async def test_a_long_note_is_shown_around_what_was_found(folder: Path) -> None:
+async def test_a_long_note_is_cut_around_the_match(folder: Path) -> None:
     await create(folder, "Long", "x " * 1000 + "heron" + " y" * 1000)
     (note,) = (await search(folder, query="heron")).data["notes"]
     assert "heron" in note["text"] and len(note["text"]) == EXCERPT_CHARS + 2
@@ -115,9 +115,7 @@ async def test_the_most_that_is_found_fits_in_one_observation(folder: Path) -> N
     assert len(outcome.data["notes"]) == 20 and len(outcome.content) < 16 * 1024
 
 
-async def test_it_says_when_not_all_notes_were_searched(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_incomplete_search_is_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notes, "MAX_NOTES", 1)
     await create(folder, "a")
     await create(folder, "b")
@@ -125,6 +123,6 @@ async def test_it_says_when_not_all_notes_were_searched(
     assert not outcome.data["complete"] and outcome.metadata.notes == ("Only 1 notes were searched.",)
 
 
-async def test_a_folder_that_has_gone_is_an_outcome(folder: Path) -> None:
+async def test_a_missing_folder_is_an_outcome(folder: Path) -> None:
     assert (await create(folder / "gone", "a")).error_type == "io_error"
     assert (await search(folder / "gone")).error_type == "io_error"

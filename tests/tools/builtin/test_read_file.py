@@ -33,7 +33,7 @@ async def ask(root: Path, path: str, **arguments: Any) -> ToolOutcome:
     return await ReadFile(Files(Roots([root]))).run({"path": path, **arguments}, CONTEXT)
 
 
-async def test_a_file_comes_whole_with_its_lines_counted(root: Path) -> None:
+async def test_a_file_is_read_with_its_number_of_lines(root: Path) -> None:
     (root / "a" / "x.txt").write_bytes(b"one\ntwo\r\nthr\xc3\xa9e")
     outcome = await ask(root, "./a/x.txt")
     assert outcome.data == {
@@ -72,7 +72,7 @@ async def test_an_empty_file_has_no_lines(root: Path) -> None:
     assert (data["text"], data["last_line"], data["total_lines"], data["truncated"]) == ("", 0, 0, False)
 
 
-async def test_a_byte_order_mark_is_no_text(root: Path) -> None:
+async def test_a_byte_order_mark_is_removed(root: Path) -> None:
     (root / "x").write_bytes(b"\xef\xbb\xbfone")
     assert (await ask(root, "x")).data["text"] == "one"
 

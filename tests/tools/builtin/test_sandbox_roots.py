@@ -1,4 +1,4 @@
-"""Opening beneath a root: what is inside is found, and no link, race or odd file leads out."""
+"""Opening files below a root: no link, race or special file leads out of it."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ def test_with_one_root_paths_are_shown_without_its_label(root: Path) -> None:
     assert roots.path_of(roots.locations(".")[0]) == "."
 
 
-def test_names_stay_on_their_line_and_show_what_they_are() -> None:
+def test_unprintable_characters_of_names_are_escaped() -> None:
     assert printable("a b é 日") == "a b é 日"
     assert printable("\x1b[2J\n") == "\\x1b[2J\\n"
     assert printable("\u202egpj.exe") == "\\u202egpj.exe"

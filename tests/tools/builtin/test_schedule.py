@@ -1,4 +1,4 @@
-"""The schedule tools: times as people say them, repetitions by the person's clock, and bounds."""
+"""The schedule tools: times in a person's words, repetitions by local time, and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``search_files``: lines that match, within bounds, and nothing secret or outside."""
+"""``search_files``: matching lines within limits, and no secret file or file outside the roots."""
 
 from __future__ import annotations
 

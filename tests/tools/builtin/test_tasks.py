@@ -1,4 +1,4 @@
-"""The task tools: a list that is kept with the session, within bounds, and survives what it cannot read."""
+"""The task tools: a limited list that is stored with the session and replaced if it cannot be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Web pages and search results: readable and bounded; SearXNG is a stand-in that speaks its JSON."""
+"""Web pages and search results: readable text of limited length; SearXNG is a stand-in."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ async def test_results_of_every_kind_become_observations(monkeypatch: pytest.Mon
         os.kill(pid, 0)
 
 
-async def test_a_server_that_is_killed_loses_its_calls_and_comes_back() -> None:
+async def test_a_killed_server_loses_its_calls_and_is_restarted() -> None:
     async with use(program()) as host:
         write = await host.call("s.crash_write")
         assert (write.error_type, write.metadata.reason) == ("unknown", "connection_lost")
