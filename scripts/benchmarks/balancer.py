@@ -117,8 +117,8 @@ class Link(Generic[N]):
                 await writer.drain()
 
     def _from_client(self, data: bytes) -> bool:
-        if not self.name and (found := _NAME.match(data)):
-            self.name = found[1].decode()
+        if not self.name and (match := _NAME.match(data)):
+            self.name = match[1].decode()
             self._switch.latest[self.name] = self
         return True
 
@@ -214,9 +214,9 @@ class Switch(Generic[N]):
                 async with asyncio.timeout(CONNECT_S):
                     far = await asyncio.open_connection(*node.address)
             except ConnectionRefusedError:
-                self._found(node, 0)
+                self._note_status(node, 0)
             except (OSError, TimeoutError):
-                self._found(node, None)
+                self._note_status(node, None)
             else:
                 if link.ended or reader.at_eof():
                     link.cut()
@@ -226,7 +226,7 @@ class Switch(Generic[N]):
                 return
         link.cut()
 
-    def _found(self, node: N, status: int | None) -> None:
+    def _note_status(self, node: N, status: int | None) -> None:
         """Take note of what `readiness` says of a node, or of that it cannot be reached."""
 
 
@@ -296,10 +296,10 @@ class Balancer(Switch[_Node]):
 
     async def _check(self, node: _Node) -> None:
         while True:
-            self._found(node, await readiness(*node.address, self._answer_s))
+            self._note_status(node, await readiness(*node.address, self._answer_s))
             await asyncio.sleep(self._every_s)
 
-    def _found(self, node: _Node, status: int | None) -> None:
+    def _note_status(self, node: _Node, status: int | None) -> None:
         if status is None:
             self.cut(node.address)
         if status != node.status:

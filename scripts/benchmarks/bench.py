@@ -127,13 +127,13 @@ async def _run(options: argparse.Namespace) -> dict[str, ToolMetrics]:
     pinned = pin_load()
     seconds = options.seconds or (3.0 if options.quick else 10.0)
     results: dict[str, ToolMetrics] = {}
-    wanted = set(options.names)
+    names = set(options.names)
     profile = str(options.profile.resolve()) if options.profile is not None else None
 
     async def with_server(
         name: str, run: Callable[[Process, AnthropicService], Awaitable[ToolMetrics]], **environment: str
     ) -> None:
-        if wanted and name.partition("_")[0] not in wanted:
+        if names and name.partition("_")[0] not in names:
             return
         async with AnthropicService(api_keys=None, keep_requests=0) as service:
             async with conductor(service.base_url, pinned=pinned, profile=profile, **environment) as server:
@@ -144,17 +144,17 @@ async def _run(options: argparse.Namespace) -> dict[str, ToolMetrics]:
                 results[name]["refused"] = len(service.refused)
         print(f"  {name}: {results[name]}", file=sys.stderr, flush=True)
 
-    if not wanted or "echo" in wanted:
+    if not names or "echo" in names:
         async with Process([sys.executable, "-c", ECHO], pinned=pinned) as server:
             results["echo"] = await scenarios.echo_messages(server, 50, seconds)
         print(f"  echo: {results['echo']}", file=sys.stderr, flush=True)
-    if not wanted or "start" in wanted:
+    if not names or "start" in names:
         async with conductor("http://127.0.0.1:9", pinned=pinned) as server:
             results["start"] = {"ready_ms": round(server.started_in * 1000)}
     for name, measure in (("gate", gate_costs), ("redaction", redaction_growth)):
-        if not wanted or name in wanted:
+        if not names or name in names:
             results[name] = measure()
-    if not wanted or "knowledge" in wanted:
+    if not names or "knowledge" in names:
         results["knowledge"] = await knowledge_base(1_000 if options.quick else DOCUMENTS)
     for count in [int(part) for part in options.sessions.split(",")]:
         await with_server(
@@ -168,7 +168,7 @@ async def _run(options: argparse.Namespace) -> dict[str, ToolMetrics]:
     )
     await with_server("barge", partial(scenarios.barge_in, times=50))
     await with_server("burst", partial(scenarios.first_words, sessions=500))
-    if not wanted or "durable" in wanted:
+    if not names or "durable" in names:
         results |= await durable(pinned=pinned, seconds=seconds)
     await with_server("memory", partial(scenarios.idle_memory, counts=[200, 1000, 2000]))
     if "turns_50" in results and "turns_500" in results:
@@ -247,9 +247,9 @@ async def _steps(store: SessionStore) -> ToolMetrics:
     claim = await store.claim(SessionKey("bench", "s-1"))
     times = []
     for number in range(STEPS):
-        began = time.perf_counter()
+        start = time.perf_counter()
         await store.commit(claim, f"commit-{number}", _step(number))
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
     await store.aclose()
     return {f"step_{name}": value for name, value in scenarios.milliseconds(times[STEPS // 10 :]).items()}
 
@@ -313,14 +313,14 @@ def gate_costs() -> ToolMetrics:
     executor = ToolExecutor([clock], limits, Gate(RULES), Redactor(SECRETS))
     call, outcome = ToolCall("call_1", "clock", ARGUMENTS), succeeded(ANSWER)
 
-    def whole() -> None:
+    def whole_call() -> None:
         assert isinstance(executor.prepare(call), PreparedCall)
         executor.to_result("call_1", outcome)
 
     def bare() -> None:
         assert outcome.content
 
-    return {"cpu_us_a_safe_call": round((_cpu(whole) - _cpu(bare)) * 1e6, 1), "rules": len(RULES)}
+    return {"cpu_us_a_safe_call": round((_cpu(whole_call) - _cpu(bare)) * 1e6, 1), "rules": len(RULES)}
 
 
 def redaction_growth() -> ToolMetrics:
@@ -341,19 +341,19 @@ def redaction_growth() -> ToolMetrics:
 
 
 def _once(redactor: Redactor, text: str) -> float:
-    began = time.process_time()
+    start = time.process_time()
     redactor.text(text)
-    return time.process_time() - began
+    return time.process_time() - start
 
 
 def _cpu(work: Callable[[], None]) -> float:
     """Measure the CPU seconds of one run, the best of five series."""
     best = float("inf")
     for _ in range(5):
-        began = time.process_time()
+        start = time.process_time()
         for _ in range(CALLS):
             work()
-        best = min(best, time.process_time() - began)
+        best = min(best, time.process_time() - start)
     return best / CALLS
 
 

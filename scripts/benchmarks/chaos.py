@@ -69,11 +69,11 @@ async def run(options: Options, parent: Parent) -> Report:
     """Do it, and give what was found; the nodes are forks of ``parent``. Raises `DidNotStart`."""
     book = Book(options.until)
     chance = random.Random(options.seed)
-    began = asyncio.get_running_loop().time()
+    start = asyncio.get_running_loop().time()
     async with AsyncExitStack() as stack:
         folder = _folder(options, stack)
         service = await stack.enter_async_context(AnthropicService(api_keys=None, keep_requests=0))
-        service.default = JobModel(book.asked, options.seed, options.pause_s)
+        service.default = JobModel(book.check_request, options.seed, options.pause_s)
         store = _store(options, folder, stack, chance)
         settings = _settings(service.base_url, folder, store)
         if options.segments:
@@ -88,11 +88,11 @@ async def run(options: Options, parent: Parent) -> Report:
         switch = Switch(lambda: [node for node in nodes if node.state == "up"])
         await stack.enter_async_context(switch)
         injector = Injector(book, nodes, switch, store, chance, options.every_s)
-        switch.on_end = injector.lost
+        switch.on_end = injector.note_loss
         book.on_answering = lambda person: injector.at("model asked for the answer", person.name)
         await _talk(options, book, switch, injector)
         book.close()
-        seconds = asyncio.get_running_loop().time() - began
+        seconds = asyncio.get_running_loop().time() - start
         tracebacks = [node.tracebacks() for node in nodes]
         refused = list(service.refused)
         errors = ["".join(traceback.format_exception(error)) for error in injector.errors]
@@ -116,13 +116,13 @@ async def _talk(options: Options, book: Book, switch: Switch[ChaosNode], injecto
     clients += [LibraryClient(f"lib{n}", world, f"{options.seed}-lib{n}") for n in range(options.libraries)]
     tasks = [asyncio.create_task(client.run()) for client in clients]
     faults = asyncio.create_task(injector.run(options.plan.draw(random.Random(options.seed))))
-    found: asyncio.Task[Any] = asyncio.create_task(book.found.wait())
+    finding: asyncio.Task[Any] = asyncio.create_task(book.finding.wait())
     try:
-        await asyncio.wait([found, faults, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([finding, faults, *tasks], return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             if task.done():
                 task.result()  # a client ends only by a mistake of its own
-        if found.done():
+        if finding.done():
             return
         faults.result()
         for client in clients:
@@ -134,9 +134,9 @@ async def _talk(options: Options, book: Book, switch: Switch[ChaosNode], injecto
             elif task.exception() is not None:
                 task.result()
     finally:
-        for task in [found, faults, *tasks]:
+        for task in [finding, faults, *tasks]:
             task.cancel()
-        await asyncio.wait([found, faults, *tasks], timeout=10)
+        await asyncio.wait([finding, faults, *tasks], timeout=10)
         await injector.stop()
 
 
@@ -204,22 +204,22 @@ class Report:
 
     def total(self, column: Column) -> int:
         """Count what was found of one kind, at all steps."""
-        return sum(count for (_, found), count in self.book.bad.items() if found == column)
+        return sum(count for (_, kind), count in self.book.bad.items() if kind == column)
 
     def failures(self) -> list[str]:
         """Name what must be zero and is not."""
-        found = [f"{self.total(column)} {column}" for column in COLUMNS if self.total(column)]
+        names = [f"{self.total(column)} {column}" for column in COLUMNS if self.total(column)]
         if self.refused:
-            found.append(f"{len(self.refused)} invalid histories")
+            names.append(f"{len(self.refused)} invalid histories")
         if self.tracebacks:
-            found.append(f"{self.tracebacks} tracebacks")
-        return found + [f"the harness failed: {error}" for error in self.errors]
+            names.append(f"{self.tracebacks} tracebacks")
+        return names + [f"the harness failed: {error}" for error in self.errors]
 
     def rows(self) -> list[Row]:
         """List the faults that fell, steps first."""
         rows: list[Row] = [("kill", step) for step in STEPS if self.book.faults["kill", step]]
-        named = {row for row, _ in self.book.bad} | set(self.book.faults)
-        return rows + sorted(named - set(rows) - {NO_FAULT}) + ([NO_FAULT] if NO_FAULT in named else [])
+        affected = {row for row, _ in self.book.bad} | set(self.book.faults)
+        return rows + sorted(affected - set(rows) - {NO_FAULT}) + ([NO_FAULT] if NO_FAULT in affected else [])
 
     def figures(self) -> dict[str, Any]:
         book = self.book
@@ -230,7 +230,7 @@ class Report:
             "seconds": round(self.seconds, 1),
             "faults": {f"{kind}: {step}": count for (kind, step), count in sorted(book.faults.items())},
             "bad": {column: self.total(column) for column in COLUMNS},
-            "bad_by_step": {f"{kind}: {step}: {found}": n for ((kind, step), found), n in book.bad.items()},
+            "bad_by_step": {f"{kind}: {step}: {fault}": n for ((kind, step), fault), n in book.bad.items()},
             "invalid": len(self.refused),
             "refused": list(self.refused)[:10],
             "tracebacks": self.tracebacks,
@@ -310,35 +310,37 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--logs", type=Path, help="keep the nodes' logs in this folder")
     parser.add_argument("--controls", action="store_true", help="break the servers: each must be found out")
     parser.add_argument("--control", choices=sorted(CONTROLS), help="only this one")
-    given = parser.parse_args(arguments)
-    if given.store not in ("sqlite", "postgres") and redis_program() is None:
+    namespace = parser.parse_args(arguments)
+    if namespace.store not in ("sqlite", "postgres") and redis_program() is None:
         print("chaos: redis-server or valkey-server is needed; --store sqlite does without", file=sys.stderr)
         return 2
     plan = Plan(
-        given.kills,
-        given.freezes,
-        given.store_kills if given.store != "sqlite" else 0,
-        given.cuts,
-        given.stops,
+        namespace.kills,
+        namespace.freezes,
+        namespace.store_kills if namespace.store != "sqlite" else 0,
+        namespace.cuts,
+        namespace.stops,
     )
-    libraries = given.clients // 3
+    libraries = namespace.clients // 3
     options = Options(
         plan,
-        given.store,
-        given.clients - libraries,
+        namespace.store,
+        namespace.clients - libraries,
         libraries,
-        given.seed,
-        given.every,
-        segments=given.segments,
-        logs=given.logs,
+        namespace.seed,
+        namespace.every,
+        segments=namespace.segments,
+        logs=namespace.logs,
     )
-    controls = [given.control] if given.control else sorted(CONTROLS) if given.controls else [None]
+    controls = (
+        [namespace.control] if namespace.control else sorted(CONTROLS) if namespace.controls else [None]
+    )
     with Parent() as parent:
         reports = [asyncio.run(run(replace(options, control=control), parent)) for control in controls]
     for control, report in zip(controls, reports, strict=True):
         print_report(report, control)
-    if given.json is not None:
-        given.json.write_text(json.dumps([report.figures() for report in reports], indent=1) + "\n")
+    if namespace.json is not None:
+        namespace.json.write_text(json.dumps([report.figures() for report in reports], indent=1) + "\n")
     if controls == [None]:
         return int(bool(reports[0].failures()))
     blind = [name for name, report in zip(controls, reports, strict=True) if not was_found(report, name)]

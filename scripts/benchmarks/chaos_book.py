@@ -34,20 +34,20 @@ class Job:
     number: int
     plan: tuple[str, ...]
     person: Person
-    said_at: float
-    acknowledged: bool = False
-    answered: bool = False
-    apologised: bool = False
-    interrupted: bool = False
-    superseded: bool = False
-    blamed: bool = False
-    lost: bool = False
+    asked_at: float
+    is_acknowledged: bool = False
+    is_answered: bool = False
+    is_apologised: bool = False
+    is_interrupted: bool = False
+    is_superseded: bool = False
+    is_blamed: bool = False
+    is_lost: bool = False
     row: Row = NO_FAULT
 
     @property
     def ended(self) -> bool:
         """Whether there was an answer or an apology."""
-        return self.answered or self.apologised
+        return self.is_answered or self.is_apologised
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Person:
     """A session of a client, as the book knows it. ``resumes``: the server has accepted ``resume``.
 
     ``losses`` are the times at which its connection was lost, ``claims`` those at which it had a new one.
-    ``known`` gives the ids of the events that it has had.
+    ``received_ids`` gives the ids of the events that it has had.
     """
 
     name: str
@@ -77,9 +77,9 @@ class Person:
     hit_at: float = 0.0
     losses: list[float] = field(default_factory=list)
     claims: list[float] = field(default_factory=list)
-    known: Callable[[], Collection[str]] = tuple
+    received_ids: Callable[[], Collection[str]] = tuple
     unknowns: list[float] = field(default_factory=list)
-    shown: Counter[str] = field(default_factory=Counter)
+    messages: Counter[str] = field(default_factory=Counter)
     trace: deque[str] = field(default_factory=lambda: deque(maxlen=TRACE))
 
     def recent_claims(self, before: float | None = None) -> int:
@@ -87,9 +87,9 @@ class Person:
         now = _now() if before is None else before
         return sum(1 for at in self.claims if 0 <= now - at < CLAIMS_S)
 
-    def note(self, what: str) -> None:
+    def note(self, line: str) -> None:
         """Keep a line of what happened, for the story of what went wrong."""
-        self.trace.append(f"{_now() % 1000:7.3f} {what}")
+        self.trace.append(f"{_now() % 1000:7.3f} {line}")
 
 
 Resume: TypeAlias = tuple[float, float, Person]
@@ -100,11 +100,11 @@ class Book:
     """Keeps the record, and is the referee.
 
     ``bad`` counts by row and column, ``stories`` tell of the first few. ``unknown`` counts write calls that
-    the model was told to be unknown, by cause. ``found`` is set by the first finding of ``until``.
+    the model was told to be unknown, by cause. ``finding`` is set by the first finding of ``until``.
     """
 
     def __init__(self, until: Collection[Column] = ()) -> None:
-        self.found = asyncio.Event()
+        self.finding = asyncio.Event()
         self._until = until
         self.jobs: dict[int, Job] = {}
         self.devices: dict[int, Device] = {}
@@ -117,7 +117,7 @@ class Book:
         self.resumes: list[Resume] = []
         self.delayed: list[Resume] = []
         self.on_answering: Callable[[Person], None] = lambda person: None
-        self._seen: set[str] = set()
+        self._call_ids: set[str] = set()
         self._repeated: set[int] = set()
         self._recorded: set[int] = set()
         """Jobs whose answer was in a history."""
@@ -126,7 +126,7 @@ class Book:
 
     # -- jobs
 
-    def say(self, plan: tuple[str, ...], person: Person) -> Job:
+    def add_job(self, plan: tuple[str, ...], person: Person) -> Job:
         """Note that a transcript was sent."""
         number = 1001 + len(self.jobs)
         self.jobs[number] = job = Job(number, plan, person, _now())
@@ -138,7 +138,7 @@ class Book:
         fault = row or person.row
         self.bad[fault, column] += 1
         if column in self._until:
-            self.found.set()
+            self.finding.set()
         if len(self.stories) < 60:
             ago = _now() - person.hit_at if person.hit_at else 0.0
             after = ": ".join(fault)
@@ -149,10 +149,10 @@ class Book:
 
     def is_silent(self, job: Job, patience_s: float) -> bool:
         """Tell whether a job is stuck: for so long after the last fault of its session nothing has come."""
-        now, last = _now(), max(job.said_at, job.person.hit_at)
+        now, last = _now(), max(job.asked_at, job.person.hit_at)
         return now - last > patience_s
 
-    def hit(self, person: Person, row: Row) -> None:
+    def note_fault(self, person: Person, row: Row) -> None:
         """Note that a fault has hit a session: one that was meant for it counts more than others."""
         if row[1] != BYSTANDER or person.row[1] in (BYSTANDER, NO_FAULT[1]):
             person.row = row
@@ -162,79 +162,79 @@ class Book:
     def judge(self, job: Job) -> None:
         """Decide about a job that nobody waits for any more."""
         job.row, job.person.row = job.person.row, NO_FAULT
-        if job.blamed or job.ended or job.interrupted or job.superseded:
+        if job.is_blamed or job.ended or job.is_interrupted or job.is_superseded:
             return
-        if job.acknowledged:
-            job.blamed = job.lost = True
+        if job.is_acknowledged:
+            job.is_blamed = job.is_lost = True
             self.blame(job.person, "lost", f"job {job.number} {job.plan} was not answered", job.row)
         else:
             self.figures["said again"] += 1
 
-    def answer(self, job: Job) -> None:
+    def note_answer(self, job: Job) -> None:
         """Note that a job's answer was shown; one that was given up as lost was late only."""
-        job.answered = True
-        if job.lost:
+        job.is_answered = True
+        if job.is_lost:
             self.figures["lost, and answered later"] += 1
 
-    def overruled(self, job: Job) -> None:
+    def note_other_answer(self, job: Job) -> None:
         """Note that the model has answered something else than a job.
 
         A consent that is said once more, when nothing is asked any more, is a new transcript and interrupts
         the turn. An answer that stands in the history must still be shown.
         """
-        if job.acknowledged and not job.ended and job.number not in self._recorded:
-            job.superseded = True
+        if job.is_acknowledged and not job.ended and job.number not in self._recorded:
+            job.is_superseded = True
             self.figures["interrupted by a second yes"] += 1
 
-    def resumed(self, person: Person, began: float, connections: int) -> None:
+    def note_resume(self, person: Person, start: float, connections: int) -> None:
         """Note that a connection has brought what was missing, or the next event."""
         if connections < 2:
             return
-        (self.delayed if person.recent_claims(began + 0.001) > CLAIMS else self.resumes).append(
-            (began, _now() - began, person)
+        (self.delayed if person.recent_claims(start + 0.001) > CLAIMS else self.resumes).append(
+            (start, _now() - start, person)
         )
 
     def resume_times(self) -> list[float]:
         """List how long resumes took, in seconds, but for those that waited for a call's time limit."""
-        found = []
-        for began, took, person in self.resumes:
-            waited = any(began <= at <= began + took + 0.5 for at in person.unknowns)
-            if not waited:
-                found.append(took)
-        return sorted(found)
+        times = []
+        for start, elapsed, person in self.resumes:
+            is_delayed = any(start <= at <= start + elapsed + 0.5 for at in person.unknowns)
+            if not is_delayed:
+                times.append(elapsed)
+        return sorted(times)
 
-    def store_away(self) -> None:
+    def note_store_fault(self) -> None:
         """Note a fault that may take the store away from every node, for a while."""
         self._store_away_at = _now()
 
-    def store_failed(self, job: Job) -> None:
+    def note_store_apology(self, job: Job) -> None:
         """Note that a job that was taken has ended: the store was away for too long."""
-        if job.apologised or not job.acknowledged:
+        if job.is_apologised or not job.is_acknowledged:
             return
-        job.apologised = True
+        job.is_apologised = True
         self.figures["apologies for the store"] += 1
         if _now() - self._store_away_at > STORE_AWAY_S:
             self.blame(job.person, "gave up", f"job {job.number}: the store was not away")
 
-    def apologised(self, job: Job, text: str) -> None:
+    def note_apology(self, job: Job, text: str) -> None:
         """Note that a job ended with an apology: that takes two faults, since the model is run twice.
 
         A store that goes away is one: the commit of the second attempt may be recorded, and seem to fail.
         """
         if FAILURES["store_unavailable"] in text:
-            self.store_failed(job)
+            self.note_store_apology(job)
             return
-        if job.apologised:
+        if job.is_apologised:
             return
-        job.apologised = True
-        lost = sum(1 for at in job.person.losses if at > job.said_at)
-        self.figures[f"apologies after {min(lost, 3)}{'+' if lost > 2 else ''} lost connections"] += 1
-        if lost + (self._store_away_at > job.said_at) < 2:
-            self.blame(job.person, "gave up", f"job {job.number} after {lost} lost connections")
+        job.is_apologised = True
+        losses = sum(1 for at in job.person.losses if at > job.asked_at)
+        self.figures[f"apologies after {min(losses, 3)}{'+' if losses > 2 else ''} lost connections"] += 1
+        if losses + (self._store_away_at > job.asked_at) < 2:
+            self.blame(job.person, "gave up", f"job {job.number} after {losses} lost connections")
 
     # -- the device
 
-    def run(self, number: int, person: Person, *, write: bool) -> None:
+    def note_run(self, number: int, person: Person, *, write: bool) -> None:
         """Note that the device runs a call."""
         self.figures["runs"] += 1
         device = self.devices.setdefault(number, Device(person, write))
@@ -242,33 +242,33 @@ class Book:
         if write and device.runs > 1:
             self.blame(person, "doubled", f"call {number} ran {device.runs} times")
 
-    def sent(self, number: int, link: object) -> None:
+    def note_result(self, number: int, link: object) -> None:
         """Note that a call's result was given to a connection; None where there was none."""
         device = self.devices[number]
         device.sent_at = _now()
         device.sent_by = link
 
-    def relaunched(self, person: Person) -> None:
+    def note_relaunch(self, person: Person) -> None:
         """Note that an app was started anew: it has forgotten what it was running."""
         self.figures["relaunches"] += 1
-        person.shown.clear()
+        person.messages.clear()
         for device in self.devices.values():
             if device.person is person:
                 device.relaunched = True
 
-    def shows(self, person: Person, text: str) -> None:
+    def note_message(self, person: Person, text: str) -> None:
         """Note that an app shows a message that says something unique."""
-        person.shown[text] += 1
-        if person.shown[text] == 2:
+        person.messages[text] += 1
+        if person.messages[text] == 2:
             self.blame(person, "shown twice", repr(text[:60]))
 
-    def zombie(self, person: Person, what: str, call_id: str) -> None:
+    def note_zombie(self, person: Person, event: str, call_id: str) -> None:
         """Note what a node said after it was frozen, and its session taken over.
 
         A call of the model's, with its ``call_id``, is decided at the end: one that was recorded before the
         freeze is known to whoever took over.
         """
-        story = f"a frozen node said {what}"
+        story = f"a frozen node said {event}"
         if call_id:
             self._zombies.append((person, person.row, story, call_id))
         else:
@@ -277,50 +277,50 @@ class Book:
     def close(self) -> None:
         """Decide about the calls of zombies."""
         for person, row, story, call_id in self._zombies:
-            if call_id in self._seen:
+            if call_id in self._call_ids:
                 self.figures["zombie calls recorded before"] += 1
             else:
                 self.blame(person, "zombie", story, row)
 
     # -- the model's side
 
-    def asked(self, asked: ModelRequest, last: bool) -> None:
+    def check_request(self, request: ModelRequest, last: bool) -> None:
         """Look at a request's history; ``last``: what the model gives now is the job's final answer."""
         self.figures["model requests"] += 1
-        self._recorded |= asked.answered
-        for seen in asked.results:
-            if seen.call_id in self._seen:
+        self._recorded |= request.answers
+        for result in request.results:
+            if result.call_id in self._call_ids:
                 continue
-            self._seen.add(seen.call_id)
+            self._call_ids.add(result.call_id)
             self.figures["calls"] += 1
-            if seen.number is None or seen.tool == "device_read":
+            if result.number is None or result.tool == "device_read":
                 continue
-            device = self.devices.get(seen.number)
-            if seen.error_type == "unknown":
-                self._take_unknown(seen.number, device, interrupted=asked.consent_last)
-            elif seen.success and device is None:
-                owner = self.jobs[seen.number // 100].person
-                self.blame(owner, "untrue", f"call {seen.number} succeeded, and never ran")
-        for number in asked.repeated - self._repeated:
+            device = self.devices.get(result.number)
+            if result.error_type == "unknown":
+                self._take_unknown(result.number, device, interrupted=request.consent_last)
+            elif result.success and device is None:
+                owner = self.jobs[result.number // 100].person
+                self.blame(owner, "untrue", f"call {result.number} succeeded, and never ran")
+        for number in request.repeated - self._repeated:
             self._repeated.add(number)
             self.blame(self.jobs[number].person, "history", f"job {number} stands in the history twice")
-        if last and asked.job in self.jobs:
-            self.on_answering(self.jobs[asked.job].person)
-        for earlier in asked.jobs[:-1]:
+        if last and request.job in self.jobs:
+            self.on_answering(self.jobs[request.job].person)
+        for earlier in request.jobs[:-1]:
             job = self.jobs.get(earlier)
-            if job is None or not job.answered or job.interrupted or job.blamed:
+            if job is None or not job.is_answered or job.is_interrupted or job.is_blamed:
                 continue
-            if earlier not in asked.answered:
-                job.blamed = True
+            if earlier not in request.answers:
+                job.is_blamed = True
                 self.blame(job.person, "history", f"the answer of job {earlier} is not there", job.row)
 
     def _take_unknown(self, number: int, device: Device | None, *, interrupted: bool) -> None:
         """Count an unknown call by its cause; ``interrupted`` by a consent that was said a second time."""
         person = device.person if device is not None else self.jobs[number // 100].person
         job = self.jobs.get(number // 100)
-        barged = interrupted or (job is not None and job.interrupted)
+        barged = interrupted or (job is not None and job.is_interrupted)
         cause = "barge-in" if barged else self._cause(person, device)
-        if cause == "other" and job is not None and job.apologised:
+        if cause == "other" and job is not None and job.is_apologised:
             cause = "turn given up"  # which is judged by itself
         self.unknown[cause] += 1
         person.unknowns.append(_now())
@@ -337,11 +337,11 @@ class Book:
         if person.resumes:
             return "other"  # such a client is sent the call again, and sends the result again
         if device is None:
-            recent = [lost for lost in person.losses if now - lost < 30]
+            recent = [loss for loss in person.losses if now - loss < 30]
             return "call on its way" if recent else "other"
         if device.sent_at is None or device.sent_by is None:
             return "result on its way" if person.losses else "other"
-        after = [lost for lost in person.losses if -0.5 <= lost - device.sent_at <= IN_FLIGHT_S]
+        after = [loss for loss in person.losses if -0.5 <= loss - device.sent_at <= IN_FLIGHT_S]
         return "result on its way" if after else "other"
 
 

@@ -83,7 +83,7 @@ class SimulatedClient:
         self._injector.persons[self.name] = self.person
 
     def _new_job(self) -> Job:
-        return self._book.say(draw_plan(self._chance, self._injector.wants()), self.person)
+        return self._book.add_job(draw_plan(self._chance, self._injector.wants()), self.person)
 
     def _is_served(self) -> bool:
         """Whether it is connected to a node that runs and has its store."""
@@ -91,7 +91,7 @@ class SimulatedClient:
         return node is not None and node.state == "up" and not self._injector.store_is_down
 
     async def _use_device(self, name: str, number: int) -> None:
-        self._book.run(number, self.person, write=name != READ)
+        self._book.note_run(number, self.person, write=name != READ)
         job = self._book.jobs.get(number // 100)
         several = job is not None and number % 10 and is_parallel(job.plan[number // 10 % 10])
         self._injector.at("one of several answered" if several else "call received", self.name)
@@ -106,22 +106,22 @@ class SimulatedClient:
         number = job_of(text) if role == "user" else done_job_of(text)
         job = self._book.jobs.get(number or 0)
         if job is not None:
-            self._book.shows(self.person, text)
+            self._book.note_message(self.person, text)
             if role == "user":
-                job.acknowledged = True
+                job.is_acknowledged = True
                 self._answering = job
             else:
-                self._book.answer(job)
+                self._book.note_answer(job)
         elif text in _APOLOGIES and (answering := self._answering or self._job) is not None:
             if call_id not in self._apologies:  # an earlier job's may be replayed to a relaunched app
                 self._apologies.add(call_id)
-                self._book.apologised(answering, text)
+                self._book.note_apology(answering, text)
         return job is not None or role == "user" or text in _APOLOGIES
 
     def _take_error(self, code: str, event_id: str | None) -> None:
         self._book.figures[f"error {code}"] += 1
         if code == "store_unavailable" and event_id is None and self._job is not None:
-            self._book.store_failed(self._job)
+            self._book.note_store_apology(self._job)
 
 
 # -- the app
@@ -204,7 +204,7 @@ class ChaosApp(SimulatedClient, App):
             self._inbox.get_nowait()
         if self._chance.random() < _RELAUNCHED:
             self.person.note("relaunched")
-            self._book.relaunched(self.person)
+            self._book.note_relaunch(self.person)
             self.relaunch()
             self._forget()
         self._changed.set()
@@ -217,7 +217,7 @@ class ChaosApp(SimulatedClient, App):
             return
         self._received_ids.add(event["id"])
         if self._resuming is not None and event["type"] not in ("session.started", "session.ping"):
-            self._book.resumed(self.person, self._resuming, self._connections)
+            self._book.note_resume(self.person, self._resuming, self._connections)
             self._resuming = None
         self._inbox.put_nowait(event)
 
@@ -244,7 +244,7 @@ class ChaosApp(SimulatedClient, App):
         self._new_person()
         self.session_id = self.person.session_id
         self._received_ids = ids = set[str]()
-        self.person.known = lambda: ids
+        self.person.received_ids = lambda: ids
         self.event_ids.clear()
         self._resuming = None
         self._forget()
@@ -282,7 +282,7 @@ class ChaosApp(SimulatedClient, App):
         It is a known limit, and is counted.
         """
         job = self._job
-        if not resumed and job is not None and not job.acknowledged and self._connections > 1:
+        if not resumed and job is not None and not job.is_acknowledged and self._connections > 1:
             self._book.figures["new sessions without the words"] += 1
             self._idle = True
             self._idles += 1
@@ -300,7 +300,7 @@ class ChaosApp(SimulatedClient, App):
             case _:
                 number = call.arguments["n"]
                 await self._use_device(call.name, number)
-                self._book.sent(number, self.link if self.is_connected else None)
+                self._book.note_result(number, self.link if self.is_connected else None)
                 self.result(call.call_id, '{"done":true}')
                 self._injector.soon("result sent", self.name)
                 return None
@@ -317,21 +317,21 @@ class ChaosApp(SimulatedClient, App):
             return
         if text == NOTED:
             if self._job is not None:
-                self._book.overruled(self._job)
+                self._book.note_other_answer(self._job)
         elif job_of_round(text) is None and text not in REST:
             self._take_prompt(text)
 
     def _take_prompt(self, text: str) -> None:
         """Be asked about a call. The job's words may have been taken for an unclear answer to it."""
         if self._job is not None and self._job_asked and text.startswith("I did not catch"):
-            self._job.superseded = True
+            self._job.is_superseded = True
             self._book.figures["taken for an answer"] += 1
         self._prompted, self._consented_on = True, 0
         self._injector.at("approval asked", self.name)
 
     def _barge_in(self) -> None:
         if self._job is not None:
-            self._job.interrupted = True
+            self._job.is_interrupted = True
         self.interrupt()
         self._injector.soon("barge-in sent", self.name)
 
@@ -356,11 +356,11 @@ class ChaosApp(SimulatedClient, App):
             job = self._new_job()
             previous, self._job = self._job, job
             if previous is not None and not previous.ended:
-                previous.superseded = True
+                previous.is_superseded = True
             self._tell(transcript(job.number, job.plan), "transcript sent")
             await self._until_end(job, before)
             self._book.judge(job)
-            if self._is_stuck or job.acknowledged:
+            if self._is_stuck or job.is_acknowledged:
                 return
 
     def _tell(self, text: str, step: str) -> None:
@@ -384,19 +384,19 @@ class ChaosApp(SimulatedClient, App):
             if idle and job.ended:
                 return
             is_interrupted = self._connections > connections or self._refused
-            if idle and not job.acknowledged and is_interrupted and self.is_connected:
+            if idle and not job.is_acknowledged and is_interrupted and self.is_connected:
                 return
-            if idle and job.acknowledged and self._asks:
+            if idle and job.is_acknowledged and self._asks:
                 self._consent()
-            elif idle and job.acknowledged and self._is_served():
+            elif idle and job.is_acknowledged and self._is_served():
                 late = late or _now() + LATE_S
-                if job.interrupted or _now() > late:
+                if job.is_interrupted or _now() > late:
                     return
             else:
                 late = None
             if self._book.is_silent(job, self._patience_s):
                 self._is_stuck = True
-                job.blamed = True
+                job.is_blamed = True
                 self._book.blame(self.person, "stuck", f"job {job.number} {job.plan}: silence")
                 return
             await self._change((late or _now() + self._patience_s) + 0.05)
@@ -436,9 +436,9 @@ class LibraryClient(SimulatedClient):
             limits=_LIMITS,
             reconnect=Reconnect(first_s=0.03, most_s=0.3, steady_s=0.0, random=self._chance.random),
         )
-        self.person.known = lambda: {received.id for received in client.received}
+        self.person.received_ids = lambda: {received.id for received in client.received}
         client.on("*", self._event)
-        client.on("client.lost", self._lost)
+        client.on("client.lost", self._note_loss)
         try:
             await self._start(client)
             jobs = self._chance.randint(3, 10)
@@ -453,7 +453,7 @@ class LibraryClient(SimulatedClient):
         finally:
             await client.close()
 
-    def _lost(self, _: object) -> None:
+    def _note_loss(self, _: object) -> None:
         self.person.note("connection lost")
 
     async def _start(self, client: Client) -> None:
@@ -470,7 +470,7 @@ class LibraryClient(SimulatedClient):
         async def run(arguments: dict[str, Any]) -> dict[str, Any]:
             number = arguments["n"]
             await self._use_device(name, number)
-            self._book.sent(number, self)
+            self._book.note_result(number, self)
             self._injector.soon("result sent", self.name)
             return {"done": number}
 
@@ -509,17 +509,17 @@ class LibraryClient(SimulatedClient):
             self._resuming = False
             link = self._switch.latest.get(self.name)
             if link is not None:
-                self._book.resumed(self.person, link.opened_at, self._connections)
+                self._book.note_resume(self.person, link.opened_at, self._connections)
 
     # -- the person
 
     async def _one_job(self, client: Client) -> bool:
         """Ask for a job and wait for its end; False if the session is stuck."""
         self._job = job = self._new_job()
-        said = transcript(job.number, job.plan)
+        words = transcript(job.number, job.plan)
         try:
-            self.person.note(f"-> {said}")
-            turn = await client.say(said)
+            self.person.note(f"-> {words}")
+            turn = await client.say(words)
             self._injector.soon("transcript sent", self.name)
             barges = self._injector.wants_barge_in() or self._chance.random() < 0.03
             barging = asyncio.create_task(self._barge_in(client, job)) if barges else None
@@ -533,13 +533,13 @@ class LibraryClient(SimulatedClient):
                 barging.cancel()
                 await asyncio.wait([barging])
         except WaitTimeout:
-            job.blamed = True
+            job.is_blamed = True
             self._book.blame(self.person, "stuck", f"job {job.number} {job.plan}: no end")
             return False
         except ClientError as error:
             self._book.figures[f"library {type(error).__name__}"] += 1
             return False
-        if job.acknowledged and not job.interrupted:
+        if job.is_acknowledged and not job.is_interrupted:
             await self._wait_late(job)
         self._book.judge(job)
         await asyncio.sleep(self._chance.uniform(0, 0.05))
@@ -555,7 +555,7 @@ class LibraryClient(SimulatedClient):
     async def _barge_in(self, client: Client, job: Job) -> None:
         while not client.connected or client.state != "speaking":  # noqa: ASYNC110 -- the state has no event
             await asyncio.sleep(0.005)
-        job.interrupted = True
+        job.is_interrupted = True
         try:
             await client.interrupt()
             self._injector.soon("barge-in sent", self.name)

@@ -114,7 +114,7 @@ class Injector:
         """Whether the store was killed, and has not been back for a second."""
         return self._store_down.locked()
 
-    def lost(self, name: str) -> None:
+    def note_loss(self, name: str) -> None:
         """Note that a client's connection has ended."""
         if name in self.persons:
             self.persons[name].losses.append(asyncio.get_running_loop().time())
@@ -123,8 +123,8 @@ class Injector:
 
     def wants(self) -> str | None:
         """Name a round that jobs should have, for the steps that wait for one."""
-        wanted = [_WANTS[step] for step in self._armed if step in _WANTS]
-        return self._chance.choice(wanted) if wanted and self._chance.random() < 0.7 else None
+        rounds = [_WANTS[step] for step in self._armed if step in _WANTS]
+        return self._chance.choice(rounds) if rounds and self._chance.random() < 0.7 else None
 
     def wants_barge_in(self) -> bool:
         return self._armed["barge-in sent"] > 0 and self._chance.random() < 0.5
@@ -151,7 +151,7 @@ class Injector:
     def _may_kill(self, node: ChaosNode | None) -> bool:
         if node is None or node.state != "up":
             return False
-        up = sum(each.state == "up" for each in self._nodes)
+        up = sum(candidate.state == "up" for candidate in self._nodes)
         return up > 1 or self._chance.random() < 0.02
 
     def _strike(self, step: str, name: str) -> None:
@@ -175,13 +175,15 @@ class Injector:
         for link in self._switch.links_of(node):
             person = self.persons.get(link.name)
             if person is not None:
-                self._book.hit(person, row if link.name == name or name is None else (row[0], BYSTANDER))
+                self._book.note_fault(
+                    person, row if link.name == name or name is None else (row[0], BYSTANDER)
+                )
 
     # -- the run
 
     async def run(self, faults: Sequence[Row]) -> None:
         """Have all faults happen, a few at a time; those that nobody gets to for a minute are left out."""
-        others: dict[str, Callable[[], Awaitable[None]]] = {
+        actions: dict[str, Callable[[], Awaitable[None]]] = {
             "freeze": self._freeze,
             "store kill": self._kill_store,
             "cut": self._cut,
@@ -190,7 +192,7 @@ class Injector:
         for kind, step in faults:
             await asyncio.sleep(self._chance.uniform(0, 2 * self._every_s))
             if kind != "kill":
-                self._spawn(others[kind]())
+                self._spawn(actions[kind]())
                 continue
             await self._room(_ARMED - 1)
             self._armed[step] += 1
@@ -218,10 +220,10 @@ class Injector:
     def _spawn(self, work: Awaitable[None]) -> asyncio.Future[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._finish)
         return task
 
-    def _done(self, task: asyncio.Future[None]) -> None:
+    def _finish(self, task: asyncio.Future[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self.errors.append(task.exception() or RuntimeError())
@@ -235,20 +237,20 @@ class Injector:
             link.cut_after(self._chance.randint(1, 4_000))
             self._book.faults["cut", "anywhere"] += 1
             if link.name in self.persons:
-                self._book.hit(self.persons[link.name], ("cut", "anywhere"))
+                self._book.note_fault(self.persons[link.name], ("cut", "anywhere"))
 
     async def _kill_store(self) -> None:
         if self._store.kill is None or self._store.restore is None:
             return
         async with self._store_down:
-            self._book.store_away()
+            self._book.note_store_fault()
             await asyncio.to_thread(self._store.kill)
             self._book.faults["store kill", "anywhere"] += 1
             for person in self.persons.values():
-                self._book.hit(person, ("store kill", "anywhere"))
+                self._book.note_fault(person, ("store kill", "anywhere"))
             await asyncio.sleep(self._chance.uniform(0, 0.3))
             await asyncio.to_thread(self._store.restore)
-            self._book.store_away()
+            self._book.note_store_fault()
             await asyncio.sleep(1.0)
 
     async def _stop(self) -> None:
@@ -272,7 +274,7 @@ class Injector:
         node.freeze()
         self._note(("freeze", "anywhere"), node, None)
         if self._store.kill is None:
-            self._book.store_away()  # it may have the lock of the file
+            self._book.note_store_fault()  # it may have the lock of the file
         await asyncio.sleep(0.01)  # what it had written comes through
         links = sorted(self._switch.links_of(node), key=lambda link: link.name)
         leaving = [link for number, link in enumerate(links) if number == 0 or self._chance.random() < 0.6]
@@ -298,24 +300,26 @@ class Injector:
         return latest is not None and latest is not link and latest.served
 
     def _judge_zombie(self, link: Link[ChaosNode], person: Person | None) -> None:
-        said = bytes(link.after or b"")
-        if person is None or b'"type":"session.started"' in said:
+        frames = bytes(link.after or b"")
+        if person is None or b'"type":"session.started"' in frames:
             # It had not read the client's ``session.start`` before it froze: this is a claim like any other.
             self._book.figures["late claims"] += person is not None
             return
-        known = person.known()
-        found = list(_EVENT.finditer(said))
-        for event, following in zip_longest(found, found[1:]):
+        known_ids = person.received_ids()
+        events = list(_EVENT.finditer(frames))
+        for event, following in zip_longest(events, events[1:]):
             event_id, kind = event[1].decode(), event[2].decode()
             # What it had recorded before it froze has the same id from whoever took over.
-            if kind in _NOTHING_TO_BELIEVE or event_id in known:
+            if kind in _NOTHING_TO_BELIEVE or event_id in known_ids:
                 continue
-            called = _CALLED.search(said, event.end(), following.start() if following else len(said))
-            call_id, name = (called[1].decode(), called[2].decode()) if called else ("", "")
+            call_match = _CALLED.search(frames, event.end(), following.start() if following else len(frames))
+            call_id, name = (call_match[1].decode(), call_match[2].decode()) if call_match else ("", "")
             if kind in _ONLY_TOLD or name == "convo.setState":
                 self._book.figures[f"zombie {name or 'partials'}"] += 1
             else:
-                self._book.zombie(person, f"{kind} {name}", call_id if name.startswith("device.") else "")
+                self._book.note_zombie(
+                    person, f"{kind} {name}", call_id if name.startswith("device.") else ""
+                )
 
 
 @dataclass(frozen=True)

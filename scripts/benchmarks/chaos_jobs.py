@@ -52,28 +52,28 @@ def transcript(number: int, plan: Sequence[str]) -> str:
 
 def job_of(text: str) -> int | None:
     """Find the job that a person's words ask for."""
-    found = _JOB.search(text)
-    return None if found is None else int(found[1])
+    match = _JOB.search(text)
+    return None if match is None else int(match[1])
 
 
 def done_job_of(text: str) -> int | None:
     """Find the job that a final answer is about."""
-    found = _DONE.search(text)
-    return None if found is None else int(found[1])
+    match = _DONE.search(text)
+    return None if match is None else int(match[1])
 
 
 def job_of_round(text: str) -> int | None:
     """Find the job that words beside calls are about."""
-    found = _ROUND.search(text)
-    return None if found is None else int(found[1])
+    match = _ROUND.search(text)
+    return None if match is None else int(match[1])
 
 
-def draw_plan(chance: random.Random, wanted: str | None) -> tuple[str, ...]:
+def draw_plan(chance: random.Random, required: str | None) -> tuple[str, ...]:
     """Draw the rounds of a job, one of which is ``wanted`` if that is given."""
     weights = [3, 4, 3, 3, 1, 1, 1]
     plan = chance.choices(ROUNDS, weights, k=chance.choice((0, 1, 1, 2, 2, 3)))
-    if wanted is not None:
-        plan.insert(chance.randint(0, len(plan)), wanted)
+    if required is not None:
+        plan.insert(chance.randint(0, len(plan)), required)
     return tuple(plan)
 
 
@@ -116,12 +116,12 @@ class Seen:
 class ModelRequest:
     """A request, read: the jobs in the history with their answers, the results, and what comes next.
 
-    ``jobs`` are in order; ``answered`` are those whose final answer follows, ``repeated`` those that were
+    ``jobs`` are in order; ``answers`` are those whose final answer follows, ``repeated`` those that were
     said or answered twice. ``consent_last``: a consent was said after the last job, when none was asked for.
     """
 
     jobs: tuple[int, ...]
-    answered: frozenset[int]
+    answers: frozenset[int]
     repeated: frozenset[int]
     results: tuple[Seen, ...]
     job: int | None
@@ -144,19 +144,19 @@ class JobModel:
         self._pause_s = pause_s
 
     def __call__(self, request: JsonObject) -> Reply:
-        asked = read_request(request)
+        state = read_request(request)
         off = request.get("tool_choice", {}).get("type") == "none"
-        working = asked.job is not None and not asked.over
-        last = working and (off or asked.rounds >= len(asked.plan))
-        self._judge(asked, last)
+        working = state.job is not None and not state.over
+        last = working and (off or state.rounds >= len(state.plan))
+        self._judge(state, last)
         first = self._chance.uniform(0.5, 3) * self._pause_s
-        if asked.job is None or asked.over:
+        if state.job is None or state.over:
             return Reply(text=NOTED, first_delay_s=first)
         if last:
-            text = REST if asked.job in asked.answered else f"Job {asked.job} is done. {REST}"
+            text = REST if state.job in state.answers else f"Job {state.job} is done. {REST}"
             return Reply(text=text, delay_s=self._pause_s, first_delay_s=first)
-        words = f"Job {asked.job} goes on with round {asked.rounds}. {REST}" if asked.job % 3 == 0 else ""
-        calls = calls_of(asked.job, asked.rounds, asked.plan[asked.rounds])
+        words = f"Job {state.job} goes on with round {state.rounds}. {REST}" if state.job % 3 == 0 else ""
+        calls = calls_of(state.job, state.rounds, state.plan[state.rounds])
         return Reply(words, calls, delay_s=self._pause_s, first_delay_s=first)
 
 
@@ -164,7 +164,7 @@ def read_request(request: JsonObject) -> ModelRequest:
     """Read what the model is asked."""
     messages = request["messages"]
     jobs: list[int] = []
-    answered: Counter[int] = Counter()
+    answers: Counter[int] = Counter()
     uses: dict[str, JsonObject] = {}
     results: list[Seen] = []
     plan, rounds, over, consent_last = "", 0, False, False
@@ -178,22 +178,22 @@ def read_request(request: JsonObject) -> ModelRequest:
                 results.append(_result(block, uses))
             elif message["role"] == "user":
                 over = over and CONTINUE not in block["text"]
-                found = _JOB.search(block["text"])
-                consent_last = found is None and CONSENT in block["text"]
-                if found:
-                    jobs.append(int(found[1]))
-                    plan, rounds, over = found[2], 0, False
-            elif (done := done_job_of(block["text"])) is not None:
-                answered[done] += 1
+                match = _JOB.search(block["text"])
+                consent_last = match is None and CONSENT in block["text"]
+                if match:
+                    jobs.append(int(match[1]))
+                    plan, rounds, over = match[2], 0, False
+            elif (job_number := done_job_of(block["text"])) is not None:
+                answers[job_number] += 1
         if message["role"] == "assistant":
             rounds += calls
             over = over or not calls
     words = tuple(word for word in plan.split() if word in ROUNDS)
     job = jobs[-1] if jobs else None
-    repeated = {number for counts in (answered, Counter(jobs)) for number in counts if counts[number] > 1}
+    repeated = {number for counts in (answers, Counter(jobs)) for number in counts if counts[number] > 1}
     return ModelRequest(
         tuple(jobs),
-        frozenset(answered),
+        frozenset(answers),
         frozenset(repeated),
         tuple(results),
         job,

@@ -165,15 +165,17 @@ def emit_first() -> None:
     begin: Callable[..., None] = Committer.__init__
     commit: Callable[..., Any] = Committer._commit
 
-    def muted(self: Any, *arguments: Any, **named: Any) -> None:
-        begin(self, *arguments, **named)
+    def muted(self: Any, *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **options)
         self._encoder = _Mute(self._encoder)
 
-    async def early(self: Any, operations: Any, outgoing: Sequence[EncodedEvent], *rest: Any) -> None:
+    async def early(
+        self: Any, operations: Any, outgoing: Sequence[EncodedEvent], *other_arguments: Any
+    ) -> None:
         if outgoing:
             self._encoder.loud.send(outgoing)
             await asyncio.sleep(_HEAD_START_S)
-        await commit(self, operations, outgoing, *rest)
+        await commit(self, operations, outgoing, *other_arguments)
 
     _patch(Committer, "__init__", muted)
     _patch(Committer, "_commit", early)
@@ -183,11 +185,11 @@ def new_ids() -> None:
     """Send what is sent again under another id."""
     attach: Callable[..., None] = Outbox.attach
 
-    def renamed(self: Any, *arguments: Any, **named: Any) -> None:
+    def renamed(self: Any, *arguments: Any, **options: Any) -> None:
         for entry in self._entries.values():
             old = entry.record.event_id.encode()
             entry.frame = _renamed(entry.frame, old)
-        attach(self, *arguments, **named)
+        attach(self, *arguments, **options)
 
     _patch(Outbox, "attach", renamed)
 
@@ -240,7 +242,7 @@ def main() -> None:
     for module in SERVER:
         import_module(module)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sources = [one for one in gc.get_objects() if isinstance(one, IdGenerator)]
+    sources = [item for item in gc.get_objects() if isinstance(item, IdGenerator)]
     gc.freeze()
     children: set[int] = set()
     for line in sys.stdin.buffer:

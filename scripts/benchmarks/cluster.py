@@ -56,8 +56,8 @@ class Cluster:
         await self.balancer.start()
         try:
             await asyncio.to_thread(self.redis.start)
-            done = await asyncio.gather(*(node.start() for node in self.nodes), return_exceptions=True)
-            for failed in done:
+            results = await asyncio.gather(*(node.start() for node in self.nodes), return_exceptions=True)
+            for failed in results:
                 if isinstance(failed, BaseException):
                     raise failed
             await self.balancer.wait_ready()
@@ -93,9 +93,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         asyncio.run(_run(options))
     except DidNotStart as error:
-        said = str(error).strip()
+        text = str(error).strip()
         return _mistake(
-            said.removeprefix("conductor: "), exit_code=2 if said.startswith("conductor: ") else 1
+            text.removeprefix("conductor: "), exit_code=2 if text.startswith("conductor: ") else 1
         )
     except OSError as error:
         return _mistake(f"Cannot listen on 127.0.0.1:{options.port}: {error.strerror}.")

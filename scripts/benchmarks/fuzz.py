@@ -37,15 +37,15 @@ class Slowest:
 
     seconds: float = 0.0
     data: bytes = b""
-    what: str = ""
+    name: str = ""
 
-    def note(self, seconds: float, data: bytes, what: str) -> None:
+    def note(self, seconds: float, data: bytes, name: str) -> None:
         """Keep it if it is slower than what is kept."""
         if seconds > self.seconds:
-            self.seconds, self.data, self.what = seconds, data, what
+            self.seconds, self.data, self.name = seconds, data, name
 
     def __str__(self) -> str:
-        return f"{self.seconds * 1000:.1f} ms CPU, {len(self.data)} bytes, {self.what}: {self.data[:120]!r}"
+        return f"{self.seconds * 1000:.1f} ms CPU, {len(self.data)} bytes, {self.name}: {self.data[:120]!r}"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -151,7 +151,7 @@ def dear_payloads(size: int = LARGE) -> dict[str, str]:
 
 @dataclass
 class _Tally:
-    sent: int = 0
+    mutants: int = 0
     unanswered: list[str] = field(default_factory=list)
     dead: list[str] = field(default_factory=list)
 
@@ -180,7 +180,7 @@ async def _over_sockets(count: int, seed: int, seconds: float) -> int:
             for app in apps:
                 app.socket.cut()
     print(
-        f"sockets: {tally.sent} mutants over {APPS} in {elapsed:.0f} s, {errors} answered by an error, "
+        f"sockets: {tally.mutants} mutants over {APPS} in {elapsed:.0f} s, {errors} answered by an error, "
         f"{len(tally.dead)} dead sockets, {len(tally.unanswered)} sessions that do not answer, "
         f"{tracebacks} tracebacks, {rss:.0f} MB; the model's stand-in refused {len(service.refused)} requests"
     )
@@ -207,7 +207,7 @@ async def _damage(app: App, mutator: Mutator, tally: _Tally, count: int, seconds
             return
         data = mutator.next()
         app.socket.write(data)
-        tally.sent += 1
+        tally.mutants += 1
         due += (1 + len(data) // FRAME_BYTES) / FRAMES_PER_SECOND
         if due - loop.time() > 0.05:
             await asyncio.sleep(due - loop.time())

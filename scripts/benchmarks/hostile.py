@@ -66,8 +66,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     counts = dict(COUNTS)
     if options.kinds:
-        chosen = (kind.partition("=") for kind in options.kinds)
-        counts = {name: int(count or COUNTS.get(name, 0)) for name, _, count in chosen}
+        pairs = (kind.partition("=") for kind in options.kinds)
+        counts = {name: int(count or COUNTS.get(name, 0)) for name, _, count in pairs}
     if not set(counts) <= set(KINDS):
         parser.error(f"no such kind among {', '.join(counts)}")
     import uvloop
@@ -133,27 +133,27 @@ class _Talk:
         """Talk for so long; returns the times of turns and the server's share of a core."""
         loop = asyncio.get_running_loop()
         chance = random.Random(SEED)  # they fall into step if they all pause for as long
-        began, cpu = loop.time(), self._server.cpu()
+        start, cpu = loop.time(), self._server.cpu()
         stolen = _stolen()
         times: list[float] = []
         worked: list[float] = []
 
         async def talk(talker: Talker, after: float) -> None:
             await asyncio.sleep(after)
-            while loop.time() < began + seconds and not talker.closed.is_set():
-                said, before = loop.time(), self._server.worked()
+            while loop.time() < start + seconds and not talker.closed.is_set():
+                spoken_at, before = loop.time(), self._server.worked()
                 try:
                     await talker.turn()
                 except TimeoutError:
                     self.failures += 1
-                times.append(loop.time() - said)
+                times.append(loop.time() - spoken_at)
                 worked.append(self._server.worked() - before)
                 await asyncio.sleep(chance.uniform(0, 2 * PAUSE_S))
 
         await asyncio.gather(*(talk(talker, chance.uniform(0, 2 * PAUSE_S)) for talker in self._talkers))
-        load = (self._server.cpu() - cpu) / (loop.time() - began)
+        load = (self._server.cpu() - cpu) / (loop.time() - start)
         worst = round(max(times, default=float("nan")) * 1000, 3)
-        taken = (_stolen() - stolen) / (loop.time() - began) / (os.cpu_count() or 1)
+        stolen_share = (_stolen() - stolen) / (loop.time() - start) / (os.cpu_count() or 1)
         return {
             **scenarios.milliseconds(times),
             "max_ms": worst,
@@ -161,7 +161,7 @@ class _Talk:
             "server_worked_p99_ms": scenarios.milliseconds(worked)["p99_ms"],
             "turns": len(times),
             "server_load": round(load, 3),
-            "stolen": round(taken, 3),
+            "stolen": round(stolen_share, 3),
         }
 
 
@@ -195,14 +195,14 @@ class _Lives:
 
     def figures(self) -> dict[str, Any]:
         """Say of each kind how many are gone, and after how long."""
-        found: dict[str, Any] = {"watched_s": round(self._ended, 1)}
+        lives: dict[str, Any] = {"watched_s": round(self._ended, 1)}
         for name, ports in self._kinds.items():
             lived = [self._lived[port] for port in ports if port in self._lived]
-            found[name] = {"count": len(ports), "ended": len(lived)}
+            lives[name] = {"count": len(ports), "ended": len(lived)}
             if lived:
-                found[name]["median_s"] = round(scenarios.percentile(lived, 0.5), 1)
-                found[name]["max_s"] = round(max(lived), 1)
-        return found
+                lives[name]["median_s"] = round(scenarios.percentile(lived, 0.5), 1)
+                lives[name]["max_s"] = round(max(lived), 1)
+        return lives
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()

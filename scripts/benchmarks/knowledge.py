@@ -52,9 +52,9 @@ async def knowledge_base(documents: int = DOCUMENTS, queries: int = QUERIES) -> 
     with tempfile.TemporaryDirectory(prefix="conductor-") as temporary:
         folder = Path(temporary) / "documents"
         for number in range(documents):
-            place = folder / f"{number % 100:02}"
-            place.mkdir(parents=True, exist_ok=True)
-            (place / f"{words.some(1)}-{number}.md").write_text(words.document())
+            subfolder = folder / f"{number % 100:02}"
+            subfolder.mkdir(parents=True, exist_ok=True)
+            (subfolder / f"{words.some(1)}-{number}.md").write_text(words.document())
         index = KnowledgeIndex(folder, Path(temporary) / "knowledge.db")
         gaps: list[float] = []
         figures: ToolMetrics = {"documents": documents}
@@ -66,8 +66,8 @@ async def knowledge_base(documents: int = DOCUMENTS, queries: int = QUERIES) -> 
         assert changed.indexed == 1
         figures["update_s"] = round(changed.duration_s, 3)
         async with _gaps(gaps):
-            asked = [words.some(rng.randint(1, 8)) for _ in range(queries)]
-            times = sorted(await _ask(KnowledgeBase(index), asked))
+            texts = [words.some(rng.randint(1, 8)) for _ in range(queries)]
+            times = sorted(await _ask(KnowledgeBase(index), texts))
         figures |= {"query_p50_ms": _ms(times[queries // 2]), "query_p99_ms": _ms(times[queries * 99 // 100])}
         figures |= {"query_max_ms": _ms(times[-1]), "query_loop_max_ms": _ms(max(gaps))}
     return figures
@@ -76,9 +76,9 @@ async def knowledge_base(documents: int = DOCUMENTS, queries: int = QUERIES) -> 
 async def _ask(tool: KnowledgeBase, queries: Sequence[str]) -> list[float]:
     times = []
     for query in queries:
-        began = time.perf_counter()
+        start = time.perf_counter()
         outcome = await tool.run({"query": query}, CallContext("s", "c"))
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
         assert outcome.success and outcome.data["results"]
     return times
 
@@ -90,9 +90,9 @@ async def _gaps(gaps: list[float]) -> AsyncIterator[None]:
 
     async def tick() -> None:
         while True:
-            began = time.perf_counter()
+            start = time.perf_counter()
             await asyncio.sleep(_TICK_S)
-            gaps.append(time.perf_counter() - began - _TICK_S)
+            gaps.append(time.perf_counter() - start - _TICK_S)
 
     ticking = asyncio.create_task(tick())
     try:

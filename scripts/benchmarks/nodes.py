@@ -102,11 +102,11 @@ class Process:
         """Start it, and wait until it is ready. Raises `DidNotStart`."""
         assert not self.runs
         began = time.perf_counter()
-        written = self.log.stat().st_size if self.log.exists() else 0
+        log_size = self.log.stat().st_size if self.log.exists() else 0
         try:
             async with asyncio.timeout(START_S):
                 self._process = await self._launch()
-                await self._until_ready(written)
+                await self._until_ready(log_size)
         except TimeoutError:
             await self.kill()
             raise DidNotStart(f"not ready in {START_S:g} s:\n{self.text()}") from None
@@ -128,13 +128,13 @@ class Process:
                 **self._apart,  # type: ignore[arg-type] # one option, where there is one
             )
 
-    async def _until_ready(self, written: int) -> None:
+    async def _until_ready(self, log_size: int) -> None:
         while True:  # another process: there is nothing to wait on
             if not self.port:
-                found = re.search(r"ws://127\.0\.0\.1:(\d+)", self.text(written))
-                self.port = int(found[1]) if found else 0
+                match = re.search(r"ws://127\.0\.0\.1:(\d+)", self.text(log_size))
+                self.port = int(match[1]) if match else 0
             if not self.runs:
-                raise DidNotStart(self.text(written))
+                raise DidNotStart(self.text(log_size))
             # 426 is the bare echo's.
             if self.port and await readiness(self.host, self.port) in (200, 426):
                 return
@@ -213,7 +213,7 @@ class Process:
         """Seconds that the process's first thread was on a core so far; exact, where `cpu` counts ticks."""
         return self._scheduled(0)
 
-    def waited(self) -> float:
+    def queued(self) -> float:
         """Seconds that it could have run, but something else was on its core."""
         return self._scheduled(1)
 
@@ -224,8 +224,8 @@ class Process:
         """Resident memory of the whole tree, in KB."""
         total = 0.0
         for pid in self._tree():
-            found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-            total += int(found[1]) if found else 0
+            match = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+            total += int(match[1]) if match else 0
         return total
 
     def descriptors(self) -> int:
@@ -233,13 +233,13 @@ class Process:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def _tree(self) -> list[int]:
-        found, todo = [], [self.pid]
-        while todo:
-            pid = todo.pop()
-            found.append(pid)
+        pids, waiting = [], [self.pid]
+        while waiting:
+            pid = waiting.pop()
+            pids.append(pid)
             children = Path(f"/proc/{pid}/task/{pid}/children")
-            todo += [int(child) for child in children.read_text().split()] if children.exists() else []
-        return found
+            waiting += [int(child) for child in children.read_text().split()] if children.exists() else []
+        return pids
 
 
 def clean_environment() -> dict[str, str]:
@@ -262,8 +262,8 @@ async def readiness(host: str, port: int, timeout_s: float = 5.0) -> int | None:
     finally:
         if writer is not None:
             writer.transport.abort()
-    found = re.match(rb"HTTP/1\.1 (\d{3})", line)
-    return int(found[1]) if found else None
+    match = re.match(rb"HTTP/1\.1 (\d{3})", line)
+    return int(match[1]) if match else None
 
 
 class Node(Process):

@@ -29,16 +29,16 @@ def observe(file: Path) -> None:
     """
     gc.collect()
     objects = gc.get_objects()
-    ours = Counter(
+    counts = Counter(
         kind.__qualname__
         for kind in map(type, objects)
         if str(getattr(kind, "__module__", "")).partition(".")[0] == "conductor"
     )
-    answers = ours["AssistantMessage"]  # each with the tuple of its calls; other messages are not counted
-    found = {"tasks": len(asyncio.all_tasks()), "objects": len(objects) - 2 * answers, "answers": answers}
-    found.update({name: ours[name] for name in WANTED if ours[name]})
+    answers = counts["AssistantMessage"]  # each with the tuple of its calls; other messages are not counted
+    sample = {"tasks": len(asyncio.all_tasks()), "objects": len(objects) - 2 * answers, "answers": answers}
+    sample.update({name: counts[name] for name in WANTED if counts[name]})
     with file.open("a") as lines:
-        lines.write(json.dumps(found) + "\n")
+        lines.write(json.dumps(sample) + "\n")
 
 
 def announce(file: Path, listener: Listener) -> None:

@@ -100,11 +100,11 @@ async def _run(options: argparse.Namespace) -> Tally:
                 await asyncio.sleep(options.pause)
                 for _ in range(options.restarts):
                     for node in cluster.nodes:
-                        began = time.perf_counter()
+                        start = time.perf_counter()
                         await node.restart()
-                        took = time.perf_counter() - began
-                        said = f"{node.name} again after {took:.1f} s, {tally.turns} turns"
-                        print(f"  {said}, failed {dict(tally.failed)}", file=sys.stderr, flush=True)
+                        elapsed = time.perf_counter() - start
+                        progress = f"{node.name} again after {elapsed:.1f} s, {tally.turns} turns"
+                        print(f"  {progress}, failed {dict(tally.failed)}", file=sys.stderr, flush=True)
                     tally.restarts += 1
                 stop.set()
             for node in cluster.nodes:
@@ -131,7 +131,7 @@ def _look(tally: Tally, _: dict[str, object], run: ToolRun) -> str:
 
 
 async def _turn(client: Client, tally: Tally) -> None:
-    began, started = time.perf_counter(), client.started
+    start, started = time.perf_counter(), client.started
     try:
         async with asyncio.timeout(TURN_S):
             result = await (await client.say("go"))
@@ -139,10 +139,10 @@ async def _turn(client: Client, tally: Tally) -> None:
         tally.failed[type(error).__name__] += 1
         return
     tally.turns += 1
-    tally.times.append(time.perf_counter() - began)
+    tally.times.append(time.perf_counter() - start)
     tally.reconnects += client.started is not started
-    for one in result.errors:
-        tally.failed[one.code] += 1
+    for failure in result.errors:
+        tally.failed[failure.code] += 1
     if not result.finals:
         tally.failed[f"no answer: {result.ending}"] += 1
 

@@ -46,13 +46,13 @@ class Talking:
         self._resting: list[Talker] | None = None
         self._rested = asyncio.Event()
 
-    async def rest(self) -> None:
+    async def pause(self) -> None:
         """Let no turn begin, and wait until those that run have ended."""
         self._resting = []
         self._rested.clear()
         await asyncio.wait_for(self._rested.wait(), 60)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         resting, self._resting = self._resting or [], None
         for talker in resting:
             talker.say("go")
@@ -68,12 +68,12 @@ class Talking:
         self.turns.clear()
         start, cpu = loop.time(), server.cpu()
         await asyncio.sleep(seconds)
-        elapsed, used, turns = loop.time() - start, server.cpu() - cpu, list(self.turns)
+        elapsed, cpu_s, turns = loop.time() - start, server.cpu() - cpu, list(self.turns)
         self._stopping = True
         await asyncio.wait_for(self._stopped.wait(), 60)
         return {
-            "cpu_ms_a_turn": round(used / max(1, len(turns)) * 1000, 3),
-            "load": round(used / elapsed, 3),
+            "cpu_ms_a_turn": round(cpu_s / max(1, len(turns)) * 1000, 3),
+            "load": round(cpu_s / elapsed, 3),
             "turns_a_second": round(len(turns) / elapsed, 1),
             "errors": self.errors,
             **milliseconds(turns),
@@ -129,43 +129,43 @@ async def paced_stream(
     loop = asyncio.get_running_loop()
     start, cpu, partials = loop.time(), server.cpu(), sum(talker.partials for talker in talkers)
     await asyncio.sleep(seconds - 1)
-    elapsed, used = loop.time() - start, server.cpu() - cpu
+    elapsed, cpu_s = loop.time() - start, server.cpu() - cpu
     partials = sum(talker.partials for talker in talkers) - partials
     disconnect(talkers)
     await service.wait_open(0, 30)
     streamed = per_second * elapsed * sessions
     return {
-        "cpu_us_a_token": round(used / streamed * 1e6, 2),
-        "load": round(used / elapsed, 3),
+        "cpu_us_a_token": round(cpu_s / streamed * 1e6, 2),
+        "load": round(cpu_s / elapsed, 3),
         "partials_a_second_a_session": round(partials / elapsed / sessions, 1),
     }
 
 
 async def tool_round(server: Process, service: AnthropicService, turns: int) -> ToolMetrics:
     """Time the way from a device's ``tool.result`` to the next request at the model, in one session."""
-    sent = [0.0]
+    sent_at = [0.0]
     times: list[float] = []
     persona = BenchPersona(ROUNDS, 1)
 
     def reply(request: dict[str, Any]) -> Reply:
-        if sent[0]:
-            times.append(time.perf_counter() - sent[0])
-            sent[0] = 0.0
+        if sent_at[0]:
+            times.append(time.perf_counter() - sent_at[0])
+            sent_at[0] = 0.0
         return persona(request)
 
     service.default = reply
     (talker,) = await connected(server, 1, "round")
 
     def on_result(_: Talker) -> None:
-        sent[0] = time.perf_counter()
+        sent_at[0] = time.perf_counter()
 
     talker.on_result = on_result
     cpu = server.cpu()
     for _ in range(turns):
         await talker.turn()
-    used = server.cpu() - cpu
+    cpu_s = server.cpu() - cpu
     disconnect([talker])
-    return {**milliseconds(times), "cpu_ms_a_round": round(used / (turns * (ROUNDS + 1)) * 1000, 3)}
+    return {**milliseconds(times), "cpu_ms_a_round": round(cpu_s / (turns * (ROUNDS + 1)) * 1000, 3)}
 
 
 async def first_words(server: Process, service: AnthropicService, sessions: int) -> ToolMetrics:
@@ -176,7 +176,7 @@ async def first_words(server: Process, service: AnthropicService, sessions: int)
     service.default = BenchPersona(ROUNDS, TOKENS)
     loop = asyncio.get_running_loop()
     talkers = [Talker(server.url, f"burst-{number}") for number in range(sessions)]
-    start, worked, waited = loop.time(), server.worked(), server.waited()
+    start, worked, queued = loop.time(), server.worked(), server.queued()
 
     async def talk(talker: Talker) -> float:
         await talker.connect()
@@ -185,13 +185,13 @@ async def first_words(server: Process, service: AnthropicService, sessions: int)
         return loop.time() - start
 
     waits = await asyncio.gather(*map(talk, talkers))
-    worked, waited, longest = server.worked() - worked, server.waited() - waited, max(waits)
+    worked, queued, longest = server.worked() - worked, server.queued() - queued, max(waits)
     disconnect(talkers)
     return {
         "longest_s": round(longest, 2),
         "cpu_s": round(worked, 2),
-        "core_taken_s": round(waited, 2),
-        "longest_over_cpu": round((longest - waited) / worked, 2),
+        "core_taken_s": round(queued, 2),
+        "longest_over_cpu": round((longest - queued) / worked, 2),
         "longest_over_median": round(longest / percentile(waits, 0.5), 2),
     }
 
@@ -297,14 +297,14 @@ async def _one_barge_in(talker: Talker, service: AnthropicService) -> float:
     partial, idle = asyncio.Event(), asyncio.Event()
     talker.on_partial = lambda _: partial.set()
     talker.on_idle = lambda _: idle.set()
-    gone = len(service.disconnects)
+    before = len(service.disconnects)
     talker.say("go")
     await asyncio.wait_for(partial.wait(), 10)
     start = asyncio.get_running_loop().time()
     talker.interrupt()
-    await service.wait_disconnects(gone + 1)
+    await service.wait_disconnects(before + 1)
     await asyncio.wait_for(idle.wait(), 10)
-    return service.disconnects[gone] - start
+    return service.disconnects[before] - start
 
 
 async def idle_memory(server: Process, service: AnthropicService, counts: Sequence[int]) -> ToolMetrics:
@@ -344,10 +344,10 @@ async def echo_messages(server: Process, connections: int, seconds: float) -> To
     await asyncio.sleep(0.5)
     cpu, before = server.cpu(), count
     await asyncio.sleep(seconds)
-    used, messages = server.cpu() - cpu, count - before
+    cpu_s, messages = server.cpu() - cpu, count - before
     for socket in sockets:
         socket.cut()
     return {
-        "cpu_us_a_message": round(used / messages * 1e6, 2),
+        "cpu_us_a_message": round(cpu_s / messages * 1e6, 2),
         "messages_a_second": round(messages / seconds),
     }

@@ -110,8 +110,8 @@ class _Soak:
         if least < int(self._seconds / PING_S) - 1:
             faults.append(f"a session got {least} pings in {self._seconds:.0f} s")
         faults += [f"{talker.session_id} lost its socket" for talker in talkers if talker.closed.is_set()]
-        chosen = [talker for talker in talkers[:: max(1, count // AT_THE_END)] if not talker.closed.is_set()]
-        await asyncio.gather(*(talker.turn() for talker in chosen))
+        some = [talker for talker in talkers[:: max(1, count // AT_THE_END)] if not talker.closed.is_set()]
+        await asyncio.gather(*(talker.turn() for talker in some))
         disconnect(talkers)
         return faults
 
@@ -120,13 +120,13 @@ class _Soak:
     ) -> None:
         """Take samples; for the two that are compared nobody talks, or their turns would be compared."""
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        start = loop.time()
         times = {self._settled, self._seconds, *(n * EVERY_S for n in range(1, int(self._seconds / EVERY_S)))}
         for when in sorted(times):
-            await asyncio.sleep(max(0.0, began + when - loop.time()))
+            await asyncio.sleep(max(0.0, start + when - loop.time()))
             compared = talking if when in (self._settled, self._seconds) else None
             if compared is not None:
-                await compared.rest()
+                await compared.pause()
                 await asyncio.sleep(REST_S / 2)
             sample = {
                 "s": round(when),
@@ -139,7 +139,7 @@ class _Soak:
             self.samples.append(sample)
             print(json.dumps(sample), flush=True)
             if compared is not None:
-                compared.go_on()
+                compared.resume()
 
     async def _look_inside(self) -> dict[str, Any]:
         before = self._size()
@@ -147,8 +147,8 @@ class _Soak:
         async with asyncio.timeout(30):
             while self._size() == before:  # noqa: ASYNC110 -- another process: there is nothing to wait on
                 await asyncio.sleep(0.01)
-        found: dict[str, Any] = json.loads(self._file.read_text().splitlines()[-1])
-        return found
+        observation: dict[str, Any] = json.loads(self._file.read_text().splitlines()[-1])
+        return observation
 
     def _size(self) -> int:
         return self._file.stat().st_size if self._file.exists() else 0

@@ -25,11 +25,11 @@ class Talker(App):
 
     def __init__(self, url: str, session_id: str) -> None:
         super().__init__(url, session_id)
-        self.on_partial: Callable[[Talker], None] = _nothing
-        self.on_idle: Callable[[Talker], None] = _nothing
-        self.on_error: Callable[[Talker], None] = _nothing
-        self.on_result: Callable[[Talker], None] = _nothing
-        self.on_speech: Callable[[Talker], None] = _nothing
+        self.on_partial: Callable[[Talker], None] = _ignore
+        self.on_idle: Callable[[Talker], None] = _ignore
+        self.on_error: Callable[[Talker], None] = _ignore
+        self.on_result: Callable[[Talker], None] = _ignore
+        self.on_speech: Callable[[Talker], None] = _ignore
         self.asked_at = 0.0
         self.partials = 0
         self.pings = 0
@@ -73,7 +73,7 @@ class Talker(App):
                     self.on_idle(self)
 
 
-def _nothing(_: Talker) -> None:
+def _ignore(_: Talker) -> None:
     pass
 
 
