@@ -5,8 +5,8 @@
 
 `App` keeps a log of the server's events and handles them one after the other. It answers each ``tool.call``:
 calls of the interface (``convo.*``, ``tts.*``) at once, calls of tools by a function. It drops events that
-it has had before. After a reconnect it resumes its session; with the capability ``resume`` it says what it
-knows, and sends its unacknowledged events again.
+it has had before. After a reconnect it resumes its session. With the capability ``resume`` it also reports
+its cursor and its results, and sends its unacknowledged events again.
 
 The app talks over a link of `tests.links`: a `WebSocket`, or a `Pipe` to a session of the same process.
 """
@@ -121,7 +121,7 @@ class App:
         self._worker = self._worker or asyncio.create_task(self._work())
 
     def start(self) -> str:
-        """Send ``session.start``; a reconnect with the capability ``resume`` says what the app knows."""
+        """Send ``session.start``; with the capability ``resume`` it holds the cursor and the results."""
         payload = {"sessionId": self.session_id, **self.start_fields}
         if self.resumes and self.event_ids:
             results = [event["payload"] for event in self.outbox.values() if event["type"] == "tool.result"]
@@ -234,7 +234,7 @@ class App:
         return '{"spoken":true}' if call.name == "tts.speak" else '{"ok":true}'
 
     def _resend(self, resend: Sequence[str], drop: Sequence[str]) -> None:
-        """Send again, under the same ids, whatever the server has not acknowledged."""
+        """Send all unacknowledged events again, under the same ids."""
         self.dropped.update(drop)
         for event_id, event in list(self.outbox.items()):
             call_id = event["payload"].get("callId")
@@ -266,7 +266,7 @@ class App:
             self.link.write(msgspec.json.encode(event))
 
     def say(self, text: str, **envelope: Any) -> str:
-        """Send what the person said."""
+        """Send the person's words."""
         return self.send("user.audio.transcript.final", {"text": text}, **envelope)
 
     def result(self, call_id: str, result: Any, error: str | None = None) -> None:

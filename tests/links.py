@@ -36,7 +36,7 @@ class Link(Protocol):
         ...
 
     def cut(self) -> None:
-        """Lose the connection, and what is on its way."""
+        """Lose the connection, and the frames on their way."""
         ...
 
     async def drained(self) -> None:
@@ -122,7 +122,7 @@ class WebSocket(asyncio.Protocol):
             self._opened.set_exception(self.protocol.handshake_exc or ConnectionError("no handshake"))
 
     def flush(self) -> None:
-        """Send what the protocol has ready."""
+        """Send the frames that the protocol has ready."""
         for data in self.protocol.data_to_send():
             if data and not self.transport.is_closing():
                 self.transport.write(data)

@@ -1,4 +1,4 @@
-"""The balancer and the nodes that scripts start: who gets a connection, who loses one, what nodes survive."""
+"""The balancer and the nodes that scripts start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ANSWER_S = 1.0
 
 
 class StandIn:
-    """A node that answers ``/readyz`` as it is told, and says its name and echoes on what is no HTTP."""
+    """A node that answers ``/readyz`` with ``status``; on other connections it sends its name and echoes."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -171,7 +171,7 @@ async def test_a_node_that_died_loses_its_connections_and_new_ones_go_elsewhere_
         clients = {await client.hello(): client for client in (await connect(), await connect())}
         port = nodes["a"].address[1]
         nodes["a"].die()
-        # Nobody has looked at it since; whoever is sent there is sent on.
+        # The balancer has not polled it since; a connection to it goes to another node.
         assert [await (await connect()).hello() for _ in range(2)] == ["b", "b"]
         assert await clients["a"].echo("still there?") == ""
         await balancer.wait_ready(1, WAIT)
@@ -216,7 +216,7 @@ async def test_every_byte_arrives_in_both_directions() -> None:
         assert await asyncio.wait_for(client.reader.readexactly(len(data)), WAIT) == data
 
 
-async def test_what_a_node_said_before_it_closed_arrives() -> None:
+async def test_the_last_bytes_of_a_node_arrive_before_its_close() -> None:
     async with balanced("a") as (_, nodes, connect):
         client = await connect()
         client.writer.write(b"GET /readyz HTTP/1.1\r\n\r\n")

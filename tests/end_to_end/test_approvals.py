@@ -93,7 +93,7 @@ async def test_a_decision_about_other_arguments_or_a_second_one_runs_nothing_and
     assert json.loads(json.dumps(result))["success"]
 
 
-async def test_a_card_is_answered_by_voice_once_the_app_has_said_that_it_is_shown(
+async def test_a_card_can_be_answered_by_voice_after_approval_shown(
     claude: AnthropicService,
 ) -> None:
     claude.replies += [Reply(calls=(Call("delete_file", {"path": "a"}),)), Reply(text="Gone.")]

@@ -1,4 +1,4 @@
-"""The audit log: who decided what, about which call, and what came of it."""
+"""The audit log: each decision, its call, and the outcome."""
 
 from __future__ import annotations
 

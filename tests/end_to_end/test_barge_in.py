@@ -1,4 +1,4 @@
-"""Interruptions: what stops, what is kept, and what the model is told."""
+"""Interruptions: the turn stops, and the model learns which words were heard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_partial(event: Event) -> bool:
 
 
 def assistant_texts(request: dict) -> list[str]:  # type: ignore[type-arg]  # JSON
-    """Read what the assistant has said according to a request."""
+    """Read the assistant's texts of a request."""
     texts = []
     for message in request["messages"]:
         if message["role"] == "assistant":
@@ -103,7 +103,7 @@ async def test_too_many_transcripts_are_refused_and_the_rest_is_answered(claude:
         ({}, f"The capital of France is Paris. {CUT_SOMEWHERE}"),
     ],
 )
-async def test_the_history_holds_what_was_heard(
+async def test_the_history_holds_the_words_that_were_heard(
     claude: AnthropicService, fields: dict[str, object], expected: str
 ) -> None:
     claude.replies += [Reply(text="The capital of France is Paris."), Reply(text="Fine.")]
@@ -189,7 +189,7 @@ async def test_a_late_result_of_an_interrupted_call_reaches_the_next_turn(claude
     assert "a-3 is gone" in last_text(claude.requests[-1])
 
 
-async def test_what_was_done_and_not_heard_is_told_to_the_model(claude: AnthropicService) -> None:
+async def test_the_model_learns_of_a_write_whose_confirmation_was_not_heard(claude: AnthropicService) -> None:
     claude.replies += [
         Reply(calls=(Call("agent_cancel", {"id": "a-3"}),)),
         Reply(text="I have cancelled it."),
@@ -213,7 +213,7 @@ async def test_two_hundred_interruptions_at_seeded_points_leave_every_request_va
     claude: AnthropicService,
 ) -> None:
     seed = 20_260_301
-    print("seed", seed)  # noqa: T201 -- for whoever repeats it
+    print("seed", seed)  # noqa: T201 -- to repeat the run
     chance = random.Random(seed)
 
     def reply(request: dict) -> Reply:  # type: ignore[type-arg]  # JSON

@@ -1,6 +1,6 @@
 """Crashes, frozen nodes, cut connections, a few at every step of a turn: nothing is lost or done twice.
 
-``scripts/chaos`` does the same in thousands; what it is blind to, the controls here would show.
+``scripts/chaos`` does the same in thousands. The controls show that a broken server is found out.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ PATIENCE_S = 25.0
 
 @pytest.fixture(scope="module")
 def parent() -> Iterator[Parent]:
-    """Run what nodes are forked from: it takes some seconds to start."""
+    """Run the process that nodes are forked from; it takes some seconds to start."""
     with Parent() as running:
         yield running
 
 
 @pytest.fixture
 def seed() -> Iterator[int]:
-    """Draw what is drawn, and print it: pytest shows it with a failure."""
+    """Draw a seed and print it; pytest shows it with a failure."""
     drawn = random.SystemRandom().randrange(10**6)
     sys.stdout.write(f"seed {drawn}\n")
     yield drawn
@@ -49,8 +49,8 @@ def seed() -> Iterator[int]:
 async def run_again_if_wrong(options: Options, parent: Parent) -> Report:
     """Run, and once more with another seed if something was wrong.
 
-    One run in some dozens finds a client that nobody answered, and it is not known whether the server or the
-    simulated client is to blame. What is wrong in every run fails.
+    One run in some dozens has a client without an answer; whether the server or the simulated client is to
+    blame is unknown. A fault in both runs fails.
     """
     report = await run(options, parent)
     if report.failures():

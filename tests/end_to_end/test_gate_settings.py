@@ -1,4 +1,4 @@
-"""The gate as the operator's settings make it, from the settings to what the model is sent next."""
+"""The gate under the operator's settings, from the settings to the next request at the model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Configured(Served):
         self.services = services
 
     def reload(self) -> None:
-        """Do what SIGHUP does."""
+        """Reload, as SIGHUP does."""
         reload(self.settings, self.services, self.listener)
 
 
@@ -63,7 +63,7 @@ async def configured(claude: AnthropicService, folder: Path, **values: Any) -> A
         None, port=0, policies_file=rules, session_rate_limit_per_min=1_000_000, **values
     )
     provider = provider_for(claude)
-    await provider.start()  # what takes long is over before anybody waits
+    await provider.start()
     services = make_services(settings, provider)
     services = replace(services, limits=replace(services.limits, open_microphone=0.0))
     async with running(settings, services) as listener:
@@ -79,7 +79,7 @@ def write_rules(folder: Path, *rules: dict[str, Any]) -> None:
     (folder / "policies.json").write_text(json.dumps({"version": 1, "rules": list(rules)}))
 
 
-# -- what the model sees at all
+# -- the tools that the model is offered
 
 
 async def test_only_the_allowed_tools_reach_the_model(claude: AnthropicService, tmp_path: Path) -> None:
@@ -138,11 +138,11 @@ async def test_local_only_takes_out_declared_tools_that_reach_the_world(
     assert "look" in offered(claude) and "fetch_page" not in offered(claude)
 
 
-# -- what is denied, and what only says what it would do
+# -- denied calls and dry runs
 
 
 @pytest.mark.parametrize("by_card", [True, False])
-async def test_what_cannot_be_undone_is_denied_where_that_is_set(
+async def test_deny_irreversible_denies_an_irreversible_call(
     claude: AnthropicService, tmp_path: Path, by_card: bool
 ) -> None:
     claude.replies += [calls(("delete_file", "a"), ("look", ".")), Reply(text="I may not.")]
@@ -158,7 +158,7 @@ async def test_what_cannot_be_undone_is_denied_where_that_is_set(
 
 
 @pytest.mark.parametrize("by_card", [True, False])
-async def test_in_a_dry_run_nothing_that_changes_anything_is_run_or_asked_about(
+async def test_a_dry_run_neither_runs_nor_asks_about_a_write(
     claude: AnthropicService, tmp_path: Path, by_card: bool
 ) -> None:
     never = {**declared("send_mail"), "_meta": {"conductor": {"approval": "never"}}}
@@ -181,7 +181,9 @@ async def test_in_a_dry_run_nothing_that_changes_anything_is_run_or_asked_about(
     assert looked["data"] == "seen"
 
 
-async def test_a_dry_run_says_what_a_file_tool_would_do(claude: AnthropicService, tmp_path: Path) -> None:
+async def test_a_dry_run_describes_the_change_of_a_file_tool(
+    claude: AnthropicService, tmp_path: Path
+) -> None:
     roots = tmp_path / "files"
     roots.mkdir()
     write = Call("create_file", {"path": "new.txt", "content": "hello"})
@@ -251,9 +253,7 @@ async def test_a_rule_that_asks_asks_aloud_where_there_are_no_cards(
     assert results_of(claude.requests[-1])[0]["data"] == "seen"
 
 
-async def test_the_operators_ask_wins_over_what_the_person_allowed_always(
-    claude: AnthropicService, tmp_path: Path
-) -> None:
+async def test_an_ask_rule_wins_over_a_lasting_grant(claude: AnthropicService, tmp_path: Path) -> None:
     write_rules(tmp_path, {"effect": "ask", "tool": "move_file"})
     for path in ("a", "b"):
         claude.replies += [calls(("move_file", path)), Reply(text="Moved.")]
@@ -282,9 +282,7 @@ async def test_an_edit_cannot_get_round_a_rule_that_denies(claude: AnthropicServ
     assert any('"before":"a"' in note and '"after":"c"' in note for note in result["metadata"]["notes"])
 
 
-async def test_rules_that_are_read_again_hold_for_sessions_that_are_there(
-    claude: AnthropicService, tmp_path: Path
-) -> None:
+async def test_reloaded_rules_hold_for_open_sessions(claude: AnthropicService, tmp_path: Path) -> None:
     claude.default = lambda request: (
         calls(("look", "."))
         if isinstance(last := request["messages"][-1]["content"], str) or last[-1]["type"] == "text"
@@ -341,7 +339,7 @@ async def test_a_running_server_takes_changed_rules_up_by_itself(
         await until(lambda: not server.listener.services.rules)
 
 
-async def test_a_rules_file_that_becomes_invalid_is_told_and_opens_nothing(
+async def test_an_invalid_rules_file_is_reported_and_the_earlier_rules_hold(
     claude: AnthropicService, tmp_path: Path
 ) -> None:
     claude.replies += [calls(("look", ".")), Reply(text="No.")]
@@ -381,7 +379,7 @@ async def test_misspelt_tools_in_rules_and_in_allowed_tools_are_logged_at_the_st
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """Make a folder with a note and with what may hold secrets."""
+    """Make a folder with notes and a file that may hold secrets."""
     folder = tmp_path / "files"
     folder.mkdir()
     (folder / "notes.txt").write_text("buy milk")
@@ -397,7 +395,7 @@ def reads(*paths: str) -> list[Reply]:
     return replies
 
 
-async def test_reading_a_file_asks_and_after_always_only_what_may_hold_secrets_does(
+async def test_after_a_lasting_grant_only_a_file_that_may_hold_secrets_asks(
     claude: AnthropicService, tmp_path: Path, files: Path
 ) -> None:
     claude.replies += reads("notes.txt", "more.txt", ".env", "../policies.json")
@@ -417,7 +415,7 @@ async def test_reading_a_file_asks_and_after_always_only_what_may_hold_secrets_d
         assert len(cards(phone)) == 2
 
 
-async def test_a_card_for_writing_a_file_shows_what_it_would_change(
+async def test_a_card_for_writing_a_file_shows_the_diff(
     claude: AnthropicService, tmp_path: Path, files: Path
 ) -> None:
     write = Call("write_file", {"path": "notes.txt", "content": "buy oats"})
@@ -449,7 +447,7 @@ async def test_without_folders_there_are_no_file_tools(claude: AnthropicService,
     assert not {"read_file", "get_file_tree", "create_file"} & offered(claude)
 
 
-# -- what is kept
+# -- across reconnects and sessions
 
 
 async def test_tasks_are_kept_with_the_session_across_a_reconnect(
@@ -480,7 +478,7 @@ def as_subject(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-async def test_always_holds_in_another_session_of_the_same_person_and_of_nobody_else(
+async def test_a_lasting_grant_holds_in_all_sessions_of_its_person_only(
     claude: AnthropicService, tmp_path: Path
 ) -> None:
     for number in range(5):
@@ -504,10 +502,10 @@ async def test_always_holds_in_another_session_of_the_same_person_and_of_nobody_
                 assert other_phone.runs == []
 
 
-# -- what the operator sees
+# -- metrics
 
 
-async def test_the_figures_tell_of_calls_and_of_what_was_asked_and_decided(
+async def test_the_metrics_count_calls_questions_and_decisions(
     claude: AnthropicService, tmp_path: Path
 ) -> None:
     claude.replies += [

@@ -1,7 +1,6 @@
-"""What the model is told of calls that were cancelled, late, long or done unheard, in its next request.
+"""The next request reports calls that were cancelled, late, long, or done without being heard.
 
-The extensions ``cancel``, ``lease``, ``late``, ``async`` and ``activity``, and clients without them
-(protocol, "Honest outcomes").
+The extensions ``cancel``, ``lease``, ``late``, ``async`` and ``activity``, and clients without them.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ async def begin_call(phone: App, name: str, text: str = "go") -> Event:
 
 
 async def pass_time(seconds: float) -> None:
-    """Let time pass, where time is what is tested."""
+    """Let real time pass."""
     over = asyncio.Event()
     asyncio.get_running_loop().call_later(seconds, over.set)
     await over.wait()
@@ -84,7 +83,7 @@ def all_results(request: dict[str, Any]) -> list[dict[str, Any]]:
     ],
     ids=["none", "partial", "complete"],
 )
-async def test_a_barge_in_cancels_a_reading_call_and_what_it_did_reaches_the_next_turn(
+async def test_a_barge_in_cancels_a_reading_call_and_its_effect_reaches_the_next_turn(
     claude: AnthropicService, fields: dict[str, str], expected: str | None
 ) -> None:
     claude.replies += [Reply(calls=(call("look"),)), Reply(text="Yes?")]
@@ -126,7 +125,7 @@ async def test_a_write_that_was_cancelled_before_it_did_anything_may_run_again_u
     assert results_of(claude.requests[-1])[0]["data"] == "done"
 
 
-async def test_that_nothing_was_done_is_told_after_it_was_called_unknown(claude: AnthropicService) -> None:
+async def test_an_unknown_call_is_corrected_when_nothing_was_done(claude: AnthropicService) -> None:
     claude.replies += [
         Reply(calls=(call("save_note"),)),
         Reply(text="I cannot tell."),
@@ -142,7 +141,7 @@ async def test_that_nothing_was_done_is_told_after_it_was_called_unknown(claude:
     assert "Nothing was done" in last_text(claude.requests[-1])
 
 
-async def test_a_client_that_knows_no_cancelling_is_told_nothing_and_its_word_does_not_count(
+async def test_a_client_without_the_capability_cancel_neither_gets_nor_sends_cancels(
     claude: AnthropicService,
 ) -> None:
     claude.replies += [Reply(calls=(call("look"),)), Reply(text="Yes?")]
@@ -245,7 +244,7 @@ def is_run(event: Event) -> bool:
 
 
 @pytest.mark.parametrize("sign", ["tool.started", "tool.progress"])
-async def test_a_sign_of_life_lets_the_time_begin_anew(claude: AnthropicService, sign: str) -> None:
+async def test_a_sign_of_life_restarts_the_time_limit(claude: AnthropicService, sign: str) -> None:
     look = extended(LOOK, timeoutMs=600)
     claude.replies += [Reply(calls=(call("look"),)), Reply(text="That took a while.")]
     async with talking(claude, "lease", tools=[look]) as phone:
@@ -294,7 +293,7 @@ async def test_a_late_result_begins_a_turn_of_its_own_when_nothing_is_going_on(
         assert phone.speeches()[-1] == "It did work."
 
 
-async def test_the_unmodified_client_gets_its_late_results_told_too(claude: AnthropicService) -> None:
+async def test_a_client_without_extensions_is_told_of_late_results_too(claude: AnthropicService) -> None:
     async with serving(provider_for(claude), tool_timeout=LIMIT_MS / 1000) as served:
         async with served.phone() as phone:
             followup = Call("agent_followup", {"id": "a", "prompt": "go on"})
@@ -359,7 +358,7 @@ async def test_a_job_frees_the_turn_and_its_result_begins_one_of_its_own(claude:
         (result,) = results_of(claude.requests[-1])
         assert result["data"] == {"status": "accepted", "jobId": "job-7"}
         assert any("not finished" in note for note in result["metadata"]["notes"])
-        await pass_time(0.5)  # the limit of the call is none of the job's
+        await pass_time(0.5)  # the call's limit does not end the job
         await phone.ask("something else")
         since = len(phone.log)
         phone.result(call_id(save), "uploaded 7 of 7")
@@ -376,7 +375,7 @@ def activities(phone: App, status: str | None = None) -> list[Event]:
     return [event for event in phone.events("tool.activity") if status in (None, event["payload"]["status"])]
 
 
-async def test_the_client_sees_every_tool_at_work_in_order_wherever_it_runs(claude: AnthropicService) -> None:
+async def test_tool_activity_names_every_call_in_order(claude: AnthropicService) -> None:
     def broken(_: dict[str, Any]) -> str:
         raise RuntimeError("the secret reason")
 
@@ -444,7 +443,7 @@ async def test_a_call_that_is_not_allowed_was_never_at_work(claude: AnthropicSer
         ({}, "I have moved the file."),
     ],
 )
-async def test_that_something_was_done_and_not_heard_is_in_the_next_request(
+async def test_an_unheard_confirmation_is_in_the_next_request(
     claude: AnthropicService, fields: dict[str, Any], expected_text: str
 ) -> None:
     claude.replies += [

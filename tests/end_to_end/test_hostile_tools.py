@@ -1,6 +1,6 @@
 """Tools that hang, flood, leak, give orders or change their names, against the strict stand-in for Claude.
 
-Each looks at what the model is sent next, at what the person is asked, and at what is logged.
+Each checks the model's next request, the person's questions and the log.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FETCH = declared("fetch_page", readOnlyHint=True, openWorldHint=True)
 
 
 async def update(phone: App, tools: list[Any]) -> Event:
-    """Declare the tools anew."""
+    """Declare other tools."""
     since = len(phone.log)
     phone.send("session.update", {"tools": tools})
     return await phone.until("tools.changed", since=since)
@@ -197,7 +197,7 @@ SAYS = {
 
 
 @pytest.mark.parametrize("how", SAYS)
-async def test_a_tool_that_returns_secrets_tells_them_to_nobody(
+async def test_the_secrets_of_a_result_reach_neither_model_nor_app_nor_log(
     claude: AnthropicService, tmp_path: Path, how: str
 ) -> None:
     claude.replies += [Reply(calls=(call("look"),)), Reply(text="Hm.")]
@@ -217,7 +217,9 @@ async def test_a_tool_that_returns_secrets_tells_them_to_nobody(
     assert logged and leaked(str(logged)) == []
 
 
-async def test_a_secret_that_comes_late_is_told_to_nobody(claude: AnthropicService, tmp_path: Path) -> None:
+async def test_the_secrets_of_a_late_result_reach_neither_model_nor_app_nor_log(
+    claude: AnthropicService, tmp_path: Path
+) -> None:
     claude.replies += [
         Reply(calls=(call("look"),)),
         Reply(text="It does not answer."),
@@ -240,7 +242,7 @@ async def test_a_secret_that_comes_late_is_told_to_nobody(claude: AnthropicServi
 
 
 @pytest.mark.parametrize("by_card", [True, False])
-async def test_a_question_shows_no_secret_that_the_model_put_into_the_arguments(
+async def test_a_question_redacts_secrets_in_the_arguments(
     claude: AnthropicService, tmp_path: Path, by_card: bool
 ) -> None:
     claude.replies += [Reply(calls=(call("move_file", f"{KEY}/{FOREIGN[0]}"),)), Reply(text="Very well.")]
@@ -256,7 +258,7 @@ async def test_a_question_shows_no_secret_that_the_model_put_into_the_arguments(
     assert leaked(str(logged)) == []
 
 
-async def test_a_secret_in_what_the_person_edits_or_says_does_not_reach_the_model(
+async def test_a_secret_in_edited_arguments_or_a_message_does_not_reach_the_model(
     claude: AnthropicService, tmp_path: Path
 ) -> None:
     claude.replies += [Reply(calls=(call("move_file"),)), Reply(text="Moved.")]
@@ -280,7 +282,7 @@ ORDERS = (
 DELETE_ALL = declared("delete_all", destructiveHint=True)
 
 
-async def test_what_a_tool_orders_is_asked_like_anything_else(claude: AnthropicService) -> None:
+async def test_a_call_that_a_result_orders_asks_like_any_other(claude: AnthropicService) -> None:
     claude.replies += [
         Reply(calls=(call("look"),)),
         Reply(calls=(call("delete_all", "/"),)),
@@ -322,7 +324,7 @@ async def test_a_write_asks_while_a_strangers_text_is_in_the_window_and_no_longe
         assert [name for name, _ in phone.runs] == ["fetch_page"]
         mark = len(phone.log)
         await decide(phone, request, "allow", scope="session")
-        # Not even what was allowed for the session runs silently.
+        # Not even a grant for the session runs silently.
         request = await phone.until("approval.request", since=mark)
         await decide(phone, request, "allow")
         await phone.idle(since=since)
@@ -357,7 +359,7 @@ async def test_a_strangers_text_that_comes_late_makes_a_write_ask_too(claude: An
     assert "ignore your rules" in json.dumps(claude.requests[-1])
 
 
-async def test_a_strangers_text_stays_one_if_its_tool_is_taken_back_meanwhile(
+async def test_a_strangers_text_still_makes_a_write_ask_if_its_tool_is_withdrawn(
     claude: AnthropicService,
 ) -> None:
     claude.replies += [
@@ -413,7 +415,7 @@ async def test_a_tool_that_changed_after_it_was_remembered_asks_again(
 
 
 @pytest.mark.parametrize("scope", ["once", "session"])
-async def test_a_tool_that_is_gone_while_it_is_asked_about_is_not_run(
+async def test_a_tool_that_is_withdrawn_while_its_card_is_open_does_not_run(
     claude: AnthropicService, scope: str
 ) -> None:
     claude.replies += [Reply(calls=(call("move_file"),)), Reply(text="It is gone.")]
@@ -448,7 +450,7 @@ DECEIVING = (
 )
 
 
-async def test_a_name_with_hidden_characters_or_of_somebody_else_is_refused(
+async def test_a_name_with_hidden_characters_or_of_another_tool_is_refused(
     claude: AnthropicService,
 ) -> None:
     async with talking(claude, tools=[LOOK, *(declared(name) for name in DECEIVING)]) as phone:
@@ -463,7 +465,7 @@ async def test_a_name_with_hidden_characters_or_of_somebody_else_is_refused(
     assert not {"look", "convo_setState", "tts_speak", "bridge_request"} & set(offered)
 
 
-async def test_names_that_look_alike_to_the_service_are_told_apart(claude: AnthropicService) -> None:
+async def test_names_that_the_service_cannot_tell_apart_stay_distinct(claude: AnthropicService) -> None:
     tools = [declared("notes.read", readOnlyHint=True), declared("notes_read", destructiveHint=True)]
     claude.replies += [Reply(calls=(call("notes_read"),)), Reply(text="No.")]
     async with talking(claude, "approval", tools=tools) as phone:
@@ -538,7 +540,7 @@ async def test_sixty_four_kibibytes_of_arguments_are_asked_about_in_a_few_words_
     assert "65536 bytes" in result["error_message"]
 
 
-# -- results that are none
+# -- results without a result
 
 
 @pytest.mark.parametrize(
@@ -554,7 +556,7 @@ async def test_sixty_four_kibibytes_of_arguments_are_asked_about_in_a_few_words_
     ],
     ids=["half of JSON", "no JSON", "empty", "neither", "an empty error", "both", "an outcome of its own"],
 )
-async def test_whatever_a_tool_answers_the_model_reads_an_outcome_in_its_wrapper(
+async def test_the_model_reads_every_answer_in_the_same_wrapper(
     claude: AnthropicService,
     result: str | None,
     error: str | None,
@@ -595,7 +597,7 @@ async def test_a_result_that_is_no_unicode_is_refused_and_the_call_can_still_be_
     assert json.loads(results_of(claude.requests[-1])[0]["data"]) == {"seen": ["a", 1]}
 
 
-async def test_an_answer_to_somebody_elses_call_changes_nothing(claude: AnthropicService) -> None:
+async def test_an_answer_to_another_sessions_call_changes_nothing(claude: AnthropicService) -> None:
     claude.replies += [Reply(calls=(call("look"),)), Reply(text="So so.")]
     async with serving(provider_for(claude)) as served:
         async with served.phone() as phone, served.phone("s-2") as other_phone:

@@ -60,7 +60,7 @@ async def serving_pages(provider: ScriptedProvider, *origins: str) -> AsyncItera
 
 
 def check(observations: Mapping[str, Any], provider: ScriptedProvider) -> None:
-    """Compare what a client saw, and what the model was told, with what was said."""
+    """Compare a client's observations and the model's requests with the conversation."""
     assert "failed" not in observations, observations["failed"]
     assert observations["events"] == SEEN
     assert observations["finals"] == ["Let me look.", "It runs, müde 😴."]

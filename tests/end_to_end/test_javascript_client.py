@@ -49,7 +49,7 @@ async def demo() -> AsyncIterator[Listener]:
 
 
 async def run(*command: str, **environment: str) -> str:
-    """Run a program in the package's folder; returns what it wrote."""
+    """Run a program in the package's folder; returns its output."""
     async with started(["env", "-C", str(PACKAGE), *command], environment=environment) as process:
         output, errors = await asyncio.wait_for(process.communicate(), STARTING)
     assert process.returncode == 0, output.decode() + errors.decode()

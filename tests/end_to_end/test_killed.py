@@ -41,7 +41,7 @@ async def before(phone: App, when: str) -> None:
     await phone.until("state idle")
     since = len(phone.log)
     if when != "while it is asked":
-        phone.start()  # answered once what came before is taken
+        phone.start()  # answered after the events before it
         await phone.until("session.started", since=since)
     if when == "once it was answered":
         phone.say("yes")
@@ -55,11 +55,11 @@ async def after(phone: App, when: str) -> None:
     await phone.open()
     started = next(e for e in phone.log[since:] if e["type"] == "session.started")
     assert started["payload"]["resumed"] is True
-    if when == "while it is asked":  # the app has the prompt, and has not said that it was heard
+    if when == "while it is asked":  # the app has the prompt, and has not answered it
         await phone.until("state idle", since=since)
         since = len(phone.log)
         phone.say("yes")
-    if when != "once it was answered":  # nobody knows whether it was heard, so it is asked once more
+    if when != "once it was answered":  # it may not have been heard, so it is spoken again
         prompt = await phone.until("tts.speak", since=since)
         await phone.until("state idle", since=phone.log.index(prompt))
         phone.say("yes")

@@ -1,6 +1,6 @@
 """Conversations with a model in the server's process, from the phone to a real llama.cpp.
 
-The tiny model's words are nonsense, so that what is said is not looked at; its calls are real.
+The tiny model's words are nonsense and are not checked; its calls are real.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ async def test_a_call_that_is_approved(tmp_path: Path, by_voice: bool) -> None:
 
 
 async def test_barge_in_and_a_reconnect(tmp_path: Path) -> None:
-    # It never ends by itself: only what stops it lets the next turn begin.
+    # It never ends by itself: the next turn begins only when it is stopped.
     async with serving(local(tmp_path, end=-3.0, max_tokens=100_000), turn_timeout=60.0) as served:
         async with served.phone() as phone:
             phone.say("tell me a story")

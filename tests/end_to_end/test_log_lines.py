@@ -1,4 +1,4 @@
-"""One line a turn: what happened in it, and what was said only where that is asked for."""
+"""One log line a turn, with its content only if the operator wants it."""
 
 from __future__ import annotations
 

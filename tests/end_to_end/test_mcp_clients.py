@@ -1,4 +1,4 @@
-"""MCP's conformance suite and the Inspector's command line, which nobody here wrote, against Conductor.
+"""MCP's own conformance suite and the Inspector's command line against Conductor.
 
 .ci/run installs them under ``build/mcp``; without them these tests are skipped, unless ``CI_REQUIRE_MCP=1``.
 """
@@ -13,8 +13,8 @@ from tests.end_to_end.dialogues import begin, declared
 from tests.end_to_end.test_mcp_server import running
 from tests.tools.mcp.test_real_servers import HERE, missing
 
-# Scenarios about what this server offers, which are tools. Those about resources, prompts, images, progress
-# or elicitation need what no tool of a device has.
+# Scenarios about tools. The others need resources, prompts, images, progress or elicitation, which a device's
+# tool does not have.
 SCENARIOS = (
     "server-initialize",
     "ping",

@@ -169,7 +169,7 @@ async def test_a_program_calls_the_tools_of_the_phone_and_of_the_server(over: An
 
 
 @pytest.mark.parametrize("decision", ["allow", "deny"])
-async def test_what_changes_something_is_asked_of_the_person(decision: str) -> None:
+async def test_a_write_asks_the_person(decision: str) -> None:
     tools = {"delete_file": lambda a: "deleted"}
     async with running() as server, server.phone(tools=tools) as phone, over_http(server) as client:
         await begin(phone, "approval", tools=[DELETE])
@@ -203,7 +203,7 @@ async def test_a_program_hears_that_the_person_thinks(over: Any, mode: str) -> N
             assert not (await call).is_error
 
 
-async def test_without_a_device_there_are_the_servers_own_tools_and_none_that_asks(tmp_path: Path) -> None:
+async def test_without_a_device_only_the_servers_own_safe_tools_are_offered(tmp_path: Path) -> None:
     async with running(settings={"file_roots": [str(tmp_path)]}) as server, over_http(server) as client:
         tools = await names(client)
         assert "calculator" in tools and "agent.spawn" not in tools

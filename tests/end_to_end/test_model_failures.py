@@ -66,9 +66,7 @@ async def test_a_failure_is_one_error_one_sentence_and_the_next_turn_works(
 
 
 @pytest.mark.parametrize("name", PASSING)
-async def test_what_passes_is_tried_again_and_the_user_notices_nothing(
-    claude: AnthropicService, name: str
-) -> None:
+async def test_a_passing_failure_is_retried_unnoticed(claude: AnthropicService, name: str) -> None:
     claude.replies += [*PASSING[name], Reply(text="Here I am.")]
     provider = provider_for(claude)
     async with serving(provider, model_silence=0.3) as served, served.phone() as phone:
@@ -86,7 +84,7 @@ async def test_retries_end(claude: AnthropicService) -> None:
     assert claude.received == 3
 
 
-async def test_what_was_shown_before_the_failure_stays_in_the_history(claude: AnthropicService) -> None:
+async def test_text_shown_before_a_failure_stays_in_the_history(claude: AnthropicService) -> None:
     claude.replies += [Reply(text="One two three", broken=Break("cut", 2))] * 2
     claude.replies += [Reply(text="Sorry for that.")]
     async with serving(provider_for(claude)) as served, served.phone() as phone:

@@ -120,7 +120,7 @@ WORDS = "I am at home and I say"
     ],
     ids=["500", "401", "hang", "cut after words", "stall after words", "garbage after words", "garbage"],
 )
-async def test_whatever_breaks_the_first_model_the_second_one_is_heard(
+async def test_the_second_model_answers_however_the_first_one_breaks(
     models: Path, request: pytest.FixtureRequest, failure: Reply | HttpFailure, within_s: float
 ) -> None:
     async with started("The cloud replies.") as cloud, started("home") as home:

@@ -1,4 +1,4 @@
-"""How much of a conversation the prompt cache answers, and what a turn costs, by the service's rules."""
+"""The prompt cache's share of a conversation, and the cost of a turn, by the service's rules."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ async def test_a_turn_too_many_is_refused_with_a_time_to_wait_and_the_microphone
     assert len(provider.requests) == 2
 
 
-async def test_what_was_refused_is_no_part_of_the_conversation(serve: Serve) -> None:
+async def test_a_refused_transcript_is_not_part_of_the_conversation(serve: Serve) -> None:
     async with serve(chatty(), turns_per_minute=per_minute(1)) as served, served.phone() as phone:
         await phone.ask("hi")
         await phone.ask("what nobody heard")
@@ -98,7 +98,7 @@ async def test_another_session_has_a_limit_of_its_own(serve: Serve) -> None:
             assert other_phone.errors() == [] and other_phone.finals() == ["Hi."]
 
 
-async def test_what_starts_no_turn_does_not_count(serve: Serve) -> None:
+async def test_a_transcript_that_starts_no_turn_does_not_count(serve: Serve) -> None:
     async with serve(chatty(), turns_per_minute=per_minute(2)) as served, served.phone() as phone:
         await phone.ask("   ")
         for _ in range(5):
@@ -116,7 +116,7 @@ async def test_what_starts_no_turn_does_not_count(serve: Serve) -> None:
         assert [error["code"] for error in phone.errors()] == ["invalid_transcript"]
 
 
-async def test_a_transcript_that_was_refused_may_be_said_again_under_its_id(serve: Serve) -> None:
+async def test_a_refused_transcript_may_be_sent_again_under_its_id(serve: Serve) -> None:
     async with serve(chatty(), turns_per_minute=per_minute(1)) as served, served.phone() as phone:
         await phone.ask("hi")
         for _ in range(2):

@@ -233,7 +233,7 @@ async def test_another_subjects_session_is_another_session(claude: AnthropicServ
     assert "my secret" not in json.dumps(claude.requests[-1])
 
 
-async def test_without_a_token_nobody_comes_in(claude: AnthropicService) -> None:
+async def test_a_connection_without_a_token_is_refused(claude: AnthropicService) -> None:
     async with serving(provider_for(claude), tokens=("alpha",)) as served:
         for headers in ({}, {"Authorization": "Bearer wrong"}):
             with pytest.raises(Exception, match="401"):

@@ -63,9 +63,9 @@ REPLIES: Mapping[str, list[Script]] = {
 
 @dataclass
 class Player:
-    """Sends what the app sends in a sequence, and compares what comes with what is written.
+    """Sends the app's events of a sequence, and compares the server's events with the page.
 
-    ``real`` are the ids on the wire of those that are written.
+    ``real``: id on the page -> id on the wire.
     """
 
     phone: App
@@ -122,7 +122,7 @@ class Player:
 
 
 @pytest.mark.parametrize("sequence", SEQUENCES, ids=lambda text: re.findall(r'"text":"(.*?)"', text)[0])
-async def test_a_sequence_of_the_reference_is_what_the_server_does(sequence: str) -> None:
+async def test_the_server_follows_each_sequence_of_the_reference(sequence: str) -> None:
     lines = sequence.split("\n")
     assert all(re.match(r"[<>] [\w.]+ \S|# ", line) for line in lines)
     transcripts = re.findall(r'user\.audio\.transcript\.final {"text":"(.*?)"}', sequence)

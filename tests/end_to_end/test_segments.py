@@ -16,7 +16,7 @@ TOOL = {"name": "lamp.status", "inputSchema": {"type": "object"}, "annotations":
 
 
 class Voice:
-    """Says each text when it is let; ``said`` are those that were said to their end."""
+    """Speaks each text when the test lets it; ``texts`` were spoken to their end."""
 
     def __init__(self) -> None:
         self.starts: asyncio.Queue[str] = asyncio.Queue()
@@ -34,7 +34,7 @@ def messages(served: Served) -> list[str]:
     return [message.text for message in session.messages if isinstance(message, AssistantMessage)]
 
 
-async def test_a_tool_runs_while_the_app_says_what_came_before_it() -> None:
+async def test_a_tool_runs_while_the_app_speaks_the_words_before_it() -> None:
     provider = ScriptedProvider(
         [[TextDelta(" ".join(SENTENCES)), ToolCall("", "lamp.status", "{}")], [TextDelta("All are off.")]]
     )

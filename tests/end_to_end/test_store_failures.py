@@ -1,4 +1,4 @@
-"""A store that goes away under a running server: nothing is lost or doubled, and nobody restarts anything."""
+"""A store that goes away under a running server: nothing is lost or doubled, without a restart."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ROOM = 16_384
 
 
 def echo(request: ModelRequest) -> Script:
-    """Answer with all that was said so far."""
+    """Answer with all of the person's words so far."""
     texts = [message.text for message in request.messages if isinstance(message, UserMessage)]
     return [TextDelta(f"You said {', '.join(texts)}.")]
 
@@ -90,7 +90,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def full(size: int) -> Iterator[None]:
-    """Let no file of this process grow beyond so many bytes: to SQLite that is a full disk."""
+    """Limit the size of this process's files, in bytes: SQLite sees a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -122,7 +122,7 @@ def is_final_of(end: str) -> Callable[[Event], bool]:
 # -- SQLite
 
 
-async def test_a_locked_file_is_said_and_the_next_words_are_answered_once_it_is_free(path: Path) -> None:
+async def test_a_locked_file_gives_an_apology_and_the_next_turn_works_when_it_is_free(path: Path) -> None:
     async with serving(SqliteStore(path, busy_timeout=BUSY_S)) as served, served.phone() as phone:
         await phone.ask("one")
         await calm(served)
@@ -137,7 +137,7 @@ async def test_a_locked_file_is_said_and_the_next_words_are_answered_once_it_is_
         assert phone.finals(since) == ["You said one, two."]
 
 
-async def test_a_full_disk_is_said_and_the_next_words_are_answered_once_there_is_room(path: Path) -> None:
+async def test_a_full_disk_gives_an_apology_and_the_next_turn_works_when_there_is_space(path: Path) -> None:
     async with serving(SqliteStore(path, busy_timeout=BUSY_S)) as served, served.phone() as phone:
         await phone.ask("one")
         await calm(served)
@@ -216,7 +216,7 @@ async def test_words_that_were_recorded_are_answered_once_the_store_is_back(
             assert phone.finals() == ["You said one, two."]
 
 
-async def test_a_file_that_was_deleted_is_made_anew_and_the_next_words_are_answered(path: Path) -> None:
+async def test_a_deleted_file_is_created_again_and_the_next_turn_works(path: Path) -> None:
     store = SqliteStore(path, busy_timeout=BUSY_S, look_every=0.0)
     async with serving(store) as served, served.phone() as phone:
         await phone.ask("one")
@@ -255,7 +255,7 @@ async def test_a_redis_that_restarts_soon_is_not_noticed(redis: RedisServer) -> 
         assert phone.shapes(since).count("append user") == 1
 
 
-async def test_a_redis_that_is_away_for_long_is_said_and_comes_back_by_itself(redis: RedisServer) -> None:
+async def test_a_long_outage_of_redis_gives_an_apology_and_ends_by_itself(redis: RedisServer) -> None:
     async with serving(RedisStore(redis.url, retry_for=BUSY_S)) as served, served.phone() as phone:
         await phone.ask("one")
         await calm(served)
@@ -269,7 +269,7 @@ async def test_a_redis_that_is_away_for_long_is_said_and_comes_back_by_itself(re
         assert phone.finals(since) == ["You said one, two."]
 
 
-async def test_a_redis_that_hangs_is_said_and_what_it_did_meanwhile_counts_once(redis: RedisServer) -> None:
+async def test_a_hanging_redis_gives_an_apology_and_its_late_commit_counts_once(redis: RedisServer) -> None:
     async with serving(RedisStore(redis.url, retry_for=BUSY_S)) as served, served.phone() as phone:
         await phone.ask("one")
         await calm(served)

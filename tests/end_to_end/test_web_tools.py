@@ -102,7 +102,7 @@ SEND = {
         ("query_knowledge_base", '{"query": "mail"}'),
     ],
 )
-async def test_what_others_can_write_makes_a_write_and_a_read_of_the_web_ask(
+async def test_a_strangers_text_makes_a_write_and_a_read_of_the_web_ask(
     tmp_path: Path, source: str, arguments: str
 ) -> None:
     calls = iter(

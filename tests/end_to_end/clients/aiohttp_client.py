@@ -28,7 +28,7 @@ class AiohttpClient:
         }
 
     async def converse(self, url: str) -> dict[str, Any]:
-        """Hold the conversation; returns what was seen."""
+        """Hold the conversation; returns the observations."""
         headers = {"Authorization": f"Bearer {self._token}"}
         async with asyncio.timeout(WAIT), aiohttp.ClientSession(headers=headers) as session:
             async with session.ws_connect(url, protocols=("conductor.v1",), compress=15) as socket:

@@ -20,7 +20,7 @@ STRANGER = "voice.example"
 
 
 class Page:
-    """The page's own web server, and what the page posts back."""
+    """The page's own web server; it keeps the page's report."""
 
     def __init__(self) -> None:
         self.origin = ""
@@ -72,7 +72,7 @@ class Page:
 
 
 def browser(profile: Path, address: str) -> list[str]:
-    """Write the command of a browser without a window that talks to nobody but the page and the server."""
+    """Write the command of a headless browser that connects to the page and the server only."""
     flags = "--headless --disable-gpu --disable-quic --no-first-run --disable-background-networking"
     flags += " --disable-component-update --disable-sync"
     if os.geteuid() == 0:

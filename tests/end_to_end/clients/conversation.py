@@ -1,4 +1,4 @@
-"""What is said in the conversation that every client holds."""
+"""The words of the conversation that every client holds."""
 
 QUESTION = 'Wie läuft "a-5" — 進捗は? 🎉'
 RESULT_LENGTH = 35_000

@@ -1,4 +1,4 @@
-"""Finds and runs clients that are programs of their own; what is missing skips the test, loudly."""
+"""Finds and runs clients that are separate programs; a missing program skips the test with the reason."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def started(
 
 
 async def node(url: str, token: str, *, pieces: bool = False) -> dict[str, Any]:
-    """Hold the conversation with Node's ``ws``; returns what it saw."""
+    """Hold the conversation with Node's ``ws``; returns its observations."""
     command = [program("node"), str(CLIENTS / "node_client.js"), url, "s-node", QUESTION]
     command += [str(RESULT_LENGTH), token]
     environment = {"NODE_PATH": node_packages(), "PIECES": "1" if pieces else "0"}
