@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,6 +15,7 @@ import structlog
 
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.stores.redis import RedisStore
+from tests.stores.conftest import StoreMaker
 from tests.stores.contract import HISTORY, KEY, filled, stored
 from tests.stores.redis_server import WAIT, RedisServer, free_port, missing
 
@@ -25,15 +26,8 @@ Connect: TypeAlias = Callable[[str], RedisStore]
 
 
 @pytest.fixture
-async def connect() -> AsyncIterator[Connect]:
-    async with AsyncExitStack() as stack:
-
-        def make(url: str) -> RedisStore:
-            store = RedisStore(url, retry_for=3.0)
-            stack.push_async_callback(store.aclose)
-            return store
-
-        yield make
+def connect(make_store: StoreMaker) -> Connect:
+    return partial(make_store, retry_for=3.0)
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import TypeAlias
 
 import pytest
 from redis.crc import key_slot
@@ -17,12 +15,11 @@ from conductor.stores.admin import SessionAdmin
 from conductor.stores.base import SessionKey, SetField
 from conductor.stores.redis import RedisStore
 from conductor.stores.redis_scripts import session_name
+from tests.stores.conftest import StoreMaker
 from tests.stores.contract import HISTORY, KEY, SessionLimitContract, StoreContract, contents, filled
 from tests.stores.redis_cluster import RedisCluster
 from tests.stores.redis_load import Load
 from tests.stores.redis_server import WAIT, RedisServer, free_port
-
-StoreMaker: TypeAlias = Callable[..., RedisStore]
 
 LONG = 30.0
 
@@ -34,18 +31,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
     """Run a cluster of which no node dies."""
     with RedisCluster(tmp_path_factory.mktemp("cluster")).running() as cluster:
         yield cluster
-
-
-@pytest.fixture
-async def make_store() -> AsyncIterator[StoreMaker]:
-    async with AsyncExitStack() as stack:
-
-        def make(url: str, **options: object) -> RedisStore:
-            store = RedisStore(url, **options)  # type: ignore[arg-type]  # a test's
-            stack.push_async_callback(store.aclose)
-            return store
-
-        yield make
 
 
 @pytest.fixture

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
-from typing import TypeAlias
 
 import pytest
 from redis.asyncio import Connection
@@ -17,12 +16,10 @@ from redis.asyncio import Connection
 from conductor.errors import Conflict, Fenced, Rollback, StoreUnavailable
 from conductor.messages import UserMessage
 from conductor.stores.base import AppendLog, Claim, RememberInbound, SessionKey, SetField
-from conductor.stores.redis import RedisStore
 from conductor.stores.redis_batch import Batcher, ConnectionLost, Copies
+from tests.stores.conftest import StoreMaker
 from tests.stores.contract import HISTORY, KEY, filled, stored
 from tests.stores.redis_server import WAIT, RedisServer
-
-StoreMaker: TypeAlias = Callable[..., RedisStore]
 
 LONG = 30.0
 """Tried for so long, a commit outlasts whatever a test does to the server."""
@@ -50,15 +47,9 @@ def replica(server: RedisServer, tmp_path: Path) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-async def make_store(server: RedisServer) -> AsyncIterator[StoreMaker]:
-    async with AsyncExitStack() as stack:
-
-        def make(url: str = server.url, **options: float) -> RedisStore:
-            store = RedisStore(url, **options)  # type: ignore[arg-type]  # whole numbers are floats too
-            stack.push_async_callback(store.aclose)
-            return store
-
-        yield make
+def make_store(make_store: StoreMaker, server: RedisServer) -> StoreMaker:
+    """Make stores at the server, or at another URL."""
+    return lambda url=server.url, **options: make_store(url, **options)
 
 
 def said(number: int) -> AppendLog:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import TypeAlias
 
 import pytest
 
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.stores.base import SessionKey
 from conductor.stores.redis import RedisStore
+from tests.stores.conftest import StoreMaker
 from tests.stores.contract import HISTORY, KEY, SessionLimitContract, StoreContract, filled, stored
 from tests.stores.redis_load import Load
 from tests.stores.redis_sentinel import SENTINEL_PASSWORD, SentinelServers
 from tests.stores.redis_server import WAIT, free_port
-
-StoreMaker: TypeAlias = Callable[..., RedisStore]
 
 PASSWORD = "s3cret/p@ss"
 CODED = "s3cret%2Fp%40ss"
@@ -40,18 +37,6 @@ def servers(tmp_path: Path) -> Iterator[SentinelServers]:
     """Run servers for one test."""
     with SentinelServers(tmp_path).running() as servers:
         yield servers
-
-
-@pytest.fixture
-async def make_store() -> AsyncIterator[StoreMaker]:
-    async with AsyncExitStack() as stack:
-
-        def make(url: str, **options: object) -> RedisStore:
-            store = RedisStore(url, **options)  # type: ignore[arg-type]  # a test's
-            stack.push_async_callback(store.aclose)
-            return store
-
-        yield make
 
 
 @pytest.fixture

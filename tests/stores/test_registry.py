@@ -9,8 +9,9 @@ import pytest
 from conductor.errors import SettingsError
 from conductor.settings import Settings, load_settings
 from conductor.stores.memory import MemoryStore
+from conductor.stores.postgres import PostgresStore
 from conductor.stores.redis import RedisStore
-from conductor.stores.registry import STORES, describe_store, make_session_admin, make_store
+from conductor.stores.registry import STORES, describe_store, make_session_admin, make_store, store_secrets
 from conductor.stores.sqlite import SqliteStore
 
 PASSWORD = "hunter2-hunter2"
@@ -29,13 +30,13 @@ def settings(url: str | None, **values: object) -> Settings:
         ("redis://h", RedisStore, "redis://h:6379/0"),
         (f"rediss://me:{PASSWORD}@h:1/2", RedisStore, "rediss://h:1/2"),
         (f"valkey://:{PASSWORD}@[::1]/", RedisStore, "valkey://[::1]:6379/0"),
-        (f"valkeys://:{PASSWORD}@h", RedisStore, "valkeys://h:6379/0"),
-        (f"unix://:{PASSWORD}@/run/redis.sock", RedisStore, "unix:///run/redis.sock"),
+        (f"postgres://me:{PASSWORD}@h/talks", PostgresStore, "postgres://h/talks"),
     ],
 )
 def test_a_store_is_made_and_is_named_without_its_password(url: str, kind: type, name: str) -> None:
     assert type(make_store(settings(url))) is kind
     assert describe_store(settings(url)) == name
+    assert store_secrets(settings(url)) == [PASSWORD] * (PASSWORD in url)
 
 
 def test_every_kind_of_address_that_the_settings_take_has_a_store() -> None:
