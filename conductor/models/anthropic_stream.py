@@ -82,8 +82,8 @@ class ReplyDecoder:
         events: list[ModelEvent] = []
         text: list[str] = []
         try:
-            for item in self._sse.feed(chunk):
-                event = _decode(item.data)
+            for data in self._sse.feed(chunk):
+                event = _decode(data)
                 # Nearly all events are text, so they skip the dispatch.
                 delta = event.delta
                 if delta is not None and delta.type == "text_delta":

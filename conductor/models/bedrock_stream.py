@@ -1,6 +1,6 @@
 """Amazon Bedrock's Converse: render a request and decode its stream; pure.
 
-The request is that of the Messages API in other words: its rules are the stricter ones.
+The request is made from that of the Messages API, whose rules are stricter.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _STOPS: dict[str, StopReason] = {
     "model_context_window_exceeded": "context_window",
 }
 _MALFORMED = ("malformed_model_output", "malformed_tool_use")
-# Exceptions in a stream, as the status that they would have before it.
+# The status of an exception in a stream.
 _STATUS = {
     "throttlingException": 429,
     "validationException": 400,
     "modelTimeoutException": 408,
     "serviceUnavailableException": 503,
 }
-# Models that take marks for the prompt cache. Nova caches by itself, and refuses a mark after tools.
+# Models with marks for the prompt cache. Nova caches by itself, and refuses a mark after tools.
 _CACHES = re.compile(r"anthropic\.claude-(?:(?:opus|sonnet|haiku)-\d|3-7|3-5-haiku)")
-# Models that take the status of a result, by the API's reference.
+# Models that accept the status of a result, by the API's reference.
 _TAKES_STATUS = re.compile(r"anthropic\.|amazon\.nova")
-# Models that refuse words beside calls or results in one message.
+# Models that refuse words with calls or results in one message.
 _WANTS_APART = re.compile(r"(?:meta|mistral|writer)\.")
-# What stands between such words and calls, since roles alternate.
+# Between such words and calls, since roles alternate.
 _BETWEEN = {"assistant": ("user", "[Go on.]"), "user": ("assistant", "Noted.")}
 _MARK: Json = {"cachePoint": {"type": "default"}}
 # The API cannot forbid calls while the history holds some.
@@ -64,7 +64,7 @@ def converse_body(
     effort: Effort | None = None,
     reasoning: bool = True,
 ) -> Json:
-    """Render a request to ``converse-stream``; the arguments are those of `anthropic_request.body_of`."""
+    """Render a request to ``converse-stream``; arguments as in `anthropic_request.body_of`."""
     rendered = anthropic_request.body_of(
         request,
         names,
@@ -75,7 +75,7 @@ def converse_body(
         effort=effort,
         reasoning=reasoning,
     )
-    # Through JSON, since its blocks are structs.
+    # Its blocks are structs.
     source = msgspec.json.decode(encode(rendered))
     marks = _CACHES.search(model) is not None
     messages = [
@@ -86,7 +86,7 @@ def converse_body(
         "messages": _adapted(messages, model),
         "inferenceConfig": {"maxTokens": source["max_tokens"]},
     }
-    # What only Claude knows.
+    # Claude's own fields.
     if own := {key: source[key] for key in ("thinking", "output_config") if key in source}:
         body["additionalModelRequestFields"] = own
     if request.stop:
@@ -111,7 +111,7 @@ def _adapted(messages: list[Json], model: str) -> list[Json]:
         return messages
     apart: list[Json] = []
     for message in messages:
-        # Reasoning is another model's: these sign none.
+        # These models sign no reasoning.
         content = [block for block in message["content"] if "reasoningContent" not in block]
         for number, (_, blocks) in enumerate(groupby(content, lambda block: "text" in block)):
             if number:
@@ -193,9 +193,8 @@ _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, ParserError)
 class ConverseDecoder:
     """Turns the bytes of one streamed reply into model events; pure.
 
-    ``finished`` is true after `Finished`. Text that arrives together becomes one `TextDelta`. ``prefix``
-    gives the request's digest, stored with the reply's reasoning (`conductor.models.reasoning`); ``habit`` is
-    that of the model (`ThoughtFilter`).
+    Text that arrives together becomes one `TextDelta`. ``prefix`` gives the request's digest, stored with the
+    reply's reasoning (`conductor.models.reasoning`). ``habit``: see `ThoughtFilter`.
     """
 
     def __init__(
@@ -217,7 +216,7 @@ class ConverseDecoder:
         return without_thoughts(self._events(chunk), self._thinking, _UNDECODABLE)
 
     def end(self) -> Iterator[ModelEvent]:
-        """Give the end, if only the figures are missing. Raises `ModelError` for a cut reply."""
+        """Give the end if only the figures are missing. Raises `ModelError` for a cut reply."""
         if self._stop is None:
             raise cut_off()
         return without_thoughts([self._finish(_Usage())], self._thinking, ())
@@ -255,7 +254,7 @@ class ConverseDecoder:
         if delta.tool is not None and index in self._calls:
             self._calls[index][1].append(delta.tool.input)
         elif delta.reasoning is not None:
-            # Kept in the words of the Messages API, from which the next request is made.
+            # As the Messages API has it: the next request is made from that.
             if delta.reasoning.redacted:
                 self._thoughts[index] = {"type": "redacted_thinking", "data": delta.reasoning.redacted}
                 return
@@ -263,22 +262,25 @@ class ConverseDecoder:
             thought["thinking"] += delta.reasoning.text
             thought["signature"] += delta.reasoning.signature
 
-    def _finish(self, used: _Usage) -> Finished:
+    def _finish(self, figures: _Usage) -> Finished:
         if self._stop is None:
             raise failure("connection")
-        # A call whose block has not ended has only part of its arguments.
+        # A call whose block has not ended is incomplete.
         if self._stop in _MALFORMED or (self._stop == "tool_use" and self._calls):
             raise failure("malformed")
         self.finished = True
         usage = Usage(
-            used.input_tokens, used.output_tokens, used.cache_read_input_tokens, used.cache_write_input_tokens
+            figures.input_tokens,
+            figures.output_tokens,
+            figures.cache_read_input_tokens,
+            figures.cache_write_input_tokens,
         )
-        # What is not signed belongs to models that do not want it back.
-        signed = {at: one for at, one in self._thoughts.items() if one.get("signature") or "data" in one}
-        received: dict[int, ReplyBlock] = {at: Words("".join(parts)) for at, parts in self._words.items()}
-        received |= self._received | {at: Reasoning(block) for at, block in signed.items()}
-        opaque = opaque_of([received[at] for at in sorted(received)], self._prefix)
-        # With an unknown stop reason no calls are run.
+        received: dict[int, ReplyBlock] = {n: Words("".join(parts)) for n, parts in self._words.items()}
+        received |= self._received
+        # Models that do not sign their reasoning do not want it back.
+        received |= {n: Reasoning(t) for n, t in self._thoughts.items() if t.get("signature") or "data" in t}
+        opaque = opaque_of([received[index] for index in sorted(received)], self._prefix)
+        # With an unknown stop reason no call runs.
         return Finished(_STOPS.get(self._stop, "end_turn"), usage, opaque)
 
 

@@ -1,4 +1,4 @@
-"""A model provider limited by a subject's daily budget of tokens."""
+"""A model provider with a subject's daily budget of tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conductor.rate_limit import DailyBudget
 
 
 class BudgetedProvider:
-    """Delegates to ``provider`` while the ``subject`` has tokens left, and counts those used."""
+    """Delegates to ``provider`` while the ``subject`` has tokens left, and spends them."""
 
     def __init__(self, provider: ModelProvider, budget: DailyBudget, subject: str) -> None:
         self.name = provider.name
@@ -20,18 +20,18 @@ class BudgetedProvider:
         self._subject = subject
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Stream the reply. Raises `BudgetSpent`, and what the provider raises."""
+        """Stream the reply. Raises `BudgetSpent`, and the provider's errors."""
         if self._budget.is_spent(self._subject):
             raise BudgetSpent("The tokens of this day are used up.")
         async with aclosing(self._provider.stream(request)) as events:
             async for event in events:
-                # A reply that was cut short has no usage: what the service counted of it is not known here.
+                # A reply that was cut short has no usage.
                 if isinstance(event, Finished):
                     self._budget.spend(self._subject, event.usage.input_tokens + event.usage.output_tokens)
                 yield event
 
     async def warm(self, request: ModelRequest) -> Finished | None:
-        """Have a prompt cached (`conductor.models.base.CacheWarmer`), while there are tokens left."""
+        """Have a prompt cached (`base.CacheWarmer`), while there are tokens left."""
         if self._budget.is_spent(self._subject):
             return None
         finished = await warm(self._provider, request)

@@ -96,7 +96,7 @@ class LlamaCppProvider:
                         "protocol", "The model could not be loaded; LOG_LEVEL=debug shows why."
                     ) from None
                 seconds = round(time.monotonic() - started, 1)
-                log.info("model loaded", file=self._path.name, seconds=seconds, process_mb=_memory_mb())
+                log.info("model loaded", file=self._path.name, seconds=seconds)
             return self._server
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
@@ -226,14 +226,6 @@ class _Server:
 def _threads() -> int:
     # Hyper-threads do not help, and the event loop needs a core.
     return max(1, (os.cpu_count() or 1) // 2)
-
-
-def _memory_mb() -> int | None:
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:  # not Linux
-        return None
-    return pages * os.sysconf("SC_PAGESIZE") >> 20
 
 
 def from_profile(profile: ModelProfile, settings: Settings) -> LlamaCppProvider:

@@ -25,14 +25,14 @@ from conductor.models.rendering import (
 from conductor.models.tool_names import ToolNameMap
 
 PROVIDER = "openai"
-# The fields of a reply with calls that services want back, each its own.
+# The fields that services want back of a reply with calls.
 REASONING = ("reasoning_content", "reasoning", "reasoning_details")
-# Ends a reply of the endpoint "completions": a model without a chat template goes on with the person's part.
+# Ends a reply of "completions": a model without a chat template would write the person's words too.
 _NEXT_SPEAKER = "\nUser:"
 
 
 class ChatOpaque(msgspec.Struct):
-    """What a reply with calls holds for its ``source``, service and model, alone.
+    """The data of a reply with calls for its ``source``, service and model, alone.
 
     ``message`` has the fields `REASONING`, ``calls`` the ``extra_content`` of each call, such as a signature.
     """
@@ -42,7 +42,7 @@ class ChatOpaque(msgspec.Struct):
     calls: list[Any]
 
     def dump(self) -> str:
-        """Give it as the text that is stored."""
+        """Encode it for `AssistantMessage.opaque`."""
         return msgspec.json.encode(self).decode()
 
 
@@ -58,14 +58,14 @@ def chat_body(
 ) -> Json:
     """Render a request to ``/chat/completions``; ``official`` is for OpenAI's own service.
 
-    Reasoning goes back to the ``source`` that it came from, and that of the running turn only.
+    Reasoning goes back only to its ``source``, and only within its turn.
     """
     body: Json = {
         "model": model,
         "messages": _messages(request, names, source),
         "stream": True,
         "stream_options": {"include_usage": True},
-        # OpenAI's newer models refuse the former name, other services do not know the new one.
+        # OpenAI's newer models refuse the old name, other services the new one.
         "max_completion_tokens" if official else "max_tokens": limit_of(request, max_tokens),
     }
     if effort is not None:
@@ -74,19 +74,19 @@ def chat_body(
         body["prompt_cache_key"] = request.cache_key
     if request.stop:
         body["stop"] = list(request.stop)
-    # Of the others Ollama ignores "none", and llama.cpp then gives calls as text, which would be spoken.
+    # Ollama ignores "none", and llama.cpp then writes calls as text, which would be spoken.
     if request.tools and (official or may_call(request)):
         body["tools"] = _tools(tuple(request.tools), names)
         if not may_call(request):
             body["tool_choice"] = "none"
-        # OpenAI's default; llama.cpp's is one call, and some of OpenAI's models refuse the field.
+        # llama.cpp's default is one call; some of OpenAI's models refuse the field.
         elif not official:
             body["parallel_tool_calls"] = True
     return body
 
 
 def completions_body(request: ModelRequest, *, model: str, max_tokens: int) -> Json:
-    """Render a request to ``/completions``: the messages as a prompt; tools and calls are left out."""
+    """Render a request to ``/completions``: the messages as a prompt, without tools and calls."""
     return {
         "model": model,
         "prompt": _prompt(request),
@@ -98,7 +98,7 @@ def completions_body(request: ModelRequest, *, model: str, max_tokens: int) -> J
 
 
 def object_parameters(tool: ToolDefinition) -> Json:
-    """Give a tool's schema; services want ``properties`` in an object, if only empty ones."""
+    """Give a tool's schema; services want ``properties`` in an object."""
     return {"properties": {}, **object_schema(tool.input_schema)}
 
 
@@ -144,8 +144,7 @@ def _messages(request: ModelRequest, names: ToolNameMap, source: str) -> list[An
             if not text and not item.calls:
                 continue
             calls = [_call(call, names) for call in item.calls] or msgspec.UNSET
-            # Many chat templates want roles to alternate: two replies in a row, such as one that a barge-in
-            # cut, are one message.
+            # Chat templates want alternating roles: two replies in a row, such as after a barge-in, are one.
             if isinstance(last, _Assistant):
                 text = "\n\n".join(part for part in (last.content, text) if part)
                 messages.pop()
@@ -165,13 +164,13 @@ def _messages(request: ModelRequest, names: ToolNameMap, source: str) -> list[An
 
 
 def _give_back(rendered: _Assistant, message: AssistantMessage, source: str, *, runs: bool) -> None:
-    """Add what the source wants back of its reply; the reasoning only while the turn runs."""
+    """Add the source's own fields of a reply; the reasoning only while the turn runs."""
     if message.opaque is None or not isinstance(rendered.tool_calls, list):
         return
     try:
         opaque = msgspec.json.decode(message.opaque, type=ChatOpaque)
     except msgspec.DecodeError:
-        return  # of another provider
+        return  # another provider's
     if opaque.source != source:
         return
     for call, extra in zip(rendered.tool_calls, opaque.calls, strict=False):
@@ -181,7 +180,7 @@ def _give_back(rendered: _Assistant, message: AssistantMessage, source: str, *, 
 
 
 def _call(call: Any, names: ToolNameMap) -> _Call:
-    # As a string, whole and an object: llama.cpp fails with status 500 for any other.
+    # Anything but the text of an object is status 500 from llama.cpp.
     return _Call(call_id(call.call_id), _Function(names.to_service(call.name), arguments_of(call).decode()))
 
 

@@ -49,7 +49,7 @@ from conductor.models.tool_names import ToolNameMap
 
 # The smallest limit that OpenAI accepts.
 _MIN_TOKENS = 16
-# OpenAI's models that do not reason: they refuse to be asked for their reasoning.
+# OpenAI's models without reasoning refuse a request for it.
 _PLAIN_MODELS = re.compile(r"gpt-[34]|chatgpt|.*-chat")
 _INCOMPLETE: dict[str, StopReason] = {"max_output_tokens": "max_tokens", "content_filter": "refusal"}
 
@@ -64,10 +64,9 @@ def responses_body(
     official: bool = False,
     effort: Effort | None = None,
 ) -> Json:
-    """Render a request to ``/responses``, which stores nothing at the service.
+    """Render a request to ``/responses``; the service stores nothing. The API has no stop sequences.
 
-    Reasoning goes back to the ``source``, service and model, that it came from. The API has no stop
-    sequences.
+    Reasoning goes back only to its ``source``: service and model.
     """
     head = _head(request, names)
     body: Json = {
@@ -90,7 +89,7 @@ def responses_body(
 
 
 def prefix_of(request: ModelRequest, names: ToolNameMap, *, source: str) -> str:
-    """Give the `digest` of what the service sees before the reply, from this ``source``."""
+    """Give the `digest` of the request's part before the reply, for this ``source``."""
     head = _head(request, names)
     items = _input(request, names, source, head, running_turn(request.messages))
     return digest({**head, "source": source, "input": items})
@@ -131,8 +130,8 @@ class _OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
     text: str
 
 
-class _Said(msgspec.Struct, tag_field="type", tag="message"):
-    # In full: llama.cpp does not take the short form of the assistant's messages.
+class _Message(msgspec.Struct, tag_field="type", tag="message"):
+    # llama.cpp does not accept the short form of the assistant's messages.
     content: list[_OutputText]
     role: str = "assistant"
 
@@ -149,7 +148,7 @@ class _Output(msgspec.Struct, tag_field="type", tag="function_call_output"):
 
 
 def _input(request: ModelRequest, names: ToolNameMap, source: str, head: Json, first: int) -> list[Any]:
-    # ``first`` is the position of the first reply whose reasoning may go back.
+    # ``first`` is the index of the first reply whose reasoning may go back.
     items: list[Any] = []
     ids: dict[str, str] = {}
     for index, message in enumerate(request.messages):
@@ -175,12 +174,12 @@ def _assistant(
     for block in received:
         match block:
             case Words(text) if text.strip():
-                items.append(_Said([_OutputText(unicode_of(text))]))
+                items.append(_Message([_OutputText(unicode_of(text))]))
             case CallSlot():
                 call = next(calls)
                 name, arguments = names.to_service(call.name), arguments_of(call).decode()
                 items.append(_Call(service_id(block, call, ids), name, arguments))
-            # In the reply's order: the service wants each reasoning item before the item that it led to.
+            # In the reply's order: reasoning comes before its item.
             case Reasoning(item):
                 items.append(item)
     while items and isinstance(items[-1], dict):
@@ -199,7 +198,7 @@ class _Response(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    # One shape for all events: a type that is not known matches nothing and is ignored.
+    # One shape for all events; unknown types are ignored.
     type: str = ""
     delta: Any = None
     item: dict[str, Any] | None = None
@@ -214,9 +213,8 @@ _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, SSEError)
 class ResponsesDecoder:
     """Turns the bytes of one streamed response into model events; pure.
 
-    ``finished`` is true after `Finished`. Text that arrives together becomes one `TextDelta`. ``prefix``
-    gives the request's digest, stored with the reply's reasoning (`conductor.models.reasoning`); ``habit`` is
-    that of the model (`ThoughtFilter`).
+    Text that arrives together becomes one `TextDelta`. ``prefix`` gives the request's digest, stored with the
+    reply's reasoning (`conductor.models.reasoning`). ``habit``: see `ThoughtFilter`.
     """
 
     def __init__(
@@ -241,16 +239,16 @@ class ResponsesDecoder:
         raise cut_off()
 
     def _events(self, chunk: bytes) -> Iterator[ModelEvent]:
-        for item in self._sse.feed(chunk):
-            # An end mark, or a word that keeps the connection alive.
-            if not item.data.startswith(b"{"):
+        for data in self._sse.feed(chunk):
+            # An end mark or a keep-alive.
+            if not data.startswith(b"{"):
                 continue
-            event = _decode(item.data)
+            event = _decode(data)
             if event.type == "response.output_text.delta":
                 self._words.append(str(event.delta))
                 yield TextDelta(self._words[-1])
             elif event.type == "error" or event.error is not None:
-                raise from_event(read_problem(item.data))
+                raise from_event(read_problem(data))
             elif (result := self._take(event)) is not None:
                 yield result
 
@@ -272,7 +270,7 @@ class ResponsesDecoder:
 
     def _end_item(self, item: dict[str, Any]) -> ModelEvent | None:
         kind = item.get("type")
-        # Reasoning without its content is only a name, of something that the service does not store.
+        # Reasoning without content is only an id, and the service stores nothing.
         if kind == "reasoning" and (item.get("encrypted_content") or item.get("content")):
             self._received.append(Reasoning(item))
         elif kind == "message":
@@ -280,16 +278,15 @@ class ResponsesDecoder:
             self._words.clear()
         if kind != "function_call":
             return None
-        given_id = str(item.get("call_id") or item.get("id") or f"call_{len(self._received) + 1}")
-        self._received.append(CallSlot(given_id))
+        call_id = str(item.get("call_id") or item.get("id") or f"call_{len(self._received) + 1}")
+        self._received.append(CallSlot(call_id))
         arguments = str(item.get("arguments") or "")
         if not arguments and item.get("status") != "incomplete":
             arguments = "{}"
-        # llama.cpp says "completed" of a reply that its limit cut off, too.
-        self._calls_stop = (
-            "tool_use" if is_json(arguments) and self._calls_stop != "max_tokens" else "max_tokens"
-        )
-        return ToolCall(given_id, self._names.to_tool(str(item.get("name", ""))), arguments)
+        # llama.cpp also says "completed" of a reply that its limit cut off.
+        is_complete = is_json(arguments) and self._calls_stop != "max_tokens"
+        self._calls_stop = "tool_use" if is_complete else "max_tokens"
+        return ToolCall(call_id, self._names.to_tool(str(item.get("name", ""))), arguments)
 
     def _finish(self, stop: StopReason, response: _Response) -> Finished:
         self.finished = True

@@ -18,17 +18,17 @@ from conductor.models.sse import MAX_EVENT_BYTES, SSEError, SSEParser
 from conductor.models.thought_filter import ThoughtFilter, ThoughtHabit
 from conductor.models.tool_names import ToolNameMap
 
-# Reasons for the end of a reply, in lower case. Any other stands for a reply that ended by itself.
+# Reasons for the end of a reply, in lower case; others mean a normal end.
 _STOPS: dict[str, StopReason] = {
     **dict.fromkeys(("length", "max_tokens", "max_output_tokens", "model_length"), "max_tokens"),
     **dict.fromkeys(("content_filter", "safety", "refusal", "sensitive", "prohibited_content"), "refusal"),
 }
 _FAILURES = ("error", "abort", "network_error", "insufficient_system_resource")
-# What a service says after calls; some say "stop", as after words.
+# Reasons after calls; some services say "stop".
 _CALLED = ("tool_calls", "function_call")
 
 
-# Only the shape is checked, so that a value that is not needed, or has another type, costs no reply.
+# Only the shape is checked: a value of another type must not cost the reply.
 class _Function(msgspec.Struct):
     name: Any = None
     arguments: Any = None
@@ -51,7 +51,7 @@ class _Delta(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
-    message: _Delta | None = None  # of a completion, or in place of the delta
+    message: _Delta | None = None  # in place of the delta
     text: Any = None  # of completions
     finish_reason: Any = msgspec.UNSET
 
@@ -60,7 +60,7 @@ class _Chunk(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: Any = None
     error: Any = None
-    message: Any = None  # these are of errors
+    message: Any = None  # of errors, like the next two
     type: Any = None
     code: Any = None
 
@@ -73,7 +73,7 @@ def _chunk_of(data: bytes) -> _Chunk:
     try:
         return _decode(data)
     except _UNDECODABLE:
-        # What JSON has not, and services send: NaN, halves of surrogate pairs, control characters.
+        # Services send NaN, lone surrogates and control characters.
         value = json.loads(data, strict=False, parse_constant=lambda _: None)
         return _decode(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
@@ -86,7 +86,7 @@ class _OpenCall:
         self.extra: Any = None
 
     def goes_on(self, call_id: str, name: str, arguments: str) -> bool:
-        """Tell whether a delta is of this call, whose index it has."""
+        """Tell whether a delta with the call's index belongs to it."""
         if not (self.name and name):
             return True
         if name != self.name or (call_id and self.id and call_id != self.id):
@@ -99,7 +99,7 @@ class _OpenCall:
 
 
 class _Reasoning:
-    """The fields of a message that a service wants back."""
+    """The fields of a reply that a service wants back."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[str]] = {}
@@ -114,7 +114,7 @@ class _Reasoning:
                 self._add_detail(detail)
 
     def _add_detail(self, detail: Any) -> None:
-        # In pieces as well: those of one block follow each other, and have its index.
+        # The pieces of one block follow each other and have its index.
         if not isinstance(detail, dict):
             return
         last = self._details[-1] if self._details else {}
@@ -137,10 +137,9 @@ class _Reasoning:
 class ChatDecoder:
     """Turns the bytes of one streamed reply, or of a whole one, into model events; pure.
 
-    ``finished`` is true after `Finished`. Text that arrives together becomes one `TextDelta`. Calls are given
-    at the end of the reply, since nothing else says that their arguments are complete. Of a reply with calls
-    the reasoning is kept in ``opaque``, for the same ``source``. ``habit`` is that of the model
-    (`ThoughtFilter`). With ``offers_tools`` an empty reply that the limit ended is a call that got lost.
+    Text that arrives together becomes one `TextDelta`. Calls are given at the end of the reply: only then are
+    their arguments complete. The reasoning of a reply with calls is kept in ``opaque`` for its ``source``.
+    ``habit``: see `ThoughtFilter`. With ``offers_tools`` an empty reply at the limit is a lost call.
     """
 
     def __init__(
@@ -155,7 +154,7 @@ class ChatDecoder:
         self._source = source
         self._offers_tools = offers_tools
         self._sse = SSEParser()
-        self._body: bytearray | None = None  # of a reply that is no stream
+        self._body: bytearray | None = None  # of a reply in one piece
         self._thinking = ThoughtFilter(habit)
         self._reasoning = _Reasoning()
         self._calls: list[_OpenCall] = []
@@ -168,14 +167,11 @@ class ChatDecoder:
         self.finished = False
 
     def feed(self, chunk: bytes) -> Iterator[ModelEvent]:
-        """Decode the next bytes: give the events that came before an error, then raise it.
-
-        Raises `ModelError`: that of an error event, ``undecodable``, ``malformed``, ``connection``.
-        """
+        """Decode the next bytes; events before an error are given first. Raises `ModelError`."""
         return self._events(chunk, at_end=False)
 
     def end(self) -> Iterator[ModelEvent]:
-        """Give the last events, if only the end mark was missing. Raises `ModelError` for a cut reply."""
+        """Give the last events if only the end mark is missing. Raises `ModelError` for a cut reply."""
         return self._events(b"\n\n", at_end=True)
 
     def _events(self, chunk: bytes, *, at_end: bool) -> Iterator[ModelEvent]:
@@ -184,7 +180,7 @@ class ChatDecoder:
         try:
             self._read(self._data(chunk, at_end), text)
         except ModelError as raised:
-            # An event that the end cut off is none.
+            # The last event may be cut off.
             error = None if at_end and self._body is None and raised.reason == "undecodable" else raised
         words = self._thinking.feed("".join(text))
         self._has_words = self._has_words or bool(words)
@@ -201,7 +197,7 @@ class ChatDecoder:
             self._body = bytearray() if start.startswith(b"{") else None
         if self._body is None:
             try:
-                return [event.data for event in self._sse.feed(chunk)]
+                return self._sse.feed(chunk)
             except SSEError:
                 raise failure("undecodable") from None
         self._body += chunk
@@ -216,13 +212,13 @@ class ChatDecoder:
             if data == b"[DONE]":
                 self._is_done = True
                 return
-            # Anything else keeps the connection alive.
+            # Other data are keep-alives.
             if not data.startswith(b"{"):
                 continue
             try:
                 chunk = _chunk_of(data)
             except _UNDECODABLE:
-                # Some end an event by one line end.
+                # Some services end an event by one line end.
                 if b"\n" in data:
                     self._read(data.split(b"\n"), text)
                 elif self._stop is None:
@@ -249,7 +245,7 @@ class ChatDecoder:
         delta = choice.delta
         if delta is not None:
             self._has_deltas = True
-        elif not self._has_deltas:  # behind deltas it repeats them
+        elif not self._has_deltas:  # after deltas it repeats them
             delta = choice.message
         if words := _text_of(choice.text if delta is None else delta.content):
             text.append(words)
@@ -268,7 +264,7 @@ class ChatDecoder:
         name, call_id = str(function.name or ""), str(delta.id or "")
         arguments, index = _json_of(function.arguments), str(delta.index)
         call = self._by_index.get(index)
-        # Some services send the index 0, or none, with each call, and some repeat the name in each delta.
+        # Some services send no index or 0 with each call, and some repeat the name in each delta.
         if call is None or not call.goes_on(call_id, name, arguments):
             call = self._by_index[index] = _OpenCall()
             self._calls.append(call)
@@ -280,7 +276,7 @@ class ChatDecoder:
     def _finish(self) -> Iterator[ModelEvent]:
         if self._body is not None and not self._has_choices:
             raise failure("protocol")
-        # The end mark stands for a reason where a service names none.
+        # Without reasons the end mark is enough.
         is_whole = self._is_done and self._has_choices and not self._names_reasons
         if self._stop is None and not is_whole:
             raise cut_off()
@@ -290,7 +286,7 @@ class ChatDecoder:
         stop = _STOPS.get(reason) or self._stop_of_calls(reason)
         words = self._thinking.finish(is_cut=stop == "max_tokens")
         is_empty = not (self._has_words or words or self._calls or self._has_thoughts)
-        # mlx-lm drops a call that it cannot parse, and says nothing but this.
+        # mlx-lm drops an invalid call and says only this.
         if is_empty and self._offers_tools and stop == "max_tokens":
             raise failure("malformed")
         self.finished = True
@@ -310,7 +306,7 @@ class ChatDecoder:
     def _stop_of_calls(self, reason: str) -> StopReason:
         if (reason in _CALLED and not self._calls) or not all(call.name for call in self._calls):
             raise failure("malformed")
-        # A reason that is not known may stand for a reply that was cut off.
+        # With an unknown reason the reply may be cut off.
         is_whole = reason in ("stop", *_CALLED) or all(
             is_json(call.arguments or "{}") for call in self._calls
         )
@@ -323,19 +319,19 @@ class ChatDecoder:
         return ChatOpaque(self._source, fields, extras).dump()
 
 
-def usage(figures: Any, read: str = "prompt_tokens", written: str = "completion_tokens") -> Usage:
-    """Give the figures of a service, by their names. What the cache gave and took counts among those read."""
+def usage(figures: Any, read: str = "prompt_tokens", output: str = "completion_tokens") -> Usage:
+    """Give the figures of a service by their names; those read include the cache's."""
     if not isinstance(figures, dict):
         return Usage()
     details = figures.get(f"{read}_details")
     details = details if isinstance(details, dict) else {}
     cached, stored = token_count(details.get("cached_tokens")), token_count(details.get("cache_write_tokens"))
     fresh = max(0, token_count(figures.get(read)) - cached - stored)
-    return Usage(fresh, token_count(figures.get(written)), cached, stored)
+    return Usage(fresh, token_count(figures.get(output)), cached, stored)
 
 
 def _text_of(content: Any) -> str:
-    # Mistral's reasoning models send a list of parts, some of which are thoughts.
+    # Mistral's reasoning models send a list of parts with thoughts.
     if isinstance(content, str):
         return content
     if isinstance(content, list):
@@ -346,7 +342,7 @@ def _text_of(content: Any) -> str:
 
 
 def _json_of(arguments: Any) -> str:
-    # The text of JSON, or, from some services, the JSON itself.
+    # Some services send JSON itself, not its text.
     if isinstance(arguments, str):
         return arguments
     return "" if arguments is None else json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))

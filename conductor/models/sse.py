@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 # Bytes of one event: a broken stream must not fill the memory.
 MAX_EVENT_BYTES = 1024 * 1024
 _BOM = b"\xef\xbb\xbf"
@@ -13,17 +11,10 @@ class SSEError(ValueError):
     """An event exceeds the parser's limit."""
 
 
-class ServerSentEvent(NamedTuple):
-    """One event: its name (may be empty) and its data as UTF-8 bytes."""
-
-    event: bytes
-    data: bytes
-
-
 class SSEParser:
     """An incremental parser of server-sent events.
 
-    Follows https://html.spec.whatwg.org/multipage/server-sent-events.html. ``id`` and ``retry`` are ignored.
+    Follows https://html.spec.whatwg.org/multipage/server-sent-events.html, for the ``data`` alone.
     """
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
@@ -34,8 +25,8 @@ class SSEParser:
         self._after_cr = False
         self._has_begun = False
 
-    def feed(self, chunk: bytes) -> list[ServerSentEvent]:
-        """Parse the next bytes. Raises `SSEError` if an event grows too large."""
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Give the data of the next events. Raises `SSEError` if an event grows too large."""
         if self._after_cr or b"\r" in chunk:
             chunk = self._with_plain_ends(chunk)
         if b"\n" not in chunk:
@@ -54,8 +45,8 @@ class SSEParser:
             raise SSEError(f"an event is larger than {self._max} bytes")
         if not blank:
             return []
-        events = [_parse(block) for block in blocks.split(b"\n\n")]
-        return [event for event in events if event is not None]
+        parsed = map(_parse, blocks.split(b"\n\n"))
+        return [data for data in parsed if data is not None]
 
     def _keep(self, chunk: bytes) -> None:
         self._pieces.append(chunk)
@@ -73,16 +64,7 @@ class SSEParser:
         return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
-def _parse(block: bytes) -> ServerSentEvent | None:
-    name = b""
-    data: list[bytes] = []
-    for line in block.split(b"\n"):
-        field, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
-        if field == b"data":
-            data.append(value)
-        elif field == b"event":
-            name = value
-    if not data:
-        return None
-    return ServerSentEvent(name, data[0] if len(data) == 1 else b"\n".join(data))
+def _parse(block: bytes) -> bytes | None:
+    fields = (line.partition(b":") for line in block.split(b"\n"))
+    data = [value.removeprefix(b" ") for field, _, value in fields if field == b"data"]
+    return b"\n".join(data) if data else None

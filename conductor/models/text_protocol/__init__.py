@@ -1,8 +1,7 @@
-"""Tools for models that only write text (models, "Text protocol").
+"""Tools for models that only write text.
 
-`TextProtocol` wraps the provider of such a model, and is a provider itself: the model is taught to write its
-calls as JSON objects, and what it writes becomes calls and speech. Approvals, results, redaction and limits
-are the turn's, as with any model.
+`TextProtocol` wraps the provider of such a model: the model is taught to write its calls as JSON objects.
+Approvals, results, redaction and limits are the turn's, as with any model.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from conductor.models.text_protocol.parser import Tools
 from conductor.models.text_protocol.prompt import STOP, Style, messages, observation, system_prompt
 from conductor.models.text_protocol.scanner import MAX_CHARS, Problem, ReplyScanner
 
-# Rounds of calls for one transcript; then it must answer. Small models go round in circles sooner.
+# Rounds of calls for one transcript; then the model must answer. Small models go round in circles.
 MAX_ROUNDS = 4
 _PROBLEMS: dict[Problem, str] = {
     "truncated": "Your JSON was cut off, so nothing was run. Write the call again, and shorter.",
@@ -50,8 +49,8 @@ log = structlog.get_logger(__name__)
 class TextProtocol:
     """A provider of models that write their calls as text in ``style``, over ``provider``.
 
-    A call that cannot be read is not run: the model is told so and asked again, once. ``max_tokens`` is the
-    limit for spoken answers; with tools offered it is raised, as it is for models that make calls.
+    An invalid call does not run: the model gets the error and writes the reply again, once. ``max_tokens``
+    limits spoken answers; with tools offered it is raised (`rendering.limit_of`).
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class TextProtocol:
         await self._provider.aclose()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Stream the reply. Raises `ModelError`: ``malformed`` after two replies that cannot be read."""
+        """Stream the reply. Raises `ModelError`: ``malformed`` after two invalid replies."""
         may_call = bool(request.tools) and request.tool_choice == "auto"
         may_call = may_call and _rounds(request.messages) < self._max_rounds
         tools = {tool.name: tool.input_schema for tool in request.tools}
@@ -85,7 +84,7 @@ class TextProtocol:
         has_words = False
         for is_last in (False, True):
             reply = _Reply(tools)
-            asked = replace(
+            attempt = replace(
                 request,
                 system=system_prompt(request.system, request.tools, self._style, may_call=may_call),
                 messages=history,
@@ -95,16 +94,15 @@ class TextProtocol:
             )
             try:
                 async with (
-                    aclosing(self._provider.stream(asked)) as events,
+                    aclosing(self._provider.stream(attempt)) as events,
                     aclosing(reply.read(events)) as pieces,
                 ):
                     async for words in pieces:
-                        # What is written again follows the words that were spoken before.
+                        # A second reply follows the words that were spoken before.
                         yield TextDelta(f" {words}" if has_words and not reply.has_words else words)
                         reply.has_words = True
             except ModelError as error:
-                # The turn asks again for a reply that broke off if it has heard of it; another profile, if
-                # there is one, is asked before this one is again.
+                # The turn repeats the request if words were given; another profile comes before a second try.
                 broke_off = error.reason in BROKEN_OFF and reply.text and not reply.has_words
                 if is_last or not broke_off or not request.may_retry:
                     raise
@@ -121,7 +119,7 @@ class TextProtocol:
                 )
                 return
             log.info("call not read", problem=problem)
-            # Its calls are not run, so that nothing of a reply is run twice when it is written again.
+            # No call of the reply has run: the second reply may repeat them.
             history += [
                 AssistantMessage(reply.text[:MAX_CHARS]),
                 UserMessage(observation("", _PROBLEMS[problem])),
@@ -130,7 +128,7 @@ class TextProtocol:
 
 
 class _Reply:
-    """One reply of the model, as it arrives. ``finished``: its end, also if it was not waited for."""
+    """One reply of the model, as it arrives."""
 
     def __init__(self, tools: Tools) -> None:
         self.scanner = ReplyScanner(tools)
@@ -143,14 +141,14 @@ class _Reply:
         return "".join(self._pieces)
 
     async def read(self, events: AsyncIterator[ModelEvent]) -> AsyncGenerator[str, None]:
-        """Yield the words up to the end of the reply. Raises `ModelError` if it does not come."""
+        """Yield the words up to the end of the reply. Raises `ModelError` if the end is missing."""
         finished = None
         async for event in events:
             if isinstance(event, TextDelta):
                 self._pieces.append(event.text)
                 if words := self.scanner.feed(event.text):
                     yield words
-                # What follows is invented: the stream is closed, which saves its tokens.
+                # The remainder is invented; closing the stream saves its tokens.
                 if self.scanner.is_over:
                     break
             elif isinstance(event, Finished):
@@ -162,7 +160,7 @@ class _Reply:
         self.finished = finished or self.finished
 
     def problem(self, *, may_call: bool) -> Problem | None:
-        """Tell why the model must be asked again, if it must."""
+        """Give the reason for a second reply; None if the reply is valid."""
         problem = self.scanner.problem
         if problem == "empty" and self.finished.stop not in ("end_turn", "tool_use", "max_tokens"):
             return None

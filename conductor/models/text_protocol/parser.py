@@ -1,7 +1,7 @@
-"""Read one whole object, or one call in another notation, that a model wrote; pure.
+"""Read one complete object, or one call in another notation, that a model wrote; pure.
 
-The model is taught one notation and may write those that it was trained in: objects with other keys, Python,
-ReAct, XML. What is no valid JSON is repaired, if it is short.
+A model may write the notation of its training: objects with other keys, Python, ReAct, XML. Invalid JSON is
+repaired if it is short.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-# Of one object: a repair takes longer than linear time.
+# Characters of one object: a repair takes more than linear time.
 _MAX_REPAIRED_CHARS = 8_192
 
 Tools: TypeAlias = Mapping[str, Mapping[str, Any]]
@@ -32,12 +32,12 @@ _PYTHON_WORDS: Mapping[str, Any] = {"true": True, "false": False, "null": None}
 
 
 class MalformedCall(ValueError):
-    """A call, or an answer, that cannot be read."""
+    """An invalid call or answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """A call that the model wrote. ``arguments`` is a JSON object; ``repaired``: its JSON had mistakes."""
+    """A call. ``arguments`` is a JSON object; ``repaired``: its JSON had mistakes."""
 
     name: str
     arguments: str
@@ -46,14 +46,14 @@ class WrittenCall:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What an object holds: calls, the text of a ``final_answer``, or neither: an invented observation."""
+    """The meaning of an object: calls, the text of a ``final_answer``, or an invented observation."""
 
     calls: tuple[WrittenCall, ...] = ()
     answer: str | None = None
 
 
 def resolve(name: str, tools: Tools) -> str:
-    """Give the tool's own name for one like ``lamp_switch``; a name that is made up is returned unchanged."""
+    """Give the tool's own name for one like ``lamp_switch``; an unknown name is unchanged."""
     if name in tools:
         return name
     matches = [tool for tool in tools if _plain(tool) == _plain(name.removeprefix("functions."))]
@@ -65,19 +65,19 @@ def _plain(name: str) -> str:
 
 
 def read_object(span: str, tools: Tools, *, is_meant: bool = False) -> Written | None:
-    """Read ``{...}`` or ``[...]``; None for what is no call and no answer.
+    """Read ``{...}`` or ``[...]``; None if it is neither call nor answer.
 
-    ``is_meant``: where it stands says that it is a call. Raises `MalformedCall`.
+    ``is_meant``: its position says that it is a call. Raises `MalformedCall`.
     """
     value, is_repaired = _load(span)
-    written = _meaning(value, is_repaired, tools, is_meant)
-    if written is None and (is_meant or (is_repaired and _MEANT.search(span))):
+    meaning = _meaning(value, is_repaired, tools, is_meant)
+    if meaning is None and (is_meant or (is_repaired and _MEANT.search(span))):
         raise MalformedCall
-    return written
+    return meaning
 
 
 def read_arguments(name: str, span: str, tools: Tools) -> Written:
-    """Read what follows a name: ``{...}``, ``({...})`` or ``(key=value, ...)``. Raises `MalformedCall`."""
+    """Read a name's arguments: ``{...}``, ``({...})`` or ``(key=value, ...)``. Raises `MalformedCall`."""
     inner = span[1:-1].strip() if span.startswith("(") else span
     if inner.startswith("{"):
         return _call(name, *_load(inner), tools)
@@ -107,7 +107,7 @@ def read_xml(name: str, body: str, tools: Tools) -> Written:
     arguments = {}
     for key, text in _PARAMETER.findall(body):
         schema, text = properties.get(key), text.strip()
-        # What is a text and what a number only the schema tells.
+        # Only the schema tells a text from a number.
         is_text = isinstance(schema, Mapping) and schema.get("type") == "string"
         value = _INVALID if is_text else _json(text.lower() if text in ("True", "False") else text)
         arguments[key] = text if value is _INVALID else value
@@ -129,14 +129,14 @@ def _refuse(constant: str) -> Any:
 
 
 def _load(span: str) -> tuple[Any, bool]:
-    """Load JSON, repaired if need be; tell whether it was."""
+    """Load JSON; also tell whether it was repaired."""
     value = _json(span)
     if value is not _INVALID or len(span) > _MAX_REPAIRED_CHARS:
         return value, False
     plain = span.translate(_SMART)
     value = _json(plain)
     if value is _INVALID:
-        import json_repair  # takes a while to import, and is rarely needed
+        import json_repair  # takes time to import
 
         value = json_repair.loads(plain, skip_json_loads=True)
     return value, True
@@ -167,11 +167,11 @@ def _meaning(value: Any, is_repaired: bool, tools: Tools, is_meant: bool) -> Wri
     if key is not None:
         return _call(name, value[key], is_repaired, tools)
     properties = _properties(resolve(name, tools), tools)
-    rest = {key: item for key, item in value.items() if key in properties and item is not name}
-    # Keys that the tool does not have: the arguments' own key may be damaged.
-    if is_repaired or any(key not in (*_NAMES, "type", "id", "thought", *rest) for key in value):
+    arguments = {key: item for key, item in value.items() if key in properties and item is not name}
+    # With unknown keys the key of the arguments may be damaged.
+    if is_repaired or any(key not in (*_NAMES, "type", "id", "thought", *arguments) for key in value):
         raise MalformedCall
-    return _call(name, rest, is_repaired, tools)
+    return _call(name, arguments, is_repaired, tools)
 
 
 def _properties(name: str, tools: Tools) -> Mapping[str, Any]:
@@ -205,7 +205,7 @@ def _call(name: str, arguments: Any, is_repaired: bool, tools: Tools) -> Written
         raise MalformedCall
     try:
         text = json.dumps(arguments, allow_nan=False)
-    except (TypeError, ValueError):  # a literal of Python, or a number that JSON does not have
+    except (TypeError, ValueError):  # no JSON type, or NaN
         raise MalformedCall from None
     return Written((WrittenCall(resolve(name, tools), text, is_repaired),))
 

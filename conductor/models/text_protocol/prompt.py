@@ -12,8 +12,8 @@ from conductor.models.base import ToolDefinition
 
 Style: TypeAlias = Literal["jsonl", "xml", "markdown-json"]
 
-# A reply ends before the observation that the model would invent. Without its last quote: some services
-# compare tokens, and the quote shares one with what follows.
+# A reply ends before an invented observation. Without its last quote, which may share a token with the next
+# characters: some services compare tokens.
 STOP = ('{"type":"tool_observation', '{"type": "tool_observation')
 
 _RULES = """\
@@ -48,10 +48,10 @@ _SEEN = {"type": "tool_observation", "name": "NAME", "content": "RESULT"}
 
 
 def system_prompt(system: str, tools: Sequence[ToolDefinition], style: Style, *, may_call: bool) -> str:
-    """Add to the system prompt how calls and answers are written, and the tools."""
-    texts = {"how": _HOW[style], "answer": written(_ANSWER, style)}
+    """Add the notation and the tools to the system prompt."""
+    texts = {"how": _HOW[style], "answer": notation(_ANSWER, style)}
     if may_call:
-        rules = _RULES.format(**texts, call=written(_CALL, style), observation=_json(_SEEN))
+        rules = _RULES.format(**texts, call=notation(_CALL, style), observation=_json(_SEEN))
         rules += _catalog(tuple(tools))
     else:
         rules = _NO_TOOLS.format(**texts)
@@ -69,12 +69,12 @@ def _parameters(schema: Mapping[str, Any]) -> str:
         return ""
     required = schema.get("required", ())
     return ", ".join(
-        f"{name}{'' if name in required else '?'}: {_type(one)}" for name, one in properties.items()
+        f"{name}{'' if name in required else '?'}: {_type(field)}" for name, field in properties.items()
     )
 
 
 def _type(schema: Any) -> str:
-    """Give ``string "what it is"`` for simple types, and the JSON Schema of all others."""
+    """Give ``string "description"`` for simple types, and the JSON Schema of others."""
     if not isinstance(schema, Mapping):
         return "any"
     if isinstance(schema.get("enum"), list):
@@ -87,8 +87,8 @@ def _type(schema: Any) -> str:
     return f"{kind} {_json(description)}" if isinstance(description, str) and description else kind
 
 
-def written(value: Mapping[str, Any], style: Style) -> str:
-    """Write an object as the model is taught to."""
+def notation(value: Mapping[str, Any], style: Style) -> str:
+    """Write an object in a style."""
     match style:
         case "jsonl":
             return _json(value)
@@ -99,13 +99,13 @@ def written(value: Mapping[str, Any], style: Style) -> str:
 
 
 def _json(value: Any) -> str:
-    # Inside strings too nothing closes a tag or a fence, and no observation begins a line.
+    # No string closes a tag or a fence.
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("`", "\\u0060")
 
 
 def messages(history: Iterable[Message], style: Style) -> list[Message]:
-    """Write calls and results as text; the rest of the history stays."""
+    """Write the history's calls and results as text."""
     rendered: list[Message] = []
     names: dict[str, str] = {}
     observations: list[str] = []
@@ -131,7 +131,7 @@ def _flush(observations: list[str], rendered: list[Message]) -> None:
 
 
 def observation(name: str, content: str) -> str:
-    """Write what came of a call."""
+    """Write the result of a call."""
     return _json({"type": "tool_observation", "name": name, "content": content})
 
 
@@ -140,7 +140,7 @@ def _reply(message: AssistantMessage, style: Style) -> str:
     if message.text:
         parts.append({"type": "final_answer", "content": message.text})
     parts += [{"type": "tool_call", "name": call.name, "arguments": _object(call)} for call in message.calls]
-    return "\n".join(written(part, style) for part in parts)
+    return "\n".join(notation(part, style) for part in parts)
 
 
 def _object(call: ToolCall) -> Any:

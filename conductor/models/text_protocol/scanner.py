@@ -1,9 +1,8 @@
-"""Read a reply while it is written: the words to speak, the calls, and where the reply ends; pure.
+"""Read a reply while it arrives: the words to speak, the calls, and the reply's end; pure.
 
-Words are given as they arrive, and so is the content of a ``final_answer`` while its JSON string is still
-open. What may become a call is held back until it is whole. A call counts only where it begins a line, a
-fence or a tag of its own, and nothing but white space or calls follows on its line. After a call or an answer
-only another object may follow: anything else is invented, and ends the reply.
+Words are given as they arrive, also those of a ``final_answer`` whose JSON string is still open. A possible
+call is held back until it is complete. A call must begin a line, a fence or a tag, and only white space or
+calls may follow on its line. After a call or an answer anything but another object ends the reply.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from conductor.models.text_protocol.span import AnswerText, Brackets
 # Characters of one object, and objects of one reply.
 MAX_CHARS = 32_768
 _MAX_SPANS = 64
-# Brackets that hold no key in so many characters are words.
+# Brackets without a key in these characters are words.
 _MAX_CHARS_TO_KEY = 200
 
 Problem: TypeAlias = Literal["truncated", "malformed", "misplaced", "empty"]
 
 _TAGS = r"(?:tool|tool_calls?|functions?|function_calls?)"
 _KEYS = r"(?:type|name|tool|tool_name|function|action|arguments|args|parameters)"
-# Where words may turn into a call in the middle of a line; "{x}" does not.
+# A possible call in the middle of a line; "{x}" is not a call.
 _STOP = re.compile(
     r"""\n|\{(?![^{}"'“”:\n<`\[]{0,80}\})|<(?=/?(?:[A-Za-z_][^<>\n]{0,200}(?:>|\Z)|\Z))|`(?=[{\[<`]|\Z)"""
     r"""|\[(?=TOOL_CALLS\]|/?INST\]|[/A-Z_]{0,10}\Z)"""
@@ -43,12 +42,12 @@ _STOP = re.compile(
 )
 _LINE_END = re.compile(r"\n")
 _DAMAGED = re.compile(rf'"(?:\s*:\s*["{{\[]|{_KEYS}"\s*:)')
-# What may stand before a call: white space, the opening of a fence or a tag, a label.
+# Before a call: white space, the opening of a fence or a tag, a label.
 _BEFORE = re.compile(
     rf"(?:\s+|```\w*\s|`+(?=[{{\[<])|<{_TAGS}>|\[TOOL_CALLS\]|(?:\|\|)?call:|[Tt]ool[ _]call:|Action:)*"
 )
 _MARK = re.compile(rf"<{_TAGS}>|\[TOOL_CALLS\]")
-# What may stand behind a call or an answer.
+# Behind a call or an answer.
 _AFTER = re.compile(
     rf"(?:[\s,;\]}})]|```\w*(?=\s)|`|</?{_TAGS}>|</invoke>|\[TOOL_CALLS\]|\|\|(?=call:)|call:)*"
 )
@@ -62,7 +61,7 @@ _XML = re.compile(r'<(?:function=|invoke name=")([\w.-]+)"?>')
 _XML_END = re.compile("</(?:function|invoke)>")
 _TAG = re.compile(r"</?[A-Za-z_][^<>\n]{0,200}>")
 _CALL_TAG = re.compile("<(?:tool|function|invoke|parameter)")
-# Lines of another speaker, and marks of templates.
+# Lines of other speakers, and marks of templates.
 _CUT = re.compile(
     r"(?:#{1,6} ?|\*\*)?(?:User|Human|Observation):|</?s>|\[/?INST\]|<(?:start|end)_of_turn>"
     r"|<tool_(?:observation|response|result)\b"
@@ -71,7 +70,7 @@ _CUT_AFTER_WORDS = re.compile("(?:#{1,6} ?|\\*\\*)?Assistant:")
 _CUT_AFTER_ANSWER = re.compile(r"\s*(?:Question|Thought|Action):")
 _LABEL = re.compile("Thought:|Final Answer:|Assistant:")
 _LITERALS = ("Final Answer:", "Tool call:", "tool call:", "[TOOL_CALLS]", "[INST]", "[/INST]", "||call:")
-# What more text may turn into one of these.
+# A possible beginning of one of these.
 _UNDECIDED = re.compile(
     r"""(?:\#{1,6}\ ?|\*{1,2})?(?:[A-Za-z_][A-Za-z0-9_.-]{0,80})?\Z"""
     r"""|</?(?:[A-Za-z_][^<>\n]{0,200})?\Z|`{1,20}\w{0,20}\Z|"[a-z_]{0,12}(?:"\s*)?\Z|"\s*(?::\s*)?\Z"""
@@ -88,7 +87,7 @@ _ANSWER = re.compile(
 
 @dataclass(slots=True)
 class _Span:
-    """What may be a call, from ``start`` on. ``is_meant``: what stands before it says that it is one."""
+    """A possible call, from ``start`` on. ``is_meant``: the text before it says that it is a call."""
 
     start: int
     is_own: bool
@@ -101,10 +100,9 @@ class _Span:
 
 
 class ReplyScanner:
-    """Reads one reply; ``tools`` are those that the model knows.
+    """Reads one reply of a model with these ``tools``.
 
-    ``calls`` count only if there is no ``problem`` at the end. Once ``is_over`` is true the rest of the reply
-    is of no interest.
+    ``calls`` count only without a ``problem`` at the end. ``is_over``: ignore the remainder of the reply.
     """
 
     def __init__(self, tools: Tools) -> None:
@@ -112,11 +110,11 @@ class ReplyScanner:
         self.problem: Problem | None = None
         self.is_over = False
         self._tools = tools
-        self._rest = ""  # not decided about yet
+        self._pending = ""
         self._span: _Span | None = None
         self._spans = 0
         self._ended = False
-        self._at_line = True  # whether the rest begins a line
+        self._at_line = True  # the pending text begins a line
         self._in_code = False
         self._in_thought = False
         self._has_final_label = False
@@ -125,19 +123,19 @@ class ReplyScanner:
 
     def feed(self, text: str) -> str:
         """Take the next piece; return the words that can be spoken now."""
-        self._rest += text
+        self._pending += text
         words: list[str] = []
-        while self._rest and not self.is_over:
+        while self._pending and not self.is_over:
             piece = self._step()
             if piece is None:
                 break
             words.append(piece)
-        spoken = "".join(words)
-        self._has_words = self._has_words or bool(spoken.strip())
-        return spoken
+        speech = "".join(words)
+        self._has_words = self._has_words or bool(speech.strip())
+        return speech
 
     def end(self) -> str:
-        """Note that the reply has ended, or is not wanted further; return the last words."""
+        """End the reply; return the last words."""
         self._ended = True
         words = self.feed("")
         if self.problem is None and not (self.calls or self._has_words):
@@ -145,23 +143,23 @@ class ReplyScanner:
         return words
 
     def _step(self) -> str | None:
-        """Go on as far as one thing reaches; None if more text is needed."""
+        """Read one part; None if more text is needed."""
         if self._span is not None:
             return self._read_span(self._span)
         if self.calls or self._has_answer:
             return self._read_after()
         if self._at_line:
             return self._read_start()
-        stop = _STOP.search(self._rest) if not self._in_thought else _LINE_END.search(self._rest)
+        stop = _STOP.search(self._pending) if not self._in_thought else _LINE_END.search(self._pending)
         if stop is None or stop.start():
-            return self._take(len(self._rest) if stop is None else stop.start())
-        if self._rest[0] == "\n":
+            return self._take(len(self._pending) if stop is None else stop.start())
+        if self._pending[0] == "\n":
             self._at_line = True
             return ""
         return self._read_start()
 
     def _take(self, count: int) -> str:
-        words, self._rest = self._rest[:count], self._rest[count:]
+        words, self._pending = self._pending[:count], self._pending[count:]
         self._at_line = False
         if not self._has_words:
             words = words.lstrip()
@@ -177,14 +175,14 @@ class ReplyScanner:
         return ""
 
     def _read_start(self) -> str | None:
-        """Read the beginning of a line, or what may turn words into a call."""
-        before = _BEFORE.match(self._rest)
+        """Read the beginning of a line, or of a possible call."""
+        before = _BEFORE.match(self._pending)
         assert before is not None
-        tail = self._rest[before.end() :]
+        tail = self._pending[before.end() :]
         is_meant = _MARK.search(before[0]) is not None
         is_own = self._at_line or _MARK.match(before[0]) is not None or "\n" in before[0]
         is_cut = _CUT.match(tail) or (self._has_words and is_own and _CUT_AFTER_WORDS.match(tail))
-        if is_cut or (self._has_final_label and is_own and _CUT_AFTER_ANSWER.match(self._rest)):
+        if is_cut or (self._has_final_label and is_own and _CUT_AFTER_ANSWER.match(self._pending)):
             return self._end_reply()
         label = _LABEL.match(tail) if self._at_line else None
         if label is not None:
@@ -204,7 +202,7 @@ class ReplyScanner:
     def _read_label(self, label: str, end: int) -> str:
         self._in_thought = label == "Thought:"
         self._has_final_label = self._has_final_label or label == "Final Answer:"
-        self._rest = self._rest[end:]
+        self._pending = self._pending[end:]
         return ""
 
     def _read_words(self, before: str, tail: str) -> str:
@@ -212,12 +210,12 @@ class ReplyScanner:
             self._in_code = not self._in_code
         if tag := _TAG.match(tail):
             words = self._take(len(before))
-            self._rest = self._rest[tag.end() :]
+            self._pending = self._pending[tag.end() :]
             return words
         if not tail and not self._in_code and "`" not in before:
-            self._rest = ""  # white space at the end
+            self._pending = ""  # white space at the end
         elif _BEGUN_TAG.match(tail):
-            self._rest = before  # half of a tag at the end
+            self._pending = before  # half of a tag at the end
         name = _NAME.match(tail) if not self._has_words and self._at_line else None
         if (
             name is not None
@@ -241,21 +239,23 @@ class ReplyScanner:
 
     def _open_span(self, start: int, *, is_own: bool, is_meant: bool) -> bool:
         """Begin to read a call, if one may begin at ``start``."""
-        tail = self._rest[start:]
+        tail = self._pending[start:]
         if xml := _XML.match(tail):
             self._span = _Span(start + xml.end(), is_own or start == 0, True, xml[1], has_key=True)
         elif tail.startswith("{") or (tail.startswith("[") and is_own):
             self._span = _Span(
-                start, is_own, is_meant, brackets=Brackets(self._rest, start), has_key=is_meant
+                start, is_own, is_meant, brackets=Brackets(self._pending, start), has_key=is_meant
             )
-        elif is_own and (named := _NAMED.match(tail)):
-            is_react = named[2] is not None and "Action:" in self._rest[:start]
-            is_known = is_meant or is_react or resolve(named[1], self._tools) in self._tools
-            is_reply = not (self._has_words or self._has_answer or self.calls or self._rest[:start].strip())
-            if not is_known and not (is_reply and named[0] == f"{named[1]}("):
+        elif is_own and (call := _NAMED.match(tail)):
+            is_react = call[2] is not None and "Action:" in self._pending[:start]
+            is_known = is_meant or is_react or resolve(call[1], self._tools) in self._tools
+            is_reply = not (
+                self._has_words or self._has_answer or self.calls or self._pending[:start].strip()
+            )
+            if not is_known and not (is_reply and call[0] == f"{call[1]}("):
                 return False
-            start += named.start(3)
-            self._span = _Span(start, True, is_known, named[1], Brackets(self._rest, start))
+            start += call.start(3)
+            self._span = _Span(start, True, is_known, call[1], Brackets(self._pending, start))
             self._span.has_key = is_known
         else:
             return False
@@ -265,10 +265,10 @@ class ReplyScanner:
         return True
 
     def _read_after(self) -> str | None:
-        """Read what follows a call or an answer."""
-        after = _AFTER.match(self._rest)
+        """Read the text after a call or an answer."""
+        after = _AFTER.match(self._pending)
         assert after is not None
-        tail = self._rest[after.end() :]
+        tail = self._pending[after.end() :]
         is_meant = _MARK.search(after[0]) is not None
         if self._is_undecided(tail, is_call=is_meant):
             return None
@@ -277,39 +277,39 @@ class ReplyScanner:
         return self._end_reply() if not tail or _CUT.match(tail) else self._end_calls(after[0])
 
     def _end_calls(self, before: str) -> str:
-        """End the reply at what is no object; a call on the same line does not count."""
+        """End the reply at other text; a call on the same line does not count."""
         return self._fail("misplaced") if self.calls and "\n" not in before else self._end_reply()
 
     def _read_span(self, span: _Span) -> str | None:
         words = ""
         if span.brackets is None:
-            element = _XML_END.search(self._rest, span.start)
+            element = _XML_END.search(self._pending, span.start)
             inner, end = (element.start(), element.end()) if element is not None else (0, None)
         else:
             words = self._answer_words(span)
             if span.end is None and (span.answer is None or span.answer.is_closed):
-                span.end = span.brackets.end(self._rest)
+                span.end = span.brackets.end(self._pending)
             inner, end = span.end or 0, span.end
             if not (span.has_key or self._find_key(span)):
                 return self._release(span, span.end)
             if span.brackets.is_too_deep:
                 return self._fail("truncated")
         if end is not None:
-            closing = self._close(span, self._rest[span.start : inner], end)
+            closing = self._close(span, self._pending[span.start : inner], end)
             return words + closing if closing is not None else None
-        if not self._ended and len(self._rest) - span.start <= MAX_CHARS:
+        if not self._ended and len(self._pending) - span.start <= MAX_CHARS:
             return words or None
         if span.answer is not None:  # an answer that was cut off
             self._end_reply()
             return words
-        is_begun = span.is_own and _BEGUN_OBJECT.match(self._rest, span.start) is not None
+        is_begun = span.is_own and _BEGUN_OBJECT.match(self._pending, span.start) is not None
         return self._fail("truncated") if span.has_key or is_begun else self._release(span, None)
 
     def _answer_words(self, span: _Span) -> str:
         assert span.brackets is not None
         separator = ""
         if span.answer is None and not self.calls and not self._has_answer:
-            match = _ANSWER.match(self._rest, span.start)
+            match = _ANSWER.match(self._pending, span.start)
             if match is None:
                 return ""
             span.answer, span.has_key = AnswerText(match.end()), True
@@ -317,17 +317,17 @@ class ReplyScanner:
         if span.answer is None:
             return ""
         was_closed = span.answer.is_closed
-        words = span.answer.words(self._rest)
+        words = span.answer.words(self._pending)
         if span.answer.is_closed and not was_closed:
             span.brackets.skip_string(span.answer.position)
         return separator + words
 
     def _separator(self, span: _Span) -> str:
-        return " " if self._has_words and self._rest[: span.start].strip("`") != "" else ""
+        return " " if self._has_words and self._pending[: span.start].strip("`") != "" else ""
 
     def _find_key(self, span: _Span) -> bool:
-        """Look for a key; False if it is certain that there is none."""
-        head = self._rest[span.start : span.end][:_MAX_CHARS_TO_KEY]
+        """Look for a key; False if it cannot come."""
+        head = self._pending[span.start : span.end][:_MAX_CHARS_TO_KEY]
         python = _PYTHON.match(head)
         is_python = python is not None and resolve(python[1], self._tools) in self._tools
         span.has_key = is_python or _KEY.search(head) is not None
@@ -335,52 +335,52 @@ class ReplyScanner:
         return span.has_key or may_follow or (bool(span.name) and len(head) < _MAX_CHARS_TO_KEY)
 
     def _release(self, span: _Span, end: int | None) -> str:
-        """Take brackets as words: up to ``end``, or only those that open."""
+        """Take brackets as words: up to ``end``, or the opening ones."""
         self._span = None
         if self.calls or self._has_answer:
-            return self._end_calls(self._rest[: span.start])
+            return self._end_calls(self._pending[: span.start])
         if end is None:
             end = span.start + 1
-            while self._rest.startswith(("{", "["), end):
+            while self._pending.startswith(("{", "["), end):
                 end += 1
-        if self._rest[: span.start].count("```") % 2:
+        if self._pending[: span.start].count("```") % 2:
             self._in_code = not self._in_code
         return self._take(end)
 
     def _close(self, span: _Span, text: str, end: int) -> str | None:
-        """Read what has ended."""
+        """Read a complete call or answer; None if more text is needed."""
         if text.startswith("(") or _PYTHON.match(text):
-            follows = self._rest[end:].lstrip(" \t;`")
+            follows = self._pending[end:].lstrip(" \t;`")
             if follows in ("", "<") and not self._ended:
                 return None
-            # Alone on its line it is a call, else it may be words.
+            # Alone on its line it is a call.
             if follows and not follows.startswith(("\n", "</", "[", ",")):
                 return self._fail("misplaced") if _KEY.search(text) else self._release(span, end)
         try:
-            written = self._read(span, text)
+            meaning = self._read(span, text)
         except MalformedCall:
             return self._fail("malformed")
-        if written is None:
+        if meaning is None:
             if self._in_code or self.calls or self._has_answer:
                 return self._release(span, end)
             return self._fail("misplaced")
-        if written.calls and not span.is_own:
+        if meaning.calls and not span.is_own:
             return self._fail("misplaced")
-        if not written.calls and (written.answer is None or self.calls or self._has_answer):
+        if not meaning.calls and (meaning.answer is None or self.calls or self._has_answer):
             return self._end_reply()  # an observation, or an answer to one
         words = ""
-        if written.answer is not None:
+        if meaning.answer is not None:
             self._has_answer = True
-            words = "" if span.answer is not None else self._separator(span) + written.answer
-        self.calls += written.calls
-        self._rest, self._span = self._rest[end:], None
+            words = "" if span.answer is not None else self._separator(span) + meaning.answer
+        self.calls += meaning.calls
+        self._pending, self._span = self._pending[end:], None
         return words
 
     def _read(self, span: _Span, text: str) -> Written | None:
         if span.brackets is None:
             return read_xml(span.name, text, self._tools)
         if span.name:
-            if not span.is_meant:  # a tool that there is not
+            if not span.is_meant:  # an unknown tool
                 raise MalformedCall
             return read_arguments(span.name, text, self._tools)
         if _PYTHON.match(text):

@@ -1,14 +1,14 @@
-"""Find where a notation ends, and give the words of an answer, while both arrive in pieces; pure."""
+"""Find the end of a notation, and give the words of an answer, while they arrive in pieces; pure."""
 
 from __future__ import annotations
 
 import json
 import re
 
-# How deep brackets may be nested.
+# The deepest nesting of brackets.
 MAX_DEPTH = 64
 
-# Brackets, and strings, whose brackets do not count. An apostrophe opens one only where a value may begin.
+# Brackets outside strings. An apostrophe opens a string only where a value may begin.
 _QUOTE = r""""|(?<=[{\[(,:=])'|(?<=[{\[(,:=][ ])'"""
 _MARKS = {
     "": re.compile(rf"[{{}}\[\]]|{_QUOTE}"),
@@ -19,7 +19,7 @@ _MARKS = {
 
 _HIGH, _LOW, _HEX = r"[dD][89abAB][0-9a-fA-F]{2}", r"[dD][c-fC-F][0-9a-fA-F]{2}", r"[0-9a-fA-F]{4}"
 _PAIR = rf"\\u{_HIGH}\\u{_LOW}"
-# The text of a string up to its quote, without an escape that is not whole yet.
+# The text of a string up to its quote or an incomplete escape.
 _TEXT = re.compile(
     rf'(?:[^"\\]|\\[^u]|{_PAIR}|\\u{_HIGH}(?!\\?\Z|\\u.{{0,3}}\Z)|\\u(?!{_HIGH}){_HEX}'
     r"|\\u(?![0-9a-fA-F]{0,3}\Z|[0-9a-fA-F]{4}))*",
@@ -27,13 +27,13 @@ _TEXT = re.compile(
 )
 _ESCAPE = re.compile(rf"{_PAIR}|\\u{_HEX}|\\.", re.DOTALL)
 _PLAIN = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "u": "\ufffd"}
-# A quote ends the string only where the object goes on or ends: some models write quotes inside.
+# Some models write quotes inside: a quote ends the string only before more of the object, or its end.
 _CLOSING = re.compile(r'"\s*(?:\}|,\s*["\'}])')
 _MAY_CLOSE = re.compile(r'"\s*(?:,\s*)?\Z')
 
 
 class Brackets:
-    """The brackets that open at ``start``. ``is_too_deep``: they are nested more than `MAX_DEPTH` deep."""
+    """The brackets that open at ``start``. ``is_too_deep``: they are nested deeper than `MAX_DEPTH`."""
 
     def __init__(self, text: str, start: int) -> None:
         self.is_too_deep = False
@@ -43,18 +43,18 @@ class Brackets:
         self._quote = ""
 
     def skip_string(self, end: int) -> None:
-        """Go on behind a string of the outermost object."""
+        """Continue behind a string of the outermost object."""
         self._position, self._depth, self._quote = end, 1, ""
 
     def end(self, text: str) -> int | None:
-        """Give the end in the text that has arrived; None if it is not there."""
+        """Give the end; None if it has not arrived."""
         while not self.is_too_deep:
             match = _MARKS[self._quote or self._outside].search(text, self._position)
             if match is None:
                 self._position = len(text)
                 break
             mark = match[0]
-            if mark == "\\":  # half of an escape
+            if mark == "\\":  # an incomplete escape
                 self._position = match.start()
                 break
             self._position = match.end()
@@ -71,14 +71,14 @@ class Brackets:
 
 
 class AnswerText:
-    """The JSON string of an answer whose text begins at ``position``. ``is_closed``: it has ended there."""
+    """The JSON string of an answer, read up to ``position``; ``is_closed`` at its end."""
 
     def __init__(self, position: int) -> None:
         self.position = position
         self.is_closed = False
 
     def words(self, text: str) -> str:
-        """Give the words that have arrived since."""
+        """Give the new words."""
         words: list[str] = []
         while not self.is_closed:
             match = _TEXT.match(text, self.position)
@@ -97,5 +97,5 @@ class AnswerText:
 def _unescape(escape: re.Match[str]) -> str:
     if len(escape[0]) == 2:
         return _PLAIN.get(escape[0][1], escape[0][1])
-    # Half of a surrogate pair is no character.
+    # Without lone surrogates.
     return str(json.loads(f'"{escape[0]}"')).encode("utf-8", "ignore").decode()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from conductor.models.text_protocol.parser import WrittenCall
-from conductor.models.text_protocol.prompt import Style, written
+from conductor.models.text_protocol.prompt import Style, notation
 from conductor.models.text_protocol.scanner import Problem, ReplyScanner
 from conductor.models.text_protocol.span import MAX_DEPTH
 from tests.cpu import least_cpu_s
@@ -43,9 +43,9 @@ def calls(text: str) -> list[tuple[str, object]]:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_a_call_and_an_answer_are_read_in_every_style(style: Style) -> None:
-    assert parse(written(CALL, style)) == Found((WrittenCall("lamp", ARGUMENTS),))
-    assert parse(written(ANSWER, style)) == Found(words='All "done".')
-    both = f"{written(CALL, style)}\n{written(CALL | {'name': 'get_time'}, style)}"
+    assert parse(notation(CALL, style)) == Found((WrittenCall("lamp", ARGUMENTS),))
+    assert parse(notation(ANSWER, style)) == Found(words='All "done".')
+    both = f"{notation(CALL, style)}\n{notation(CALL | {'name': 'get_time'}, style)}"
     assert [name for name, _ in calls(both)] == ["lamp", "get_time"]
 
 
@@ -67,10 +67,10 @@ def test_other_notations_are_read(text: str) -> None:
 
 
 def test_calls_and_answers_after_an_observation_are_invented() -> None:
-    first = written(CALL, "jsonl")
-    text = f'{first}\n{{"type": "tool_observation", "content": "on"}}\n{written(CALL, "jsonl")}'
+    first = notation(CALL, "jsonl")
+    text = f'{first}\n{{"type": "tool_observation", "content": "on"}}\n{notation(CALL, "jsonl")}'
     assert len(calls(text)) == 1
-    assert parse(f"{first}\n{written(ANSWER, 'jsonl')}").words == ""
+    assert parse(f"{first}\n{notation(ANSWER, 'jsonl')}").words == ""
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_call_that_is_cut_off_anywhere_is_never_completed() -> None:
     random = Random(7)
     for base in BASES:
         for style in STYLES:
-            text = written(json.loads(base), style)
+            text = notation(json.loads(base), style)
             end = text.rindex("}")
             for cut in range(end + 1):
                 assert parse(text[:cut]).calls == (), text[:cut]

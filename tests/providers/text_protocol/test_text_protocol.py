@@ -13,7 +13,7 @@ from conductor.errors import ModelError
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
 from conductor.models.text_protocol import MAX_ROUNDS, TextProtocol
-from conductor.models.text_protocol.prompt import STOP, Style, messages, system_prompt, written
+from conductor.models.text_protocol.prompt import STOP, Style, messages, notation, system_prompt
 from tests.models import Script, ScriptedProvider
 
 LAMP = ToolDefinition(
@@ -52,12 +52,12 @@ async def ask(
 
 @pytest.mark.parametrize("style", STYLES)
 async def test_a_call_in_each_style_and_then_an_answer(style: Style) -> None:
-    events, _ = await ask(reply(written(CALL, style)), style=style)
+    events, _ = await ask(reply(notation(CALL, style)), style=style)
     assert events == [
         ToolCall("call_0", "home.lamp", '{"on": true}'),
         Finished("tool_use", Usage(10, 5)),
     ]
-    events, _ = await ask(reply(*written(ANSWER, style)), style=style)
+    events, _ = await ask(reply(*notation(ANSWER, style)), style=style)
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "It is on."
     assert events[-1] == Finished("end_turn", Usage(10, 5))
 
@@ -65,7 +65,7 @@ async def test_a_call_in_each_style_and_then_an_answer(style: Style) -> None:
 async def test_plain_words_are_an_answer_and_may_stand_beside_a_call() -> None:
     events, _ = await ask(reply("It is ", "on."))
     assert events[:-1] == [TextDelta("It is "), TextDelta("on.")]
-    events, _ = await ask(reply("One moment.\n", written(CALL, "jsonl"), "\nIt is on."))
+    events, _ = await ask(reply("One moment.\n", notation(CALL, "jsonl"), "\nIt is on."))
     assert events[:-1] == [TextDelta("One moment."), ToolCall("call_0", "home.lamp", '{"on": true}')]
 
 
@@ -79,8 +79,8 @@ async def test_what_looked_like_a_call_and_was_none_is_spoken() -> None:
 @pytest.mark.parametrize(
     ("pieces", "expected"),
     [
-        ((written(CALL, "jsonl"), "\nUser: And off."), ToolCall("call_0", "home.lamp", '{"on": true}')),
-        ((written(ANSWER, "jsonl"), "\nSwitch it off."), TextDelta("It is on.")),
+        ((notation(CALL, "jsonl"), "\nUser: And off."), ToolCall("call_0", "home.lamp", '{"on": true}')),
+        ((notation(ANSWER, "jsonl"), "\nSwitch it off."), TextDelta("It is on.")),
         (("It is on.", "\nUser: And off."), TextDelta("It is on.")),
     ],
 )
@@ -98,7 +98,7 @@ async def test_the_stream_is_closed_where_the_model_invents_a_turn(
 
 async def test_what_is_written_again_follows_the_words_that_were_spoken() -> None:
     events, requests = await ask(
-        reply("Sure, ", written(CALL, "jsonl"), " does."), reply(written(ANSWER, "jsonl"))
+        reply("Sure, ", notation(CALL, "jsonl"), " does."), reply(notation(ANSWER, "jsonl"))
     )
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "Sure,  It is on."
     assert "alone on a line" in str(requests[1].messages[-1])
@@ -123,7 +123,7 @@ async def test_a_reply_that_was_cut_to_nothing_is_asked_for_once_more() -> None:
     ],
 )
 async def test_a_call_that_cannot_be_read_is_written_again(wrong: str, told: str, usage: Usage) -> None:
-    events, requests = await ask(reply(wrong), reply(written(CALL, "jsonl")))
+    events, requests = await ask(reply(wrong), reply(notation(CALL, "jsonl")))
     assert events == [ToolCall("call_0", "home.lamp", '{"on": true}'), Finished("tool_use", usage)]
     *_, said, observed = requests[1].messages
     assert said == AssistantMessage(wrong)
@@ -158,7 +158,7 @@ async def test_tools_are_not_offered_without_end() -> None:
     for number in range(MAX_ROUNDS):
         call = ToolCall(f"c{number}", "home.lamp", "{}")
         history += [AssistantMessage("", (call,)), ToolResult(call.call_id, "no")]
-    events, (request,) = await ask(reply("Enough.\n", written(CALL, "jsonl")), history=history)
+    events, (request,) = await ask(reply("Enough.\n", notation(CALL, "jsonl")), history=history)
     assert "home.lamp(" not in request.system
     assert events == [TextDelta("Enough."), Finished("end_turn", Usage(10, 5))]
 
@@ -180,9 +180,9 @@ def test_a_history_is_shown_in_the_same_notation(style: Style) -> None:
     assert said.calls == ()
     assert said.text == "\n".join(
         [
-            written(ANSWER | {"content": "One moment."}, style),
-            written(CALL, style),
-            written(CALL | {"arguments": {}}, style),
+            notation(ANSWER | {"content": "One moment."}, style),
+            notation(CALL, style),
+            notation(CALL | {"arguments": {}}, style),
         ]
     )
     assert isinstance(observed, UserMessage)
