@@ -19,7 +19,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 EVERY_S = 0.2
 """How often each node is asked ``/readyz``."""
 ANSWER_S = 1.0
-"""A node that does not answer that for so long is dead."""
+"""A node that does not answer for this long is dead."""
 CONNECT_S = 1.0
 CHUNK = 65_536
 _NAME = re.compile(rb"GET /ws\?client=([\w-]+) ")
@@ -27,7 +27,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class Target(Protocol):
-    """What a connection may be forwarded to."""
+    """The target of a connection."""
 
     @property
     def address(self) -> Address: ...
@@ -58,7 +58,7 @@ class Link(Generic[N]):
         self._budget: int | None = None
 
     async def serve(self, reader: asyncio.StreamReader, node: N, far: Streams) -> None:
-        """Pass on what comes, until one side ends; that ends both, but for an orphan."""
+        """Forward bytes until one side ends. That ends both sides, except of an orphan."""
         far_reader, self._far = far
         self.node = node
         ups = asyncio.create_task(self._pipe(reader, self._far, self._from_client))
@@ -76,17 +76,17 @@ class Link(Generic[N]):
             await asyncio.wait([ups, downs], timeout=CONNECT_S)
 
     def cut_after(self, count: int) -> None:
-        """Reset both ends after so many more bytes, of both directions together."""
+        """Reset both ends after ``count`` more bytes, of both directions together."""
         self._budget = count
 
     def leave(self) -> None:
-        """Cut the client's end only: the node shall not notice yet."""
+        """Cut the client's end only; the node does not notice yet."""
         self._orphan = True
         self._end()
         _reset(self._near)
 
     def listen(self) -> None:
-        """Keep what the node says to a client that has left."""
+        """Keep the node's bytes for a client that has left."""
         self.after = bytearray()
 
     def cut(self) -> None:
@@ -123,7 +123,7 @@ class Link(Generic[N]):
         return True
 
     def _from_node(self, data: bytes) -> bool:
-        """Look at what a node says; False if nobody shall have it."""
+        """Look at a node's bytes; False keeps them from the client."""
         if self._orphan and self.after is not None:
             self.after += data
         self.served = self.served or b'"session.started"' in data
@@ -138,10 +138,10 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 class Switch(Generic[N]):
-    """Forwards what connects to ``port`` of loopback (0: any) to the ``ready`` nodes in turn.
+    """Forwards connections to ``port`` of loopback (0: any) to the ``ready`` nodes in turn.
 
-    A client for whom there is no node is closed at once, and may come again. ``latest`` is each client's last
-    link, by its name; ``on_end`` is told that name when a link has ended.
+    Without a ready node a client is closed at once. ``latest``: a client's name -> its last link. ``on_end``
+    gets the name when a link has ended.
     """
 
     def __init__(self, ready: Callable[[], Sequence[N]], port: int = 0) -> None:
@@ -227,22 +227,22 @@ class Switch(Generic[N]):
         link.cut()
 
     def _note_status(self, node: N, status: int | None) -> None:
-        """Take note of what `readiness` says of a node, or of that it cannot be reached."""
+        """Take note of a node's readiness: as `readiness` gives it, or None if it is unreachable."""
 
 
 @dataclass(eq=False)
 class _Node:
-    """A node, as the balancer sees it: 200 is ready, None is dead, and others get no new connection."""
+    """A node as the balancer sees it. Status 200: ready; None: dead; any other: no new connections."""
 
     address: Address
     status: int | None = None
 
 
 class Balancer(Switch[_Node]):
-    """A switch to ``nodes`` that asks whether they are ready; they may change meanwhile.
+    """A switch to ``nodes`` that polls their readiness.
 
-    A dead node's connections are cut. One that answers, but is not ready, keeps those it has, and so does one
-    that refuses new ones: it may be draining.
+    A dead node's connections are cut. A node that answers, but is not ready, keeps its connections; so does
+    one that refuses new connections, as it may be draining.
     """
 
     def __init__(
@@ -256,7 +256,6 @@ class Balancer(Switch[_Node]):
         super().__init__(lambda: [node for node in self._nodes.values() if node.status == 200], port)
         self._nodes = {address: _Node(address) for address in nodes}
         self._every_s, self._answer_s = every_s, answer_s
-        self._checks: dict[Address, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
 
     def connections(self, node: Address) -> int:
@@ -267,28 +266,15 @@ class Balancer(Switch[_Node]):
         """Listen, and look at the nodes from now on. Raises OSError if the port is taken."""
         await super().start()
         for node in self._nodes.values():
-            self._checks[node.address] = self._spawn(self._check(node))
-
-    def add(self, address: Address) -> None:
-        """Forward to one more node, once it is ready."""
-        self._nodes[address] = node = _Node(address)
-        self._checks[address] = self._spawn(self._check(node))
-
-    async def remove(self, address: Address) -> None:
-        """Forget a node, and cut its connections."""
-        check = self._checks.pop(address)
-        check.cancel()
-        await asyncio.wait([check], timeout=2 * self._answer_s)
-        self.cut(address)
-        del self._nodes[address]
+            self._spawn(self._check(node))
 
     def cut(self, address: Address) -> None:
-        """Reset the connections of a node, whatever its state: both sides lose them at once."""
+        """Reset the connections of a node in any state; both sides lose them at once."""
         for link in self.links_of(self._nodes[address]):
             link.cut()
 
     async def wait_ready(self, count: int | None = None, timeout_s: float = 20.0) -> None:
-        """Wait until exactly so many nodes are ready; all without ``count``. Raises TimeoutError."""
+        """Wait until exactly ``count`` nodes are ready, or all. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
             while len(self._ready()) != (len(self._nodes) if count is None else count):
                 self._changed.clear()

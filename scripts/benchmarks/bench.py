@@ -1,4 +1,4 @@
-"""Measures a running server from outside, and prints the figures beside the targets."""
+"""Measures a running server from outside, and prints the figures with their targets."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ TARGETS = {
     "durable_sqlite.cpu_over_memory": ("1.3", ""),
     "durable_redis.cpu_over_memory": ("1.3", ""),
 }
-"""Figure -> what it must reach, and what it should aim at."""
+"""Figure -> the limit and the goal."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what is asked for; 1 if a target is missed."""
+    """Run the chosen scenarios; 1 if a limit is missed."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument(
         "names",
@@ -178,7 +178,7 @@ async def _run(options: argparse.Namespace) -> dict[str, ToolMetrics]:
 
 
 async def _warm_up(server: Process, service: AnthropicService) -> None:
-    """Have one turn done, so that imports and pools are not what is measured."""
+    """Run some turns first, so that imports and pools do not count."""
     service.default = BenchPersona(scenarios.ROUNDS, scenarios.TOKENS)
     talkers = await connected(server, 1, "warm-up")
     for _ in range(3):
@@ -242,7 +242,7 @@ async def durable(*, pinned: bool, seconds: float) -> dict[str, ToolMetrics]:
 
 
 async def _steps(store: SessionStore) -> ToolMetrics:
-    """Commit what a reply with a call of the device commits, again and again."""
+    """Repeat the commit of a reply with a device call."""
     await store.open()
     claim = await store.claim(SessionKey("bench", "s-1"))
     times = []

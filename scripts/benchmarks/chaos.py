@@ -1,4 +1,4 @@
-"""Clients in the middle of their talk while nodes die, freeze and lose their store, and what came of it."""
+"""Clients that talk while nodes die, freeze and lose their store."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from tests.stores.redis_server import RedisServer
 StoreKind = Literal["redis", "sentinel", "cluster", "sqlite", "postgres"]
 TOOL_TIMEOUT_MS = 3_000
 END_S = 10.0
-"""When the faults are over, every session must come to its end in so long, and a client's patience."""
+"""After the faults, every session must end in this time plus a client's patience."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is to be done. Times are in seconds.
+    """Options of a run. Times are in seconds.
 
     ``every_s`` is the mean time between faults, ``pause_s`` the model's between words, ``patience_s`` how
     long a client waits for a sign of life after the last fault. One finding of ``until`` ends it early.
@@ -61,12 +61,12 @@ class Options:
 
     @property
     def nodes(self) -> int:
-        """How many nodes: those of one host may share a file, and two are enough to show it."""
+        """The number of nodes; two are enough to share a file."""
         return 2 if self.store == "sqlite" else 3
 
 
 async def run(options: Options, parent: Parent) -> Report:
-    """Do it, and give what was found; the nodes are forks of ``parent``. Raises `DidNotStart`."""
+    """Run once. The nodes are forks of ``parent``. Raises `DidNotStart`."""
     book = Book(options.until)
     chance = random.Random(options.seed)
     start = asyncio.get_running_loop().time()
@@ -100,7 +100,7 @@ async def run(options: Options, parent: Parent) -> Report:
 
 
 def _folder(options: Options, stack: AsyncExitStack) -> Path:
-    """Make a new folder for logs and stores, which stays if the logs are to be kept."""
+    """Make a folder for logs and stores; it stays if the logs are kept."""
     if options.logs is None:
         return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="conductor-chaos-")))
     options.logs.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def _folder(options: Options, stack: AsyncExitStack) -> Path:
 
 
 async def _talk(options: Options, book: Book, switch: Switch[ChaosNode], injector: Injector) -> None:
-    """Have the clients talk while the faults fall, and come to an end when they are over."""
+    """Let the clients talk while the faults fall, and end when they are over."""
     world = World(book, switch, injector, options.patience_s)
     clients: list[ChaosApp | LibraryClient] = [
         ChaosApp(f"app{n}", world, f"{options.seed}-app{n}") for n in range(options.apps)
@@ -121,7 +121,7 @@ async def _talk(options: Options, book: Book, switch: Switch[ChaosNode], injecto
         await asyncio.wait([finding, faults, *tasks], return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             if task.done():
-                task.result()  # a client ends only by a mistake of its own
+                task.result()  # a client that ends by itself has a bug
         if finding.done():
             return
         faults.result()
@@ -144,7 +144,7 @@ def _store(options: Options, folder: Path, stack: AsyncExitStack, chance: random
     if options.store == "sqlite":
         return Store(f"sqlite:///{folder / 'sessions.db'}")
     if options.store == "redis":
-        # What was acknowledged is in the file, as the store asks of its server.
+        # Acknowledged writes are in the file, as the store requires.
         server = RedisServer(folder / "redis", *DURABLE, "--appendfsync", "always")
         server.start()
         stack.callback(server.kill)
@@ -174,14 +174,14 @@ def _settings(base_url: str, folder: Path, store: Store) -> dict[str, str]:
         **stand_in_settings(base_url),
         "DEVICE_TOOLS_FILE": str(catalog),
         "SESSION_STORE_URL": store.url,
-        # What dies loses all that no replica has.
+        # A dead server loses everything that no replica has.
         "SESSION_STORE_REPLICAS": str(store.replicas),
         "TOOL_TIMEOUT_MS": str(TOOL_TIMEOUT_MS),
         "MAX_CONNECTIONS_PER_SUBJECT": "10000",
     }
 
 
-# -- what came of it
+# -- the report
 
 
 COLUMNS: tuple[Column, ...] = get_args(Column)
@@ -203,11 +203,11 @@ class Report:
     seconds: float
 
     def total(self, column: Column) -> int:
-        """Count what was found of one kind, at all steps."""
+        """Count the findings of one column, at all steps."""
         return sum(count for (_, kind), count in self.book.bad.items() if kind == column)
 
     def failures(self) -> list[str]:
-        """Name what must be zero and is not."""
+        """Name the figures that must be zero and are not."""
         names = [f"{self.total(column)} {column}" for column in COLUMNS if self.total(column)]
         if self.refused:
             names.append(f"{len(self.refused)} invalid histories")
@@ -216,7 +216,7 @@ class Report:
         return names + [f"the harness failed: {error}" for error in self.errors]
 
     def rows(self) -> list[Row]:
-        """List the faults that fell, steps first."""
+        """List the faults of the run, steps first."""
         rows: list[Row] = [("kill", step) for step in STEPS if self.book.faults["kill", step]]
         affected = {row for row, _ in self.book.bad} | set(self.book.faults)
         return rows + sorted(affected - set(rows) - {NO_FAULT}) + ([NO_FAULT] if NO_FAULT in affected else [])
@@ -249,7 +249,7 @@ class Report:
 
 
 def summary(report: Report) -> str:
-    """Say what must not be, with the stories of some of it."""
+    """Describe the failures, with some of their stories."""
     lines = [f"seed {report.seed}: {', '.join(report.failures())}"]
     lines += [f"  {story}" for story in report.book.stories[:20]]
     return "\n".join(lines + [f"  invalid: {refusal}" for refusal in report.refused[:5]])
@@ -294,7 +294,7 @@ def _percentile(values: Sequence[float], percent: int) -> float:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run as the command line says; 1 if anything that must be zero is not."""
+    """Run; 1 if a figure that must be zero is not."""
     parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
     parser.add_argument("--kills", type=int, default=1_000, help="kill -9 of a node (1000)")
     parser.add_argument("--freezes", type=int, default=50, help="SIGSTOP of a node for 1 to 3 s (50)")
@@ -308,7 +308,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--segments", action="store_true", help="speak each reply in segments")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     parser.add_argument("--logs", type=Path, help="keep the nodes' logs in this folder")
-    parser.add_argument("--controls", action="store_true", help="break the servers: each must be found out")
+    parser.add_argument(
+        "--controls", action="store_true", help="break the servers on purpose; each control must be found out"
+    )
     parser.add_argument("--control", choices=sorted(CONTROLS), help="only this one")
     namespace = parser.parse_args(arguments)
     if namespace.store not in ("sqlite", "postgres") and redis_program() is None:
@@ -349,7 +351,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def was_found(report: Report, control: str | None) -> bool:
-    """Tell whether a run against broken servers shows what such servers do."""
+    """Whether a run against broken servers shows their fault."""
     return any(report.total(column) for column in SHOWN_BY[control or ""])
 
 

@@ -1,4 +1,4 @@
-"""What is known of every job, call and fault of a run, and what was found wrong."""
+"""The record of every job, call and fault of a run, and the findings."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Row: TypeAlias = tuple[str, str]
 """A fault's kind, and the step of a turn that it fell on."""
 NO_FAULT: Row = ("none", "no fault before")
 BYSTANDER = "elsewhere in a turn"
-TRACE = 150  # lines that are kept of what happened in a session
+TRACE = 150  # lines kept of a session's story
 CLAIMS, CLAIMS_S = 6, 30.0
-"""More claims of a session in so many seconds are delayed: two clients may fight for it."""
+"""The server delays further claims in these seconds: two clients may fight for a session."""
 IN_FLIGHT_S = 6.0
-"""A connection that ends so soon after a result was sent on it may have taken the result with it."""
+"""A connection that ends this soon after a result may have lost the result."""
 STORE_AWAY_S = 12.0
 """A node may be frozen for 3 s, with the lock of a file that it shares; two commits then wait 2 s each."""
 
 
 @dataclass(eq=False)
 class Job:
-    """A transcript. It was acknowledged when the app saw its own words appended."""
+    """A transcript. It is acknowledged when the app has shown its words."""
 
     number: int
     plan: tuple[str, ...]
@@ -46,13 +46,13 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Whether there was an answer or an apology."""
+        """Whether the job has an answer or an apology."""
         return self.is_answered or self.is_apologised
 
 
 @dataclass
 class Device:
-    """What became of a call on the device, by the call's number."""
+    """A call on the device, by the call's number."""
 
     person: Person
     write: bool
@@ -67,7 +67,7 @@ class Person:
     """A session of a client, as the book knows it. ``resumes``: the server has accepted ``resume``.
 
     ``losses`` are the times at which its connection was lost, ``claims`` those at which it had a new one.
-    ``received_ids`` gives the ids of the events that it has had.
+    ``received_ids`` gives the ids of its events.
     """
 
     name: str
@@ -83,24 +83,24 @@ class Person:
     trace: deque[str] = field(default_factory=lambda: deque(maxlen=TRACE))
 
     def recent_claims(self, before: float | None = None) -> int:
-        """Count the claims of the last half minute, or of that before a time."""
+        """Count the claims of half a minute, until now or until a time."""
         now = _now() if before is None else before
         return sum(1 for at in self.claims if 0 <= now - at < CLAIMS_S)
 
     def note(self, line: str) -> None:
-        """Keep a line of what happened, for the story of what went wrong."""
+        """Keep a line for the stories of findings."""
         self.trace.append(f"{_now() % 1000:7.3f} {line}")
 
 
 Resume: TypeAlias = tuple[float, float, Person]
-"""When a connection was begun, how long it took to bring something, in seconds, and whose it was."""
+"""The start of a connection, the seconds until its first event, and its person."""
 
 
 class Book:
-    """Keeps the record, and is the referee.
+    """Keeps the record and judges it.
 
-    ``bad`` counts by row and column, ``stories`` tell of the first few. ``unknown`` counts write calls that
-    the model was told to be unknown, by cause. ``finding`` is set by the first finding of ``until``.
+    ``bad`` counts by row and column, ``stories`` tell of the first few. ``unknown`` counts write calls with
+    an unknown outcome, by cause. ``finding`` is set by the first finding of ``until``.
     """
 
     def __init__(self, until: Collection[Column] = ()) -> None:
@@ -134,7 +134,7 @@ class Book:
         return job
 
     def blame(self, person: Person, column: Column, story: str, row: Row | None = None) -> None:
-        """Note something that must not be, after the person's last fault or the one that is given."""
+        """Note a finding after the person's last fault, or after ``row``."""
         fault = row or person.row
         self.bad[fault, column] += 1
         if column in self._until:
@@ -148,19 +148,19 @@ class Book:
             self.traces.append([self.stories[-1], *person.trace])
 
     def is_silent(self, job: Job, patience_s: float) -> bool:
-        """Tell whether a job is stuck: for so long after the last fault of its session nothing has come."""
+        """Whether a job is stuck: ``patience_s`` seconds after its session's last fault without an event."""
         now, last = _now(), max(job.asked_at, job.person.hit_at)
         return now - last > patience_s
 
     def note_fault(self, person: Person, row: Row) -> None:
-        """Note that a fault has hit a session: one that was meant for it counts more than others."""
+        """Note a fault of a session; one that was aimed at it counts more than others."""
         if row[1] != BYSTANDER or person.row[1] in (BYSTANDER, NO_FAULT[1]):
             person.row = row
         person.hit_at = _now()
         person.note(f"-- {row[0]}: {row[1]}")
 
     def judge(self, job: Job) -> None:
-        """Decide about a job that nobody waits for any more."""
+        """Judge a job when its client has stopped waiting."""
         job.row, job.person.row = job.person.row, NO_FAULT
         if job.is_blamed or job.ended or job.is_interrupted or job.is_superseded:
             return
@@ -171,23 +171,23 @@ class Book:
             self.figures["said again"] += 1
 
     def note_answer(self, job: Job) -> None:
-        """Note that a job's answer was shown; one that was given up as lost was late only."""
+        """Note that a job's answer was shown; a lost job was only late."""
         job.is_answered = True
         if job.is_lost:
             self.figures["lost, and answered later"] += 1
 
     def note_other_answer(self, job: Job) -> None:
-        """Note that the model has answered something else than a job.
+        """Note that the model has answered something other than a job.
 
-        A consent that is said once more, when nothing is asked any more, is a new transcript and interrupts
-        the turn. An answer that stands in the history must still be shown.
+        A second consent, after the question was answered, is a new transcript and interrupts the turn. An
+        answer in the history must still be shown.
         """
         if job.is_acknowledged and not job.ended and job.number not in self._recorded:
             job.is_superseded = True
             self.figures["interrupted by a second yes"] += 1
 
     def note_resume(self, person: Person, start: float, connections: int) -> None:
-        """Note that a connection has brought what was missing, or the next event."""
+        """Note the first event of a resumed connection."""
         if connections < 2:
             return
         (self.delayed if person.recent_claims(start + 0.001) > CLAIMS else self.resumes).append(
@@ -195,7 +195,7 @@ class Book:
         )
 
     def resume_times(self) -> list[float]:
-        """List how long resumes took, in seconds, but for those that waited for a call's time limit."""
+        """List the seconds of resumes, except those with a wait for a call's time limit."""
         times = []
         for start, elapsed, person in self.resumes:
             is_delayed = any(start <= at <= start + elapsed + 0.5 for at in person.unknowns)
@@ -204,11 +204,11 @@ class Book:
         return sorted(times)
 
     def note_store_fault(self) -> None:
-        """Note a fault that may take the store away from every node, for a while."""
+        """Note a fault that may take the store away from all nodes for a while."""
         self._store_away_at = _now()
 
     def note_store_apology(self, job: Job) -> None:
-        """Note that a job that was taken has ended: the store was away for too long."""
+        """Note that a job has ended because the store was away too long."""
         if job.is_apologised or not job.is_acknowledged:
             return
         job.is_apologised = True
@@ -217,9 +217,9 @@ class Book:
             self.blame(job.person, "gave up", f"job {job.number}: the store was not away")
 
     def note_apology(self, job: Job, text: str) -> None:
-        """Note that a job ended with an apology: that takes two faults, since the model is run twice.
+        """Note that a job ended with an apology. That takes two faults, since the model is asked twice.
 
-        A store that goes away is one: the commit of the second attempt may be recorded, and seem to fail.
+        An absent store is one: the commit of the second attempt may be recorded and seem to fail.
         """
         if FAILURES["store_unavailable"] in text:
             self.note_store_apology(job)
@@ -243,13 +243,13 @@ class Book:
             self.blame(person, "doubled", f"call {number} ran {device.runs} times")
 
     def note_result(self, number: int, link: object) -> None:
-        """Note that a call's result was given to a connection; None where there was none."""
+        """Note that a call's result was sent on a connection, or None without one."""
         device = self.devices[number]
         device.sent_at = _now()
         device.sent_by = link
 
     def note_relaunch(self, person: Person) -> None:
-        """Note that an app was started anew: it has forgotten what it was running."""
+        """Note that an app was restarted and has forgotten its calls."""
         self.figures["relaunches"] += 1
         person.messages.clear()
         for device in self.devices.values():
@@ -257,25 +257,25 @@ class Book:
                 device.relaunched = True
 
     def note_message(self, person: Person, text: str) -> None:
-        """Note that an app shows a message that says something unique."""
+        """Note that an app shows a unique message."""
         person.messages[text] += 1
         if person.messages[text] == 2:
             self.blame(person, "shown twice", repr(text[:60]))
 
     def note_zombie(self, person: Person, event: str, call_id: str) -> None:
-        """Note what a node said after it was frozen, and its session taken over.
+        """Note an event of a node that was frozen, after its session was taken over.
 
-        A call of the model's, with its ``call_id``, is decided at the end: one that was recorded before the
-        freeze is known to whoever took over.
+        A tool call is judged at the end by its ``call_id``: the next owner knows a call that was recorded
+        before the freeze.
         """
-        story = f"a frozen node said {event}"
+        story = f"a frozen node sent {event}"
         if call_id:
             self._zombies.append((person, person.row, story, call_id))
         else:
             self.blame(person, "zombie", story)
 
     def close(self) -> None:
-        """Decide about the calls of zombies."""
+        """Judge the calls of zombies."""
         for person, row, story, call_id in self._zombies:
             if call_id in self._call_ids:
                 self.figures["zombie calls recorded before"] += 1
@@ -285,7 +285,7 @@ class Book:
     # -- the model's side
 
     def check_request(self, request: ModelRequest, last: bool) -> None:
-        """Look at a request's history; ``last``: what the model gives now is the job's final answer."""
+        """Check a request's history. ``last``: the model's reply is the job's final answer."""
         self.figures["model requests"] += 1
         self._recorded |= request.answers
         for result in request.results:
@@ -315,7 +315,7 @@ class Book:
                 self.blame(job.person, "history", f"the answer of job {earlier} is not there", job.row)
 
     def _take_unknown(self, number: int, device: Device | None, *, interrupted: bool) -> None:
-        """Count an unknown call by its cause; ``interrupted`` by a consent that was said a second time."""
+        """Count an unknown call by its cause; ``interrupted`` by a second consent."""
         person = device.person if device is not None else self.jobs[number // 100].person
         job = self.jobs.get(number // 100)
         barged = interrupted or (job is not None and job.is_interrupted)
@@ -330,12 +330,12 @@ class Book:
 
     @staticmethod
     def _cause(person: Person, device: Device | None) -> str:
-        """Say what kept a write call's result from the server."""
+        """Name the cause that kept a write call's result from the server."""
         now = _now()
         if device is not None and device.relaunched:
             return "relaunch"
         if person.resumes:
-            return "other"  # such a client is sent the call again, and sends the result again
+            return "other"  # such a client gets the call again, and sends its result again
         if device is None:
             recent = [loss for loss in person.losses if now - loss < 30]
             return "call on its way" if recent else "other"

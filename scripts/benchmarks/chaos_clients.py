@@ -1,4 +1,4 @@
-"""The clients under faults: one as the shipped app is, and one made with the client library."""
+"""The clients under faults: the voice app, and one made with the client library."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from tests.app import App
 from tests.shapes import Call, Event
 
 LATE_S = 3.0
-"""So long after ``idle`` a final may still come, before it counts as lost.
+"""A final may come this long after ``idle`` before it counts as lost.
 
-Only time in which the server could have answered counts: a frozen node still holds what it was told.
+Only time in which the server can answer counts: a frozen node still holds its events.
 """
 _RELAUNCHED = 0.1
-"""So many of the lost connections are those of an app that was ended."""
+"""The share of lost connections at which the app is relaunched."""
 _CONNECT_S = 3.0
 _WAITS_S = (0.02, 0.3)
 _LIMITS = ClientLimits(connect_s=3.0, start_s=5.0, close_s=0.5, resend_s=120.0)
@@ -72,7 +72,7 @@ class SimulatedClient:
         """Of the present session."""
         self._job: Job | None = None
         self._answering: Job | None = None
-        """What an apology is for: a relaunched app may be shown an older job and its apology again."""
+        """The job that an apology is about: a relaunched app may get an older job and its apology again."""
         self._apologies: set[str] = set()
 
     def _new_person(self) -> None:
@@ -86,7 +86,7 @@ class SimulatedClient:
         return self._book.add_job(draw_plan(self._chance, self._injector.wants()), self.person)
 
     def _is_served(self) -> bool:
-        """Whether it is connected to a node that runs and has its store."""
+        """Whether its node runs and has its store."""
         node = self._switch.node_of(self.name)
         return node is not None and node.state == "up" and not self._injector.store_is_down
 
@@ -102,7 +102,7 @@ class SimulatedClient:
         await asyncio.sleep(self._chance.uniform(0.005, 0.03))
 
     def _append(self, role: str, text: str, call_id: str) -> bool:
-        """Show a message; False if it is about no job, and no apology."""
+        """Show a message; False for one that is neither about a job nor an apology."""
         number = job_of(text) if role == "user" else done_job_of(text)
         job = self._book.jobs.get(number or 0)
         if job is not None:
@@ -113,7 +113,7 @@ class SimulatedClient:
             else:
                 self._book.note_answer(job)
         elif text in _APOLOGIES and (answering := self._answering or self._job) is not None:
-            if call_id not in self._apologies:  # an earlier job's may be replayed to a relaunched app
+            if call_id not in self._apologies:  # a relaunched app may get an earlier one again
                 self._apologies.add(call_id)
                 self._book.note_apology(answering, text)
         return job is not None or role == "user" or text in _APOLOGIES
@@ -415,7 +415,7 @@ class ChaosApp(SimulatedClient, App):
 
 
 class LibraryClient(SimulatedClient):
-    """Made with the client library, which reconnects and resumes by itself."""
+    """A client of the client library, which reconnects and resumes by itself."""
 
     _resuming = False
 

@@ -1,4 +1,4 @@
-"""Faults: which there will be, when they fall, and what they are done to."""
+"""The faults of a run, their times and their targets."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ STEPS = (
     "approval answered",
     "barge-in sent",
 )
-"""Where in a turn a node is killed."""
+"""The steps of a turn at which a node is killed."""
 _WANTS = {"one of several answered": "pair", "approval asked": "ask", "approval answered": "ask"}
 _LATER_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016)
-"""So long after something was sent its node dies: before it arrives, as it is taken, or later."""
+"""The delays between an event and the death of its node: before, at or after its arrival."""
 _NOTHING_TO_BELIEVE = ("session.ping", "event.ack", "tool.activity")
 _EVENT = re.compile(rb'{"id":"([\w-]+)","type":"([a-z.]+)"')
 _CALLED = re.compile(rb'"callId":"([\w-]+)","name":"([\w.]+)"')
@@ -44,7 +44,7 @@ _NOT_TAKEN_S = 60.0
 
 @dataclass(frozen=True)
 class Plan:
-    """How many faults of each kind."""
+    """The number of faults of each kind."""
 
     kills: int
     freezes: int
@@ -53,7 +53,7 @@ class Plan:
     stops: int = 0
 
     def draw(self, chance: random.Random) -> list[Row]:
-        """Put them in an order; the steps of the kills come equally often."""
+        """Draw an order; each step is killed equally often."""
         faults: list[Row] = [("kill", STEPS[number % len(STEPS)]) for number in range(self.kills)]
         faults += [("freeze", "anywhere")] * self.freezes
         faults += [("store kill", "anywhere")] * self.store_kills
@@ -64,14 +64,14 @@ class Plan:
 
 
 _ONLY_TOLD = ("assistant.speech.partial", "approval.resolved", "error")
-"""What a frozen node may still say: it has no effect, and tells nothing that is not so."""
+"""Events that a frozen node may still send: they have no effect and are true."""
 
 
 @dataclass(frozen=True)
 class Store:
-    """Where sessions are kept. ``kill`` and ``restore`` block; None: it does not die by itself.
+    """The session store. ``kill`` and ``restore`` block; None: it cannot be killed alone.
 
-    Of replicated servers one dies and is replaced by its replica; it comes back as the replica.
+    A killed replicated server is replaced by its replica, and comes back as the replica.
     """
 
     url: str
@@ -81,7 +81,7 @@ class Store:
 
 
 class Injector:
-    """Does the faults. Clients say where they are (`at`, `soon`), and may be struck there.
+    """Injects the faults. Clients report their steps (`at`, `soon`); a fault may fall there.
 
     ``persons`` are the clients by name, with the session that each has now.
     """
@@ -111,7 +111,7 @@ class Injector:
 
     @property
     def store_is_down(self) -> bool:
-        """Whether the store was killed, and has not been back for a second."""
+        """Whether the store is killed, or has been back for less than a second."""
         return self._store_down.locked()
 
     def note_loss(self, name: str) -> None:
@@ -119,10 +119,10 @@ class Injector:
         if name in self.persons:
             self.persons[name].losses.append(asyncio.get_running_loop().time())
 
-    # -- what clients say
+    # -- reports of clients
 
     def wants(self) -> str | None:
-        """Name a round that jobs should have, for the steps that wait for one."""
+        """Name a round that the next job should have, for the armed steps."""
         rounds = [_WANTS[step] for step in self._armed if step in _WANTS]
         return self._chance.choice(rounds) if rounds and self._chance.random() < 0.7 else None
 
@@ -130,12 +130,12 @@ class Injector:
         return self._armed["barge-in sent"] > 0 and self._chance.random() < 0.5
 
     def at(self, step: str, name: str) -> None:
-        """Say that a client's turn is at a step: its node may be dead when this returns."""
+        """Report that a client's turn is at a step; its node may be dead on return."""
         if self._take(step, name):
             self._strike(step, name)
 
     def soon(self, step: str, name: str) -> None:
-        """Say that a client has just sent something: its node may die about when that arrives."""
+        """Report that a client has just sent an event; its node may die about its arrival."""
         if self._take(step, name):
             later = self._chance.choice(_LATER_S)
             asyncio.get_running_loop().call_later(later, self._strike, step, name)
@@ -157,7 +157,7 @@ class Injector:
     def _strike(self, step: str, name: str) -> None:
         node = self._switch.node_of(name)
         if node is None or node.state != "up":
-            self._armed[step] += 1  # it died otherwise meanwhile
+            self._armed[step] += 1  # the node has died of another fault
             return
         node.send(signal.SIGKILL)
         self._note(("kill", step), node, name)
@@ -182,7 +182,7 @@ class Injector:
     # -- the run
 
     async def run(self, faults: Sequence[Row]) -> None:
-        """Have all faults happen, a few at a time; those that nobody gets to for a minute are left out."""
+        """Inject all faults, a few at a time. A step that no client reaches in a minute is left out."""
         actions: dict[str, Callable[[], Awaitable[None]]] = {
             "freeze": self._freeze,
             "store kill": self._kill_store,
@@ -201,7 +201,7 @@ class Injector:
             await asyncio.wait(list(self._tasks))
 
     async def stop(self) -> None:
-        """End what is going on; what is being started is there then."""
+        """End all faults; nodes that are starting are up then."""
         if self._restarts:
             await asyncio.wait(list(self._restarts), timeout=START_S)
         for task in self._tasks:
@@ -261,7 +261,7 @@ class Injector:
         await node.start()
 
     async def _one_of_several(self) -> ChaosNode:
-        """Choose a node that serves somebody, when there is another."""
+        """Choose a node with clients, while another node is up."""
         while True:
             up = [node for node in self._nodes if node.state == "up"]
             busy = [node for node in up if self._switch.links_of(node)]
@@ -274,11 +274,11 @@ class Injector:
         node.freeze()
         self._note(("freeze", "anywhere"), node, None)
         if self._store.kill is None:
-            self._book.note_store_fault()  # it may have the lock of the file
-        await asyncio.sleep(0.01)  # what it had written comes through
+            self._book.note_store_fault()  # the node may hold the lock of the file
+        await asyncio.sleep(0.01)  # its written bytes come through
         links = sorted(self._switch.links_of(node), key=lambda link: link.name)
         leaving = [link for number, link in enumerate(links) if number == 0 or self._chance.random() < 0.6]
-        owners = {link: self.persons.get(link.name) for link in leaving}  # they may go on in another session
+        owners = {link: self.persons.get(link.name) for link in leaving}  # they may move to another session
         for link in leaving:
             link.leave()
         try:
@@ -302,14 +302,14 @@ class Injector:
     def _judge_zombie(self, link: Link[ChaosNode], person: Person | None) -> None:
         frames = bytes(link.after or b"")
         if person is None or b'"type":"session.started"' in frames:
-            # It had not read the client's ``session.start`` before it froze: this is a claim like any other.
+            # It read the client's ``session.start`` after the freeze only: a claim like any other.
             self._book.figures["late claims"] += person is not None
             return
         known_ids = person.received_ids()
         events = list(_EVENT.finditer(frames))
         for event, following in zip_longest(events, events[1:]):
             event_id, kind = event[1].decode(), event[2].decode()
-            # What it had recorded before it froze has the same id from whoever took over.
+            # The next owner sends an event that was recorded before the freeze under the same id.
             if kind in _NOTHING_TO_BELIEVE or event_id in known_ids:
                 continue
             call_match = _CALLED.search(frames, event.end(), following.start() if following else len(frames))
@@ -324,7 +324,7 @@ class Injector:
 
 @dataclass(frozen=True)
 class World:
-    """What clients live in; after ``patience_s`` seconds without a sign of life they are stuck."""
+    """The clients' surroundings; a client without an event for ``patience_s`` seconds is stuck."""
 
     book: Book
     switch: Switch[ChaosNode]

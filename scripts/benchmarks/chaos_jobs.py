@@ -1,4 +1,4 @@
-"""The jobs that clients ask for under faults: what their transcripts say, and the model that does them."""
+"""The jobs that clients ask for under faults, and the model that does them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from conductor.conversation.phrases import CONTINUE
 from tests.models import Call, JsonObject, Reply
 
 READ, WRITE, ORDER = "device.read", "device.write", "device.order"
-"""The device's tools: one changes nothing, one may run unasked, one is asked about."""
+"""The device's tools: a read, a write that never asks, and one that asks."""
 ROUNDS = ("read", "write", "both", "pair", "calc", "task", "ask")
-"""What a round of a job may call: of ``pair`` and ``both`` several at once."""
+"""The kinds of a job's rounds; ``pair`` and ``both`` call several tools at once."""
 _JOB = re.compile(r"\bJob (\d+): ([a-z ]+)")
 _DONE = re.compile(r"\bJob (\d+) is done\b")
 _ROUND = re.compile(r"\bJob (\d+) goes on with round\b")
 NOTED = "Noted."
-"""What the model says to anything but a job."""
+"""The model's answer to anything but a job."""
 CONSENT = "Yes."
 REST = "There is a little more to say about it. That is all there is to say."
-"""What follows the first sentence of an answer, and where that was spoken already, all that is said."""
+"""The rest of an answer after its first sentence; the whole answer if that sentence was spoken already."""
 _NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
 
@@ -46,7 +46,7 @@ def declarations() -> list[JsonObject]:
 
 
 def transcript(number: int, plan: Sequence[str]) -> str:
-    """Say a job: its unique number, and what each round is to call."""
+    """Word a job: its unique number and the kinds of its rounds."""
     return f"Job {number}: {' then '.join(plan) or 'just talk'}"
 
 
@@ -63,7 +63,7 @@ def done_job_of(text: str) -> int | None:
 
 
 def job_of_round(text: str) -> int | None:
-    """Find the job that words beside calls are about."""
+    """Find the job of words before calls."""
     match = _ROUND.search(text)
     return None if match is None else int(match[1])
 
@@ -83,7 +83,7 @@ def is_parallel(kind: str) -> bool:
 
 
 def calls_of(number: int, index: int, kind: str) -> tuple[Call, ...]:
-    """Give the calls of a job's round; their numbers are the same however often the model is asked."""
+    """Give the calls of a job's round; a repeated request gets the same numbers."""
     first = number * 100 + index * 10
     device: dict[str, Sequence[tuple[str, JsonObject]]] = {
         "read": [("device_read", {"n": first})],
@@ -114,10 +114,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """A request, read: the jobs in the history with their answers, the results, and what comes next.
+    """A request: the jobs in its history with their answers, the results, and the state of the last job.
 
-    ``jobs`` are in order; ``answers`` are those whose final answer follows, ``repeated`` those that were
-    said or answered twice. ``consent_last``: a consent was said after the last job, when none was asked for.
+    ``jobs`` are in order. ``answers``: jobs with a final answer; ``repeated``: jobs asked or answered twice.
+    ``consent_last``: a consent follows the last job, without a question.
     """
 
     jobs: tuple[int, ...]
@@ -134,8 +134,8 @@ class ModelRequest:
 class JobModel:
     """The script of the stand-in: does the last job's rounds, one a request, and says that it is done.
 
-    Its replies are streamed with pauses, so that faults fall into them. ``judge`` is given each request, and
-    whether what is given now is the job's final answer.
+    Its replies are streamed with pauses, so that faults fall into them. ``judge`` gets each request, and
+    whether the reply is the job's final answer.
     """
 
     def __init__(self, judge: Callable[[ModelRequest, bool], None], seed: int, pause_s: float) -> None:
@@ -161,7 +161,7 @@ class JobModel:
 
 
 def read_request(request: JsonObject) -> ModelRequest:
-    """Read what the model is asked."""
+    """Read a request."""
     messages = request["messages"]
     jobs: list[int] = []
     answers: Counter[int] = Counter()

@@ -1,11 +1,10 @@
-"""Nodes for chaos: forks of a process that has imported the server, so that they start fast.
+"""Nodes for chaos: forks of a process that has imported the server, for a fast start.
 
 They may be broken on purpose (`CONTROLS`).
 
-``python -m benchmarks.chaos_nodes`` is that process. Each line of its standard input orders a node: its
-``port``, ``folder``, ``log``, ``settings``, what is broken in it (``control``), and which process,
-``before``, has to have ended by then. The answer is the child's process id. When the input ends, it ends its
-children and itself. A child is a server as ``python -m conductor`` is one, but for its start.
+``python -m benchmarks.chaos_nodes`` is that process. Each line of its standard input orders a node: ``port``,
+``folder``, ``log``, ``settings``, the broken part (``control``), and the process that must have ended first
+(``before``). The answer is the child's process id. At the end of its input it ends its children and itself.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ SERVER = (
     "conductor.stores.sqlite",
     "uvloop",
 )
-"""What a server imports in the course of its start."""
+"""The modules that a server imports at its start."""
 
 
 class Parent:
@@ -88,7 +87,7 @@ class Parent:
 
 
 class _Fork:
-    """A child of the parent. It is not waited for before the next is ordered, so its id is nobody else's."""
+    """A child of the parent. The parent reaps it only at the next order, so that its id stays unique."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -110,7 +109,7 @@ class _Fork:
 
 
 class ChaosNode(Node):
-    """A node that is a fork; ``control`` names what is broken in it."""
+    """A node that is a fork; ``control`` names its broken part."""
 
     def __init__(
         self, name: str, parent: Parent, folder: Path, settings: Mapping[str, str], control: str | None
@@ -120,7 +119,7 @@ class ChaosNode(Node):
         self._order = {"folder": str(folder), "settings": settings, "control": control}
 
     async def start(self) -> None:
-        """Start it, and wait until it is ready; again where it ends, as one does whose store is away."""
+        """Start it until it is ready; it ends at once while its store is away."""
         async with asyncio.timeout(START_S):
             while self.state != "up":
                 await self.wait()
@@ -133,21 +132,21 @@ class ChaosNode(Node):
         return _Fork(await asyncio.to_thread(self._parent.fork, order))
 
 
-# -- what is broken on purpose: it must show, else whoever looks for faults is blind
+# -- parts broken on purpose: a run must find each of them
 
 _HEAD_START_S = 0.005
 """How long before its commit an event leaves; a slow disk would give it as much."""
 
 
 def _patch(owner: object, name: str, value: object) -> None:
-    """Put something else in a place of the product that is not meant to be changed."""
+    """Replace a private part of the server."""
     if not hasattr(owner, name):
         raise AttributeError(f"{owner} has no {name}: this control breaks nothing any more")
     setattr(owner, name, value)
 
 
 class _Mute:
-    """A delivery that makes events ready and sends none: they have left already."""
+    """An encoder that sends no events: they were sent before the commit."""
 
     def __init__(self, encoder: EventEncoder) -> None:
         self.outbox = encoder.outbox
@@ -182,7 +181,7 @@ def emit_first() -> None:
 
 
 def new_ids() -> None:
-    """Send what is sent again under another id."""
+    """Replay events under another id."""
     attach: Callable[..., None] = Outbox.attach
 
     def renamed(self: Any, *arguments: Any, **options: Any) -> None:
@@ -201,7 +200,7 @@ def _renamed(frame: Frame, old: bytes) -> Frame:
 def no_fence() -> None:
     """Accept the commits of an owner whose session was taken over."""
     _patch(sqlite, "_ADVANCE", _without(sqlite._ADVANCE, "token=?4 AND revision=?5", "?4=?4 AND ?5=?5"))
-    # At the session's revision, whatever the claim's is.
+    # At the session's revision instead of the claim's.
     _patch(sqlite, "_APPEND", "INSERT INTO record SELECT id, revision, ?3 FROM session WHERE id=?1 AND ?2=?2")
     owned = "token=$3 AND token<>'' AND revision=$5"
     _patch(postgres, "_APPEND", _without(postgres._APPEND, owned, "$3::text<>'' AND $5::bigint>=0"))
@@ -231,7 +230,7 @@ SHOWN_BY: Mapping[str, Sequence[Column]] = {
     # Two owners write one log: what either has recorded may be overwritten, or hold the other up.
     "no-fence": ("zombie", "history", "doubled", "shown twice", "lost", "unknown?", "stuck"),
 }
-"""What each of them leads to: one of these must be found."""
+"""Control -> columns, of which one must have a finding."""
 
 
 # -- the parent

@@ -25,7 +25,7 @@ class Cluster:
     """``count`` nodes behind a balancer on ``port`` (0: any); data and logs are in ``folder``.
 
     ``arguments`` and ``settings`` (environment variables) are every node's, which runs in ``cwd``, or in
-    ``folder``. Ctrl-C reaches none of the processes: leaving the block ends them in order.
+    ``folder``. Ctrl-C does not reach the processes; leaving the block ends them in order.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ async def _run(options: argparse.Namespace) -> None:
 
 
 def _announcement(cluster: Cluster) -> list[str]:
-    """Say where to connect, and what to try."""
+    """Write the addresses and a command to try."""
     return [
         f"Conductor cluster of {len(cluster.nodes)} nodes",
         f"  connect  {cluster.balancer.url}",

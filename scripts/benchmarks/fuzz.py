@@ -21,13 +21,13 @@ from tests.models import AnthropicService, Reply
 LIMIT_S = 0.05
 """CPU time that one damaged event may take."""
 LARGE_LIMIT_S = 0.15
-"""The same for the handmade ones, which are as large and as dear as can be, and count as 51 frames."""
+"""The same for the handmade events, which are as large and expensive as possible, and count as 51 frames."""
 LARGE = 1_040_000
 APPS = 50
 FRAMES_PER_SECOND = 20.0
 """Of one app: below the server's limit of 50, for which a refused transcript counts as twenty."""
 FRAME_BYTES = 20_480
-"""A frame counts once more against the server's limit for each so many bytes."""
+"""For each of these bytes a frame counts once more against the server's limit."""
 ANSWER_S = 30.0
 
 
@@ -40,7 +40,7 @@ class Slowest:
     name: str = ""
 
     def note(self, seconds: float, data: bytes, name: str) -> None:
-        """Keep it if it is slower than what is kept."""
+        """Keep an input if it is slower than the kept one."""
         if seconds > self.seconds:
             self.seconds, self.data, self.name = seconds, data, name
 
@@ -49,7 +49,7 @@ class Slowest:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what is asked for; 1 if anything but an event or a refusal came out, or took too long."""
+    """Run both parts; 1 if an input gave neither an event nor a refusal, or took too long."""
     parser = argparse.ArgumentParser(prog="scripts/fuzz", description=__doc__)
     parser.add_argument("--count", type=int, default=100_000, help="damaged events at the codec (100000)")
     parser.add_argument(
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--seconds", type=float, default=120.0, help="bound for each of the two parts (120)")
     parser.add_argument(
-        "--sockets", type=int, help="damaged events over sockets (a fifth of --count; 0 for none)"
+        "--sockets", type=int, help="damaged events over sockets (a fifth of --count; 0 skips them)"
     )
     options = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def outcome(data: bytes) -> str:
-    """Decode a frame; returns in a word what came of it. Raises whatever the codec should not."""
+    """Decode a frame; returns the outcome in a word."""
     try:
         inbound = decode_event(data)
     except InvalidFrame as error:
@@ -93,7 +93,7 @@ def _codec(count: int, seed: int, seconds: float) -> int:
         began = time.thread_time()
         try:
             outcomes[outcome(data)] += 1
-        except Exception as error:  # whatever it is, it is what is looked for
+        except Exception as error:  # the codec may raise InvalidFrame only
             failures += 1
             print(f"FAILED mutant {number}: {type(error).__name__}: {error}: {data[:500]!r}")
         slowest.note(time.thread_time() - began, data, f"mutant {number}")
@@ -106,9 +106,9 @@ def _codec(count: int, seed: int, seconds: float) -> int:
 
 
 def _handmade() -> int:
-    """Time the dearest events that are known, each three times: the best counts, since the first warms up."""
+    """Time the most expensive known events, each three times; the best time counts."""
     slowest = Slowest()
-    for name, payload in dear_payloads().items():
+    for name, payload in costly_payloads().items():
         data = (
             f'{{"id":"e","type":"tool.result","timestamp":"t","sessionId":"s","payload":{payload}}}'.encode()
         )
@@ -122,8 +122,8 @@ def _handmade() -> int:
     return int(slowest.seconds > LARGE_LIMIT_S)
 
 
-def dear_payloads(size: int = LARGE) -> dict[str, str]:
-    """Write payloads of about ``size`` bytes that cost a parser the most, as JSON."""
+def costly_payloads(size: int = LARGE) -> dict[str, str]:
+    """Write payloads of about ``size`` bytes that are expensive to parse, as JSON."""
 
     def many(item: str, most: int = 4_900) -> str:
         return '{"callId":"c","x":[' + ",".join([item] * min(most, size // (len(item) + 1))) + "]}"
@@ -190,7 +190,7 @@ async def _over_sockets(count: int, seed: int, seconds: float) -> int:
 
 
 def _echo(request: dict[str, Any]) -> Reply:
-    """Answer with the end of what was said last."""
+    """Answer with the last word of the request."""
     content = request["messages"][-1]["content"]
     text = content if isinstance(content, str) else str(content[-1].get("text", ""))
     return Reply(text=text.split()[-1][:100] if text.split() else "nothing")

@@ -1,12 +1,11 @@
-"""Talkers beside hostile peers: what the talkers notice, what the server holds, and how long the peers last.
+"""Talkers next to hostile peers: the talkers' times, the server's memory, and the lifetime of the peers.
 
-The server has one core, everything else the other. The peers are a process of their own that only runs
-when the talkers and the model's stand-in have nothing to do, yet on the same core, with the same caches.
-Throughout, a process of that kind burns what is left of each core: a virtual core that sleeps is woken late
-by its host, which would be most of what is measured, and more of it the less there is to do.
+The server has one core, everything else the other. The peers are a separate process that runs only when the
+talkers and the model's stand-in are idle, on the same core. A burner process keeps each core awake: the host
+wakes a sleeping virtual core late, and that delay would dominate the figures.
 
-Where others use the machine as well, the time that the server itself worked during a turn tells more: for
-the talker's events, and for all those that came before them. ``stolen`` is what the host took of each core.
+On a busy machine the time that the server itself worked during a turn is the better figure: for the talker's
+events and all events before them. ``stolen`` is the host's share of each core.
 """
 
 from __future__ import annotations
@@ -55,10 +54,10 @@ def main(arguments: Sequence[str]) -> int:
     """Run; 1 if a talker failed or the server logged a traceback."""
     parser = argparse.ArgumentParser(prog="scripts/hostile", description=__doc__)
     parser.add_argument(
-        "kinds", nargs="*", help=f"{' '.join(KINDS)}; all at once if none, NAME=COUNT for other counts"
+        "kinds", nargs="*", help=f"{' '.join(KINDS)}; default: all of them; NAME=COUNT sets a count"
     )
     parser.add_argument("--talkers", type=int, default=50)
-    parser.add_argument("--seconds", type=float, default=60.0, help="beside the peers (60)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="next to the peers (60)")
     parser.add_argument(
         "--alone", type=float, default=10.0, help="seconds of each measurement without them (10)"
     )
@@ -130,9 +129,9 @@ class _Talk:
         self.failures = 0
 
     async def measure(self, seconds: float) -> scenarios.ToolMetrics:
-        """Talk for so long; returns the times of turns and the server's share of a core."""
+        """Talk; returns the times of turns and the server's share of a core."""
         loop = asyncio.get_running_loop()
-        chance = random.Random(SEED)  # they fall into step if they all pause for as long
+        chance = random.Random(SEED)  # equal pauses would put them in step
         start, cpu = loop.time(), self._server.cpu()
         stolen = _stolen()
         times: list[float] = []
@@ -166,7 +165,7 @@ class _Talk:
 
 
 class _Lives:
-    """Watches from the server's side which peers are still connected, and its memory."""
+    """Watches the server's memory, and from its side the connected peers."""
 
     def __init__(self, server: Process) -> None:
         self._server = server
@@ -194,7 +193,7 @@ class _Lives:
         await asyncio.wait([self._watching])
 
     def figures(self) -> dict[str, Any]:
-        """Say of each kind how many are gone, and after how long."""
+        """Give for each kind how many are gone, and their lifetimes."""
         lives: dict[str, Any] = {"watched_s": round(self._ended, 1)}
         for name, ports in self._kinds.items():
             lived = [self._lived[port] for port in ports if port in self._lived]

@@ -20,7 +20,7 @@ SERVER_CORE = "0"
 LOAD_CORE = "1"
 START_S = 20.0
 STOP_S = 40.0
-"""More than a server takes to drain."""
+"""Longer than a server drains."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 State = Literal["down", "up", "frozen"]
@@ -41,7 +41,7 @@ def pin_load() -> bool:
 
 
 class DidNotStart(Exception):
-    """A process ended, or said nothing in time, before it was ready; the text holds what it wrote."""
+    """A process ended before it was ready, or was not ready in time; the text holds its output."""
 
 
 class Running(Protocol):
@@ -59,11 +59,10 @@ class Running(Protocol):
 
 
 class Process:
-    """A server that says on its standard error where to connect: ``ws://host:port``.
+    """A server that writes its address, ``ws://host:port``, to its standard error.
 
-    It writes to ``log``, behind what is there, and runs in ``folder``; without them both are its own, and
-    go with it. Ctrl-C in a terminal does not reach one that is ``apart``: whoever started it ends it. With
-    the ``port`` known, every start is on it. ``state`` is "up" from when it is ready.
+    It appends to ``log`` and runs in ``folder``, or in temporary ones. Ctrl-C in a terminal does not reach a
+    process that is ``apart``. Every start uses a given ``port``. ``state`` is "up" once it is ready.
     """
 
     def __init__(
@@ -135,13 +134,13 @@ class Process:
                 self.port = int(match[1]) if match else 0
             if not self.runs:
                 raise DidNotStart(self.text(log_size))
-            # 426 is the bare echo's.
+            # 426 is the answer of the bare echo.
             if self.port and await readiness(self.host, self.port) in (200, 426):
                 return
             await asyncio.sleep(0.005)
 
     async def stop(self) -> None:
-        """End it by SIGTERM, or by SIGKILL if that takes too long. A frozen one goes on, to drain."""
+        """End it by SIGTERM, or by SIGKILL if that takes too long. A frozen process runs again, to drain."""
         self.thaw()
         self.send(signal.SIGTERM)
         try:
@@ -161,11 +160,11 @@ class Process:
         return 0 if self._process is None else await self._process.wait()
 
     def freeze(self) -> None:
-        """Stop it from running: its connections stay, and nothing answers."""
+        """Stop it from running; its connections stay open without an answer."""
         self.send(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on if it is frozen."""
+        """Let a frozen process run again."""
         self.send(signal.SIGCONT)
 
     def send(self, signum: signal.Signals) -> None:
@@ -176,7 +175,7 @@ class Process:
 
     @property
     def runs(self) -> bool:
-        """Whether there is a process; a frozen one is one."""
+        """Whether the process exists, frozen or not."""
         return self._process is not None and self._process.returncode is None
 
     @property
@@ -194,7 +193,7 @@ class Process:
         return f"ws://{self.host}:{self.port}/ws"
 
     def text(self, start: int = 0) -> str:
-        """Give the log, or what stands there from a byte on."""
+        """Give the log from a byte on."""
         return self.log.read_bytes()[start:].decode(errors="replace") if self.log.exists() else ""
 
     def tracebacks(self) -> int:
@@ -214,7 +213,7 @@ class Process:
         return self._scheduled(0)
 
     def queued(self) -> float:
-        """Seconds that it could have run, but something else was on its core."""
+        """Seconds that it was ready to run while its core was busy."""
         return self._scheduled(1)
 
     def _scheduled(self, field: int) -> float:
@@ -248,7 +247,7 @@ def clean_environment() -> dict[str, str]:
 
 
 async def readiness(host: str, port: int, timeout_s: float = 5.0) -> int | None:
-    """Ask a server whether it is ready: the HTTP status of ``/readyz``; 0: nothing listens, None: dead."""
+    """Ask a server for the HTTP status of ``/readyz``; 0: connection refused, None: no answer."""
     writer = None
     try:
         async with asyncio.timeout(timeout_s):
@@ -324,7 +323,7 @@ def conductor(base_url: str, *, pinned: bool, profile: str | None = None, **envi
 
 
 def stand_in_settings(base_url: str) -> dict[str, str]:
-    """Give the environment of a server that speaks to a stand-in at ``base_url``, as often as it likes."""
+    """Give the environment of a server with a stand-in at ``base_url`` and without a rate limit."""
     return {
         "ANTHROPIC_API_KEY": "test-key",
         "ANTHROPIC_BASE_URL": base_url,

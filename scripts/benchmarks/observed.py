@@ -25,7 +25,7 @@ WANTED = ("Session", "Turn", "Connection", "Socket", "Claim", "Outbox", "Frame")
 def observe(file: Path) -> None:
     """Count the tasks, the objects of our classes, and all objects but for those of histories.
 
-    A history is cut by several turns at once, so that what all of them hold swings with where each stands.
+    A history is cut by several turns at once, so that the size of all histories swings.
     """
     gc.collect()
     objects = gc.get_objects()

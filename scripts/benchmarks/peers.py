@@ -68,7 +68,7 @@ class Peer(App):
 
 
 async def never_reads(peer: Peer) -> None:
-    """Ask for long answers, below the server's rate limit, and read none of them."""
+    """Ask for long answers, below the server's rate limit, and do not read them."""
     peer.socket.transport.pause_reading()
     peer.send("session.start", {"capabilities": ["tools"]})
     tools = [{"name": f"a tool that is refused {number}"} for number in range(200)]

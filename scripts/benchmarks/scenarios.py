@@ -47,7 +47,7 @@ class Talking:
         self._rested = asyncio.Event()
 
     async def pause(self) -> None:
-        """Let no turn begin, and wait until those that run have ended."""
+        """Start no turn, and wait until the running turns have ended."""
         self._resting = []
         self._rested.clear()
         await asyncio.wait_for(self._rested.wait(), 60)
@@ -234,7 +234,7 @@ async def first_partial(
 
 
 class Passed(asyncio.Event):
-    """A hold of a reply that holds nothing, and notes when the reply has come to it."""
+    """A hold of a reply that does not wait, and notes the time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -308,7 +308,7 @@ async def _one_barge_in(talker: Talker, service: AnthropicService) -> float:
 
 
 async def idle_memory(server: Process, service: AnthropicService, counts: Sequence[int]) -> ToolMetrics:
-    """Resident memory with so many idle sessions, and what one of them takes."""
+    """Measure resident memory with idle sessions, in total and for each."""
     figures: ToolMetrics = {"base_mb": round(server.rss() / 1024, 1)}
     talkers: list[Talker] = []
     base = 0.0
@@ -326,7 +326,7 @@ async def idle_memory(server: Process, service: AnthropicService, counts: Sequen
 
 
 async def echo_messages(server: Process, connections: int, seconds: float) -> ToolMetrics:
-    """CPU time of a bare echo on the same library: what a message in and out costs at the least."""
+    """Measure a bare echo on the same library: the least CPU time of a message in and out."""
     count = 0
 
     async def echo() -> WebSocket:

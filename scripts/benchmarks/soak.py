@@ -1,4 +1,4 @@
-"""A server for a long time: turns without a pause, or many idle sessions; nothing that it holds may grow."""
+"""A server for a long time: turns without a pause, or many idle sessions. Its memory must not grow."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from benchmarks.talker import Talker, connected, disconnect
 from tests.models import AnthropicService, BenchPersona
 
 SETTLED_S = 180.0
-"""What is compared with the end is taken after so long, when pools and histories are full, or at a third."""
+"""The end is compared with a sample after this time, when pools and histories are full, or after a third."""
 EVERY_S = 30.0
 REST_S = 6.0
-"""How long nobody talks for it: speeches end, and what was acknowledged is recorded."""
+"""A pause before a compared sample: speeches end, and acknowledged events are recorded."""
 GROWTH = 1.1
-"""Resident memory may be so many times what it was: allocators move a little."""
+"""The allowed growth of resident memory: allocators move a little."""
 SLACK_KB = 3_000
 PING_S = 20.0
-"""The server sends each client an event so often (protocol, "Transport")."""
+"""The server pings each client this often."""
 AT_THE_END = 20
-"""So many idle sessions have a turn at the end."""
+"""This number of idle sessions has a turn at the end."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run; 1 if something grew, or a session was lost."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--sessions", type=int, default=100, help="that talk (100)")
-    parser.add_argument("--idle", type=int, help="have so many idle sessions instead")
+    parser.add_argument("--idle", type=int, help="this number of idle sessions instead")
     parser.add_argument("--minutes", type=float, help="20 with talkers, 10 with idle sessions")
     parser.add_argument("--json", type=Path, help="write the samples there too")
     options = parser.parse_args(arguments)
@@ -118,7 +118,7 @@ class _Soak:
     async def _sample_until_end(
         self, talkers: Sequence[Talker], talking: scenarios.Talking | None = None
     ) -> None:
-        """Take samples; for the two that are compared nobody talks, or their turns would be compared."""
+        """Take samples. The talkers pause for the two that are compared."""
         loop = asyncio.get_running_loop()
         start = loop.time()
         times = {self._settled, self._seconds, *(n * EVERY_S for n in range(1, int(self._seconds / EVERY_S)))}
@@ -154,14 +154,14 @@ class _Soak:
         return self._file.stat().st_size if self._file.exists() else 0
 
     def _compare(self, sessions: int) -> list[str]:
-        """Compare the last sample with the one after the server had settled."""
+        """Compare the last sample with the one after the server has settled."""
         first = next(sample for sample in self.samples if sample["s"] >= round(self._settled))
         last = self.samples[-1]
         faults = []
         if last["rss_mb"] * 1024 > first["rss_mb"] * 1024 * GROWTH + SLACK_KB:
             faults.append(f"memory grew from {first['rss_mb']} to {last['rss_mb']} MB")
         for name in ("Session", "Connection"):
-            # Those that were there when the server froze its heap are not counted any more.
+            # Objects from before the server froze its heap are not counted.
             if last.get(name, 0) > sessions:
                 faults.append(f"{last[name]} objects of class {name} for {sessions} sessions")
         for name in ("tasks", "descriptors", "objects"):
