@@ -35,7 +35,8 @@ def configure_logs(level: str, log_format: str, *, content: bool = False, cache:
             *render,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # Each line is one write, so that lines of several processes do not mix.
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=cache,
     )
     # Clients cause the libraries' warnings, such as failed handshakes: errors only.
