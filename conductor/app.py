@@ -292,7 +292,7 @@ async def _mcp_server(settings: Settings, listener: Listener) -> AsyncIterator[N
     # In a thread: the import takes a second.
     module = await asyncio.to_thread(import_module, "conductor.server.mcp_endpoint")
     endpoint = module.McpEndpoint(listener)
-    listener.mcp = endpoint
+    listener.serve_mcp = endpoint.serve_socket
     try:
         if settings.mcp_port is None:
             yield
@@ -301,7 +301,7 @@ async def _mcp_server(settings: Settings, listener: Listener) -> AsyncIterator[N
                 log.info("MCP server listening", port=port)
                 yield
     finally:
-        listener.mcp = None
+        listener.serve_mcp = None
         endpoint.close()
 
 

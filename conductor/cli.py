@@ -7,6 +7,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -203,12 +204,8 @@ def _within_descriptors(settings: Settings, *, quiet: bool) -> Settings:
 
 def _run(main: Coroutine[Any, Any, None]) -> None:
     factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-    try:
-        import uvloop
-    except ImportError:
-        pass
-    else:
-        factory = uvloop.new_event_loop
+    with suppress(ImportError):
+        factory = import_module("uvloop").new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(main)
 
@@ -222,4 +219,5 @@ def _announce(settings: Settings, port: int, lan_token: str | None) -> None:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 -- output of the command line
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

@@ -67,21 +67,6 @@ class SettingsError(ConductorError):
     exit_code = 2
 
 
-class EventError(ConductorError):
-    """An inbound event that cannot be accepted: answered by one ``error`` event, never a closed socket.
-
-    ``event_id`` and ``session_id`` are the event's, if they could be read.
-    """
-
-    def __init__(
-        self, code: ErrorCode, message: str, *, event_id: str | None = None, session_id: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.code = code
-        self.event_id = event_id
-        self.session_id = session_id
-
-
 class ModelError(ConductorError):
     """The model service failed for a ``reason``; ``retry_after`` is in seconds.
 

@@ -11,15 +11,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 
 from conductor.env_file import ENV_FILE, EnvFile, read_env_file
 from conductor.errors import SettingsError
 
 Milliseconds: TypeAlias = Annotated[int, Field(gt=0, le=86_400_000)]
-_List: TypeAlias = Annotated[tuple[str, ...], NoDecode]
 
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _split(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    parts = tuple(part.strip() for part in value.split(",") if part.strip())
+    if not parts:  # "not set" would lift the restriction
+        raise ValueError("it is a list without an entry")
+    return parts
+
+
+def _split_phrases(value: Any) -> Any:
+    return [part for part in map(str.strip, value.split("|")) if part] if isinstance(value, str) else value
+
+
+_LOWER = BeforeValidator(_lower)
+_List: TypeAlias = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 # Names that are not settings, such as API keys, and that configuration files refer to.
 referenced_names: set[str] = set()
 # The SQLite store's file name in DATA_DIR.
@@ -102,8 +121,8 @@ class Settings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8080
-    web: Literal["on", "off"] = "on"
-    model_provider: str | None = None
+    web: Annotated[Literal["on", "off"], _LOWER] = "on"
+    model_provider: Annotated[str | None, _LOWER] = None
     models_file: Path | None = None
     anthropic_api_key: SecretStr | None = None
     anthropic_base_url: str | None = None
@@ -114,7 +133,7 @@ class Settings(BaseSettings):
     openai_model: Annotated[str | None, Field(min_length=1)] = None
     openai_max_tokens: Annotated[int, Field(gt=0, le=64_000)] = 512
     openai_context_window: Annotated[int | None, Field(gt=0)] = None
-    openai_api: Literal["chat", "completions", "responses", "auto"] = "auto"
+    openai_api: Annotated[Literal["chat", "completions", "responses", "auto"], _LOWER] = "auto"
     llama_cpp_model: Annotated[str | None, Field(min_length=1)] = None
     llama_cpp_max_tokens: Annotated[int, Field(gt=0, le=64_000)] = 512
     llama_cpp_context_window: Annotated[int, Field(ge=512)] = 8192
@@ -125,8 +144,8 @@ class Settings(BaseSettings):
     bedrock_model: Annotated[str | None, Field(min_length=1)] = None
     bedrock_max_tokens: Annotated[int, Field(gt=0, le=64_000)] = 512
     bedrock_base_url: str | None = None
-    text_tools: Literal["off", "on", "auto"] = "off"
-    text_tools_style: Literal["jsonl", "xml", "markdown-json"] = "jsonl"
+    text_tools: Annotated[Literal["off", "on", "auto"], _LOWER] = "off"
+    text_tools_style: Annotated[Literal["jsonl", "xml", "markdown-json"], _LOWER] = "jsonl"
     max_event_bytes: Annotated[int, Field(ge=128, le=1_048_576)] = 65_536
     max_turns: Annotated[int, Field(ge=1, le=1_000)] = 20
     partial_interval_ms: Annotated[int, Field(ge=0, le=10_000)] = 50
@@ -134,8 +153,10 @@ class Settings(BaseSettings):
     max_tool_calls_per_round: Annotated[int, Field(ge=1, le=100)] = 15
     tool_timeout_ms: Milliseconds = 30_000
     model_timeout_ms: Milliseconds = 30_000
-    model_thinking: Literal["disabled", "between_tools", "adaptive"] | None = None
-    model_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    model_thinking: Annotated[Literal["disabled", "between_tools", "adaptive"] | None, _LOWER] = None
+    model_effort: Annotated[
+        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None, _LOWER
+    ] = None
     turn_timeout_ms: Milliseconds = 120_000
     session_rate_limit_per_min: Annotated[int, Field(ge=1, le=1_000_000)] = 30
     subject_turns_per_min: Annotated[int, Field(ge=1, le=1_000_000)] = 120
@@ -146,9 +167,9 @@ class Settings(BaseSettings):
     max_connections_per_subject: Annotated[int, Field(ge=1, le=1_000_000)] = 200
     max_connections_per_address: Annotated[int, Field(ge=1, le=1_000_000)] = 200
     trusted_proxies: _List = ()
-    interruption_mode: Literal["cancel", "queue"] = "cancel"
-    speak_segments: Literal["client", "always"] = "client"
-    bridge_phrases: _List = ()
+    interruption_mode: Annotated[Literal["cancel", "queue"], _LOWER] = "cancel"
+    speak_segments: Annotated[Literal["client", "always"], _LOWER] = "client"
+    bridge_phrases: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_phrases)] = ()
     summarize_history: bool = False
     speak_errors: bool = True
     system_prompt_file: Path | None = None
@@ -180,46 +201,9 @@ class Settings(BaseSettings):
     audit_log: Path | None = None
     admin_token: SecretStr | None = None
     otel_exporter_otlp_endpoint: str | None = None
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_format: Literal["json", "console"] = "console"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], _LOWER] = "info"
+    log_format: Annotated[Literal["json", "console"], _LOWER] = "console"
     log_content: bool = False
-
-    @field_validator(
-        "auth_tokens", "allowed_origins", "allowed_tools", "file_roots", "trusted_proxies", mode="before"
-    )
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        parts = tuple(part.strip() for part in value.split(",") if part.strip())
-        if not parts:  # "not set" would lift the restriction
-            raise ValueError("it is a list without an entry")
-        return parts
-
-    @field_validator("bridge_phrases", mode="before")
-    @classmethod
-    def _split_phrases(cls, value: Any) -> Any:
-        return (
-            [part.strip() for part in value.split("|") if part.strip()] if isinstance(value, str) else value
-        )
-
-    @field_validator(
-        "log_level",
-        "log_format",
-        "interruption_mode",
-        "speak_segments",
-        "model_effort",
-        "model_provider",
-        "model_thinking",
-        "openai_api",
-        "text_tools",
-        "text_tools_style",
-        "web",
-        mode="before",
-    )
-    @classmethod
-    def _lower(cls, value: Any) -> Any:
-        return value.lower() if isinstance(value, str) else value
 
     @field_validator("*", mode="before")  # runs first, as the last validator
     @classmethod
@@ -252,18 +236,15 @@ class Settings(BaseSettings):
                 )
         return value
 
-    @field_validator("web_search")
+    @field_validator("web_search", "otel_exporter_otlp_endpoint")
     @classmethod
-    def _engine(cls, value: str | None) -> str | None:
-        if value not in (None, "ddgs") and not value.startswith(("http://", "https://")):
-            raise ValueError("use the address of a SearXNG server, or ddgs")
-        return value
-
-    @field_validator("otel_exporter_otlp_endpoint")
-    @classmethod
-    def _collector(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith(("http://", "https://")):
+    def _address(cls, value: str | None, info: Any) -> str | None:
+        if value is None or value.startswith(("http://", "https://")):
+            return value
+        if info.field_name != "web_search":
             raise ValueError("use the address of a collector, such as http://127.0.0.1:4318")
+        if value != "ddgs":
+            raise ValueError("use the address of a SearXNG server, or ddgs")
         return value
 
     @field_validator("session_store_url")

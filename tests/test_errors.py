@@ -11,7 +11,6 @@ from conductor import errors
 from conductor.errors import (
     ConductorError,
     ErrorCode,
-    EventError,
     ModelError,
     ModelFailure,
     StoreError,
@@ -20,9 +19,9 @@ from conductor.errors import (
 )
 
 CLASSES = [
-    found
-    for _, found in inspect.getmembers(errors, inspect.isclass)
-    if issubclass(found, ConductorError) and found.__module__ == errors.__name__
+    error_class
+    for _, error_class in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(error_class, ConductorError) and error_class.__module__ == errors.__name__
 ]
 
 
@@ -34,7 +33,6 @@ def test_every_class_has_a_code_of_the_protocol() -> None:
     ("error", "code"),
     [
         (ConductorError("x"), "internal_error"),
-        (EventError("rate_limited", "x"), "rate_limited"),
         (ModelError("refused", "x"), "model_provider_failed"),
         (TurnTimeout("x"), "turn_timeout"),
         (StoreError("x"), "internal_error"),
@@ -60,12 +58,6 @@ def test_the_codes_are_those_of_the_protocol() -> None:
         "unauthorized",
         "unsupported_protocol_version",
     ]
-
-
-def test_an_event_error_names_the_event_where_it_could_be_read() -> None:
-    error = EventError("invalid_event", "missing_type", event_id="e-1", session_id="s-1")
-    assert (error.event_id, error.session_id) == ("e-1", "s-1")
-    assert EventError("invalid_event", "invalid_json").event_id is None
 
 
 @pytest.mark.parametrize("reason", get_args(ModelFailure))

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, get_args
 
 import msgspec
 
-from conductor.errors import ErrorCode, EventError
+from conductor.errors import ConductorError, ErrorCode
 from conductor.events import client
 from conductor.events.client import ClientEvent
 from conductor.events.envelope import PROTOCOL_VERSION
@@ -42,12 +42,16 @@ class Inbound:
     event: ClientEvent | None
 
 
-class InvalidFrame(EventError):
-    """A frame that is refused; ``event_type`` is its type, or None if it cannot be read."""
+class InvalidFrame(ConductorError):
+    """A frame that is refused: answered by an ``error`` event, never by a close.
+
+    ``event_id``, ``session_id`` and ``event_type`` are None if they cannot be read.
+    """
 
     def __init__(self, code: ErrorCode, message: str, head: _Head) -> None:
-        super().__init__(code, message, event_id=head.id, session_id=head.session_id)
-        self.event_type = head.type
+        super().__init__(message)
+        self.code = code
+        self.event_id, self.session_id, self.event_type = head.id, head.session_id, head.type
 
 
 @dataclass(slots=True)

@@ -122,37 +122,30 @@ def why_not_bound(host: str, port: int, error: OSError | UnicodeError) -> tuple[
     return "HOST", f"cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}."
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
-    digest: bytes
-    subject: str
-
-
 class Authenticator:
     """Static tokens, kept hashed and compared in constant time. Without tokens every client is anonymous."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         # The subject does not reveal the token and is stable, because sessions are stored under it.
-        digests = map(token_digest, tokens)
-        self._tokens = tuple(_Token(digest, f"token-{digest.hex()[:16]}") for digest in digests)
+        self._subjects = {digest: f"token-{digest.hex()[:16]}" for digest in map(token_digest, tokens)}
 
     @property
     def required(self) -> bool:
-        return bool(self._tokens)
+        return bool(self._subjects)
 
     def subject(self, request: Request) -> str | None:
         """Return the subject of the request's token; None without a valid one."""
-        if not self._tokens:
+        if not self._subjects:
             return ANONYMOUS
         presented = bearer_token(request)
         if presented is None:
             return None
-        digest = token_digest(presented)
-        subject = None
-        for token in self._tokens:  # all, so that the time does not reveal which one matched
-            if hmac.compare_digest(token.digest, digest):
-                subject = token.subject
-        return subject
+        presented_digest = token_digest(presented)
+        match = None
+        for digest, subject in self._subjects.items():  # all, so that the time does not reveal the match
+            if hmac.compare_digest(digest, presented_digest):
+                match = subject
+        return match
 
 
 def bearer_token(request: Request) -> str | None:

@@ -305,7 +305,7 @@ class Connection(Writer):
             await self._admission.enter()  # a crowd of new clients must not slow running turns
         if self._session is None and not await self._may_bind(came_at):
             return
-        may_claim = claims and not self.closing
+        may_claim = claims and self._close is None
         if self._state is _State.LOST and not (may_claim and await self.is_alive()):
             return
         # A claim may be lost between binding and the commit: bind again, and deliver the same event.

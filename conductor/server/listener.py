@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import http
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 import structlog
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
@@ -42,22 +41,15 @@ PONG_TIMEOUT_S = 20.0
 DRAIN_S = 25.0
 MCP_PATH = "/mcp"
 MCP_SUBPROTOCOL = "mcp"
+_SUBPROTOCOLS = (Subprotocol(SUBPROTOCOL), Subprotocol(MCP_SUBPROTOCOL))
 # Wrong ADMIN_TOKENs per minute and address before the answer is 429.
 WRONG_TOKENS_PER_MINUTE = 10
-
-
-class McpServer(Protocol):
-    """Serves MCP over WebSockets."""
-
-    async def serve_socket(self, socket: Socket, path: str) -> None:
-        """Serve the socket until it closes."""
-        ...
 
 
 class Listener:
     """Serves ``/ws``, ``/healthz``, ``/readyz``, the ``page`` and, with ``admin``, ``/metrics``.
 
-    While ``mcp`` is set, it serves WebSockets at ``/mcp``.
+    While ``serve_mcp`` is set, it serves WebSockets at ``/mcp``.
 
     ``worker`` is the number of this process if there are several; metrics are each worker's own.
     """
@@ -84,7 +76,7 @@ class Listener:
         descriptors = descriptor_limit() - RESERVED_DESCRIPTORS // 2
         self.handshakes = Handshakes(services.limits.max_handshakes, descriptors, self.access.refusals)
         self._connections: set[Connection] = set()
-        self.mcp: McpServer | None = None
+        self.serve_mcp: Callable[[Socket, str], Awaitable[None]] | None = None
         self._mcp_sockets: set[Socket] = set()
         self._ready = False
 
@@ -117,8 +109,8 @@ class Listener:
             create_connection=partial(  # type: ignore[arg-type] # any factory will do
                 Socket, limits=self.services.limits, handshakes=self.handshakes
             ),
-            subprotocols=[Subprotocol(SUBPROTOCOL), Subprotocol(MCP_SUBPROTOCOL)],
-            select_subprotocol=_select_subprotocol,
+            subprotocols=_SUBPROTOCOLS,
+            select_subprotocol=lambda _, offered: next(filter(_SUBPROTOCOLS.__contains__, offered), None),
             compression=None,  # it costs each connection memory and time, and frames are small
             open_timeout=self.services.limits.handshake_timeout,
             ping_interval=self.services.limits.ping_interval,
@@ -178,10 +170,10 @@ class Listener:
 
     async def _handle(self, socket: ServerConnection) -> None:
         assert isinstance(socket, Socket)
-        self.handshakes.discard(socket)
+        self.handshakes.discard(socket.transport)
         path = socket.request.path if socket.request is not None else PATH
-        if self.mcp is not None and path.partition("?")[0] == MCP_PATH:
-            await self._handle_mcp(self.mcp, socket, path)
+        if self.serve_mcp is not None and path.partition("?")[0] == MCP_PATH:
+            await self._handle_mcp(self.serve_mcp(socket, path), socket)
             return
         connection = Connection(socket, self.registry, self.services)
         self._connections.add(connection)
@@ -192,11 +184,11 @@ class Listener:
             self._connections.discard(connection)
             self.access.leave(socket.client)
 
-    async def _handle_mcp(self, mcp: McpServer, socket: Socket, path: str) -> None:
+    async def _handle_mcp(self, serving: Awaitable[None], socket: Socket) -> None:
         self._mcp_sockets.add(socket)
         self.access.enter(socket.client)
         try:
-            await mcp.serve_socket(socket, path)
+            await serving
         finally:
             self._mcp_sockets.discard(socket)
             self.access.leave(socket.client)
@@ -223,9 +215,10 @@ class Listener:
         if self._page is not None and (file := self._page.file(path)) is not None:
             if request.method not in ("GET", "HEAD"):
                 return _text(http.HTTPStatus.METHOD_NOT_ALLOWED, "Only GET.\n", {"Allow": "GET, HEAD"})
-            headers = {"Content-Type": file.content_type, **HEADERS}
-            return _response(http.HTTPStatus.OK, file.body, headers, head=request.method == "HEAD")
-        if path != PATH and not (path == MCP_PATH and self.mcp is not None):
+            content_type, body = file
+            headers = {"Content-Type": content_type, **HEADERS}
+            return _response(http.HTTPStatus.OK, body, headers, head=request.method == "HEAD")
+        if path != PATH and not (path == MCP_PATH and self.serve_mcp is not None):
             return _text(http.HTTPStatus.NOT_FOUND, f"Connect a WebSocket to {PATH}.\n")
         decision = self.access.decide(request, peer)
         if isinstance(decision, Refusal):
@@ -279,7 +272,3 @@ def _response(
 ) -> Response:
     headers = {"Content-Length": str(len(body)), "Cache-Control": "no-store", "Connection": "close", **more}
     return Response(status.value, status.phrase, Headers(headers), b"" if head else body)
-
-
-def _select_subprotocol(socket: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:
-    return next((name for name in offered if name in (SUBPROTOCOL, MCP_SUBPROTOCOL)), None)

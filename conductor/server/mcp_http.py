@@ -72,10 +72,6 @@ class HttpConnection(H11Protocol):
         self._state: object = None
         self._deadline: asyncio.TimerHandle | None = None
 
-    @property
-    def remote_address(self) -> tuple[str, int] | None:
-        return self.client
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as its base
         """Start, and count the handshake."""
         super().connection_made(transport)
@@ -106,10 +102,10 @@ class HttpConnection(H11Protocol):
             self._deadline.cancel()
             self._deadline = None
         if seconds is None:
-            self._handshakes.discard(self)
+            self._handshakes.discard(self.transport)
         else:
             self._deadline = self.loop.call_later(seconds, self.transport.abort)
-            self._handshakes.add(self)
+            self._handshakes.add(self.transport)
 
 
 @dataclass(slots=True)
@@ -127,9 +123,6 @@ class HttpSessions:
         self._on_end = on_end
         self._sessions: dict[str, _Session] = {}
         self._persons: Counter[str] = Counter()
-
-    def __len__(self) -> int:
-        return len(self._sessions)
 
     @contextmanager
     def using(self, session_id: str | None) -> Iterator[None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import NamedTuple
 
 from conductor import __version__
 
@@ -31,13 +30,6 @@ _TYPES = {
 }
 
 
-class PageFile(NamedTuple):
-    """One file of the page."""
-
-    content_type: str
-    body: bytes
-
-
 class Page:
     """The files by path, read once at the start.
 
@@ -46,14 +38,14 @@ class Page:
 
     def __init__(self, *, token_needed: bool, folder: Path = FOLDER) -> None:
         self._files = {
-            f"/{path.name}": PageFile(_TYPES[path.suffix], path.read_bytes())
+            f"/{path.name}": (_TYPES[path.suffix], path.read_bytes())
             for path in folder.iterdir()
             if path.suffix in _TYPES and path.is_file()
         }
         facts = json.dumps({"token": token_needed, "version": __version__})
-        self._files["/page.json"] = PageFile("application/json", facts.encode())
+        self._files["/page.json"] = ("application/json", facts.encode())
         self._files["/"] = self._files.pop("/index.html")
 
-    def file(self, path: str) -> PageFile | None:
-        """Return the file of a request's path, or None."""
+    def file(self, path: str) -> tuple[str, bytes] | None:
+        """Return the content type and the content of a request's path, or None."""
         return self._files.get(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 from websockets.asyncio.server import ServerConnection
@@ -59,7 +59,7 @@ class Socket(ServerConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start, and count the handshake."""
         super().connection_made(transport)
-        self._handshakes.add(self)
+        self._handshakes.add(self.transport)
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes, a slice at a time."""
@@ -84,7 +84,7 @@ class Socket(ServerConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop counting the handshake and the time of a message."""
-        self._handshakes.discard(self)
+        self._handshakes.discard(self.transport)
         self._watch(complete=True)
         super().connection_lost(exc)
 
@@ -148,48 +148,35 @@ class Socket(ServerConnection):
             self._incomplete = self.loop.call_later(self._limits.message_timeout, self.transport.abort)
 
 
-class Handshake(Protocol):
-    """A WebSocket or HTTP connection whose first request is incomplete."""
-
-    @property
-    def transport(self) -> asyncio.Transport: ...
-
-    @property
-    def remote_address(self) -> Any: ...
-
-
 class Handshakes:
-    """The connections with an incomplete handshake; over ``most`` of them the oldest is cut.
+    """The transports with an incomplete handshake; over ``most`` of them the oldest is cut.
 
-    A connection whose descriptor is not below ``descriptors`` is cut, too.
+    A transport whose descriptor is not below ``descriptors`` is cut, too.
     """
 
     def __init__(self, most: int, descriptors: int, refusals: Refusals) -> None:
         self._most = most
         self._descriptors = descriptors
         self._refusals = refusals
-        self._sockets: dict[Handshake, None] = {}
+        self._transports: dict[asyncio.Transport, None] = {}
 
-    def __len__(self) -> int:
-        return len(self._sockets)
-
-    def add(self, socket: Handshake) -> None:
+    def add(self, transport: asyncio.Transport) -> None:
         """Count a new connection."""
-        self._sockets[socket] = None
-        if socket.transport.get_extra_info("socket").fileno() >= self._descriptors:
-            self._cut(socket, "out of file descriptors (ulimit -n)")
-        elif len(self._sockets) > self._most:
-            self._cut(next(iter(self._sockets)), "too many handshakes")
+        self._transports[transport] = None
+        if transport.get_extra_info("socket").fileno() >= self._descriptors:
+            self._cut(transport, "out of file descriptors (ulimit -n)")
+        elif len(self._transports) > self._most:
+            self._cut(next(iter(self._transports)), "too many handshakes")
 
-    def discard(self, socket: Handshake) -> None:
+    def discard(self, transport: asyncio.Transport) -> None:
         """Stop counting a connection: its handshake is complete, or it closed."""
-        self._sockets.pop(socket, None)
+        self._transports.pop(transport, None)
 
-    def _cut(self, socket: Handshake, reason: str) -> None:
-        self.discard(socket)
-        peer = socket.remote_address
+    def _cut(self, transport: asyncio.Transport, reason: str) -> None:
+        self.discard(transport)
+        peer = transport.get_extra_info("peername")
         self._refusals.count(reason, peer[0] if peer else "")
-        socket.transport.abort()
+        transport.abort()
 
 
 class Writer:
@@ -204,10 +191,6 @@ class Writer:
         self._wake = asyncio.Event()
         self._close: tuple[int, str] | None = None
         self._cut = False
-
-    @property
-    def closing(self) -> bool:
-        return self._close is not None
 
     def send(self, frame: Frame) -> None:
         """Queue a frame; a partial replaces a queued partial. A full queue aborts the connection."""

@@ -70,7 +70,7 @@ async def running(
     await services.store.open()
     await listener.start("127.0.0.1", 0)
     endpoint = McpEndpoint(listener, check_s=0.02, progress_s=progress_s, idle_s=idle_s)
-    listener.mcp = endpoint
+    listener.serve_mcp = endpoint.serve_socket
     try:
         async with endpoint.serving_http("127.0.0.1", 0) as port, asyncio.timeout(WAIT):
             yield Running(listener, port, endpoint)

@@ -1,4 +1,4 @@
-"""File descriptors: silent sockets are bounded, and let everybody else in."""
+"""File descriptors and the limit of incomplete handshakes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def closed(streams: Streams) -> None:
         pass
 
 
-async def test_of_too_many_silent_sockets_the_oldest_is_cut_and_a_client_is_let_in() -> None:
+async def test_over_the_limit_of_handshakes_the_oldest_is_cut() -> None:
     with capture_logs() as captured:
         async with serving(ScriptedProvider([]), max_handshakes=3) as served, silent(served, 5) as sockets:
             for streams in sockets[:2]:
@@ -55,13 +55,13 @@ async def test_of_too_many_silent_sockets_the_oldest_is_cut_and_a_client_is_let_
     assert reasons == [("refused", None), ("requests refused again", 3)]
 
 
-async def test_a_handshake_that_is_complete_does_not_count() -> None:
+async def test_a_complete_handshake_does_not_count() -> None:
     async with serving(ScriptedProvider([]), max_handshakes=1) as served:
         async with served.phone("s-1") as first, served.phone("s-2"), served.phone("s-3"):
             assert not first.closed.is_set()
 
 
-async def test_a_handshake_has_its_time_however_it_is_dribbled() -> None:
+async def test_single_bytes_do_not_extend_the_time_of_a_handshake() -> None:
     async with serving(ScriptedProvider([]), handshake_timeout=0.05) as served, silent(served, 1) as sockets:
         reader, writer = sockets[0]
         ended = asyncio.create_task(closed((reader, writer)))
@@ -73,17 +73,17 @@ async def test_a_handshake_has_its_time_however_it_is_dribbled() -> None:
         await ended
 
 
-async def test_a_connection_that_takes_one_of_the_last_descriptors_is_cut_and_that_is_logged_once() -> None:
+async def test_a_connection_on_one_of_the_last_descriptors_is_cut() -> None:
     with capture_logs() as captured:
         async with connected() as ends:
-            Handshakes(10, 3, Refusals()).add(ends.server)
+            Handshakes(10, 3, Refusals()).add(ends.server.transport)
             assert ends.server.transport.is_closing()
     assert [(line["event"], line["reason"]) for line in captured] == [
         ("refused", "out of file descriptors (ulimit -n)")
     ]
 
 
-def test_the_limit_is_raised_to_the_hard_one() -> None:
+def test_the_limit_is_raised_to_the_hard_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
     try:

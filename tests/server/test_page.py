@@ -1,4 +1,4 @@
-"""The page's files over HTTP: which there are, with which headers, and when there is none."""
+"""The page's files over HTTP and their headers."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def settings(**values: Any) -> Settings:
 @asynccontextmanager
 async def served(**values: Any) -> AsyncIterator[int]:
     """Run a server with these settings; gives its port."""
-    chosen = settings(**values)
-    async with running(chosen, make_services(chosen, ScriptedProvider([]))) as listener:
+    loaded = settings(**values)
+    async with running(loaded, make_services(loaded, ScriptedProvider([]))) as listener:
         yield listener.port
 
 
@@ -48,7 +48,7 @@ async def test_every_file_of_the_package_is_served_with_its_type() -> None:
             assert f"Content-Length: {path.stat().st_size}" in head
 
 
-async def test_the_headers_let_no_inline_script_and_no_other_host_in() -> None:
+async def test_the_headers_allow_no_inline_script_and_no_other_host() -> None:
     async with served() as port:
         _, answer = await http(port, get("/"))
     policy = re.search(r"Content-Security-Policy: (.*)\r\n", answer)
@@ -67,11 +67,11 @@ async def test_the_headers_let_no_inline_script_and_no_other_host_in() -> None:
         assert header in answer
 
 
-async def test_the_page_says_whether_a_token_is_needed_and_holds_none() -> None:
-    for tokens, needed in ((None, False), ("a-token", True)):
+async def test_the_page_knows_whether_a_token_is_needed() -> None:
+    for tokens, token_needed in ((None, False), ("a-token", True)):
         async with served(auth_tokens=tokens) as port:
             status, answer = await http(port, get("/page.json"))
-            assert status == 200 and json.loads(answer.partition("\r\n\r\n")[2])["token"] is needed
+            assert status == 200 and json.loads(answer.partition("\r\n\r\n")[2])["token"] is token_needed
             assert "a-token" not in answer
             assert (await http(port, get("/")))[0] == 200
 
@@ -115,12 +115,7 @@ async def test_no_other_path_leads_to_a_file(path: str) -> None:
         assert status == 404 and NOT_FOUND in answer
 
 
-async def test_a_query_changes_nothing() -> None:
-    async with served() as port:
-        assert (await http(port, get("/?x=1")))[0] == 200
-
-
-async def test_web_off_removes_the_page_and_nothing_else() -> None:
+async def test_web_off_removes_only_the_page() -> None:
     async with served(web="off") as port:
         for path in ("/", "/main.js", "/page.json"):
             assert (await http(port, get(path)))[0] == 404
@@ -149,12 +144,11 @@ def test_only_files_of_known_kinds_are_read(tmp_path: Path) -> None:
     (tmp_path / "folder.js").mkdir()
     (tmp_path / "gone.js").symlink_to(tmp_path / "nowhere.js")
     page = Page(token_needed=False, folder=tmp_path)
-    found = page.file("/")
-    assert found is not None and found.body == b"hello"
+    assert page.file("/") == ("text/html; charset=utf-8", b"hello")
     assert page.file("/notes.txt") is page.file("/folder.js") is page.file("/gone.js") is None
 
 
-def test_the_page_names_no_other_host_and_builds_no_markup_from_text() -> None:
+def test_the_page_contains_no_other_host_and_no_markup_from_text() -> None:
     for path in FOLDER.iterdir():
         text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://(?!127\.0\.0\.1)", text), path.name
