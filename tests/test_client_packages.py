@@ -65,13 +65,13 @@ def events() -> Iterator[tuple[str, set[str]]]:
                 yield from fields(part)
 
     for name, message in document["components"]["messages"].items():
-        named = set(fields(schemas[name]["properties"]["payload"]))
+        names = set(fields(schemas[name]["properties"]["payload"]))
         for call in message.get("x-ui-calls", {}).values():
-            named |= set(call["arguments"]["properties"])
-        yield name, named
+            names |= set(call["arguments"]["properties"])
+        yield name, names
 
 
-def wanted() -> list[str]:
+def required() -> list[str]:
     """List the events and ``event.field``s that a client needs, as said by the document and ``NOT_USED``."""
     return [
         path
@@ -95,24 +95,26 @@ def test_each_event_and_field_is_covered(package: str) -> None:
     # JavaScript has fields as names, the others as strings.
     quoted = set(re.findall(r'"([\w.]+)"', text))
     words = quoted | set(re.findall(r"\w+", text)) if package == "js" else quoted
-    known = {name for name, _ in events()}
-    missing = [path for path in wanted() if (path if path in known else path.rpartition(".")[2]) not in words]
+    names = {name for name, _ in events()}
+    missing = [
+        path for path in required() if (path if path in names else path.rpartition(".")[2]) not in words
+    ]
     assert missing == []
 
 
-def test_what_is_not_used_exists() -> None:
+def test_unused_events_exist() -> None:
     paths = {path for name, fields in events() for path in (name, *(f"{name}.{field}" for field in fields))}
     assert NOT_USED.keys() <= paths
 
 
 def test_the_document_is_read_to_the_depth_of_its_objects() -> None:
-    found = dict(events())
-    assert {"resume", "lastEventId", "done", "pending", "callId", "error"} <= found["session.start"]
-    assert {"decisions", "argumentsDigest", "editedArguments"} <= found["approval.response"]
-    assert {"state", "role", "segment"} <= found["tool.call"]
+    fields_by_event = dict(events())
+    assert {"resume", "lastEventId", "done", "pending", "callId", "error"} <= fields_by_event["session.start"]
+    assert {"decisions", "argumentsDigest", "editedArguments"} <= fields_by_event["approval.response"]
+    assert {"state", "role", "segment"} <= fields_by_event["tool.call"]
 
 
-def test_the_manifests_name_what_is_there() -> None:
+def test_the_manifests_list_existing_files() -> None:
     swift = (ROOT / "swift" / "Package.swift").read_text(encoding="utf-8")
     places = {"target": "Sources", "executableTarget": "Sources", "testTarget": "Tests"}
     targets = re.findall(r'\.(\w*[tT]arget)\(name: "(\w+)"[^)]*?(?:path: "(\w+)")?\)', swift)

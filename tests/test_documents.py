@@ -54,8 +54,8 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def test_the_site_names_every_page() -> None:
-    named = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text().split("nav:")[1]))
-    assert named == {
+    pages = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text().split("nav:")[1]))
+    assert pages == {
         str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")
     }
 
@@ -91,13 +91,13 @@ def test_the_frames_of_the_documents_are_valid() -> None:
     (frame,) = re.findall(r"^```json\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert decode_event(frame.replace("\n", "").encode()).type == "session.start"
     events = {event.type: event for direction in ("client", "server") for event in sent_by(direction)}
-    shown = re.findall(r"^[→←] (\S+) +(\{.*\})$", text, re.MULTILINE)
-    assert len(shown) > 10
-    for event_type, payload in shown:
+    frames = re.findall(r"^[→←] (\S+) +(\{.*\})$", text, re.MULTILINE)
+    assert len(frames) > 10
+    for event_type, payload in frames:
         schema = PAYLOADS[events[event_type].struct.__name__]
-        given = json.loads(payload)
-        assert set(given) <= set(schema["properties"]), payload
-        assert set(schema["required"]) <= set(given), payload
+        fields = json.loads(payload)
+        assert set(fields) <= set(schema["properties"]), payload
+        assert set(schema["required"]) <= set(fields), payload
 
 
 @pytest.mark.parametrize("folder", ["conversation", "events", "server"])

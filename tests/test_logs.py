@@ -42,10 +42,10 @@ except RuntimeError:
 
 def lines(level: str = "info", log_format: str = "json", content: bool = False) -> list[str]:
     program = PROGRAM.format(level=level, log_format=log_format, content=content, secret=SECRET)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "", "the log goes to standard error"
-    return done.stderr.splitlines()
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout == "", "the log goes to standard error"
+    return completed.stderr.splitlines()
 
 
 def test_json_lines_hold_level_time_event_and_fields() -> None:
@@ -65,7 +65,7 @@ def test_lines_below_the_level_are_left_out(level: str, first: str) -> None:
 
 
 @pytest.mark.parametrize("log_format", ["json", "console"])
-def test_a_traceback_says_where_and_what_class_but_not_what_was_said(log_format: str) -> None:
+def test_a_traceback_contains_locations_and_classes_without_messages(log_format: str) -> None:
     text = "\n".join(lines(log_format=log_format))
     assert SECRET not in text
     for part in ("RuntimeError", "ValueError", "in fail", "in deeper"):
@@ -73,7 +73,7 @@ def test_a_traceback_says_where_and_what_class_but_not_what_was_said(log_format:
 
 
 @pytest.mark.parametrize("log_format", ["json", "console"])
-def test_content_is_logged_where_it_is_asked_for(log_format: str) -> None:
+def test_content_is_logged_on_request(log_format: str) -> None:
     assert SECRET in "\n".join(lines(log_format=log_format, content=True))
 
 
@@ -82,11 +82,11 @@ def test_a_json_traceback_stays_on_its_line() -> None:
     assert failed["exception"].startswith("Traceback") and failed["tool"] == "x"
 
 
-def test_strangers_handshakes_are_silent_and_other_libraries_errors_are_not() -> None:
+def test_failed_handshakes_are_not_logged_and_errors_of_libraries_are() -> None:
     text = "\n".join(lines(log_format="console"))
     assert "handshake of a stranger" not in text
     assert "ERROR asyncio a library's error" in text
 
 
-def test_a_console_that_is_no_terminal_gets_no_colours() -> None:
+def test_output_to_a_pipe_has_no_colours() -> None:
     assert "\x1b" not in "\n".join(lines(log_format="console"))

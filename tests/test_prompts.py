@@ -26,7 +26,7 @@ def test_the_packaged_prompt_is_brief_and_covers_the_rules_of_a_voice() -> None:
         assert rule.casefold() in prompt.casefold(), rule
 
 
-def test_a_prompt_of_the_operators_is_used_instead(tmp_path: Path) -> None:
+def test_the_operators_prompt_replaces_the_packaged_one(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(2**32)
     file = tmp_path / "prompt.md"
     file.write_text(f"\ufeff\nSpeak like a heron {seed}. こんにちは\n\n", encoding="utf-8")
@@ -53,7 +53,7 @@ def test_a_prompt_file_that_cannot_be_used_is_one_clear_sentence(
     assert str(caught.value).endswith(".")
 
 
-def test_the_largest_prompt_is_taken_whole(tmp_path: Path) -> None:
+def test_a_prompt_of_the_largest_size_is_read(tmp_path: Path) -> None:
     file = tmp_path / "prompt.md"
     file.write_bytes(b"a" * 65536)
     assert len(load_system_prompt(file)) == 65536
@@ -65,11 +65,11 @@ def test_a_missing_prompt_file_and_a_folder_are_a_users_mistake(tmp_path: Path, 
         load_system_prompt(tmp_path / name)
 
 
-def test_a_session_that_told_nothing_adds_nothing() -> None:
+def test_a_session_without_parts_adds_nothing() -> None:
     assert session_prompt("Be brief.", locale=None, time_zone="  ", instructions="\n") == "Be brief."
 
 
-def test_what_a_session_told_stands_under_its_headings_in_order() -> None:
+def test_the_parts_of_a_session_follow_under_headings() -> None:
     prompt = session_prompt(
         "Be brief.\n", locale="pt-BR", time_zone="Asia/Kathmandu", instructions=" Call me Otter. "
     )

@@ -57,15 +57,6 @@ def test_a_cost_above_the_burst_waits_for_a_full_bucket() -> None:
     assert bucket.take(1.5, 100.0) == 0.0
 
 
-def test_the_deficit_is_known_without_taking() -> None:
-    bucket = TokenBucket(2.0, 4.0, now=0.0)
-    assert bucket.deficit(0.0) == 0.0
-    bucket.take(0.0, 4.0)
-    assert bucket.deficit(0.5) == 3.0 and bucket.deficit(1.0) == 2.0
-    assert bucket.deficit(2.0) == 0.0 and bucket.deficit(100.0) == 0.0
-    assert bucket.take(2.0, 4.0) == 0.0
-
-
 def test_reservations_are_served_in_order() -> None:
     bucket = TokenBucket(2.0, 4.0, now=0.0)
     assert [bucket.reserve(0.0) for _ in range(4)] == [0.0] * 4, "the burst"

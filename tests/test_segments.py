@@ -1,4 +1,4 @@
-"""Replies, split where a person who reads them aloud would pause."""
+"""Replies are split into segments for a voice."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ REPLIES = [
 
 def split(language: str | None, pieces: list[str]) -> list[str]:
     splitter = SegmentSplitter(language)
-    found = [segment for piece in pieces for segment in splitter.feed(piece)]
-    return [*found, splitter.tail] if splitter.tail.strip() else found
+    segments = [segment for piece in pieces for segment in splitter.feed(piece)]
+    return [*segments, splitter.tail] if splitter.tail.strip() else segments
 
 
-def test_replies_are_split_as_a_person_would() -> None:
+def test_replies_are_split_at_sentences() -> None:
     wrong = []
     for language, parts in REPLIES:
-        found = [segment.strip() for segment in split(language, ["".join(parts)])]
-        if found != [part.strip() for part in parts if part.strip()]:
-            wrong.append(f"{language}: {'|'.join(found)}")
+        segments = [segment.strip() for segment in split(language, ["".join(parts)])]
+        if segments != [part.strip() for part in parts if part.strip()]:
+            wrong.append(f"{language}: {'|'.join(segments)}")
     assert wrong == []
     assert sum(len(parts) for _, parts in REPLIES) >= 200
 
 
 @pytest.mark.parametrize("pattern", [r"\s*\S+", r"\S*\s*", r"(?s)."], ids=["words", "spaces", "characters"])
-def test_it_does_not_matter_how_the_text_comes(pattern: str) -> None:
+def test_the_pieces_of_the_text_do_not_matter(pattern: str) -> None:
     for language, parts in REPLIES:
         text = "".join(parts)
-        found, whole = split(language, re.findall(pattern, text)), split(language, [text])
-        assert [part.strip() for part in found] == [part.strip() for part in whole]
+        in_pieces, at_once = split(language, re.findall(pattern, text)), split(language, [text])
+        assert [part.strip() for part in in_pieces] == [part.strip() for part in at_once]
 
 
 @given(
@@ -48,9 +48,9 @@ def test_it_does_not_matter_how_the_text_comes(pattern: str) -> None:
 )
 def test_nothing_is_lost_or_doubled(pieces: list[str], language: str | None) -> None:
     splitter = SegmentSplitter(language)
-    found = [segment for piece in pieces for segment in splitter.feed(piece)]
-    assert "".join(found) + splitter.tail == "".join(pieces)
-    assert all(segment.strip() for segment in found)
+    segments = [segment for piece in pieces for segment in splitter.feed(piece)]
+    assert "".join(segments) + splitter.tail == "".join(pieces)
+    assert all(segment.strip() for segment in segments)
 
 
 def test_a_table_and_a_long_block_of_code_stay_whole() -> None:
@@ -60,7 +60,7 @@ def test_a_table_and_a_long_block_of_code_stay_whole() -> None:
     assert split("en", [code[at : at + 7] for at in range(0, len(code), 7)]) == ["Here it is:\n", code[12:]]
 
 
-def test_marks_that_never_close_hold_the_rest_back_only_for_a_while() -> None:
+def test_unclosed_marks_delay_a_segment_for_a_limited_length() -> None:
     text = "The power 2**3 is 8. " + "That is how it is with numbers. " * 40
     assert len(split("en", [text])) > 10
 

@@ -81,11 +81,6 @@ def test_the_environment_wins_over_the_file_and_an_option_over_both(
     assert load_settings(file, model_provider="anthropic").model_provider == "anthropic"
 
 
-def test_the_file_in_the_working_directory_is_read(tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text("PORT=1001\n")
-    assert load_settings().port == 1001
-
-
 def test_an_empty_value_in_the_environment_hides_none_of_the_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""Text for the ear: what is taken out, and above all what is not."""
+"""Text for a voice: removed marks, and words that stay."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ TABLE = "| a | b |\n|---|:-:|\n| 1 | 2 |"
         ("zero\u200bwidth\ufeff", "zerowidth"),
     ],
 )
-def test_marks_for_the_eye_are_taken_out(written: str, spoken: str) -> None:
-    assert for_the_ear(written) == spoken
+def test_marks_are_removed(markdown: str, speech: str) -> None:
+    assert for_the_ear(markdown) == speech
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_marks_for_the_eye_are_taken_out(written: str, spoken: str) -> None:
         "",
     ],
 )
-def test_prose_is_left_as_it_is(prose: str) -> None:
+def test_prose_is_unchanged(prose: str) -> None:
     assert for_the_ear(prose) == prose
 
 
@@ -109,7 +109,7 @@ def test_a_table_is_on_the_screen_and_not_read_out() -> None:
     assert for_the_ear(f"{TABLE}\nThat is all.") == f"{TABLE_PHRASE} That is all."
 
 
-def test_nothing_to_say_is_nothing() -> None:
+def test_text_without_words_gives_no_speech() -> None:
     assert for_the_ear("🎉 ✨\n---\n<br>") == ""
 
 
@@ -131,10 +131,10 @@ def test_prose_comes_back_with_single_spaces_and_stays_so(text: str) -> None:
 @example("[a](" * 40)
 @example("`" * 40 + "a" + "`" * 39)
 def test_any_text_gives_one_clean_line(text: str) -> None:
-    spoken = for_the_ear(text)
-    assert spoken == " ".join(spoken.split())
-    assert not set(spoken) & set("\ue000\ue001\ufe0f\x00🎉")
-    spoken.encode()
+    speech = for_the_ear(text)
+    assert speech == " ".join(speech.split())
+    assert not set(speech) & set("\ue000\ue001\ufe0f\x00🎉")
+    speech.encode()
 
 
 @given(
@@ -154,7 +154,7 @@ def test_no_word_is_lost_in_a_reply_that_is_too_long_to_be_parsed() -> None:
     assert for_the_ear(f"{marked}\n\nA **wren**.").endswith(" A wren.")
 
 
-def test_of_a_reply_of_many_hours_only_the_first_is_said() -> None:
+def test_only_the_first_hour_of_a_reply_is_spoken() -> None:
     assert len(for_the_ear("wren " * 100_000)) == 65_536
 
 

@@ -17,7 +17,7 @@ class Door:
 
     def __init__(self, to: Node) -> None:
         self.to = to
-        self._left: int | None = None
+        self._remaining: int | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 
     @asynccontextmanager
@@ -35,31 +35,31 @@ class Door:
 
     def cut(self) -> None:
         """Lose all connections, and what is on its way."""
-        self._left = None
+        self._remaining = None
         for writer in self._writers:
             writer.transport.abort()
 
     def cut_after(self, pieces: int) -> None:
         """Cut once a node has sent so many more pieces to clients that it has let in."""
-        self._left = pieces
+        self._remaining = pieces
 
     def calm(self) -> None:
         """Cut nothing any more."""
-        self._left = None
+        self._remaining = None
 
     def _count(self) -> None:
-        if self._left is not None:
-            self._left -= 1
-            if self._left <= 0:
+        if self._remaining is not None:
+            self._remaining -= 1
+            if self._remaining <= 0:
                 self.cut()
 
     async def _lead(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with self._ending(writer):
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.to.listener.port)
             with self._ending(far_writer):
-                async with asyncio.TaskGroup() as both:
-                    both.create_task(self._pass(reader, far_writer))
-                    both.create_task(self._pass(far_reader, writer, self._count))
+                async with asyncio.TaskGroup() as copying:
+                    copying.create_task(self._pass(reader, far_writer))
+                    copying.create_task(self._pass(far_reader, writer, self._count))
 
     @contextmanager
     def _ending(self, writer: asyncio.StreamWriter) -> Iterator[None]:

@@ -161,7 +161,7 @@ async def two_nodes(
 
 def words(request: ModelRequest) -> list[str]:
     """List what was said so far."""
-    return [one.text for one in request.messages if isinstance(one, UserMessage)]
+    return [message.text for message in request.messages if isinstance(message, UserMessage)]
 
 
 def echo(request: ModelRequest) -> Script:
@@ -218,6 +218,6 @@ async def still_open(phone: App) -> bool:
     return not phone.closed.is_set()
 
 
-def told(phone: App, since: int) -> list[str]:
+def shapes_sent(phone: App, since: int) -> list[str]:
     """Name what a client was sent that it could act upon."""
     return [shape for shape in phone.shapes(since) if shape != "session.ping"]

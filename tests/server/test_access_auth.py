@@ -90,8 +90,8 @@ def test_each_token_has_a_subject_that_is_stable_and_does_not_reveal_it() -> Non
 
 
 def test_tokens_are_kept_hashed() -> None:
-    kept = pickle.dumps(Authenticator([TOKEN]))
-    assert TOKEN.encode() not in kept
+    pickled = pickle.dumps(Authenticator([TOKEN]))
+    assert TOKEN.encode() not in pickled
 
 
 @pytest.mark.parametrize("token", ["schlüssel-日本", "a+b/c=d&e f%20"])
@@ -119,8 +119,8 @@ def comparisons(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     results: list[bool] = []
     compare = hmac.compare_digest
 
-    def watched(left: bytes, right: bytes) -> bool:
-        results.append(compare(left, right))
+    def watched(expected: bytes, presented: bytes) -> bool:
+        results.append(compare(expected, presented))
         return results[-1]
 
     with monkeypatch.context() as patch:

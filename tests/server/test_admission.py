@@ -1,4 +1,4 @@
-"""A connection that sends too fast waits, is told so once, and is closed; a burst takes turns with others."""
+"""The rate limit of a connection's events: waits, floods and bursts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from conductor.settings import Limits
 
 async def times_of(rate: EventRate, sizes: Sequence[int]) -> list[float]:
     """Admit events one after the other; returns the seconds that each waited."""
-    now, found = asyncio.get_running_loop().time, list[float]()
+    now, times = asyncio.get_running_loop().time, list[float]()
     for size in sizes:
         began = now()
         assert await rate.admit(size)
-        found.append(now() - began)
-    return found
+        times.append(now() - began)
+    return times
 
 
-async def test_events_within_the_burst_do_not_wait_and_more_wait_at_the_rate() -> None:
+async def test_events_beyond_the_burst_wait_at_the_rate() -> None:
     told: list[float] = []
     rate = EventRate(Limits(frames_per_second=50.0, frames_burst=3.0, flood_cost=1.0), told.append)
     waits = await times_of(rate, [100] * 6)
@@ -27,19 +27,19 @@ async def test_events_within_the_burst_do_not_wait_and_more_wait_at_the_rate() -
     assert len(told) == 1 and 0.0 < told[0] <= 0.02, "once"
 
 
-async def test_a_flood_is_over_after_a_pause_and_the_next_is_told_again() -> None:
-    told: list[float] = []
+async def test_a_flood_ends_after_a_pause_and_the_next_one_is_reported() -> None:
+    waits: list[float] = []
     limits = Limits(frames_per_second=50.0, frames_burst=1.0, flood_pause=0.2, flood_timeout=0.0)
-    rate = EventRate(limits, told.append)
+    rate = EventRate(limits, waits.append)
     for floods in (1, 2):
         await times_of(rate, [100] * 2)
-        assert len(told) == floods
+        assert len(waits) == floods
         await asyncio.sleep(2 * limits.flood_pause)
     await times_of(rate, [100] * 2)
     assert not await rate.admit(100), "the flood has gone on for longer than it may"
 
 
-async def test_a_burst_is_admitted_in_turn_with_those_of_others() -> None:
+async def test_bursts_of_several_connections_alternate() -> None:
     rates = [EventRate(Limits(frames_in_a_row=2.0), lambda _: None) for _ in range(4)]
     admitted: list[int] = []
 
@@ -50,11 +50,11 @@ async def test_a_burst_is_admitted_in_turn_with_those_of_others() -> None:
 
     await asyncio.gather(*map(burst, range(4)))
     assert admitted[:8] == [0, 0, 1, 1, 2, 2, 3, 3], "a few in a row"
-    rest = admitted[8:]
-    assert all(sorted(rest[start : start + 4]) == [0, 1, 2, 3] for start in range(0, len(rest), 4))
+    tail = admitted[8:]
+    assert all(sorted(tail[start : start + 4]) == [0, 1, 2, 3] for start in range(0, len(tail), 4))
 
 
-async def test_frames_that_are_not_valid_use_up_the_rate_sooner() -> None:
+async def test_invalid_frames_cost_more() -> None:
     rate = EventRate(Limits(frames_per_second=50.0, frames_burst=40.0, flood_cost=1.0), lambda _: None)
     for _ in range(2):
         assert max(await times_of(rate, [100])) < 0.01

@@ -1,4 +1,4 @@
-"""One connection: what it sends, in which order and within which time, and how it takes what comes."""
+"""One connection: its queue, slow readers, pings, and starts without the store."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ async def test_a_closing_connection_sends_what_is_queued_first() -> None:
 # -- peers that do not read
 
 
-async def test_a_client_that_never_reads_is_cut_in_time_and_its_session_survives() -> None:
+async def test_a_client_that_does_not_read_is_cut_and_its_session_survives() -> None:
     provider = ScriptedProvider([[TextDelta("Still here.")]])
     async with serving(provider, send_timeout=0.1, close_timeout=0.1) as served:
         async with reader(served) as socket:
@@ -184,7 +184,7 @@ async def test_a_client_that_never_reads_is_cut_in_time_and_its_session_survives
             assert phone.finals() == ["Still here."]
 
 
-async def test_a_client_that_never_reads_does_not_slow_another_one() -> None:
+async def test_a_client_that_does_not_read_does_not_slow_others() -> None:
     provider = ScriptedProvider(lambda _: [TextDelta("Quick.")])
     async with serving(provider, send_timeout=60.0, close_timeout=0.1) as served, reader(served) as socket:
         socket.transport.pause_reading()
@@ -331,7 +331,7 @@ async def test_a_start_that_the_store_refused_is_tried_until_it_succeeds() -> No
         await phone.close()
 
 
-async def test_words_after_a_refused_start_are_answered_with_the_tools_that_it_declared() -> None:
+async def test_a_refused_start_still_declares_its_tools() -> None:
     store, provider = WiredStore(), ScriptedProvider(lambda _: [TextDelta("Hi.")])
     store.away = True
     async with stored(store, provider) as served:

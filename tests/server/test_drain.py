@@ -1,4 +1,4 @@
-"""The end of a server that people talk to: every turn ends, and is heard, before anybody is sent away."""
+"""The drain: running turns end and are heard before their connections close."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def hi(_: object) -> Sequence[TextDelta]:
 # -- when a connection is closed
 
 
-async def test_who_is_idle_goes_at_once_and_who_listens_once_the_speech_is_over() -> None:
+async def test_idle_connections_close_at_once_and_others_after_their_speech() -> None:
     async with serving(ScriptedProvider(hi)) as served:
         listener = served.listener
         quiet = served.phone("s-2")
@@ -75,7 +75,7 @@ async def test_who_is_idle_goes_at_once_and_who_listens_once_the_speech_is_over(
             await unbound.close()
 
 
-async def test_who_talks_goes_once_the_turn_has_ended_and_was_heard() -> None:
+async def test_a_connection_with_a_turn_closes_after_its_answer_was_heard() -> None:
     go_on = asyncio.Event()
     provider = ScriptedProvider([[TextDelta("One, "), go_on, TextDelta("two.")]])
     async with serving(provider) as served:
@@ -118,7 +118,7 @@ async def test_a_barge_in_ends_the_wait_for_its_speech() -> None:
             await asyncio.wait_for(stopping, WAIT)
 
 
-async def test_a_call_of_the_device_is_waited_for_and_its_turn_ends() -> None:
+async def test_a_stop_waits_for_a_device_call_and_its_turn() -> None:
     provider = ScriptedProvider([[ToolCall("c-1", "agent.status", '{"id":"a"}')], [TextDelta("It runs.")]])
     async with serving(provider) as served, served.phone() as phone:
         phone.say("how is it?")
@@ -131,7 +131,7 @@ async def test_a_call_of_the_device_is_waited_for_and_its_turn_ends() -> None:
         assert phone.speeches() == ["It runs."] and phone.shapes()[-1] == "state idle"
 
 
-async def test_a_turn_whose_client_is_away_ends_as_well() -> None:
+async def test_a_turn_without_a_client_ends_before_the_stop() -> None:
     go_on = asyncio.Event()
     provider = ScriptedProvider([[TextDelta("One, "), go_on, TextDelta("two.")]])
     async with serving(provider) as served:
@@ -150,7 +150,7 @@ async def test_a_turn_whose_client_is_away_ends_as_well() -> None:
         assert not provider.record(0).closed_early
 
 
-async def test_a_parked_connection_goes_with_the_one_that_is_served() -> None:
+async def test_a_parked_connection_closes_with_the_served_one() -> None:
     async with serving(ScriptedProvider(hi)) as served:
         older, newer = served.phone(), served.phone(acknowledge=silent_about("tts.speak"))
         async with older, newer:
@@ -168,7 +168,7 @@ async def test_a_parked_connection_goes_with_the_one_that_is_served() -> None:
 
 
 @pytest.mark.parametrize("waits_for", ["the model", "a speech", "a call"])
-async def test_the_drain_is_bounded_whatever_it_waits_for(waits_for: str) -> None:
+async def test_the_drain_has_a_time_limit(waits_for: str) -> None:
     scripts: dict[str, list[Script]] = {
         "the model": [[TextDelta("One, "), asyncio.Event()]],
         "a speech": [[TextDelta("Hi.")]],
@@ -192,7 +192,7 @@ async def test_the_drain_is_bounded_whatever_it_waits_for(waits_for: str) -> Non
 # -- what is said meanwhile
 
 
-async def test_a_transcript_meanwhile_is_refused_with_a_time_to_wait_and_the_microphone_opens() -> None:
+async def test_a_transcript_during_the_drain_is_refused_with_a_time_to_wait() -> None:
     provider = ScriptedProvider(hi)
     async with serving(provider) as served:
         async with served.phone(acknowledge=silent_about("tts.speak")) as phone:
@@ -233,7 +233,7 @@ async def test_a_transcript_while_a_turn_runs_is_refused_and_the_turn_goes_on() 
         assert phone.shapes()[-1] == "state idle"
 
 
-async def test_a_transcript_that_waited_already_is_answered() -> None:
+async def test_a_queued_transcript_is_answered_before_the_stop() -> None:
     go_on = asyncio.Event()
     provider = ScriptedProvider([[go_on, TextDelta("One.")], [TextDelta("Two.")]])
     async with serving(provider, mode="queue") as served, served.phone() as phone:
@@ -249,7 +249,7 @@ async def test_a_transcript_that_waited_already_is_answered() -> None:
         assert phone.finals() == ["One.", "Two."] and phone.errors() == []
 
 
-async def test_news_meanwhile_begins_no_turn() -> None:
+async def test_news_during_the_drain_starts_no_turn() -> None:
     provider = ScriptedProvider(hi)
     async with serving(provider) as served:
         async with served.phone(acknowledge=silent_about("tts.speak")) as phone:
@@ -285,7 +285,7 @@ class SlowStore(WiredStore):
 
 
 @pytest.mark.parametrize("present", [True, False])
-async def test_a_turn_that_was_just_being_recorded_is_answered(present: bool) -> None:
+async def test_a_turn_whose_transcript_is_being_recorded_is_answered(present: bool) -> None:
     store = SlowStore()
     services = replace(make_services(load_settings(None), ScriptedProvider(hi)), store=store)
     listener = Listener(services, Authenticator([]))

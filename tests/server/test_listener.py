@@ -1,4 +1,4 @@
-"""The listener: what HTTP asks, and how it all ends."""
+"""The listener: HTTP requests and the shutdown."""
 
 from __future__ import annotations
 

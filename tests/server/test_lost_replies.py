@@ -1,4 +1,4 @@
-"""A store whose replies are lost: what it recorded all the same is noticed, not lost, and not done twice."""
+"""A store whose replies are lost: recorded commits are recognized and not repeated."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def is_final(text: str) -> Callable[[Event], bool]:
 
 
 @pytest.mark.parametrize("number", range(12))
-async def test_a_commit_whose_reply_was_lost_is_noticed_and_the_session_goes_on(
-    file_shelf: Shelf, number: int
-) -> None:
+async def test_a_session_continues_after_a_lost_reply(file_shelf: Shelf, number: int) -> None:
     def replies(request: ModelRequest) -> Script:
         if isinstance(request.messages[-1], UserMessage):
             return [TextDelta("I look."), ToolCall("c-1", "agent.status", '{"id":"a"}')]
@@ -61,8 +59,8 @@ async def test_a_commit_whose_reply_was_lost_is_noticed_and_the_session_goes_on(
         async with phone:
             store.lose(number)
             phone.say("how is it?")
-            told = await phone.until(is_final("It runs."))
-            await phone.idle(since=phone.log.index(told))
+            final = await phone.until(is_final("It runs."))
+            await phone.idle(since=phone.log.index(final))
             assert phone.finals().count("It runs.") == 1
             assert len([s for s in phone.shapes() if s == "append user"]) <= 1
             assert len(phone.runs) == 1
@@ -72,24 +70,22 @@ async def test_a_commit_whose_reply_was_lost_is_noticed_and_the_session_goes_on(
             for _ in range(2):
                 since = len(phone.log)
                 phone.say("and now?")
-                told = await phone.until(is_final("It runs."), since=since)
-                await phone.idle(since=phone.log.index(told))
+                final = await phone.until(is_final("It runs."), since=since)
+                await phone.idle(since=phone.log.index(final))
             assert store.lost == 1
 
 
 @pytest.mark.parametrize("capabilities", [[], ["resume"]])
-async def test_a_result_that_finds_the_session_old_is_not_lost(
-    file_shelf: Shelf, capabilities: list[str]
-) -> None:
+async def test_a_result_for_a_stale_session_is_not_lost(file_shelf: Shelf, capabilities: list[str]) -> None:
     store = LosesReplies(file_shelf.make())
     async with node(store, status, tool_timeout=3.0) as served:
         async with served.phone(start_fields={"capabilities": capabilities}) as phone:
             phone.say("how is it?")
-            asked = await phone.until("agent.status")
+            call = await phone.until("agent.status")
             store.lose()
             phone.send("agent.completed", FINISHED)
             await until(lambda: store.lost == 1)
-            phone.result(asked["payload"]["callId"], '"heron"')
+            phone.result(call["payload"]["callId"], '"heron"')
             await phone.until("assistant.speech.final")
             assert phone.finals() == ["It said True."]
 
@@ -108,37 +104,37 @@ class SlowClaims(LosesReplies):
         return await super().claim(key)
 
 
-async def test_a_result_that_comes_while_the_session_is_bound_again_is_not_lost(file_shelf: Shelf) -> None:
+async def test_a_result_during_a_new_binding_is_not_lost(file_shelf: Shelf) -> None:
     store = SlowClaims(file_shelf.make())
     store.gate.set()
     async with node(store, status, tool_timeout=3.0) as served, served.phone() as phone:
         phone.say("how is it?")
-        asked = await phone.until("agent.status")
+        call = await phone.until("agent.status")
         store.lose()
         phone.send("agent.completed", FINISHED)
         await until(lambda: store.lost == 1)
         store.gate.clear()
         served.listener.registry.recheck_ownership()  # it finds out, and the connection binds again
         await until(lambda: store.claims == 2)
-        phone.result(asked["payload"]["callId"], '"heron"')
+        phone.result(call["payload"]["callId"], '"heron"')
         await phone.socket.ping()  # the result has arrived
         store.lose()
         store.gate.set()
         await phone.until(is_final("It said True."))
 
 
-async def test_a_transcript_that_is_repeated_after_its_turn_is_answered_with_idle(file_shelf: Shelf) -> None:
+async def test_a_repeated_transcript_after_its_turn_gets_idle(file_shelf: Shelf) -> None:
     async with node(file_shelf.make(), echo) as served, served.phone() as phone:
-        said = phone.say("one")
+        event_id = phone.say("one")
         await phone.idle()
         await calm(served)
         since = len(phone.log)
-        phone.say("one", id=said)
+        phone.say("one", id=event_id)
         await phone.idle(since=since)
         assert len(phone.finals()) == 1
 
 
-async def test_a_turn_that_was_given_up_aloud_is_not_begun_again_by_the_next_claim(file_shelf: Shelf) -> None:
+async def test_a_turn_that_ended_in_an_apology_is_not_repeated_by_the_next_claim(file_shelf: Shelf) -> None:
     hold = asyncio.Event()
     store = LosesReplies(file_shelf.make())
     async with node(store, [[hold, TextDelta("never heard")]]) as a, node(file_shelf.make(), echo) as b:
@@ -156,7 +152,7 @@ async def test_a_turn_that_was_given_up_aloud_is_not_begun_again_by_the_next_cla
             assert not phone.finals() and not b.provider.requests
 
 
-async def test_a_client_that_resumes_is_not_sent_away_for_good_where_its_session_is_gone(
+async def test_a_resuming_client_may_return_after_its_session_is_lost(
     file_shelf: Shelf,
 ) -> None:
     async with node(file_shelf.make(), echo) as served:
@@ -171,7 +167,7 @@ async def test_a_client_that_resumes_is_not_sent_away_for_good_where_its_session
             assert phone.close_code != 4409
 
 
-def test_whoever_waits_for_a_commit_of_a_session_that_is_lost_is_told_so() -> None:
+def test_waiting_commits_of_a_lost_session_fail() -> None:
     async def scenario() -> None:
         store = helpers.SlowStore(lambda: 3, lambda: 3)
         closing: list[asyncio.Task[None]] = []
@@ -184,7 +180,7 @@ def test_whoever_waits_for_a_commit_of_a_session_that_is_lost_is_told_so() -> No
         commits = [session._committer.commit([AppendLog(UserMessage(str(n)))]) for n in range(2)]
         results = await asyncio.gather(*commits, session.verify(), return_exceptions=True)
         await closing[0]
-        assert [type(one) for one in results] == [Fenced, Fenced, bool], results
+        assert [type(result) for result in results] == [Fenced, Fenced, bool], results
 
     helpers.run(scenario())
 
@@ -210,10 +206,10 @@ class UnansweredClaim(FailingOver):
 
 
 @pytest.mark.parametrize("applied", [True, False])
-def test_a_claim_that_failed_while_lost_commits_are_brought_back_loses_nothing(applied: bool) -> None:
+def test_a_failed_claim_does_not_lose_recovered_commits(applied: bool) -> None:
     async def scenario() -> None:
-        store, lost = UnansweredClaim(applied=applied), list[bool]()
-        committer, _, _ = await make_committer(store, lost)
+        store, losses = UnansweredClaim(applied=applied), list[bool]()
+        committer, _, _ = await make_committer(store, losses)
         store.remember()
         await committer.commit([AppendLog(UserMessage("one"))])
         store.fail_over()
@@ -222,7 +218,7 @@ def test_a_claim_that_failed_while_lost_commits_are_brought_back_loses_nothing(a
             await committer.commit([AppendLog(UserMessage("two"))])
         await committer.commit([AppendLog(UserMessage("three"))])
         log = (await store.claim(helpers.KEY)).state.log
-        assert lost == [] and log == [UserMessage("one"), UserMessage("three")]
+        assert losses == [] and log == [UserMessage("one"), UserMessage("three")]
 
     helpers.run(scenario())
 
@@ -235,29 +231,29 @@ def news(request: ModelRequest) -> Script:
     return [TextDelta("An agent has finished." if isinstance(request.messages[-1], Note) else "Well.")]
 
 
-async def test_news_that_was_acknowledged_and_waits_is_told_by_the_other_node(file_shelf: Shelf) -> None:
+async def test_the_other_node_tells_acknowledged_news(file_shelf: Shelf) -> None:
     hold = asyncio.Event()
     async with two_nodes(file_shelf, [[hold, TextDelta("never")]], news) as (a, b):
         async with a.phone(start_fields={"capabilities": ["resume"]}) as phone:
             phone.say("one")
             await asyncio.wait_for(a.provider.record(0).started.wait(), WAIT)
-            said = phone.send("agent.completed", FINISHED)
-            await phone.until(lambda e: e["type"] == "event.ack" and said in e["payload"]["eventIds"])
+            event_id = phone.send("agent.completed", FINISHED)
+            await phone.until(lambda e: e["type"] == "event.ack" and event_id in e["payload"]["eventIds"])
             await moves(phone, b)
             await phone.until(is_final("An agent has finished."))
 
 
-async def test_news_whose_commit_had_no_reply_is_told(file_shelf: Shelf) -> None:
+async def test_news_with_a_lost_reply_is_told(file_shelf: Shelf) -> None:
     store = LosesReplies(file_shelf.make())
     async with node(store, news) as served:
         async with served.phone(start_fields={"capabilities": ["resume"]}) as phone:
             await phone.ask("one")
             await calm(served)
             store.lose()
-            said = phone.send("agent.completed", FINISHED)
+            event_id = phone.send("agent.completed", FINISHED)
             await until(lambda: store.lost == 1)
-            phone.send("agent.completed", FINISHED, id=said)
-            await phone.until(lambda e: e["type"] == "event.ack" and said in e["payload"]["eventIds"])
+            phone.send("agent.completed", FINISHED, id=event_id)
+            await phone.until(lambda e: e["type"] == "event.ack" and event_id in e["payload"]["eventIds"])
             await phone.until(is_final("An agent has finished."))
 
 
@@ -265,13 +261,15 @@ class LosesACall(LosesReplies):
     """A store that loses the reply to the first commit with a call of the device in it."""
 
     async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
-        if any(isinstance(one, PutOutbound) and one.event.kind == "call" for one in operations):
+        if any(
+            isinstance(operation, PutOutbound) and operation.event.kind == "call" for operation in operations
+        ):
             if not self.lost:
                 self.lose()
         await super().commit(claim, commit_id, operations)
 
 
-async def test_a_write_call_whose_commit_had_no_reply_is_sent_all_the_same(file_shelf: Shelf) -> None:
+async def test_a_write_call_with_a_lost_reply_is_sent(file_shelf: Shelf) -> None:
     """A client without ``resume`` is not sent a write call twice, but this one was never sent."""
 
     def replies(request: ModelRequest) -> Script:
@@ -290,7 +288,7 @@ async def test_a_write_call_whose_commit_had_no_reply_is_sent_all_the_same(file_
             assert len(phone.runs) == 1
 
 
-async def test_what_another_claim_may_have_sent_does_not_count_as_unsent(file_shelf: Shelf) -> None:
+async def test_events_of_another_claim_do_not_count_as_unsent(file_shelf: Shelf) -> None:
     store = file_shelf.make()
     await store.open()
     services = helpers.make_services(store=store)
@@ -302,8 +300,8 @@ async def test_what_another_claim_may_have_sent_does_not_count_as_unsent(file_sh
     own = await store.claim(KEY)
     assert session.unsent(own) == {"evt-1"}
     assert session.unsent(await store.claim(KEY)) == set()
-    other = Session(services, own)
-    assert own.state.fields["claims"] != other._committer._snapshots["claims"]()
-    own.state.fields["claims"] = other._committer._snapshots["claims"]()
+    successor = Session(services, own)
+    assert own.state.fields["claims"] != successor._committer._snapshots["claims"]()
+    own.state.fields["claims"] = successor._committer._snapshots["claims"]()
     assert session.unsent(own) == set()
     await store.aclose()

@@ -1,4 +1,4 @@
-"""MCP_PORT has the limits of ``/ws``: one person's requests, sessions and floods trouble no other."""
+"""MCP_PORT: limits of requests, sessions and rates, by person."""
 
 from __future__ import annotations
 
@@ -105,13 +105,13 @@ async def closed(reader: asyncio.StreamReader) -> None:
 
 
 @pytest.mark.parametrize("text", ["", HEADER, UNFINISHED])
-async def test_a_request_that_does_not_come_whole_in_time_is_cut(text: str) -> None:
+async def test_an_incomplete_request_is_cut(text: str) -> None:
     limits: dict[str, Any] = {"handshake_timeout": 0.05, "message_timeout": 0.1}
     async with running(ANN, **limits) as server, sockets(server, text) as (reader,):
         await closed(reader)
 
 
-async def test_a_body_has_its_time_however_it_is_dribbled() -> None:
+async def test_single_bytes_do_not_extend_the_time_of_a_body() -> None:
     async with running(ANN, message_timeout=0.05) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.http)
         ended = asyncio.create_task(closed(reader))
@@ -123,7 +123,7 @@ async def test_a_body_has_its_time_however_it_is_dribbled() -> None:
         writer.transport.abort()
 
 
-async def test_half_requests_at_one_door_leave_room_at_the_other() -> None:
+async def test_incomplete_requests_leave_room_for_websockets() -> None:
     async with running(ANN, max_handshakes=3) as server, sockets(server, HEADER, 5) as readers:
         for reader in readers[:2]:
             await closed(reader)
@@ -131,7 +131,7 @@ async def test_half_requests_at_one_door_leave_room_at_the_other() -> None:
             assert phone.shapes() == ["session.started"]
 
 
-async def test_a_person_has_so_many_connections_at_all_doors() -> None:
+async def test_connections_of_a_person_count_for_http_and_websockets_together() -> None:
     async with (
         running(ANN, BOB, max_connections_per_subject=2) as server,
         programs(server, ANN, BOB) as (ann, bob),
@@ -153,7 +153,7 @@ async def test_a_body_over_the_limit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("revision", ["2025-06-18", "2026-07-28"])
-async def test_a_connection_lost_within_a_body_is_silent(
+async def test_a_connection_lost_within_a_body_logs_nothing(
     revision: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(ANN) as server:
@@ -168,30 +168,33 @@ async def test_a_connection_lost_within_a_body_is_silent(
 # -- sessions
 
 
-async def test_of_more_sessions_than_a_person_may_have_the_one_unused_for_longest_ends() -> None:
+async def test_over_a_persons_limit_the_session_unused_for_longest_ends() -> None:
     async with (
         running(ANN, BOB, max_sessions_per_subject=2) as server,
-        programs(server, ANN, ANN, ANN, BOB) as (first, second, third, other),
+        programs(server, ANN, ANN, ANN, BOB) as (first, second, third, bobs),
     ):
-        for program in (other, first, second):
+        for program in (bobs, first, second):
             await program.initialize()
         async with first.listening() as status:
             assert status == 200
             assert (await third.initialize()).status_code == 200
-            assert [await one.post() for one in (first, second, third, other)] == [200, 404, 200, 200]
+            assert [await client.post() for client in (first, second, third, bobs)] == [200, 404, 200, 200]
         await second.initialize()
-        assert [await one.post() for one in (first, second, third)] == [404, 200, 200]
+        assert [await client.post() for client in (first, second, third)] == [404, 200, 200]
 
 
-async def test_a_session_that_ended_makes_room() -> None:
-    async with running(ANN, max_sessions_per_subject=1) as server, programs(server, ANN, ANN) as (one, two):
-        await one.initialize()
-        await one.end()
-        await two.initialize()
-        assert [await one.post(), await two.post()] == [404, 200]
+async def test_an_ended_session_makes_room() -> None:
+    async with (
+        running(ANN, max_sessions_per_subject=1) as server,
+        programs(server, ANN, ANN) as (first, second),
+    ):
+        await first.initialize()
+        await first.end()
+        await second.initialize()
+        assert [await first.post(), await second.post()] == [404, 200]
 
 
-async def test_a_session_is_its_persons_alone() -> None:
+async def test_a_session_belongs_to_one_person() -> None:
     async with running(ANN, BOB) as server, programs(server, ANN, BOB) as (ann, bob):
         await ann.initialize()
         bob.session = ann.session
@@ -201,7 +204,7 @@ async def test_a_session_is_its_persons_alone() -> None:
 
 
 @pytest.mark.parametrize("end", ["by its program", "unused", "of too many"])
-async def test_what_a_session_named_is_forgotten_with_it(end: str) -> None:
+async def test_an_ended_session_gets_no_changes(end: str) -> None:
     idle_s = 0.1 if end == "unused" else WAIT
     async with running(ANN, idle_s=idle_s, max_sessions_per_subject=1) as server:
         async with httpx2.AsyncClient(trust_env=False) as client:
@@ -216,7 +219,7 @@ async def test_what_a_session_named_is_forgotten_with_it(end: str) -> None:
             await until(lambda: server.endpoint.watchers == 0)
 
 
-async def test_what_a_websocket_named_is_forgotten_with_it() -> None:
+async def test_a_closed_websocket_gets_no_changes() -> None:
     async with running() as server:
         url = f"ws://127.0.0.1:{server.listener.port}/mcp?session=of-some-name"
         async with connect(url, subprotocols=[Subprotocol("mcp")], proxy=None) as socket:
@@ -230,19 +233,19 @@ async def test_what_a_websocket_named_is_forgotten_with_it() -> None:
         await until(lambda: server.endpoint.watchers == 0)
 
 
-async def test_programs_of_two_persons_share_no_server_of_a_session() -> None:
+async def test_persons_do_not_share_an_mcp_server_of_scope_session() -> None:
     async with (
-        use(program(scope="session")) as used,
-        running(ANN, BOB, toolsets=[used.toolset]) as server,
+        use(program(scope="session")) as scoped,
+        running(ANN, BOB, toolsets=[scoped.toolset]) as server,
         over_http(server, ANN) as first,
-        over_http(server, BOB) as other,
+        over_http(server, BOB) as bobs,
         over_http(server, ANN) as second,
     ):
-        ann, bob, again = [text_of(await one.call_tool("s.pid", {})) for one in (first, other, second)]
-        assert ann == again != bob
+        ann, bob, ann_again = [text_of(await client.call_tool("s.pid", {})) for client in (first, bobs, second)]
+        assert ann == ann_again != bob
 
 
-async def test_a_call_of_a_program_that_has_gone_stops_on_the_device() -> None:
+async def test_the_call_of_a_disconnected_program_stops_on_the_device() -> None:
     headers = {"Authorization": f"Bearer {ANN}"}
     async with (
         running(ANN) as server,
@@ -262,7 +265,7 @@ async def test_a_call_of_a_program_that_has_gone_stops_on_the_device() -> None:
 SLOW: dict[str, Any] = {"frames_per_second": 4.0, "frames_burst": 10.0, "flood_timeout": 0.3}
 
 
-async def test_a_persons_flood_is_refused_and_another_person_is_served_meanwhile(
+async def test_a_persons_flood_does_not_affect_another_person(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with running(ANN, BOB, **SLOW) as server, programs(server, ANN, BOB) as (ann, bob):
@@ -290,7 +293,7 @@ async def test_a_flood_over_a_websocket_closes_it() -> None:
 # -- the end
 
 
-async def test_a_program_that_leaves_before_its_request_is_whole_is_no_error(
+async def test_an_abandoned_request_is_not_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with running(ANN, max_connections_per_subject=1) as server:
@@ -303,7 +306,7 @@ async def test_a_program_that_leaves_before_its_request_is_whole_is_no_error(
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
-async def test_a_stop_with_streams_and_half_requests_is_silent(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stop_with_open_streams_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async with AsyncExitStack() as stack:
         async with running(ANN, close_timeout=0.5) as server:
             (ann,) = await stack.enter_async_context(programs(server, ANN))
@@ -315,6 +318,6 @@ async def test_a_stop_with_streams_and_half_requests_is_silent(caplog: pytest.Lo
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
-async def test_http_says_that_the_list_changes() -> None:
+async def test_http_announces_that_the_list_may_change() -> None:
     async with running(ANN) as server, programs(server, ANN) as (ann,):
         assert '"listChanged":true' in (await ann.initialize()).text

@@ -1,4 +1,4 @@
-"""How much memory one client takes: measured from outside, on a server's process of its own."""
+"""Memory of a client, measured on a server process."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MIB = 1024
 
 def resident_kb(served: Announced, name: str) -> int:
     """Read a figure of the server's memory; ``VmHWM`` is the most that it ever was."""
-    found = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{served.process.pid}/status").read_text())
-    assert found
-    return int(found[1])
+    match = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{served.process.pid}/status").read_text())
+    assert match
+    return int(match[1])
 
 
 def largest_result(number: int) -> str:
@@ -38,7 +38,7 @@ def largest_result(number: int) -> str:
     )
 
 
-async def test_frames_that_wait_in_a_connection_take_a_few_mebibytes_at_most(tmp_path: Path) -> None:
+async def test_queued_frames_take_a_few_mebibytes_at_most(tmp_path: Path) -> None:
     async def send(socket: ClientConnection) -> None:
         for number in range(5):
             await socket.send(largest_result(number))
@@ -50,10 +50,10 @@ async def test_frames_that_wait_in_a_connection_take_a_few_mebibytes_at_most(tmp
         sockets = [await connect(served.url, proxy=None, compression=None) for _ in range(10)]
         async with asyncio.timeout(2 * WAIT):
             await asyncio.gather(*map(send, sockets))
-        taken = resident_kb(served, "VmHWM") - before
+        growth = resident_kb(served, "VmHWM") - before
         for socket in sockets:
             socket.transport.abort()
-    assert taken / len(sockets) < 4 * MIB  # 1.4 here, 20 without a bound; allocators differ
+    assert growth / len(sockets) < 4 * MIB  # 1.4 here, 20 without a bound; allocators differ
 
 
 def start_with_tools(number: int) -> str:
@@ -70,7 +70,7 @@ def start_with_tools(number: int) -> str:
     )
 
 
-async def test_sessions_of_one_token_that_have_ended_leave_little_behind(tmp_path: Path) -> None:
+async def test_ended_sessions_free_their_memory(tmp_path: Path) -> None:
     async def open_sessions(served: Announced, numbers: range) -> None:
         for number in numbers:
             headers = {"Authorization": "Bearer one"}
@@ -83,5 +83,5 @@ async def test_sessions_of_one_token_that_have_ended_leave_little_behind(tmp_pat
         await open_sessions(served, range(20))
         before = resident_kb(served, "VmRSS")
         await open_sessions(served, range(20, 120))
-        taken = resident_kb(served, "VmRSS") - before
-    assert taken / 100 < MIB / 10  # 0.01 here, 0.27 while closed sessions kept their tools
+        growth = resident_kb(served, "VmRSS") - before
+    assert growth / 100 < MIB / 10  # 0.01 here, 0.27 while closed sessions kept their tools

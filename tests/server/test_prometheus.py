@@ -30,9 +30,9 @@ DOCUMENT = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
 
 def program(name: str) -> str:
     """Find a program of Prometheus."""
-    found = shutil.which(name)
-    if found is not None:
-        return found
+    path = shutil.which(name)
+    if path is not None:
+        return path
     reason = f"{name} is not here; .ci/run installs it"
     if os.environ.get("CI_REQUIRE_PROMETHEUS") == "1":
         pytest.fail(reason)
@@ -51,11 +51,11 @@ async def text_of(server: Running) -> str:
 
 def names_in(text: str) -> set[str]:
     """Name the metrics that an expression or a document speaks of, without the endings of their samples."""
-    found = set(re.findall(r"\bconductor_[a-z_]+", text))
-    return {re.sub(r"_(total|bucket|count|sum)$", "", name) for name in found}
+    names = set(re.findall(r"\bconductor_[a-z_]+", text))
+    return {re.sub(r"_(total|bucket|count|sum)$", "", name) for name in names}
 
 
-async def test_every_metric_that_is_named_is_there_and_every_one_is_documented() -> None:
+async def test_dashboards_and_documents_name_existing_metrics() -> None:
     async with served() as server:
         text = await text_of(server)
     families = {
@@ -72,7 +72,7 @@ async def test_every_metric_that_is_named_is_there_and_every_one_is_documented()
     assert names_in(DOCUMENT) == families
 
 
-async def test_promtool_finds_nothing(tmp_path: Path) -> None:
+async def test_promtool_reports_no_problem(tmp_path: Path) -> None:
     promtool = program("promtool")
     async with served() as server:
         text = await text_of(server)

@@ -303,12 +303,12 @@ async def test_closing_ends_every_session() -> None:
     go_on = asyncio.Event()
     provider = ScriptedProvider([[go_on]])
     registry = make_registry(store, provider, grace=60.0)
-    wire, left = Wire(), Wire()
+    wire, idle = Wire(), Wire()
     session, _ = await bind(registry, wire)
     await say(session, wire, "hi")
     await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
-    await bind(registry, left, SessionKey("subject", "s-2"))
-    registry.unbind(SessionKey("subject", "s-2"), left)
+    await bind(registry, idle, SessionKey("subject", "s-2"))
+    registry.unbind(SessionKey("subject", "s-2"), idle)
     await asyncio.wait_for(registry.close(), WAIT)
     assert len(registry) == 0 and not session.busy and len(store.memory) == 0
     assert provider.record(0).closed.is_set()
@@ -383,8 +383,8 @@ async def test_over_a_subjects_limit_its_oldest_session_without_a_connection_end
     registry = make_registry(WiredStore(), max_sessions_per_subject=3)
     keys = [SessionKey("token-1", f"s-{number}") for number in range(5)]
     wires = [Wire() for _ in keys]
-    other = SessionKey("token-2", "s-0")
-    await bind(registry, Wire(), other)
+    foreign = SessionKey("token-2", "s-0")
+    await bind(registry, Wire(), foreign)
     for wire, key in zip(wires[:3], keys[:3], strict=True):
         await bind(registry, wire, key)
     with pytest.raises(TooManySessions):
@@ -393,7 +393,7 @@ async def test_over_a_subjects_limit_its_oldest_session_without_a_connection_end
     registry.unbind(keys[0], wires[0])
     for wire, key in zip(wires[3:], keys[3:], strict=True):
         await bind(registry, wire, key)
-    assert {session.key for session in registry.sessions} == {other, keys[1], keys[3], keys[4]}
+    assert {session.key for session in registry.sessions} == {foreign, keys[1], keys[3], keys[4]}
     await bind(registry, Wire(), keys[1])  # one that is open takes no more room
     await registry.close()
 

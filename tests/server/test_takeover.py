@@ -1,4 +1,4 @@
-"""Several nodes with one store: a session goes wherever its client goes, and is in one place at a time."""
+"""Several nodes with one store: a session moves with its client and has one owner at a time."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from tests.server.nodes import (
     node,
     recorded,
     session_of,
+    shapes_sent,
     still_open,
     stored_log,
-    told,
     two_nodes,
     words,
 )
@@ -57,7 +57,7 @@ def looks(request: ModelRequest) -> Script:
 # -- in the middle of a turn
 
 
-async def test_a_turn_goes_on_where_its_client_goes_and_ends_there(shelf: Shelf) -> None:
+async def test_a_running_turn_moves_with_its_client(shelf: Shelf) -> None:
     hold = asyncio.Event()
     slow: Replies = lambda request: [TextDelta("One, "), hold, TextDelta("and never more.")]  # noqa: E731
     async with two_nodes(shelf, slow, [[TextDelta("One, two.")]]) as (a, b):
@@ -72,28 +72,28 @@ async def test_a_turn_goes_on_where_its_client_goes_and_ends_there(shelf: Shelf)
                 since = len(old.log)
                 hold.set()
                 await a.lost()
-                assert told(old, since) == [] and await still_open(old)
+                assert shapes_sent(old, since) == [] and await still_open(old)
                 assert (await new.ask("and now?"))[-1]
         assert [shape for shape in new.shapes() if shape == "append user"] == ["append user"] * 2
     log = await stored_log(shelf)
-    assert [one.text for one in log if isinstance(one, AssistantMessage)][0] == "One, two."
+    assert [message.text for message in log if isinstance(message, AssistantMessage)][0] == "One, two."
 
 
-async def test_a_call_of_the_device_is_answered_by_whatever_node(shelf: Shelf) -> None:
+async def test_a_device_call_may_be_answered_at_another_node(shelf: Shelf) -> None:
     async with two_nodes(shelf, looks, looks) as (a, b):
         async with a.phone() as phone:
             phone.say("how is it?")
-            asked = await phone.until("agent.status")
+            call = await phone.until("agent.status")
             phone.tools["agent.status"] = lambda _: '{"status":"running"}'
-            phone.event_ids.pop(asked["id"])  # it had not handled it yet
+            phone.event_ids.pop(call["id"])  # it had not handled it yet
             await moves(phone, b)
             assert phone.finals() == ["It runs."]
-            again = phone.events("agent.status")
-            assert [e["id"] for e in again] == [asked["id"]] * 2
+            calls = phone.events("agent.status")
+            assert [e["id"] for e in calls] == [call["id"]] * 2
             assert len(a.provider.requests) == 1 and len(b.provider.requests) == 1
 
 
-async def test_a_result_that_arrives_at_the_other_node_before_the_start_counts(shelf: Shelf) -> None:
+async def test_a_result_before_the_start_counts_at_another_node(shelf: Shelf) -> None:
     def replies(request: ModelRequest) -> Script:
         last = request.messages[-1]
         if isinstance(last, ToolResult):
@@ -103,16 +103,16 @@ async def test_a_result_that_arrives_at_the_other_node_before_the_start_counts(s
     async with two_nodes(shelf, replies, replies) as (a, b):
         async with a.phone() as phone:
             phone.say("how is it?")
-            asked = await phone.until("agent.status")
+            call = await phone.until("agent.status")
             await moves(phone, b, start=False)
-            phone.result(asked["payload"]["callId"], '"heron"')
+            phone.result(call["payload"]["callId"], '"heron"')
             await phone.idle()
             assert phone.finals() == ["It said True."]
 
 
-async def test_an_interruption_concerns_the_speech_that_is_said_wherever_it_is_heard(shelf: Shelf) -> None:
-    said = [[TextDelta("One and two.")], [TextDelta("Three and four.")]]
-    async with two_nodes(shelf, said, mode="queue") as (a, b):
+async def test_an_interruption_at_another_node_cuts_the_current_speech(shelf: Shelf) -> None:
+    replies = [[TextDelta("One and two.")], [TextDelta("Three and four.")]]
+    async with two_nodes(shelf, replies, mode="queue") as (a, b):
         async with a.phone(acknowledge=lambda name: name != "tts.speak") as phone:
             for words_said in ("one", "two"):
                 since = len(phone.log)
@@ -131,7 +131,11 @@ async def test_an_interruption_concerns_the_speech_that_is_said_wherever_it_is_h
             phone.interrupt(spokenText="Three")
 
             def answers() -> list[str]:
-                return [one.text for one in session_of(b).messages if isinstance(one, AssistantMessage)]
+                return [
+                    message.text
+                    for message in session_of(b).messages
+                    if isinstance(message, AssistantMessage)
+                ]
 
             await until(lambda: answers()[1] != "Three and four.")
             assert answers() == [f"One {CUT_HERE}", f"Three {CUT_HERE}"]
@@ -149,18 +153,16 @@ def follow_up(request: ModelRequest) -> Script:
 
 @pytest.mark.parametrize("elsewhere", [True, False])
 @pytest.mark.parametrize("lost", ["the result", "all answers", "the end of a speech"])
-async def test_a_call_whose_result_was_lost_is_given_up_in_its_own_time(
-    shelf: Shelf, elsewhere: bool, lost: str
-) -> None:
+async def test_a_call_with_a_lost_result_times_out(shelf: Shelf, elsewhere: bool, loss: str) -> None:
     """An app that knows what is replayed does not answer again, and that is not waited for."""
     slow = {"ui_timeout": 600.0, "speech_timeout": 600.0, "tool_timeout": 0.2}
     async with two_nodes(shelf, follow_up, follow_up, mode="queue", **slow) as (a, b):
         silent_about = {"the result": "", "all answers": ("convo.", "tts."), "the end of a speech": "tts."}
         phone = a.phone(
-            acknowledge=lambda name: not (lost != "the result" and name.startswith(silent_about[lost]))
+            acknowledge=lambda name: not (loss != "the result" and name.startswith(silent_about[loss]))
         )
         async with phone:
-            if lost == "the end of a speech":
+            if loss == "the end of a speech":
                 phone.say("tell me a story")
             phone.say("go on")
             await phone.until("agent.followup")
@@ -174,32 +176,10 @@ async def test_a_call_whose_result_was_lost_is_given_up_in_its_own_time(
             assert len(phone.runs) == 1
 
 
-async def test_a_queued_transcript_that_is_repeated_is_acknowledged_again(shelf: Shelf) -> None:
-    hold = asyncio.Event()
-    slow: Replies = lambda request: [hold, TextDelta("Well.")]  # noqa: E731
-    async with two_nodes(shelf, slow, mode="queue") as (a, _):
-        async with a.phone(start_fields={"capabilities": ["resume"]}) as phone:
-            phone.say("one")
-            await phone.until("append user")
-
-            def acknowledged(event: Event) -> bool:
-                return event["type"] == "event.ack" and "t-2" in event["payload"]["eventIds"]
-
-            phone.say("two", id="t-2")
-            await phone.until(acknowledged)
-            since = len(phone.log)
-            await phone.cut()
-            await phone.open()
-            phone.say("two", id="t-2")
-            await phone.until(acknowledged, since=since)
-            hold.set()
-            await until(lambda: len(phone.finals()) == 2)
-
-
 # -- back again
 
 
-async def test_an_unmodified_client_is_parked_and_its_next_words_take_the_session_back(shelf: Shelf) -> None:
+async def test_a_parked_client_takes_its_session_back_by_a_transcript(shelf: Shelf) -> None:
     async with two_nodes(shelf) as (a, b):
         async with a.phone() as old, b.phone() as new:
             await old.ask("one")
@@ -209,20 +189,20 @@ async def test_an_unmodified_client_is_parked_and_its_next_words_take_the_sessio
             since = len(old.log)
             old.send("user.audio.transcript.partial", {"text": "th"})
             old.result("call-nobody-knows", "{}")
-            assert await still_open(old) and told(old, since) == []
+            assert await still_open(old) and shapes_sent(old, since) == []
             await new.ask("three")
             await calm(b)
-            since, other = len(old.log), len(new.log)
+            since, since_new = len(old.log), len(new.log)
             await old.ask("four")
             assert old.finals(since) == ["You said one, two, three, four."]
             await calm(a)
-            assert await still_open(new) and told(new, other) == []
+            assert await still_open(new) and shapes_sent(new, since_new) == []
             await new.ask("five")
-            assert new.finals(other) == ["You said one, two, three, four, five."]
+            assert new.finals(since_new) == ["You said one, two, three, four, five."]
             assert await still_open(old)
 
 
-async def test_a_client_that_resumes_is_sent_away_once_its_session_is_anothers(shelf: Shelf) -> None:
+async def test_a_resuming_client_is_closed_when_another_takes_its_session(shelf: Shelf) -> None:
     resume = {"capabilities": ["resume"]}
     async with two_nodes(shelf) as (a, b):
         async with a.phone(start_fields=resume) as old:
@@ -238,7 +218,7 @@ async def test_a_client_that_resumes_is_sent_away_once_its_session_is_anothers(s
                 assert new.finals(since)[-1].endswith("three.") and await still_open(new)
 
 
-async def test_a_second_start_on_a_socket_whose_session_is_anothers_takes_it_back(shelf: Shelf) -> None:
+async def test_a_second_start_takes_the_session_back(shelf: Shelf) -> None:
     async with two_nodes(shelf) as (a, b):
         async with a.phone() as old, b.phone() as new:
             await new.ask("one")
@@ -252,7 +232,7 @@ async def test_a_second_start_on_a_socket_whose_session_is_anothers_takes_it_bac
             assert old.finals(since) == ["You said one, two."]
 
 
-async def test_a_parked_client_that_has_much_to_say_is_heard(shelf: Shelf) -> None:
+async def test_a_parked_client_may_send_many_events_after_a_transcript(shelf: Shelf) -> None:
     async with two_nodes(shelf) as (a, b):
         async with a.phone() as old, b.phone() as new:
             await old.ask("one")
@@ -268,7 +248,7 @@ async def test_a_parked_client_that_has_much_to_say_is_heard(shelf: Shelf) -> No
             )
 
 
-async def test_an_invalid_transcript_of_a_parked_client_takes_nothing(file_shelf: Shelf) -> None:
+async def test_an_invalid_transcript_of_a_parked_client_claims_nothing(file_shelf: Shelf) -> None:
     async with two_nodes(file_shelf) as (a, b):
         async with a.phone() as old, b.phone() as new:
             await old.ask("one")
@@ -285,29 +265,29 @@ async def test_an_invalid_transcript_of_a_parked_client_takes_nothing(file_shelf
 # -- what is honest about a start
 
 
-async def test_a_start_says_truly_whether_the_session_was_kept(shelf: Shelf) -> None:
+async def test_a_start_reports_whether_the_session_was_kept(shelf: Shelf) -> None:
     resume = {"capabilities": ["resume"], "resume": {"lastEventId": None, "done": [], "pending": []}}
     async with two_nodes(shelf) as (a, b):
         first = a.phone(start_fields={"capabilities": ["resume"]})
-        assert said(await comes(first)) == (False, "new")
+        assert result_of(await comes(first)) == (False, "new")
         await first.ask("one")
         await calm(a)
         first.start_fields = resume
         await first.cut()
-        assert said(await comes(first)) == (True, None)
-        assert said(await moves(first, b)) == (True, None)
-        assert said(await moves(first, a)) == (True, None)
+        assert result_of(await comes(first)) == (True, None)
+        assert result_of(await moves(first, b)) == (True, None)
+        assert result_of(await moves(first, a)) == (True, None)
         await first.close()
         stranger = b.phone("s-2", start_fields=resume)
-        assert said(await comes(stranger)) == (False, "not_kept")
+        assert result_of(await comes(stranger)) == (False, "not_kept")
         await stranger.close()
 
 
-def said(started: Event) -> tuple[bool, str | None]:
+def result_of(started: Event) -> tuple[bool, str | None]:
     return started["resumed"], started.get("reason")
 
 
-async def test_a_session_that_was_deleted_or_has_expired_was_not_kept(tmp_path: Path) -> None:
+async def test_a_deleted_or_expired_session_is_reported_as_not_kept(tmp_path: Path) -> None:
     resume = {"capabilities": ["resume"], "resume": {"lastEventId": None, "done": [], "pending": []}}
     now = [1_000_000.0]
     path = tmp_path / "sessions.db"
@@ -321,13 +301,13 @@ async def test_a_session_that_was_deleted_or_has_expired_was_not_kept(tmp_path: 
         assert await b.store.delete(KEY.subject, KEY.session_id) == 1
         phone.start_fields = resume
         await phone.cut()
-        assert said(await comes(phone)) == (False, "not_kept")
+        assert result_of(await comes(phone)) == (False, "not_kept")
         await phone.ask("two")
         await calm(a)
         await phone.cut()
         now[0] += 61.0
         phone.url = b.url
-        assert said(await comes(phone)) == (False, "not_kept")
+        assert result_of(await comes(phone)) == (False, "not_kept")
         since = len(phone.log)
         await phone.ask("three")
         assert phone.finals(since) == ["You said three."]
@@ -337,7 +317,7 @@ async def test_a_session_that_was_deleted_or_has_expired_was_not_kept(tmp_path: 
 # -- who is dead, and who duels
 
 
-async def test_what_a_dead_client_had_said_does_not_take_its_session_back(shelf: Shelf) -> None:
+async def test_late_events_of_a_dead_client_claim_nothing(shelf: Shelf) -> None:
     async with two_nodes(shelf, alive_timeout=0.2) as (a, b):
         async with a.phone() as dead, b.phone() as phone:
             dead.say("one")  # which takes the session back, and that opens its microphone at once
@@ -367,13 +347,13 @@ class Contested(LosesReplies):
         self.contests = 0
 
     async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
-        if self.contests and any(isinstance(one, RememberInbound) for one in operations):
+        if self.contests and any(isinstance(operation, RememberInbound) for operation in operations):
             self.contests -= 1
             await self.rival.claim(KEY)
         await super().commit(claim, commit_id, operations)
 
 
-async def test_words_are_recorded_however_often_a_rival_takes_the_session_meanwhile(shelf: Shelf) -> None:
+async def test_a_transcript_is_recorded_despite_rival_claims(shelf: Shelf) -> None:
     store = Contested(shelf.make(), shelf.make())
     await store.rival.open()
     async with node(store, echo) as a, a.phone() as phone:
@@ -382,10 +362,12 @@ async def test_words_are_recorded_however_often_a_rival_takes_the_session_meanwh
         assert phone.finals() == ["You said tea."]
         await calm(a)
     await store.rival.aclose()
-    assert [one.text for one in await stored_log(shelf) if isinstance(one, UserMessage)] == ["tea"]
+    assert [message.text for message in await stored_log(shelf) if isinstance(message, UserMessage)] == [
+        "tea"
+    ]
 
 
-async def test_words_that_cannot_be_recorded_for_a_rival_end_in_an_error_and_idle(shelf: Shelf) -> None:
+async def test_a_transcript_that_rivals_prevent_ends_in_an_error(shelf: Shelf) -> None:
     store = Contested(shelf.make(), shelf.make())
     await store.rival.open()
     async with node(store, echo) as a, a.phone() as phone:
@@ -401,7 +383,7 @@ async def test_words_that_cannot_be_recorded_for_a_rival_end_in_an_error_and_idl
     await store.rival.aclose()
 
 
-async def test_a_session_that_is_claimed_again_and_again_is_claimed_more_slowly(
+async def test_repeated_claims_are_delayed(
     shelf: Shelf,
 ) -> None:
     async with two_nodes(shelf, takeover_backoff=0.01) as (a, b):
@@ -419,37 +401,29 @@ async def test_a_session_that_is_claimed_again_and_again_is_claimed_more_slowly(
         await phone.close()
 
 
-async def test_two_clients_that_take_the_session_from_each_other_lose_no_words(shelf: Shelf) -> None:
+async def test_two_rival_clients_lose_no_transcript(shelf: Shelf) -> None:
     async with two_nodes(shelf) as (a, b):
-        async with a.phone() as one, b.phone() as two:
+        async with a.phone() as first, b.phone() as second:
             for number in range(3):
-                since = len(one.log), len(two.log)
-                one.say(f"one-{number}")
-                two.say(f"two-{number}")
+                since = len(first.log), len(second.log)
+                first.say(f"one-{number}")
+                second.say(f"two-{number}")
 
-                def answered(since: tuple[int, int] = since, number: int = number) -> bool:
-                    finals = one.finals(since[0]) + two.finals(since[1])
+                def is_answered(since: tuple[int, int] = since, number: int = number) -> bool:
+                    finals = first.finals(since[0]) + second.finals(since[1])
                     return any(f"one-{number}" in f and f"two-{number}" in f for f in finals)
 
-                await until(answered)
+                await until(is_answered)
     log = await stored_log(shelf)
-    assert sorted(m.text for m in log if isinstance(m, UserMessage)) == [
-        "one-0",
-        "one-1",
-        "one-2",
-        "two-0",
-        "two-1",
-        "two-2",
-    ]
+    texts = sorted(message.text for message in log if isinstance(message, UserMessage))
+    assert texts == [f"{name}-{number}" for name in ("one", "two") for number in range(3)]
 
 
 # -- a store that goes back in time
 
 
 @pytest.mark.parametrize("how", ["content", "file"])
-async def test_a_file_that_was_put_back_to_an_older_copy_is_given_what_it_lost(
-    file_shelf: Shelf, how: str
-) -> None:
+async def test_a_restored_older_file_gets_the_lost_commits(file_shelf: Shelf, how: str) -> None:
     path = file_shelf.path
     assert path is not None
     older = path.with_name("older.db")
@@ -462,15 +436,15 @@ async def test_a_file_that_was_put_back_to_an_older_copy_is_given_what_it_lost(
         if how == "content":
             copied(older, path)
         else:
-            for each in path.parent.glob(f"{path.name}-*"):
-                each.unlink()
+            for file in path.parent.glob(f"{path.name}-*"):
+                file.unlink()
             older.replace(path)
         since = len(phone.log)
         await phone.ask("three")
         assert phone.finals(since) == ["You said one, two, three."] and not phone.errors()
         assert "append user" in phone.shapes(since)
-    said = [m.text for m in await stored_log(file_shelf) if isinstance(m, UserMessage)]
-    assert said == ["one", "two", "three"]
+    texts = [m.text for m in await stored_log(file_shelf) if isinstance(m, UserMessage)]
+    assert texts == ["one", "two", "three"]
 
 
 def copied(source: Path, target: Path) -> None:
@@ -482,18 +456,18 @@ def copied(source: Path, target: Path) -> None:
 # -- a node that stops
 
 
-async def test_a_node_that_stops_does_not_wait_for_what_a_client_that_has_left_would_answer(
+async def test_a_stopping_node_does_not_wait_for_a_disconnected_client(
     shelf: Shelf,
 ) -> None:
     async with two_nodes(shelf, looks, looks) as (a, b):
         async with a.phone() as phone:
             phone.say("how is it?")
-            asked = await phone.until("agent.status")
+            call = await phone.until("agent.status")
             stopping = asyncio.create_task(a.listener.stop(drain_s=LONG))
             assert await still_open(phone), "it may answer"
             await phone.cut()
             await asyncio.wait_for(stopping, WAIT)
-            phone.event_ids.pop(asked["id"])
+            phone.event_ids.pop(call["id"])
             phone.tools["agent.status"] = lambda _: '{"status":"running"}'
             phone.url = b.url
             await comes(phone)
@@ -515,7 +489,7 @@ class Gate(Admission):
 
 
 @pytest.mark.parametrize("capabilities", [[], ["resume"]])
-async def test_who_gave_up_in_a_crowd_does_not_take_the_session_when_its_turn_comes(
+async def test_a_client_that_left_before_its_admission_claims_nothing(
     shelf: Shelf, capabilities: list[str]
 ) -> None:
     async with two_nodes(shelf) as (a, b):
@@ -554,7 +528,7 @@ class NoClaims(LosesReplies):
         return await super().claim(key)
 
 
-async def test_an_old_connection_that_binds_anew_leaves_the_session_to_a_newer_one(file_shelf: Shelf) -> None:
+async def test_an_old_connection_that_binds_again_yields_to_a_newer_one(file_shelf: Shelf) -> None:
     store = NoClaims(file_shelf.make())
     resumes = {"capabilities": ["resume"]}
     async with node(store, echo) as served:

@@ -1,4 +1,4 @@
-"""Questions that stand while their session is taken over, or from the store anew: each is decided once."""
+"""Open questions of a session that moves or is loaded again: each is decided once."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def move(request: ModelRequest) -> Script:
     """Move the notes, and tell what came of it."""
     last = request.messages[-1]
     if isinstance(last, ToolResult):
-        found = json.loads(last.content)
-        return [TextDelta(f"It said {found['data'] or found['error_type']}.")]
+        result = json.loads(last.content)
+        return [TextDelta(f"It said {result['data'] or result['error_type']}.")]
     return [ToolCall("c-1", "move_file", '{"path":"notes.txt"}')]
 
 
@@ -61,7 +61,7 @@ async def goes(phone: App, to: Node) -> int:
     return since
 
 
-async def asked(phone: App) -> Event:
+async def question(phone: App) -> Event:
     """Say something that leads to a question; gives its card."""
     phone.say("move it")
     return await phone.until("approval.request")
@@ -80,9 +80,9 @@ async def is_told(phone: App, card: Event, decision: str, outcome: str) -> None:
 
 
 async def resolved(phone: App, card: Event, outcome: str, since: int) -> None:
-    told = {"approvalId": card["payload"]["approvalId"], "outcome": outcome}
+    expected = {"approvalId": card["payload"]["approvalId"], "outcome": outcome}
     await phone.until(
-        lambda e: bool(e["type"] == "approval.resolved" and told.items() <= e["payload"].items()),
+        lambda e: bool(e["type"] == "approval.resolved" and expected.items() <= e["payload"].items()),
         since=since,
     )
 
@@ -94,11 +94,11 @@ async def prompted(phone: App, served: Node, number: int = 1) -> None:
     assert "May I" in prompt["payload"]["arguments"]
     await phone.until("state idle", since=phone.log.index(prompt))
     fields = session_of(served).state.fields
-    await until(lambda: all(one.presented for one in decode_approvals(fields[APPROVALS])))
+    await until(lambda: all(record.presented for record in decode_approvals(fields[APPROVALS])))
     await recorded(served)
 
 
-async def answered(phone: App, since: int = 0) -> str:
+async def reply_to(phone: App, since: int = 0) -> str:
     """Wait for the final and the end of its turn."""
     final = await phone.until("assistant.speech.final", since=since)
     await phone.idle(since=phone.log.index(final))
@@ -108,20 +108,22 @@ async def answered(phone: App, since: int = 0) -> str:
 async def is_fine(shelf: Shelf, results: int = 1) -> None:
     """Check that what is kept is valid, and that nothing stands."""
     log = await stored_log(shelf)
-    assert faults(log) == [] and len([one for one in log if isinstance(one, ToolResult)]) == results
+    assert (
+        faults(log) == [] and len([message for message in log if isinstance(message, ToolResult)]) == results
+    )
 
 
 # -- by card
 
 
-async def test_a_card_is_shown_again_by_the_other_node_and_what_it_decides_counts_once(shelf: Shelf) -> None:
+async def test_a_card_is_shown_again_by_the_other_node_and_decided_once(shelf: Shelf) -> None:
     async with two_nodes(shelf, move, move) as (a, b):
         async with phone_at(a, "approval") as phone:
-            card = await asked(phone)
+            card = await question(phone)
             since = await goes(phone, b)
             await until(lambda: card["id"] in [event["id"] for event in phone.repeated])
             await is_told(phone, card, "allow", "allowed")
-            assert await answered(phone, since) == "It said moved."
+            assert await reply_to(phone, since) == "It said moved."
             await is_told(phone, card, "allow", "refused")  # it has been told already
             await is_told(phone, card, "deny", "refused")
             await calm(b)
@@ -133,12 +135,12 @@ async def test_a_card_is_shown_again_by_the_other_node_and_what_it_decides_count
     await is_fine(shelf)
 
 
-async def test_a_decision_of_which_the_client_heard_nothing_is_told_truly_by_the_other_node(
+async def test_the_other_node_reports_a_decision_that_the_client_missed(
     shelf: Shelf,
 ) -> None:
     async with two_nodes(shelf, move, move) as (a, b):
         async with phone_at(a, "approval", "resume") as phone:
-            card = await asked(phone)
+            card = await question(phone)
             await recorded(a)
             phone.socket.transport.pause_reading()
             await decides(phone, card, "allow")
@@ -147,24 +149,22 @@ async def test_a_decision_of_which_the_client_heard_nothing_is_told_truly_by_the
             assert not phone.runs
             since = await goes(phone, b)
             await is_told(phone, card, "allow", "allowed")
-            assert await answered(phone, since) == "It said moved."
+            assert await reply_to(phone, since) == "It said moved."
             assert len(phone.runs) == 1
     await is_fine(shelf)
 
 
 @pytest.mark.parametrize("decision", ["allow", "deny"])
-async def test_a_card_stands_when_its_session_is_taken_from_the_store_anew(
-    file_shelf: Shelf, decision: str
-) -> None:
+async def test_a_card_stays_open_when_its_session_is_loaded_again(file_shelf: Shelf, decision: str) -> None:
     store = LosesReplies(file_shelf.make())
     async with node(store, move) as served:
         async with phone_at(served, "approval") as phone:
-            card = await asked(phone)
+            card = await question(phone)
             await rejoins(phone, store, served)
             await until(lambda: card["id"] in [event["id"] for event in phone.repeated])
             expected = {"allow": "allowed", "deny": "denied"}[decision]
             await is_told(phone, card, decision, expected)
-            await answered(phone)
+            await reply_to(phone)
             await is_told(phone, card, decision, "refused")  # it has been told already
             assert len(phone.runs) == (1 if decision == "allow" else 0)
             await calm(served)
@@ -172,20 +172,20 @@ async def test_a_card_stands_when_its_session_is_taken_from_the_store_anew(
     assert faults(log) == []
 
 
-async def test_a_decision_whose_commit_had_no_reply_is_told_truly_when_it_is_said_again(
+async def test_a_repeated_decision_after_a_lost_reply_is_reported(
     file_shelf: Shelf,
 ) -> None:
     store = LosesReplies(file_shelf.make())
     async with node(store, move) as served:
         async with phone_at(served, "approval", "resume") as phone:
-            card = await asked(phone)
+            card = await question(phone)
             await recorded(served)
             store.lose()
             since = len(phone.log)
             await decides(phone, card, "allow")
             await resolved(phone, card, "allowed", since)
             assert store.lost == 1
-            assert await answered(phone, since) == "It said moved."
+            assert await reply_to(phone, since) == "It said moved."
             await is_told(phone, card, "allow", "refused")  # it has been told already
             await is_told(phone, card, "deny", "refused")
             assert len(phone.runs) == 1
@@ -210,7 +210,7 @@ async def rejoins(phone: App, store: LosesReplies, served: Node) -> None:
 # -- by voice
 
 
-async def test_a_prompt_that_was_heard_is_said_again_by_the_other_node_before_a_yes_counts(
+async def test_the_other_node_repeats_a_prompt_before_a_yes_counts(
     shelf: Shelf,
 ) -> None:
     async with two_nodes(shelf, move, move, speech_timeout=1.0, speech_seconds_per_char=0.0) as (a, b):
@@ -219,8 +219,8 @@ async def test_a_prompt_that_was_heard_is_said_again_by_the_other_node_before_a_
             await prompted(phone, a)
             since = await goes(phone, b)
             phone.acknowledge = lambda name: name != "tts.speak"
-            again = await phone.until("tts.speak", since=since)
-            await phone.until("state idle", since=phone.log.index(again))
+            repeated = await phone.until("tts.speak", since=since)
+            await phone.until("state idle", since=phone.log.index(repeated))
             phone.say("yes")
             await until(lambda: len(phone.speeches()) == 3)
             assert not phone.runs
@@ -232,13 +232,13 @@ async def test_a_prompt_that_was_heard_is_said_again_by_the_other_node_before_a_
                 )
             await prompted(phone, b, 3)
             phone.say("yes")
-            assert await answered(phone) == "It said moved."
+            assert await reply_to(phone) == "It said moved."
             assert len(phone.runs) == 1
             await calm(b)
     await is_fine(shelf)
 
 
-async def test_an_app_that_knows_what_it_heard_is_not_asked_again_by_the_other_node(shelf: Shelf) -> None:
+async def test_an_app_that_reports_a_heard_prompt_is_not_asked_again(shelf: Shelf) -> None:
     async with two_nodes(shelf, move, move) as (a, b):
         async with phone_at(a, "resume") as phone:
             phone.say("move it")
@@ -247,13 +247,13 @@ async def test_an_app_that_knows_what_it_heard_is_not_asked_again_by_the_other_n
             await phone.idle(since=since)
             assert phone.speeches(since) == []
             phone.say("yes")
-            assert await answered(phone) == "It said moved."
+            assert await reply_to(phone) == "It said moved."
             assert len(phone.runs) == 1 and len(phone.speeches()) == 2
             await calm(b)
     await is_fine(shelf)
 
 
-async def test_an_app_that_was_relaunched_is_asked_again_by_the_other_node(shelf: Shelf) -> None:
+async def test_a_relaunched_app_is_asked_again(shelf: Shelf) -> None:
     async with two_nodes(shelf, move, move) as (a, b):
         async with phone_at(a) as old:
             old.acknowledge = lambda name: name != "tts.speak"
@@ -263,36 +263,14 @@ async def test_an_app_that_was_relaunched_is_asked_again_by_the_other_node(shelf
         async with phone_at(b) as new:
             await prompted(new, b)
             new.say("yes")
-            assert await answered(new) == "It said moved."
+            assert await reply_to(new) == "It said moved."
             assert len(new.runs) == 1 and not old.runs
             await calm(b)
     await is_fine(shelf)
 
 
-async def test_a_prompt_that_was_interrupted_is_said_again_by_the_other_node_before_a_yes_counts(
-    shelf: Shelf,
-) -> None:
-    async with two_nodes(shelf, move, move) as (a, b):
-        async with phone_at(a) as phone:
-            phone.acknowledge = lambda name: name != "tts.speak"
-            phone.say("move it")
-            prompt = await phone.until("tts.speak")
-            await phone.until("state idle", since=phone.log.index(prompt))
-            taken = phone.send("audio.output.interrupted", {"reason": "user"})
-            phone.acknowledge = lambda _: True
-            seen = session_of(a).state.seen
-            await until(lambda: taken in seen)
-            await goes(phone, b)
-            await prompted(phone, b, 2)
-            phone.say("yes")
-            assert await answered(phone) == "It said moved."
-            assert len(phone.runs) == 1 and len(phone.speeches()) == 3
-            await calm(b)
-    await is_fine(shelf)
-
-
 @pytest.mark.parametrize("answer", ["yes", "no"])
-async def test_a_spoken_question_stands_when_its_session_is_taken_from_the_store_anew(
+async def test_a_spoken_question_stays_open_when_its_session_is_loaded_again(
     file_shelf: Shelf, answer: str
 ) -> None:
     store = LosesReplies(file_shelf.make())
@@ -304,7 +282,7 @@ async def test_a_spoken_question_stands_when_its_session_is_taken_from_the_store
             await rejoins(phone, store, served)
             await phone.idle(since=since)
             phone.say(answer)
-            await answered(phone)
+            await reply_to(phone)
             assert len(phone.runs) == (1 if answer == "yes" else 0)
             assert len(phone.finals()) == 1 and len([t for t in phone.speeches() if "May I" in t]) == 1
             await calm(served)
@@ -313,14 +291,14 @@ async def test_a_spoken_question_stands_when_its_session_is_taken_from_the_store
 
 
 @pytest.mark.parametrize("elsewhere", [True, False])
-async def test_a_prompt_behind_a_speech_whose_answer_was_lost_is_said_to_who_comes_back(
+async def test_a_prompt_behind_a_lost_acknowledgement_is_spoken_after_a_reconnect(
     shelf: Shelf, elsewhere: bool
 ) -> None:
     """The app has said the speech, and does not answer again for an event that it knows."""
 
     def replies(request: ModelRequest) -> Script:
-        told = move(request)
-        return told if isinstance(request.messages[-1], ToolResult) else [TextDelta("I move it."), *told]
+        reply = move(request)
+        return reply if isinstance(request.messages[-1], ToolResult) else [TextDelta("I move it."), *reply]
 
     async with two_nodes(shelf, replies, replies, ui_timeout=600.0, speech_timeout=600.0) as (a, b):
         async with phone_at(a, acknowledge=lambda name: False) as phone:
@@ -331,14 +309,14 @@ async def test_a_prompt_behind_a_speech_whose_answer_was_lost_is_said_to_who_com
             await prompted(phone, b if elsewhere else a, 2)
             since = len(phone.log)
             phone.say("yes")
-            assert await answered(phone, since) == "It said moved."
+            assert await reply_to(phone, since) == "It said moved."
             assert len(phone.runs) == 1
         await calm(b if elsewhere else a)
     await is_fine(shelf)
 
 
 @pytest.mark.parametrize("resumes", [True, False])
-async def test_a_yes_whose_commit_had_no_reply_counts_once(file_shelf: Shelf, resumes: bool) -> None:
+async def test_a_yes_with_a_lost_reply_counts_once(file_shelf: Shelf, resumes: bool) -> None:
     store = LosesReplies(file_shelf.make())
     async with node(store, move, tool_timeout=0.3, heard_window=0.0) as served:
         async with phone_at(served, *(["resume"] if resumes else [])) as phone:
@@ -346,10 +324,10 @@ async def test_a_yes_whose_commit_had_no_reply_counts_once(file_shelf: Shelf, re
             await prompted(phone, served)
             store.lose()
             since = len(phone.log)
-            said = phone.say("yes")
+            event_id = phone.say("yes")
             await until(lambda: store.lost == 1)
-            phone.say("yes", id=said)
-            assert await answered(phone, since) == "It said moved."
+            phone.say("yes", id=event_id)
+            assert await reply_to(phone, since) == "It said moved."
             assert len(phone.runs) == 1
             await calm(served)
     await is_fine(file_shelf)

@@ -1,4 +1,4 @@
-"""Random moves, cuts and lost replies under a client that talks: nothing is lost, or done twice."""
+"""Random moves, cuts and lost replies: no transcript is lost and no write is repeated."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ class Walk:
                 await client.reconnect()
 
     async def _step(self, client: Client) -> None:
-        what = self.rng.choices(["say", "move", "cut", "lose", "answered"], [5, 2, 2, 2, 2])[0]
-        self.trail.append(what)
-        match what:
+        step = self.rng.choices(["say", "move", "cut", "lose", "answered"], [5, 2, 2, 2, 2])[0]
+        self.trail.append(step)
+        match step:
             case "say":
                 await self.has_waiting(WAITING - 1)
                 self.turns.append(await client.say(f"note-{len(self.turns)}"))
@@ -107,7 +107,7 @@ class Walk:
 LIMITS = {"free_takeovers": 1_000, "failed_turn_retry": 0.02}
 
 
-async def test_whatever_happens_each_word_has_one_answer_and_each_write_runs_once(
+async def test_random_faults_lose_no_transcript_and_repeat_no_write(
     file_shelf: Shelf,
 ) -> None:
     seed = random.SystemRandom().randrange(2**32)
@@ -126,11 +126,11 @@ async def play(shelf: Shelf, seed: int) -> None:
         door = Door(a)
         walk = Walk(seed, door, [a, b], stores)
         async with door.open() as url:
-            again = Reconnect(first_s=0.001, most_s=0.01, steady_s=0.0)
+            reconnect = Reconnect(first_s=0.001, most_s=0.01, steady_s=0.0)
             limits = ClientLimits(turn_s=LIMIT_S)
             handlers = {"notes.add": walk.write}
             client = connect(
-                url, KEY.session_id, tools=[TOOL], handlers=handlers, reconnect=again, limits=limits
+                url, KEY.session_id, tools=[TOOL], handlers=handlers, reconnect=reconnect, limits=limits
             )
             async with client:
                 try:
@@ -141,11 +141,11 @@ async def play(shelf: Shelf, seed: int) -> None:
                     await until(lambda: client.state == "idle" and not client.busy)
                 except (AssertionError, TimeoutError) as error:
                     raise AssertionError(f"seed {seed}: {error!r}; {walk.trail}") from error
-    kept = await stored(shelf)
-    assert faults(kept.log) == [], (seed, walk.trail)
-    assert not kept.calls and not kept.fields.get(TURN), (seed, walk.trail)
-    results = [json.loads(one.content) for one in kept.log if isinstance(one, ToolResult)]
-    assert {one["error_type"] for one in results} == {"none"}, (seed, walk.trail)
+    state = await stored(shelf)
+    assert faults(state.log) == [], (seed, walk.trail)
+    assert not state.calls and not state.fields.get(TURN), (seed, walk.trail)
+    results = [json.loads(message.content) for message in state.log if isinstance(message, ToolResult)]
+    assert {message["error_type"] for message in results} == {"none"}, (seed, walk.trail)
 
 
 async def check(client: Client, walk: Walk) -> None:
@@ -154,15 +154,15 @@ async def check(client: Client, walk: Walk) -> None:
     Words that were refused, or given up with their connection, need no answer. Words for which the model was
     begun twice in vain have an apology (durability, "Faults").
     """
-    received = [one.event for one in client.received if not one.duplicate]
+    received = [item.event for item in client.received if not item.duplicate]
     finals = Counter(event.text for event in received if isinstance(event, SpeechFinal))
     apologies = finals.pop(APOLOGY, 0)
     ran = Counter(walk.ran)
     assert set(finals.values()) <= {1} and set(ran.values()) <= {1}, (finals, ran)
-    said = [turn.text for turn in walk.turns if await is_owed(turn)]
-    unanswered = [text for text in said if not finals[f"Noted {text}."]]
+    texts = [turn.text for turn in walk.turns if await is_owed(turn)]
+    unanswered = [text for text in texts if not finals[f"Noted {text}."]]
     assert len(unanswered) <= apologies, unanswered
-    assert all(ran[text] for text in said if text not in unanswered), ran
+    assert all(ran[text] for text in texts if text not in unanswered), ran
 
 
 async def is_owed(turn: Turn) -> bool:

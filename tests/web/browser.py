@@ -28,9 +28,9 @@ WAIT_MS = 15_000
 SIZE = {"width": 1280, "height": 800}
 
 
-def missing(what: str) -> NoReturn:
+def missing(program: str) -> NoReturn:
     """Skip, or fail where the browser is required."""
-    reason = f"{what} is not on this machine; .ci/run installs it"
+    reason = f"{program} is not on this machine; .ci/run installs it"
     if os.environ.get("CI_REQUIRE_BROWSER") == "1":
         pytest.fail(reason)
     pytest.skip(reason)
@@ -120,15 +120,15 @@ class PageUser:
             await self.page.click("#export")
         return _read_lines(await (await download.value).path())
 
-    async def sent(self, kind: str) -> list[dict[str, Any]]:
+    async def outgoing(self, kind: str) -> list[dict[str, Any]]:
         """List the payloads of what the page sent of a type."""
-        found = (one for one in await self.events() if one["direction"] == "out")
-        return [one["event"]["payload"] for one in found if one["event"]["type"] == kind]
+        events = (event for event in await self.events() if event["direction"] == "out")
+        return [event["event"]["payload"] for event in events if event["event"]["type"] == kind]
 
     async def received(self, kind: str) -> list[dict[str, Any]]:
         """List the payloads of what came of a type."""
-        found = (one for one in await self.events() if one["direction"] == "in")
-        return [one["event"]["payload"] for one in found if one["event"]["type"] == kind]
+        events = (event for event in await self.events() if event["direction"] == "in")
+        return [event["event"]["payload"] for event in events if event["event"]["type"] == kind]
 
     async def axe(self, *rules: str) -> list[str]:
         """Look for barriers, by default of any kind; gives a line for each."""
@@ -136,10 +136,10 @@ class PageUser:
             missing("Node's package axe-core")
         await self.page.evaluate(f"window.axe ?? (() => {{{AXE.read_text(encoding='utf-8')}}})()")
         options = {"runOnly": rules} if rules else {}
-        found = await self.page.evaluate("(options) => axe.run(options)", options)
+        report = await self.page.evaluate("(options) => axe.run(options)", options)
         return [
-            f"{one['id']}: {one['help']}: {[node['html'][:120] for node in one['nodes']]}"
-            for one in found["violations"]
+            f"{violation['id']}: {violation['help']}: {[node['html'][:120] for node in violation['nodes']]}"
+            for violation in report["violations"]
         ]
 
 

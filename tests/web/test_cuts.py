@@ -55,13 +55,13 @@ async def test_nothing_is_lost_or_doubled_by_300_cuts_in_a_browser() -> None:
         page = await browser.new_page()
         await page.route("**/cutting.js", lambda route: route.fulfill(path=PACKAGE / "test" / "cutting.js"))
         await page.goto(f"http://127.0.0.1:{listener.port}/")
-        given = {"seed": seed, "cuts": CUTS, "tool": TOOL, "token": TOKEN}
-        print(await page.evaluate(PLAY, given))  # noqa: T201
-        sessions = [one for one in listener.registry.sessions if "cuts" in one.key.session_id]
+        options = {"seed": seed, "cuts": CUTS, "tool": TOOL, "token": TOKEN}
+        print(await page.evaluate(PLAY, options))  # noqa: T201
+        sessions = [session for session in listener.registry.sessions if "cuts" in session.key.session_id]
     assert len(sessions) >= 60
     for session in sessions:
         number = session.key.session_id.rpartition("-")[2]
-        said = [message.text for message in session.messages if isinstance(message, UserMessage)]
-        assert said == [f'call notes.add with {{"number": {number}}}']
+        texts = [message.text for message in session.messages if isinstance(message, UserMessage)]
+        assert texts == [f'call notes.add with {{"number": {number}}}']
         results = [message for message in session.messages if isinstance(message, ToolResult)]
         assert [json.loads(message.content)["data"] for message in results] == [f"number {number}"]

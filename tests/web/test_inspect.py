@@ -24,7 +24,9 @@ async def test_the_timeline_is_filtered_paused_and_exported(user: PageUser) -> N
     rows = user.page.locator("#events .type")
     assert await rows.all_text_contents() == ["user.audio.transcript.final"]
     events = await user.events()
-    assert [(one["direction"], one["event"]["payload"]["text"]) for one in events] == [("out", "say hello")]
+    assert [(event["direction"], event["event"]["payload"]["text"]) for event in events] == [
+        ("out", "say hello")
+    ]
     await user.page.fill("#filter", "")
     await user.page.click("#pause")
     before = await rows.count()
@@ -70,7 +72,7 @@ async def test_the_question_for_a_token_has_no_barriers(browser: Any) -> None:
         assert await user.axe() == []
 
 
-async def test_the_keyboard_is_enough(user: PageUser) -> None:
+async def test_the_page_can_be_used_by_keyboard(user: PageUser) -> None:
     async def focused() -> str:
         return str(
             await user.page.evaluate("document.activeElement.id || document.activeElement.textContent")

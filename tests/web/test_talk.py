@@ -105,7 +105,7 @@ async def test_a_call_of_high_risk_is_denied_with_words(user: PageUser) -> None:
     await user.page.keyboard.press("Enter")
     await user.answer("I left it")
     assert await card.count() == 0
-    response = (await user.sent("approval.response"))[0]
+    response = (await user.outgoing("approval.response"))[0]
     assert (response["decision"], response["message"]) == ("deny", "I still need it")
     assert [call for call in await user.received("tool.call") if call["name"] == "note.delete"] == []
 
@@ -116,7 +116,7 @@ async def test_escape_stops_a_reply_that_is_being_written(user: PageUser) -> Non
     await user.page.keyboard.press("Escape")
     await user.state("idle")
     assert await user.page.locator(".message.cut").count() == 1
-    assert len(await user.sent("audio.output.interrupted")) == 1
+    assert len(await user.outgoing("audio.output.interrupted")) == 1
     await user.ask("say hello", "hello")
 
 
@@ -132,7 +132,7 @@ async def test_a_tool_under_way_survives_a_cut_socket_and_runs_once(user: PageUs
     assert (await user.received("session.started"))[-1]["resumed"] is True
 
 
-async def test_a_tool_that_a_reload_breaks_off_may_have_happened(user: PageUser) -> None:
+async def test_a_tool_cut_off_by_a_reload_is_reported_as_unknown(user: PageUser) -> None:
     await declare(user, "door.open", '{"door":"open"}', delay=60_000)
     await user.say("call door.open")
     await user.page.locator("#events .type", has_text="tool.activity").first.wait_for()
@@ -156,7 +156,7 @@ async def declare(user: PageUser, name: str, result: str, delay: int) -> None:
     await user.tab("timeline")
 
 
-async def test_results_that_are_held_back_arrive_when_they_are_let_go(user: PageUser) -> None:
+async def test_held_results_arrive_when_released(user: PageUser) -> None:
     await declare(user, "door.open", '{"door":"open"}', delay=0)
     await user.tab("faults")
     await user.page.click("#fault-refuse")
@@ -203,7 +203,7 @@ async def test_the_token_is_asked_for_once_and_kept_in_the_tab(browser: Any) -> 
         user.problems.clear()
 
 
-async def test_what_is_heard_is_said_and_interrupts_the_voice(browser: Any, address: str) -> None:
+async def test_speech_input_interrupts_the_voice(browser: Any, address: str) -> None:
     async with visiting(browser) as user:
         await user.page.add_init_script(MEDIA)
         await user.open(address)
@@ -219,7 +219,7 @@ async def test_what_is_heard_is_said_and_interrupts_the_voice(browser: Any, addr
         await user.state("speaking")
         await user.page.evaluate("recognitions[0].hear('stop please', false)")
         await user.state("listening")
-        assert (await user.sent("audio.output.interrupted"))[0]["spokenText"] == "good morn"
+        assert (await user.outgoing("audio.output.interrupted"))[0]["spokenText"] == "good morn"
         await user.page.evaluate("recognitions[0].hear('say bye', true)")
         await user.state("speaking")
         await user.page.evaluate("speechSynthesis.cancel()")
