@@ -25,7 +25,7 @@ from conductor.client.approvals import Approval, ApprovalDecision, ApprovalHandl
 from conductor.client.calls import SpeakHandler, ToolCancelledError, ToolHandler, ToolRun
 from conductor.client.client import Client, connect
 from conductor.client.errors import CannotConnect, ClientError, ConnectionLost, StartRefused, WaitTimeout
-from conductor.client.events import Callback, Event, EventStream, Received, UnknownEvent
+from conductor.client.events import Callback, Event, Received, UnknownEvent
 from conductor.client.options import ClientLimits, ClientOptions
 from conductor.client.reconnect import GaveUp, Lost, Reconnect, Reconnected, TryFailed
 from conductor.client.turns import CalledTool, Turn, TurnResult
@@ -43,7 +43,6 @@ __all__ = [
     "ClientOptions",
     "ConnectionLost",
     "Event",
-    "EventStream",
     "GaveUp",
     "Lost",
     "Received",

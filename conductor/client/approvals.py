@@ -13,10 +13,9 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from conductor.client.calls import takes_two_arguments
-from conductor.client.errors import ConnectionLost
+from conductor.client.errors import ConnectionLost, describe_error
 from conductor.client.options import ClientLimits
 from conductor.client.outbox import Sender, clean
-from conductor.client.tasks import describe_error
 from conductor.events.client import ApprovalResponse, ApprovalShown
 from conductor.events.server import ApprovalRequest, ApprovalResolved, ErrorEvent
 

@@ -12,11 +12,10 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from conductor.client.errors import ConnectionLost
+from conductor.client.errors import ConnectionLost, describe_error, finish
 from conductor.client.events import decode_arguments
 from conductor.client.options import ClientLimits
 from conductor.client.outbox import Sender, as_text, clean, failure, fit, fit_cancelled
-from conductor.client.tasks import describe_error, finish
 from conductor.events.client import ToolAccepted, ToolCancelled, ToolProgress, ToolResultEvent, ToolStarted
 from conductor.events.server import ToolCallEvent, ToolCancel, is_ui_call
 

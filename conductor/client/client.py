@@ -14,8 +14,8 @@ from conductor.client.approvals import ApprovalHandler, Approvals
 from conductor.client.calls import SPEAK, Calls, SpeakHandler, ToolHandler
 from conductor.client.connection import Connection
 from conductor.client.dispatcher import EventDispatcher
-from conductor.client.errors import ClientError, ConnectionLost
-from conductor.client.events import Callback, EventStream, Listeners, Received, Typed
+from conductor.client.errors import ConnectionLost
+from conductor.client.events import Callback, Listeners, Received, Typed
 from conductor.client.options import ClientLimits, ClientOptions
 from conductor.client.outbox import Outbox, Sender
 from conductor.client.reconnect import ConnectionEvent, GaveUp, Reconnect, Reconnector
@@ -168,15 +168,6 @@ class Client:
         """Wait until the connection is lost; return the reason. Raises `WaitTimeout`."""
         return await self._connection.wait_lost(timeout)
 
-    async def wait_given_up(self, timeout: float | None = None) -> ClientError:
-        """Wait until the client stops reconnecting; return the reason.
-
-        Returns at once without ``reconnect``. Raises `WaitTimeout`.
-        """
-        if self._reconnector is None:
-            return ConnectionLost("The client does not reconnect.")
-        return await self._reconnector.wait_over(timeout)
-
     async def say(self, text: str) -> Turn:
         """Send a final transcript; await the returned turn for its end.
 
@@ -301,10 +292,6 @@ class Client:
         """
         self._listeners.on(kind if isinstance(kind, str) else kind.TYPE, callback)
 
-    def events(self, limit: int = 1_000) -> EventStream:
-        """Iterate over all future events, until the client is closed."""
-        return self._listeners.stream(limit)
-
     async def _connect(self, *, replace_socket: bool) -> SessionStarted:
         if self._closed:
             raise ConnectionLost(CLOSED)
@@ -327,7 +314,6 @@ class Client:
     async def _close(self) -> None:
         loss = ConnectionLost(CLOSED)
         self._turns.close(loss)
-        self._listeners.close()
         if self._reconnector is not None:
             await self._reconnector.stop(self._options.limits.close_s)
         await self._connection.close(loss)
@@ -353,12 +339,7 @@ class Client:
         return self._options.is_read_only(name)
 
 
-def _silent_voice(seconds: float) -> SpeakHandler:
-    async def speak(_text: str) -> None:
-        if seconds > 0:
-            await asyncio.sleep(seconds)
-
-    return speak
+async def _silent_voice(_text: str) -> None: ...
 
 
 def connect(
@@ -372,12 +353,10 @@ def connect(
     instructions: str | None = None,
     model: str | None = None,
     capabilities: Sequence[str] | None = None,
-    resume: bool = True,
     tools: Sequence[Any] = (),
     handlers: Mapping[str, ToolHandler] | None = None,
     speak: SpeakHandler | None = None,
     on_approval: ApprovalHandler | None = None,
-    speaking_s: float = 0.0,
     serial: bool = True,
     limits: ClientLimits | None = None,
     reconnect: Reconnect | None = None,
@@ -386,15 +365,14 @@ def connect(
     """Make a client; ``async with`` (or `Client.start`) connects it.
 
     ``session_id`` None makes a new session. ``handlers`` are tools by name; `Client.on_tool` adds more, but a
-    resumed session may call tools at once. ``speak`` is the voice; the default voice is silent for
-    ``speaking_s`` seconds. ``model`` selects a model of the server; ``Client.started.model`` names the active
-    one. ``on_approval`` handles requests for consent (see `Client.on_approval`).
+    resumed session may call tools at once. ``speak`` is the voice; the default one is silent. ``model``
+    selects a model of the server; ``Client.started.model`` names the active one. ``on_approval`` handles
+    requests for consent (see `Client.on_approval`).
 
     ``capabilities`` None names all that the library implements, ``()`` the base protocol; ``tools`` and
-    ``approval`` are added if there are tools and a handler. ``resume`` False omits that capability: events
-    are then not acknowledged. ``serial`` handles events one at a time, each call to its end, as the
-    shipped app does; otherwise tools and speech run concurrently. ``proxy`` is a URL. ``reconnect`` restores
-    a lost connection.
+    ``approval`` are added if there are tools and a handler. ``serial`` handles events one at a time, each
+    call to its end, as the shipped app does; otherwise tools and speech run concurrently. ``proxy`` is a URL.
+    ``reconnect`` restores a lost connection.
     """
     options = ClientOptions(
         url=url,
@@ -406,14 +384,13 @@ def connect(
         instructions=instructions,
         model=model,
         capabilities=None if capabilities is None else tuple(capabilities),
-        resume=resume,
         tools=tuple(tools),
         serial=serial,
         proxy=proxy,
         limits=limits or ClientLimits(),
         reconnect=reconnect,
     )
-    client = Client(options, speak or _silent_voice(speaking_s))
+    client = Client(options, speak or _silent_voice)
     for name, handler in (handlers or {}).items():
         client.on_tool(name, handler)
     if on_approval is not None:

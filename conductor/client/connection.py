@@ -16,10 +16,16 @@ from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as open_websocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
 
-from conductor.client.errors import CannotConnect, ClientError, ConnectionLost, StartRefused, WaitTimeout
+from conductor.client.errors import (
+    CannotConnect,
+    ClientError,
+    ConnectionLost,
+    StartRefused,
+    WaitTimeout,
+    describe_error,
+)
 from conductor.client.events import Received, RecentIds, decode_frame
 from conductor.client.options import ClientOptions
-from conductor.client.tasks import describe_error
 from conductor.events.client import SessionStart
 from conductor.events.envelope import IdGenerator, encode_event
 from conductor.events.server import ErrorEvent, SessionStarted

@@ -7,9 +7,9 @@ import logging
 
 from conductor.client.approvals import Approvals
 from conductor.client.calls import SPEAK, Calls
+from conductor.client.errors import describe_error
 from conductor.client.events import Listeners, Received, ReplayCursor, state_of
 from conductor.client.outbox import Outbox
-from conductor.client.tasks import describe_error
 from conductor.client.turns import Turns
 from conductor.events.server import (
     ApprovalRequest,

@@ -1,4 +1,4 @@
-"""The errors that the client library raises.
+"""The errors that the client library raises, and helpers for the app's code.
 
 ::
 
@@ -14,8 +14,13 @@ Every message is one sentence without secrets: a URL is shown without its query.
 
 from __future__ import annotations
 
+import asyncio
+from typing import TypeVar
+
 from conductor.errors import ConductorError
 from conductor.events.server import ErrorEvent
+
+T = TypeVar("T")
 
 
 class ClientError(ConductorError):
@@ -49,3 +54,25 @@ class ConnectionLost(ClientError):
 
 class WaitTimeout(ClientError, TimeoutError):
     """A wait reached its time limit."""
+
+
+async def finish(task: asyncio.Task[T]) -> T | None:
+    """Wait for a task that has its own time limit; None if it was cancelled.
+
+    Cancelling the wait cancels the task. Awaiting it directly would not tell the two cancellations apart.
+    """
+    try:
+        await asyncio.wait({task})
+    finally:
+        task.cancel()
+    return None if task.cancelled() else task.result()
+
+
+def describe_error(error: BaseException) -> str:
+    """Give an error's type and location. The message is omitted because it may quote the person."""
+    traceback = error.__traceback__
+    location = ""
+    while traceback is not None:
+        location = f" in {traceback.tb_frame.f_code.co_name}, line {traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return f"{type(error).__name__}{location}"

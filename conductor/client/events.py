@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import weakref
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias, cast, get_args
 
 import msgspec
 
-from conductor.client.tasks import describe_error, finish
+from conductor.client.errors import describe_error, finish
 from conductor.errors import ErrorCode
 from conductor.events.server import ErrorEvent, ServerEvent, ToolCallEvent
 
@@ -145,72 +144,25 @@ class Typed(Protocol):
     TYPE: ClassVar[str]
 
 
-class EventStream(AsyncIterator[Event]):
-    """All events from its creation until the client closes.
-
-    It holds at most ``limit`` events. If the reader is too slow, the oldest are dropped and counted in
-    ``missed``.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.missed = 0
-        self._limit = limit
-        self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
-
-    def put(self, event: Event | None) -> None:
-        """Add an event; None ends the stream."""
-        # A stalled reader needs the present state, so the oldest event is dropped.
-        if self._queue.qsize() >= self._limit:
-            self._queue.get_nowait()
-            self.missed += 1
-        self._queue.put_nowait(event)
-
-    async def __anext__(self) -> Event:
-        event = await self._queue.get()
-        if event is None:
-            self._queue.put_nowait(None)  # for the next reader
-            raise StopAsyncIteration
-        return event
-
-
 class Listeners:
-    """The callbacks and the streams of one client."""
+    """The callbacks of one client."""
 
     def __init__(self, callback_s: float) -> None:
         self._callback_s = callback_s
         self._callbacks: dict[str, list[Callback]] = {}
-        # Weak references: a stream without a reader is not filled.
-        self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
-        self._closed = False
 
     def on(self, kind: str, callback: Callback) -> None:
         """Register a callback for a type of event; ``*`` means all types."""
         self._callbacks.setdefault(kind, []).append(callback)
 
-    def stream(self, limit: int) -> EventStream:
-        """Make a stream of future events."""
-        stream = EventStream(limit)
-        self._streams.add(stream)
-        if self._closed:
-            stream.put(None)
-        return stream
-
     async def publish(self, event: Event) -> None:
         """Call all listeners of an event. An exception is logged and does not affect other listeners."""
-        for stream in self._streams:
-            stream.put(event)
         await self._call_all(wire_type(event), event)
         await self._call_all("*", event)
 
     async def notify(self, event: Typed) -> None:
-        """Call the listeners of this type only, without ``*`` and streams."""
+        """Call the listeners of this type only, without ``*``."""
         await self._call_all(event.TYPE, event)
-
-    def close(self) -> None:
-        """End the streams."""
-        self._closed = True
-        for stream in self._streams:
-            stream.put(None)
 
     async def _call_all(self, kind: str, event: object) -> None:
         for callback in self._callbacks.get(kind, ()):

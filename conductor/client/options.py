@@ -75,7 +75,6 @@ class ClientOptions:
     instructions: str | None = None
     model: str | None = None
     capabilities: Sequence[str] | None = None
-    resume: bool = True
     tools: Sequence[Any] = ()
     serial: bool = True
     proxy: str | None = None
@@ -96,8 +95,6 @@ class ClientOptions:
         for name, is_available in (("tools", bool(self.tools)), ("approval", approvals)):
             if is_available and name not in capabilities:
                 capabilities.append(name)
-        if not self.resume:
-            capabilities = [name for name in capabilities if name != "resume"]
         return SessionStart(
             session_id=self.session_id,
             github_token=self.github_token,

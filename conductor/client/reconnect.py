@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from conductor.client.errors import CannotConnect, ClientError, ConnectionLost, StartRefused, WaitTimeout
-from conductor.client.tasks import describe_error
+from conductor.client.errors import CannotConnect, ClientError, ConnectionLost, StartRefused, describe_error
 from conductor.events.envelope import SUPERSEDED
 from conductor.events.server import SessionStarted
 
@@ -80,7 +79,7 @@ def is_final(error: ClientError) -> bool:
             return False
 
 
-# Events of the connection for `Client.on`. They are not part of "*" and of streams.
+# Events of the connection for `Client.on`. They are not part of "*".
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,44 +141,29 @@ class Reconnector:
         self._client = client
         self._notify = notify
         self._task: asyncio.Task[None] | None = None
-        self._over = asyncio.Event()
-        self._over.set()
-        self._error: ClientError | None = None
-
-    @property
-    def running(self) -> bool:
-        return not self._over.is_set()
+        self.running = False
 
     def start(self) -> None:
         """Watch the connection; does nothing if it is watched."""
         if not self.running:
-            self._over.clear()
+            self.running = True
             self._task = asyncio.create_task(self._run())
 
     async def stop(self, seconds: float) -> None:
         """Stop reconnecting; wait at most ``seconds`` for a running try."""
-        self._over.set()
+        self.running = False
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=seconds)
 
-    async def wait_over(self, timeout: float | None) -> ClientError:
-        """Wait until retrying ends; return the reason. Raises `WaitTimeout`."""
-        try:
-            async with asyncio.timeout(timeout):
-                await self._over.wait()
-        except TimeoutError:
-            raise WaitTimeout(f"The client did not give up within {timeout:g} s.") from None
-        return self._error or ConnectionLost("The client does not reconnect.")
-
     async def _run(self) -> None:
         try:
-            self._error = await self._keep()
+            reason = await self._keep()
         except Exception as error:
             log.error("reconnector failed: %s", describe_error(error))
-            self._error = ClientError("The client failed to reconnect.")
-        self._over.set()
-        await self._notify(GaveUp(self._error))
+            reason = ClientError("The client failed to reconnect.")
+        self.running = False
+        await self._notify(GaveUp(reason))
 
     async def _keep(self) -> ClientError:
         loop = asyncio.get_running_loop()

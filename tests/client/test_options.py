@@ -18,10 +18,8 @@ def options(**settings: Any) -> ClientOptions:
     [
         ({}, False, [*DEFAULT_CAPABILITIES]),
         ({"tools": ({"name": "a"},)}, True, [*DEFAULT_CAPABILITIES, "tools", "approval"]),
-        ({"resume": False}, False, [*DEFAULT_CAPABILITIES[1:]]),
         ({"capabilities": ()}, True, ["approval"]),
         ({"capabilities": ("approval",)}, True, ["approval"]),
-        ({"capabilities": ("resume",), "resume": False}, False, []),
     ],
 )
 def test_session_start_names_the_capabilities(

@@ -64,10 +64,8 @@ def recorder(runs: list[str], name: str = "added") -> Callable[[Any], str]:
     ("options", "is_named"),
     [
         ({}, True),
-        ({"resume": False}, False),
         ({"capabilities": ()}, False),
         ({"capabilities": ("resume",)}, True),
-        ({"capabilities": ("resume", "late"), "resume": False}, False),
     ],
 )
 async def test_the_capability_is_named_by_default(options: Json, is_named: bool) -> None:
