@@ -143,8 +143,8 @@ def _explain(options: argparse.Namespace, settings: Settings, out: TextIO, now: 
     arguments, problem = _arguments(spec, options.arguments)
     policies, gate = load(policies_path(settings)), GateOptions.of(settings)
     rules = policies.rules
-    verdict = decide(spec, arguments, rules, now=now, tainted=options.tainted, options=gate)
     trace = steps(spec, arguments, rules, now=now, tainted=options.tainted, options=gate)
+    verdict = decide(spec, trace, tainted=options.tainted)
 
     def number(rule: Rule | None) -> int | None:
         return next((number for number, other in enumerate(rules, 1) if other is rule), None)

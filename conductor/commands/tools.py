@@ -28,7 +28,7 @@ from conductor.tools.http_tools import HttpToolset, load_http_tools
 from conductor.tools.mcp.config import McpServerConfig, load_mcp_servers
 from conductor.tools.mcp.server import McpConnection, check_installed
 from conductor.tools.mcp.toolset import call_tool
-from conductor.tools.permissions import Gate, GateOptions, decide
+from conductor.tools.permissions import Gate, GateOptions, decide, steps
 from conductor.tools.policies import REREAD_S, add, load, policies_path, remove
 from conductor.tools.python_tools import PythonToolset, python_tools
 from conductor.tools.redaction import Redactor
@@ -127,7 +127,8 @@ async def _list(options: argparse.Namespace, settings: Settings, out: TextIO) ->
     specs += load_catalog(settings.device_tools_file)
     rows = []
     for spec in specs:
-        verdict = decide(spec, {}, rules, now=time.time(), tainted=False, options=gate)
+        results = steps(spec, {}, rules, now=time.time(), tainted=False, options=gate)
+        verdict = decide(spec, results, tainted=False)
         effect = verdict.effect if Gate(rules, gate).offers(spec) else "disabled"
         rows.append(
             {

@@ -228,15 +228,10 @@ class ToolExecutor:
         if not isinstance(data, str) and outcome.metadata.data_size_bytes > limit:
             data = msgspec.json.encode(data).decode()
         data = self._shown(data) if isinstance(data, str) else self._redactor.value(data)
-        if data is not outcome.data:
-            outcome = msgspec.structs.replace(outcome, data=data)
-        if outcome.error_message is not None:
-            message = self._shown(outcome.error_message)
-            outcome = msgspec.structs.replace(outcome, error_message=message)
-        if outcome.metadata.notes:
-            notes = tuple(self._shown(note) for note in outcome.metadata.notes)
-            metadata = msgspec.structs.replace(outcome.metadata, notes=notes)
-            outcome = msgspec.structs.replace(outcome, metadata=metadata)
+        message = None if outcome.error_message is None else self._shown(outcome.error_message)
+        notes = tuple(map(self._shown, outcome.metadata.notes))
+        metadata = msgspec.structs.replace(outcome.metadata, notes=notes)
+        outcome = msgspec.structs.replace(outcome, data=data, error_message=message, metadata=metadata)
         return ToolResult(call_id, outcome.content, not outcome.success, untrusted)
 
     def _shown(self, text: str) -> str:

@@ -5,6 +5,7 @@ Count in the thread of the event loop only; any thread may read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -12,8 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from conductor.tools.base import ErrorType
 
 Decision: TypeAlias = Literal["allowed", "denied", "edited", "expired", "superseded", "refused"]
-"""What came of an approval request. ``edited``: allowed with other arguments. ``superseded``: another request
-replaced it. ``refused``: a decision that was stale or repeated."""
+"""The outcome of an approval request. ``edited``: allowed with changed arguments. ``superseded``: replaced by
+a new request. ``refused``: a decision that was stale or repeated."""
 
 # Tools with metrics of their own: clients choose names, so they are bounded.
 MAX_TOOLS = 500
@@ -34,52 +35,37 @@ _OTHERS: _Labels = (OTHERS, "")
 class ToolMetrics:
     """The metrics of all tools since the process started, in a ``registry`` of their own.
 
-    Tools are identified by name and source; names are cut at
-    `MAX_NAME_CHARS`, and tools beyond `MAX_TOOLS` are added up as `OTHERS`.
+    Tools are identified by name and source; names are cut at `MAX_NAME_CHARS`, and tools beyond `MAX_TOOLS`
+    are added up as `OTHERS`.
     """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._calls = Counter(
-            "conductor_tool_calls",
-            "Tool calls that ended; error_type is none for a success.",
-            ("tool", "source", "error_type"),
-            registry=self.registry,
+        tool = ("tool", "source")
+        self._calls = self._counter(
+            "tool_calls", "Tool calls that ended; error_type is none for a success.", (*tool, "error_type")
         )
-        self._asked = Counter(
-            "conductor_tool_approvals_asked",
-            "Tool calls that waited for consent.",
-            ("tool", "source"),
-            registry=self.registry,
+        self._asked = self._counter("tool_approvals_asked", "Tool calls that waited for consent.", tool)
+        self._decided = self._counter(
+            "tool_approvals_decided", "Approval requests by outcome.", (*tool, "outcome")
         )
-        self._decided = Counter(
-            "conductor_tool_approvals_decided",
-            "Approval requests by outcome.",
-            ("tool", "source", "outcome"),
-            registry=self.registry,
-        )
-        self._approvals = Counter(
-            "conductor_approvals",
+        self._approvals = self._counter(
+            "approvals",
             "Approval requests by outcome and the way of a person's decision: card, voice or none.",
             ("outcome", "way"),
-            registry=self.registry,
         )
-        self._running = Histogram(
-            "conductor_tool_run_seconds",
-            "Execution time of tool calls.",
-            ("tool", "source"),
-            registry=self.registry,
-            buckets=BOUNDS_S,
-        )
-        self._deciding = Histogram(
-            "conductor_tool_decide_seconds",
-            "Time that people took to decide about tool calls.",
-            ("tool", "source"),
-            registry=self.registry,
-            buckets=BOUNDS_S,
+        self._running = self._histogram("tool_run_seconds", "Execution time of tool calls.", tool)
+        self._deciding = self._histogram(
+            "tool_decide_seconds", "Time that people took to decide about tool calls.", tool
         )
         self._tools: set[_Labels] = set()
         self._device_tools = 0
+
+    def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
+        return Counter(f"conductor_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, labels: Sequence[str]) -> Histogram:
+        return Histogram(f"conductor_{name}", text, labels, registry=self.registry, buckets=BOUNDS_S)
 
     def called(self, tool: str, source: str, error_type: ErrorType, seconds: float | None) -> None:
         """Count a call that has ended; ``seconds`` is its execution time, None if it was not run."""

@@ -58,29 +58,6 @@ class Step:
     rule: Rule | None = None
 
 
-def decide(
-    spec: ToolSpec,
-    arguments: Mapping[str, Any],
-    rules: Sequence[Rule],
-    *,
-    now: float,
-    tainted: bool,
-    options: GateOptions,
-) -> Verdict:
-    """Decide about a call with validated arguments: the first step that decides.
-
-    ``rules`` are the operator's and the person's; their order decides only which rule is named. ``now`` is in
-    epoch seconds. ``tainted``: untrusted output is in the history window, so a write, an irreversible call or
-    a read of the open world asks even if a rule, a grant or the declaration allows it. Never raises.
-    """
-    all_steps = steps(spec, arguments, rules, now=now, tainted=tainted, options=options)
-    step = next(candidate for candidate in all_steps if candidate.effect is not None)
-    effect = step.effect or "ask"  # the default always decides; mypy cannot know
-    asks = effect == "ask"
-    cautions: tuple[Caution, ...] = ("untrusted",) if asks and _is_tainted(spec, tainted) else ()
-    return Verdict(effect, step.reasons, step.rule, asks and spec.risk == "high", cautions)
-
-
 def steps(
     spec: ToolSpec,
     arguments: Mapping[str, Any],
@@ -90,7 +67,12 @@ def steps(
     tainted: bool,
     options: GateOptions,
 ) -> tuple[Step, ...]:
-    """Return the result of every step of `decide`, including the steps after the deciding one."""
+    """Return the result of every step of a decision about a call with validated arguments.
+
+    ``rules`` are the operator's and the person's; their order decides only which rule is named. ``now`` is in
+    epoch seconds. ``tainted``: untrusted output is in the history window, so a write, an irreversible call or
+    a read of the open world asks even if a rule, a grant or the declaration allows it. Never raises.
+    """
     call = Arguments(arguments)
 
     def step(effect: RuleEffect, reasons: tuple[str, ...] = (), hints: tuple[str, ...] = ()) -> Step:
@@ -107,6 +89,15 @@ def steps(
     taint = (_STRANGERS,) if _is_tainted(spec, tainted) else ()
     undone = (UNDONE,) if spec.effect == "irreversible" else ()
     return (step("deny", _refusals(spec, options)), step("ask", taint, undone), step("allow"), _default(spec))
+
+
+def decide(spec: ToolSpec, results: Sequence[Step], *, tainted: bool) -> Verdict:
+    """Return the verdict of the first of the `steps` that decides."""
+    step = next(result for result in results if result.effect is not None)
+    effect = step.effect or "ask"  # the default always decides; mypy cannot know
+    asks = effect == "ask"
+    cautions: tuple[Caution, ...] = ("untrusted",) if asks and _is_tainted(spec, tainted) else ()
+    return Verdict(effect, step.reasons, step.rule, asks and spec.risk == "high", cautions)
 
 
 UNDONE = "It cannot be undone."
@@ -223,7 +214,8 @@ class Gate:
         of the person.
         """
         rules = [*self.rules, *self.grants(), *granted]
-        verdict = decide(spec, arguments, rules, now=self.now(), tainted=tainted, options=self.options)
+        results = steps(spec, arguments, rules, now=self.now(), tainted=tainted, options=self.options)
+        verdict = decide(spec, results, tainted=tainted)
         # A denied call is never asked about.
         if verdict.effect == "deny":
             return verdict

@@ -199,11 +199,6 @@ _WORDS = {
 
 def describe(rule: Rule) -> str:
     """Describe a rule on one line."""
-    text = f"{rule.effect} {rule.tool}"
-    if rule.source is not None:
-        text += f" from {rule.source}"
-    if rule.session is not None:
-        text += f" in session {rule.session}"
     conditions = [
         f"{name} {_WORDS[predicate]} {_value(value)}"
         for name, predicates in rule.args.items()
@@ -211,13 +206,16 @@ def describe(rule: Rule) -> str:
     ]
     if rule.arguments_digest is not None:
         conditions.append("the arguments are exactly the approved ones")
-    if conditions:
-        text += f" where {' and '.join(conditions)}"
-    if rule.fingerprint is not None:
-        text += ", as the tool was defined then"
-    if rule.expires is not None:
-        text += f", until {rule.expires}"
-    return text + (", for this session" if rule.scope == "session" else "")
+    parts = (
+        (f"{rule.effect} {rule.tool}", True),
+        (f" from {rule.source}", rule.source),
+        (f" in session {rule.session}", rule.session),
+        (f" where {' and '.join(conditions)}", conditions),
+        (", as the tool was defined then", rule.fingerprint),
+        (f", until {rule.expires}", rule.expires),
+        (", for this session", rule.scope == "session"),
+    )
+    return "".join(text for text, applies in parts if applies)
 
 
 def _value(value: Any) -> str:

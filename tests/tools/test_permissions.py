@@ -31,7 +31,8 @@ def verdict(
     tainted: bool = False,
     options: GateOptions = ALL,
 ) -> Verdict:
-    return decide(tool, arguments or {}, rules, now=NOW, tainted=tainted, options=options)
+    results = steps(tool, arguments or {}, rules, now=NOW, tainted=tainted, options=options)
+    return decide(tool, results, tainted=tainted)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +235,7 @@ ORDER = {"deny": 0, "ask": 1, "allow": 2}
 
 def decided(call: Any, *more: Rule) -> Verdict:
     tool, given_arguments, rules, tainted, options = call
-    return decide(tool, given_arguments, [*rules, *more], now=NOW, tainted=tainted, options=options)
+    return verdict(tool, *rules, *more, arguments=given_arguments, tainted=tainted, options=options)
 
 
 @given(calls)

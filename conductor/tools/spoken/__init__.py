@@ -3,12 +3,4 @@
 from conductor.tools.spoken.grammar import Answer, AnswerKind, Question, Scope, classify_answer
 from conductor.tools.spoken.prompt import make_question, prompt
 
-__all__ = [
-    "Answer",
-    "AnswerKind",
-    "Question",
-    "Scope",
-    "classify_answer",
-    "make_question",
-    "prompt",
-]
+__all__ = ["Answer", "AnswerKind", "Question", "Scope", "classify_answer", "make_question", "prompt"]
