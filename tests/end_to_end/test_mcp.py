@@ -153,7 +153,7 @@ assert len(threads) == len(set(threads)), threads
 
 def test_a_server_named_as_the_devices_tools_are_is_refused(tmp_path: Path) -> None:
     settings = write(tmp_path / "mcp.json", agent={"command": "x"})
-    with pytest.raises(SettingsError, match=r'server "agent": the device has tools of this name \(agent\.'):
+    with pytest.raises(SettingsError, match=r'server "agent": the device has a tool of this name \(agent\.'):
         make_services(settings)
 
 
