@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from conductor.errors import SettingsError
-from conductor.models.anthropic_request import PROVIDER, body_of, prefix_of, warming_of
+from conductor.models.anthropic_request import body_of, prefix_of, warming_of
 from conductor.models.anthropic_stream import ReplyDecoder, WarmingDecoder
 from conductor.models.base import CACHE_S, Finished, ModelEvent, ModelRequest
-from conductor.models.families import Effort, Thinking, family_of
+from conductor.models.families import Claude, Effort, Thinking, family_of
 from conductor.models.rendering import encode, names_of
 from conductor.models.streaming import Post, ReplyStreamer
 
@@ -39,7 +39,7 @@ class AnthropicProvider:
     ``thinking`` and ``effort`` the model thinks as little as it allows. ``options`` are for `ReplyStreamer`.
     """
 
-    name = PROVIDER
+    name = "anthropic"
 
     def __init__(
         self,
@@ -51,10 +51,8 @@ class AnthropicProvider:
         effort: Effort | None = None,
         **options: Any,
     ) -> None:
-        self._model = model
+        self._claude = Claude(model, thinking, effort)
         self._max_tokens = max_tokens
-        self._body_of = partial(body_of, model=model, thinking=thinking, effort=effort)
-        self._warming_of = partial(warming_of, model=model, thinking=thinking, effort=effort)
         self._cached_until: dict[bytes, float] = {}
         headers = {"authorization": f"Bearer {api_key}", "anthropic-version": _VERSION}
         self._streamer = ReplyStreamer(base_url or DEFAULT_BASE_URL, headers, **options)
@@ -74,8 +72,8 @@ class AnthropicProvider:
 
     async def warm(self, request: ModelRequest) -> Finished | None:
         """Have a prompt cached (`base.CacheWarmer`), once in the cache's lifetime."""
-        body = encode(self._warming_of(request, names_of(request)))
-        least = family_of(self._model).cached_tokens
+        body = encode(warming_of(request, names_of(request), self._claude))
+        least = family_of(self._claude.model).cached_tokens
         now = asyncio.get_running_loop().time()
         self._cached_until = {key: until for key, until in self._cached_until.items() if until > now}
         key = hashlib.sha256(body).digest()
@@ -96,8 +94,8 @@ class AnthropicProvider:
     def _post(self, request: ModelRequest, *, reasoning: bool = True) -> Post:
         names = names_of(request)
         limit = request.max_tokens or self._max_tokens
-        body = self._body_of(request, names, max_tokens=limit, reasoning=reasoning)
-        prefix = partial(prefix_of, request, names, model=self._model, reasoning=reasoning)
+        body = body_of(request, names, self._claude, limit, reasoning=reasoning)
+        prefix = partial(prefix_of, request, names, self._claude, reasoning=reasoning)
         headers = _BINDING if "block_binding" in body.get("thinking", ()) else {}
         return Post(encode(body), partial(ReplyDecoder, names, prefix), headers)
 

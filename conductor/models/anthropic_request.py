@@ -11,7 +11,7 @@ import msgspec
 
 from conductor.messages import AssistantMessage, Message, Note, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, ToolDefinition
-from conductor.models.families import Effort, Thinking, claude_reasoning
+from conductor.models.families import Claude
 from conductor.models.reasoning import (
     CallSlot,
     Reasoning,
@@ -34,7 +34,6 @@ from conductor.models.rendering import (
 )
 from conductor.models.tool_names import ToolNameMap
 
-PROVIDER = "anthropic"
 _CACHE: Json = {"type": "ephemeral"}
 # In the place of a person's next words.
 _PLACEHOLDER = "..."
@@ -52,24 +51,15 @@ def _tools(tools: tuple[ToolDefinition, ...], names: ToolNameMap) -> list[Json]:
 
 
 def body_of(
-    request: ModelRequest,
-    names: ToolNameMap,
-    *,
-    model: str,
-    max_tokens: int,
-    provider: str = PROVIDER,
-    thinking: Thinking | None = None,
-    effort: Effort | None = None,
-    reasoning: bool = True,
+    request: ModelRequest, names: ToolNameMap, claude: Claude, max_tokens: int, *, reasoning: bool = True
 ) -> Json:
     """Render a streaming request; ``max_tokens`` is raised if it may call tools (`rendering.limit_of`).
 
-    Without ``thinking`` and ``effort`` the model thinks as little as it allows. With ``reasoning``, that of
-    ``provider`` goes back (`conductor.models.reasoning`).
+    With ``reasoning``, the provider's own goes back (`conductor.models.reasoning`).
     """
-    head, messages = _render(request, names, model, provider, reasoning=reasoning)
+    head, messages = _render(request, names, claude, reasoning=reasoning)
     body: Json = {**head, "max_tokens": limit_of(request, max_tokens), "stream": True, "messages": messages}
-    thinking, effort = claude_reasoning(model, thinking, effort)
+    thinking, effort = claude.least_reasoning()
     if thinking is not None:
         body["thinking"] = {"type": thinking}
     if effort is not None:
@@ -93,28 +83,19 @@ def body_of(
     return body
 
 
-def warming_of(
-    request: ModelRequest,
-    names: ToolNameMap,
-    *,
-    model: str,
-    thinking: Thinking | None = None,
-    effort: Effort | None = None,
-) -> Json:
+def warming_of(request: ModelRequest, names: ToolNameMap, claude: Claude) -> Json:
     """Render a request that only has the service cache ``request``."""
     extended = replace(request, messages=[*request.messages, UserMessage(_PLACEHOLDER)])
-    body = body_of(extended, names, model=model, max_tokens=0, thinking=thinking, effort=effort)
+    body = body_of(extended, names, claude, max_tokens=0)
     # The service refuses a stream here. The next request has other words in the placeholder's place.
     del body["stream"]
     body["messages"][-1].content[-1].cache_control = None
     return body
 
 
-def prefix_of(
-    request: ModelRequest, names: ToolNameMap, *, model: str, provider: str = PROVIDER, reasoning: bool = True
-) -> str:
+def prefix_of(request: ModelRequest, names: ToolNameMap, claude: Claude, *, reasoning: bool = True) -> str:
     """Give the `digest` to which the service binds the thinking of the reply; arguments as in `body_of`."""
-    head, messages = _render(request, names, model, provider, reasoning=reasoning)
+    head, messages = _render(request, names, claude, reasoning=reasoning)
     return digest({**head, "messages": messages})
 
 
@@ -157,15 +138,15 @@ def _former_tool(name: str, names: ToolNameMap) -> Json:
 
 
 def _render(
-    request: ModelRequest, names: ToolNameMap, model: str, provider: str, *, reasoning: bool
+    request: ModelRequest, names: ToolNameMap, claude: Claude, *, reasoning: bool
 ) -> tuple[Json, list[_Message]]:
-    head: Json = {"model": model}
+    head: Json = {"model": claude.model}
     if tools := _tools(tuple(request.tools), names):
         head["tools"] = tools
     if request.system.strip():
         head["system"] = [{"type": "text", "text": request.system, "cache_control": _CACHE}]
     first = running_turn(request.messages) if reasoning else len(request.messages)
-    return head, _messages(request.messages, names, provider, head, first)
+    return head, _messages(request.messages, names, claude.provider, head, first)
 
 
 def _messages(

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from conductor.errors import ModelError, SettingsError
 from conductor.models.anthropic_request import prefix_of
 from conductor.models.base import ModelEvent, ModelRequest
-from conductor.models.families import Effort, Thinking
+from conductor.models.families import Claude, Effort, Thinking
 from conductor.models.rendering import encode, names_of
 from conductor.models.streaming import Post, ReplyStreamer
 from conductor.models.thought_filter import ThoughtHabit
@@ -49,8 +49,7 @@ class BedrockProvider:
         effort: Effort | None = None,
         **options: Any,
     ) -> None:
-        self._model = model
-        self._reasoning: Any = {"thinking": thinking, "effort": effort}
+        self._claude = Claude(model, thinking, effort, self.name)
         self._max_tokens = max_tokens
         self._habit = ThoughtHabit()
         self._path = f"/model/{quote(model, safe='')}/converse-stream"
@@ -75,14 +74,12 @@ class BedrockProvider:
         )
 
     def _post(self, request: ModelRequest, *, reasoning: bool = True) -> Post:
-        from conductor.models.bedrock_stream import PROVIDER, ConverseDecoder, converse_body
+        from conductor.models.bedrock_stream import ConverseDecoder, converse_body
 
-        names, model = names_of(request), self._model
+        names, claude = names_of(request), self._claude
         limit = request.max_tokens or self._max_tokens
-        body = converse_body(
-            request, names, model=model, max_tokens=limit, reasoning=reasoning, **self._reasoning
-        )
-        prefix = partial(prefix_of, request, names, model=model, provider=PROVIDER, reasoning=reasoning)
+        body = converse_body(request, names, claude, limit, reasoning=reasoning)
+        prefix = partial(prefix_of, request, names, claude, reasoning=reasoning)
         return Post(encode(body), partial(ConverseDecoder, names, prefix, self._habit))
 
     async def aclose(self) -> None:

@@ -17,13 +17,12 @@ from conductor.messages import ToolCall
 from conductor.models import anthropic_request
 from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason, TextDelta, Usage
 from conductor.models.failures import Problem, cut_off, failure, from_status
-from conductor.models.families import Effort, Thinking
+from conductor.models.families import Claude
 from conductor.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.models.rendering import Json, encode, may_call
 from conductor.models.thought_filter import ThoughtFilter, ThoughtHabit, without_thoughts
 from conductor.models.tool_names import ToolNameMap
 
-PROVIDER = "bedrock"
 _STOPS: dict[str, StopReason] = {
     "end_turn": "end_turn",
     "stop_sequence": "end_turn",
@@ -55,35 +54,19 @@ _NO_CALLS = "Answer in words now, without calling a tool."
 
 
 def converse_body(
-    request: ModelRequest,
-    names: ToolNameMap,
-    *,
-    model: str,
-    max_tokens: int,
-    thinking: Thinking | None = None,
-    effort: Effort | None = None,
-    reasoning: bool = True,
+    request: ModelRequest, names: ToolNameMap, claude: Claude, max_tokens: int, *, reasoning: bool = True
 ) -> Json:
     """Render a request to ``converse-stream``; arguments as in `anthropic_request.body_of`."""
-    rendered = anthropic_request.body_of(
-        request,
-        names,
-        model=model,
-        max_tokens=max_tokens,
-        provider=PROVIDER,
-        thinking=thinking,
-        effort=effort,
-        reasoning=reasoning,
-    )
+    rendered = anthropic_request.body_of(request, names, claude, max_tokens, reasoning=reasoning)
     # Its blocks are structs.
     source = msgspec.json.decode(encode(rendered))
-    marks = _CACHES.search(model) is not None
+    marks = _CACHES.search(claude.model) is not None
     messages = [
         {"role": message["role"], "content": _blocks(message["content"], marks=marks)}
         for message in source["messages"]
     ]
     body: Json = {
-        "messages": _adapted(messages, model),
+        "messages": _adapted(messages, claude.model),
         "inferenceConfig": {"maxTokens": source["max_tokens"]},
     }
     # Claude's own fields.

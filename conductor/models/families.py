@@ -1,4 +1,4 @@
-"""The limits of model families: the least thinking, and the shortest prompt that is cached; data only.
+"""Model families and their prices: the least thinking, and the shortest prompt that is cached.
 
 Read on 24 November 2026 in stored copies of the services' pages (platform.claude.com: models, "Thinking",
 "Prompt caching"; developers.openai.com: models). Other models get only the profile's settings.
@@ -12,6 +12,20 @@ from typing import Literal, TypeAlias
 
 Thinking: TypeAlias = Literal["disabled", "between_tools", "adaptive"]
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+PRICES: dict[str, dict[str, float]] = {
+    "claude-haiku-5-5": {"input": 0.10, "output": 0.50, "cache_read": 0.01, "cache_write": 0.125},
+    "claude-sonnet-5-5": {"input": 2.00, "output": 10.00, "cache_read": 0.10, "cache_write": 2.50},
+    "claude-opus-5-5": {"input": 4.00, "output": 20.00, "cache_read": 0.20, "cache_write": 5.00},
+    "gpt-6-luna": {"input": 0.10, "output": 0.50, "cache_read": 0.01, "cache_write": 0.125},
+    "gpt-6.1-terra": {"input": 1.00, "output": 5.00, "cache_read": 0.05, "cache_write": 1.25},
+    "gpt-6.2-sol": {"input": 2.00, "output": 10.00, "cache_read": 0.10, "cache_write": 2.50},
+}
+"""Dollars for a million tokens at the services' own addresses.
+
+Prices of short prompts: up to 100,000 tokens with Claude Haiku, 272,000 with OpenAI (a history takes at most
+60,000). Cache writes are those of the shortest lifetime.
+"""
 
 CLAUDE_EFFORTS: tuple[Effort, ...] = ("low", "medium", "high", "xhigh", "max")
 # Claude accepts these efforts only with adaptive thinking.
@@ -46,22 +60,29 @@ _FAMILIES = [
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Claude:
+    """A Claude model at a ``provider``. Without settings it thinks as little as it allows."""
+
+    model: str
+    thinking: Thinking | None = None
+    effort: Effort | None = None
+    provider: str = "anthropic"
+
+    def least_reasoning(self) -> tuple[Thinking | None, Effort | None]:
+        """Give the thinking and the effort to send: the settings, else the least; None is not sent."""
+        if self.thinking is not None:
+            return self.thinking, self.effort
+        family, thinking = family_of(self.model), None
+        # "adaptive" is the default.
+        if family.thinking[:1] != ("adaptive",) and self.effort not in _LONG_EFFORTS:
+            thinking = next(iter(family.thinking), None)
+        return thinking, self.effort or family.effort
+
+
 def family_of(model: str) -> Family:
     """Give the family of a model; an empty one for an unknown model."""
     return next((family for pattern, family in _FAMILIES if pattern.match(model)), Family())
-
-
-def claude_reasoning(
-    model: str, thinking: Thinking | None, effort: Effort | None
-) -> tuple[Thinking | None, Effort | None]:
-    """Give the thinking and the effort for Claude: the settings, else the least; None is not sent."""
-    if thinking is not None:
-        return thinking, effort
-    family = family_of(model)
-    # "adaptive" is the default.
-    if family.thinking[:1] != ("adaptive",) and effort not in _LONG_EFFORTS:
-        thinking = next(iter(family.thinking), None)
-    return thinking, effort or family.effort
 
 
 def refusal_of(model: str, thinking: Thinking | None, effort: Effort | None) -> tuple[str, str] | None:

@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from conductor.errors import SettingsError
-from conductor.models.families import Effort, Thinking, refusal_of
-from conductor.models.prices import PRICES
+from conductor.models.families import PRICES, Effort, Thinking, refusal_of
 from conductor.settings import Settings, environment_value
 
 MODELS_NAME = "models.toml"
@@ -46,7 +45,7 @@ class ModelProfile(BaseModel):
     (``voice``) or with tools (``tools``). ``timeout_s``, the longest silence of the service, replaces
     MODEL_TIMEOUT_MS. Without ``thinking`` and ``effort`` the model thinks as little as it allows. ``slots``,
     requests at once, and ``threads`` of the CPU are for llama_cpp, ``region`` is for bedrock. Default
-    ``prices`` are those of `conductor.models.prices`. ``file`` is the path of the profiles.
+    ``prices`` are those of `conductor.models.families`. ``file`` is the path of the profiles.
     """
 
     model_config = _STRICT

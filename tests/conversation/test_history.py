@@ -14,6 +14,7 @@ from conductor.conversation.history import HistoryBudget, cut_point, estimate_to
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.anthropic_request import body_of
 from conductor.models.base import ModelRequest, ToolDefinition, Usage
+from conductor.models.families import Claude
 from conductor.models.rendering import encode, names_of
 from tests.conversation.helpers import faults
 from tests.stand_ins.anthropic_rules import check_body
@@ -50,7 +51,7 @@ def complaint(messages: Sequence[Message]) -> str | None:
         messages = [*messages, UserMessage("And?")]
     request = ModelRequest("Be brief.", messages, TOOLS)
     try:
-        body = body_of(request, names_of(request), model="m", max_tokens=100)
+        body = body_of(request, names_of(request), Claude("m"), 100)
         check_body(msgspec.json.decode(encode(body)), {})
     except Exception as error:
         return str(error)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conductor.app import running
-from conductor.models.prices import PRICES
+from conductor.models.families import PRICES
 from conductor.settings import load_settings
 from tests.app import App
 from tests.end_to_end.conftest import provider_for, serving

@@ -12,6 +12,7 @@ import pytest
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.anthropic_request import body_of, prefix_of, warming_of
 from conductor.models.base import ModelRequest, ToolDefinition
+from conductor.models.families import Claude
 from conductor.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.models.rendering import encode, names_of
 from tests.models import JsonObject
@@ -25,7 +26,7 @@ CACHED = {"type": "ephemeral"}
 
 def rendered(request: ModelRequest, *, max_tokens: int = 512) -> JsonObject:
     """Give the body as the service reads it; it must be one that the service accepts."""
-    body = body_of(request, names_of(request), model="test-model", max_tokens=max_tokens)
+    body = body_of(request, names_of(request), Claude("test-model"), max_tokens)
     decoded = msgspec.json.decode(encode(body))
     return check_body(decoded, {})
 
@@ -244,13 +245,13 @@ def interleaved(prefix: str | None = None) -> AssistantMessage:
         Reasoning(THOUGHT[1]),
         CallSlot("own"),
     ]
-    own = prefix_of(BEFORE, names_of(BEFORE), model="test-model")
+    own = prefix_of(BEFORE, names_of(BEFORE), Claude("test-model"))
     return AssistantMessage("Yes.", (call(),), opaque_of(blocks, lambda: prefix or own), "anthropic")
 
 
 def test_the_blocks_of_the_running_turn_go_back_in_the_order_that_they_came_in() -> None:
     request = ask(UserMessage("Go."), interleaved(), ToolResult("t1", "ok"))
-    body = msgspec.json.decode(encode(body_of(request, names_of(request), model="test-model", max_tokens=9)))
+    body = msgspec.json.decode(encode(body_of(request, names_of(request), Claude("test-model"), 9)))
     blocks = body["messages"][1]["content"]
     assert [block["type"] for block in blocks] == ["thinking", "text", "redacted_thinking", "tool_use"]
     assert [blocks[0], blocks[2]] == THOUGHT
@@ -324,7 +325,7 @@ def test_no_valid_history_makes_a_request_that_is_refused() -> None:
 def test_a_warming_stores_all_that_the_next_turn_sends_before_its_words(history: tuple[Message, ...]) -> None:
     cache, system = PromptCache(), "word " * 1100
     request = ModelRequest(system, history, [SPAWN])
-    warming = encode(warming_of(request, names_of(request), model="test-model"))
+    warming = encode(warming_of(request, names_of(request), Claude("test-model")))
     stored = cache.count(check_body(msgspec.json.decode(warming), {}), 0.0)
     assert stored["cache_creation_input_tokens"] > 1000 and stored["input_tokens"] < 60
     asked = rendered(ask(*history, UserMessage("Hello."), system=system))

@@ -24,6 +24,7 @@ from conductor.models.anthropic_request import prefix_of
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
 from conductor.models.bedrock import BedrockProvider, Signer, from_profile
 from conductor.models.bedrock_stream import ConverseDecoder, converse_body
+from conductor.models.families import Claude
 from conductor.models.profiles import ModelProfile
 from conductor.models.rendering import encode, names_of
 from conductor.settings import Settings
@@ -45,7 +46,7 @@ def ask(*messages: Any, **fields: Any) -> ModelRequest:
 
 
 def body_of(request: ModelRequest, model: str = LLAMA) -> Any:
-    body = converse_body(request, names_of(request), model=model, max_tokens=512)
+    body = converse_body(request, names_of(request), Claude(model, provider="bedrock"), 512)
     check(body, model)
     return body
 
@@ -193,7 +194,7 @@ def test_redacted_reasoning_goes_back_as_it_came() -> None:
 
 def _prefix() -> str:
     request = ask(UserMessage("Really?"))
-    return prefix_of(request, names_of(request), model=CLAUDE, provider="bedrock")
+    return prefix_of(request, names_of(request), Claude(CLAUDE, provider="bedrock"))
 
 
 def _sent_back(reply: AssistantMessage, model: str) -> Any:

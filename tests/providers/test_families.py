@@ -10,7 +10,7 @@ import pytest
 from conductor.errors import SettingsError
 from conductor.models.anthropic_request import body_of
 from conductor.models.bedrock_stream import converse_body
-from conductor.models.families import Effort, Thinking, family_of
+from conductor.models.families import Claude, Effort, Thinking, family_of
 from conductor.models.openai import from_profile
 from conductor.models.openai_request import chat_body
 from conductor.models.openai_responses import responses_body
@@ -37,7 +37,7 @@ from tests.stand_ins import anthropic_rules, bedrock_service, openai_rules
 def test_claude_thinks_as_little_as_it_allows(
     model: str, thinking: Thinking | None, effort: Effort | None
 ) -> None:
-    body = msgspec.json.decode(encode(body_of(ask(), names_of(ask()), model=model, max_tokens=512)))
+    body = msgspec.json.decode(encode(body_of(ask(), names_of(ask()), Claude(model), 512)))
     assert anthropic_rules.check_body(body, {}) is body
     sent = {"thinking": thinking and {"type": thinking}, "output_config": effort and {"effort": effort}}
     assert {name: body.get(name) for name in sent} == sent
@@ -45,7 +45,7 @@ def test_claude_thinks_as_little_as_it_allows(
 
 def test_claude_on_bedrock_thinks_as_little_as_it_allows() -> None:
     model = "eu.anthropic.claude-haiku-5-5"
-    body = converse_body(ask(), names_of(ask()), model=model, max_tokens=512)
+    body = converse_body(ask(), names_of(ask()), Claude(model), 512)
     bedrock_service.check(body, model)
     assert body["additionalModelRequestFields"] == {"thinking": {"type": "disabled"}}
 
@@ -62,9 +62,7 @@ def test_claude_on_bedrock_thinks_as_little_as_it_allows() -> None:
 def test_a_setting_wins_over_the_least(
     thinking: Thinking | None, effort: Effort | None, sent: dict[str, object]
 ) -> None:
-    body = body_of(
-        ask(), names_of(ask()), model="claude-haiku-5-5", max_tokens=512, thinking=thinking, effort=effort
-    )
+    body = body_of(ask(), names_of(ask()), Claude("claude-haiku-5-5", thinking, effort), 512)
     anthropic_rules.check_body(msgspec.json.decode(encode(body)), {})
     assert {name: body[name] for name in ("thinking", "output_config") if name in body} == sent
 
