@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -39,9 +39,6 @@ class Served:
         await until(lambda: not self.listener.connections)
 
 
-Serve = Callable[..., AbstractAsyncContextManager[Served]]
-
-
 @asynccontextmanager
 async def serving(
     provider: ModelProvider,
@@ -70,12 +67,6 @@ async def serving(
         await listener.stop(drain_s=0)
         await services.store.aclose()
         await provider.aclose()
-
-
-@pytest.fixture
-def serve() -> Serve:
-    """Start a server with a model provider."""
-    return serving
 
 
 @pytest.fixture

@@ -61,11 +61,11 @@ async def test_the_same_by_voice_alone_with_the_microphone_open_at_each_question
         assert [name for name, _ in phone.runs] == ["look"]
         await phone.until("state idle", since=phone.log.index(first))
         phone.say("no, leave it")
-        second = await phone.until("tts.speak", since=phone.log.index(first) + 1)
+        second = await phone.until("tts.speak", since=first)
         assert "move file" in arguments_of(second)["text"]
         await phone.until("state idle", since=phone.log.index(second))
         phone.say("yes, just this once")
-        last = await phone.until("tts.speak", since=phone.log.index(second) + 1)
+        last = await phone.until("tts.speak", since=second)
         assert arguments_of(last)["text"] == "Done, as far as you let me."
         await phone.until("state idle", since=phone.log.index(last))
     assert [name for name, _ in phone.runs] == ["look", "move_file"]

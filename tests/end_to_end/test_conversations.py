@@ -76,7 +76,7 @@ async def test_parallel_tools_are_answered_in_the_models_order(model: ModelServi
     async with serving(model.provider()) as served, served.phone() as phone:
         phone.say("how are they?")
         first = await phone.until("agent.status")
-        second = await phone.until("agent.status", since=phone.log.index(first) + 1)
+        second = await phone.until("agent.status", since=first)
         for event in (second, first):
             phone.result(event["payload"]["callId"], f"{arguments_of(event)['id']} runs")
         await phone.idle()

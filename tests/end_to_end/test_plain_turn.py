@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from conductor.messages import ToolCall
 from conductor.models.base import TextDelta
-from tests.end_to_end.conftest import Serve, provider_for, serving
+from tests.end_to_end.conftest import provider_for, serving
 from tests.models import AnthropicService, Call, Reply, ScriptedProvider
 from tests.shapes import PLAIN_TURN, shape_of
 
 
-async def test_a_plain_turn_has_exactly_these_events(serve: Serve) -> None:
+async def test_a_plain_turn_has_exactly_these_events() -> None:
     provider = ScriptedProvider([[TextDelta("Hello "), TextDelta("**there**.")]])
-    async with serve(provider) as served, served.phone() as phone:
+    async with serving(provider) as served, served.phone() as phone:
         events = await phone.ask("hi")
         assert [shape_of(e) for e in events if e["type"] != "assistant.speech.partial"] == PLAIN_TURN
         partials = [e["payload"]["text"] for e in events if e["type"] == "assistant.speech.partial"]
@@ -21,11 +21,11 @@ async def test_a_plain_turn_has_exactly_these_events(serve: Serve) -> None:
         assert phone.speeches() == ["Hello there."]
 
 
-async def test_a_tool_on_the_device_is_called_and_its_result_reaches_the_model(serve: Serve) -> None:
+async def test_a_tool_on_the_device_is_called_and_its_result_reaches_the_model() -> None:
     provider = ScriptedProvider(
         [[ToolCall("x", "agent.status", '{"id":"a-77"}')], [TextDelta("It is done.")]]
     )
-    async with serve(provider) as served:
+    async with serving(provider) as served:
         async with served.phone(tools={"agent.status": lambda a: f"state of {a['id']}"}) as phone:
             await phone.ask("how is my agent?")
             assert phone.runs == [("agent.status", {"id": "a-77"})]

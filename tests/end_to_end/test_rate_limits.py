@@ -9,7 +9,7 @@ from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import Finished, TextDelta, Usage
 from conductor.settings import load_settings
 from tests.app import App
-from tests.end_to_end.conftest import Serve
+from tests.end_to_end.conftest import serving
 from tests.models import ScriptedProvider
 from tests.shapes import PLAIN_TURN, Event
 
@@ -23,9 +23,9 @@ def per_minute(turns: int) -> float:
     return load_settings(None, session_rate_limit_per_min=turns).limits.turns_per_minute
 
 
-async def test_a_turn_too_many_is_refused_with_a_time_to_wait_and_the_microphone_opens(serve: Serve) -> None:
+async def test_a_turn_too_many_is_refused_with_a_time_to_wait_and_the_microphone_opens() -> None:
     provider = chatty()
-    async with serve(provider, turns_per_minute=per_minute(2)) as served, served.phone() as phone:
+    async with serving(provider, turns_per_minute=per_minute(2)) as served, served.phone() as phone:
         for _ in range(2):
             since = len(phone.log)
             await phone.ask("hi")
@@ -41,8 +41,8 @@ async def test_a_turn_too_many_is_refused_with_a_time_to_wait_and_the_microphone
     assert len(provider.requests) == 2
 
 
-async def test_a_refused_transcript_is_not_part_of_the_conversation(serve: Serve) -> None:
-    async with serve(chatty(), turns_per_minute=per_minute(1)) as served, served.phone() as phone:
+async def test_a_refused_transcript_is_not_part_of_the_conversation() -> None:
+    async with serving(chatty(), turns_per_minute=per_minute(1)) as served, served.phone() as phone:
         await phone.ask("hi")
         await phone.ask("what nobody heard")
         (session,) = served.listener.registry.sessions
@@ -50,10 +50,10 @@ async def test_a_refused_transcript_is_not_part_of_the_conversation(serve: Serve
         assert "what nobody heard" not in str(list(session.messages))
 
 
-async def test_a_result_is_taken_however_many_turns_there_were(serve: Serve) -> None:
+async def test_a_result_is_taken_however_many_turns_there_were() -> None:
     calls = [ToolCall(f"c-{n}", "agent.status", f'{{"id":"a-{n}"}}') for n in range(3)]
     provider = ScriptedProvider([calls, [TextDelta("They run.")]])
-    async with serve(provider, turns_per_minute=per_minute(1)) as served, served.phone() as phone:
+    async with serving(provider, turns_per_minute=per_minute(1)) as served, served.phone() as phone:
         phone.say("how are they?")
         turn_events: list[Event] = []
         for _ in calls:
@@ -72,9 +72,9 @@ async def test_a_result_is_taken_however_many_turns_there_were(serve: Serve) -> 
     assert len(results) == 3 and all("runs" in result.content for result in results)
 
 
-async def test_the_limit_is_the_sessions_and_a_new_connection_changes_nothing(serve: Serve) -> None:
+async def test_the_limit_is_the_sessions_and_a_new_connection_changes_nothing() -> None:
     provider = chatty()
-    async with serve(provider, turns_per_minute=per_minute(1)) as served, served.phone() as phone:
+    async with serving(provider, turns_per_minute=per_minute(1)) as served, served.phone() as phone:
         await phone.ask("hi")
         for leave in (phone.cut, phone.close):
             await leave()
@@ -88,8 +88,8 @@ async def test_the_limit_is_the_sessions_and_a_new_connection_changes_nothing(se
     assert len(provider.requests) == 1
 
 
-async def test_another_session_has_a_limit_of_its_own(serve: Serve) -> None:
-    async with serve(chatty(), turns_per_minute=per_minute(1)) as served:
+async def test_another_session_has_a_limit_of_its_own() -> None:
+    async with serving(chatty(), turns_per_minute=per_minute(1)) as served:
         async with served.phone() as phone, served.phone("s-2") as other_phone:
             await phone.ask("hi")
             await phone.ask("hi")
@@ -98,8 +98,8 @@ async def test_another_session_has_a_limit_of_its_own(serve: Serve) -> None:
             assert other_phone.errors() == [] and other_phone.finals() == ["Hi."]
 
 
-async def test_a_transcript_that_starts_no_turn_does_not_count(serve: Serve) -> None:
-    async with serve(chatty(), turns_per_minute=per_minute(2)) as served, served.phone() as phone:
+async def test_a_transcript_that_starts_no_turn_does_not_count() -> None:
+    async with serving(chatty(), turns_per_minute=per_minute(2)) as served, served.phone() as phone:
         await phone.ask("   ")
         for _ in range(5):
             phone.send("user.audio.transcript.partial", {"text": "h"})
@@ -116,8 +116,8 @@ async def test_a_transcript_that_starts_no_turn_does_not_count(serve: Serve) -> 
         assert [error["code"] for error in phone.errors()] == ["invalid_transcript"]
 
 
-async def test_a_refused_transcript_may_be_sent_again_under_its_id(serve: Serve) -> None:
-    async with serve(chatty(), turns_per_minute=per_minute(1)) as served, served.phone() as phone:
+async def test_a_refused_transcript_may_be_sent_again_under_its_id() -> None:
+    async with serving(chatty(), turns_per_minute=per_minute(1)) as served, served.phone() as phone:
         await phone.ask("hi")
         for _ in range(2):
             since = len(phone.log)
@@ -135,9 +135,9 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-async def test_turns_of_all_sessions_with_one_token_count_together(serve: Serve) -> None:
+async def test_turns_of_all_sessions_with_one_token_count_together() -> None:
     provider, most = chatty(), load_settings(None, subject_turns_per_min=3).limits.subject_turns_per_minute
-    async with serve(provider, tokens=TOKENS, subject_turns_per_minute=most) as served:
+    async with serving(provider, tokens=TOKENS, subject_turns_per_minute=most) as served:
         for number in range(3):
             async with served.phone(f"s-{number}", headers=bearer(TOKENS[0])) as phone:
                 await phone.ask("hi")
@@ -155,20 +155,19 @@ async def test_turns_of_all_sessions_with_one_token_count_together(serve: Serve)
     assert len(provider.requests) == 4
 
 
-async def test_results_and_their_rounds_are_no_turns_of_the_token(serve: Serve) -> None:
+async def test_results_and_their_rounds_are_no_turns_of_the_token() -> None:
     rounds = [[ToolCall(f"c-{n}", "agent.status", f'{{"id":"a-{n}"}}')] for n in range(4)]
     provider = ScriptedProvider([*rounds, [TextDelta("They run.")]])
-    async with serve(provider, tokens=TOKENS, subject_turns_per_minute=1.0) as served:
+    async with serving(provider, tokens=TOKENS, subject_turns_per_minute=1.0) as served:
         tools = {"agent.status": lambda _: "runs"}
         async with served.phone(headers=bearer(TOKENS[0]), tools=tools) as phone:
             await phone.ask("how are they?")
             assert phone.finals() == ["They run."] and phone.errors() == []
 
 
-async def test_news_waits_until_the_token_has_a_turn_for_it(serve: Serve) -> None:
+async def test_news_waits_until_the_token_has_a_turn_for_it() -> None:
     provider = chatty()
-    limits = {"subject_turns_per_minute": 1.0, "open_microphone": 0.0}
-    async with serve(provider, tokens=TOKENS, **limits) as served:
+    async with serving(provider, tokens=TOKENS, subject_turns_per_minute=1.0) as served:
         async with served.phone(headers=bearer(TOKENS[0])) as phone:
             await phone.ask("hi")
             phone.send("agent.completed", {"agentId": "a-1", "status": "done"})
@@ -179,8 +178,8 @@ async def test_news_waits_until_the_token_has_a_turn_for_it(serve: Serve) -> Non
     assert len(provider.requests) == 1
 
 
-async def test_without_tokens_turns_are_not_those_of_one_person(serve: Serve) -> None:
-    async with serve(chatty(), subject_turns_per_minute=1.0) as served:
+async def test_without_tokens_turns_are_not_those_of_one_person() -> None:
+    async with serving(chatty(), subject_turns_per_minute=1.0) as served:
         for number in range(3):
             async with served.phone(f"s-{number}") as phone:
                 await phone.ask("hi")
