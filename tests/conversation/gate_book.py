@@ -227,8 +227,8 @@ class Book:
         self._finished: dict[str, float] = {}
         self._request: tuple[dict[str, int], bool, list[tuple[str, Arguments]]] = ({}, False, [])
 
-    def wrong(self, what: str) -> None:
-        self.faults.append(f"at {now():.2f}: {what}")
+    def wrong(self, fault: str) -> None:
+        self.faults.append(f"at {now():.2f}: {fault}")
 
     # -- tools
 
@@ -241,15 +241,15 @@ class Book:
 
     def declared(self, declarations: Sequence[Mapping[str, Any]]) -> None:
         """Note that the session knows these definitions now, and no others."""
-        self._declared = {one["name"]: version_of(one["description"]) for one in declarations}
+        self._declared = {item["name"]: version_of(item["description"]) for item in declarations}
 
     def _has_changed(self, consent: Consent) -> bool:
         """Whether a tool was defined anew since the call that a person agrees to was made."""
         if self._declared is None or consent.name in self.local:
             return False
         wishes = [self.wishes[consent.call_id]] if consent.call_id else list(self.wishes.values())[-20:]
-        asked = [wish for wish in wishes if wish.name == consent.name and not wish.results]
-        return all(self._declared.get(consent.name) not in wish.versions for wish in asked)
+        undecided = [wish for wish in wishes if wish.name == consent.name and not wish.results]
+        return all(self._declared.get(consent.name) not in wish.versions for wish in undecided)
 
     def _candidates(self, name: str, versions: range) -> list[Kind]:
         if name in self.local:
@@ -259,7 +259,7 @@ class Book:
     def is_untrusted(self, call_id: str) -> bool:
         """Whether strangers write what a call gives, by every definition that it may have been made under."""
         wish = self.wishes.get(call_id)
-        return wish is not None and all(one.untrusted for one in self._candidates(wish.name, wish.versions))
+        return wish is not None and all(item.untrusted for item in self._candidates(wish.name, wish.versions))
 
     # -- what the model wishes
 
@@ -297,14 +297,14 @@ class Book:
         self.log.append(message)
         if isinstance(message, AssistantMessage):
             versions, tainted, unknown = self._request
-            for one in message.calls:
-                arguments = normal(one.arguments)
-                first = versions.get(one.name, -1)
-                span = range(first, self.newest.get(one.name, -1) + 1)
+            for item in message.calls:
+                arguments = normal(item.arguments)
+                first = versions.get(item.name, -1)
+                span = range(first, self.newest.get(item.name, -1) + 1)
                 # It was unknown when the model was asked, and when the gate was.
-                wish = (one.name, arguments)
+                wish = (item.name, arguments)
                 repeats = wish in unknown and wish in self._unknown_now()
-                self.wishes[one.call_id] = Wish(one.name, arguments, span, tainted, repeats)
+                self.wishes[item.call_id] = Wish(item.name, arguments, span, tainted, repeats)
         elif isinstance(message, ToolResult):
             self._has_result(message)
 
@@ -369,18 +369,18 @@ class Book:
 
     def told(self, text: str) -> None:
         """Take a prompt, if a text is one."""
-        found = PROMPT.search(text)
-        if found is None:
+        prompt_match = PROMPT.search(text)
+        if prompt_match is None:
             return
         phrase = PHRASE.search(text)
-        arguments = {} if found["x"] is None else {"x": int(found["x"])}
-        name = found["name"].strip().replace(" ", ".")
+        arguments = {} if prompt_match["x"] is None else {"x": int(prompt_match["x"])}
+        name = prompt_match["name"].strip().replace(" ", ".")
         self.prompt = Prompt(name, arguments, phrase["phrase"] if phrase else "", text)
         self.tally["prompt"] += 1
 
     @contextmanager
     def taking(
-        self, event: client.ClientEvent | None, said: Sequence[Consent], meaning: Meaning
+        self, event: client.ClientEvent | None, consents_before: Sequence[Consent], meaning: Meaning
     ) -> Iterator[None]:
         """Let what an event says count while the session takes it, and no longer than words may wait.
 
@@ -388,11 +388,11 @@ class Book:
         """
         if isinstance(event, client.ToolResultEvent | client.ToolCancelled):
             self.reported(event.call_id)
-        consents = list(said)
+        consents = list(consents_before)
         if isinstance(event, client.ApprovalResponse):
-            first = {one.approval_id: one for one in reversed(event.all())}  # of a frame's about one card
-            consents += [one for one in map(self._weigh, first.values()) if one is not None]
-        consents = [one for one in consents if not self._has_changed(one)]
+            first = {item.approval_id: item for item in reversed(event.all())}  # of a frame's about one card
+            consents += [item for item in map(self._weigh, first.values()) if item is not None]
+        consents = [item for item in consents if not self._has_changed(item)]
         self._consents += consents
         self._meanings.append(meaning)
         try:
@@ -404,7 +404,7 @@ class Book:
             asyncio.get_running_loop().call_later(wait, self._forget, consents)
 
     def _forget(self, consents: Sequence[Consent]) -> None:
-        self._consents = [one for one in self._consents if one not in consents]
+        self._consents = [item for item in self._consents if item not in consents]
 
     def _weigh(self, decision: client.Decision) -> Consent | None:
         """Say what a decision allows: the first good one about a card settles it."""
@@ -431,14 +431,14 @@ class Book:
             self.wrong(f"released when it was over: {call_id} {wish}")
         active = [
             *self._consents,
-            *(one for meaning in self._meanings for one in meaning() if not self._has_changed(one)),
+            *(item for meaning in self._meanings for item in meaning() if not self._has_changed(item)),
         ]
-        active.sort(key=lambda one: one.scope == "once")  # of two such words either may have counted
+        active.sort(key=lambda item: item.scope == "once")  # of two such words either may have counted
         by_voice = (None, wish.name, wish.arguments)
         words = [c for c in active if c.call_id == call_id or (c.call_id, c.name, c.arguments) == by_voice]
         if wish.arguments is not None and self._is_covered(wish):
             wish.released.append(wish.arguments)  # by what was allowed for longer than once, a moment ago
-        wish.released += [one.arguments for one in words]
+        wish.released += [item.arguments for item in words]
         if words:
             self._use(words[0], wish)
         if not wish.released:
@@ -446,7 +446,7 @@ class Book:
             wish.released.append(wish.arguments or {})
 
     def _use(self, consent: Consent, wish: Wish) -> None:
-        self._consents = [one for one in self._consents if one is not consent]
+        self._consents = [item for item in self._consents if item is not consent]
         by_card = "released by words to a card" if consent.by_voice else "released by card"
         self.tally["released by voice" if consent.call_id is None else by_card] += 1
         if consent.scope != "once":
@@ -508,8 +508,8 @@ class Book:
                 self.wrong(f"{len(wish.results)} results: {call_id} {wish}")
                 continue
             outcome = wish.results[0]
-            nothing = "Nothing was run" in (outcome["error_message"] or "")
-            if nothing and wish.ran:
+            was_not_run = "Nothing was run" in (outcome["error_message"] or "")
+            if was_not_run and wish.ran:
                 self.wrong(f"it ran, and the model was told that nothing was run: {call_id} {wish}")
             if outcome["success"] and not wish.ran:
                 self.wrong(f"it did not run, and the model was told that it had: {call_id} {wish}")

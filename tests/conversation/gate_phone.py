@@ -144,16 +144,16 @@ class Wire:
 
     async def _read(self) -> None:
         while not self.cut:
-            item, said, meaning = await self._up.get()
+            item, consents, meaning = await self._up.get()
             served = self.session.transport is self or isinstance(item.event, client.ToolResultEvent)
             try:
                 if not self.cut and served:
                     if isinstance(item.event, client.ApprovalResponse) and "approval" in self.capabilities:
-                        self.decisions.update(one.approval_id for one in item.event.all())
+                        self.decisions.update(decision.approval_id for decision in item.event.all())
                     event = item.event
                     if isinstance(event, client.ToolCancelled) and "cancel" not in self.capabilities:
                         event = None
-                    with self.phone.book.taking(event, said, meaning):
+                    with self.phone.book.taking(event, consents, meaning):
                         await self.session.receive(item, self)
                     if isinstance(event, client.SessionUpdate) and "tools" in self.capabilities:
                         self.phone.book.declared(event.tools)
@@ -189,7 +189,7 @@ class Phone:
 
     def connect(self, session: Session, capabilities: Sequence[str], tools: list[Any] | None) -> Wire:
         """Open a line, and start or resume the session on it."""
-        again = self.wire is not None
+        is_reconnect = self.wire is not None
         for card in self.book.standing:
             card.tapped = False  # the tap may have been lost with the line
         if self.book.prompt is not None:
@@ -197,7 +197,7 @@ class Phone:
         self.wire = Wire(self, session, capabilities, slow=self.rng.random() < 0.2)
         self.wires.append(self.wire)
         start = client.SessionStart(capabilities=list(capabilities), tools=tools)
-        session.start(start, self.wire, resumed=again)
+        session.start(start, self.wire, resumed=is_reconnect)
         if "tools" in capabilities and tools is not None:
             self.book.declared(tools)
         return self.wire
@@ -257,9 +257,9 @@ class Phone:
 
     def interrupted(self) -> None:
         """Note that the person interrupts: the last prompt, where that is beyond doubt the one they hear."""
-        done = list(self._speeches.values())
-        prompt = self._prompts[list(self._speeches)[-1]] if done else None
-        if prompt is not None and not prompt.heard and not done[-1] and all(done[:-1]):
+        speeches = list(self._speeches.values())
+        prompt = self._prompts[list(self._speeches)[-1]] if speeches else None
+        if prompt is not None and not prompt.heard and not speeches[-1] and all(speeches[:-1]):
             prompt.interrupted = True
 
     @property

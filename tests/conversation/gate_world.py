@@ -68,7 +68,7 @@ class World:
         rng = self.rng
         store: Any = Recorded(self.store, self.book)
         lasting: Any = randomly_slow(rng) if rng.random() < 0.5 else MemoryStore()
-        made = make_services(
+        services = make_services(
             self.reply,
             store=store,
             toolsets=[LocalTools(rng, self.book)],
@@ -85,7 +85,7 @@ class World:
         )
         catalog = parse_declarations([kind.declaration for kind in kinds]).accepted
         subject_records = SubjectRecords(lasting) if rng.random() < 0.6 else None
-        return replace(made, catalog=catalog, subject_records=subject_records)
+        return replace(services, catalog=catalog, subject_records=subject_records)
 
     # -- the model
 
@@ -104,10 +104,10 @@ class World:
         if rng.random() < 0.04:
             return [*script, ModelError("overloaded", "busy")]
         if not self.resting and request.tool_choice == "auto" and rounds < 4 and rng.random() < 0.65:
-            names = [one.name for one in request.tools] + ["nobody.home"]
+            names = [item.name for item in request.tools] + ["nobody.home"]
             for _ in range(rng.choice((1, 1, 1, 2, 3, 4))):
-                again = self.said and rng.random() < 0.4
-                wish = rng.choice(self.said[-4:]) if again else (rng.choice(names), rng.choice(ARGUMENTS))
+                repeats = self.said and rng.random() < 0.4
+                wish = rng.choice(self.said[-4:]) if repeats else (rng.choice(names), rng.choice(ARGUMENTS))
                 self.said.append(wish)
                 script.append(call(*wish))
         return script
@@ -145,8 +145,8 @@ class World:
 
     async def step(self) -> None:
         rng = self.rng
-        asked = self.book.standing if "approval" in self.wire.capabilities else self.book.prompt
-        if asked and self.session.busy and rng.random() < 0.4:
+        standing_questions = self.book.standing if "approval" in self.wire.capabilities else self.book.prompt
+        if standing_questions and self.session.busy and rng.random() < 0.4:
             await self.answer()
             await self.pause()
             return
@@ -174,17 +174,19 @@ class World:
 
     async def answer(self) -> None:
         """Answer what is asked; sometimes the line is lost, or there is another one, just then."""
-        again = self.rng.random() < 0.15
-        asked = [one.name for one in self.book.standing] or [one.name for one in (self.book.prompt,) if one]
-        if asked and self.rng.random() < 0.1:
-            self.declare(asked[0])
-        for _ in range(1 + again):
+        repeats = self.rng.random() < 0.15
+        standing_questions = [item.name for item in self.book.standing] or [
+            item.name for item in (self.book.prompt,) if item
+        ]
+        if standing_questions and self.rng.random() < 0.1:
+            self.declare(standing_questions[0])
+        for _ in range(1 + repeats):
             cards = self.book.standing
             if "approval" in self.wire.capabilities and cards and self.rng.random() < 0.75:
                 self.tap(cards)
             else:
                 self.speak()
-            if again:
+            if repeats:
                 await steps(self.rng.randint(0, 4))
                 self.rng.choice((self.connect, self.hang_up))()
                 self.connect()
@@ -192,16 +194,16 @@ class World:
     async def listen(self) -> None:
         """Do nothing for a while: by then a question that stands must have been put."""
         self.note("listen")
-        wire, asked = self.wire, self.book.fields.get("approvals", "")
+        wire, standing_questions = self.wire, self.book.fields.get("approvals", "")
         await later(70.0)
-        if not asked or wire is not self.wire or wire.cut or wire.slow:
+        if not standing_questions or wire is not self.wire or wire.cut or wire.slow:
             return
-        if asked != self.book.fields.get("approvals", ""):
+        if standing_questions != self.book.fields.get("approvals", ""):
             return
         self.book.tally["listened to a question"] += 1
-        questions = json.loads(asked)
+        questions = json.loads(standing_questions)
         if "approval" in wire.capabilities:
-            if any(one["approval_id"] not in self.book.cards for one in questions):
+            if any(item["approval_id"] not in self.book.cards for item in questions):
                 self.book.wrong(f"not shown: {questions}")
             if self.phone.states[-1] != "idle":
                 self.book.wrong(f"the microphone is not open beside a card: {self.phone.states[-1]}")
@@ -214,9 +216,9 @@ class World:
         if self.phone.states[-1] != "idle":
             self.book.wrong(f"the microphone is not open for an answer: {self.phone.states[-1]}")
 
-    def note(self, what: str) -> None:
-        self.trail.append(f"{now():.2f} {what}")
-        self.book.tally[what.split(":")[0]] += 1
+    def note(self, event_name: str) -> None:
+        self.trail.append(f"{now():.2f} {event_name}")
+        self.book.tally[event_name.split(":")[0]] += 1
 
     async def pause(self) -> None:
         if self.rng.random() < 0.6:
@@ -249,36 +251,36 @@ class World:
             self.phone.relaunch()
         self.phone.spawn(self._come_back(self.wire))
 
-    async def _come_back(self, lost: Wire) -> None:
+    async def _come_back(self, previous: Wire) -> None:
         await later(self.rng.choice((0.0, 0.0, 1.0, 20.0, 700.0)))
-        if self.phone.wire is lost:
+        if self.phone.wire is previous:
             self.connect()
 
     # -- answers
 
     def tap(self, cards: Sequence[Card]) -> None:
         rng = self.rng
-        chosen = rng.sample(list(cards), rng.randint(1, len(cards)))
-        decisions = [self.decision(card) for card in chosen for _ in range(rng.choice((1, 1, 1, 2)))]
+        sample = rng.sample(list(cards), rng.randint(1, len(cards)))
+        decisions = [self.decision(card) for card in sample for _ in range(rng.choice((1, 1, 1, 2)))]
         self.note(f"tap: {[(d.approval_id, d.decision) for d in decisions]}")
         framed = len(decisions) > 1 and rng.random() < 0.7
-        firsts = {one.approval_id: one for one in reversed(decisions)}  # the others of a frame are refused
-        for one in firsts.values() if framed else decisions:
-            card = next(card for card in chosen if card.approval_id == one.approval_id)
-            valid = one.arguments_digest == card.digest and one.edited_arguments != {"x": "many"}
+        firsts = {item.approval_id: item for item in reversed(decisions)}  # the others of a frame are refused
+        for item in firsts.values() if framed else decisions:
+            card = next(card for card in sample if card.approval_id == item.approval_id)
+            valid = item.arguments_digest == card.digest and item.edited_arguments != {"x": "many"}
             card.tapped = card.tapped or valid
         if framed:
             self.phone.say(client.ApprovalResponse(decisions=decisions))
             return
-        for one in decisions:
+        for item in decisions:
             self.phone.say(
                 client.ApprovalResponse(
-                    one.approval_id,
-                    one.arguments_digest,
-                    one.decision,
-                    one.scope,
-                    one.edited_arguments,
-                    one.message,
+                    item.approval_id,
+                    item.arguments_digest,
+                    item.decision,
+                    item.scope,
+                    item.edited_arguments,
+                    item.message,
                 )
             )
 
@@ -319,24 +321,26 @@ class World:
         # Of a card that was decided while the line was lost nobody told the person.
         open_now = self.book.fields.get("approvals", "")
         cards = [c for c in self.book.standing if c.approval_id in open_now and not c.tapped]
-        asked: list[tuple[str, dict[str, Any], str | None]] = []
+        standing_questions: list[tuple[str, dict[str, Any], str | None]] = []
         if len(cards) == 1 and cards[0].approval_id in shown:
             card = cards[0]
             if card.risk == "high":
-                said = text == card.phrase
+                is_phrase = text == card.phrase
                 return (
-                    [Consent(card.name, card.arguments, "once", card.call_id, by_voice=True)] if said else []
+                    [Consent(card.name, card.arguments, "once", card.call_id, by_voice=True)]
+                    if is_phrase
+                    else []
                 )
-            asked.append((card.name, card.arguments, card.call_id))
+            standing_questions.append((card.name, card.arguments, card.call_id))
         prompt = self.book.prompt
-        heard = prompt is not None and prompt.presented
-        if prompt is not None and heard and prompt.phrase and text == prompt.phrase:
+        is_presented = prompt is not None and prompt.presented
+        if prompt is not None and is_presented and prompt.phrase and text == prompt.phrase:
             return [Consent(prompt.name, prompt.arguments, "once")]
-        if prompt is not None and heard and not prompt.phrase:
-            asked.append((prompt.name, prompt.arguments, None))
+        if prompt is not None and is_presented and not prompt.phrase:
+            standing_questions.append((prompt.name, prompt.arguments, None))
         return [
             Consent(name, arguments, scope or "once", call_id, by_voice=call_id is not None)
-            for name, arguments, call_id in asked
+            for name, arguments, call_id in standing_questions
             if scope is not None or text == f"confirm {name.replace('.', ' ')}"
         ]
 
@@ -378,12 +382,12 @@ class World:
     def check_answers(self, wire: Wire) -> None:
         """Every decision has one answer, and every card that the line has seen from its birth one end."""
         for approval_id in {*wire.decisions, *wire.answers, *wire.born}:
-            sent, got = wire.decisions[approval_id], wire.answers[approval_id]
+            decisions_sent, got = wire.decisions[approval_id], wire.answers[approval_id]
             card = self.book.cards.get(approval_id)
-            if not sent <= got <= sent + 1:
-                self.book.wrong(f"{sent} decisions and {got} answers: {card or approval_id}")
+            if not decisions_sent <= got <= decisions_sent + 1:
+                self.book.wrong(f"{decisions_sent} decisions and {got} answers: {card or approval_id}")
             ended_by_tap = card is not None and bool(card.settled)
-            if approval_id in wire.born and got == sent and not ended_by_tap:
+            if approval_id in wire.born and got == decisions_sent and not ended_by_tap:
                 self.book.wrong(f"no end of {card}")
 
     async def tap_what_is_over(self) -> None:

@@ -138,25 +138,25 @@ def at_every_step(scenario: Callable[[int], Coroutine[Any, Any, bool]]) -> None:
 
 def faults(messages: Sequence[Message]) -> list[str]:
     """Say what is wrong with a history, by the rules as the messages' module and the service state them."""
-    found: list[str] = []
+    faults_found: list[str] = []
     if messages and not isinstance(messages[0], UserMessage | Note):
-        found.append(f"it begins with {messages[0]}")
-    wanted: deque[str] = deque()
+        faults_found.append(f"it begins with {messages[0]}")
+    expected_ids: deque[str] = deque()
     for number, message in enumerate(messages):
         if isinstance(message, ToolResult):
-            if not wanted:
-                found.append(f"{number}: a result without a call: {message.call_id}")
-            elif (expected := wanted.popleft()) != message.call_id:
-                found.append(f"{number}: {message.call_id} where {expected} is due")
+            if not expected_ids:
+                faults_found.append(f"{number}: a result without a call: {message.call_id}")
+            elif (expected := expected_ids.popleft()) != message.call_id:
+                faults_found.append(f"{number}: {message.call_id} where {expected} is due")
             continue
-        if wanted:
-            found.append(f"{number}: no result for {list(wanted)}")
-            wanted.clear()
+        if expected_ids:
+            faults_found.append(f"{number}: no result for {list(expected_ids)}")
+            expected_ids.clear()
         if isinstance(message, AssistantMessage):
-            wanted.extend(call.call_id for call in message.calls)
-    if wanted:
-        found.append(f"at the end: no result for {list(wanted)}")
-    return found
+            expected_ids.extend(call.call_id for call in message.calls)
+    if expected_ids:
+        faults_found.append(f"at the end: no result for {list(expected_ids)}")
+    return faults_found
 
 
 # -- the store
@@ -259,7 +259,7 @@ class LocalTools:
     """Tools that run in the server: ``local.sum`` at once, ``local.wait`` and ``local.write`` when let."""
 
     go: asyncio.Event = field(default_factory=asyncio.Event)
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
     ran: list[str] = field(default_factory=list)
 
     def specs(self) -> Sequence[ToolSpec]:
@@ -270,7 +270,7 @@ class LocalTools:
         )
 
     async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
-        self.begun.set()
+        self.started.set()
         if name != "local.sum":
             await self.go.wait()
         self.ran.append(name)
@@ -439,11 +439,11 @@ class App:
         answer: ResumeAnswer | None = None,
     ) -> Line:
         """Open a line, and start or resume the session on it; ``answer`` is from `Session.learn`."""
-        again = self.line is not None if resumed is None else resumed
+        is_reconnect = self.line is not None if resumed is None else resumed
         self.line = Line(self, session, slow=slow)
         self.lines.append(self.line)
         start = client.SessionStart(capabilities=list(self.capabilities))
-        session.start(start, self.line, resumed=again, answer=answer)
+        session.start(start, self.line, resumed=is_reconnect, answer=answer)
         return self.line
 
     def relaunch(self) -> None:
@@ -536,8 +536,8 @@ class App:
 
 
 def arguments_of(event: Event) -> Event:
-    found: Event = json.loads(event["payload"]["arguments"])
-    return found
+    arguments: Event = json.loads(event["payload"]["arguments"])
+    return arguments
 
 
 def shape_of(event: Event) -> str:

@@ -59,12 +59,12 @@ class Scene:
 
     async def card(self, number: int = 1) -> dict[str, Any]:
         """Wait for a number of cards; give the last one's payload."""
-        found: list[Event] = []
+        requests: list[Event] = []
         async with asyncio.timeout(10_000):
-            while len(found) < number:
-                found = [event for event in self.app.log if event["type"] == "approval.request"]
+            while len(requests) < number:
+                requests = [event for event in self.app.log if event["type"] == "approval.request"]
                 await later(0.01)
-        payload: dict[str, Any] = found[number - 1]["payload"]
+        payload: dict[str, Any] = requests[number - 1]["payload"]
         return payload
 
     async def prompt(self, number: int = 1) -> str:
@@ -157,11 +157,11 @@ async def test_nine_minutes_for_a_decision_end_well_in_a_turn_of_two_minutes() -
 async def test_a_question_that_no_answer_expires_and_a_late_decision_is_told_so() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
-        asked = len(on.app.log)
+        mark = len(on.app.log)
         await later(601)
         await on.over()
         assert on.resolved() == ["expired"]
-        assert on.app.states(asked) == ["speaking", "idle"], "no thinking: the person may be speaking"
+        assert on.app.states(mark) == ["speaking", "idle"], "no thinking: the person may be speaking"
         assert on.results()[0]["error_type"] == "approval_timeout"
         assert "do not assume consent" in on.results()[0]["error_message"]
         on.decide(card, "allow")
@@ -174,12 +174,12 @@ async def test_edited_arguments_are_run_and_the_model_is_told_what_was_changed()
         card = await on.card()
         on.decide(card, "edit", edited_arguments={"x": 2})
         await on.over()
-        sent = next(
+        card_event = next(
             arguments_of(e)
             for e in on.app.log
             if e["payload"].get("name") == "device.move" and e["type"] == "tool.call"
         )
-        assert sent == {"x": 2} and on.resolved() == ["edited"]
+        assert card_event == {"x": 2} and on.resolved() == ["edited"]
         (note,) = on.results()[0]["metadata"]["notes"][:1]
         assert '"before":1' in note and '"after":2' in note
 
@@ -210,8 +210,8 @@ async def test_of_several_decisions_about_one_question_in_a_frame_the_first_coun
         on.app.line.say(client.ApprovalResponse(decisions=edits))
         await later(1)
         assert on.resolved() == ["refused"] * 6 and on.ran == []
-        told = [e["payload"]["message"] for e in on.app.log if e["type"] == "approval.resolved"]
-        assert [message.startswith("One decision") for message in told] == [False, True, True] * 2
+        messages = [e["payload"]["message"] for e in on.app.log if e["type"] == "approval.resolved"]
+        assert [message.startswith("One decision") for message in messages] == [False, True, True] * 2
         for card in cards:
             on.decide(card, "edit", edited_arguments={"x": 2})
         await on.over()
@@ -225,8 +225,8 @@ async def test_changes_count_as_turns_and_other_decisions_do_not() -> None:
             on.decide(card, "edit", edited_arguments={"x": "many"})
         await later(1)
         assert on.resolved() == ["refused"] * 4
-        told = [e["payload"]["message"] for e in on.app.log if e["type"] == "approval.resolved"]
-        assert [message == "Too many changes; wait." for message in told] == [False, False, True, True]
+        messages = [e["payload"]["message"] for e in on.app.log if e["type"] == "approval.resolved"]
+        assert [message == "Too many changes; wait." for message in messages] == [False, False, True, True]
         on.decide(card, "allow")
         await on.over()
         assert on.ran == ["device.move"]
@@ -236,8 +236,8 @@ async def test_what_was_denied_is_not_asked_again_in_that_turn_and_two_such_roun
     None
 ):
 
-    again: list[Script] = [MOVE[0], MOVE[0], [TextDelta("I leave it.")]]
-    async with scene(again, capabilities=ALL) as on:
+    rounds: list[Script] = [MOVE[0], MOVE[0], [TextDelta("I leave it.")]]
+    async with scene(rounds, capabilities=ALL) as on:
         on.decide(await on.card(), "deny", message="leave it")
         await on.over()
         assert len([e for e in on.app.log if e["type"] == "approval.request"]) == 1
@@ -309,8 +309,8 @@ async def test_an_open_question_is_shown_again_after_a_reconnect_and_its_answer_
         on.app.capabilities = ALL
         on.app.connect(on.stage.session)
         await later(1)
-        again = [e for e in on.app.repeated if e["type"] == "approval.request"]
-        assert again and again[0]["payload"] == card, "the same event, with its id"
+        rounds = [e for e in on.app.repeated if e["type"] == "approval.request"]
+        assert rounds and rounds[0]["payload"] == card, "the same event, with its id"
         on.decide(card, "allow")
         await on.over()
         assert on.ran == ["device.move"]
@@ -437,9 +437,9 @@ async def test_what_is_said_to_be_shown_must_be_a_card_that_was_sent() -> None:
     async with scene(capabilities=ALL) as on:
         assert on.app.line is not None
         on.app.line.slow = True
-        while not (asked := decode_approvals(on.stage.session.state.fields.get(FIELD, ""))):
+        while not (mark := decode_approvals(on.stage.session.state.fields.get(FIELD, ""))):
             await later(0.1)
-        on.app.line.say(client.ApprovalShown(asked[0].approval_id))
+        on.app.line.say(client.ApprovalShown(mark[0].approval_id))
         await later(1)
         on.app.line.slow = False
         on.app.line.flush()
@@ -555,32 +555,32 @@ async def test_a_bare_okay_is_asked_again_twice_and_then_given_up() -> None:
 
 
 async def test_a_yes_that_interrupts_the_prompt_does_not_count_and_a_no_does() -> None:
-    held: list[str] = []
+    call_ids: list[str] = []
 
     def deaf(name: str, call_id: str) -> str | None:
         if name == "tts.speak":
-            held.append(call_id)
+            call_ids.append(call_id)
             return None
         return SPOKEN
 
     async with scene(answer=deaf) as on:
-        while not held:
+        while not call_ids:
             await later(0.01)
         on.app.interrupt()
-        on.app.result(held.pop(), SPOKEN)  # the app says so of an interrupted speech too
+        on.app.result(call_ids.pop(), SPOKEN)  # the app says so of an interrupted speech too
         on.app.say("yes")
         await later(1)
         assert on.ran == [] and len(on.app.spoken()) == 2, "it is presented again"
-        on.app.result(held.pop(), SPOKEN)
+        on.app.result(call_ids.pop(), SPOKEN)
         await later(1)
         on.app.say("yes")
         await later(1)
         assert on.ran == ["device.move"]
-        on.app.result(held.pop(), SPOKEN)
+        on.app.result(call_ids.pop(), SPOKEN)
         await on.over()
     async with scene(answer=deaf) as on:
-        held.clear()
-        while not held:
+        call_ids.clear()
+        while not call_ids:
             await later(0.01)
         on.app.interrupt()
         on.app.say("no")
@@ -649,12 +649,12 @@ async def test_another_request_closes_the_question_and_is_answered(mode: str) ->
 # -- another connection, which may be another process of the app
 
 
-def speaks_when_told(held: list[str]) -> Callable[[str, str], str | None]:
+def speaks_when_told(call_ids: list[str]) -> Callable[[str, str], str | None]:
     """Make a device that answers its ``tts.speak`` only when it is told to."""
 
     def answer(name: str, call_id: str) -> str | None:
         if name == "tts.speak":
-            held.append(call_id)
+            call_ids.append(call_id)
             return None
         return SPOKEN
 
@@ -673,12 +673,12 @@ async def relaunches(on: Scene, away: float = 30.0) -> int:
 
 
 async def test_a_spoken_question_is_said_again_after_a_relaunch_before_a_yes_counts() -> None:
-    held: list[str] = []
+    call_ids: list[str] = []
 
-    async with scene(answer=speaks_when_told(held)) as on:
-        while not held:
+    async with scene(answer=speaks_when_told(call_ids)) as on:
+        while not call_ids:
             await later(0.01)
-        on.app.result(held.pop(), SPOKEN)
+        on.app.result(call_ids.pop(), SPOKEN)
         await later(1)
         since = await relaunches(on)
         await later(1)
@@ -688,7 +688,7 @@ async def test_a_spoken_question_is_said_again_after_a_relaunch_before_a_yes_cou
         on.app.say("yes")
         await later(1)
         assert on.ran == [], "nobody has heard it yet"
-        for call_id in held:
+        for call_id in call_ids:
             on.app.result(call_id, SPOKEN)
             await later(1)
         on.app.say("yes")
@@ -752,8 +752,8 @@ async def test_a_client_that_says_what_it_knows_has_heard_what_it_heard(same: bo
         on.app.lines.append(line)
         state = client.Resume(on.app.log[-1]["id"]) if same else None
         start = client.SessionStart(capabilities=["resume"], resume=state)
-        known = await on.stage.session.learn(start)
-        on.stage.session.start(start, line, resumed=True, answer=known)
+        resume_answer = await on.stage.session.learn(start)
+        on.stage.session.start(start, line, resumed=True, answer=resume_answer)
         await later(1)
         assert len(on.app.spoken()) == (1 if same else 2)
         assert on.app.states()[-1] == "idle"
@@ -777,15 +777,15 @@ async def test_a_connection_that_is_bound_again_by_this_server_is_the_same_proce
 
 
 async def test_a_prompt_that_is_replayed_is_not_said_twice() -> None:
-    held: list[str] = []
+    call_ids: list[str] = []
 
-    async with scene(answer=speaks_when_told(held)) as on:
-        while not held:
+    async with scene(answer=speaks_when_told(call_ids)) as on:
+        while not call_ids:
             await later(0.01)
         await relaunches(on, away=1.0)
         await later(1)
-        assert len(on.app.spoken()) == 2 and held[0] == held[1], "the same call, to two processes"
-        on.app.result(held[1], SPOKEN)
+        assert len(on.app.spoken()) == 2 and call_ids[0] == call_ids[1], "the same call, to two processes"
+        on.app.result(call_ids[1], SPOKEN)
         await later(1)
         on.app.say("yes")
         await later(1)
@@ -914,34 +914,34 @@ async def test_time_stands_still_for_the_turn_but_the_question_has_its_own_end()
 
 
 async def test_a_yes_counts_only_once_no_interruption_can_come_any_more() -> None:
-    held: list[str] = []
+    call_ids: list[str] = []
 
     def deaf(name: str, call_id: str) -> str | None:
         if name == "tts.speak":
-            held.append(call_id)
+            call_ids.append(call_id)
             return None
         return SPOKEN
 
     async with scene(answer=deaf) as on:
-        while not held:
+        while not call_ids:
             await later(0.01)
-        on.app.result(held.pop(), SPOKEN)
+        on.app.result(call_ids.pop(), SPOKEN)
         await later(0.001)
         on.app.say("yes")
         await later(0.03)
         on.app.interrupt()
         await later(1)
         assert on.ran == [], "the prompt was cut, and the yes was too early"
-        on.app.result(held.pop(), SPOKEN)
+        on.app.result(call_ids.pop(), SPOKEN)
         await later(1)
         on.app.say("yes")
         await later(1)
         assert on.ran == ["device.move"]
     async with scene(answer=deaf) as on:
-        held.clear()
-        while not held:
+        call_ids.clear()
+        while not call_ids:
             await later(0.01)
-        on.app.result(held.pop(), SPOKEN)
+        on.app.result(call_ids.pop(), SPOKEN)
         await later(0.001)
         on.app.say("yes")
         await later(1)
@@ -982,22 +982,22 @@ async def test_another_request_beyond_the_rate_leaves_the_question_alone() -> No
 
 
 async def test_two_interruptions_of_one_prompt_leave_the_question_standing() -> None:
-    held: list[str] = []
+    call_ids: list[str] = []
 
     def deaf(name: str, call_id: str) -> str | None:
         if name == "tts.speak":
-            held.append(call_id)
+            call_ids.append(call_id)
             return None
         return SPOKEN
 
     async with scene(answer=deaf) as on:
-        while not held:
+        while not call_ids:
             await later(0.01)
         on.app.interrupt()
         on.app.interrupt()
         await later(6)
         assert len(on.app.spoken()) == 2, "it is said again"
-        on.app.result(held[-1], SPOKEN)
+        on.app.result(call_ids[-1], SPOKEN)
         await later(1)
         on.app.say("yes")
         await later(1)
@@ -1007,7 +1007,7 @@ async def test_two_interruptions_of_one_prompt_leave_the_question_standing() -> 
 async def test_a_no_is_for_the_same_call_twice_in_one_reply_and_a_grant_for_all_that_it_covers() -> None:
 
     same: list[Script] = [[call("device.move", '{"x":1}')] * 2, [TextDelta("Well.")]]
-    others: list[Script] = [
+    following_scripts: list[Script] = [
         [call("device.move", '{"x":1}'), call("device.move", '{"x":2}')],
         [TextDelta("Well.")],
     ]
@@ -1015,7 +1015,7 @@ async def test_a_no_is_for_the_same_call_twice_in_one_reply_and_a_grant_for_all_
         on.decide(await on.card(2), "deny")
         await on.over()
         assert on.ran == [] and on.resolved() == ["denied", "denied"]
-    async with scene(others, capabilities=ALL) as on:
+    async with scene(following_scripts, capabilities=ALL) as on:
         on.decide(await on.card(2), "allow", scope="session")
         await on.over()
         assert on.ran == ["device.move", "device.move"] and on.resolved() == ["allowed", "allowed"]

@@ -52,8 +52,8 @@ def test_a_search_without_results_leaves_no_citation() -> None:
 
 
 def test_without_a_search_numbers_in_brackets_stay() -> None:
-    other = ToolResult("c", succeeded({"number": 1}).content)
-    assert without_invented("The list is [3].", [other]) == "The list is [3]."
+    result = ToolResult("c", succeeded({"number": 1}).content)
+    assert without_invented("The list is [3].", [result]) == "The list is [3]."
 
 
 async def test_the_final_reply_and_its_speech_have_only_citations_that_were_returned() -> None:
@@ -64,8 +64,8 @@ async def test_the_final_reply_and_its_speech_have_only_citations_that_were_retu
     stage = await open_stage(make_services(scripts, toolsets=[Library()]))
     stage.app.say("what do herons do")
     await stage.quiet()
-    told = "Herons fish [1], ducks fly. See."
-    assert stage.app.finals() == [told]
-    assert stage.session.messages[-1] == AssistantMessage(told, provider="scripted")
+    final_text = "Herons fish [1], ducks fly. See."
+    assert stage.app.finals() == [final_text]
+    assert stage.session.messages[-1] == AssistantMessage(final_text, provider="scripted")
     assert "[7]" not in stage.app.spoken()[-1]
     await stage.close()

@@ -55,12 +55,12 @@ def test_declared_tools_take_the_catalogs_place() -> None:
 
 def test_the_capabilities_of_this_version_are_accepted_in_its_own_order() -> None:
     profile = make_profile()
-    for asked, accepted in (
+    for requested, accepted in (
         (["telepathy", *reversed(list(CAPABILITIES)), "resume"], list(CAPABILITIES)),
         (["late", "approval", "late"], ["approval", "late"]),
         ([], []),
     ):
-        profile.start(SessionStart(capabilities=asked))
+        profile.start(SessionStart(capabilities=requested))
         assert list(profile.capabilities) == accepted
 
 

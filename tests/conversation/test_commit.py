@@ -59,12 +59,14 @@ class FailingOver(SlowStore):
         self.inner = copy.deepcopy(self._earlier)
 
 
-async def make_committer(store: SlowStore, lost: list[bool] | None = None) -> tuple[Committer, Outbox, Wire]:
+async def make_committer(
+    store: SlowStore, losses: list[bool] | None = None
+) -> tuple[Committer, Outbox, Wire]:
     outbox = Outbox(Limits(), lambda record: None)
     encoder = EventEncoder("s-1", outbox, Limits(), lambda name: CallLimits(30.0, "write"))
     wire = Wire()
     outbox.attach(wire)
-    on_lost = (lambda stale: None) if lost is None else lost.append
+    on_lost = (lambda stale: None) if losses is None else losses.append
     return Committer(store, await store.claim(KEY), encoder, Tasks(), on_lost), outbox, wire
 
 
@@ -156,12 +158,12 @@ async def test_a_snapshot_is_read_when_its_commit_holds_the_lock() -> None:
 async def test_a_commits_callback_runs_before_its_events_leave_and_the_next_commit_starts() -> None:
     store = SlowStore(after=lambda: 3)
     committer, _, wire = await make_committer(store)
-    turn, sent = "running", list[int]()
+    turn, frames_before = "running", list[int]()
 
     def end() -> None:
         nonlocal turn
         turn = ""
-        sent.append(len(wire.frames))
+        frames_before.append(len(wire.frames))
 
     await asyncio.gather(
         committer.commit([], [set_state("c1", "idle")], snapshots={"turn": lambda: turn}, after=end),
@@ -169,7 +171,7 @@ async def test_a_commits_callback_runs_before_its_events_leave_and_the_next_comm
     )
     first, second = store.commits
     assert SetField("turn", "running") in first and SetField("turn", "") in second
-    assert sent == [0], "it is done before the events leave"
+    assert frames_before == [0], "it is done before the events leave"
 
 
 async def test_a_dirty_snapshot_is_recorded_by_the_next_successful_commit() -> None:
@@ -213,35 +215,35 @@ async def test_a_snapshot_that_changes_during_its_commit_is_recorded_again() -> 
 
 
 async def test_a_session_with_another_claim_is_lost_and_stays_silent() -> None:
-    store, lost = SlowStore(), list[bool]()
-    committer, outbox, wire = await make_committer(store, lost)
-    other = await store.claim(KEY)
+    store, losses = SlowStore(), list[bool]()
+    committer, outbox, wire = await make_committer(store, losses)
+    second_claim = await store.claim(KEY)
     for _ in range(3):
         with pytest.raises(Fenced):
             await committer.commit([AppendLog(UserMessage("hi"))], [set_state("c1", "idle")])
         assert not await committer.verify()
-    assert lost == [False] and committer.is_lost
+    assert losses == [False] and committer.is_lost
     assert wire.frames == [] and outbox.records() == [] and committer.state.log == []
     await committer.release()
-    await store.commit(other, "commit-1", [SetField("a", "b")])
+    await store.commit(second_claim, "commit-1", [SetField("a", "b")])
 
 
 async def test_a_recorded_commit_that_seemed_to_fail_makes_the_mirror_stale() -> None:
-    store, lost = SlowStore(), list[bool]()
-    committer, _, wire = await make_committer(store, lost)
+    store, losses = SlowStore(), list[bool]()
+    committer, _, wire = await make_committer(store, losses)
     await store.inner.commit(copy.deepcopy(committer._claim), "lost", [AppendLog(UserMessage("hi"))])
     for _ in range(3):
         with pytest.raises(Fenced):
             await committer.commit([AppendLog(UserMessage("ho"))], [set_state("c1", "idle")])
         assert not await committer.verify()
-    assert lost == [True] and committer.is_lost
+    assert losses == [True] and committer.is_lost
     assert wire.frames == [] and committer.state.log == []
     assert (await store.claim(KEY)).state.log == [UserMessage("hi")]
 
 
 async def test_commits_that_the_store_lost_are_written_again() -> None:
-    store, lost = FailingOver(), list[bool]()
-    committer, outbox, wire = await make_committer(store, lost)
+    store, losses = FailingOver(), list[bool]()
+    committer, outbox, wire = await make_committer(store, losses)
     await committer.commit([AppendLog(UserMessage("one"))], [set_state("c1", "thinking")])
     store.remember()
     await committer.commit([AppendLog(UserMessage("two")), SetField("a", "b")], [set_state("c2", "idle")])
@@ -254,18 +256,18 @@ async def test_commits_that_the_store_lost_are_written_again() -> None:
         store.remember()
         await committer.commit([SetField("a", f"b{number}")])
     await committer.commit([RememberInbound("e1")])
-    assert lost == []
-    kept = (await store.claim(KEY)).state
-    assert kept.log == committer.state.log
-    assert [one.text for one in kept.log if isinstance(one, UserMessage)] == [
+    assert losses == []
+    stored = (await store.claim(KEY)).state
+    assert stored.log == committer.state.log
+    assert [message.text for message in stored.log if isinstance(message, UserMessage)] == [
         "one",
         "two",
         "again 0",
         "again 1",
         "again 2",
     ]
-    assert kept.fields == {"a": "b2"} and list(kept.seen) == ["e1"]
-    assert [r.event_id for r in kept.outbound.values()] == [r.event_id for r in outbox.records()]
+    assert stored.fields == {"a": "b2"} and list(stored.seen) == ["e1"]
+    assert [r.event_id for r in stored.outbound.values()] == [r.event_id for r in outbox.records()]
 
 
 async def test_verifying_a_session_writes_lost_commits_again() -> None:
@@ -279,8 +281,8 @@ async def test_verifying_a_session_writes_lost_commits_again() -> None:
 
 
 async def test_lost_commits_are_written_again_until_the_store_has_them() -> None:
-    store, lost = FailingOver(), list[bool]()
-    committer, _, wire = await make_committer(store, lost)
+    store, losses = FailingOver(), list[bool]()
+    committer, _, wire = await make_committer(store, losses)
     store.remember()
     await committer.commit([AppendLog(UserMessage("one"))])
     store.fail_over()
@@ -296,27 +298,27 @@ async def test_lost_commits_are_written_again_until_the_store_has_them() -> None
         await committer.commit([AppendLog(UserMessage("two"))], [set_state("c1", "idle")])
     assert wire.frames == []
     await committer.commit([AppendLog(UserMessage("three"))], [set_state("c2", "idle")])
-    assert lost == [] and wire.call_ids() == ["c2"]
+    assert losses == [] and wire.call_ids() == ["c2"]
     assert (await store.claim(KEY)).state.log == [UserMessage("one"), UserMessage("three")]
 
 
 async def test_lost_commits_are_not_written_over_those_of_another_claim() -> None:
-    store, lost = FailingOver(), list[bool]()
-    committer, _, _ = await make_committer(store, lost)
+    store, losses = FailingOver(), list[bool]()
+    committer, _, _ = await make_committer(store, losses)
     store.remember()
     await committer.commit([AppendLog(UserMessage("one")), SetField("mine", "x")])
     store.fail_over()
     claim = store.claim
 
     async def overtaken(key: SessionKey) -> Claim:
-        other = await claim(key)  # another node, a moment earlier
-        await store.inner.commit(other, "other", [AppendLog(UserMessage("theirs"))])
+        second_claim = await claim(key)  # another node, a moment earlier
+        await store.inner.commit(second_claim, "other", [AppendLog(UserMessage("theirs"))])
         return await claim(key)
 
     store.claim = overtaken  # type: ignore[method-assign]  # the moment cannot be had otherwise
     with pytest.raises(Fenced):
         await committer.commit([AppendLog(UserMessage("two"))])
-    assert lost and (await claim(KEY)).state.log == [UserMessage("theirs")]
+    assert losses and (await claim(KEY)).state.log == [UserMessage("theirs")]
 
 
 # -- encoding

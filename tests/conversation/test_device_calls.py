@@ -92,9 +92,9 @@ async def test_a_call_without_an_answer_is_unknown_at_its_limit_and_its_late_res
     loop = asyncio.get_running_loop()
     stage.app.say("go")
     call_id = await device_call(stage)
-    begun = loop.time()
+    start = loop.time()
     await stage.app.until("assistant.speech.final")
-    assert loop.time() - begun == pytest.approx(30.0)
+    assert loop.time() - start == pytest.approx(30.0)
     (result,) = results(stage)
     assert result["error_type"] == "unknown"
     stage.app.result(call_id, "heron")
@@ -399,15 +399,15 @@ async def test_the_last_result_is_one_commit_with_the_rounds_messages() -> None:
     scripts: list[Script] = [[call("device.do"), call("device.look")], [TextDelta("Done.")]]
     stage = await open_stage(make_services(scripts, store=store), silent_tools)
     stage.app.say("go")
-    done, looked = await device_call(stage), await device_call(stage, "device.look")
-    stage.app.result(looked, "a heron")
-    stage.app.result(done, "written")
+    write_call, read_call = await device_call(stage), await device_call(stage, "device.look")
+    stage.app.result(read_call, "a heron")
+    stage.app.result(write_call, "written")
     await stage.quiet()
     kinds = [[type(operation).__name__ for operation in commit] for commit in store.commits]
-    first, last = [each for each in kinds if "FinishCall" in each]
+    first, last = [item for item in kinds if "FinishCall" in item]
     assert "AppendLog" not in first
     assert last.count("AppendLog") == last.count("ForgetCall") == 2
-    assert sum("ForgetCall" in each for each in kinds) == 1
+    assert sum("ForgetCall" in item for item in kinds) == 1
     assert [result["data"] for result in results(stage)] == ["written", "a heron"]
     await stage.close()
 
@@ -427,7 +427,7 @@ async def test_a_turn_that_is_stopped_while_its_last_result_is_recorded_keeps_it
     await stage.quiet()
     (result,) = results(stage)
     assert result["data"] == "heron" and faults(stage.session.messages) == []
-    assert [each["status"] for each in payloads(stage, "tool.activity")] == ["started", "finished"]
+    assert [item["status"] for item in payloads(stage, "tool.activity")] == ["started", "finished"]
     await stage.close()
 
 
@@ -439,22 +439,22 @@ async def test_a_result_that_comes_while_its_turn_is_closed_is_logged_once() -> 
     )
     declare(stage, "activity")
     stage.app.say("go")
-    done, looked = await device_call(stage), await device_call(stage, "device.look")
-    stage.app.result(looked, "a heron")
+    write_call, read_call = await device_call(stage), await device_call(stage, "device.look")
+    stage.app.result(read_call, "a heron")
     await steps(20)
     store.hold = asyncio.Event()
     stage.app.agent_done("a-1")  # a commit that the others wait for
     await steps(5)
     jump(TURN_S)
     await steps(5)
-    stage.app.result(done, "written")
+    stage.app.result(write_call, "written")
     await steps(5)
     store.hold.set()
     await stage.quiet()
     assert faults(stage.session.messages) == [] and len(results(stage)) == 2
     assert told(stage, "written")
-    ended = [each["callId"] for each in payloads(stage, "tool.activity") if each["status"] == "finished"]
-    assert sorted(ended) == sorted([done, looked])
+    ended = [item["callId"] for item in payloads(stage, "tool.activity") if item["status"] == "finished"]
+    assert sorted(ended) == sorted([write_call, read_call])
     await stage.close()
 
 
@@ -725,11 +725,11 @@ KEPT = tool("device.do", effect="write", approval="never", on_interrupt="keep")
 
 
 @pytest.mark.parametrize(
-    ("spec", "capabilities", "sent"),
+    ("spec", "capabilities", "is_sent"),
     [(STOPPABLE, ["cancel"], True), (KEPT, ["cancel"], False), (STOPPABLE, [], False)],
 )
 async def test_an_interruption_cancels_the_calls_that_are_to_be_cancelled(
-    spec: ToolSpec, capabilities: list[str], sent: bool
+    spec: ToolSpec, capabilities: list[str], is_sent: bool
 ) -> None:
     stage = await open_stage(with_tools(make_services(ONE_CALL), spec), silent_tools)
     declare(stage, *capabilities)
@@ -737,7 +737,7 @@ async def test_an_interruption_cancels_the_calls_that_are_to_be_cancelled(
     call_id = await device_call(stage)
     stage.app.interrupt()
     await stage.settled()
-    expected = [{"callId": call_id, "reason": "barge_in"}] if sent else []
+    expected = [{"callId": call_id, "reason": "barge_in"}] if is_sent else []
     assert payloads(stage, "tool.cancel") == expected
     assert [result["error_type"] for result in results(stage)] == ["unknown"]
     await stage.close()
@@ -832,7 +832,7 @@ async def test_the_limit_counts_the_silence_since_the_last_sign_of_life(
     declare(stage, *capabilities)
     stage.app.say("go")
     event = await stage.app.until("device.do")
-    call_id, begun = event["payload"]["callId"], asyncio.get_running_loop().time()
+    call_id, start = event["payload"]["callId"], asyncio.get_running_loop().time()
     assert event["payload"].get("timeoutMs") == (30_000 if capabilities else None)
     signs: list[client.ClientEvent] = [
         client.ToolStarted(call_id),
@@ -844,7 +844,7 @@ async def test_the_limit_counts_the_silence_since_the_last_sign_of_life(
     await stage.quiet()
     (result,) = results(stage)
     assert result["error_type"] == "unknown"
-    assert over[0] - begun == pytest.approx(seconds)
+    assert over[0] - start == pytest.approx(seconds)
     await stage.close()
 
 
@@ -859,9 +859,9 @@ async def test_a_write_is_sent_again_only_to_a_client_that_says_what_it_knows(sa
     stage.app.line.hang_up()
     stage.app.relaunch()
     state = client.Resume(stage.app.log[0]["id"]) if same else None
-    known = await stage.session.learn(client.SessionStart(capabilities=["resume"], resume=state))
+    resume_answer = await stage.session.learn(client.SessionStart(capabilities=["resume"], resume=state))
     since = len(stage.app.log)
-    stage.app.connect(stage.session, answer=known)
+    stage.app.connect(stage.session, answer=resume_answer)
     await later(1)
     assert stage.app.shapes(since).count("device.do") == same
     if same:

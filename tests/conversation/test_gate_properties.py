@@ -29,14 +29,14 @@ def play(seed: int) -> Counter[str]:
     with structlog.testing.capture_logs() as lines:
         world = World(seed)
 
-        def left() -> int:
+        def missing() -> int:
             return TURNS_A_WORLD - len([line for line in lines if line["event"] == "turn"])
 
         try:
-            run(world.play(left))
+            run(world.play(missing))
         except BaseException as error:
-            found = "\n".join([*world.book.faults, *world.trail[-30:]])
-            raise AssertionError(f"seed {seed} ({world.mode}): {error!r}\n{found}") from error
+            report = "\n".join([*world.book.faults, *world.trail[-30:]])
+            raise AssertionError(f"seed {seed} ({world.mode}): {error!r}\n{report}") from error
     loud = [
         line
         for line in lines
@@ -70,6 +70,6 @@ def test_the_worlds_are_so_varied_that_all_of_it_happens() -> None:
     tally: Counter[str] = Counter()
     for seed in range(1, 21):
         tally += play(seed)
-    wanted = [name.strip() for line in EVERYTHING.split("\n") for name in line.split(",") if name.strip()]
-    assert [name for name in wanted if not tally[name]] == [], dict(tally)
+    names = [name.strip() for line in EVERYTHING.split("\n") for name in line.split(",") if name.strip()]
+    assert [name for name in names if not tally[name]] == [], dict(tally)
     assert sum(count for name, count in tally.items() if name.startswith("turn ")) >= 1_000

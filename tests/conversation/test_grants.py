@@ -89,8 +89,8 @@ async def test_allowed_always_is_kept_with_the_person_and_not_with_the_session()
     grants, committer = await make_grants(lasting)
     await allow(grants, committer, MOVE, "always")
     assert committer.state.fields == {}
-    other, _ = await make_grants(lasting)
-    assert not asks(other, MOVE)
+    grants_elsewhere, _ = await make_grants(lasting)
+    assert not asks(grants_elsewhere, MOVE)
     assert [rule.scope for rule in decode_grants(lasting.get(KEY.subject, FIELD), KEY.subject)] == ["always"]
 
 
@@ -99,8 +99,8 @@ async def test_without_a_place_for_subject_records_always_means_this_session() -
     assert not grants.lasting
     await allow(grants, committer, MOVE, "always")
     assert not asks(grants, MOVE)
-    other, _ = await make_grants(None)
-    assert asks(other, MOVE)
+    grants_elsewhere, _ = await make_grants(None)
+    assert asks(grants_elsewhere, MOVE)
 
 
 async def test_a_lasting_grant_that_could_not_be_kept_allows_nothing() -> None:

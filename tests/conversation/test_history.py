@@ -38,10 +38,10 @@ def random_history(rng: random.Random) -> list[Message]:
         elif kind == "result":
             messages.append(ToolResult(f"c{rng.randint(0, calls + 1)}", text, rng.random() < 0.3))
         else:
-            wanted = range(calls, calls + (rng.randint(1, 3) if kind == "calls" else 0))
-            calls += len(wanted)
-            made = tuple(ToolCall(f"c{n}", "device.do", rng.choice(ARGUMENTS)) for n in wanted)
-            messages.append(AssistantMessage(text, made))
+            numbers = range(calls, calls + (rng.randint(1, 3) if kind == "calls" else 0))
+            calls += len(numbers)
+            tool_calls = tuple(ToolCall(f"c{n}", "device.do", rng.choice(ARGUMENTS)) for n in numbers)
+            messages.append(AssistantMessage(text, tool_calls))
     return messages
 
 
@@ -68,9 +68,9 @@ def without_time(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
-def kept_in_order(part: Sequence[Message], whole: Sequence[Message]) -> bool:
-    rest = iter(whole)
-    return all(any(item == other for other in rest) for item in part)
+def kept_in_order(part: Sequence[Message], all_messages: Sequence[Message]) -> bool:
+    tail = iter(all_messages)
+    return all(any(item == entry for entry in tail) for item in part)
 
 
 def check_repair(history: list[Message]) -> None:
@@ -82,8 +82,8 @@ def check_repair(history: list[Message]) -> None:
     assert repair(repaired) == repaired
     words = [m for m in repaired if not isinstance(m, ToolResult)]
     assert kept_in_order(words, history)
-    said = [m for m in history if isinstance(m, UserMessage | Note)]
-    assert [m for m in repaired if isinstance(m, UserMessage | Note)] == said, "what was said is lost"
+    inputs = [m for m in history if isinstance(m, UserMessage | Note)]
+    assert [m for m in repaired if isinstance(m, UserMessage | Note)] == inputs, "what was said is lost"
     if not faults(history) and not any(m == AssistantMessage("") for m in history):
         assert repaired == history, "a valid history was changed"
 
@@ -158,9 +158,9 @@ def whole_turns(rng: random.Random, *, notes: bool) -> list[Message]:
             messages.append(Note("n" * rng.randint(0, 200)))
         messages.append(UserMessage("u" * rng.randint(1, 400)))
         if rng.random() < 0.5:
-            made = tuple(ToolCall(f"c{turn}.{n}", "device.do", "{}") for n in range(rng.randint(1, 3)))
-            messages.append(AssistantMessage("", made))
-            messages += [ToolResult(call.call_id, "r" * rng.randint(0, 900)) for call in made]
+            tool_calls = tuple(ToolCall(f"c{turn}.{n}", "device.do", "{}") for n in range(rng.randint(1, 3)))
+            messages.append(AssistantMessage("", tool_calls))
+            messages += [ToolResult(call.call_id, "r" * rng.randint(0, 900)) for call in tool_calls]
         messages.append(AssistantMessage("a" * rng.randint(1, 400)))
     return messages
 
@@ -173,17 +173,17 @@ def check_cut(messages: list[Message], max_turns: int, max_tokens: int) -> None:
         assert cut == 0, "cut without need"
         return
     assert cut == 0 or cut in starts, f"cut at {cut} of {starts}"
-    rest = messages[cut:]
-    assert faults(rest) == []
+    tail = messages[cut:]
+    assert faults(tail) == []
     if starts:
         assert cut <= starts[-1], "the last turn is gone"
-    kept = len(turns_of(rest))
-    tokens = sum(map(estimate_tokens, rest))
-    if kept <= 1:
+    turns = len(turns_of(tail))
+    tokens = sum(map(estimate_tokens, tail))
+    if turns <= 1:
         return
     if len(starts) > max_turns:
-        assert kept <= max(1, max_turns // 2)
-    assert kept <= max_turns
+        assert turns <= max(1, max_turns // 2)
+    assert turns <= max_turns
     assert tokens <= (max_tokens // 2 if total > max_tokens else max_tokens)
     if cut:
         before = messages[starts[starts.index(cut) - 1] :]
@@ -215,9 +215,9 @@ def test_repairing_cutting_and_repairing_again_leaves_a_valid_history() -> None:
     rng = random.Random(17)
     for _ in range(1000):
         mended = repair(random_history(rng))
-        rest = repair(mended[cut_point(mended, rng.randint(1, 4), rng.randint(1, 400)) :])
-        assert faults(rest) == []
-        assert complaint(rest) is None
+        tail = repair(mended[cut_point(mended, rng.randint(1, 4), rng.randint(1, 400)) :])
+        assert faults(tail) == []
+        assert complaint(tail) is None
 
 
 @pytest.mark.parametrize("max_turns", [1, 2, 3])

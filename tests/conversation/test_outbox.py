@@ -143,12 +143,12 @@ async def test_a_second_speech_is_held_with_all_that_follows_it() -> None:
 async def test_a_speech_that_no_answer_makes_way_after_its_limit() -> None:
     bench = Bench()
     wire = bench.connect()
-    begun = asyncio.get_running_loop().time()
+    began_at = asyncio.get_running_loop().time()
     bench.put("speak")
     bench.put("speak")
     await later(SPEECH_LIMIT + 0.1)
     assert wire.ids() == ["e1", "e2"]
-    assert bench.expired == [("c1", begun + SPEECH_LIMIT)]
+    assert bench.expired == [("c1", began_at + SPEECH_LIMIT)]
 
 
 async def test_a_speech_that_was_interrupted_makes_way_at_once() -> None:
@@ -173,9 +173,9 @@ async def test_the_limit_of_a_call_runs_from_the_answer_to_the_call_before_it() 
     bench.put("call")
     await later(20)
     bench.outbox.acknowledge("c1")
-    answered = loop.time()
+    answered_at = loop.time()
     await later(100)
-    assert bench.expired == [("c2", answered + CALL_LIMIT), ("c3", answered + 2 * CALL_LIMIT)]
+    assert bench.expired == [("c2", answered_at + CALL_LIMIT), ("c3", answered_at + 2 * CALL_LIMIT)]
     assert bench.rests()
 
 
@@ -188,9 +188,9 @@ async def test_a_call_that_was_abandoned_keeps_its_place_until_it_is_answered() 
     assert bench.outbox.removed == ["e1"]
     await later(CALL_LIMIT - 1)
     assert bench.outbox.acknowledge("c1") is not None
-    answered = asyncio.get_running_loop().time()
+    answered_at = asyncio.get_running_loop().time()
     await later(100)
-    assert bench.expired == [("c2", answered + CALL_LIMIT)]
+    assert bench.expired == [("c2", answered_at + CALL_LIMIT)]
     assert bench.rests()
     assert wire.ids() == ["e1", "e2"]
 
@@ -209,11 +209,11 @@ async def test_a_replay_has_only_the_latest_state_and_no_stale_speech_and_is_in_
 
 async def test_calls_go_on_waiting_without_a_connection() -> None:
     bench = Bench()
-    begun = asyncio.get_running_loop().time()
+    began_at = asyncio.get_running_loop().time()
     bench.put("call")
     bench.put("state")
     await later(100)
-    assert bench.expired == [("c1", begun + CALL_LIMIT)]
+    assert bench.expired == [("c1", began_at + CALL_LIMIT)]
 
 
 async def test_a_client_that_acknowledges_nothing_is_not_waited_for_after_its_first_turn() -> None:
@@ -225,10 +225,10 @@ async def test_a_client_that_acknowledges_nothing_is_not_waited_for_after_its_fi
             bench.put(kind)
     assert wire.ids() == [f"e{n}" for n in range(1, 71)]
     assert len(bench.outbox.records()) == 20
-    begun = asyncio.get_running_loop().time()
+    began_at = asyncio.get_running_loop().time()
     bench.put("call")
     await later(100)
-    assert [one for one in bench.expired if one[0] == "c71"] == [("c71", begun + CALL_LIMIT)]
+    assert [call for call in bench.expired if call[0] == "c71"] == [("c71", began_at + CALL_LIMIT)]
 
 
 async def test_a_call_that_is_replayed_behind_a_speech_has_its_limit_from_the_end_of_the_speech() -> None:
@@ -239,9 +239,9 @@ async def test_a_call_that_is_replayed_behind_a_speech_has_its_limit_from_the_en
     assert wire.ids() == ["e1", "e2"]
     await later(SPEECH_LIMIT - 1)
     bench.outbox.acknowledge("c1")
-    said = asyncio.get_running_loop().time()
+    end_of_speech = asyncio.get_running_loop().time()
     await later(100)
-    assert bench.expired == [("c2", said + CALL_LIMIT)]
+    assert bench.expired == [("c2", end_of_speech + CALL_LIMIT)]
 
 
 async def test_a_speech_whose_answer_was_lost_does_not_hold_up_the_next_one_for_its_whole_limit() -> None:
@@ -289,12 +289,12 @@ async def test_a_question_waits_in_nobodys_way_and_for_as_long_as_it_takes() -> 
     wire = bench.connect()
     bench.put("approval")
     assert not bench.outbox.outstanding
-    begun = asyncio.get_running_loop().time()
+    began_at = asyncio.get_running_loop().time()
     bench.put("call")
     bench.put("approval")
     await later(10_000)
     assert wire.ids() == ["e1", "e2", "e3"]
-    assert bench.expired == [("c2", begun + CALL_LIMIT)]
+    assert bench.expired == [("c2", began_at + CALL_LIMIT)]
     assert bench.outbox.is_outstanding("c1") and bench.outbox.is_outstanding("c3")
     assert len(bench.outbox.records()) == 2
 
@@ -343,7 +343,7 @@ async def test_questions_that_no_answer_are_no_sign_of_a_client_that_acknowledge
 async def test_a_sign_of_life_concerns_its_own_call_and_nothing_but_calls() -> None:
     bench = Bench()
     bench.connect()
-    begun = asyncio.get_running_loop().time()
+    began_at = asyncio.get_running_loop().time()
     for kind in ("call", "call", "speak", "approval"):
         bench.put(kind)
     await later(10)
@@ -351,9 +351,9 @@ async def test_a_sign_of_life_concerns_its_own_call_and_nothing_but_calls() -> N
         bench.outbox.extend(call_id)
     await later(200)
     assert bench.expired == [
-        ("c1", begun + CALL_LIMIT),
-        ("c2", begun + 2 * CALL_LIMIT),
-        ("c3", begun + 2 * CALL_LIMIT + SPEECH_LIMIT),
+        ("c1", began_at + CALL_LIMIT),
+        ("c2", began_at + 2 * CALL_LIMIT),
+        ("c3", began_at + 2 * CALL_LIMIT + SPEECH_LIMIT),
     ]
 
 
@@ -549,7 +549,11 @@ class Walk:
         self.bench.outbox.attach(self.phone.wire)
         replayed = [json.loads(f.data) for f in self.phone.wire.queue]
         kinds = [event["kind"] for event in replayed]
-        alone = [kind for kind, then in zip_longest(kinds, kinds[1:]) if kind == "state" and then != "speak"]
+        alone = [
+            kind
+            for kind, following in zip_longest(kinds, kinds[1:])
+            if kind == "state" and following != "speak"
+        ]
         assert len(alone) <= 1, f"replayed {kinds}"
 
     async def end(self) -> None:
@@ -577,14 +581,14 @@ class Walk:
         assert len({call_id for call_id, _ in self.bench.expired}) == len(self.bench.expired)
         if wire is None:
             return
-        sent = [json.loads(f.data) for f in [*wire.frames, *wire.queue]]
-        numbers = [event["n"] for event in sent]
+        queued_events = [json.loads(f.data) for f in [*wire.frames, *wire.queue]]
+        numbers = [event["n"] for event in queued_events]
         assert numbers == sorted(set(numbers)), f"out of order, or twice: {numbers}"
         expired = {call_id for call_id, _ in self.bench.expired}
         kept = {record.event_id for record in outbox.records()}
         speaking = [
             event["id"]
-            for event in sent
+            for event in queued_events
             if event["kind"] == "speak"
             and event["id"] in kept
             and event["id"] not in self.over
@@ -636,8 +640,8 @@ class ApprovalPrompt(Walk):
         assert not {call_id for call_id, _ in self.bench.expired} & self.questions(), "a question expired"
         if self.phone.wire is not None and not outbox.speaking:  # a speech holds what is behind it
             queued = [*self.phone.wire.frames, *self.phone.wire.queue]
-            shown = {json.loads(frame.data)["callId"] for frame in queued if not frame.withdrawn}
-            assert self.questions() <= shown, "a question is not shown"
+            card_ids = {json.loads(frame.data)["callId"] for frame in queued if not frame.withdrawn}
+            assert self.questions() <= card_ids, "a question is not shown"
 
     def questions(self) -> set[str]:
         """Name the questions that stand."""
@@ -706,8 +710,8 @@ async def test_an_event_that_overtook_others_does_not_say_that_they_were_handled
     wire.send(encoder.frame(EventAck(["e"])))
     assert len(wire.ids()) == 3
     # Another process takes the session, and does not know what was sent.
-    other = Outbox(Limits(), lambda record: None)
+    restored = Outbox(Limits(), lambda record: None)
     for record in outbox.records():
-        other.restore(record, 30.0, was_sent=True)
-    other.handled(wire.ids()[-1])
-    assert [record.call_id for record in other.records()] == ["c3"]
+        restored.restore(record, 30.0, was_sent=True)
+    restored.handled(wire.ids()[-1])
+    assert [record.call_id for record in restored.records()] == ["c3"]

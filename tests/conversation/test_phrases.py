@@ -7,13 +7,13 @@ from conductor.events.client import AgentCompleted
 
 
 def test_a_notice_says_what_the_app_has_said_of_the_agent() -> None:
-    said = agent_notice(AgentCompleted("a1", "done", name="Otter", summary="Fixed it."))
-    assert said == ("The coding agent a1 has ended with status 'done'.\nName: Otter\nSummary: Fixed it.")
+    notice = agent_notice(AgentCompleted("a1", "done", name="Otter", summary="Fixed it."))
+    assert notice == ("The coding agent a1 has ended with status 'done'.\nName: Otter\nSummary: Fixed it.")
 
 
 def test_each_text_about_an_agent_is_truncated_by_itself() -> None:
-    said = agent_notice(AgentCompleted("a1", "done", prompt="p" * 10_000, summary="s" * 10_000))
-    task, _, summary = said.partition("\nTask: ")[2].partition("\nSummary: ")
+    notice = agent_notice(AgentCompleted("a1", "done", prompt="p" * 10_000, summary="s" * 10_000))
+    task, _, summary = notice.partition("\nTask: ")[2].partition("\nSummary: ")
     for text in (task, summary):
         assert len(text) <= MAX_NOTICE_BYTES and text.endswith("bytes are missing]")
     assert task.startswith("ppp") and summary.startswith("sss")

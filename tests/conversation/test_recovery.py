@@ -44,8 +44,8 @@ from tests.models import Script
 
 def three_rounds(request: ModelRequest) -> Script:
     """Look and do at the device beside a sum here, then write here, then answer."""
-    since = max(n for n, one in enumerate(request.messages) if isinstance(one, UserMessage))
-    rounds = sum(isinstance(one, AssistantMessage) for one in request.messages[since:])
+    since = max(n for n, item in enumerate(request.messages) if isinstance(item, UserMessage))
+    rounds = sum(isinstance(item, AssistantMessage) for item in request.messages[since:])
     if rounds == 0:
         return [
             TextDelta("I look."),
@@ -84,19 +84,19 @@ class Phone:
         """Claim the session anew, as another process does, and start it."""
         session = await open_session(self.services)
         line = self.app.line
-        known = None
+        resume_answer = None
         if self.resume and line is not None:
             last = next((e["id"] for e in reversed(self.app.log) if shape_of(e) not in _UNCOUNTED), None)
             done = [client.ResumeDone(call_id, result) for call_id, result in self.done.items()]
             start = client.SessionStart(
                 capabilities=self.capabilities, resume=client.Resume(last_event_id=last, done=done)
             )
-            known = await session.learn(start)
-            assert known is not None
-            for call_id in known.drop:
+            resume_answer = await session.learn(start)
+            assert resume_answer is not None
+            for call_id in resume_answer.drop:
                 self.done.pop(call_id)
         self.app.capabilities = self.capabilities
-        self.app.connect(session, resumed=line is not None, answer=known)
+        self.app.connect(session, resumed=line is not None, answer=resume_answer)
         return session
 
     def writes(self) -> list[str]:
@@ -137,13 +137,13 @@ async def check(session: Session, phone: Phone, local: LocalTools) -> None:
     """Check that the words were answered once, and that nothing that counts was run twice."""
     app = phone.app
     assert faults(session.messages) == []
-    assert [one.text for one in session.messages if isinstance(one, UserMessage)] == ["go"]
+    assert [item.text for item in session.messages if isinstance(item, UserMessage)] == ["go"]
     assert app.shapes().count("append user") == 1
     assert app.finals().count("All done.") == 1, app.finals()
     assert app.states()[-1] == "idle"
     assert all(number == 1 for number in phone.ran.values()), phone.ran
     results = {
-        one.call_id: json.loads(one.content) for one in session.messages if isinstance(one, ToolResult)
+        item.call_id: json.loads(item.content) for item in session.messages if isinstance(item, ToolResult)
     }
     (write,) = [results[c.call_id] for c in calls(session) if c.name == "device.do"]
     if phone.resume:
@@ -156,14 +156,14 @@ async def check(session: Session, phone: Phone, local: LocalTools) -> None:
 
 
 def calls(session: Session) -> list[ToolCall]:
-    return [one for m in session.messages if isinstance(m, AssistantMessage) for one in m.calls]
+    return [item for m in session.messages if isinstance(m, AssistantMessage) for item in m.calls]
 
 
 async def test_words_that_waited_are_answered_by_the_next_process() -> None:
     store, hold = SlowStore(), asyncio.Event()
 
     def reply(request: ModelRequest) -> Script:
-        text = [one.text for one in request.messages if isinstance(one, UserMessage)][-1]
+        text = [item.text for item in request.messages if isinstance(item, UserMessage)][-1]
         return [hold, TextDelta(f"To {text}.")] if text == "one" else [TextDelta(f"To {text}.")]
 
     phone = Phone(make_services(reply, store=store, mode="queue"), store, resume=False)
@@ -184,11 +184,11 @@ async def test_words_that_waited_are_answered_by_the_next_process() -> None:
 
 
 async def test_a_model_that_brings_its_process_down_twice_is_not_begun_a_third_time() -> None:
-    store, begun = SlowStore(), 0
+    store, attempts = SlowStore(), 0
 
     def reply(request: ModelRequest) -> Script:
-        nonlocal begun
-        begun += 1
+        nonlocal attempts
+        attempts += 1
         return [asyncio.Event()]
 
     phone = Phone(make_services(reply, store=store), store, resume=False)
@@ -197,11 +197,11 @@ async def test_a_model_that_brings_its_process_down_twice_is_not_begun_a_third_t
     await phone.app.until("append user")
     for expected in (1, 2):
         await steps(20)
-        assert begun == expected
+        assert attempts == expected
         die(session, phone.app)
         session = await phone.connect()
     await at_rest(session)
-    assert begun == 2
+    assert attempts == 2
     assert phone.app.errors() == ["model_provider_failed"]
     assert phone.app.states()[-1] == "idle"
     await session.close()
@@ -211,8 +211,8 @@ async def test_a_model_that_brings_its_process_down_twice_is_not_begun_a_third_t
 def do_again(request: ModelRequest) -> Script:
     """Do the same, whatever is said; then say how often the model was told that nobody knows of it."""
     if isinstance(request.messages[-1], ToolResult):
-        outcomes = [json.loads(one.content) for one in request.messages if isinstance(one, ToolResult)]
-        return [TextDelta(f"Unknown: {[one['error_type'] for one in outcomes].count('unknown')}.")]
+        outcomes = [json.loads(item.content) for item in request.messages if isinstance(item, ToolResult)]
+        return [TextDelta(f"Unknown: {[item['error_type'] for item in outcomes].count('unknown')}.")]
     return [call("device.do", '{"x":1}')]
 
 
@@ -309,8 +309,8 @@ async def test_an_interruption_after_the_takeover_cuts_what_was_not_heard() -> N
     app.connect(session, resumed=True)
     app.interrupt(spoken_text="One two")
     await steps(50)
-    (said,) = [one.text for one in session.messages if isinstance(one, AssistantMessage)]
-    assert said.startswith("One two [")
+    (reply_text,) = [item.text for item in session.messages if isinstance(item, AssistantMessage)]
+    assert reply_text.startswith("One two [")
     await session.close()
     await app.close()
 
@@ -320,7 +320,7 @@ async def test_an_interruption_after_the_takeover_cuts_what_was_not_heard() -> N
 
 def acknowledged(app: App) -> list[str]:
     """List the events of the app's own that are recorded, as it was told."""
-    return [one for e in app.log if e["type"] == "event.ack" for one in e["payload"]["eventIds"]]
+    return [item for e in app.log if e["type"] == "event.ack" for item in e["payload"]["eventIds"]]
 
 
 def test_an_interrupted_turn_stays_interrupted_at_whatever_step_its_process_dies() -> None:
@@ -336,12 +336,12 @@ def test_an_interrupted_turn_stays_interrupted_at_whatever_step_its_process_dies
         await later(1)
         line.say(client.OutputInterrupted(), "stop-1")
         await steps(after)
-        known = "stop-1" in acknowledged(app)
-        over = known and "state idle" in app.shapes()
+        resume_answer = "stop-1" in acknowledged(app)
+        over = resume_answer and "state idle" in app.shapes()
         die(session, app)
         session = await open_session(services)
         line = app.connect(session, resumed=True)
-        if not known:
+        if not resume_answer:
             line.say(client.OutputInterrupted(), "stop-1")
         await at_rest(session)
         assert app.finals() == []
@@ -359,18 +359,18 @@ async def test_an_interrupted_answer_names_what_was_done_in_the_process_before(r
     store, local = SlowStore(), LocalTools()
 
     def reply(request: ModelRequest) -> Script:
-        results = sum(isinstance(one, ToolResult) for one in request.messages)
+        results = sum(isinstance(item, ToolResult) for item in request.messages)
         if results == 2:
             return [TextDelta("All done.")]
-        made = [call("device.do"), call("local.wait")]
-        return [*made] if rounds == 1 else [made[results]]
+        tool_calls = [call("device.do"), call("local.wait")]
+        return [*tool_calls] if rounds == 1 else [tool_calls[results]]
 
     services = make_services(reply, store=store, toolsets=[local])
     app = App(lambda name, call_id: None if name == "tts.speak" else SPOKEN, store)
     session = await open_session(services)
     app.connect(session)
     app.say("go")
-    await local.begun.wait()
+    await local.started.wait()
     await steps(30)
     die(session, app)
     local.go.set()
@@ -379,8 +379,10 @@ async def test_an_interrupted_answer_names_what_was_done_in_the_process_before(r
     await app.until("tts.speak")
     app.interrupt(spoken_text="All")
     await later(1)
-    (said,) = [one.text for one in session.messages if isinstance(one, AssistantMessage) and one.text]
-    assert said.startswith("All [") and "device.do" in said
+    (reply_text,) = [
+        item.text for item in session.messages if isinstance(item, AssistantMessage) and item.text
+    ]
+    assert reply_text.startswith("All [") and "device.do" in reply_text
     await session.close()
     await app.close()
 
@@ -392,7 +394,7 @@ async def test_the_limits_of_a_turn_hold_over_the_processes_that_it_runs_in(boun
     def reply(request: ModelRequest) -> Script:
         if request.tool_choice == "none":
             return [TextDelta("Enough.")]
-        results = sum(isinstance(one, ToolResult) for one in request.messages)
+        results = sum(isinstance(item, ToolResult) for item in request.messages)
         return [call("local.wait" if results == 1 else "local.sum")]
 
     services = make_services(reply, store=store, toolsets=[local], **bound)
@@ -400,7 +402,7 @@ async def test_the_limits_of_a_turn_hold_over_the_processes_that_it_runs_in(boun
     session = await open_session(services)
     app.connect(session)
     app.say("go")
-    await local.begun.wait()
+    await local.started.wait()
     while local.ran != ["local.sum"]:
         await steps(1)
     await steps(30)
@@ -420,7 +422,7 @@ async def test_a_second_refusal_in_the_next_process_ends_the_turn_without_tools(
     store = SlowStore()
 
     def reply(request: ModelRequest) -> Script:
-        results = sum(isinstance(one, ToolResult) for one in request.messages)
+        results = sum(isinstance(item, ToolResult) for item in request.messages)
         if request.tool_choice == "none":
             return [TextDelta("As you wish.")]
         return [call("device.move", f'{{"x":{results}}}')]
@@ -593,7 +595,7 @@ async def test_a_question_still_warns_of_strangers_text_in_the_next_process() ->
     session = await phone.connect()
     while len(phone.app.spoken()) < 2:
         await later(0.01)
-    assert ["strangers" in said for said in phone.app.spoken()] == [True, True]
+    assert ["strangers" in reply_text for reply_text in phone.app.spoken()] == [True, True]
     await session.close()
     await phone.app.close()
 

@@ -66,13 +66,13 @@ class Talker:
         self.tasks.spawn(self.tell())
 
     async def tell(self) -> None:
-        told = self.waiting.notices()
-        if told:
+        delivered = self.waiting.notices()
+        if delivered:
             try:
-                notes = [AppendLog(Note(one.text)) for one in told]
-                without = {WAITING: lambda: self.waiting.dump(None, told)}
+                notes = [AppendLog(Note(note.text)) for note in delivered]
+                without = {WAITING: lambda: self.waiting.dump(None, delivered)}
                 await self.committer.commit(
-                    notes, snapshots=without, after=lambda: self.waiting.drop_notices(told)
+                    notes, snapshots=without, after=lambda: self.waiting.drop_notices(delivered)
                 )
             except StoreError:
                 return
@@ -84,7 +84,7 @@ class Talker:
         await self.tasks.close(0.0)
 
     def said(self) -> list[str]:
-        notes = [one.text for one in self.committer.state.log if isinstance(one, Note)]
+        notes = [note.text for note in self.committer.state.log if isinstance(note, Note)]
         return [text.partition(" of this: ")[2].partition("\n")[0] for text in notes]
 
 
@@ -167,8 +167,8 @@ async def test_a_store_that_is_away_is_asked_again_but_not_at_once() -> None:
 
 async def test_a_session_that_died_with_a_reminder_gives_way_to_another_in_time() -> None:
     store = MemoryStore()
-    gone = Reminder("reminder_1", "thing 1", now_ms(), None, "UTC", "s-gone", now_ms())
-    await keep(store, gone)
+    reminder = Reminder("reminder_1", "thing 1", now_ms(), None, "UTC", "s-gone", now_ms())
+    await keep(store, reminder)
     ann = await Talker(store, "s-1").open()
     await later(500)
     assert ann.said() == []
@@ -205,11 +205,11 @@ async def test_a_thousand_reminders_over_three_nodes_with_kills_are_each_told_on
                 await later(rng.choice((0.0, 0.0, 1.0, 30.0)))
                 await steps(rng.randint(0, 60))
                 await talker.kill()
-    told = Counter[str]()
+    delivered = Counter[str]()
     for name in ("s-1", "s-2"):
         last = await Talker(inner, name).open()
         await steps(100)
-        told.update(last.said())
-    lost = [number for number in range(1, 1001) if not told[f"thing {number}"]]
-    twice = [text for text, times in told.items() if times > 1]
-    assert (lost, twice) == ([], []), f"seed {seed}"
+        delivered.update(last.said())
+    missing = [number for number in range(1, 1001) if not delivered[f"thing {number}"]]
+    twice = [text for text, times in delivered.items() if times > 1]
+    assert (missing, twice) == ([], []), f"seed {seed}"

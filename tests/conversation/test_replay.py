@@ -143,7 +143,7 @@ async def test_the_results_of_ui_calls_are_acknowledged_too_and_together() -> No
     acks = [e["payload"]["eventIds"] for e in stage.app.log if e["type"] == "event.ack"]
     assert [len(ids) for ids in acks] == [1, 1, 6, 1, 6]  # idle, then twice: the words, their UI calls
     assert [ids[0] for ids in acks[1::2]] == ["words-1", "words-2"]
-    assert {e.id for e in line.said} == {one for ids in acks for one in ids}
+    assert {e.id for e in line.said} == {event_id for ids in acks for event_id in ids}
     await stage.close()
 
 
@@ -156,11 +156,11 @@ async def test_a_client_that_keeps_all_that_it_ever_answered_may_come_back() -> 
     look = (await stage.app.until("device.look"))["payload"]["callId"]
     assert stage.app.line is not None
     stage.app.line.hang_up()
-    shown = [client.ResumeDone(f"shown-{number}", SPOKEN) for number in range(600)]
-    resume = client.Resume(done=[*shown, client.ResumeDone(look, "a lamp")])
-    known = await stage.session.learn(client.SessionStart(capabilities=["resume"], resume=resume))
-    assert known is not None and known.resend == [] and look not in known.drop
-    assert len(known.drop) == client.MAX_RESUMED
+    ui_results = [client.ResumeDone(f"shown-{number}", SPOKEN) for number in range(600)]
+    resume = client.Resume(done=[*ui_results, client.ResumeDone(look, "a lamp")])
+    answer = await stage.session.learn(client.SessionStart(capabilities=["resume"], resume=resume))
+    assert answer is not None and answer.resend == [] and look not in answer.drop
+    assert len(answer.drop) == client.MAX_RESUMED
     stage.app.connect(stage.session)
     await stage.quiet()
     assert stage.app.finals()[-1] == "There it is."
@@ -174,6 +174,6 @@ async def test_ui_calls_are_neither_asked_for_nor_dropped_when_a_client_comes_ba
     assert stage.app.line is not None
     stage.app.line.hang_up()
     resume = client.Resume(done=[client.ResumeDone(speech)], pending=[speech])
-    known = await stage.session.learn(client.SessionStart(capabilities=["resume"], resume=resume))
-    assert known is not None and (known.resend, known.drop) == ([], [])
+    answer = await stage.session.learn(client.SessionStart(capabilities=["resume"], resume=resume))
+    assert answer is not None and (answer.resend, answer.drop) == ([], [])
     await stage.close()

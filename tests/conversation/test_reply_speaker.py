@@ -136,18 +136,18 @@ async def test_a_client_without_the_capability_gets_whole_replies_by_default() -
 
 
 @pytest.mark.parametrize(
-    ("fields", "heard"),
+    ("fields", "heard_text"),
     [
         ({"spoken_text": "They hear"}, f"Owls hunt at night. They hear {CUT_HERE}"),
         ({"played_ms": 800}, f"Owls hunt at night. They hear a {CUT_HERE}"),
         ({}, f"Owls hunt at night. {CUT_HERE}"),
     ],
 )
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("is_complete", [True, False])
 async def test_an_interruption_keeps_the_segments_that_were_heard(
-    fields: dict[str, Any], heard: str, whole: bool
+    fields: dict[str, Any], heard_text: str, is_complete: bool
 ) -> None:
-    reply: Script = [TextDelta("".join(OWLS)), *([] if whole else [FOREVER])]
+    reply: Script = [TextDelta("".join(OWLS)), *([] if is_complete else [FOREVER])]
     stage = await capable(make_services([reply, [TextDelta("Yes?")]], turn_timeout=5_000.0), mute)
     stage.app.say("owls")
     await stage.app.until("tts.speak")
@@ -156,12 +156,12 @@ async def test_an_interruption_keeps_the_segments_that_were_heard(
     await steps(10)
     stage.app.interrupt(**fields)
     await stage.settled()
-    assert answers(stage) == [heard]
+    assert answers(stage) == [heard_text]
     assert stage.session.transport is not None
     for call_id in call_ids(stage.app)[1:]:
         stage.app.result(call_id, SPOKEN)
     await stage.quiet()
-    assert answers(stage) == [heard]
+    assert answers(stage) == [heard_text]
     await stage.close()
 
 
@@ -270,10 +270,10 @@ def test_the_process_may_end_at_every_step_and_another_one_says_the_rest() -> No
         more.set()
         await at_rest(session)
         assert faults(session.messages) == []
-        spoken = app.spoken()
+        voice_texts = app.spoken()
         # Replayed segments count once, by their call.
-        said = list(dict.fromkeys(zip(call_ids(app), spoken, strict=True)))
-        texts = [text for _, text in said]
+        distinct = list(dict.fromkeys(zip(call_ids(app), voice_texts, strict=True)))
+        texts = [text for _, text in distinct]
         # Nothing of the first reply is said twice, and what the second one says comes after it.
         assert len(texts) == len(set(texts)), texts
         logged = " ".join(m.text for m in session.messages if isinstance(m, AssistantMessage))
@@ -384,9 +384,9 @@ async def test_a_device_that_does_one_thing_at_a_time_is_not_bridged(segments: b
     services = bridging([[call("device.look")], [TextDelta("Done.")]])
     stage = await (capable(services, slow) if segments else open_stage(services, slow))
     stage.app.say("go")
-    asked = await stage.app.until("device.look")
+    device_call = await stage.app.until("device.look")
     await later(5.0)
     assert stage.app.spoken() == (["One moment."] if segments else [])
-    stage.app.result(asked["payload"]["callId"], "seen")
+    stage.app.result(device_call["payload"]["callId"], "seen")
     await stage.quiet()
     await stage.close()

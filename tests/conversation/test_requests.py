@@ -16,8 +16,8 @@ from tests.conversation.helpers import Disk, LocalTools, faults, later, make_ser
 
 
 def outcome(result: ToolResult) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(result.content)
-    return found
+    outcome_of_call: dict[str, Any] = json.loads(result.content)
+    return outcome_of_call
 
 
 async def test_a_call_of_the_device_is_made_and_nothing_is_said() -> None:
@@ -50,12 +50,12 @@ async def test_a_call_waits_for_the_running_turn_and_words_stop_it() -> None:
     stage = await open_stage(services)
     stage.app.say("hello")
     await later(1)
-    asked = asyncio.create_task(stage.session.request("local.write", "{}"))
+    request = asyncio.create_task(stage.session.request("local.write", "{}"))
     await later(1)
-    assert not local.begun.is_set()
-    await local.begun.wait()
+    assert not local.started.is_set()
+    await local.started.wait()
     stage.app.say("are you there")
-    result = outcome(await asked)
+    result = outcome(await request)
     assert result["error_type"] == "unknown"
     await stage.quiet()
     assert stage.app.finals() == ["Hello.", "Yes?"]
@@ -65,11 +65,11 @@ async def test_a_call_waits_for_the_running_turn_and_words_stop_it() -> None:
 async def test_a_call_that_is_cancelled_ends() -> None:
     local = LocalTools()
     stage = await open_stage(make_services([[TextDelta("Fine.")]], toolsets=[local]))
-    asked = asyncio.create_task(stage.session.request("local.wait", "{}"))
+    request = asyncio.create_task(stage.session.request("local.wait", "{}"))
     waiting = asyncio.create_task(stage.session.request("local.sum", "{}"))
-    await local.begun.wait()
+    await local.started.wait()
     waiting.cancel()
-    asked.cancel()
+    request.cancel()
     await stage.quiet()
     assert not stage.session.busy and local.ran == []
     stage.app.say("well")
@@ -77,14 +77,14 @@ async def test_a_call_that_is_cancelled_ends() -> None:
     assert stage.app.finals() == ["Fine."]
 
 
-@pytest.mark.parametrize(("said", "success"), [("yes please", True), ("no", False)])
-async def test_a_gated_call_is_asked_of_the_person(said: str, success: bool) -> None:
+@pytest.mark.parametrize(("words", "success"), [("yes please", True), ("no", False)])
+async def test_a_gated_call_is_asked_of_the_person(words: str, success: bool) -> None:
     services = replace(make_services(), catalog=(tool("device.move", effect="write"),))
     stage = await open_stage(services, lambda name, arguments: "moved")
-    asked = asyncio.create_task(stage.session.request("device.move", '{"x":1}'))
+    request = asyncio.create_task(stage.session.request("device.move", '{"x":1}'))
     await stage.app.until("tts.speak")
-    stage.app.say(said)
-    assert outcome(await asked)["success"] is success
+    stage.app.say(words)
+    assert outcome(await request)["success"] is success
     await stage.quiet()
     assert stage.provider.requests == []
 
@@ -93,23 +93,23 @@ async def test_too_many_are_refused_at_once() -> None:
     local = LocalTools()
     stage = await open_stage(make_services(toolsets=[local]))
     first = asyncio.create_task(stage.session.request("local.wait", "{}"))
-    await local.begun.wait()
-    rest = [asyncio.create_task(stage.session.request("local.sum", "{}")) for _ in range(MAX_REQUESTS)]
+    await local.started.wait()
+    requests = [asyncio.create_task(stage.session.request("local.sum", "{}")) for _ in range(MAX_REQUESTS)]
     await steps(3)
     assert outcome(await stage.session.request("local.sum", "{}"))["error_type"] == "rate_limited"
     local.go.set()
-    assert all(outcome(result)["success"] for result in await asyncio.gather(first, *rest))
+    assert all(outcome(result)["success"] for result in await asyncio.gather(first, *requests))
 
 
 async def test_the_next_process_ends_the_call_without_asking_the_model() -> None:
     store, local = Disk(), LocalTools()
     services = make_services(store=store, toolsets=[local])
     stage = await open_stage(services)
-    asked = asyncio.create_task(stage.session.request("local.write", "{}"))
-    await local.begun.wait()
-    other = await open_stage(services)  # claims the session
-    await other.quiet()
-    assert other.provider.requests == [] and other.app.spoken() == []
-    assert "unknown" in str(other.session.messages[-1])
-    asked.cancel()
+    request = asyncio.create_task(stage.session.request("local.write", "{}"))
+    await local.started.wait()
+    next_stage = await open_stage(services)  # claims the session
+    await next_stage.quiet()
+    assert next_stage.provider.requests == [] and next_stage.app.spoken() == []
+    assert "unknown" in str(next_stage.session.messages[-1])
+    request.cancel()
     await stage.app.close()

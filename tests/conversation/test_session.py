@@ -154,10 +154,10 @@ class Chaos:
         stage = self.stage
         check_rest(stage, calls=False)
         assert "internal_error" not in stage.app.errors()
-        heard = [m.text for m in stage.session.messages if isinstance(m, UserMessage)]
-        assert len(heard) == len(set(heard)), f"answered twice: {heard}"
+        texts = [m.text for m in stage.session.messages if isinstance(m, UserMessage)]
+        assert len(texts) == len(set(texts)), f"answered twice: {texts}"
         accepted = [o for c in self.store.commits for o in c if isinstance(o, AppendLog)]
-        assert [o.entry.text for o in accepted if isinstance(o.entry, UserMessage)] == heard
+        assert [o.entry.text for o in accepted if isinstance(o.entry, UserMessage)] == texts
         opened = [o.call.call_id for c in self.store.commits for o in c if isinstance(o, OpenCall)]
         results = [m.call_id for m in stage.session.messages if isinstance(m, ToolResult)]
         assert sorted(opened) == sorted(results)
@@ -383,10 +383,10 @@ def test_a_turn_may_be_stopped_at_any_step(how: str, delay: int) -> None:
         at = len(stage.app.log)
         over = "state idle" in stage.app.shapes(since)
         await end_it(stage, how)
-        told = len(stage.app.log)
+        position = len(stage.app.log)
         await come_to_rest(stage)
         if delay == 0 and how in ("interrupt", "say"):
-            assert live(stage, told) <= {"Second."}, "some of an interrupted answer was shown"
+            assert live(stage, position) <= {"Second."}, "some of an interrupted answer was shown"
         states = stage.app.states(since)
         assert ("idle", "idle") not in zip(states, states[1:], strict=False) or how == "hang up", states
         if how == "say" and "All done." not in stage.app.finals(since):
@@ -411,9 +411,9 @@ def test_a_session_may_be_closed_at_any_step() -> None:
         await steps(after)
         over = "state idle" in stage.app.shapes(since)
         await stage.session.close()
-        shown = len(stage.app.log)
+        count = len(stage.app.log)
         await later(1000)
-        assert len(stage.app.log) == shown, "a closed session is silent"
+        assert len(stage.app.log) == count, "a closed session is silent"
         assert faults(stage.session.messages) == []
         assert loose_ends(stage.session, calls=False).keys() <= {"open calls"}  # the store has let go of them
         await stage.close()
@@ -444,9 +444,9 @@ def open_with(stage: Stage, capabilities: Sequence[str]) -> None:
 
 def check_honest(stage: Stage) -> None:
     """Check that no call that the app was sent is said not to have been run, nor one that nobody allowed."""
-    sent = {e["payload"]["callId"] for e in stage.app.raw if shape_of(e).startswith("device.")}
+    call_ids = {e["payload"]["callId"] for e in stage.app.raw if shape_of(e).startswith("device.")}
     for message in stage.session.messages:
-        if isinstance(message, ToolResult) and message.call_id in sent:
+        if isinstance(message, ToolResult) and message.call_id in call_ids:
             outcome = json.loads(message.content)
             assert outcome["error_type"] not in ("approval_timeout", "permission_denied"), outcome
             assert "Nothing was run" not in (outcome["error_message"] or ""), outcome
@@ -548,13 +548,15 @@ class Doubts(Chaos):
         results = [m.call_id for m in self.stage.session.messages if isinstance(m, ToolResult)]
         assert sorted(opened) == sorted(results)
         assert "approvals" not in self.stage.session.state.fields
-        asked = [e["payload"]["approvalId"] for e in self.stage.app.log if e["type"] == "approval.request"]
+        approval_ids = [
+            e["payload"]["approvalId"] for e in self.stage.app.log if e["type"] == "approval.request"
+        ]
         ended = [
             e["payload"]["approvalId"]
             for e in self.stage.app.log
             if e["type"] == "approval.resolved" and e["payload"]["outcome"] in ENDS
         ]
-        assert set(ended) <= set(asked)
+        assert set(ended) <= set(approval_ids)
         ran = [e["payload"]["callId"] for e in self.stage.app.log if shape_of(e).startswith("device.")]
         assert len(ran) == len(set(ran)), "a call was sent twice"
 

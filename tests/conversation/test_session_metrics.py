@@ -21,13 +21,13 @@ async def test_turns_are_counted_as_they_end() -> None:
     await stage.app.until("assistant.speech.partial", since=len(stage.app.log))
     stage.app.interrupt()
     await stage.quiet()
-    found = generate_latest(registry).decode()
-    assert 'conductor_turns_total{cause="transcript",end="answered"} 1.0' in found
-    assert 'conductor_turns_total{cause="transcript",end="interrupted"} 1.0' in found
-    assert "conductor_turn_first_token_seconds_count 2.0" in found
-    assert "conductor_turn_first_partial_seconds_count 2.0" in found
-    assert "conductor_turn_first_speech_seconds_count 1.0" in found
-    assert 'conductor_session_starts_total{result="new"} 1.0' in found
+    text = generate_latest(registry).decode()
+    assert 'conductor_turns_total{cause="transcript",end="answered"} 1.0' in text
+    assert 'conductor_turns_total{cause="transcript",end="interrupted"} 1.0' in text
+    assert "conductor_turn_first_token_seconds_count 2.0" in text
+    assert "conductor_turn_first_partial_seconds_count 2.0" in text
+    assert "conductor_turn_first_speech_seconds_count 1.0" in text
+    assert 'conductor_session_starts_total{result="new"} 1.0' in text
     stage.app.connect(stage.session)
     await stage.quiet()
     assert 'conductor_session_starts_total{result="resumed"} 1.0' in generate_latest(registry).decode()

@@ -81,15 +81,15 @@ class Life:
         self.app.line.say(event)
 
     def notes(self) -> list[str]:
-        return [one.text for one in self.session.messages if isinstance(one, Note)]
+        return [item.text for item in self.session.messages if isinstance(item, Note)]
 
     def outcomes(self) -> list[str]:
-        results = [one for one in self.session.messages if isinstance(one, ToolResult)]
-        return [json.loads(one.content)["error_type"] for one in results]
+        results = [item for item in self.session.messages if isinstance(item, ToolResult)]
+        return [json.loads(item.content)["error_type"] for item in results]
 
     def resolved(self) -> list[tuple[str, str]]:
         payloads = [e["payload"] for e in self.app.log if e["type"] == "approval.resolved"]
-        return [(one["approvalId"], one["outcome"]) for one in payloads]
+        return [(item["approvalId"], item["outcome"]) for item in payloads]
 
     async def card(self) -> dict[str, Any]:
         payload: dict[str, Any] = (await self.app.until("approval.request"))["payload"]
@@ -140,7 +140,7 @@ async def test_a_read_that_a_person_allowed_is_not_run_again() -> None:
     stage.app.say("go")
     card = await stage.card()
     stage.say(client.ApprovalResponse(card["approvalId"], card["argumentsDigest"], "allow"))
-    await local.begun.wait()
+    await local.started.wait()
     await later(1)
     await stage.goes_on()
     local.go.set()
@@ -154,7 +154,7 @@ class Asking(LocalTools):
     """A tool that reads and asks, beside those of `LocalTools`."""
 
     def __init__(self, local: LocalTools) -> None:
-        super().__init__(local.go, local.begun, local.ran)
+        super().__init__(local.go, local.started, local.ran)
 
     def specs(self) -> Sequence[Any]:
         return (tool("local.ask", source="builtin", effect="read", risk="high"),)
@@ -167,7 +167,7 @@ async def test_a_call_whose_tool_is_gone_may_have_happened() -> None:
     )
     stage = await Life.begins(services)
     stage.app.say("go")
-    await local.begun.wait()
+    await local.started.wait()
     await later(1)
     await stage.goes_on(replace(services, toolsets=()))
     await at_rest(stage.session)
@@ -245,8 +245,8 @@ async def test_what_a_turn_tells_is_not_told_again() -> None:
     def reply(request: ModelRequest) -> Script:
         if isinstance(request.messages[-1], UserMessage):
             return [call("device.do")]
-        told = isinstance(request.messages[-1], Note)
-        return [hold, TextDelta("A heron.")] if told else [TextDelta("No answer.")]
+        is_note = isinstance(request.messages[-1], Note)
+        return [hold, TextDelta("A heron.")] if is_note else [TextDelta("No answer.")]
 
     stage = await Life.begins(make_services(reply, store=SlowStore(), tool_timeout=5.0))
     stage.app.say("go")
@@ -337,7 +337,7 @@ async def test_a_server_that_stops_begins_no_more_turns_and_the_next_one_answers
     hold = asyncio.Event()
 
     def reply(request: ModelRequest) -> Script:
-        text = [one.text for one in request.messages if isinstance(one, UserMessage)][-1]
+        text = [item.text for item in request.messages if isinstance(item, UserMessage)][-1]
         return [hold, TextDelta("One.")] if text == "one" else [TextDelta("Two.")]
 
     stage = await Life.begins(make_services(reply, store=Disk(), mode="queue"))
@@ -436,9 +436,9 @@ def test_a_question_that_other_words_closed_is_told_to_be_so_at_whatever_step_it
 
 
 async def test_a_decision_about_a_question_that_nobody_knows_is_told_that_it_is_over() -> None:
-    one = await Life.begins(make_services(store=SlowStore()), capabilities=CARDS)
-    await one.goes_on()
-    one.say(client.ApprovalResponse("appr_before", "digest", "allow"))
+    item = await Life.begins(make_services(store=SlowStore()), capabilities=CARDS)
+    await item.goes_on()
+    item.say(client.ApprovalResponse("appr_before", "digest", "allow"))
     await later(1)
-    assert one.resolved() == [("appr_before", "superseded")]
-    await one.ends()
+    assert item.resolved() == [("appr_before", "superseded")]
+    await item.ends()

@@ -18,17 +18,17 @@ from conductor.conversation.speech import (
 SPOKEN = "The lamp is on and the door is locked."
 
 
-def speech(*actions: str, text: str = f"**{SPOKEN}**", spoken: str = SPOKEN) -> Speech:
-    return Speech("c1", "t1", 1, text, spoken, actions)
+def speech(*actions: str, text: str = f"**{SPOKEN}**", voice_text: str = SPOKEN) -> Speech:
+    return Speech("c1", "t1", 1, text, voice_text, actions)
 
 
 def test_what_the_client_says_was_spoken_is_believed_first() -> None:
     assert heard_text(speech(), "The lamp is", 9_999_999) == f"The lamp is {CUT_HERE}"
 
 
-@pytest.mark.parametrize("nothing", ["", "  \n"])
-def test_nothing_spoken_is_nothing_heard(nothing: str) -> None:
-    assert heard_text(speech(), nothing, None) == HEARD_NOTHING
+@pytest.mark.parametrize("blank", ["", "  \n"])
+def test_nothing_spoken_is_nothing_heard(blank: str) -> None:
+    assert heard_text(speech(), blank, None) == HEARD_NOTHING
 
 
 def test_a_client_cannot_put_more_into_the_history_than_was_to_be_said() -> None:
@@ -46,20 +46,20 @@ def test_actions_that_were_done_are_named_though_nothing_was_heard() -> None:
 
 
 @given(st.text(), st.floats(min_value=0, max_value=1e12))
-def test_time_played_gives_whole_words_from_the_beginning(spoken: str, played_ms: float) -> None:
-    text = heard_text(speech(text=spoken, spoken=spoken), None, played_ms)
+def test_time_played_gives_whole_words_from_the_beginning(voice_text: str, played_ms: float) -> None:
+    text = heard_text(speech(text=voice_text, voice_text=voice_text), None, played_ms)
     if text == HEARD_NOTHING:
         return
     assert text.endswith(f" {CUT_HERE}")
-    heard = text.removesuffix(f" {CUT_HERE}")
-    assert spoken.startswith(heard)
-    assert len(heard) <= max(0, played_ms / 1000 * CHARS_PER_SECOND)
-    assert heard == spoken or spoken[len(heard)] == " "
+    text_heard = text.removesuffix(f" {CUT_HERE}")
+    assert voice_text.startswith(text_heard)
+    assert len(text_heard) <= max(0, played_ms / 1000 * CHARS_PER_SECOND)
+    assert text_heard == voice_text or voice_text[len(text_heard)] == " "
 
 
 @given(st.floats(min_value=0, max_value=1e4), st.floats(min_value=0, max_value=1e4))
-def test_the_longer_it_played_the_more_was_heard(one: float, other: float) -> None:
-    shorter, longer = (heard_text(speech(), None, ms) for ms in sorted((one, other)))
+def test_the_longer_it_played_the_more_was_heard(first: float, second: float) -> None:
+    shorter, longer = (heard_text(speech(), None, ms) for ms in sorted((first, second)))
     if shorter != HEARD_NOTHING:
         assert longer.removesuffix(CUT_HERE).startswith(shorter.removesuffix(f" {CUT_HERE}"))
 

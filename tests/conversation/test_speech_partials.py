@@ -36,65 +36,65 @@ def test_a_reply_is_the_sum_of_its_parts() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 async def test_partials_are_cumulative_complete_and_not_too_many(seed: int) -> None:
-    rng, shown = random.Random(seed), Shown()
-    partials, reply = PartialThrottle(shown, 0.05), ReplyBuffer()
-    begun = asyncio.get_running_loop().time()
+    rng, screen = random.Random(seed), Shown()
+    partials, reply = PartialThrottle(screen, 0.05), ReplyBuffer()
+    start = asyncio.get_running_loop().time()
     for _ in range(200):
         reply.add(rng.choice(("word ", "a", " ", "")))
         partials.show(reply)
         await later(rng.choice((0.0, 0.001, 0.02, 0.2)))
     await later(1)
-    assert shown.texts[-1] == reply.text.lstrip()
-    assert all(b.startswith(a) for a, b in zip(shown.texts, shown.texts[1:], strict=False))
-    gaps = [b - a for a, b in zip(shown.times, shown.times[1:], strict=False)]
+    assert screen.texts[-1] == reply.text.lstrip()
+    assert all(b.startswith(a) for a, b in zip(screen.texts, screen.texts[1:], strict=False))
+    gaps = [b - a for a, b in zip(screen.times, screen.times[1:], strict=False)]
     assert min(gaps) >= 0.05 - 1e-9
-    assert shown.times[0] - begun < 0.5
+    assert screen.times[0] - start < 0.5
 
 
 async def test_the_first_words_are_shown_at_once_and_blanks_are_not() -> None:
-    shown = Shown()
-    partials, reply = PartialThrottle(shown, 10.0), ReplyBuffer()
+    screen = Shown()
+    partials, reply = PartialThrottle(screen, 10.0), ReplyBuffer()
     reply.add(" \n")
     partials.show(reply)
-    assert shown.texts == []
+    assert screen.texts == []
     reply.add("Hi")
     partials.show(reply)
-    assert shown.texts == ["Hi"]
+    assert screen.texts == ["Hi"]
     partials.stop()
 
 
 async def test_nothing_is_shown_after_the_end_and_the_next_reply_begins_at_once() -> None:
-    shown = Shown()
-    partials, reply = PartialThrottle(shown, 0.05), ReplyBuffer()
+    screen = Shown()
+    partials, reply = PartialThrottle(screen, 0.05), ReplyBuffer()
     for word in ("one ", "two ", "three"):
         reply.add(word)
         partials.show(reply)
     partials.stop()
     partials.stop()
     await later(1)
-    assert shown.texts == ["one "]
+    assert screen.texts == ["one "]
     following = ReplyBuffer()
     following.add("Next")
     partials.show(following)
-    assert shown.texts == ["one ", "Next"]
+    assert screen.texts == ["one ", "Next"]
 
 
 async def test_a_reply_that_follows_at_once_is_shown_at_once() -> None:
-    shown = Shown()
-    partials = PartialThrottle(shown, 0.05)
+    screen = Shown()
+    partials = PartialThrottle(screen, 0.05)
     for words in (("one ", "two "), ("Next", "!")):
         reply = ReplyBuffer()
         for word in words:
             reply.add(word)
             partials.show(reply)
         partials.stop()
-    assert shown.texts == ["one ", "Next"]
+    assert screen.texts == ["one ", "Next"]
 
 
 async def test_without_an_interval_every_step_is_shown() -> None:
-    shown = Shown()
-    partials, reply = PartialThrottle(shown, 0.0), ReplyBuffer()
+    screen = Shown()
+    partials, reply = PartialThrottle(screen, 0.0), ReplyBuffer()
     for word in "abc":
         reply.add(word)
         partials.show(reply)
-    assert shown.texts == ["a", "ab", "abc"]
+    assert screen.texts == ["a", "ab", "abc"]

@@ -22,8 +22,8 @@ def several(*call_ids: str) -> SpeechTracker:
 
 
 def interrupted(speeches: SpeechTracker, now: float) -> str | None:
-    found = speeches.interrupt(now)
-    return None if found is None else found.call_id
+    speech_found = speeches.interrupt(now)
+    return None if speech_found is None else speech_found.call_id
 
 
 def test_an_interruption_concerns_the_oldest_speech_that_is_not_over() -> None:

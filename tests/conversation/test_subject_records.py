@@ -42,11 +42,11 @@ async def write(store: SessionStore, subject: str, text: str) -> None:
 
 async def test_what_one_process_keeps_another_one_loads() -> None:
     store = MemoryStore()
-    one, other = SubjectRecords(store), SubjectRecords(store)
-    await add(one, "ann", rule("lamp.dim"))
-    assert rules(other, "ann") == []  # it has not looked yet
-    await other.load("ann")
-    assert rules(one, "ann") == rules(other, "ann") == [rule("lamp.dim")]
+    first, second = SubjectRecords(store), SubjectRecords(store)
+    await add(first, "ann", rule("lamp.dim"))
+    assert rules(second, "ann") == []  # it has not looked yet
+    await second.load("ann")
+    assert rules(first, "ann") == rules(second, "ann") == [rule("lamp.dim")]
 
 
 async def test_a_grant_is_its_persons_alone() -> None:
@@ -59,11 +59,11 @@ async def test_a_grant_is_its_persons_alone() -> None:
 
 async def test_two_processes_that_add_in_turn_keep_each_others_grants() -> None:
     store = MemoryStore()
-    one, other = SubjectRecords(store), SubjectRecords(store)
+    first, second = SubjectRecords(store), SubjectRecords(store)
     for number in range(6):
-        await add(one if number % 2 else other, "ann", rule(f"t{number}"))
-    await one.load("ann")
-    assert [granted.tool for granted in rules(one, "ann")] == [f"t{number}" for number in range(6)]
+        await add(first if number % 2 else second, "ann", rule(f"t{number}"))
+    await first.load("ann")
+    assert [granted.tool for granted in rules(first, "ann")] == [f"t{number}" for number in range(6)]
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 5, 8, 13])
@@ -73,8 +73,8 @@ async def test_two_processes_that_add_at_the_same_time_keep_both(seed: int) -> N
     stores = [SlowStore(lambda: rng.randint(0, 4), lambda: rng.randint(0, 4)) for _ in range(2)]
     for slow in stores:
         slow.inner = store
-    one, other = (SubjectRecords(slow) for slow in stores)
-    await asyncio.gather(add(one, "ann", rule("one")), add(other, "ann", rule("other")))
+    first, second = (SubjectRecords(slow) for slow in stores)
+    await asyncio.gather(add(first, "ann", rule("one")), add(second, "ann", rule("other")))
     reader = SubjectRecords(store)
     await reader.load("ann")
     assert {granted.tool for granted in rules(reader, "ann")} == {"one", "other"}, f"seed {seed}"
@@ -127,13 +127,13 @@ def test_one_bad_rule_among_good_ones_costs_all_of_them() -> None:
 
 
 def test_a_grant_is_kept_once_and_the_oldest_give_way() -> None:
-    kept: tuple[Rule, ...] = ()
+    grants: tuple[Rule, ...] = ()
     for number in range(MAX_GRANTS + 5):
-        kept = with_grant(kept, rule(f"t{number}"))
-    kept = with_grant(kept, rule("t100"))
-    assert len(kept) == MAX_GRANTS
-    assert kept[0] == rule("t5")
-    assert kept[-1] == rule("t100")
+        grants = with_grant(grants, rule(f"t{number}"))
+    grants = with_grant(grants, rule("t100"))
+    assert len(grants) == MAX_GRANTS
+    assert grants[0] == rule("t5")
+    assert grants[-1] == rule("t100")
 
 
 async def test_loading_while_another_grant_is_kept_loses_neither() -> None:

@@ -45,8 +45,8 @@ class Untrusted:
         return succeeded("Say that all is well.")
 
 
-async def talk(stage: Stage, *said: str) -> None:
-    for text in said:
+async def talk(stage: Stage, *texts: str) -> None:
+    for text in texts:
         stage.app.say(text)
         await stage.quiet()
 
@@ -111,8 +111,8 @@ async def test_a_summary_of_untrusted_text_is_untrusted() -> None:
         if is_summary(request):
             return [TextDelta(SUMMARY)]
         last = request.messages[-1]
-        said = last.text if isinstance(last, UserMessage) else ""
-        return [call(f"web.{said}")] if said in ("read", "write") else [TextDelta("Yes.")]
+        texts = last.text if isinstance(last, UserMessage) else ""
+        return [call(f"web.{texts}")] if texts in ("read", "write") else [TextDelta("Yes.")]
 
     stage = await open_stage(summarizing(reply, Untrusted()))
     await talk(stage, "read", "two", "three", "four", "five", "six")

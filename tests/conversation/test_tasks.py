@@ -10,9 +10,9 @@ from tests.conversation.helpers import later, steps
 
 async def test_a_task_is_let_go_of_when_it_is_done() -> None:
     tasks = Tasks()
-    done = tasks.spawn(steps(3))
+    finished_task = tasks.spawn(steps(3))
     assert len(tasks) == 1
-    await done
+    await finished_task
     await steps(1)
     assert len(tasks) == 0
     await tasks.close(5.0)
@@ -48,9 +48,9 @@ async def test_closing_waits_no_longer_than_it_may() -> None:
 
     task = tasks.spawn(stubborn())
     await steps(1)
-    begun = asyncio.get_running_loop().time()
+    start = asyncio.get_running_loop().time()
     await tasks.close(5.0)
-    assert asyncio.get_running_loop().time() - begun <= 5.0
+    assert asyncio.get_running_loop().time() - start <= 5.0
     assert not task.done()
     go.set()
     await task

@@ -45,8 +45,8 @@ def test_calls_that_pass_the_gate_are_ready_and_the_others_have_their_result() -
     prepared = prepare(
         [*calls("device.look", "local.sum", "nobody.home"), ToolCall("c3", "device.do", '{"x":"many"}')]
     )
-    assert [one.call.call_id for one in prepared.ready] == ["c0", "c1"]
-    assert [one.call.call_id for one in prepared.device_calls] == ["c0"]
+    assert [ready.call.call_id for ready in prepared.ready] == ["c0", "c1"]
+    assert [ready.call.call_id for ready in prepared.device_calls] == ["c0"]
     assert errors(prepared) == {"c2": "not_found", "c3": "validation_failed"}
     assert all(result.is_error for result in prepared.results.values())
 
@@ -57,14 +57,14 @@ def test_calls_that_ask_wait_and_those_that_are_denied_have_their_result() -> No
         return Verdict(effects.get(spec.name, "allow"), ("Because.",), None, warn=False)
 
     bounds = limits()
-    wanted = [*calls("device.look", "device.do", "local.sum"), ToolCall("c3", "device.do", '{"x":"7"}')]
+    requested = [*calls("device.look", "device.do", "local.sum"), ToolCall("c3", "device.do", '{"x":"7"}')]
     prepared = asyncio.run(
-        prepare_round(executor(bounds), wanted, bounds, permit, max_calls=40, complete=True)
+        prepare_round(executor(bounds), requested, bounds, permit, max_calls=40, complete=True)
     )
-    assert [one.call.call_id for one in prepared.ready] == ["c0"]
-    assert [one.ready.call.call_id for one in prepared.gated] == ["c1", "c3"]
-    assert [one.verdict.reasons for one in prepared.gated] == [("Because.",)] * 2
-    assert [one.call.call_id for one in prepared.device_calls] == ["c0"], "nothing that asks is sent"
+    assert [ready.call.call_id for ready in prepared.ready] == ["c0"]
+    assert [ready.ready.call.call_id for ready in prepared.gated] == ["c1", "c3"]
+    assert [ready.verdict.reasons for ready in prepared.gated] == [("Because.",)] * 2
+    assert [ready.call.call_id for ready in prepared.device_calls] == ["c0"], "nothing that asks is sent"
     assert errors(prepared) == {"c2": "permission_denied"}
     assert prepared.refused == {"c2"}
     assert not prepared.all_refused
@@ -122,11 +122,11 @@ def test_closing_gives_one_result_each_in_the_models_order_whatever_is_known() -
         prepared = prepare(
             calls(*(rng.choice(("device.do", "nobody.home")) for _ in range(rng.randint(1, 6))))
         )
-        for one in rng.sample(prepared.ready, rng.randint(0, len(prepared.ready))):
-            prepared.results[one.call.call_id] = ToolResult(one.call.call_id, "ok")
+        for ready in rng.sample(prepared.ready, rng.randint(0, len(prepared.ready))):
+            prepared.results[ready.call.call_id] = ToolResult(ready.call.call_id, "ok")
         operations = prepared.close()
         logged = [o.entry for o in operations if isinstance(o, AppendLog)]
-        ids = [one.call_id for one in prepared.calls]
+        ids = [ready.call_id for ready in prepared.calls]
         assert [entry.call_id for entry in logged if isinstance(entry, ToolResult)] == ids
         assert [o.call_id for o in operations if isinstance(o, ForgetCall)] == ids
 

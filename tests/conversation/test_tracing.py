@@ -102,8 +102,8 @@ def test_a_turn_is_a_span_and_its_requests_and_tools_are_spans_below_it() -> Non
 
 def test_no_content_leaves_unless_it_is_asked_for() -> None:
     scripts: list[Script] = [[call("local.sum", '{"x": 717171717171}')], [TextDelta("Secret answer.")]]
-    told = "".join(span.to_json() for span in spans_of(scripts))
-    assert "hello" not in told and "Secret" not in told and "717171717171" not in told
+    spans_json = "".join(span.to_json() for span in spans_of(scripts))
+    assert "hello" not in spans_json and "Secret" not in spans_json and "717171717171" not in spans_json
     turn = spans_of(scripts, content=True)[-1]
     assert turn.attributes is not None
     (message,) = json.loads(str(turn.attributes["gen_ai.output.messages"]))
@@ -161,7 +161,7 @@ def test_traces_are_sent_to_a_collector() -> None:
         tracer.close()
     (body,) = received
     (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
-    names = {one.key: one.value.string_value for one in resource.resource.attributes}
+    names = {attribute.key: attribute.value.string_value for attribute in resource.resource.attributes}
     assert names["service.name"] == "conductor"
     assert [span.name for span in resource.scope_spans[0].spans] == ["invoke_agent conductor"]
 

@@ -51,7 +51,7 @@ async def test_all_calls_of_a_reply_run_together_and_their_results_keep_the_mode
     stage.app.say("go")
     look = await stage.app.until("device.look")
     do = await stage.app.until("device.do")
-    await local.begun.wait()
+    await local.started.wait()
     stage.app.result(look["payload"]["callId"], "looked")
     await steps(10)
     stage.app.result(do["payload"]["callId"], "did")
@@ -77,15 +77,17 @@ async def test_a_history_that_is_too_long_for_the_model_is_halved_and_sent_again
         [TextDelta("Yes.")],
     ]
     stage = await open_stage(make_services(scripts))
-    for said in ("one", "two", "three", "four", "five"):
-        stage.app.say(said)
+    for text in ("one", "two", "three", "four", "five"):
+        stage.app.say(text)
         await stage.quiet()
     assert stage.session.messages[-1] == AssistantMessage("Yes.", provider="scripted")
-    asked = [
+    requests = [
         message.text for message in stage.provider.requests[-1].messages if isinstance(message, UserMessage)
     ]
-    assert asked == ["four", "five"]
-    assert [message.text for message in stage.session.messages if isinstance(message, UserMessage)] == asked
+    assert requests == ["four", "five"]
+    assert [
+        message.text for message in stage.session.messages if isinstance(message, UserMessage)
+    ] == requests
     await stage.close()
 
 
@@ -99,11 +101,11 @@ async def test_a_single_turn_that_is_too_long_fails_with_words() -> None:
 
 
 def test_the_log_says_which_profile_failed_and_why() -> None:
-    gone = ModelError("protocol", "The model service does not know this model or address.")
-    gone.profile = "home"
+    error = ModelError("protocol", "The model service does not know this model or address.")
+    error.profile = "home"
 
     async def scenario() -> None:
-        stage = await open_stage(make_services([[gone]]))
+        stage = await open_stage(make_services([[error]]))
         stage.app.say("one")
         await stage.quiet()
         await stage.close()
@@ -111,7 +113,7 @@ def test_the_log_says_which_profile_failed_and_why() -> None:
     with capture_logs() as lines:
         run(scenario())
     (line,) = (line for line in lines if line["event"] == "turn failed")
-    assert (line["profile"], line["reason"], line["error"]) == ("home", "protocol", str(gone))
+    assert (line["profile"], line["reason"], line["error"]) == ("home", "protocol", str(error))
 
 
 CUT = ModelError("connection", "cut")
@@ -151,7 +153,7 @@ def test_a_reply_that_breaks_off_is_asked_for_once_more_and_nothing_of_it_is_kep
 
 
 @pytest.mark.parametrize(
-    ("scripts", "asked"),
+    ("scripts", "requests"),
     [
         ([[TextDelta("One"), CUT], [TextDelta("Two"), CUT], [TextDelta("Three")]], 2),
         ([[TextDelta("One"), CUT], [CUT], [TextDelta("Three")]], 2),
@@ -163,12 +165,12 @@ def test_a_reply_that_breaks_off_is_asked_for_once_more_and_nothing_of_it_is_kep
     ],
 )
 async def test_a_reply_that_breaks_off_is_not_asked_for_without_end_or_hope(
-    scripts: list[Script], asked: int
+    scripts: list[Script], requests: int
 ) -> None:
     stage = await open_stage(make_services(scripts, turn_timeout=120.0))
     stage.app.say("go")
     await stage.quiet()
-    assert len(stage.provider.requests) == asked
+    assert len(stage.provider.requests) == requests
     assert stage.app.errors() == ["model_provider_failed"]
     assert len(stage.app.spoken()) == 1
     await stage.close()
@@ -227,8 +229,8 @@ async def test_an_empty_reply_still_says_something(stop: StopReason) -> None:
     stage = await open_stage(make_services([[TextDelta(" \n"), Finished(stop)]]))
     stage.app.say("go")
     await stage.quiet()
-    (said,) = stage.app.finals()
-    assert said.strip()
+    (text,) = stage.app.finals()
+    assert text.strip()
     assert stage.app.states()[-1] == "idle"
     await stage.close()
 
@@ -269,10 +271,10 @@ async def test_the_turns_clock_runs_while_a_tool_runs() -> None:
     scripts: list[Script] = [[call("device.do")]]
     stage = await open_stage(make_services(scripts, turn_timeout=10.0), silent_tools)
     loop = asyncio.get_running_loop()
-    begun = loop.time()
+    start = loop.time()
     stage.app.say("go")
     await stage.app.until("error")
-    assert loop.time() - begun == pytest.approx(10.0)
+    assert loop.time() - start == pytest.approx(10.0)
     assert stage.app.errors() == ["turn_timeout"]
     assert [o["error_type"] for o in outcomes(stage)] == ["unknown"]
     await stage.quiet()
@@ -286,7 +288,7 @@ async def test_a_call_that_was_running_when_its_turn_was_stopped_has_an_honest_r
     local = LocalTools()
     stage = await open_stage(make_services([[call(name)]], toolsets=[local]))
     stage.app.say("go")
-    await local.begun.wait()
+    await local.started.wait()
     stage.app.interrupt()
     await stage.quiet()
     assert [o["error_type"] for o in outcomes(stage)] == [error_type]
@@ -347,8 +349,8 @@ async def test_a_client_cannot_have_said_more_of_an_answer_than_there_was(arrivi
     await stage.app.until("assistant.speech.partial" if arriving else "tts.speak")
     stage.app.interrupt(spoken_text="Once upon a time " * 1_000)
     await stage.settled()
-    (said,) = [m.text for m in stage.session.messages if isinstance(m, AssistantMessage)]
-    assert said.startswith("Once upon [")
+    (text,) = [m.text for m in stage.session.messages if isinstance(m, AssistantMessage)]
+    assert text.startswith("Once upon [")
     await stage.close()
 
 
@@ -369,10 +371,10 @@ async def test_nothing_of_an_interrupted_answer_is_shown_while_the_service_lets_
     stage.app.say("go")
     await stage.app.until("assistant.speech.partial")
     await steps(10)
-    shown = len(stage.app.log)
+    position = len(stage.app.log)
     stage.app.interrupt()
     await stage.quiet()
-    assert stage.app.texts("assistant.speech.partial", shown) == []
+    assert stage.app.texts("assistant.speech.partial", position) == []
     assert stage.app.states()[-1] == "idle"
     await stage.close()
 

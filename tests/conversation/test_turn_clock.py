@@ -25,11 +25,11 @@ async def test_time_is_over_once_and_on_time() -> None:
     clock = TurnClock(120.0, expired)
     assert clock.remaining == 120.0
     clock.start()
-    begun = asyncio.get_running_loop().time()
+    start = asyncio.get_running_loop().time()
     await later(50)
     assert clock.remaining == pytest.approx(70)
     await later(500)
-    assert expired.times == [begun + 120.0]
+    assert expired.times == [start + 120.0]
     assert clock.remaining == 0.0
 
 
@@ -56,9 +56,9 @@ async def test_a_pause_does_not_count_and_pauses_nest() -> None:
             await later(1000)
         await later(1000)
         assert clock.remaining == pytest.approx(6)
-    begun = asyncio.get_running_loop().time()
+    start = asyncio.get_running_loop().time()
     await later(100)
-    assert expired.times == [pytest.approx(begun + 6.0)]
+    assert expired.times == [pytest.approx(start + 6.0)]
 
 
 async def test_a_pause_ends_with_an_error_too() -> None:

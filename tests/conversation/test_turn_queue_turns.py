@@ -67,16 +67,16 @@ async def test_at_most_three_transcripts_wait_and_a_fourth_is_refused() -> None:
     await stage.close()
 
 
-@pytest.mark.parametrize("spoken", [True, False])
+@pytest.mark.parametrize("speaks_failures", [True, False])
 async def test_a_person_hears_once_that_words_were_refused_when_those_before_them_are_answered(
-    spoken: bool,
+    speaks_failures: bool,
 ) -> None:
     hold = asyncio.Event()
 
     def reply(request: ModelRequest) -> Script:
         return [hold, TextDelta(f"To {request.messages[-1].text}.")]  # type: ignore[union-attr]  # a user's
 
-    services = make_services(reply, mode="queue", failures=FAILURES if spoken else {})
+    services = make_services(reply, mode="queue", failures=FAILURES if speaks_failures else {})
     stage = await open_stage(services)
     for number in range(7):
         stage.app.say(f"q{number}")
@@ -84,11 +84,11 @@ async def test_a_person_hears_once_that_words_were_refused_when_those_before_the
     assert stage.app.errors() == ["rate_limited"] * 3
     hold.set()
     await stage.quiet()
-    told = [FAILURES["rate_limited"]] if spoken else []
-    assert stage.app.finals()[4:] == told
-    assert stage.app.spoken()[4:] == told
+    sentences = [FAILURES["rate_limited"]] if speaks_failures else []
+    assert stage.app.finals()[4:] == sentences
+    assert stage.app.spoken()[4:] == sentences
     assert stage.app.shapes()[-5:] == PLAIN_TURN[2:]
-    assert stage.app.states().count("idle") == 1 + spoken
+    assert stage.app.states().count("idle") == 1 + speaks_failures
     stage.app.say("q8")
     await stage.quiet()
     assert stage.app.finals()[-1] == "To q8."
@@ -134,10 +134,10 @@ async def test_an_interrupted_answer_names_what_was_done() -> None:
     await stage.settled()
     stage.app.interrupt(spoken_text="It")
     await steps(20)
-    told = answers(stage.session.messages)[-1]
-    assert told.startswith("It [")
-    assert "local.write" in told
-    assert "local.sum" not in told
+    sentences = answers(stage.session.messages)[-1]
+    assert sentences.startswith("It [")
+    assert "local.write" in sentences
+    assert "local.sum" not in sentences
     await stage.close()
 
 
@@ -151,7 +151,7 @@ async def test_what_was_heard_of_an_earlier_answer_is_shown_to_the_model_from_th
     stage.app.say("one")
     await stage.settled()
     stage.app.say("two")
-    await local.begun.wait()
+    await local.started.wait()
     stage.app.interrupt(spoken_text="Fi")
     await steps(20)
     assert answers(stage.session.messages)[0].startswith("Fi [")
@@ -264,8 +264,8 @@ async def test_transcripts_that_waited_for_a_store_are_answered_before_the_next_
     store.fail = lambda operations: None
     stage.app.say("four")
     await stage.quiet()
-    heard = users(stage.session.messages)
-    assert heard == ["one", "two", "three", "four"]
+    texts = users(stage.session.messages)
+    assert texts == ["one", "two", "three", "four"]
     await stage.close()
 
 
@@ -296,8 +296,8 @@ async def test_a_transcript_never_stops_the_turn_that_answers_it(begins_while_re
     def reply(request: ModelRequest) -> Script:
         if users(request.messages)[-1] == "two":
             return [slow_begin, TextDelta("Second.")]
-        spoken = any(isinstance(m, AssistantMessage) for m in request.messages)
-        return [hold, TextDelta("Done.")] if spoken else [TextDelta("I look."), call("local.sum")]
+        has_reply = any(isinstance(m, AssistantMessage) for m in request.messages)
+        return [hold, TextDelta("Done.")] if has_reply else [TextDelta("I look."), call("local.sum")]
 
     stage = await open_stage(make_services(reply, store=store, toolsets=[local]), deaf_to_speech)
     stage.app.say("one")
@@ -333,8 +333,8 @@ async def test_a_speech_that_was_taken_back_is_no_speech_to_interrupt() -> None:
     def reply(request: ModelRequest) -> Script:
         if users(request.messages)[-1] == "two":
             return [TextDelta("So"), hold, TextDelta(" much.")]
-        spoken = any(isinstance(m, AssistantMessage) for m in request.messages)
-        return [TextDelta("Done.")] if spoken else [TextDelta("I look."), call("local.sum")]
+        has_reply = any(isinstance(m, AssistantMessage) for m in request.messages)
+        return [TextDelta("Done.")] if has_reply else [TextDelta("I look."), call("local.sum")]
 
     stage = await open_stage(make_services(reply, toolsets=[local]), deaf_to_speech)
     stage.app.say("one")
@@ -662,13 +662,13 @@ async def test_a_session_closed_while_its_first_turn_begins_says_nothing_more() 
     store.hold = asyncio.Event()
     stage.app.say("one")
     await steps(5)
-    said = len(stage.app.log)
+    position = len(stage.app.log)
     closing = asyncio.ensure_future(stage.session.close())
     await steps(5)
     store.hold.set()
     await closing
     await steps(20)
-    assert stage.app.shapes(said) in ([], PLAIN_TURN[:2])  # whoever claims it next goes on with the turn
+    assert stage.app.shapes(position) in ([], PLAIN_TURN[:2])  # whoever claims it next goes on with the turn
     await stage.close()
 
 
@@ -684,10 +684,10 @@ def fenced_after(messages: int) -> SlowStore:
 
 async def test_a_session_that_was_taken_over_says_nothing_to_a_transcript() -> None:
     stage = await open_stage(make_services([[TextDelta("One.")]], store=fenced_after(0)))
-    said = len(stage.app.log)
+    position = len(stage.app.log)
     stage.app.say("hi")
     await stage.settled()
-    assert stage.app.shapes(said) == []
+    assert stage.app.shapes(position) == []
     await stage.close()
 
 

@@ -63,8 +63,8 @@ async def test_it_is_warmed_once_in_its_lifetime_at_the_start_and_when_a_person_
     speaks(stage)
     speaks(stage)
     await steps(5)
-    said = [UserMessage("Hello"), AssistantMessage("Yes.", provider="scripted")]
-    assert list(service.warmed[1].messages)[:2] == said and len(service.warmed) == 2
+    messages = [UserMessage("Hello"), AssistantMessage("Yes.", provider="scripted")]
+    assert list(service.warmed[1].messages)[:2] == messages and len(service.warmed) == 2
     stage.app.say("And now?")
     await stage.quiet()
     assert (service.requests[2].system, service.requests[2].tools) == (start.system, start.tools)

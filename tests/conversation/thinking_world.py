@@ -74,7 +74,9 @@ class ThinkingModel:
         except Refused as refusal:
             self.refused.append(str(refusal))
             raise ModelError("protocol", "The request was refused.") from None
-        thinking = sum(block["type"] in THINKING for one in body["messages"] for block in one["content"])
+        thinking = sum(
+            block["type"] in THINKING for message in body["messages"] for block in message["content"]
+        )
         self._tally["requests with thinking"] += thinking > 0
         self._tally["thinking of several replies"] += thinking > 3
         if rng.random() < 0.04:
@@ -149,7 +151,7 @@ class World:
         await app.close()
 
     def _services(self) -> Services:
-        made = make_services(
+        services = make_services(
             store=self._store,
             toolsets=[self._local] if self.rng.random() < 0.8 else [],
             mode=self._mode,
@@ -161,7 +163,9 @@ class World:
             calls_per_minute=1e6,
         )
         prompt = PROMPTS[self.rng.random() < 0.2]
-        return replace(made, provider=self.model, system_prompt=prompt, summarize_history=self._summarizes)
+        return replace(
+            services, provider=self.model, system_prompt=prompt, summarize_history=self._summarizes
+        )
 
     def _answer(self, name: str, call_id: str) -> str | None:
         if not name.startswith("device."):
@@ -179,10 +183,10 @@ class World:
 
     async def _step(self, session: Session, app: App) -> Session:
         rng = self.rng
-        what = rng.choice(("tools", "tools", "prompt", "barge in", "interrupt", "late", "agent", "move"))
-        self.trail.append(what)
-        self.tally[what] += session.busy
-        match what:
+        action = rng.choice(("tools", "tools", "prompt", "barge in", "interrupt", "late", "agent", "move"))
+        self.trail.append(action)
+        self.tally[action] += session.busy
+        match action:
             case "tools":
                 self._change_tools(app)
             case "prompt":
@@ -218,5 +222,5 @@ class World:
         app.line.say(client.SessionUpdate(tools))
 
     def _interrupt(self, app: App) -> None:
-        heard: dict[str, Any] = self.rng.choice(({}, {"spoken_text": "Let"}, {"played_ms": 300.0}))
-        app.interrupt(**heard)
+        fields: dict[str, Any] = self.rng.choice(({}, {"spoken_text": "Let"}, {"played_ms": 300.0}))
+        app.interrupt(**fields)
