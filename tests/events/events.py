@@ -18,11 +18,11 @@ from conductor.events import client, server
 def structs_of(module: ModuleType) -> dict[str, type[msgspec.Struct]]:
     """Find a module's events: the structs that know their ``type`` on the wire."""
     return {
-        found.TYPE: found
-        for _, found in inspect.getmembers(module, inspect.isclass)
-        if issubclass(found, msgspec.Struct)
-        and hasattr(found, "TYPE")
-        and found.__module__ == module.__name__
+        struct.TYPE: struct
+        for _, struct in inspect.getmembers(module, inspect.isclass)
+        if issubclass(struct, msgspec.Struct)
+        and hasattr(struct, "TYPE")
+        and struct.__module__ == module.__name__
     }
 
 
@@ -51,7 +51,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     if origin is typing.Literal:
         return st.sampled_from(arguments)
     if origin in (UnionType, typing.Union):
-        return st.one_of([values_of(one) for one in arguments])
+        return st.one_of([values_of(argument) for argument in arguments])
     if origin in (list, Sequence):
         return st.lists(values_of(arguments[0]), max_size=3)
     if origin in (dict, Mapping):
@@ -71,12 +71,12 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
 
 def _constrained(kind: Any, constraints: tuple[Any, ...]) -> st.SearchStrategy[Any]:
     values = values_of(kind)
-    for one in constraints:
-        if one.max_length is not None or one.min_length is not None:
-            values = values.filter(partial(_fits, one.min_length or 0, one.max_length))
-        if one.ge is not None or one.le is not None:
+    for constraint in constraints:
+        if constraint.max_length is not None or constraint.min_length is not None:
+            values = values.filter(partial(_fits, constraint.min_length or 0, constraint.max_length))
+        if constraint.ge is not None or constraint.le is not None:
             assert kind is float, f"no generator for bounds of {kind}"
-            values = st.floats(one.ge, one.le, allow_nan=False, allow_infinity=False)
+            values = st.floats(constraint.ge, constraint.le, allow_nan=False, allow_infinity=False)
     return values
 
 
@@ -115,6 +115,6 @@ def _decisions() -> st.SearchStrategy[client.Decision]:
 
 
 def _responses() -> st.SearchStrategy[client.ApprovalResponse]:
-    one = _decisions().map(lambda decision: client.ApprovalResponse(**msgspec.structs.asdict(decision)))
+    single = _decisions().map(lambda decision: client.ApprovalResponse(**msgspec.structs.asdict(decision)))
     several = st.lists(_decisions(), min_size=1, max_size=3)
-    return one | several.map(lambda decisions: client.ApprovalResponse(decisions=decisions))
+    return single | several.map(lambda decisions: client.ApprovalResponse(decisions=decisions))

@@ -179,17 +179,17 @@ def _damaged_tree(rand: random.Random, event: dict[str, Any], largest: int) -> b
 def _change(rand: random.Random, tree: Tree, raw: list[str], largest: int) -> Tree:
     """Put something else at one place of the tree, the envelope's fields more often than others."""
     inner = [value for value in tree.values() if isinstance(value, dict)]
-    place = rand.choice([tree, *inner, *_objects_below(inner)])
-    keys = list(place) or ["text"]
+    target = rand.choice([tree, *inner, *_objects_below(inner)])
+    keys = list(target) or ["text"]
     key = rand.choice(keys)
     if rand.random() < 0.15:
-        place.pop(key, None)
+        target.pop(key, None)
     elif rand.random() < 0.15:
-        place[rand.choice(("constructor", "__proto__", "", "\u0000", "x" * 1_000, key + " "))] = place.get(
+        target[rand.choice(("constructor", "__proto__", "", "\u0000", "x" * 1_000, key + " "))] = target.get(
             key
         )
     else:
-        place[key] = rand.choice(_VALUES)(rand, place.get(key), raw, largest)
+        target[key] = rand.choice(_VALUES)(rand, target.get(key), raw, largest)
     return tree
 
 
@@ -198,7 +198,8 @@ def _objects_below(values: Sequence[Tree]) -> list[Tree]:
     below: list[Tree] = []
     for value in values:
         for inner in value.values():
-            below += [one for one in (inner if isinstance(inner, list) else [inner]) if isinstance(one, dict)]
+            items = inner if isinstance(inner, list) else [inner]
+            below += [item for item in items if isinstance(item, dict)]
     return below[:8]
 
 
@@ -273,8 +274,8 @@ def _double(rand: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
 
 
 def _splice(rand: random.Random, data: bytes, frames: Sequence[bytes]) -> bytes:
-    other = rand.choice(frames)
-    return data[: rand.randrange(len(data) + 1)] + other[rand.randrange(len(other)) :]
+    tail = rand.choice(frames)
+    return data[: rand.randrange(len(data) + 1)] + tail[rand.randrange(len(tail)) :]
 
 
 def _insert(rand: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:

@@ -126,7 +126,7 @@ def test_a_bad_frame_is_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("version", [2, 7, MAX_INTEGER])
-def test_a_newer_version_is_told_which_one_is_spoken(version: int) -> None:
+def test_a_newer_version_is_answered_with_the_servers_version(version: int) -> None:
     error = refusal(frame(protocolVersion=version))
     assert error.code == "unsupported_protocol_version"
     assert str(error) == "This server speaks protocol version 1."
@@ -191,7 +191,7 @@ def test_instructions_are_at_most_four_kibibytes_of_utf8() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "known"),
+    ("changes", "fields"),
     [
         ({"payload": "x"}, ("e-1", "user.audio.transcript.final", "s-1")),
         ({"id": 7}, (None, "user.audio.transcript.final", "s-1")),
@@ -201,13 +201,13 @@ def test_instructions_are_at_most_four_kibibytes_of_utf8() -> None:
         ({"payload": {"text": "x" * 70_000}}, ("e-1", "user.audio.transcript.final", "s-1")),
     ],
 )
-def test_a_refusal_names_what_could_be_read(changes: dict[str, Any], known: tuple[str | None, ...]) -> None:
+def test_a_refusal_names_the_readable_fields(changes: dict[str, Any], fields: tuple[str | None, ...]) -> None:
     error = refusal(frame(**changes))
-    assert (error.event_id, error.event_type, error.session_id) == known
+    assert (error.event_id, error.event_type, error.session_id) == fields
 
 
 @pytest.mark.parametrize("data", [b"", b"[1]", BINARY_MARK + frame(), b"\xff", b"[" * 100_000])
-def test_a_refusal_of_what_could_not_be_read_names_nothing(data: bytes) -> None:
+def test_a_refusal_of_an_unreadable_frame_names_no_fields(data: bytes) -> None:
     error = refusal(data)
     assert (error.event_id, error.event_type, error.session_id) == (None, None, None)
 
@@ -271,7 +271,7 @@ def test_a_large_result_may_hold_anything_that_is_json() -> None:
 
 
 @pytest.mark.parametrize("event_type", sorted(set(CLIENT) - {"tool.result"}))
-def test_no_other_event_may_be_large(event_type: str) -> None:
+def test_only_a_tool_result_may_be_large(event_type: str) -> None:
     data = frame(type=event_type, payload={"text": "x" * 70_000})
     assert str(refusal(data)) == f"event_too_large:{len(data)}"
 
@@ -336,7 +336,7 @@ def test_a_timestamp_is_not_interpreted(timestamp: str) -> None:
     assert decode_event(frame(timestamp=timestamp)).event is not None
 
 
-def test_unknown_fields_are_ignored_in_the_payload_and_beside_it() -> None:
+def test_unknown_fields_are_ignored() -> None:
     inbound = decode_event(frame(more={"a": 1}, payload={"text": "hi", "more": [1]}))
     assert inbound.event == client.TranscriptFinal("hi")
 
@@ -375,13 +375,13 @@ WRITERS: dict[str, Callable[[Any], str]] = {
 
 @pytest.mark.parametrize("event_type", sorted(CLIENT))
 @given(data=st.data())
-def test_any_writers_frame_is_read_alike(event_type: str, data: st.DataObject) -> None:
+def test_frames_of_different_json_writers_decode_alike(event_type: str, data: st.DataObject) -> None:
     original = encode_event("e-1", "s-1", data.draw(events_of(CLIENT[event_type])))
     expected = decode_event(original)
     for writer, write in WRITERS.items():
-        again = decode_event(write(json.loads(original)).encode(), 1_000_000)
-        assert again.event == expected.event, writer
-        assert (again.id, again.type, again.session_id) == (expected.id, expected.type, expected.session_id)
+        inbound = decode_event(write(json.loads(original)).encode(), 1_000_000)
+        assert inbound.event == expected.event, writer
+        assert (inbound.id, inbound.type) == (expected.id, expected.type), writer
 
 
 @pytest.mark.parametrize("unit", ["5e-324", '{"k":1.5}', "7"])

@@ -55,12 +55,12 @@ def test_prose_names_fields_as_they_stand_on_the_wire() -> None:
 
 def test_the_markdown_has_all_events_codes_and_states() -> None:
     codes = [*CODE_MEANINGS, *get_args(server.DiagnosticCode)]
-    wanted = [
+    rows = [
         *(f"\n### `{event.type}`\n" for event in EVENTS),
         *(f"\n| `{name}` | " for name in [*codes, *STATE_MEANINGS, *CAPABILITIES]),
         *(f"\n| `{call.name}` | " for call in UI_CALLS),
     ]
-    assert [text for text in wanted if text not in MARKDOWN] == []
+    assert [text for text in rows if text not in MARKDOWN] == []
 
 
 def test_the_pages_are_short_enough_to_read() -> None:

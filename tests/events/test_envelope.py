@@ -58,21 +58,21 @@ def test_a_frame_is_one_line_of_utf8_without_spaces() -> None:
 
 
 def test_ids_are_unique_and_fit_the_protocol() -> None:
-    one, other = IdGenerator("evt"), IdGenerator("evt")
-    ids = [make() for make in (one, other) for _ in range(5_000)]
+    first, second = IdGenerator("evt"), IdGenerator("evt")
+    ids = [make() for make in (first, second) for _ in range(5_000)]
     assert len(set(ids)) == len(ids)
-    assert all(re.fullmatch(r"evt_[0-9a-f]{16}_[0-9a-f]+", each) for each in ids)
+    assert all(re.fullmatch(r"evt_[0-9a-f]{16}_[0-9a-f]+", event_id) for event_id in ids)
 
 
-def test_an_id_may_stand_behind_an_earlier_one() -> None:
-    make, other = IdGenerator("evt"), IdGenerator("evt")
-    one, two = make(), make()
-    behind, before = make.after(one), make.after(other())
-    assert precedes(one, two) and precedes(one, behind) and precedes(behind, two)
-    assert precedes(before, one) and precedes(behind, make.after(behind))
-    assert not precedes(two, behind) and not precedes(behind, one) and not precedes(one, one)
-    assert not precedes(one, other()) and not precedes(one, "evt-1") and not precedes("x", one)
-    assert len({one, two, behind, before}) == 4
+def test_an_id_may_follow_an_earlier_one() -> None:
+    make, make_other = IdGenerator("evt"), IdGenerator("evt")
+    first, second = make(), make()
+    behind, before = make.after(first), make.after(make_other())
+    assert precedes(first, second) and precedes(first, behind) and precedes(behind, second)
+    assert precedes(before, first) and precedes(behind, make.after(behind))
+    assert not precedes(second, behind) and not precedes(behind, first) and not precedes(first, first)
+    assert not precedes(first, make_other()) and not precedes(first, "evt-1") and not precedes("x", first)
+    assert len({first, second, behind, before}) == 4
 
 
 def test_ids_are_unique_over_threads() -> None:

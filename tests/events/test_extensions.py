@@ -139,30 +139,30 @@ def test_a_wrong_payload_is_refused_by_name_and_by_the_schema_too(
 
 
 @pytest.mark.parametrize(("event_type", "payload"), TAKEN)
-def test_a_right_payload_is_taken_and_fits_the_schema(event_type: str, payload: dict[str, Any]) -> None:
+def test_a_valid_payload_is_accepted_and_fits_the_schema(event_type: str, payload: dict[str, Any]) -> None:
     event = frame(event_type, payload)
     assert decode_event(json.dumps(event).encode()).event is not None
     VALIDATOR.validate(event)
 
 
 @pytest.mark.parametrize("word", ["hunter2", "x" * 60_000, " - at `hunter2", "'", "\n"])
-def test_a_word_that_is_no_choice_is_not_repeated(word: str) -> None:
+def test_a_refusal_does_not_quote_a_wrong_choice(word: str) -> None:
     error = refusal(frame("tool.cancelled", {**CALL, "effect": word}))
     assert str(error) == "invalid_payload: Invalid enum value - at `$.effect`"
 
 
-@pytest.mark.parametrize("place", ["one", "several"])
-def test_edited_arguments_may_be_as_deep_as_any_event_and_no_deeper(place: str) -> None:
+@pytest.mark.parametrize("form", ["one", "several"])
+def test_edited_arguments_may_be_as_deep_as_any_event_and_no_deeper(form: str) -> None:
     above = {"one": 4, "several": 6}[
-        place
+        form
     ]  # the event, its payload, (the list, a decision,) the object, the value
-    for depth, taken in ((MAX_DEPTH - above + 1, True), (MAX_DEPTH - above + 2, False)):
+    for depth, is_accepted in ((MAX_DEPTH - above + 1, True), (MAX_DEPTH - above + 2, False)):
         value: Any = 1
         for _ in range(depth - 1):
             value = [value]
         decision = {**EDIT, "editedArguments": {"a": value}}
-        event = frame("approval.response", decision if place == "one" else {"decisions": [decision]})
-        if taken:
+        event = frame("approval.response", decision if form == "one" else {"decisions": [decision]})
+        if is_accepted:
             assert decode_event(json.dumps(event).encode()).event is not None
         else:
             error = refusal(event)
@@ -185,9 +185,9 @@ def test_edited_arguments_arrive_as_they_were_sent() -> None:
 @given(events_of(client.ApprovalResponse))
 def test_one_decision_and_several_are_listed_alike(response: client.ApprovalResponse) -> None:
     listed = response.all()
-    assert listed and all(isinstance(one, client.Decision) for one in listed)
-    again = decode_event(encode_event("e-1", "s-1", client.ApprovalResponse(decisions=listed))).event
-    assert isinstance(again, client.ApprovalResponse) and again.all() == listed
+    assert listed and all(isinstance(decision, client.Decision) for decision in listed)
+    event = decode_event(encode_event("e-1", "s-1", client.ApprovalResponse(decisions=listed))).event
+    assert isinstance(event, client.ApprovalResponse) and event.all() == listed
 
 
 @given(
@@ -220,10 +220,10 @@ async def test_bad_events_are_answered_with_their_id_and_the_connection_goes_on(
 ) -> None:
     async with serving(ScriptedProvider([[TextDelta("Hello.")]]), frames_per_second=1e6) as served:
         async with served.phone() as phone:
-            sent = [phone.send(event_type, payload) for event_type, payload, _ in REFUSED]
+            event_ids = [phone.send(event_type, payload) for event_type, payload, _ in REFUSED]
             await phone.ask("hello?")
             errors = [event["payload"] for event in phone.log if event["type"] == "error"]
-    assert [error["eventId"] for error in errors] == sent
+    assert [error["eventId"] for error in errors] == event_ids
     assert {error["code"] for error in errors} == {"invalid_event"}
     assert [record for record in caplog.records if record.levelname == "ERROR" or record.exc_info] == []
 
@@ -282,6 +282,6 @@ def test_an_app_that_follows_the_reference_gets_the_servers_digest(
 # -- what the server sends
 
 
-def test_a_call_without_a_lease_leaves_as_it_did_before_there_were_any() -> None:
+def test_a_call_without_a_lease_has_no_timeout() -> None:
     call = json.loads(encode_event("e-1", "s-1", ToolCallEvent("call_1", "agent.status", "{}")))
     assert call["payload"] == {"callId": "call_1", "name": "agent.status", "arguments": "{}"}

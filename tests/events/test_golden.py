@@ -115,7 +115,7 @@ def frame_of(payload: Payload) -> bytes:
 
 
 @pytest.mark.parametrize("name", EVENTS)
-def test_an_event_leaves_as_these_bytes(name: str) -> None:
+def test_an_event_is_encoded_to_its_golden_bytes(name: str) -> None:
     assert frame_of(EVENTS[name]) + b"\n" == (GOLDEN / f"{name}.json").read_bytes()
 
 
@@ -135,7 +135,7 @@ def test_a_calls_fields_are_all_strings_and_its_arguments_are_json(name: str) ->
     assert isinstance(json.loads(event["payload"]["arguments"]), dict)
 
 
-def test_the_ui_calls_say_what_the_protocol_says() -> None:
+def test_the_ui_calls_have_the_arguments_of_the_protocol() -> None:
     assert set_state("c", "idle").arguments == '{"state":"idle"}'
     assert append_message("c", "user", "hi").arguments == '{"role":"user","text":"hi","isPartial":false}'
     assert speak("c", "hi").arguments == '{"text":"hi"}'
@@ -152,5 +152,5 @@ def test_the_ui_calls_say_what_the_protocol_says() -> None:
         ("my.convo.setState", False),
     ],
 )
-def test_ui_calls_are_told_from_tools(name: str, ui: bool) -> None:
+def test_ui_calls_differ_from_tools_by_their_prefix(name: str, ui: bool) -> None:
     assert is_ui_call(name) is ui

@@ -47,7 +47,7 @@ def test_an_event_of_the_server_comes_back_as_it_was_written(event_type: str, da
 
 
 @pytest.mark.parametrize("event_type", sorted(SERVER))
-def test_an_event_of_the_server_is_unknown_to_it_which_is_no_error(event_type: str) -> None:
+def test_the_server_ignores_its_own_events(event_type: str) -> None:
     frame = json.dumps(
         {"id": "e", "type": event_type, "timestamp": "t", "sessionId": "s", "payload": {"any": 1}}
     )

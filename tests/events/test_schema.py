@@ -83,8 +83,8 @@ def test_every_field_is_described_in_words() -> None:
 
 
 def test_every_ui_call_of_the_code_is_described() -> None:
-    made = [set_state("c", "idle"), append_message("c", "user", "x"), speak("c", "x")]
-    assert [call.name for call in UI_CALLS] == [call.name for call in made]
+    calls = [set_state("c", "idle"), append_message("c", "user", "x"), speak("c", "x")]
+    assert [call.name for call in UI_CALLS] == [call.name for call in calls]
     assert all(is_ui_call(call.name) for call in UI_CALLS)
 
 
@@ -121,9 +121,9 @@ def test_the_schemas_are_schemas() -> None:
 def test_a_golden_example_fits_its_schema_and_only_its_own(event: Event) -> None:
     VALIDATOR.validate(event.example)
     fits = [
-        one.type
-        for one in EVENTS
-        if Draft202012Validator({**SCHEMA, "anyOf": [{"$ref": f"#/$defs/{one.type}"}]}).is_valid(
+        other_event.type
+        for other_event in EVENTS
+        if Draft202012Validator({**SCHEMA, "anyOf": [{"$ref": f"#/$defs/{other_event.type}"}]}).is_valid(
             event.example
         )
     ]
@@ -131,7 +131,7 @@ def test_a_golden_example_fits_its_schema_and_only_its_own(event: Event) -> None
 
 
 @events
-def test_nothing_else_may_stand_at_the_top_level_but_in_the_payload_it_may(event: Event) -> None:
+def test_additional_fields_are_allowed_in_the_payload_only(event: Event) -> None:
     assert not VALIDATOR.is_valid({**event.example, "more": 1})
     assert VALIDATOR.is_valid({**event.example, "payload": {**event.example["payload"], "more": 1}})
 
@@ -150,7 +150,7 @@ def test_the_server_would_send_the_golden_examples_of_servers(event: Event) -> N
 
 
 @given(st.one_of([events_of(struct) for struct in SERVER.values()]))
-def test_whatever_the_server_sends_fits_the_schemas(payload: Any) -> None:
+def test_every_event_of_the_server_fits_the_schemas(payload: Any) -> None:
     VALIDATOR.validate(json.loads(encode_event("evt_1", "s-1", payload)))
 
 
@@ -188,7 +188,7 @@ CHANGES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: json.dumps(change)[:60])
-def test_the_schema_and_the_server_agree_on_what_a_client_may_send(change: dict[str, Any]) -> None:
+def test_the_schema_and_the_server_agree_on_client_events(change: dict[str, Any]) -> None:
     event = frame(**change)
     assert VALIDATOR.is_valid(event) is accepted(event)
 
@@ -196,13 +196,13 @@ def test_the_schema_and_the_server_agree_on_what_a_client_may_send(change: dict[
 def references(value: Any) -> Iterator[str]:
     """Find all ``$ref`` in a document."""
     if isinstance(value, list):
-        for one in value:
-            yield from references(one)
+        for item in value:
+            yield from references(item)
     elif isinstance(value, dict):
         if isinstance(value.get("$ref"), str):
             yield value["$ref"]
-        for one in value.values():
-            yield from references(one)
+        for item in value.values():
+            yield from references(item)
 
 
 # -- AsyncAPI
@@ -232,8 +232,8 @@ def faults(document: dict[str, Any]) -> Iterator[str]:
     if document.get("asyncapi") != "3.0.0":
         yield "asyncapi must be 3.0.0"
     yield from (f"info.{name} is missing" for name in {"title", "version"} - document.get("info", {}).keys())
-    for name, one in document.get("servers", {}).items():
-        yield from (f"server {name} has no {field}" for field in {"host", "protocol"} - one.keys())
+    for name, server in document.get("servers", {}).items():
+        yield from (f"server {name} has no {field}" for field in {"host", "protocol"} - server.keys())
     for reference in references(document):
         try:
             resolve(document, reference)
@@ -256,13 +256,13 @@ def faults(document: dict[str, Any]) -> Iterator[str]:
         yield from (f"{kind}: {name}" for name in components if not re.fullmatch(r"[\w.-]+", name))
 
 
-def test_the_asyncapi_document_is_one() -> None:
+def test_the_asyncapi_document_is_valid() -> None:
     assert list(faults(ASYNCAPI)) == []
     assert {"channels", "operations", "components"} <= ASYNCAPI.keys()
 
 
-def test_the_application_receives_what_clients_send_and_sends_the_rest() -> None:
-    operations = {one["action"]: one for one in ASYNCAPI["operations"].values()}
+def test_the_application_receives_client_events_and_sends_server_events() -> None:
+    operations = {operation["action"]: operation for operation in ASYNCAPI["operations"].values()}
     for action, structs in (("receive", CLIENT), ("send", SERVER)):
         names = {
             resolve(ASYNCAPI, ref["$ref"])["$ref"].split("/")[-1] for ref in operations[action]["messages"]
@@ -278,7 +278,7 @@ def test_a_messages_example_fits_its_payload(event: Event) -> None:
         Draft202012Validator(schema).validate(example["payload"])
 
 
-def test_the_asyncapi_document_says_what_no_schema_can() -> None:
+def test_the_asyncapi_document_lists_codes_ui_calls_and_capabilities() -> None:
     messages = ASYNCAPI["components"]["messages"]
     assert messages["error"]["x-error-codes"] == CODE_MEANINGS
     assert set(messages["tool.call"]["x-ui-calls"]) == {"convo.setState", "convo.appendMessage", "tts.speak"}

@@ -119,7 +119,7 @@ class StoreContract:
         assert [claim.epoch for claim in claims] == [1, 2, 3, 4, 5]
         assert len({claim.token for claim in claims}) == 5
 
-    async def test_a_claim_brings_all_that_was_kept(self, store: SessionStore) -> None:
+    async def test_a_claim_has_the_stored_state(self, store: SessionStore) -> None:
         await filled(store)
         claim = await store.claim(KEY)
         state = claim.state
@@ -143,7 +143,7 @@ class StoreContract:
         state = await stored(store)
         assert state.log and state.calls and state.seen and state.outbound and state.fields
 
-    async def test_nobody_reaches_a_session_under_another_subject(self, store: SessionStore) -> None:
+    async def test_a_session_belongs_to_its_subject(self, store: SessionStore) -> None:
         await filled(store)
         for key in (SessionKey("other", "s-1"), SessionKey("subject", "s-2"), SessionKey("subjects", "-1")):
             claim = await store.claim(key)
@@ -178,14 +178,14 @@ class StoreContract:
 
     async def test_of_claims_made_at_once_exactly_one_may_write(self, store: SessionStore) -> None:
         claims = await asyncio.wait_for(asyncio.gather(*(store.claim(KEY) for _ in range(8))), 5)
-        written = 0
+        commits = 0
         for number, claim in enumerate(claims):
             try:
                 await store.commit(claim, f"commit-{number}", [AppendLog(UserMessage("x"))])
-                written += 1
+                commits += 1
             except Fenced:
                 pass
-        assert written == 1 and sorted(claim.epoch for claim in claims) == list(range(1, 9))
+        assert commits == 1 and sorted(claim.epoch for claim in claims) == list(range(1, 9))
 
     # -- revisions and commit ids
 
@@ -210,13 +210,13 @@ class StoreContract:
         self, store: SessionStore
     ) -> None:
         claim = await filled(store)
-        lost = deepcopy(claim)  # the reply to the commit was lost: the revision is the old one
+        stale = deepcopy(claim)  # the reply to the commit was lost: the revision is the old one
         operations: list[Operation] = [AppendLog(UserMessage("once")), RememberInbound("in-9")]
         await store.commit(claim, "commit-1", operations)
         for _ in range(3):
-            await store.commit(lost, "commit-1", operations)
-        assert lost.revision == claim.revision == 2
-        await store.commit(lost, "commit-2", [AppendLog(UserMessage("next"))])
+            await store.commit(stale, "commit-1", operations)
+        assert stale.revision == claim.revision == 2
+        await store.commit(stale, "commit-2", [AppendLog(UserMessage("next"))])
         assert (await stored(store)).log[-2:] == [UserMessage("once"), UserMessage("next")]
 
     # -- all or nothing
@@ -234,8 +234,8 @@ class StoreContract:
         with pytest.raises(Duplicate):
             await store.commit(claim, "commit-1", operations)
         assert claim.revision == 1
-        again = await self._reclaim(store, claim)
-        assert contents(again.state) == before and again.revision == 1
+        fresh = await self._reclaim(store, claim)
+        assert contents(fresh.state) == before and fresh.revision == 1
         await store.commit(claim, "commit-2", EVERYTHING)
 
     @staticmethod
@@ -269,15 +269,15 @@ class StoreContract:
     ]
 
     @pytest.mark.parametrize(("before", "repeated"), DUPLICATES)
-    async def test_what_was_recorded_before_is_a_duplicate(
+    async def test_a_second_record_is_a_duplicate(
         self, store: SessionStore, before: list[Operation], repeated: list[Operation]
     ) -> None:
         claim = await filled(store)
         await store.commit(claim, "commit-1", before)
-        kept = contents((await self._reclaim(store, claim)).state)
+        before_commit = contents((await self._reclaim(store, claim)).state)
         with pytest.raises(Duplicate):
             await store.commit(claim, "commit-2", repeated)
-        assert contents(await stored(store)) == kept
+        assert contents(await stored(store)) == before_commit
 
     async def test_a_call_may_be_opened_and_finished_in_one_commit(self, store: SessionStore) -> None:
         claim = await store.claim(KEY)
@@ -349,13 +349,13 @@ class StoreContract:
     async def test_a_long_session_comes_back_as_it_was(self, store: SessionStore) -> None:
         claim = await filled(store)
         for number in range(2 * SNAPSHOT_COMMITS + 3):
-            said, heard = AppendLog(UserMessage(str(number))), RememberInbound(f"in-x{number}")
-            await store.commit(claim, f"commit-{number}x", [said, heard, TrimLog(number)])
+            message, inbound = AppendLog(UserMessage(str(number))), RememberInbound(f"in-x{number}")
+            await store.commit(claim, f"commit-{number}x", [message, inbound, TrimLog(number)])
         assert claim.commits < SNAPSHOT_COMMITS
-        again = await store.claim(KEY)
-        assert contents(again.state) == contents(claim.state)
-        assert (again.revision, again.commits) == (claim.revision, claim.commits)
-        await store.commit(again, "commit-after", [SetField("a", "c")])
+        fresh = await store.claim(KEY)
+        assert contents(fresh.state) == contents(claim.state)
+        assert (fresh.revision, fresh.commits) == (claim.revision, claim.commits)
+        await store.commit(fresh, "commit-after", [SetField("a", "c")])
         assert (await stored(store)).fields == {"a": "c"}
 
     async def test_large_commits_are_soon_replaced_by_a_snapshot(self, store: SessionStore) -> None:
@@ -366,24 +366,24 @@ class StoreContract:
         assert claim.commits < 5
         assert contents(await stored(store)) == contents(claim.state)
 
-    async def test_a_state_that_others_have_changed_is_not_one_that_a_claimant_has_seen(
+    async def test_a_state_continues_only_the_states_whose_last_commit_it_has(
         self, store: SessionStore
     ) -> None:
         claim = await filled(store)
         early = claim.state.copy()
         await store.commit(claim, "commit-1", [SetField("a", "c")])
         assert claim.state.continues(early) and not early.continues(claim.state)
-        other = await store.claim(KEY)
-        assert claim.state.continues(other.state)
-        await store.commit(other, "commit-2", [])
-        assert not claim.state.continues(other.state) and other.state.continues(claim.state)
+        later = await store.claim(KEY)
+        assert claim.state.continues(later.state)
+        await store.commit(later, "commit-2", [])
+        assert not claim.state.continues(later.state) and later.state.continues(claim.state)
         assert claim.state.continues(SessionState())
 
-    async def test_a_claim_goes_on_from_a_state_that_the_store_has_lost(self, store: SessionStore) -> None:
+    async def test_a_claim_continues_from_a_state_that_the_store_has_lost(self, store: SessionStore) -> None:
         claim = await filled(store)
-        known = SessionState([UserMessage("x"), AssistantMessage("y")], 7, fields={"c": "d"})
-        known.advance([PutOutbound(outbound("evt-9")), OpenCall(call("c-9"))], claim.token, 5)
-        claim = with_state(await store.claim(KEY), known)
+        state_before = SessionState([UserMessage("x"), AssistantMessage("y")], 7, fields={"c": "d"})
+        state_before.advance([PutOutbound(outbound("evt-9")), OpenCall(call("c-9"))], claim.token, 5)
+        claim = with_state(await store.claim(KEY), state_before)
         await store.commit(claim, "commit-1", [SetField("e", "f")])
         assert claim.revision == 2
         state = await stored(store)
@@ -414,7 +414,7 @@ class StoreContract:
     async def test_the_last_inbound_ids_are_remembered_and_no_more(self, store: SessionStore) -> None:
         claim = await store.claim(KEY)
         ids = [f"in-{number}" for number in range(MAX_SEEN)]
-        await store.commit(claim, "commit-1", [RememberInbound(each) for each in ids])
+        await store.commit(claim, "commit-1", [RememberInbound(event_id) for event_id in ids])
         with pytest.raises(Duplicate):
             await store.commit(claim, "commit-2", [RememberInbound("in-0")])
         await store.commit(claim, "commit-3", [RememberInbound("in-new"), RememberInbound("in-newer")])
@@ -464,13 +464,13 @@ class ExpiryContract:
         await brief.commit(grants, "commit-1", [SetField("grants", "all")])  # a retry
         await filled(brief)
         await wait()
-        again = await brief.claim(KEY)
-        assert again.epoch == 1 and not again.state.log
-        kept = await brief.claim(self.GRANTS)
-        assert (kept.epoch, kept.state.fields) == (2, {"grants": "all"})
+        fresh = await brief.claim(KEY)
+        assert fresh.epoch == 1 and not fresh.state.log
+        record = await brief.claim(self.GRANTS)
+        assert (record.epoch, record.state.fields) == (2, {"grants": "all"})
         await wait()
-        kept = await brief.claim(self.GRANTS)
-        assert (kept.epoch, kept.state.fields) == (3, {"grants": "all"})
+        record = await brief.claim(self.GRANTS)
+        assert (record.epoch, record.state.fields) == (3, {"grants": "all"})
 
 
 class SessionLimitContract:
@@ -479,29 +479,27 @@ class SessionLimitContract:
     A subclass has the fixture ``few``: a store that keeps two sessions of a subject.
     """
 
-    async def test_a_new_session_beyond_what_a_subject_may_keep_is_refused_and_others_are_claimed(
-        self, few: SessionStore
-    ) -> None:
-        kept = [SessionKey("subject", f"s-{number}") for number in range(2)]
-        for key in kept:
+    async def test_a_new_session_beyond_the_limit_of_a_subject_is_refused(self, few: SessionStore) -> None:
+        keys = [SessionKey("subject", f"s-{number}") for number in range(2)]
+        for key in keys:
             await few.commit(await few.claim(key), "commit-1", [SetField("a", "b")])
         refused = SessionKey("subject", "s-2")
         for _ in range(2):
             with pytest.raises(TooManySessions, match="2 sessions of this token"):
                 await few.claim(refused)
-        for key in kept:
+        for key in keys:
             assert (await few.claim(key)).state.fields == {"a": "b"}
         for key in (SessionKey("another", "s-2"), SessionKey("subject", "$grants")):
             assert (await few.claim(key)).epoch == 1
 
     async def test_a_refusal_costs_no_other_claim_of_the_same_moment(self, few: SessionStore) -> None:
         keys = [SessionKey("subject", f"s-{number}") for number in range(6)]
-        others = [SessionKey(f"subject-{number}", "s-1") for number in range(6)]
-        claims = await asyncio.gather(*(few.claim(key) for key in keys + others), return_exceptions=True)
+        other_keys = [SessionKey(f"subject-{number}", "s-1") for number in range(6)]
+        claims = await asyncio.gather(*(few.claim(key) for key in keys + other_keys), return_exceptions=True)
         refused = [isinstance(claim, TooManySessions) for claim in claims]
         assert sum(refused[:6]) == 4 and not any(refused[6:])
 
-    async def test_without_tokens_sessions_are_not_those_of_one_person(self, few: SessionStore) -> None:
+    async def test_anonymous_sessions_are_not_limited(self, few: SessionStore) -> None:
         for number in range(5):
             assert (await few.claim(SessionKey(ANONYMOUS, f"s-{number}"))).epoch == 1
 

@@ -120,7 +120,7 @@ class Model:
                 if event.event_id not in self.outbound:
                     self.outbound.append(event.event_id)
             case AckOutbound(name):
-                self.outbound = [each for each in self.outbound if each != name]
+                self.outbound = [event_id for event_id in self.outbound if event_id != name]
             case SetField(name, value):
                 self.fields = {key: old for key, old in self.fields.items() if key != name}
                 self.fields |= {name: value} if value else {}
@@ -174,7 +174,7 @@ class StoreMachine(RuleBasedStateMachine):
         state, model = claim.state, self.model
         assert state.log == [model.log[at] for at in sorted(model.log)]
         assert (state.log_start, state.log_end) == (model.start, model.end)
-        results = {key: one.result and one.result.content for key, one in state.calls.items()}
+        results = {key: record.result and record.result.content for key, record in state.calls.items()}
         assert results == model.calls
         assert list(state.seen) == model.seen
         assert list(state.outbound) == model.outbound
@@ -191,21 +191,21 @@ class StoreMachine(RuleBasedStateMachine):
         self.commits += 1
         commit_id = f"commit-{self.commits}"
         claim = self.claims[which]
-        used = replace(claim, revision=claim.revision - behind) if behind else claim
-        wanted = self.model.copy()
-        expected: type[StoreError] | None = wanted.commit(batch)
+        stale = replace(claim, revision=claim.revision - behind) if behind else claim
+        model = self.model.copy()
+        expected: type[StoreError] | None = model.commit(batch)
         if which != -1 or not self.owned:
             expected = Fenced
         elif behind:
             expected = Conflict
         before = deepcopy(claim)
         try:
-            self.run(self.store.commit(used, commit_id, batch))
+            self.run(self.store.commit(stale, commit_id, batch))
         except StoreError as error:
             assert type(error) is expected
             return
         assert expected is None
-        self.model, self.last, self.before = wanted, (commit_id, batch), before
+        self.model, self.last, self.before = model, (commit_id, batch), before
         self.revision += 1
         assert claim.revision == self.revision
         self.agrees(claim)
@@ -219,11 +219,11 @@ class StoreMachine(RuleBasedStateMachine):
     def retry(self, behind: bool) -> None:
         """Repeat the last commit; ``behind``: its reply was lost."""
         assert self.last is not None and self.before is not None
-        used = deepcopy(self.before) if behind else self.claims[-1]
-        used.token = self.claims[-1].token
-        self.run(self.store.commit(used, *self.last))
-        assert used.revision == self.revision
-        self.agrees(used)
+        claim = deepcopy(self.before) if behind else self.claims[-1]
+        claim.token = self.claims[-1].token
+        self.run(self.store.commit(claim, *self.last))
+        assert claim.revision == self.revision
+        self.agrees(claim)
 
     @precondition(lambda self: len(self.claims) > 1)
     @rule()

@@ -27,15 +27,15 @@ def program(name: str) -> str:
     if find_spec("asyncpg") is None:
         missing("the Python package asyncpg")
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    for found in (shutil.which(name, path=folder) for folder in (*folders, None)):
-        if found is not None:
-            return found
+    for path in (shutil.which(name, path=folder) for folder in (*folders, None)):
+        if path is not None:
+            return path
     missing("PostgreSQL")
 
 
-def missing(what: str) -> NoReturn:
+def missing(name: str) -> NoReturn:
     """Skip, or fail where the server is required."""
-    reason = f"{what} is not here; .ci/run installs it"
+    reason = f"{name} is not here; .ci/run installs it"
     if os.environ.get("CI_REQUIRE_POSTGRES") == "1":
         pytest.fail(reason)
     pytest.skip(reason)
@@ -80,7 +80,7 @@ class PostgresServer:
             self._run([*user, *make, "--no-locale", "-D", str(self._folder / "data")])
         settings = ("listen_addresses=127.0.0.1", f"port={self.port}", "unix_socket_directories=")
         command = [*user, program("postgres"), "-D", str(self._folder / "data")]
-        command += [part for each in (*settings, *self._options) for part in ("-c", each)]
+        command += [part for setting in (*settings, *self._options) for part in ("-c", setting)]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -89,14 +89,14 @@ class PostgresServer:
             process_group=0,
             cwd=self._folder,
         )
-        output, said = self._process.stderr, b""
+        output, lines = self._process.stderr, b""
         assert output is not None
         for line in iter(output.readline, b""):
-            said += line
+            lines += line
             if b"ready to accept connections" in line:
                 return
         self.stop()
-        raise AssertionError(f"The server did not start: {said.decode()}")
+        raise AssertionError(f"The server did not start: {lines.decode()}")
 
     def kill(self) -> None:
         """End it at once, as a crash would: the next start recovers from its log."""
@@ -134,6 +134,6 @@ class PostgresServer:
 
     @staticmethod
     def _run(command: Sequence[str]) -> str:
-        done = subprocess.run(command, capture_output=True, timeout=60, stdin=subprocess.DEVNULL, cwd="/")
-        assert done.returncode == 0, done.stderr.decode()
-        return done.stdout.decode()
+        process = subprocess.run(command, capture_output=True, timeout=60, stdin=subprocess.DEVNULL, cwd="/")
+        assert process.returncode == 0, process.stderr.decode()
+        return process.stdout.decode()

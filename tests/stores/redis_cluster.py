@@ -28,28 +28,28 @@ class RedisCluster:
             RedisServer(folder / name, *common, "--cluster-port", str(bus))
             for name, bus in zip(names, buses, strict=True)
         ]
-        self._addresses = [(str(each.port), str(bus)) for each, bus in zip(self._servers, buses, strict=True)]
+        self._addresses = [(str(node.port), str(bus)) for node, bus in zip(self._servers, buses, strict=True)]
         self.primaries, self.replicas = self._servers[:3], self._servers[3:]
 
     @property
     def url(self) -> str:
         """The addresses of two of its nodes."""
-        return "redis+cluster://" + ",".join(f"127.0.0.1:{each.port}" for each in self.primaries[:2])
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.primaries[:2])
 
     @contextmanager
     def running(self) -> Iterator[RedisCluster]:
         """Run it; begins when all nodes agree."""
         servers = self._servers
         try:
-            for each in servers:
-                each.start()
-            for number, each in enumerate(self.primaries):
+            for node in servers:
+                node.start()
+            for number, node in enumerate(self.primaries):
                 first, last = SLOTS * number // 3, SLOTS * (number + 1) // 3 - 1
-                each.ask("CLUSTER", "ADDSLOTSRANGE", str(first), str(last))
-                each.ask("CLUSTER", "SET-CONFIG-EPOCH", str(number + 1))
-            for number, each in enumerate(servers):
+                node.ask("CLUSTER", "ADDSLOTSRANGE", str(first), str(last))
+                node.ask("CLUSTER", "SET-CONFIG-EPOCH", str(number + 1))
+            for number, node in enumerate(servers):
                 for address in self._addresses[:number]:
-                    each.ask("CLUSTER", "MEET", "127.0.0.1", *address)
+                    node.ask("CLUSTER", "MEET", "127.0.0.1", *address)
             self._wait(servers, "cluster_known_nodes", str(len(servers)))
             for primary, replica in zip(self.primaries, self.replicas, strict=False):
                 replica.ask("CLUSTER", "REPLICATE", self.id_of(primary))
@@ -60,8 +60,8 @@ class RedisCluster:
                     pass  # each question takes a few milliseconds
             yield self
         finally:
-            for each in servers:
-                each.kill()
+            for node in servers:
+                node.kill()
 
     def owner(self, slot: int) -> RedisServer:
         """Find the primary that has a slot, if none has moved."""
@@ -78,10 +78,10 @@ class RedisCluster:
 
     def restore(self) -> None:
         """Start what was killed again; it finds out that it is a replica now."""
-        for each in self.replicas:
-            if not each.running:
-                each.start()
-            while "connected" not in each.ask("ROLE").splitlines():
+        for node in self.replicas:
+            if not node.running:
+                node.start()
+            while "connected" not in node.ask("ROLE").splitlines():
                 pass  # each question takes a few milliseconds
 
     def begin_move(self, slot: int, source: RedisServer, target: RedisServer) -> None:
@@ -91,8 +91,8 @@ class RedisCluster:
 
     def end_move(self, slot: int, target: RedisServer) -> None:
         """Let all know where the slot is now."""
-        for each in (target, *(each for each in self.primaries if each is not target)):
-            each.ask("CLUSTER", "SETSLOT", str(slot), "NODE", self.id_of(target))
+        for node in (target, *(node for node in self.primaries if node is not target)):
+            node.ask("CLUSTER", "SETSLOT", str(slot), "NODE", self.id_of(target))
 
     def _number(self, slot: int) -> int:
         return next(number for number in range(3) if slot < SLOTS * (number + 1) // 3)
@@ -103,5 +103,5 @@ class RedisCluster:
 
     @staticmethod
     def _wait(servers: list[RedisServer], name: str, value: str) -> None:
-        while any(f"{name}:{value}" not in each.ask("CLUSTER", "INFO").split() for each in servers):
+        while any(f"{name}:{value}" not in node.ask("CLUSTER", "INFO").split() for node in servers):
             pass  # each question takes a few milliseconds

@@ -15,7 +15,7 @@ class Owner:
 
     def __init__(self, store: RedisStore, key: SessionKey) -> None:
         self.key = key
-        self.said: list[Message] = []
+        self.messages: list[Message] = []
         self._store = store
         self._commits = 0
 
@@ -23,24 +23,25 @@ class Owner:
         """Commit messages until the event is set."""
         claim = await self._store.claim(self.key)
         while not until.is_set():
-            message = UserMessage(f"message {len(self.said)}")
+            message = UserMessage(f"message {len(self.messages)}")
             try:
                 await self._commit(claim, [message])
             except (Conflict, Rollback, Fenced):
                 claim = await self._repaired()
             else:
-                self.said.append(message)
+                self.messages.append(message)
 
     async def _repaired(self) -> Claim:
         claim = await self._store.claim(self.key)
-        kept = claim.state.log
-        assert kept == self.said[: len(kept)], "something was lost in the middle, or is there twice"
-        await self._commit(claim, self.said[len(kept) :])
+        log = claim.state.log
+        assert log == self.messages[: len(log)], "something was lost in the middle, or is there twice"
+        await self._commit(claim, self.messages[len(log) :])
         return claim
 
     async def _commit(self, claim: Claim, messages: list[Message]) -> None:
         self._commits += 1
-        await self._store.commit(claim, f"commit-{self._commits}", [AppendLog(each) for each in messages])
+        operations = [AppendLog(message) for message in messages]
+        await self._store.commit(claim, f"commit-{self._commits}", operations)
 
 
 class Load:
@@ -50,13 +51,13 @@ class Load:
         self._store = store
         self.owners = [Owner(store, SessionKey("subject", f"load-{number}")) for number in range(10)]
         self._over = asyncio.Event()
-        self._tasks = [asyncio.create_task(each.talk(self._over)) for each in self.owners]
+        self._tasks = [asyncio.create_task(owner.talk(self._over)) for owner in self.owners]
 
     async def goes_on(self, owners: list[Owner] | None = None) -> None:
         """Wait until each owner, or each of these, has said five more things."""
         owners = self.owners if owners is None else owners
-        wanted = {each: len(each.said) + 5 for each in owners}
-        while any(len(each.said) < number for each, number in wanted.items()):
+        goals = {owner: len(owner.messages) + 5 for owner in owners}
+        while any(len(owner.messages) < number for owner, number in goals.items()):
             failed = [task for task in self._tasks if task.done()]
             if failed:
                 failed[0].result()
@@ -66,6 +67,6 @@ class Load:
         """Stop, and see that all that was acknowledged is kept, once and in order."""
         self._over.set()
         await asyncio.gather(*self._tasks)
-        for each in self.owners:
-            claim = await self._store.claim(each.key)
-            assert claim.state.log == each.said
+        for owner in self.owners:
+            claim = await self._store.claim(owner.key)
+            assert claim.state.log == owner.messages

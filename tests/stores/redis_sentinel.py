@@ -40,16 +40,16 @@ class SentinelServers:
     @contextmanager
     def running(self) -> Iterator[SentinelServers]:
         """Run all three; begins when the Sentinel knows the replica."""
-        everyone = (self.primary, self.replica, self.sentinel)
+        servers = (self.primary, self.replica, self.sentinel)
         try:
-            for each in everyone:
-                each.start()
+            for server in servers:
+                server.start()
             while str(self.replica.port) not in self._replicas():
                 pass  # each question takes a few milliseconds
             yield self
         finally:
-            for each in everyone:
-                each.kill()
+            for server in servers:
+                server.kill()
 
     def fail_over(self, _key: str = "") -> None:
         """Kill the primary, and wait until the replica has taken its place."""

@@ -29,15 +29,15 @@ def program() -> str:
         if find_spec(package) is None:
             missing(f"the Python package {package}")
     for name in ("redis-server", "valkey-server"):
-        found = shutil.which(name)
-        if found is not None:
-            return found
+        path = shutil.which(name)
+        if path is not None:
+            return path
     missing("redis-server")
 
 
-def missing(what: str) -> NoReturn:
+def missing(name: str) -> NoReturn:
     """Skip, or fail where the server is required."""
-    reason = f"{what} is not here; .ci/run installs it"
+    reason = f"{name} is not here; .ci/run installs it"
     if os.environ.get("CI_REQUIRE_REDIS") == "1":
         pytest.fail(reason)
     pytest.skip(reason)
@@ -101,13 +101,13 @@ class RedisServer:
         # It says so itself, once it has read its files and listens.
         output = self._process.stdout
         assert output is not None
-        said = b""
+        lines = b""
         for line in iter(output.readline, b""):
-            said += line
+            lines += line
             if b"Ready to accept connections" in line or b"+monitor master" in line:
                 return
         self.kill()
-        raise AssertionError(f"The server did not start: {said.decode()}")
+        raise AssertionError(f"The server did not start: {lines.decode()}")
 
     def kill(self) -> None:
         """End it at once, as a power cut would."""
@@ -149,11 +149,11 @@ class RedisServer:
     def ask(self, *command: str, options: Sequence[str] = ()) -> str:
         """Run a command by ``redis-cli``, which knows nothing of this project; returns what it printed."""
         client = program().replace("-server", "-cli")
-        done = subprocess.run(
+        process = subprocess.run(
             [client, "-h", "127.0.0.1", "-p", str(self.port), *options, *command],
             capture_output=True,
             timeout=WAIT,
             check=True,
             stdin=subprocess.DEVNULL,
         )
-        return done.stdout.decode().rstrip("\n")
+        return process.stdout.decode().rstrip("\n")

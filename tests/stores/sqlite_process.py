@@ -28,7 +28,7 @@ async def _write(path: str) -> None:
     store = SqliteStore(path)
     await store.open()
 
-    async def one(session: int) -> None:
+    async def write_session(session: int) -> None:
         claim = await store.claim(SessionKey("subject", str(session)))
         number = 0
         while True:
@@ -37,7 +37,7 @@ async def _write(path: str) -> None:
             sys.stdout.write(f"{session} {number}\n")
             sys.stdout.flush()
 
-    await asyncio.gather(*(one(session) for session in range(SESSIONS)))
+    await asyncio.gather(*(write_session(session) for session in range(SESSIONS)))
 
 
 def _lock(path: str) -> None:

@@ -82,7 +82,7 @@ def test_sentinels_may_want_a_password_of_their_own() -> None:
         "redis+other://a",
     ],
 )
-def test_a_wrong_address_is_said_without_its_password(url: str) -> None:
+def test_a_wrong_address_is_reported_without_its_password(url: str) -> None:
     with pytest.raises(SettingsError, match="^SESSION_STORE_URL is no Redis address: ") as caught:
         RedisAddress.parse(url)
     assert "s3cret" not in str(caught.value)
@@ -101,7 +101,7 @@ def test_a_wrong_address_is_said_without_its_password(url: str) -> None:
         (f"redis+cluster://me:{CODED}@a,b:1", "redis+cluster://a:6379,b:1"),
     ],
 )
-def test_an_address_is_shown_without_its_password(url: str, text: str) -> None:
+def test_an_address_is_printed_without_its_password(url: str, text: str) -> None:
     address = RedisAddress.parse(url)
     assert str(address) == text and PASSWORD not in repr(address)
 

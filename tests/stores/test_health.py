@@ -59,14 +59,14 @@ async def test_a_store_that_answers_is_available_and_is_not_probed() -> None:
         assert store.available and inner.probes == 0
 
 
-@pytest.mark.parametrize("what", ["claim", "commit"])
-async def test_its_first_failure_makes_it_away_and_it_comes_back_by_itself(what: str) -> None:
+@pytest.mark.parametrize("operation", ["claim", "commit"])
+async def test_a_store_is_unavailable_from_its_first_failure_until_a_probe_succeeds(operation: str) -> None:
     inner = Counted()
     async with watching(inner) as store:
         claim = await store.claim(KEY)
         inner.away = True
         with pytest.raises(StoreUnavailable):
-            await (store.claim(KEY) if what == "claim" else store.commit(claim, "commit-1", []))
+            await (store.claim(KEY) if operation == "claim" else store.commit(claim, "commit-1", []))
         assert not store.available
         await until(lambda: inner.probes >= 3)
         assert not store.available
@@ -92,7 +92,7 @@ async def test_many_failures_at_once_start_one_probe() -> None:
         await until(lambda: store.available)
 
 
-async def test_a_refusal_is_an_answer() -> None:
+async def test_a_refused_commit_leaves_the_store_available() -> None:
     async with watching(Counted()) as store:
         claim = await store.claim(KEY)
         await store.claim(KEY)
@@ -101,7 +101,7 @@ async def test_a_refusal_is_an_answer() -> None:
         assert store.available
 
 
-async def test_a_probe_that_breaks_is_not_the_last() -> None:
+async def test_a_failing_probe_is_followed_by_another() -> None:
     class Broken(Counted):
         async def claim(self, key: SessionKey) -> Claim:
             claim = await super().claim(key)
@@ -132,6 +132,6 @@ async def test_it_closes_while_it_probes() -> None:
     assert inner.probes == probes
 
 
-def test_it_suspends_as_the_other_does() -> None:
+def test_a_checked_store_is_async_if_the_inner_store_is() -> None:
     assert not HealthCheckedStore(MemoryStore()).is_async
     assert HealthCheckedStore(WiredStore()).is_async

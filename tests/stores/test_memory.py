@@ -29,8 +29,8 @@ class TestMemoryStore(StoreContract):
         claim = await filled(store)
         await store.release(claim)
         assert len(store) == 0
-        again = await store.claim(KEY)
-        assert again.epoch == 1 and not again.state.log
+        fresh = await store.claim(KEY)
+        assert fresh.epoch == 1 and not fresh.state.log
 
     async def test_closing_is_harmless(self, store: MemoryStore) -> None:
         await store.aclose()

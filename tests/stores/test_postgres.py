@@ -123,14 +123,14 @@ class TestPostgresExpiry(ExpiryContract):
     async def test_expired_sessions_are_swept_and_the_others_stay(
         self, brief: PostgresStore, wait: Callable[[], Awaitable[None]]
     ) -> None:
-        gone = [SessionKey("subject", f"s-{number}") for number in range(3)]
-        for key in (*gone, self.GRANTS):
+        expired = [SessionKey("subject", f"s-{number}") for number in range(3)]
+        for key in (*expired, self.GRANTS):
             await brief.commit(await brief.claim(key), "commit-1", [SetField("a", "b")])
         await brief.delete("subject", "s-2")
         await wait()
-        await brief.claim(gone[0])
+        await brief.claim(expired[0])
         assert await brief.sweep() == 2
-        assert await brief.keys(None, None, None, 10) == [self.GRANTS, gone[0]]
+        assert await brief.keys(None, None, None, 10) == [self.GRANTS, expired[0]]
 
 
 # -- names and values
@@ -173,20 +173,21 @@ async def opened(server: PostgresServer, retry_for: float) -> PostgresStore:
     return store
 
 
-def said(number: int) -> AppendLog:
+def append(number: int) -> AppendLog:
     return AppendLog(UserMessage(f"message {number}"))
 
 
-async def test_a_restart_loses_nothing_that_was_acknowledged(own: PostgresServer) -> None:
+async def test_a_restart_loses_no_acknowledged_commit(own: PostgresServer) -> None:
     async with aclosing(await opened(own, LONG)) as store:
         acknowledged: list[int] = []
         numbers = count()
-        reached, done = asyncio.Event(), asyncio.Event()
+        reached, stop = asyncio.Event(), asyncio.Event()
 
         async def talk(claim: Claim) -> None:
-            while not done.is_set():
+            while not stop.is_set():
                 number = next(numbers)
-                await store.commit(claim, f"commit-{number}", [said(number), RememberInbound(f"in-{number}")])
+                operations = append(number), RememberInbound(f"in-{number}")
+                await store.commit(claim, f"commit-{number}", operations)
                 acknowledged.append(number)
                 reached.set()
 
@@ -198,7 +199,7 @@ async def test_a_restart_loses_nothing_that_was_acknowledged(own: PostgresServer
             await asyncio.to_thread(own.start)
         reached.clear()
         await asyncio.wait_for(reached.wait(), WAIT)
-        done.set()
+        stop.set()
         await asyncio.wait_for(talking, WAIT)
         claim = await store.claim(KEY)
         assert claim.state.log == [UserMessage(f"message {number}") for number in acknowledged]
@@ -211,9 +212,9 @@ async def test_a_server_that_stays_away_is_unavailable_and_then_is_used_again(ow
         own.kill()
         for number in range(2):
             with pytest.raises(StoreUnavailable, match="cannot be reached"):
-                await asyncio.wait_for(store.commit(claim, f"commit-{number}", [said(number)]), WAIT)
+                await asyncio.wait_for(store.commit(claim, f"commit-{number}", [append(number)]), WAIT)
         own.start()
-        await store.commit(claim, "commit-2", [said(2)])
+        await store.commit(claim, "commit-2", [append(2)])
         assert (await stored(store)).log == [*HISTORY, UserMessage("message 2")]
 
 
@@ -223,66 +224,66 @@ async def test_a_server_that_hangs_is_waited_for_and_given_up_in_time(own: Postg
         later = await patient.claim(SessionKey("subject", "later"))
         own.freeze()
         with pytest.raises(StoreUnavailable, match="did not answer in time"):
-            await asyncio.wait_for(store.commit(claim, "commit-1", [said(1)]), WAIT)
-        commit = asyncio.create_task(patient.commit(later, "commit-1", [said(1)]))
-        done, _ = await asyncio.wait([commit], timeout=0.05)
-        assert not done
+            await asyncio.wait_for(store.commit(claim, "commit-1", [append(1)]), WAIT)
+        commit = asyncio.create_task(patient.commit(later, "commit-1", [append(1)]))
+        finished, _ = await asyncio.wait([commit], timeout=0.05)
+        assert not finished
         own.thaw()
         await asyncio.wait_for(commit, LONG)
         try:
-            await store.commit(claim, "commit-2", [said(2)])
+            await store.commit(claim, "commit-2", [append(2)])
         except Conflict:  # it had read what was given up
             claim = await store.claim(KEY)
             assert claim.state.log == [*HISTORY, UserMessage("message 1")]
-            await store.commit(claim, "commit-3", [said(3)])
+            await store.commit(claim, "commit-3", [append(3)])
 
 
-async def test_what_a_failover_has_lost_is_a_rollback_and_is_written_again(
+async def test_commits_that_a_failover_lost_are_a_rollback_and_may_be_repeated(
     server: PostgresServer, url: str, store: PostgresStore
 ) -> None:
     schema = url.rpartition("=")[2]
     claim = await filled(store)
     for table in ("session", "record"):
         server.ask(f"CREATE TABLE {schema}.kept_{table} AS TABLE {schema}.conductor_{table}")
-    await store.commit(claim, "commit-1", [said(1)])
+    await store.commit(claim, "commit-1", [append(1)])
     for table in ("session", "record"):
         server.ask(f"TRUNCATE {schema}.conductor_{table}")
         server.ask(
             f"INSERT INTO {schema}.conductor_{table} OVERRIDING SYSTEM VALUE TABLE {schema}.kept_{table}"
         )
     with pytest.raises(Rollback):
-        await store.commit(claim, "commit-2", [said(2)])
-    again = await store.claim(KEY)
-    assert again.revision == 1 and claim.state.continues(again.state)
-    again = with_state(again, claim.state)
-    await store.commit(again, "commit-3", [said(2)])
-    assert contents(await stored(store)) == contents(again.state)
+        await store.commit(claim, "commit-2", [append(2)])
+    fresh = await store.claim(KEY)
+    assert fresh.revision == 1 and claim.state.continues(fresh.state)
+    fresh = with_state(fresh, claim.state)
+    await store.commit(fresh, "commit-3", [append(2)])
+    assert contents(await stored(store)) == contents(fresh.state)
     server.ask(f"TRUNCATE {schema}.conductor_session")
     with pytest.raises(Rollback):
-        await store.commit(again, "commit-4", [])
+        await store.commit(fresh, "commit-4", [])
 
 
 # -- the start
 
 
-async def test_a_server_that_is_not_there_is_said_in_one_sentence() -> None:
+async def test_a_missing_server_is_reported_in_one_sentence() -> None:
     url = f"postgres://me:s3cret@127.0.0.1:{free_port()}/talks?sslmode=disable"
     with pytest.raises(SettingsError) as caught:
         await PostgresStore(url).open()
-    where = url.partition("?")[0].replace("me:s3cret@", "")
+    address = url.partition("?")[0].replace("me:s3cret@", "")
     assert str(caught.value) == (
-        f"SESSION_STORE_URL names {where}, which cannot be used: nothing listens there."
+        f"SESSION_STORE_URL names {address}, which cannot be used: nothing listens there."
     )
 
 
-async def test_a_database_that_is_not_there_is_said_in_one_sentence(server: PostgresServer) -> None:
+async def test_a_missing_database_is_reported_in_one_sentence(server: PostgresServer) -> None:
     with pytest.raises(
         SettingsError, match=r"cannot be used: the server says 3D000 \(InvalidCatalogName\)\.$"
     ):
         await PostgresStore(server.url.replace("/postgres", "/none")).open()
 
 
-async def test_a_configuration_that_loses_sessions_is_warned_of(server: PostgresServer, url: str) -> None:
+async def test_a_configuration_that_may_lose_sessions_is_logged(server: PostgresServer, url: str) -> None:
     with structlog.testing.capture_logs() as lines:
         async with aclosing(PostgresStore(url)) as store:
             await store.open()

@@ -27,8 +27,8 @@ from tests.stores.contract import EVERYTHING, HISTORY, call, contents, outbound
 
 def replayed(*records: Record | str | bytes) -> SessionState:
     """Give the state after some records."""
-    encoded = [encode(each) if isinstance(each, Record) else each for each in records]
-    texts = [each.encode() if isinstance(each, str) else each for each in encoded]
+    encoded = [encode(record) if isinstance(record, Record) else record for record in records]
+    texts = [record.encode() if isinstance(record, str) else record for record in encoded]
     return Stored(Meta("t", 1, len(texts), "c"), dict(enumerate(texts, 1))).state()
 
 
@@ -51,10 +51,10 @@ def test_a_call_comes_back_as_it_was(result: ToolResult | None) -> None:
 def test_a_frame_comes_back_byte_for_byte(frame: str) -> None:
     record = msgspec.structs.replace(outbound(), frame=msgspec.Raw(frame.encode()))
     state = recorded(PutOutbound(record))
-    for each in (state, replayed(Record("t", (), state))):
-        (again,) = each.outbound.values()
-        assert bytes(again.frame) == frame.encode()
-        assert msgspec.structs.astuple(again)[:5] == msgspec.structs.astuple(record)[:5]
+    for copy in (state, replayed(Record("t", (), state))):
+        (event,) = copy.outbound.values()
+        assert bytes(event.frame) == frame.encode()
+        assert msgspec.structs.astuple(event)[:5] == msgspec.structs.astuple(record)[:5]
 
 
 def test_a_frame_that_was_read_keeps_no_larger_text_alive() -> None:
@@ -72,7 +72,7 @@ def test_any_text_comes_back_as_it_was(text: str) -> None:
 
 
 @given(st.text(alphabet=st.characters(categories=["Cs", "L"]), min_size=1))
-def test_half_characters_are_replaced_and_the_rest_stays(text: str) -> None:
+def test_lone_surrogates_are_replaced(text: str) -> None:
     plain = text.encode("utf-8", "replace").decode()
     record = msgspec.structs.replace(outbound(), call_id=text)
     operations: list[Operation] = [
@@ -87,7 +87,7 @@ def test_half_characters_are_replaced_and_the_rest_stays(text: str) -> None:
     assert bytes(state.outbound["evt-1"].frame) == bytes(record.frame)
 
 
-def test_a_snapshot_stands_for_all_before_it() -> None:
+def test_a_snapshot_has_the_state_of_all_earlier_records() -> None:
     claim = Claim(SessionKey("ann", "s-1"), "t", 1, 0, SessionState(), commits=SNAPSHOT_COMMITS)
     claim.state.advance([*map(AppendLog, HISTORY), *EVERYTHING], "earlier", 0)
     draft = Draft(claim, "commit-1", [SetField("c", "d")])
@@ -110,6 +110,6 @@ def test_a_snapshot_stands_for_all_before_it() -> None:
         '{"by":"t","operations":[{"op":"finish","call_id":"c","result":{"type":"result","call_id":"c","content":""}}]}',
     ],
 )
-def test_what_cannot_be_read_is_a_store_that_fails(text: str | bytes) -> None:
+def test_an_unreadable_record_is_unavailable(text: str | bytes) -> None:
     with pytest.raises(StoreUnavailable, match="cannot read"):
         replayed(text)

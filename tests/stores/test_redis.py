@@ -70,9 +70,9 @@ def prefix() -> str:
 
 @pytest.fixture
 async def store(server: RedisServer, prefix: str) -> AsyncIterator[RedisStore]:
-    one = RedisStore(server.url, prefix=prefix)
-    yield one
-    await one.aclose()
+    redis = RedisStore(server.url, prefix=prefix)
+    yield redis
+    await redis.aclose()
 
 
 class TestRedisStore(StoreContract):
@@ -149,13 +149,13 @@ async def test_odd_names_are_sessions_of_their_own(
 async def test_a_session_expires_and_a_commit_and_a_claim_put_it_off(
     server: RedisServer, store: RedisStore, prefix: str
 ) -> None:
-    def left() -> list[int]:
+    def remaining_ms() -> list[int]:
         names = server.ask("KEYS", f"{prefix}:{{*/*}}").splitlines()
         return [int(server.ask("PTTL", name)) for name in names]
 
     claim = await filled(store)
     day = 86_400_000
-    assert len(left()) == 1 and all(day - 60_000 < each <= day for each in left())
+    assert len(remaining_ms()) == 1 and all(day - 60_000 < remaining <= day for remaining in remaining_ms())
 
     def shorten() -> None:
         for name in server.ask("KEYS", f"{prefix}:*").splitlines():
@@ -163,13 +163,13 @@ async def test_a_session_expires_and_a_commit_and_a_claim_put_it_off(
 
     shorten()
     await store.commit(claim, "commit-1", [SetField("c", "d")])
-    assert all(each > day - 60_000 for each in left())
+    assert all(remaining > day - 60_000 for remaining in remaining_ms())
     shorten()
     await store.commit(claim, "commit-1", [SetField("c", "d")])  # a retry, which writes nothing else
-    assert all(each > day - 60_000 for each in left())
+    assert all(remaining > day - 60_000 for remaining in remaining_ms())
     shorten()
     await store.claim(KEY)
-    assert all(each > day - 60_000 for each in left())
+    assert all(remaining > day - 60_000 for remaining in remaining_ms())
 
 
 class TestRedisSessionLimit(SessionLimitContract):
@@ -181,7 +181,7 @@ class TestRedisSessionLimit(SessionLimitContract):
         yield store
         await store.aclose()
 
-    async def test_a_session_that_was_not_counted_when_it_was_made_may_be_claimed(
+    async def test_a_stored_session_that_is_not_counted_may_be_claimed(
         self, few: RedisStore, server: RedisServer, prefix: str
     ) -> None:
         for number in range(2):
@@ -220,9 +220,7 @@ class TestRedisExpiry(ExpiryContract):
 # -- what others wrote
 
 
-async def test_what_this_version_cannot_read_is_unavailable(
-    server: RedisServer, store: RedisStore, prefix: str
-) -> None:
+async def test_unreadable_data_is_unavailable(server: RedisServer, store: RedisStore, prefix: str) -> None:
     await filled(store)
     name = f"{prefix}:{{subject/s-1}}"
     server.ask("COPY", name, "aside")

@@ -70,10 +70,11 @@ async def test_sessions_of_all_nodes_are_listed_and_deleted(
     keys = [SessionKey(subject, f"s-{number:02}") for subject in ("a", "b") for number in range(20)]
     assert len({shared.owner(slot_of(store, key)).port for key in keys}) == 3
     claims = [await store.claim(key) for key in keys]
-    found = [SessionKey(info.subject, info.session_id) for info in await admin.sessions()]
-    assert found == keys
+    listed = [SessionKey(info.subject, info.session_id) for info in await admin.sessions()]
+    assert listed == keys
     assert await admin.subjects("s-07") == ["a", "b"]
-    assert [one["session_id"] async for one in admin.export("b")] == [key.session_id for key in keys[20:]]
+    exported = [session["session_id"] async for session in admin.export("b")]
+    assert exported == [key.session_id for key in keys[20:]]
     assert await admin.delete("a") == 20
     with pytest.raises(Fenced):
         await store.commit(claims[0], "commit-1", [SetField("a", "b")])
@@ -91,16 +92,16 @@ async def test_a_slot_that_moves_under_load_loses_nothing(
     moving = load.owners[0]
     slot = slot_of(store, moving.key)
     source = shared.owner(slot)
-    target = next(each for each in shared.primaries if each is not source)
+    target = next(item for item in shared.primaries if item is not source)
     async with asyncio.timeout(LONG):
         await load.goes_on()
         await asyncio.to_thread(shared.begin_move, slot, source, target)
-        there = [each for each in load.owners if slot_of(store, each.key) != slot]
+        settled = [item for item in load.owners if slot_of(store, item.key) != slot]
         for name in source.ask("CLUSTER", "GETKEYSINSLOT", str(slot), "10").splitlines():
             assert await asyncio.to_thread(
                 source.ask, "MIGRATE", "127.0.0.1", str(target.port), name, "0", "5000"
             )
-            await load.goes_on(there)
+            await load.goes_on(settled)
         await asyncio.to_thread(shared.end_move, slot, target)
         await load.goes_on()
         await load.end()
@@ -118,7 +119,7 @@ async def test_a_session_that_has_moved_is_used_before_its_slot_has(
     claim = await filled(store)
     slot = slot_of(store, KEY)
     source = shared.owner(slot)
-    target = next(each for each in shared.primaries if each is not source)
+    target = next(node for node in shared.primaries if node is not source)
     await store.claim(SessionKey("subject", "another"))
     claim = await store.claim(KEY)
     before = contents(claim.state)
@@ -155,21 +156,21 @@ async def test_a_primary_that_dies_is_replaced_by_its_replica_and_nothing_is_los
         assert cluster.replicas[0].is_primary()
 
 
-async def test_a_primary_that_hangs_holds_up_no_session_of_another(
+async def test_a_primary_that_hangs_does_not_delay_sessions_of_others(
     tmp_path: Path, make_store: StoreMaker
 ) -> None:
     with RedisCluster(tmp_path).running() as cluster:
         store = make_store(cluster.url, retry_for=LONG)
         load = Load(store)
         frozen = cluster.primaries[0]
-        others = [each for each in load.owners if cluster.owner(slot_of(store, each.key)) is not frozen]
-        assert 0 < len(others) < len(load.owners)
+        reachable = [owner for owner in load.owners if cluster.owner(slot_of(store, owner.key)) is not frozen]
+        assert 0 < len(reachable) < len(load.owners)
         async with asyncio.timeout(LONG):
             await load.goes_on()
             frozen.freeze()
             async with asyncio.timeout(WAIT):  # less than one try takes
                 for _ in range(10):
-                    await load.goes_on(others)
+                    await load.goes_on(reachable)
             frozen.thaw()
             await load.goes_on()
             await load.end()
@@ -181,14 +182,14 @@ async def test_a_primary_without_a_replica_is_waited_for_or_is_unavailable(
     with RedisCluster(tmp_path, "--appendonly", "yes", "--appendfsync", "always").running() as cluster:
         brief, patient = make_store(cluster.url, retry_for=0.3), make_store(cluster.url, retry_for=LONG)
         keys = [SessionKey("subject", f"s-{number}") for number in range(20)]
-        lost = next(key for key in keys if cluster.owner(slot_of(brief, key)) is cluster.primaries[0])
-        kept = next(key for key in keys if cluster.owner(slot_of(brief, key)) is cluster.primaries[1])
-        claims = {key: await brief.claim(key) for key in (lost, kept)}
+        dead = next(key for key in keys if cluster.owner(slot_of(brief, key)) is cluster.primaries[0])
+        alive = next(key for key in keys if cluster.owner(slot_of(brief, key)) is cluster.primaries[1])
+        claims = {key: await brief.claim(key) for key in (dead, alive)}
         cluster.primaries[0].kill()
         with pytest.raises(StoreUnavailable, match="cannot be reached"):
-            await brief.commit(claims[lost], "commit-1", [SetField("a", "b")])
-        await brief.commit(claims[kept], "commit-1", [SetField("a", "b")])
-        claiming = asyncio.create_task(patient.claim(lost))
+            await brief.commit(claims[dead], "commit-1", [SetField("a", "b")])
+        await brief.commit(claims[alive], "commit-1", [SetField("a", "b")])
+        claiming = asyncio.create_task(patient.claim(dead))
         await asyncio.to_thread(cluster.primaries[0].start)
         assert (await asyncio.wait_for(claiming, LONG)).epoch == 2
 
@@ -196,7 +197,7 @@ async def test_a_primary_without_a_replica_is_waited_for_or_is_unavailable(
 # -- mistakes
 
 
-async def test_a_server_that_is_no_cluster_is_said(tmp_path: Path, make_store: StoreMaker) -> None:
+async def test_a_server_that_is_no_cluster_is_reported(tmp_path: Path, make_store: StoreMaker) -> None:
     server = RedisServer(tmp_path / "redis", "--save", "")
     server.start()
     try:
@@ -206,7 +207,7 @@ async def test_a_server_that_is_no_cluster_is_said(tmp_path: Path, make_store: S
         server.kill()
 
 
-async def test_a_cluster_that_is_taken_for_a_server_is_said(
+async def test_a_cluster_used_as_a_single_server_is_reported(
     shared: RedisCluster, make_store: StoreMaker
 ) -> None:
     store = make_store(f"redis://127.0.0.1:{shared.primaries[0].port}", retry_for=1.0)
@@ -215,7 +216,7 @@ async def test_a_cluster_that_is_taken_for_a_server_is_said(
             await store.claim(SessionKey("subject", f"s-{number}"))
 
 
-async def test_a_cluster_that_is_not_there_is_said(make_store: StoreMaker) -> None:
+async def test_a_missing_cluster_is_reported(make_store: StoreMaker) -> None:
     url = f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
     with pytest.raises(SettingsError, match="cannot be used: nothing listens there.$"):
         await make_store(url).open()

@@ -52,7 +52,7 @@ def make_store(make_store: StoreMaker, server: RedisServer) -> StoreMaker:
     return lambda url=server.url, **options: make_store(url, **options)
 
 
-def said(number: int) -> AppendLog:
+def append(number: int) -> AppendLog:
     return AppendLog(UserMessage(f"message {number}"))
 
 
@@ -98,8 +98,8 @@ class Proxy:
         try:
             await self._pump(reader, far_writer, replies=False)
         finally:
-            for each in (writer, far_writer):
-                each.close()
+            for stream in (writer, far_writer):
+                stream.close()
             back.cancel()
             await asyncio.gather(back, return_exceptions=True)
 
@@ -124,9 +124,9 @@ async def test_a_commit_whose_reply_is_lost_is_recorded_once(
         store = make_store(url)
         claim = await filled(store)  # and now the server knows the script
         proxy.swallows = 1
-        await bounded(store.commit(claim, "commit-1", [said(1), RememberInbound("in-2")]))
+        await bounded(store.commit(claim, "commit-1", [append(1), RememberInbound("in-2")]))
         assert proxy.swallowed.is_set() and claim.revision == 2
-        await store.commit(claim, "commit-2", [said(2)])
+        await store.commit(claim, "commit-2", [append(2)])
         await store.aclose()
     state = await stored(make_store())
     assert state.log == [*HISTORY, UserMessage("message 1"), UserMessage("message 2")]
@@ -140,40 +140,40 @@ async def test_a_claim_whose_reply_is_lost_counts_once(server: RedisServer, make
         proxy.swallows = 1
         claim = await asyncio.wait_for(store.claim(KEY), WAIT)
         assert proxy.swallowed.is_set() and claim.epoch == 1
-        await store.commit(claim, "commit-1", [said(1)])
+        await store.commit(claim, "commit-1", [append(1)])
         await store.aclose()
 
 
-async def test_a_retry_after_a_takeover_is_fenced_although_it_was_recorded(
+async def test_a_recorded_commit_is_fenced_when_it_is_retried_after_a_takeover(
     server: RedisServer, make_store: StoreMaker
 ) -> None:
     proxy = Proxy(server.port)
-    other = make_store()
+    successor = make_store()
     async with proxy.running() as url:
         store = make_store(url, retry_for=LONG)
         claim = await filled(store)
         proxy.swallows = 1_000
-        commit = asyncio.create_task(store.commit(claim, "commit-1", [said(1)]))
+        commit = asyncio.create_task(store.commit(claim, "commit-1", [append(1)]))
         await asyncio.wait_for(proxy.swallowed.wait(), WAIT)
-        taken = await other.claim(KEY)
+        new_claim = await successor.claim(KEY)
         proxy.swallows = 0
         with pytest.raises(Fenced):
             await bounded(commit)
         await store.aclose()
-    assert taken.state.log == [*HISTORY, UserMessage("message 1")]
-    await other.commit(taken, "commit-2", [said(2)])
+    assert new_claim.state.log == [*HISTORY, UserMessage("message 1")]
+    await successor.commit(new_claim, "commit-2", [append(2)])
 
 
-async def test_what_is_committed_in_one_pass_of_the_loop_leaves_in_one_write(
+async def test_commits_of_one_pass_of_the_loop_leave_in_one_write(
     server: RedisServer, make_store: StoreMaker
 ) -> None:
     proxy = Proxy(server.port)
     async with proxy.running() as url:
         store = make_store(url)
         claims = [await store.claim(SessionKey("subject", f"s-{number}")) for number in range(10)]
-        await store.commit(claims[0], "commit-1", [said(1)])  # and now the server knows the script
+        await store.commit(claims[0], "commit-1", [append(1)])  # and now the server knows the script
         before = proxy.requests
-        await asyncio.gather(*(store.commit(claim, "commit-2", [said(2)]) for claim in claims))
+        await asyncio.gather(*(store.commit(claim, "commit-2", [append(2)]) for claim in claims))
         assert proxy.requests == before + 1
         await store.aclose()
 
@@ -184,18 +184,16 @@ async def test_what_is_committed_in_one_pass_of_the_loop_leaves_in_one_write(
 # -- restarts
 
 
-async def test_a_restart_loses_nothing_that_was_acknowledged(
-    server: RedisServer, make_store: StoreMaker
-) -> None:
+async def test_a_restart_loses_no_acknowledged_commit(server: RedisServer, make_store: StoreMaker) -> None:
     store = make_store(retry_for=LONG)
     acknowledged: list[int] = []
     numbers = count()
-    reached, done = asyncio.Event(), asyncio.Event()
+    reached, stop = asyncio.Event(), asyncio.Event()
 
     async def talk(claim: Claim) -> None:
-        while not done.is_set() or len(acknowledged) < 100:
+        while not stop.is_set() or len(acknowledged) < 100:
             number = next(numbers)
-            await store.commit(claim, f"commit-{number}", [said(number), RememberInbound(f"in-{number}")])
+            await store.commit(claim, f"commit-{number}", [append(number), RememberInbound(f"in-{number}")])
             acknowledged.append(number)
             if number >= 20:
                 reached.set()
@@ -206,7 +204,7 @@ async def test_a_restart_loses_nothing_that_was_acknowledged(
         await asyncio.wait_for(reached.wait(), WAIT)
         await asyncio.to_thread(server.kill)
         await asyncio.to_thread(server.start)
-    done.set()
+    stop.set()
     await bounded(talking)
     claim = await make_store().claim(KEY)
     assert claim.state.log == [UserMessage(f"message {number}") for number in acknowledged]
@@ -221,63 +219,63 @@ async def test_a_server_that_stays_away_is_unavailable_and_then_is_used_again(
     server.kill()
     for number in range(2):
         with pytest.raises(StoreUnavailable, match="cannot be reached: nothing listens there"):
-            await bounded(store.commit(claim, f"commit-{number}", [said(number)]))
+            await bounded(store.commit(claim, f"commit-{number}", [append(number)]))
     with pytest.raises(StoreUnavailable):
         await asyncio.wait_for(store.claim(KEY), WAIT)
     await store.release(claim)  # needs no server
     server.start()
     claim = await store.claim(KEY)
     assert claim.state.log == HISTORY
-    await store.commit(claim, "commit-3", [said(3)])
+    await store.commit(claim, "commit-3", [append(3)])
 
 
 # -- a server that hangs
 
 
-async def test_a_connection_that_hangs_is_given_up_for_another_in_time(
+async def test_a_connection_that_hangs_is_replaced_in_time(
     server: RedisServer, make_store: StoreMaker
 ) -> None:
     store = make_store(retry_for=1.0)
     claim = await filled(store)
     server.freeze()
-    commit = asyncio.create_task(store.commit(claim, "commit-1", [said(1)]))
-    done, _ = await asyncio.wait([commit], timeout=0.6)  # one try takes half a second
-    assert not done
+    commit = asyncio.create_task(store.commit(claim, "commit-1", [append(1)]))
+    finished, _ = await asyncio.wait([commit], timeout=0.6)  # one try takes half a second
+    assert not finished
     server.thaw()
     await bounded(commit)
     assert claim.revision == 2 and len((await stored(store)).log) == len(HISTORY) + 1
 
 
-async def test_what_was_given_up_while_the_server_hung_is_a_conflict_and_a_new_claim_goes_on(
+async def test_a_commit_that_was_given_up_during_a_hang_is_a_conflict_for_the_next(
     server: RedisServer, make_store: StoreMaker
 ) -> None:
     store = make_store(retry_for=SHORT)
     claim = await filled(store)
     server.freeze()
     with pytest.raises(StoreUnavailable):
-        await bounded(store.commit(claim, "commit-1", [said(1)]))
+        await bounded(store.commit(claim, "commit-1", [append(1)]))
     server.thaw()  # and now it reads what was sent to it
     patient = make_store(retry_for=LONG)
     later = await patient.claim(SessionKey("subject", "another"))
     assert later.epoch == 1
     with pytest.raises(Conflict):
-        await store.commit(claim, "commit-2", [said(2)])
+        await store.commit(claim, "commit-2", [append(2)])
     claim = await store.claim(KEY)
     assert claim.state.log == [*HISTORY, UserMessage("message 1")]
-    await store.commit(claim, "commit-3", [said(3)])
+    await store.commit(claim, "commit-3", [append(3)])
 
 
-async def test_nobody_waits_for_somebody_who_gave_up_waiting(
+async def test_a_cancelled_commit_does_not_delay_the_others(
     server: RedisServer, make_store: StoreMaker
 ) -> None:
     store = make_store(retry_for=LONG)
     claims = [await store.claim(SessionKey("subject", f"s-{number}")) for number in range(4)]
     server.freeze()
-    commits = [asyncio.create_task(store.commit(claim, "commit-1", [said(1)])) for claim in claims]
+    commits = [asyncio.create_task(store.commit(claim, "commit-1", [append(1)])) for claim in claims]
     await asyncio.wait(commits, timeout=0.05)
     commits[1].cancel()
     server.thaw()
-    made = connections_made(server)
+    connections = connections_made(server)
     results = await asyncio.wait_for(asyncio.gather(*commits, return_exceptions=True), WAIT)
     assert [type(result) for result in results] == [
         type(None),
@@ -287,9 +285,9 @@ async def test_nobody_waits_for_somebody_who_gave_up_waiting(
     ]
     # Each has its own reply, not the one before.
     for claim in claims[2:]:
-        await store.commit(claim, "commit-2", [said(2)])
+        await store.commit(claim, "commit-2", [append(2)])
         assert claim.revision == 2
-    assert connections_made(server) == made + 1  # the one that asks
+    assert connections_made(server) == connections + 1  # the one that asks
 
 
 def connections_made(server: RedisServer) -> int:
@@ -308,35 +306,35 @@ async def back_to_a_copy(server: RedisServer) -> None:
     server.start()
 
 
-async def test_an_owner_notices_that_its_commits_were_lost(
+async def test_commits_that_a_failover_lost_are_a_rollback(
     server: RedisServer, make_store: StoreMaker
 ) -> None:
     store = make_store()
     claim = await filled(store)
     shutil.copytree(server.folder, server.folder.with_name("copy"))
-    lost = [said(number) for number in range(2)]
-    for number, operation in enumerate(lost):
+    operations = [append(number) for number in range(2)]
+    for number, operation in enumerate(operations):
         await store.commit(claim, f"commit-{number}", [operation])
     await back_to_a_copy(server)
     with pytest.raises(Rollback):
-        await store.commit(claim, "commit-3", [said(3)])
+        await store.commit(claim, "commit-3", [append(3)])
     # The owner claims again, and says again what was lost.
     claim = await store.claim(KEY)
     assert (claim.revision, claim.state.log) == (1, HISTORY)
-    await store.commit(claim, "commit-4", lost)
-    await store.commit(claim, "commit-5", [said(3)])
+    await store.commit(claim, "commit-4", operations)
+    await store.commit(claim, "commit-5", [append(3)])
     assert len((await stored(store)).log) == len(HISTORY) + 3
 
 
-async def test_an_owner_notices_that_everything_was_lost(server: RedisServer, make_store: StoreMaker) -> None:
+async def test_a_lost_session_is_a_rollback(server: RedisServer, make_store: StoreMaker) -> None:
     store = make_store()
     claim = await filled(store)
     server.ask("FLUSHALL")
     with pytest.raises(Rollback):
-        await store.commit(claim, "commit-1", [said(1)])
+        await store.commit(claim, "commit-1", [append(1)])
     claim = await store.claim(KEY)
     assert (claim.epoch, claim.revision, claim.state.log) == (1, 0, [])
-    await store.commit(claim, "commit-2", [said(2)])
+    await store.commit(claim, "commit-2", [append(2)])
 
 
 # -- a server that refuses
@@ -348,7 +346,7 @@ async def test_scripts_that_the_server_forgot_are_given_to_it_again(
     store = make_store()
     claim = await filled(store)
     server.ask("SCRIPT", "FLUSH")
-    await store.commit(claim, "commit-1", [said(1)])
+    await store.commit(claim, "commit-1", [append(1)])
     server.ask("SCRIPT", "FLUSH")
     assert (await store.claim(KEY)).state.log == [*HISTORY, UserMessage("message 1")]
 
@@ -360,9 +358,9 @@ async def test_a_server_that_is_full_records_nothing_and_works_again_when_there_
     claim = await filled(store)
     server.ask("CONFIG", "SET", "maxmemory", "1")
     with pytest.raises(StoreUnavailable, match="OOM"):
-        await store.commit(claim, "commit-1", [said(1), SetField("a", "c")])
+        await store.commit(claim, "commit-1", [append(1), SetField("a", "c")])
     server.ask("CONFIG", "SET", "maxmemory", "0")
-    await store.commit(claim, "commit-2", [said(2)])
+    await store.commit(claim, "commit-2", [append(2)])
     state = await stored(store)
     assert state.log == [*HISTORY, UserMessage("message 2")] and state.fields == {"a": "b"}
 
@@ -379,29 +377,29 @@ async def test_after_a_failover_the_new_primary_is_found_under_the_old_name(
         replica.ask("REPLICAOF", "NO", "ONE")
         server.ask("REPLICAOF", "127.0.0.1", str(replica.port))
         proxy.server_port = replica.port
-        await bounded(store.commit(claim, "commit-1", [said(1)]))
+        await bounded(store.commit(claim, "commit-1", [append(1)]))
     assert (await stored(make_store(replica.url))).log == [*HISTORY, UserMessage("message 1")]
 
 
-async def test_somebody_elses_key_in_the_way_changes_nothing(
+async def test_a_foreign_key_of_the_same_name_is_not_changed(
     server: RedisServer, make_store: StoreMaker
 ) -> None:
     store = make_store()
     claim = await filled(store)
     server.ask("SET", "conductor:{subject/s-1}", "a string")
     with pytest.raises(StoreUnavailable, match="WRONGTYPE|ERR"):
-        await store.commit(claim, "commit-1", [said(1)])
+        await store.commit(claim, "commit-1", [append(1)])
     assert server.ask("GET", "conductor:{subject/s-1}") == "a string"
 
 
 # -- replicas
 
 
-async def test_a_commit_counts_when_the_replica_has_it(replica: RedisServer, make_store: StoreMaker) -> None:
-    # It has to be there at all; until then the first claim is tried again.
+async def test_a_commit_waits_for_the_replica(replica: RedisServer, make_store: StoreMaker) -> None:
+    # The first claim is retried until the replica is connected.
     store = make_store(replicas=1, wait_ms=200, retry_for=LONG)
     claim = await asyncio.wait_for(filled(store), LONG)
-    await store.commit(claim, "commit-1", [said(1)])
+    await store.commit(claim, "commit-1", [append(1)])
     assert replica.ask("HGET", "conductor:{subject/s-1}", "revision") == "2"
 
 
@@ -413,24 +411,24 @@ async def test_a_commit_that_no_replica_takes_is_unavailable(
     claim = await filled(store)
     replica.freeze()
     with pytest.raises(StoreUnavailable, match="fewer than 1 replicas"):
-        await store.commit(claim, "commit-1", [said(1)])
+        await store.commit(claim, "commit-1", [append(1)])
 
 
-async def test_a_commit_that_is_tried_again_still_waits_for_the_replica(
+async def test_a_retried_commit_still_waits_for_the_replica(
     replica: RedisServer, make_store: StoreMaker
 ) -> None:
     store = make_store(replicas=1, wait_ms=20, retry_for=LONG)
     claim = await asyncio.wait_for(filled(store), LONG)
     replica.freeze()
-    commit = asyncio.create_task(store.commit(claim, "commit-1", [said(1)]))
-    done, _ = await asyncio.wait([commit], timeout=0.3)  # it is tried several times meanwhile
-    assert not done
+    commit = asyncio.create_task(store.commit(claim, "commit-1", [append(1)]))
+    finished, _ = await asyncio.wait([commit], timeout=0.3)  # it is tried several times meanwhile
+    assert not finished
     replica.thaw()
     await bounded(commit)
     assert replica.ask("HGET", "conductor:{subject/s-1}", "revision") == "2"
 
 
-async def test_a_server_that_has_lost_its_replica_is_looked_up_anew(
+async def test_a_server_without_its_replica_is_resolved_again(
     server: RedisServer, make_store: StoreMaker, replica: RedisServer, tmp_path: Path
 ) -> None:
     """Sentinels name another by then, and it takes seconds until the former one hears of that."""
@@ -444,7 +442,7 @@ async def test_a_server_that_has_lost_its_replica_is_looked_up_anew(
         third.start()
         try:
             proxy.server_port = replica.port
-            await bounded(store.commit(claim, "commit-1", [said(1)]))
+            await bounded(store.commit(claim, "commit-1", [append(1)]))
         finally:
             third.kill()
 

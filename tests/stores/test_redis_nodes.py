@@ -103,7 +103,7 @@ async def test_passwords_of_the_servers_and_of_the_sentinel_are_used(
             assert "wr0ng" not in str(caught.value)
 
 
-async def test_a_name_that_the_sentinels_do_not_know_is_said(
+async def test_a_name_that_the_sentinels_do_not_know_is_reported(
     shared: SentinelServers, make_store: StoreMaker
 ) -> None:
     store = make_store(shared.url.replace("/main", "/other"), retry_for=0.5)
@@ -113,7 +113,7 @@ async def test_a_name_that_the_sentinels_do_not_know_is_said(
         await store.claim(KEY)
 
 
-async def test_sentinels_that_are_not_there_are_said(make_store: StoreMaker) -> None:
+async def test_missing_sentinels_are_reported(make_store: StoreMaker) -> None:
     url = f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{free_port()}/main"
     with pytest.raises(SettingsError, match="cannot be used: nothing listens there.$"):
         await make_store(url).open()

@@ -45,7 +45,7 @@ def test_every_kind_of_address_that_the_settings_take_has_a_store() -> None:
     assert kinds == set(STORES)
 
 
-def test_the_folder_alone_names_a_store_too() -> None:
+def test_data_dir_chooses_a_store() -> None:
     store = make_store(settings(None, data_dir="kept"))
     assert isinstance(store, SqliteStore) and store.path == Path("kept/conductor.db")
 
@@ -57,7 +57,7 @@ def test_a_wrong_address_is_one_sentence_without_its_password() -> None:
         assert PASSWORD not in str(caught.value)
 
 
-def test_an_operator_may_look_into_what_outlives_its_server() -> None:
+def test_an_operator_may_read_a_durable_store() -> None:
     for url in ("sqlite:///a.db", "redis://h", "valkey://h"):
         make_session_admin(settings(url), make_store(settings(url)))
     with pytest.raises(SettingsError, match=r"in memory.*DATA_DIR"):

@@ -119,8 +119,8 @@ async def process(command: str, path: Path) -> AsyncIterator[asyncio.subprocess.
 
 def _remove(path: Path) -> None:
     """Delete a file, and what SQLite keeps beside it: that would be played into a new file of the name."""
-    for each in path.parent.glob(f"{path.name}*"):
-        each.unlink()
+    for file in path.parent.glob(f"{path.name}*"):
+        file.unlink()
 
 
 async def claims(store: SqliteStore | MemoryStore, count: int) -> list[Claim]:
@@ -133,9 +133,9 @@ class TestSqliteStore(StoreContract):
     async def test_sessions_and_claims_outlive_the_store(self, path: Path, store: SqliteStore) -> None:
         claim = await filled(store)
         await store.aclose()
-        async with opened(path) as other:
-            await other.commit(claim, "commit-1", [SetField("c", "d")])
-            state = await stored(other)
+        async with opened(path) as second:
+            await second.commit(claim, "commit-1", [SetField("c", "d")])
+            state = await stored(second)
         assert state.log == HISTORY and state.fields == {"a": "b", "c": "d"}
 
 
@@ -181,18 +181,18 @@ TestSqliteMachine.settings = settings(max_examples=50, stateful_step_count=30, d
 # -- groups
 
 
-async def test_what_waits_is_written_in_one_transaction(path: Path, store: SqliteStore) -> None:
-    mine = await claims(store, 100)
+async def test_queued_commits_are_written_in_one_transaction(path: Path, store: SqliteStore) -> None:
+    batch = await claims(store, 100)
     assert store._writer is not None
     before = store._writer.groups
     with locked(path):  # so that all of them have to wait
-        commits = [asyncio.ensure_future(store.commit(claim, "commit-1", [])) for claim in mine]
+        commits = [asyncio.ensure_future(store.commit(claim, "commit-1", [])) for claim in batch]
         await asyncio.sleep(0)
     await asyncio.gather(*commits)
-    assert store._writer.groups - before <= 2 and all(claim.revision == 1 for claim in mine)
+    assert store._writer.groups - before <= 2 and all(claim.revision == 1 for claim in batch)
 
 
-async def test_work_whose_time_is_over_since_the_process_stood_still_is_tried_a_few_times(
+async def test_expired_work_of_a_suspended_process_is_retried(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(path, busy_timeout=0.0) as store:
@@ -220,21 +220,21 @@ async def test_work_whose_time_is_over_since_the_process_stood_still_is_tried_a_
 
 
 async def test_each_commit_of_a_group_has_its_own_outcome(path: Path, store: SqliteStore) -> None:
-    mine = await claims(store, 80)
+    batch = await claims(store, 80)
     bad: dict[int, tuple[type[StoreError], Claim, list[Operation]]] = {
-        5: (Fenced, replace(mine[5], token="1.made-up"), []),
-        6: (Conflict, mine[6], []),
-        40: (Rollback, replace(mine[40], revision=9), []),
-        70: (Duplicate, mine[70], [SetField("n", "x"), FinishCall("none", ToolResult("none", "x"))]),
-        75: (StoreUnavailable, replace(mine[75], token=f"{2**70}.x"), [SetField("n", "x")]),
+        5: (Fenced, replace(batch[5], token="1.made-up"), []),
+        6: (Conflict, batch[6], []),
+        40: (Rollback, replace(batch[40], revision=9), []),
+        70: (Duplicate, batch[70], [SetField("n", "x"), FinishCall("none", ToolResult("none", "x"))]),
+        75: (StoreUnavailable, replace(batch[75], token=f"{2**70}.x"), [SetField("n", "x")]),
     }
-    await store.commit(mine[6], "commit-0", [])
-    mine[6].revision = 0
+    await store.commit(batch[6], "commit-0", [])
+    batch[6].revision = 0
     with locked(path):
         commits = []
-        for number, claim in enumerate(mine):
-            _, used, operations = bad.get(number, (None, claim, [SetField("n", str(number))]))
-            commits.append(asyncio.ensure_future(store.commit(used, "commit-1", operations)))
+        for number, claim in enumerate(batch):
+            _, committer, operations = bad.get(number, (None, claim, [SetField("n", str(number))]))
+            commits.append(asyncio.ensure_future(store.commit(committer, "commit-1", operations)))
         await asyncio.sleep(0)
     outcomes = await asyncio.gather(*commits, return_exceptions=True)
     for number, outcome in enumerate(outcomes):
@@ -243,20 +243,20 @@ async def test_each_commit_of_a_group_has_its_own_outcome(path: Path, store: Sql
         assert claim.state.fields == ({} if number in bad else {"n": str(number)})
 
 
-async def test_a_commit_that_nobody_waits_for_any_more_leaves_none_of_its_group_without_an_answer(
+async def test_a_cancelled_commit_does_not_affect_the_others_of_its_group(
     path: Path, store: SqliteStore
 ) -> None:
-    mine = await claims(store, 9)
+    batch = await claims(store, 9)
     with locked(path):
-        commits = [asyncio.ensure_future(store.commit(claim, "commit-1", [])) for claim in mine]
+        commits = [asyncio.ensure_future(store.commit(claim, "commit-1", [])) for claim in batch]
         await asyncio.sleep(0)
         commits[4].cancel()
-    answered, _ = await asyncio.wait(commits, timeout=5)
-    assert len(answered) == 9
+    finished, _ = await asyncio.wait(commits, timeout=5)
+    assert len(finished) == 9
     assert [commit.cancelled() for commit in commits] == [number == 4 for number in range(9)]
 
 
-async def test_half_characters_spoil_neither_the_text_nor_the_group(store: SqliteStore) -> None:
+async def test_lone_surrogates_affect_neither_the_text_nor_the_group(store: SqliteStore) -> None:
     good, bad = store.claim(KEY), store.claim(SessionKey("\ud800", "s-1"))
     claim, refused = await asyncio.gather(good, bad, return_exceptions=True)
     assert isinstance(refused, StoreUnavailable) and isinstance(claim, Claim)
@@ -269,14 +269,14 @@ async def test_half_characters_spoil_neither_the_text_nor_the_group(store: Sqlit
 
 
 async def test_a_zombie_at_another_store_of_the_same_file_is_refused(path: Path, store: SqliteStore) -> None:
-    async with opened(path) as other:
+    async with opened(path) as second:
         zombie = await filled(store)
-        claim = await other.claim(KEY)
+        claim = await second.claim(KEY)
         assert claim.epoch == 2 and claim.state.log == HISTORY
         with pytest.raises(Fenced):
             await store.commit(zombie, "commit-1", [SetField("a", "zombie")])
         await store.release(zombie)
-        await other.commit(claim, "commit-1", [SetField("a", "owner")])
+        await second.commit(claim, "commit-1", [SetField("a", "owner")])
         assert (await stored(store)).fields == {"a": "owner"}
 
 
@@ -286,14 +286,14 @@ async def test_two_stores_write_to_one_file_at_the_same_time(path: Path, store: 
         for number in range(60):
             await at.commit(claim, f"commit-{number}", [AppendLog(UserMessage(str(number)))])
 
-    async with opened(path) as other:
-        stores = [store, other]
+    async with opened(path) as second:
+        stores = [store, second]
         await asyncio.gather(*(write(stores[n % 2], str(n)) for n in range(10)))
-        for claim in await claims(other, 10):
+        for claim in await claims(second, 10):
             assert claim.state.log == [UserMessage(str(n)) for n in range(60)]
 
 
-async def test_after_a_kill_all_that_was_acknowledged_is_there_and_nothing_by_halves(path: Path) -> None:
+async def test_a_kill_loses_no_acknowledged_commit_and_leaves_no_partial_one(path: Path) -> None:
     for _ in range(3):
         _remove(path)
         acknowledged = dict.fromkeys(range(sqlite_process.SESSIONS), 0)
@@ -318,7 +318,7 @@ async def test_after_a_kill_all_that_was_acknowledged_is_there_and_nothing_by_ha
                 assert claim.state.fields.get("number", "0") == str(count)
 
 
-async def test_a_lock_of_another_process_is_waited_out_or_refused_in_time(path: Path) -> None:
+async def test_a_lock_of_another_process_ends_or_is_refused_in_time(path: Path) -> None:
     async with opened(path, busy_timeout=0.2) as store:
         claim = await store.claim(KEY)
         async with process("lock", path) as locker:
@@ -335,31 +335,31 @@ async def test_a_lock_of_another_process_is_waited_out_or_refused_in_time(path: 
         assert (await stored(store)).fields == {"a": "b"}
 
 
-async def test_a_short_lock_is_only_waited_for(path: Path, store: SqliteStore) -> None:
+async def test_a_short_lock_delays_a_commit(path: Path, store: SqliteStore) -> None:
     claim = await store.claim(KEY)
     with locked(path):
         commit = asyncio.ensure_future(store.commit(claim, "commit-1", [SetField("a", "b")]))
-        done, _ = await asyncio.wait([commit], timeout=0.05)
-        assert not done
+        finished, _ = await asyncio.wait([commit], timeout=0.05)
+        assert not finished
     await asyncio.wait_for(commit, 2)
 
 
-async def test_work_that_came_later_waits_longer_for_a_lock(path: Path) -> None:
+async def test_later_work_waits_longer_for_a_lock(path: Path) -> None:
     async with opened(path, busy_timeout=0.3) as store:
-        one, *others = await claims(store, 3)
+        first_claim, *later_claims = await claims(store, 3)
         with locked(path):
-            first = asyncio.ensure_future(store.commit(one, "commit-1", [SetField("a", "b")]))
+            first = asyncio.ensure_future(store.commit(first_claim, "commit-1", [SetField("a", "b")]))
             await asyncio.wait([first], timeout=0.05)
-            second = asyncio.ensure_future(store.commit(others[0], "commit-1", [SetField("a", "b")]))
+            second = asyncio.ensure_future(store.commit(later_claims[0], "commit-1", [SetField("a", "b")]))
             await asyncio.wait([first], timeout=0.15)
-            third = asyncio.ensure_future(store.commit(others[1], "commit-1", [SetField("a", "b")]))
+            third = asyncio.ensure_future(store.commit(later_claims[1], "commit-1", [SetField("a", "b")]))
             for refused in (first, second):
                 with pytest.raises(StoreUnavailable, match="locked"):
                     await asyncio.wait_for(refused, 5)
         await asyncio.wait_for(third, 5)
 
 
-def test_what_is_no_file_is_no_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_store_in_sqlites_memory_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingsError, match="local disk"):
         connect(Path(":memory:"))
@@ -368,9 +368,7 @@ def test_what_is_no_file_is_no_store(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 # -- lost replies
 
 
-async def test_a_commit_that_nobody_waits_for_any_more_is_done_and_may_be_repeated(
-    path: Path, store: SqliteStore
-) -> None:
+async def test_a_cancelled_commit_is_recorded_and_may_be_repeated(path: Path, store: SqliteStore) -> None:
     claim = await store.claim(KEY)
     operations: list[Operation] = [AppendLog(UserMessage("once")), RememberInbound("in-1")]
     with locked(path):
@@ -417,19 +415,19 @@ async def test_a_full_disk_refuses_and_recovers_when_there_is_room(tmp_path: Pat
         ballast = disk / "ballast"
         ballast.write_bytes(b"x" * 400_000)
         async with opened(disk / "sessions.db") as store:
-            claim, other = await claims(store, 2)
-            written = 0
+            claim, second = await claims(store, 2)
+            count = 0
             with pytest.raises(StoreUnavailable, match="full"):
-                for written in range(500):
+                for count in range(500):
                     message = AppendLog(UserMessage("x" * 20_000))
-                    await store.commit(claim, f"commit-{written}", [message])
-            assert 0 < written < 499
+                    await store.commit(claim, f"commit-{count}", [message])
+            assert 0 < count < 499
             with pytest.raises(StoreUnavailable):
-                await store.commit(other, "commit-0", [AppendLog(UserMessage("x" * 400_000))])
+                await store.commit(second, "commit-0", [AppendLog(UserMessage("x" * 400_000))])
             ballast.unlink()
             await store.commit(claim, "commit-after", [SetField("a", "b")])
             state = (await store.claim(claim.key)).state
-            assert len(state.log) == written and state.fields == {"a": "b"}
+            assert len(state.log) == count and state.fields == {"a": "b"}
 
 
 async def test_a_write_that_fails_refuses_and_the_store_recovers(path: Path, store: SqliteStore) -> None:
@@ -460,7 +458,7 @@ async def test_a_file_that_is_damaged_and_then_replaced_needs_no_restart(path: P
 
 
 @pytest.mark.parametrize("data", ["7", "1.5", "'text'", "x'ff'"])
-async def test_a_row_of_another_type_is_data_that_cannot_be_read(path: Path, data: str) -> None:
+async def test_a_row_of_another_type_is_unavailable(path: Path, data: str) -> None:
     async with opened(path) as store:
         await filled(store)
         with closing(sqlite3.connect(path)) as connection, connection:
@@ -472,7 +470,7 @@ async def test_a_row_of_another_type_is_data_that_cannot_be_read(path: Path, dat
 # -- opening and closing
 
 
-async def test_a_start_waits_for_the_lock_of_another_process_and_says_so_once(path: Path) -> None:
+async def test_a_start_waits_for_the_lock_of_another_process_and_logs_it_once(path: Path) -> None:
     async with opened(path):
         pass
     store = SqliteStore(path, busy_timeout=0.05)
@@ -488,20 +486,20 @@ async def test_a_start_waits_for_the_lock_of_another_process_and_says_so_once(pa
     await store.aclose()
 
 
-async def test_an_opening_that_nobody_waits_for_leaves_no_thread(path: Path, store: SqliteStore) -> None:
-    others = {*threading.enumerate()}  # a store of another test may still be closing
+async def test_a_cancelled_opening_leaves_no_thread(path: Path, store: SqliteStore) -> None:
+    threads = {*threading.enumerate()}  # a store of another test may still be closing
     with locked(path):
         opening = asyncio.ensure_future(SqliteStore(path).open())
         await asyncio.sleep(0)
         opening.cancel()
         await asyncio.wait([opening])
-    for thread in {*threading.enumerate()} - others:
+    for thread in {*threading.enumerate()} - threads:
         if thread.name == "session-store":
             await asyncio.to_thread(thread.join, 10)
             assert not thread.is_alive()
 
 
-async def test_sessions_are_kept_as_long_as_the_settings_say(path: Path) -> None:
+async def test_the_settings_decide_when_sessions_expire(path: Path) -> None:
     async with opened(path) as store:
         await store.claim(KEY)
     with closing(sqlite3.connect(path)) as aged, aged:
@@ -512,7 +510,7 @@ async def test_sessions_are_kept_as_long_as_the_settings_say(path: Path) -> None
     await store.aclose()
 
 
-async def test_what_could_not_be_opened_may_be_opened_later(path: Path) -> None:
+async def test_a_store_may_be_opened_after_a_failure(path: Path) -> None:
     os.mkdir(path)
     store = SqliteStore(path)
     with pytest.raises(SettingsError):
@@ -527,10 +525,10 @@ async def test_only_the_owner_may_read_the_file_and_its_folder(tmp_path: Path) -
     path = tmp_path / "new" / "sessions.db"
     async with opened(path) as store:
         await filled(store)
-        files = {each.name for each in path.parent.iterdir()}
+        files = {file.name for file in path.parent.iterdir()}
         assert files == {"sessions.db", "sessions.db-wal", "sessions.db-shm"}
-        for each in path.parent.iterdir():
-            assert stat.S_IMODE(each.stat().st_mode) == 0o600
+        for file in path.parent.iterdir():
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
@@ -542,7 +540,7 @@ def _database(path: Path, *statements: str) -> None:
     connection.close()
 
 
-async def test_what_cannot_be_a_store_is_refused_with_the_reason(tmp_path: Path) -> None:
+async def test_a_wrong_file_is_refused_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "text").write_text("hello " * 1000)
     _database(tmp_path / "other", "CREATE TABLE t(a)")
@@ -579,7 +577,7 @@ def test_a_file_of_another_format_is_refused_with_one_sentence_and_exit_code_2(
 
 
 @pytest.mark.parametrize("revision", [1, 2, 3])
-async def test_a_conversation_with_a_missing_commit_is_not_given_out(
+async def test_a_session_with_a_missing_commit_is_unavailable(
     path: Path, store: SqliteStore, revision: int
 ) -> None:
     claim = await filled(store)
@@ -590,7 +588,7 @@ async def test_a_conversation_with_a_missing_commit_is_not_given_out(
         await store.claim(KEY)
 
 
-async def test_what_a_snapshot_covers_leaves_the_file(path: Path, store: SqliteStore) -> None:
+async def test_a_snapshot_removes_the_records_before_it(path: Path, store: SqliteStore) -> None:
     claim = await filled(store)
     for number in range(3 * SNAPSHOT_COMMITS):
         await store.commit(claim, f"commit-{number}x", [AppendLog(UserMessage("x")), TrimLog(number)])
@@ -599,13 +597,13 @@ async def test_what_a_snapshot_covers_leaves_the_file(path: Path, store: SqliteS
         assert records == claim.commits <= SNAPSHOT_COMMITS
 
 
-async def test_closing_finishes_what_waits_and_takes_no_more(path: Path) -> None:
+async def test_closing_finishes_queued_commits_and_refuses_new_ones(path: Path) -> None:
     store = SqliteStore(path)
     await store.aclose()
     await store.open()
     await store.open()
-    mine = await claims(store, 50)
-    commits = [asyncio.ensure_future(store.commit(claim, "commit-1", [])) for claim in mine]
+    batch = await claims(store, 50)
+    commits = [asyncio.ensure_future(store.commit(claim, "commit-1", [])) for claim in batch]
     await asyncio.sleep(0)
     await store.aclose()
     await store.aclose()
