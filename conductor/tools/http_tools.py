@@ -188,9 +188,6 @@ def _check_url(label: str, tool: HttpToolConfig) -> None:
             raise SettingsError(f'{label}: input_schema has no "{name}", which url or body uses.')
 
 
-# -- a call
-
-
 class ArgumentError(ValueError):
     """An argument that does not fit into a URL; the message is for the model."""
 

@@ -216,7 +216,6 @@ class Gate:
         rules = [*self.rules, *self.grants(), *granted]
         results = steps(spec, arguments, rules, now=self.now(), tainted=tainted, options=self.options)
         verdict = decide(spec, results, tainted=tainted)
-        # A denied call is never asked about.
         if verdict.effect == "deny":
             return verdict
         sensitive = None if spec.sensitive is None else spec.sensitive(arguments)

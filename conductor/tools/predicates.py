@@ -216,9 +216,6 @@ def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# -- equal to one of
-
-
 class _OneOf:
     # Equality is that of JSON: 1 is 1.0, true is not 1. A list or object may match one of the same leaves.
     def __init__(self, values: Any) -> None:
@@ -253,9 +250,6 @@ def _same(left: Any, right: Any) -> bool:
     return bool(left == right) and (type(left) is type(right) or (_number(left) and _number(right)))
 
 
-# -- patterns
-
-
 class _Glob:
     def __init__(self, pattern: Any) -> None:
         if not isinstance(pattern, str) or len(pattern) > _MAX_PATH:
@@ -281,9 +275,6 @@ class _Glob:
             if any(map(matches, texts)):
                 return True
         return False
-
-
-# -- numbers
 
 
 class _AtMost:

@@ -249,9 +249,6 @@ def _origins(data: bytes) -> tuple[list[int], list[int]]:
     return [starts[index] for index in indexes], [ends[index] for index in indexes]
 
 
-# -- secrets by their form
-
-
 def _tokens(text: str) -> Iterator[_Span]:
     position = 0
     while (run := RUNS.match(text, position)) and run["run"]:

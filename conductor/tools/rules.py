@@ -130,9 +130,6 @@ class Rule:
         return matcher(self.source or "*")
 
 
-# -- matching
-
-
 class Arguments:
     """The arguments of one call. The forms that rules compare are computed once."""
 
@@ -152,7 +149,6 @@ def match(rule: Rule, spec: ToolSpec, arguments: Arguments, now: float) -> Match
         return "no"
     if rule.arguments_digest not in (None, arguments_digest(spec.name, arguments.values)):
         return "no"
-    # In doubt a call is denied or asked about.
     strict = rule.effect == "allow"
     if strict and rule.args and not arguments.values.keys() <= rule.args.keys():
         return "no"

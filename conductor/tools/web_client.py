@@ -177,13 +177,10 @@ async def _request(
                 bytes(content[:max_bytes]),
                 cut=len(content) > max_bytes,
             )
-    except aiohttp.ClientConnectorError as error:
-        forbidden = isinstance(error.os_error, _ForbiddenError)
-        why = "its address is not public" if forbidden else "no connection"
-        raise WebError(f"{url.host} cannot be reached: {why}.", sent=False) from None
-    except _ForbiddenError:
-        message = f"{url.host} cannot be reached: its address is not public."
-        raise WebError(message, sent=False) from None
+    except (aiohttp.ClientConnectorError, _ForbiddenError) as error:
+        cause = getattr(error, "os_error", error)
+        reason = "its address is not public" if isinstance(cause, _ForbiddenError) else "no connection"
+        raise WebError(f"{url.host} cannot be reached: {reason}.", sent=False) from None
     except TimeoutError:
         raise WebError("It did not answer in time.", sent=True) from None
     except (aiohttp.ClientError, OSError, ValueError) as error:

@@ -37,7 +37,7 @@ class Call:
 
 
 def name_call(spec: ToolSpec, leaves: Sequence[Leaf], lang: Vocabulary) -> Call:
-    """Name a call by its template if that can be filled in, by its title if that can be said, or its name."""
+    """Name a call by its template if it can be filled in, by its title if it can be read out, or its name."""
     parts = _PLACEHOLDER.split(spec.spoken or "")
     by_argument = {name: [leaf for leaf in leaves if leaf.argument == name] for name in parts[1::2]}
     literal = " ".join(map(clean, parts[::2])).strip()
@@ -45,7 +45,7 @@ def name_call(spec: ToolSpec, leaves: Sequence[Leaf], lang: Vocabulary) -> Call:
         matches and len(matches) >= matches[0].size and not matches[-1].nested
         for matches in by_argument.values()
     ):
-        # An app's own words must not pass for the server's question.
+        # The app's words must not pass for the server's question.
         if literal and not is_framing(literal, lang):
             texts = {name: listed([leaf.text for leaf in matches]) for name, matches in by_argument.items()}
             filled = (texts[part] if index % 2 else clean(part) for index, part in enumerate(parts))
@@ -96,7 +96,7 @@ def own_names(call: Call, spec: ToolSpec, leaves: Sequence[Leaf], lang: Vocabula
     title = clean(spec.title or "").lower()
     home, _, name = spec.name.rpartition(".")
     last = [word for word in name_words(name, lang) if not _VERSION.fullmatch(word)]
-    # A title begins with its verb ("hide post" posts nothing), and so does a name like it or of one word.
+    # A title begins with its verb ("hide post" posts nothing), and so does a similar name or a single word.
     first = (len(last) == 1 and bool(home)) or last[:1] == title.split()[:1]
     from_name = _parsed(" ".join(last), first, leaves, lang)
     home_words = name_words(home, lang)  # "calendar.create_event": in the calendar
@@ -109,17 +109,14 @@ def _begins(words: Sequence[str], lang: Vocabulary) -> bool:
     sets = lang.sets
     if {*words[:1]} & (sets["verbs"] | sets["stop_verbs"] | sets["nouns"]):
         return True
-    # What stands before "a", "the" or "my" is a verb, too: "instruct an agent", but not "sending a message".
+    # A word before "a", "the" or "my" is a verb, too: "instruct an agent", but not "sending a message".
     before, after = words[:1], words[1:2]
     inflected = any(word.endswith("ing") or singular(word) != word for word in before)
     return bool(sets["determiners"] & {*after}) and not inflected and not sets["reserved"] & {*before}
 
 
-# -- what must be repeated at high risk
-
-
 def repeated_words(call: Call, leaves: Sequence[Leaf], lang: Vocabulary) -> str:
-    """Make the words that name the verb and the deciding values; empty if these cannot be said.
+    """Make the words that name the verb and the deciding values; empty if a value cannot be read out.
 
     "confirm delete three files"; the amount and the recipient of a payment.
     """
@@ -205,28 +202,24 @@ def object_pattern(
     served = f"(?:{_choice(sets['served'])})?" if {*verbs} & sets["serving"] else ""  # "book me a table"
     ends = f"(?:{_choice(_phrases(action['ends'], lang))})?"
     own = f"{verb}{served}{turned}(?:(?:{parts}){turned}){{1,{MAX_PARTS}}}"
-    for pattern in (pattern for verb_word in verbs for pattern in lang.data["idioms"].get(verb_word, ())):
+    idioms = lang.data["idioms"]
+    for pattern in (pattern for head in verbs for pattern in idioms.get(head, ())):
         before, placeholder, after = pattern.partition("{}")
         tail = _choice(_unless(unsure, after, lang))
         tail = f"(?:{location}|{tail})" if "{place}" in after else tail
         own = f"{_choice(_unless(unsure, before, lang))}{noun_phrase + tail if placeholder else ''}|{own}"
     own = f"(?:{own}){ends}"
     permits, ahead = (_choice(_phrases(action[key], lang)) for key in ("permits", "ahead"))
-    patterns = [
-        f"{permits}(?:{noun_phrase}|{the}{deed})",
-        f"{_choice(sets['makes'])}{_choice(sets['determiners'])}{deed}",
-        f"{ahead}{verb}",
-    ]
-    patterns.append(
-        _choice(
-            f"{run} {placeholder}" for run in sets["generic"] for placeholder in ("it", " ".join(call.words))
-        )
+    generic = [f"{run} {text}" for run in sets["generic"] for text in ("it", " ".join(call.words))]
+    further = (
+        f"{permits}(?:{noun_phrase}|{the}{deed})|{_choice(sets['makes'])}{_choice(sets['determiners'])}{deed}"
+        f"|{ahead}{verb}|{_choice(generic)}"
     )
-    bare = _choice(heads - sets["transitive"])
-    # "Cancel it" may be meant for the call that is asked about, or for the question itself.
+    # "Cancel it" may mean the call or the question itself.
     if stops:
-        return re.compile(f"(?P<own>{ahead}{own}|{'|'.join(patterns)})|(?P<own_stop>{own})")
-    return re.compile(f"(?P<own>(?:{ahead})?{own}|{'|'.join(patterns)})|(?P<own_stop>{bare})")
+        return re.compile(f"(?P<own>{ahead}{own}|{further})|(?P<own_stop>{own})")
+    bare = _choice(heads - sets["transitive"])
+    return re.compile(f"(?P<own>(?:{ahead})?{own}|{further})|(?P<own_stop>{bare})")
 
 
 def _noun_phrase(
@@ -330,14 +323,14 @@ def _target(leaf: Leaf, lang: Vocabulary) -> bool:
 
 
 def _people(leaves: Sequence[Leaf], lang: Vocabulary) -> list[Leaf]:
-    # Where something comes "from" somewhere, "to" is a place and not a person.
+    # With an origin ("from"), "to" is a place and not a person.
     trip = any(lang.sets["origins"] & {*leaf.label} for leaf in leaves)
     labels = lang.sets["people"] | ({"with"} if trip else {"with", "to"})
     return [leaf for leaf in leaves if labels & {*leaf.label[:1], *leaf.label[-1:]}]
 
 
 def _short_names(leaf: Leaf, lang: Vocabulary) -> list[str]:
-    # A number, or a word that changes the sense, cannot be left out.
+    # A number or a reserved word cannot be left out.
     words, sets = lang.words(leaf.words), lang.sets
     if sets["reserved"] & {*words}:
         return []

@@ -1,7 +1,7 @@
 """Classify spoken answers by a small closed grammar over a language's vocabulary.
 
-No model takes part (tools, "Spoken approvals"). Pure and linear in time. An ambiguous answer is ``unclear``,
-and the question is asked again.
+No model takes part. Pure and linear in time. An ambiguous answer is ``unclear``, and the question is asked
+again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_CHARS = 600
 # Words of an utterance: a longer one is never an approval.
 MAX_WORDS = 40
 
-# Letters shared by two forms of one word: "approve", "approval".
+# First letters that two forms of one word share: "approve", "approval".
 _STEM = 6
 
 _LETTERS = {
@@ -42,9 +42,9 @@ _LETTERS = {
 }
 _ITEM = "(?:[lp]{0,2}c(?:&?[lp]?w)?|[lp]{0,2}(?:v|d(?=[ep]*$)))"
 _APPROVAL = re.compile(rf"f{{0,2}}[opt]{{0,3}}{_ITEM}(?:[&ot]?{_ITEM}){{0,3}}(?:[ept]{{0,2}}|p?s[pt]?)")
-"""Over those letters. What consents is a core, or the tool's own verb with its object; a verb that also
-refuses ("cancel it") counts after a core only. Where it ends in whom a text is for, what follows may be
-dictated: "text her yes"."""
+"""A pattern of these letters. A core consents, or the tool's own verb with its object; a verb that also
+refuses ("cancel it") counts only after a core. After the recipient of a text the words may be dictated: "text
+her yes"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def classify_answer(utterance: str, question: Question) -> Answer:
         return Answer("unclear", "once", _shown(text[:MAX_CHARS]))
     tokens, words = lang.words(text[:MAX_CHARS]), _shown(text[:MAX_CHARS])
     short = len(text) <= MAX_CHARS and len(tokens) <= MAX_WORDS
-    # A long utterance is talk that may hold a yes, not an answer.
+    # A long utterance is not an answer, although it may contain a yes.
     scope = _approves(tokens, question, lang) if short else None
     repeats = short and question.risk == "high" and _repeats(tokens, question, lang)
     if question.by_voice and (repeats or (scope and question.risk != "high")):
@@ -113,9 +113,6 @@ def classify_answer(utterance: str, question: Question) -> Answer:
 def _shown(text: str) -> str:
     printable = (c if c.isspace() or unicodedata.category(c)[0] != "C" else "" for c in text)
     return " ".join("".join(printable).split())
-
-
-# -- approval
 
 
 def _approves(words: Words, question: Question, lang: Vocabulary) -> Scope | None:
@@ -135,7 +132,7 @@ def _approves(words: Words, question: Question, lang: Vocabulary) -> Scope | Non
         last = phrase[-1:]
         if kind == "cores" and question.values & {*last} and lang.consent.get(last) != "cores":
             return None
-        # "Approved" may be the folder that is asked about, and "approve the draft" the draft of an approval.
+        # "Approved" may be the folder in question, and "approve the draft" the draft of an approval.
         if kind == "cores" or length >= len(phrase):
             consent_words = {words[start], *(phrase if kind == "cores" else ())} - {question.verb}
             if stems & {word[:_STEM] for word in consent_words if len(word) >= _STEM}:
@@ -158,9 +155,6 @@ def _repeats(words: Words, question: Question, lang: Vocabulary) -> bool:
 def _joined(words: Iterable[str]) -> str:
     # Numbers are spoken in groups: "0 49 151" is "049151".
     return re.sub(r"(?<=\d) (?=\d)", "", " ".join(word for word in words if word != "the"))
-
-
-# -- refusal
 
 
 def _refuses(words: Words, question: Question, lang: Vocabulary) -> bool:
@@ -189,9 +183,6 @@ def _ends_in_consent(words: Words, start: int, question: Question, lang: Vocabul
             if _approves(words[position:], question, lang):
                 return True
     return False
-
-
-# -- another request
 
 
 def _is_request(words: Words, question: Question, lang: Vocabulary) -> bool:

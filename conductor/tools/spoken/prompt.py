@@ -1,7 +1,7 @@
-"""The spoken question about a tool call: a template with all arguments.
+"""The spoken question about a tool call: a template with all arguments, and no text of the model.
 
-It contains no text of the model (tools, "Spoken approvals"). A call that cannot be said in full cannot be
-approved by voice at high risk; at medium risk the values left out are counted.
+A call that cannot be read out in full cannot be approved by voice at high risk; at medium risk the omitted
+values are counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from conductor.tools.spoken.grammar import Question
 from conductor.tools.spoken.values import MAX_COUNTED, MAX_LEAVES, Leaf, iter_leaves, listed, render
 from conductor.tools.spoken.vocabulary import Vocabulary, load_vocabulary
 
-# Characters of the values that are said; the rest is counted.
+# Characters of the values that are read out; further values are counted.
 MAX_SAID_CHARS = 240
 SHORT_VALUE_WORDS = 3
 # Values that are repeated after an unclear answer.
@@ -108,7 +108,7 @@ def _first(arguments: Mapping[str, Any], spec: ToolSpec, lang: Vocabulary) -> tu
     for scalar in remaining:
         leaf = render(scalar, lang)
         length += len(leaf.text) + (0 if leaf.index else len(" ".join(leaf.label)))
-        # Bounded: people do not listen to a long question to its end. The rest is counted.
+        # People do not listen to a long question to its end.
         if len(leaves) == MAX_LEAVES or length > MAX_SAID_CHARS:
             return leaves, 1 + sum(1 for _ in islice(remaining, MAX_COUNTED))
         leaves.append(leaf)

@@ -1,4 +1,4 @@
-"""Arguments of a call in spoken words: every value, and none that could pass for the prompt's own words."""
+"""Arguments of a call in spoken words; no value can pass for the prompt's own words."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 
 from conductor.tools.spoken.vocabulary import Vocabulary, Words, phrase_at
 
-# How much of a value, a name and a label is said, and how many values.
+# Limits of a value, a name and a label, and the number of values that are read out.
 MAX_VALUE_CHARS = 60
 MAX_NAME_CHARS = 60
 MAX_LABEL_WORDS = 4
 MAX_LEAVES = 12
-# Values that are counted where not all are said.
+# Omitted values that are counted.
 MAX_COUNTED = 100
 _MAX_WALKED = MAX_LEAVES + MAX_COUNTED + 1
 
 _CAMEL = re.compile(r"(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _NAME_WORD = re.compile(r"[^\W_]+")
-# A name of which saying its words leaves nothing out.
+# A name that its words represent completely.
 _PLAIN_NAME = re.compile(r"[^\W_]+(?:[_.-][^\W_]+)*")
 _UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE)
 _OPAQUE = re.compile(r"(?=.*\d)[0-9a-f-]{16,}|(?=(?:.*\d){3})[0-9a-z]{20,}=*", re.IGNORECASE | re.ASCII)
-# What a voice would read as the end of a sentence, or as a mark: never part of a value that is read out.
+# Ends of sentences and marks, which are never part of a value that is read out.
 _ENDS = re.compile(r"[.:]+(?=\s|$)|[.]{2,}")
 _MARKS = re.compile(
     r"[^\w\s.:/\\@+\-&=%#$\u20ac\u00a3']|[#=](?=\s|$)|(?<!\S)[#=:.\-+']+(?=\s|$)|(?<!\S)_+|_+(?!\S)"
@@ -112,7 +112,7 @@ def listed(texts: Sequence[str]) -> str:
 def render(leaf: Leaf, lang: Vocabulary) -> Leaf:
     """Render a value: an opaque id by its end, a long text by its beginning, a secret not at all."""
     forms, value = lang.data["said"], leaf.value
-    # Others may hear what the device says.
+    # Other people may hear the device.
     if any(leaf.label[-len(phrase) :] == phrase for phrase in lang.secrets):
         return replace(leaf, text=forms["secret"], exact=False)
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -122,7 +122,7 @@ def render(leaf: Leaf, lang: Vocabulary) -> Leaf:
             leaf, text=forms["true" if value is True else "false" if value is False else "nothing"]
         )
     word = value[: 4 * MAX_VALUE_CHARS].strip()
-    # Only a value that is an id as a whole: the rest of a text that holds one would not be said.
+    # Only a value that is an id as a whole: the text around an id would be lost.
     if len(value) <= 4 * MAX_VALUE_CHARS and (_UUID.fullmatch(word) or _OPAQUE.fullmatch(word)):
         return replace(leaf, text=forms["id"].format(re.sub("[^0-9A-Za-z]", "", word)[-4:]))
     beginning, end = clean(value), ""
@@ -133,7 +133,7 @@ def render(leaf: Leaf, lang: Vocabulary) -> Leaf:
     if long:
         beginning = beginning[: MAX_VALUE_CHARS // 2].rpartition(" ")[0] or beginning[: MAX_VALUE_CHARS // 3]
     words = lang.words(f"{beginning} {end}")
-    # A value that sounds like an answer or an instruction: only its length is said.
+    # Of a value that sounds like an answer or an instruction only the length is read out.
     if not words or any(phrase_at(words, at, lang.mimics) for at in range(len(words))):
         return replace(leaf, text=forms["text"].format(len(value)), exact=leaf.exact and not value.strip())
     if lang.sets["framing"] & {*words}:  # it could pass for the prompt

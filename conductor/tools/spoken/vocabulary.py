@@ -18,7 +18,7 @@ MAX_CHARS = 2000
 MAX_PHRASE_WORDS = 12
 
 _APOSTROPHES = dict.fromkeys(map(ord, "\u2018\u2019\u201b\u02bc\u02b9\u00b4\u2032`"), "'")
-# Punctuation that only parts words. A question mark is not in it: a question is no answer.
+# Punctuation that separates words. The question mark is a token: a question is not an answer.
 _SEPARATORS = re.escape(" .,!;:\"'_\u201c\u201d\u201e\u00ab\u00bb\u2010\u2011\u2012\u2013\u2014\u2015\u2212-")
 _TOKEN = re.compile(rf"\d+(?:[.:,]\d+)*|[^\W\d_]+(?:'[^\W\d_]+)*|[^\s{_SEPARATORS}]")
 _DOT = re.compile(r"(?<=\w)\.(?=[^\W\d_]{2})")
@@ -77,7 +77,7 @@ class Vocabulary:
         text = unicodedata.normalize("NFKC", text.translate(_APOSTROPHES)).casefold().translate(_APOSTROPHES)
         if len(text) > MAX_CHARS:  # one character may become eighteen; what is cut off leaves a foreign word
             text = text[:MAX_CHARS] + " \ufffd"
-        # Invisible characters could hide a word in what people see, and part one in what is compared.
+        # Invisible characters could hide or split a word.
         text = "".join(c for c in text if unicodedata.category(c) != "Cf")
         tokens = _TOKEN.findall(self.spell(text))
         return tuple(self._numbered(word for token in tokens for word in self._plain(token)))
@@ -140,7 +140,7 @@ def singular(word: str) -> str:
 
 def load_vocabulary(locale: str) -> Vocabulary | None:
     """Load the vocabulary of a locale's language; None if there is none, which disables spoken approvals."""
-    # A client's text: cut, and later matched, since it becomes the name of a file.
+    # A client's text becomes the name of a file: it is cut and matched.
     language = re.split("[-_]", locale[:10].lower())[0]
     return _read(language) if re.fullmatch("[a-z]{2,3}", language) else None
 
