@@ -246,7 +246,6 @@ def _same(left: Any, right: Any) -> bool:
         return left.keys() == right.keys() and all(_same(left[name], right[name]) for name in left)
     if isinstance(left, list | tuple) and isinstance(right, list | tuple):
         return len(left) == len(right) and all(map(_same, left, right))
-    # Python has True == 1.
     return bool(left == right) and (type(left) is type(right) or (_number(left) and _number(right)))
 
 

@@ -101,8 +101,6 @@ class Redactor:
         return b"".join((*pieces, data[position:])).decode("utf-8", "surrogatepass")
 
 
-# -- values
-
 _BOUNDARY = "\0\n"
 """After each text of a value, which becomes a line: no pattern and no known secret crosses it."""
 

@@ -181,8 +181,6 @@ def _digest(tool_name: str, text: str) -> str:
     return hashlib.sha256(tool_name.encode() + b"\n" + canonical).hexdigest()
 
 
-# -- words and JSON
-
 _WORDS = {
     "eq": "is",
     "in": "is one of",

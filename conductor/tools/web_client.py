@@ -21,12 +21,10 @@ from conductor.tools.addresses import Network, may_connect
 
 # For services that the operator configures.
 EVERYWHERE: Sequence[Network] = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
-# Redirects that are followed.
 MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 # Charsets of the web. Of Python's other codecs some take quadratic time, such as punycode.
 _CHARSET = re.compile(r"(?:utf|us-ascii|ascii|iso|latin|windows|cp|koi8|shift|euc|gb|big5|mac)[\w-]*\Z", re.I)
-# Bytes of a body that are read at once.
 _CHUNK = 16_384
 
 

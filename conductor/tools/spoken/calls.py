@@ -155,8 +155,6 @@ def _short_value(leaf: Leaf, call: Call, lang: Vocabulary) -> str:
     return re.split(r"[/\\]", leaf.words.rstrip("/\\"))[-1]
 
 
-# -- the verb and object that may follow a consent
-
 # Parts that may follow the verb: "send | her | the message | about the budget".
 MAX_PARTS = 4
 

@@ -108,7 +108,6 @@ def _first(arguments: Mapping[str, Any], spec: ToolSpec, lang: Vocabulary) -> tu
     for scalar in remaining:
         leaf = render(scalar, lang)
         length += len(leaf.text) + (0 if leaf.index else len(" ".join(leaf.label)))
-        # People do not listen to a long question to its end.
         if len(leaves) == MAX_LEAVES or length > MAX_SAID_CHARS:
             return leaves, 1 + sum(1 for _ in islice(remaining, MAX_COUNTED))
         leaves.append(leaf)
