@@ -75,9 +75,9 @@ async def test_the_device_declares_its_tools_and_the_model_calls_both() -> None:
     assert (status, err) == (0, "")
     assert out.splitlines() == [
         'lamp.switch({"room":"kitchen","on":true}) -> {"room":"kitchen","on":true}',
-        "Lamp switch approval_response: room is kitchen and on is yes.",
+        "Lamp switch answered: room is kitchen and on is yes.",
         'lamp.list({}) -> {"on":["kitchen"]}',
-        "Lamp list approval_response: kitchen.",
+        "Lamp list answered: kitchen.",
     ]
 
 
@@ -161,7 +161,7 @@ async def test_the_server_asks_for_approval() -> None:
         await run.type("allow")
         status, out, err = await run.ends()
     assert (status, err) == (0, "")
-    assert out.splitlines()[-1] == "Photos delete approval_response: deleted is 3."
+    assert out.splitlines()[-1] == "Photos delete answered: deleted is 3."
 
 
 async def test_the_voice_loop_answers_and_can_be_interrupted() -> None:
