@@ -1,4 +1,4 @@
-"""HTTP requests of tools, to permitted addresses only. Importing this module imports aiohttp."""
+"""HTTP requests of tools, to permitted addresses only; importing this module imports aiohttp."""
 
 from __future__ import annotations
 
