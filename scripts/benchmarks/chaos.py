@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from benchmarks.balancer import Switch
+from benchmarks.chaos_app import ChaosApp
 from benchmarks.chaos_book import NO_FAULT, Book, Column, Row
-from benchmarks.chaos_clients import ChaosApp, LibraryClient
+from benchmarks.chaos_clients import LibraryClient
 from benchmarks.chaos_faults import STEPS, Injector, Plan, Store, World
 from benchmarks.chaos_jobs import JobModel, declarations
 from benchmarks.chaos_nodes import CONTROLS, SHOWN_BY, ChaosNode, Parent

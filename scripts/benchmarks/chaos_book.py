@@ -84,12 +84,12 @@ class Person:
 
     def recent_claims(self, before: float | None = None) -> int:
         """Count the claims of half a minute, until now or until a time."""
-        now = _now() if before is None else before
-        return sum(1 for at in self.claims if 0 <= now - at < CLAIMS_S)
+        end = now() if before is None else before
+        return sum(1 for at in self.claims if 0 <= end - at < CLAIMS_S)
 
     def note(self, line: str) -> None:
         """Keep a line for the stories of findings."""
-        self.trace.append(f"{_now() % 1000:7.3f} {line}")
+        self.trace.append(f"{now() % 1000:7.3f} {line}")
 
 
 Resume: TypeAlias = tuple[float, float, Person]
@@ -129,7 +129,7 @@ class Book:
     def add_job(self, plan: tuple[str, ...], person: Person) -> Job:
         """Note that a transcript was sent."""
         number = 1001 + len(self.jobs)
-        self.jobs[number] = job = Job(number, plan, person, _now())
+        self.jobs[number] = job = Job(number, plan, person, now())
         self.figures["transcripts"] += 1
         return job
 
@@ -140,7 +140,7 @@ class Book:
         if column in self._until:
             self.finding.set()
         if len(self.stories) < 60:
-            ago = _now() - person.hit_at if person.hit_at else 0.0
+            ago = now() - person.hit_at if person.hit_at else 0.0
             after = ": ".join(fault)
             self.stories.append(
                 f"{column}: {story} [{person.session_id}; {after}; the last {ago:.1f} s before]"
@@ -149,14 +149,13 @@ class Book:
 
     def is_silent(self, job: Job, patience_s: float) -> bool:
         """Whether a job is stuck: ``patience_s`` seconds after its session's last fault without an event."""
-        now, last = _now(), max(job.asked_at, job.person.hit_at)
-        return now - last > patience_s
+        return now() - max(job.asked_at, job.person.hit_at) > patience_s
 
     def note_fault(self, person: Person, row: Row) -> None:
         """Note a fault of a session; one that was aimed at it counts more than others."""
         if row[1] != BYSTANDER or person.row[1] in (BYSTANDER, NO_FAULT[1]):
             person.row = row
-        person.hit_at = _now()
+        person.hit_at = now()
         person.note(f"-- {row[0]}: {row[1]}")
 
     def judge(self, job: Job) -> None:
@@ -191,7 +190,7 @@ class Book:
         if connections < 2:
             return
         (self.delayed if person.recent_claims(start + 0.001) > CLAIMS else self.resumes).append(
-            (start, _now() - start, person)
+            (start, now() - start, person)
         )
 
     def resume_times(self) -> list[float]:
@@ -205,7 +204,7 @@ class Book:
 
     def note_store_fault(self) -> None:
         """Note a fault that may take the store away from all nodes for a while."""
-        self._store_away_at = _now()
+        self._store_away_at = now()
 
     def note_store_apology(self, job: Job) -> None:
         """Note that a job has ended because the store was away too long."""
@@ -213,7 +212,7 @@ class Book:
             return
         job.is_apologised = True
         self.figures["apologies for the store"] += 1
-        if _now() - self._store_away_at > STORE_AWAY_S:
+        if now() - self._store_away_at > STORE_AWAY_S:
             self.blame(job.person, "gave up", f"job {job.number}: the store was not away")
 
     def note_apology(self, job: Job, text: str) -> None:
@@ -245,7 +244,7 @@ class Book:
     def note_result(self, number: int, link: object) -> None:
         """Note that a call's result was sent on a connection, or None without one."""
         device = self.devices[number]
-        device.sent_at = _now()
+        device.sent_at = now()
         device.sent_by = link
 
     def note_relaunch(self, person: Person) -> None:
@@ -323,7 +322,7 @@ class Book:
         if cause == "other" and job is not None and job.is_apologised:
             cause = "turn given up"  # which is judged by itself
         self.unknown[cause] += 1
-        person.unknowns.append(_now())
+        person.unknowns.append(now())
         if cause == "other":
             state = "never came" if device is None else f"sent {device.sent_at}, losses {person.losses[-3:]}"
             self.blame(person, "unknown?", f"call {number} became unknown: {state}")
@@ -331,13 +330,12 @@ class Book:
     @staticmethod
     def _cause(person: Person, device: Device | None) -> str:
         """Name the cause that kept a write call's result from the server."""
-        now = _now()
         if device is not None and device.relaunched:
             return "relaunch"
         if person.resumes:
             return "other"  # such a client gets the call again, and sends its result again
         if device is None:
-            recent = [loss for loss in person.losses if now - loss < 30]
+            recent = [loss for loss in person.losses if now() - loss < 30]
             return "call on its way" if recent else "other"
         if device.sent_at is None or device.sent_by is None:
             return "result on its way" if person.losses else "other"
@@ -345,5 +343,6 @@ class Book:
         return "result on its way" if after else "other"
 
 
-def _now() -> float:
+def now() -> float:
+    """Give the time of the loop."""
     return asyncio.get_running_loop().time()

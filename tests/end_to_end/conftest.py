@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conductor.app import make_services
+from conductor.app import make_services, reload, running
+from conductor.conversation.services import Services
 from conductor.models.anthropic import AnthropicProvider
 from conductor.models.base import ModelProvider
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
-from conductor.settings import load_settings
+from conductor.settings import Settings, load_settings
 from tests.app import App
 from tests.models import AnthropicService
 from tests.server.wires import until
@@ -80,3 +83,40 @@ async def claude() -> AsyncIterator[AnthropicService]:
 def provider_for(service: AnthropicService, **options: Any) -> AnthropicProvider:
     """Make the real provider of the stand-in."""
     return service.provider(**options)
+
+
+# -- a server by its settings
+
+
+class Configured(Served):
+    """A running server, wired by the settings alone."""
+
+    def __init__(self, listener: Listener, settings: Settings, services: Services) -> None:
+        super().__init__(listener)
+        self.settings = settings
+        self.services = services
+
+    def reload(self) -> None:
+        """Reload, as SIGHUP does."""
+        reload(self.settings, self.services, self.listener)
+
+
+@asynccontextmanager
+async def configured(claude: AnthropicService, folder: Path, **values: Any) -> AsyncIterator[Configured]:
+    """Run a server as the program does, with a rules file in ``folder``; ``values`` are settings."""
+    if not (folder / "policies.json").exists():
+        write_rules(folder)
+    rules = folder / "policies.json"
+    settings = load_settings(
+        None, port=0, policies_file=rules, session_rate_limit_per_min=1_000_000, **values
+    )
+    provider = provider_for(claude)
+    await provider.start()
+    services = make_services(settings, provider)
+    services = replace(services, limits=replace(services.limits, open_microphone=0.0))
+    async with running(settings, services) as listener:
+        yield Configured(listener, settings, services)
+
+
+def write_rules(folder: Path, *rules: dict[str, Any]) -> None:
+    (folder / "policies.json").write_text(json.dumps({"version": 1, "rules": list(rules)}))

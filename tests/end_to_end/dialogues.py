@@ -29,6 +29,8 @@ MOVE = declared("move_file", destructiveHint=False)
 DELETE = declared("delete_file", destructiveHint=True)
 SAVE = extended(declared("save_note"), approval="never")
 TOOLS = [LOOK, MOVE, DELETE]
+SLOW_SAVE = extended(declared("save_note"), approval="never", timeoutMs=LIMIT_MS)
+DEVICE = {"look": lambda a: "seen", "move_file": lambda a: "moved", "delete_file": lambda a: "deleted"}
 
 
 def call(name: str, path: str = "a") -> Call:
@@ -121,3 +123,21 @@ def last_text(request: dict[str, Any]) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(block["text"] for block in content if block["type"] == "text")
+
+
+def fails_with(text: str) -> Any:
+    def tool(_: dict[str, Any]) -> str:
+        raise RuntimeError(text)
+
+    return tool
+
+
+async def update(phone: App, tools: list[Any]) -> Event:
+    """Declare other tools."""
+    since = len(phone.log)
+    phone.send("session.update", {"tools": tools})
+    return await phone.until("tools.changed", since=since)
+
+
+def call_id(event: Event) -> str:
+    return str(event["payload"]["callId"])

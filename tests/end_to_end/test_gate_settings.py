@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conductor.app import make_services, reload, running, watch_policies
-from conductor.conversation.services import Services
-from conductor.server.listener import Listener
-from conductor.settings import Settings, load_settings
-from conductor.tools.policies import add, remove
-from conductor.tools.rules import Rule
-from tests.end_to_end.conftest import Served, provider_for
+from tests.end_to_end.conftest import configured, write_rules
 from tests.end_to_end.dialogues import (
     DELETE,
+    DEVICE,
     LOOK,
     MOVE,
     ask_aloud,
@@ -34,49 +24,13 @@ from tests.end_to_end.dialogues import (
     results_of,
 )
 from tests.models import AnthropicService, Call, Reply
-from tests.server.wires import WAIT, get, http, until
 
 AGENTS = {"agent_spawn", "agent_status", "agent_cancel", "agent_followup", "agent_list"}
-DEVICE = {"look": lambda a: "seen", "move_file": lambda a: "moved", "delete_file": lambda a: "deleted"}
-
-
-class Configured(Served):
-    """A running server, wired by the settings alone."""
-
-    def __init__(self, listener: Listener, settings: Settings, services: Services) -> None:
-        super().__init__(listener)
-        self.settings = settings
-        self.services = services
-
-    def reload(self) -> None:
-        """Reload, as SIGHUP does."""
-        reload(self.settings, self.services, self.listener)
-
-
-@asynccontextmanager
-async def configured(claude: AnthropicService, folder: Path, **values: Any) -> AsyncIterator[Configured]:
-    """Run a server as the program does, with a rules file in ``folder``; ``values`` are settings."""
-    if not (folder / "policies.json").exists():
-        write_rules(folder)
-    rules = folder / "policies.json"
-    settings = load_settings(
-        None, port=0, policies_file=rules, session_rate_limit_per_min=1_000_000, **values
-    )
-    provider = provider_for(claude)
-    await provider.start()
-    services = make_services(settings, provider)
-    services = replace(services, limits=replace(services.limits, open_microphone=0.0))
-    async with running(settings, services) as listener:
-        yield Configured(listener, settings, services)
 
 
 def offered(claude: AnthropicService) -> set[str]:
     """Name the tools that the last request offers."""
     return {tool["name"] for tool in claude.requests[-1]["tools"]}
-
-
-def write_rules(folder: Path, *rules: dict[str, Any]) -> None:
-    (folder / "policies.json").write_text(json.dumps({"version": 1, "rules": list(rules)}))
 
 
 # -- the tools that the model is offered
@@ -205,173 +159,6 @@ async def test_in_a_dry_run_a_denied_call_is_denied(claude: AnthropicService, tm
     denied, dry = results_of(claude.requests[-1])
     assert denied["error_type"] == "permission_denied"
     assert dry["data"]["dry_run"] is True
-
-
-# -- the operator's rules
-
-
-async def test_rules_deny_ask_and_allow_by_their_arguments(claude: AnthropicService, tmp_path: Path) -> None:
-    write_rules(
-        tmp_path,
-        {"effect": "allow", "tool": "move_*", "args": {"path": {"under": "notes"}}},
-        {"effect": "ask", "tool": "look", "args": {"path": {"glob": "*.key"}}},
-        {"effect": "deny", "tool": "*", "source": "device", "args": {"path": {"under": "secrets"}}},
-    )
-    claude.replies += [
-        calls(("move_file", "notes/a"), ("look", "."), ("look", "./secrets/x"), ("look", "my.key")),
-        calls(("move_file", "notes/../b")),
-        Reply(text="Done."),
-    ]
-    async with configured(claude, tmp_path) as server, server.phone(tools=DEVICE) as phone:
-        await begin(phone, "approval")
-        since = len(phone.log)
-        phone.say("do all that")
-        by_rule = await phone.until("approval.request", name="look")
-        assert by_rule["payload"]["arguments"] == {"path": "my.key"}
-        assert any("rules ask first" in reason for reason in by_rule["payload"]["reasons"])
-        assert sorted(phone.runs) == [("look", {"path": "."}), ("move_file", {"path": "notes/a"})]
-        await decide(phone, by_rule, "allow")
-        climbing = await phone.until("approval.request", name="move_file")
-        assert climbing["payload"]["arguments"] == {"path": "notes/../b"}
-        await decide(phone, climbing, "deny")
-        await phone.idle(since=since)
-        assert len(cards(phone)) == 2 and len(phone.runs) == 3
-    first = results_of(claude.requests[-2])
-    assert [result["error_type"] for result in first] == ["none", "none", "permission_denied", "none"]
-    assert "rules forbid it" in first[2]["error_message"]
-
-
-async def test_a_rule_that_asks_asks_aloud_where_there_are_no_cards(
-    claude: AnthropicService, tmp_path: Path
-) -> None:
-    write_rules(tmp_path, {"effect": "ask", "tool": "look"})
-    claude.replies += [calls(("look", "here")), Reply(text="Seen.")]
-    async with configured(claude, tmp_path) as server, server.phone(tools=DEVICE) as phone:
-        await begin(phone)
-        await ask_aloud(phone, "look", "yes")
-        assert len(prompts(phone)) == 1 and len(phone.runs) == 1
-    assert results_of(claude.requests[-1])[0]["data"] == "seen"
-
-
-async def test_an_ask_rule_wins_over_a_lasting_grant(claude: AnthropicService, tmp_path: Path) -> None:
-    write_rules(tmp_path, {"effect": "ask", "tool": "move_file"})
-    for path in ("a", "b"):
-        claude.replies += [calls(("move_file", path)), Reply(text="Moved.")]
-    async with configured(claude, tmp_path) as server, server.phone(tools=DEVICE) as phone:
-        await begin(phone, "approval")
-        await ask_deciding(phone, "move a", scope="always")
-        await ask_deciding(phone, "move b")
-        assert len(cards(phone)) == 2
-
-
-async def test_an_edit_cannot_get_round_a_rule_that_denies(claude: AnthropicService, tmp_path: Path) -> None:
-    write_rules(tmp_path, {"effect": "deny", "tool": "move_file", "args": {"path": {"under": "secrets"}}})
-    claude.replies += [calls(("move_file", "a")), Reply(text="Moved.")]
-    async with configured(claude, tmp_path) as server, server.phone(tools=DEVICE) as phone:
-        await begin(phone, "approval")
-        since = len(phone.log)
-        phone.say("move it")
-        request = await phone.until("approval.request")
-        refused = await decide(phone, request, "edit", editedArguments={"path": "secrets/b"})
-        assert refused["payload"]["outcome"] == "refused" and "rule" in refused["payload"]["message"]
-        edited = await decide(phone, request, "edit", editedArguments={"path": "c"})
-        assert edited["payload"]["outcome"] == "edited"
-        await phone.idle(since=since)
-        assert phone.runs == [("move_file", {"path": "c"})]
-    (result,) = results_of(claude.requests[-1])
-    assert any('"before":"a"' in note and '"after":"c"' in note for note in result["metadata"]["notes"])
-
-
-async def test_reloaded_rules_hold_for_open_sessions(claude: AnthropicService, tmp_path: Path) -> None:
-    claude.default = lambda request: (
-        calls(("look", "."))
-        if isinstance(last := request["messages"][-1]["content"], str) or last[-1]["type"] == "text"
-        else Reply(text="Well.")
-    )
-    async with configured(claude, tmp_path) as server, server.phone(tools=DEVICE) as phone:
-        await begin(phone, "approval")
-        await phone.ask("look")
-        assert len(phone.runs) == 1
-        write_rules(tmp_path, {"effect": "ask", "tool": "look"})
-        server.reload()
-        await ask_deciding(phone, "look")
-        write_rules(tmp_path, {"effect": "no such effect", "tool": "look"})
-        server.reload()  # a mistake changes nothing
-        await ask_deciding(phone, "look")
-        assert len(phone.runs) == 3
-        write_rules(tmp_path, {"effect": "deny", "tool": "look"})
-        server.reload()
-        await phone.ask("look")
-        assert results_of(claude.requests[-1])[0]["error_type"] == "not_found"
-        (tmp_path / "policies.json").write_text("{")
-        server.reload()
-        await phone.ask("look")
-        assert results_of(claude.requests[-1])[0]["error_type"] == "not_found", "it is denied as before"
-        write_rules(tmp_path)
-        server.reload()
-        await phone.ask("look")
-        assert len(phone.runs) == 4 and len(cards(phone)) == 2
-
-
-@asynccontextmanager
-async def watched(server: Configured) -> AsyncIterator[None]:
-    """Have the server look after its rules file, as often as it can."""
-    watching = asyncio.create_task(watch_policies(server.settings, server.listener, every=0))
-    try:
-        yield
-    finally:
-        watching.cancel()
-
-
-async def test_a_running_server_takes_changed_rules_up_by_itself(
-    claude: AnthropicService, tmp_path: Path
-) -> None:
-    claude.replies += [calls(("look", ".")), Reply(text="Seen."), calls(("look", ".")), Reply(text="No.")]
-    path = tmp_path / "policies.json"
-    async with configured(claude, tmp_path) as server, server.phone(tools=DEVICE) as phone, watched(server):
-        await begin(phone, "approval")
-        await phone.ask("look")
-        assert len(phone.runs) == 1
-        number = add(path, Rule("ask", "look"))
-        await until(lambda: len(server.listener.services.rules) == 1)
-        await ask_deciding(phone, "look", "deny")
-        remove(path, number)
-        await until(lambda: not server.listener.services.rules)
-
-
-async def test_an_invalid_rules_file_is_reported_and_the_earlier_rules_hold(
-    claude: AnthropicService, tmp_path: Path
-) -> None:
-    claude.replies += [calls(("look", ".")), Reply(text="No.")]
-    write_rules(tmp_path, {"effect": "deny", "tool": "look"})
-    async with configured(claude, tmp_path, admin_token="operator") as server, watched(server):
-        policies = server.services.policies
-        assert policies is not None
-        (tmp_path / "policies.json").write_text('{"version": 1, "rules": [],}')
-        await until(lambda: bool(policies.problem))
-        status, ready = await http(server.listener.port, get("/readyz"))
-        assert status == 200 and "the rules file is not valid: the earlier rules hold" in ready
-        _, metrics = await http(server.listener.port, get("/metrics", "Authorization: Bearer operator"))
-        assert "\nconductor_policy_problem 1.0\n" in metrics
-        async with server.phone(tools=DEVICE) as phone:
-            await begin(phone, "approval")
-            await phone.ask("look")
-            assert phone.runs == []
-        write_rules(tmp_path)
-        await until(lambda: not policies.problem)
-        assert "earlier rules" not in (await http(server.listener.port, get("/readyz")))[1]
-
-
-async def test_misspelt_tools_in_rules_and_in_allowed_tools_are_logged_at_the_start(
-    claude: AnthropicService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_rules(tmp_path, {"effect": "deny", "tool": "agent.cancle"})
-    output = ""
-    async with configured(claude, tmp_path, allowed_tools=("agent.stauts",)) as server, watched(server):
-        async with asyncio.timeout(WAIT):
-            while not all(name in output for name in ("agent.cancle", "agent.stauts")):
-                await asyncio.sleep(0)
-                output += capsys.readouterr().out
 
 
 # -- files

@@ -15,14 +15,14 @@ from conductor.conversation.speech import CUT_HERE, HEARD_NOTHING
 from tests.app import App
 from tests.end_to_end.conftest import provider_for, serving
 from tests.end_to_end.dialogues import (
-    DELETE,
     LIMIT_MS,
     LOOK,
     MOVE,
     SAVE,
-    ask_aloud,
+    SLOW_SAVE,
     begin,
     call,
+    call_id,
     cards,
     decide,
     declared,
@@ -36,11 +36,6 @@ from tests.models import AnthropicService, Call, Reply
 from tests.shapes import PLAIN_TURN, Event
 
 STOPPABLE = extended(declared("upload"), approval="never", onInterrupt="cancel")
-SLOW_SAVE = extended(declared("save_note"), approval="never", timeoutMs=LIMIT_MS)
-
-
-def call_id(event: Event) -> str:
-    return str(event["payload"]["callId"])
 
 
 async def begin_call(phone: App, name: str, text: str = "go") -> Event:
@@ -175,7 +170,7 @@ async def test_a_button_stops_the_turn_as_a_barge_in_does(claude: AnthropicServi
         await phone.ask("hello?")
     kinds = [result["error_type"] for result in all_results(claude.requests[-1])]
     assert kinds == ["cancelled", "unknown"]
-    assert [e["payload"]["errorType"] for e in activities(phone, "finished")] == kinds
+    assert [e["payload"]["errorType"] for e in phone.events("tool.activity", status="finished")] == kinds
 
 
 async def test_a_button_stops_an_answer_that_is_being_written(claude: AnthropicService) -> None:
@@ -366,70 +361,6 @@ async def test_a_job_frees_the_turn_and_its_result_begins_one_of_its_own(claude:
         assert phone.finals(since) == ["The job is done."]
         assert phone.shapes(since) == ["tool.late", *PLAIN_TURN[2:]]
     assert "uploaded 7 of 7" in last_text(claude.requests[-1])
-
-
-# -- activity
-
-
-def activities(phone: App, status: str | None = None) -> list[Event]:
-    return [event for event in phone.events("tool.activity") if status in (None, event["payload"]["status"])]
-
-
-async def test_tool_activity_names_every_call_in_order(claude: AnthropicService) -> None:
-    def broken(_: dict[str, Any]) -> str:
-        raise RuntimeError("the secret reason")
-
-    tools = [LOOK, MOVE, SLOW_SAVE]
-    claude.replies += [
-        Reply(calls=(Call("calculator", {"expression": "6*7"}),)),
-        Reply(calls=(Call("calculator", {"expression": "6*"}),)),
-        Reply(calls=(call("look", "the secret place"),)),
-        Reply(calls=(call("move_file"),)),
-        Reply(calls=(call("save_note"),)),
-        Reply(calls=(Call("no_such_tool"), Call("look", {"path": 7}))),
-        Reply(text="Done."),
-    ]
-    answers = {"look": lambda a: "the secret result", "move_file": broken}
-    async with talking(claude, "activity", "approval", tools=tools, device=answers) as phone:
-        since = len(phone.log)
-        phone.say("go")
-        request = await phone.until("approval.request")
-        assert "move_file" not in {event["payload"]["name"] for event in activities(phone)}
-        await decide(phone, request, "allow")
-        await phone.until("assistant.speech.final", since=since)
-        sequence = [
-            (e["payload"]["name"], e["payload"]["source"], e["payload"]["status"]) for e in activities(phone)
-        ]
-        names = [("calculator", "builtin")] * 2 + [
-            (name, "device") for name in ("look", "move_file", "save_note")
-        ]
-        assert sequence == [(*name, status) for name in names for status in ("started", "finished")]
-        ended = activities(phone, "finished")
-        kinds = [event["payload"]["errorType"] for event in ended]
-        assert kinds[0] == "none" and kinds[1] != "none"
-        assert kinds[2:] == ["none", "internal_error", "unknown"]
-        assert ended[2]["payload"]["dataSizeBytes"] == len("the secret result")
-        assert ended[4]["payload"]["executionTimeMs"] >= LIMIT_MS
-        assert ended[2]["payload"]["display"].startswith("look: done, 17 bytes, ")
-        assert "secret" not in json.dumps(activities(phone))
-        for start, over in zip(activities(phone, "started"), ended, strict=True):
-            assert start["payload"]["callId"] == over["payload"]["callId"]
-        looked = phone.events("look")[0]
-        assert call_id(ended[2]) == call_id(looked)
-
-
-async def test_a_client_that_has_not_asked_for_it_sees_no_activity(claude: AnthropicService) -> None:
-    claude.replies += [Reply(calls=(Call("calculator", {"expression": "6*7"}),)), Reply(text="42.")]
-    async with talking(claude) as phone:
-        await phone.ask("go")
-        assert activities(phone) == []
-
-
-async def test_a_call_that_is_not_allowed_was_never_at_work(claude: AnthropicService) -> None:
-    claude.replies += [Reply(calls=(call("delete_file"),)), Reply(text="Very well.")]
-    async with talking(claude, "activity", tools=[DELETE]) as phone:
-        await ask_aloud(phone, "delete it", "no")
-        assert activities(phone) == [] and phone.runs == []
 
 
 # -- done, but not heard

@@ -241,7 +241,9 @@ async def test_persons_do_not_share_an_mcp_server_of_scope_session() -> None:
         over_http(server, BOB) as bobs,
         over_http(server, ANN) as second,
     ):
-        ann, bob, ann_again = [text_of(await client.call_tool("s.pid", {})) for client in (first, bobs, second)]
+        ann, bob, ann_again = [
+            text_of(await client.call_tool("s.pid", {})) for client in (first, bobs, second)
+        ]
         assert ann == ann_again != bob
 
 
