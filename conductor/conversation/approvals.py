@@ -130,7 +130,7 @@ class Approvals:
         for question in questions:
             question.timer = loop.call_later(self.limits.approval_timeout, self._expire, question)
             self._open.set()
-            self.metrics.asked(question.need.ready.spec.name, question.need.ready.spec.source)
+            self.metrics.count_request(question.need.ready.spec.name, question.need.ready.spec.source)
         return batch
 
     @staticmethod
@@ -251,7 +251,7 @@ class Approvals:
         if verdict.effect == "deny":
             return " ".join(verdict.reasons)
         await self.allow(question, ready, "edited", "once", decision.message)
-        self.audit.answered(ready.spec, ready.arguments, "edited", by_voice=False)  # what runs instead
+        self.audit.record_answer(ready.spec, ready.arguments, "edited", by_voice=False)  # what runs instead
         return None
 
     async def allow(
@@ -412,8 +412,8 @@ class Approvals:
         self.closed.add(approval.approval_id, outcome, by_card=question.by_card)
         ready = question.need.ready
         seconds = self.closed_at - question.opened_at
-        self.metrics.decided(ready.spec.name, ready.spec.source, outcome, seconds, by_voice=by_voice)
-        self.audit.answered(ready.spec, ready.arguments, outcome, by_voice=by_voice)
+        self.metrics.count_decision(ready.spec.name, ready.spec.source, outcome, seconds, by_voice=by_voice)
+        self.audit.record_answer(ready.spec, ready.arguments, outcome, by_voice=by_voice)
 
     def withdraw_card(self, question: PendingApproval) -> None:
         """Stop replaying a card."""

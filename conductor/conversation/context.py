@@ -149,7 +149,7 @@ class TurnContext:
             arguments_digest(spec.name, arguments), now
         )
         verdict = self.executor.gate.decide(spec, arguments, tainted=tainted, may_have_happened=unknown)
-        self._audit.decided(spec, arguments, verdict)
+        self._audit.record_decision(spec, arguments, verdict)
         return verdict
 
     def begins(self, ready: PreparedCall) -> None:
@@ -163,7 +163,7 @@ class TurnContext:
         """Record the metrics of a call that ended, and show its end."""
         spec = ready.spec
         seconds = outcome.metadata.execution_time_ms / 1000
-        self._metrics.called(spec.name, spec.source, outcome.error_type, seconds)
+        self._metrics.count_call(spec.name, spec.source, outcome.error_type, seconds)
         if self.turn is not None:
             self.turn.stats.tool_s += seconds
             attributes = {"gen_ai.tool.name": spec.name, "gen_ai.tool.call.id": ready.call.call_id}
@@ -176,7 +176,7 @@ class TurnContext:
                 error,
                 {**attributes, "conductor.tool.source": spec.source},
             )
-        self._audit.ended(spec, ready.arguments, outcome)
+        self._audit.record_end(spec, ready.arguments, outcome)
         if outcome.error_type == "unknown" and spec.effect != "read":
             self.device.unknown(ready.call.call_id, arguments_digest(spec.name, ready.arguments))
         if "activity" in self.profile.capabilities:

@@ -300,12 +300,12 @@ class McpEndpoint:
         prepared = executor.prepare(ToolCall(call_id, name, arguments))
         if isinstance(prepared, ApprovalNeeded):
             ready = prepared.ready
-            audit.decided(ready.spec, ready.arguments, prepared.verdict)
+            audit.record_decision(ready.spec, ready.arguments, prepared.verdict)
             outcome = failed("permission_denied", _NEEDS_DEVICE)
         elif isinstance(prepared, PreparedCall):
             context = CallContext(f"$mcp {caller.person}", call_id, subject=caller.subject)
             outcome = await executor.run(prepared, context)
-            audit.ended(prepared.spec, prepared.arguments, outcome)
+            audit.record_end(prepared.spec, prepared.arguments, outcome)
         elif isinstance(prepared, DryRun):
             outcome = await executor.dry_run(prepared.ready)
         else:

@@ -57,18 +57,20 @@ class SessionAudit:
         self._log = log
         self._session = {"subject": subject, "session": session_id}
 
-    def decided(self, spec: ToolSpec, arguments: Mapping[str, Any], verdict: Verdict) -> None:
+    def record_decision(self, spec: ToolSpec, arguments: Mapping[str, Any], verdict: Verdict) -> None:
         """Record the verdict about a call, with its rule and reasons."""
         rule = None if verdict.rule is None else describe(verdict.rule)
         self._write(
             "decision", spec, arguments, decision=verdict.effect, rule=rule, reasons=list(verdict.reasons)
         )
 
-    def answered(self, spec: ToolSpec, arguments: Mapping[str, Any], outcome: str, *, by_voice: bool) -> None:
+    def record_answer(
+        self, spec: ToolSpec, arguments: Mapping[str, Any], outcome: str, *, by_voice: bool
+    ) -> None:
         """Record the result of a question to the person."""
         self._write("answer", spec, arguments, outcome=outcome, by="voice" if by_voice else "card")
 
-    def ended(self, spec: ToolSpec, arguments: Mapping[str, Any], outcome: ToolOutcome) -> None:
+    def record_end(self, spec: ToolSpec, arguments: Mapping[str, Any], outcome: ToolOutcome) -> None:
         """Record the end of a call that was run."""
         took = outcome.metadata.execution_time_ms
         self._write("call", spec, arguments, error_type=outcome.error_type, ms=took)

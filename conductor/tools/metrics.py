@@ -45,7 +45,7 @@ class ToolMetrics:
         self._calls = self._counter(
             "tool_calls", "Tool calls that ended; error_type is none for a success.", (*tool, "error_type")
         )
-        self._asked = self._counter("tool_approvals_asked", "Tool calls that waited for consent.", tool)
+        self._requested = self._counter("tool_approvals_asked", "Tool calls that waited for consent.", tool)
         self._decided = self._counter(
             "tool_approvals_decided", "Approval requests by outcome.", (*tool, "outcome")
         )
@@ -67,18 +67,18 @@ class ToolMetrics:
     def _histogram(self, name: str, text: str, labels: Sequence[str]) -> Histogram:
         return Histogram(f"conductor_{name}", text, labels, registry=self.registry, buckets=BOUNDS_S)
 
-    def called(self, tool: str, source: str, error_type: ErrorType, seconds: float | None) -> None:
+    def count_call(self, tool: str, source: str, error_type: ErrorType, seconds: float | None) -> None:
         """Count a call that has ended; ``seconds`` is its execution time, None if it was not run."""
         labels = self._labels(tool, source)
         self._calls.labels(*labels, error_type).inc()
         if seconds is not None:
             self._running.labels(*labels).observe(seconds)
 
-    def asked(self, tool: str, source: str) -> None:
+    def count_request(self, tool: str, source: str) -> None:
         """Count a call that waits for consent."""
-        self._asked.labels(*self._labels(tool, source)).inc()
+        self._requested.labels(*self._labels(tool, source)).inc()
 
-    def decided(
+    def count_decision(
         self, tool: str, source: str, outcome: Decision, seconds: float, *, by_voice: bool = False
     ) -> None:
         """Count the result of an approval request after ``seconds``.

@@ -422,7 +422,7 @@ def _unquoted(text: str) -> str:
 
 
 PREDICATES: Mapping[PredicateName, Callable[[Any], Predicate]] = {
-    "eq": lambda wanted: _OneOf([wanted]),
+    "eq": lambda value: _OneOf([value]),
     "in": _OneOf,
     "glob": _Glob,
     "under": _Under,

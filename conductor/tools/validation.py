@@ -352,7 +352,7 @@ decode_json = msgspec.json.Decoder(float_hook=_finite).decode
 MAX_ARGUMENT_BYTES = 64 * 1024
 MAX_ARGUMENT_DEPTH = 32
 
-_MAY_CHANGE = re.compile(r'[0-9](?:\.0|[eE])|:\s*""')  # 3.0 where 3 is wanted, empty text for nothing
+_MAY_CHANGE = re.compile(r'[0-9](?:\.0|[eE])|:\s*""')  # 3.0 for 3, empty text for no value
 _TOO_DEEP = f"they are nested more than {MAX_ARGUMENT_DEPTH} levels deep"
 _TOO_INVOLVED = "they are too large to be checked against the tool's schema; send fewer or shorter values"
 

@@ -206,7 +206,7 @@ def mcp_state(server: Running) -> str:
 async def test_metrics_outlive_a_reload() -> None:
     async with served() as server:
         reload(server.settings, server.services, server.listener)
-        server.services.metrics.called("agent.spawn", "device", "none", 0.25)
+        server.services.metrics.count_call("agent.spawn", "device", "none", 0.25)
         value = await server.metrics()
     spawn = {"tool": "agent.spawn", "source": "device"}
     assert value("conductor_tool_calls_total", **spawn, error_type="none") == 1
@@ -215,7 +215,7 @@ async def test_metrics_outlive_a_reload() -> None:
 async def test_metrics_are_those_of_the_tools_and_of_the_process() -> None:
     spawn = {"tool": "agent.spawn", "source": "device"}
     async with served() as server:
-        server.services.metrics.called("agent.spawn", "device", "none", 0.25)
+        server.services.metrics.count_call("agent.spawn", "device", "none", 0.25)
         async with App(f"ws://127.0.0.1:{server.port}/ws?token={CLIENT}", "s-1") as phone:
             await phone.ask("hello")
             value = await server.metrics()
@@ -239,7 +239,7 @@ async def test_metrics_are_those_of_the_tools_and_of_the_process() -> None:
 )
 async def test_a_tools_name_stays_in_its_label(name: str, label: str) -> None:
     async with served() as server:
-        server.services.metrics.called(name, "device", "none", 0.1)
+        server.services.metrics.count_call(name, "device", "none", 0.1)
         value = await server.metrics()
     assert value("conductor_tool_calls_total", tool=label, source="device", error_type="none") == 1
     assert value("conductor_sessions") == 0

@@ -1,4 +1,4 @@
-"""Sets of spoken answers: what each should mean, and what the judge makes of it.
+"""Sets of spoken answers: the meaning of each, and the classification.
 
 A set is a pair of files. NAME.tools.json lists the calls asked about: ``id``, ``name``, ``title``, ``risk``,
 ``arguments``, and ``spoken`` where the tool has a template. NAME.jsonl holds an answer a line: ``tool`` is an

@@ -1,4 +1,4 @@
-"""Addresses that tools may connect to: public ones, in whatever form they are written."""
+"""Addresses that tools may connect to: public ones, in any notation."""
 
 from __future__ import annotations
 

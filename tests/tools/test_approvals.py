@@ -1,4 +1,4 @@
-"""A question as it is kept, and the words that a decision about it gets."""
+"""Stored approvals, and the outcomes of undecided and denied calls."""
 
 from __future__ import annotations
 

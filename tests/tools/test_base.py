@@ -1,4 +1,4 @@
-"""Definitions and outcomes of tools: what the model reads, and what tells two tools apart."""
+"""Definitions and fingerprints of tools, and outcomes as the model reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Declarations: from MCP's hints to kinds of tools, and a reason for each one that is refused."""
+"""Declarations: the effect of MCP's hints, and a reason for each rejection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device's tools: what is listed, and a call that is its answer."""
+"""The device's tools: the list, and calls that wait for an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Catalogs: the shipped app's tools, and what is said of a file with a mistake."""
+"""Catalogs: the tools of the iOS app, and the error of an invalid file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The executor: find, validate, permit, limit, run, redact, shorten, and an outcome whatever happens."""
+"""The executor: find, validate, permit, limit, run, redact, truncate; each call has an outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of spoken answers: what is no approval from end to end never approves."""
+"""The grammar of spoken answers: only a complete approval approves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools that are HTTP requests: what is sent, what comes of the answer, and mistakes in the file."""
+"""Tools that are HTTP requests: requests, answers, and mistakes in the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tools' metrics: counted right, and no larger however many names there are."""
+"""The tools' metrics: correct counts, and a bounded number of names."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def calls(metrics: ToolMetrics, tool: str, source: str, error_type: ErrorType = 
 def test_calls_are_counted_by_tool_source_and_error_type() -> None:
     metrics = ToolMetrics()
     for error_type in ("none", "unknown", "none", "io_error", "unknown"):
-        metrics.called("agent.spawn", "device", error_type, 0.1)
-    metrics.called("agent.spawn", "mcp:a", "none", 0.1)
+        metrics.count_call("agent.spawn", "device", error_type, 0.1)
+    metrics.count_call("agent.spawn", "mcp:a", "none", 0.1)
     counts = {kind: calls(metrics, "agent.spawn", "device", kind) for kind in get_args(ErrorType)}
     assert {kind: count for kind, count in counts.items() if count} == {
         "none": 2,
@@ -52,16 +52,16 @@ def test_calls_are_counted_by_tool_source_and_error_type() -> None:
 
 def test_a_call_that_was_not_run_has_no_time() -> None:
     metrics = ToolMetrics()
-    metrics.called("agent.spawn", "device", "none", 0.0)
-    metrics.called("agent.spawn", "device", "permission_denied", None)
+    metrics.count_call("agent.spawn", "device", "none", 0.0)
+    metrics.count_call("agent.spawn", "device", "permission_denied", None)
     assert metrics.registry.get_sample_value("conductor_tool_run_seconds_count", SPAWN) == 1
 
 
 @pytest.mark.parametrize("outcome", get_args(Decision))
 def test_approvals_are_counted_by_outcome_and_only_a_persons_decision_has_a_time(outcome: Decision) -> None:
     metrics = ToolMetrics()
-    metrics.asked("agent.spawn", "device")
-    metrics.decided("agent.spawn", "device", outcome, 4.0)
+    metrics.count_request("agent.spawn", "device")
+    metrics.count_decision("agent.spawn", "device", outcome, 4.0)
     value = metrics.registry.get_sample_value
     assert value("conductor_tool_approvals_asked_total", SPAWN) == 1
     assert value("conductor_tool_approvals_decided_total", {**SPAWN, "outcome": outcome}) == 1
@@ -75,8 +75,8 @@ def test_approvals_are_counted_by_outcome_and_only_a_persons_decision_has_a_time
 def test_names_that_clients_choose_leave_room_for_the_servers_own_tools() -> None:
     metrics = ToolMetrics()
     for number in range(10 * MAX_TOOLS):
-        metrics.called(f"made.up.{number}", "device", "none", 0.1)
-    metrics.called("calculator", "builtin", "none", 0.1)
+        metrics.count_call(f"made.up.{number}", "device", "none", 0.1)
+    metrics.count_call("calculator", "builtin", "none", 0.1)
     assert calls(metrics, "calculator", "builtin") == 1
     assert len(tools(metrics)) == MAX_DEVICE_TOOLS + 2
 
@@ -84,14 +84,14 @@ def test_names_that_clients_choose_leave_room_for_the_servers_own_tools() -> Non
 def test_long_names_are_cut() -> None:
     metrics = ToolMetrics()
     for ending in "ab":
-        metrics.called("x" * MAX_NAME_CHARS + ending, "device", "none", 0.1)
+        metrics.count_call("x" * MAX_NAME_CHARS + ending, "device", "none", 0.1)
     assert calls(metrics, "x" * MAX_NAME_CHARS, "device") == 2
 
 
 @pytest.mark.parametrize("name", ["a\x00b", "a\nb", "a\x1bb", "a\ud83db"])
 def test_characters_that_no_scraper_takes_are_replaced(name: str) -> None:
     metrics = ToolMetrics()
-    metrics.called(name, "device", "none", 0.1)
+    metrics.count_call(name, "device", "none", 0.1)
     assert tools(metrics) == {("a?b", "device")}
 
 
@@ -100,10 +100,10 @@ def test_label_sets_are_bounded() -> None:
     for number in range(2 * MAX_TOOLS):
         for source in ("device", "mcp:x"):
             for error_type in get_args(ErrorType):
-                metrics.called(f"made.up.{number}", source, error_type, 0.1)
-            metrics.asked(f"made.up.{number}", source)
+                metrics.count_call(f"made.up.{number}", source, error_type, 0.1)
+            metrics.count_request(f"made.up.{number}", source)
             for outcome in get_args(Decision):
-                metrics.decided(f"made.up.{number}", source, outcome, 1.0)
+                metrics.count_decision(f"made.up.{number}", source, outcome, 1.0)
     counts = {
         family.name: sum(_is_count(sample) for sample in family.samples)
         for family in metrics.registry.collect()

@@ -1,4 +1,4 @@
-"""The verb and object of a spoken consent: words of the tool and of its question, and no others."""
+"""The verb and object of a spoken consent: only words of the tool and of its question."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gate: what decides on a call, in which order, and why."""
+"""The gate: the order of rules and settings, and the reasons of a verdict."""
 
 from __future__ import annotations
 

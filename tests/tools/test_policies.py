@@ -1,4 +1,4 @@
-"""The operator's file: read, changed by several at once, damaged; and rules that make no sense."""
+"""The operator's file: reading, concurrent changes, damage, and lint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Redaction: no secret gets through in any spelling, what is none stays, and twice is as good as once.
+"""Redaction: no secret remains in any spelling, other text is unchanged, and it is idempotent.
 
 Keys are put together from pieces, so that no scanner takes this file for a leak.
 """

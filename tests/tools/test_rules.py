@@ -1,4 +1,4 @@
-"""Rules: when they apply, the digests of calls, and their words and JSON form."""
+"""Rules: matching, digests of calls, descriptions and the JSON form."""
 
 from __future__ import annotations
 

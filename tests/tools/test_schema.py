@@ -1,4 +1,4 @@
-"""Input schemas: what is accepted, what is refused, and the form for model services."""
+"""Input schemas: accepted and rejected ones, and the form for model services."""
 
 from __future__ import annotations
 

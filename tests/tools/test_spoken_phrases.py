@@ -1,4 +1,4 @@
-"""Spoken answers of many people, in sets: nothing unsafe in any, and most understood at once."""
+"""Sets of spoken answers: no unsafe approval, and most answers are understood at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spoken questions: made of a template and the arguments, all of them, and of no other words."""
+"""Spoken questions: a template with all arguments, and no other words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validation: a model's JSON text becomes arguments, or a message by which it can do better."""
+"""Validation: a model's JSON text becomes arguments, or a message that helps to correct it."""
 
 from __future__ import annotations
 

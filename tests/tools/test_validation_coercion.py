@@ -1,4 +1,4 @@
-"""Coercion: only what loses nothing, and only as far as a schema goes."""
+"""Coercion: only lossless changes, and only where the schema requires them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments in spoken words: every value is said, and no secret."""
+"""Arguments in spoken words: every value is read out, except secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small web site on loopback, and names that resolve to where a test wants."""
+"""A small web site on loopback, and a resolver with the addresses of a test."""
 
 from __future__ import annotations
 
