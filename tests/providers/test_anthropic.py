@@ -203,21 +203,6 @@ async def test_stop_reasons(
     assert finished.stop == given
 
 
-async def test_a_tool_that_the_model_made_up_keeps_its_name(
-    service: AnthropicService, provider: AnthropicProvider
-) -> None:
-    service.replies.append(Reply(calls=(Call("agent_spawm", id="t1"),)))
-    assert (await collect(provider))[0] == ToolCall("t1", "agent_spawm", "{}")
-
-
-@pytest.mark.parametrize("line_end", ["\r\n", "\r"])
-async def test_other_line_ends_are_understood(
-    service: AnthropicService, provider: AnthropicProvider, line_end: str
-) -> None:
-    service.replies.append(Reply(text="One two", line_end=line_end, split_bytes=7))
-    assert "".join(e.text for e in await collect(provider) if isinstance(e, TextDelta)) == "One two"
-
-
 def test_events_that_are_not_known_are_ignored() -> None:
     decoder = ReplyDecoder(ToolNameMap([]), str)
     stream = (
@@ -415,12 +400,6 @@ def test_retry_after_is_read_in_all_its_forms() -> None:
     assert 50 < seconds <= 60
 
 
-async def test_a_wrong_key_is_an_authentication_failure(service: AnthropicService) -> None:
-    provider = service.provider(api_key="wrong")
-    assert (await failure_of(provider)).reason == "authentication"
-    await provider.aclose()
-
-
 @pytest.mark.parametrize(("trust_env", "reason"), [(False, None), (True, "connection")])
 async def test_the_environments_proxy_is_used_only_where_it_is_trusted(
     service: AnthropicService,
@@ -468,32 +447,6 @@ async def test_a_service_that_takes_the_request_and_says_nothing_times_out() -> 
         await provider.aclose()
 
 
-@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
-async def test_a_service_that_does_not_read_the_request_times_out() -> None:
-    class Deaf(asyncio.Protocol):
-        """Takes connections and reads nothing from them."""
-
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            assert isinstance(transport, asyncio.Transport)
-            transport.pause_reading()
-            deaf.append(transport)
-
-    deaf: list[asyncio.Transport] = []
-    server = await asyncio.get_running_loop().create_server(Deaf, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    provider = AnthropicProvider("k", "m", 512, f"http://127.0.0.1:{port}", trust_env=False)
-    more_than_sockets_hold = "x" * 30_000_000
-    try:
-        error = await failure_of(provider, ask(system=more_than_sockets_hold, silence_s=0.2))
-        assert error.reason == "timeout"
-    finally:
-        await provider.aclose()
-        for transport in deaf:
-            transport.abort()
-        server.close()
-        await server.wait_closed()
-
-
 async def test_a_service_that_speaks_no_http_is_a_connection_failure() -> None:
     async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -509,25 +462,7 @@ async def test_a_service_that_speaks_no_http_is_a_connection_failure() -> None:
         await provider.aclose()
 
 
-async def test_pings_keep_a_slow_reply_alive(service: AnthropicService, provider: AnthropicProvider) -> None:
-    service.replies.append(Reply(text="a b c d e f", pings=True, delay_s=0.05))
-    words = [e.text for e in await collect(provider, ask(silence_s=0.2)) if isinstance(e, TextDelta)]
-    assert "".join(words) == "a b c d e f"
-    assert len(words) > 1
-
-
 # Connections
-
-
-async def test_closing_a_stream_is_seen_by_the_service_at_once(
-    service: AnthropicService, provider: AnthropicProvider
-) -> None:
-    service.replies.append(Reply(text="One two", broken=Break("stall", 1)))
-    async with asyncio.timeout(5), aclosing(provider.stream(ask())) as stream:
-        await anext(stream)
-        closed_at = asyncio.get_running_loop().time()
-    await service.wait_disconnects(1)
-    assert service.disconnects[0] - closed_at < 0.5
 
 
 async def test_an_answer_that_is_no_stream_is_closed_at_once(
@@ -561,19 +496,6 @@ async def test_a_connection_is_kept_even_if_the_reader_leaves_before_the_respons
     end.set()
     await service.wait_completed(2)
     assert service.connections == 2
-
-
-async def test_200_streams_run_at_once(service: AnthropicService) -> None:
-    provider = service.provider()
-    hold = asyncio.Event()
-    service.default = Reply(text="One two", hold=hold, hold_at=1)
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(collect(provider)) for _ in range(200)]
-        await service.wait_open(200)
-        hold.set()
-    for task in tasks:
-        assert "".join(e.text for e in task.result() if isinstance(e, TextDelta)) == "One two"
-    await provider.aclose()
 
 
 async def test_closing_the_provider_ends_what_is_under_way(service: AnthropicService) -> None:

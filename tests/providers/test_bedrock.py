@@ -311,15 +311,9 @@ async def test_a_request_is_signed_for_the_address_that_it_goes_to(monkeypatch: 
     ("status", "message", "reason"),
     [
         (400, "Input is too long for requested model.", "context_too_long"),
-        (400, "400 Bad Request: Too many input tokens. Max input tokens: 8192.", "context_too_long"),
         (400, "Number of input tokens exceeds maximum length.", "context_too_long"),
-        (400, "The provided model identifier is invalid.", "protocol"),
         (403, "The security token included in the request is expired.", "authentication"),
-        (404, "Could not resolve the foundation model.", "protocol"),
-        (408, "Model processing time exceeded.", "timeout"),
         (424, "The model failed.", "overloaded"),
-        (429, "Too many tokens, please wait before trying again.", "rate_limited"),
-        (503, "Bedrock is unable to process your request.", "overloaded"),
     ],
 )
 async def test_error_statuses(status: int, message: str, reason: str) -> None:

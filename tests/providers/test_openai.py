@@ -214,19 +214,6 @@ async def test_a_reply_in_one_piece_is_one(service: OpenAIService, provider: Mod
     assert await collect(provider) == [TextDelta("Hi."), Finished("end_turn", Usage(7))]
 
 
-async def test_words_that_came_with_an_error_are_given_before_it(
-    service: OpenAIService, provider: ModelProvider
-) -> None:
-    body = b'data: {"choices":[{"delta":{"content":"Hi."}}]}\n\ndata: {"error":"x"}\n\n'
-    service.default = HttpFailure(200, body=body, headers=STREAM)
-    events: list[ModelEvent] = []
-    with pytest.raises(ModelError, match="overloaded"):
-        async with asyncio.timeout(5), aclosing(provider.stream(ask())) as stream:
-            async for event in stream:
-                events.append(event)
-    assert events == [TextDelta("Hi.")] and service.received == 1
-
-
 async def test_a_call_that_the_limit_cut_to_nothing_is_asked_for_again(
     service: OpenAIService, provider: ModelProvider
 ) -> None:

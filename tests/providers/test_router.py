@@ -172,15 +172,6 @@ async def test_a_refusal_is_final() -> None:
     assert caught.value.reason == "refused" and bench.asked("cloud") == 0
 
 
-async def test_closing_stops_the_service() -> None:
-    bench = home_and_cloud()
-    bench.replies["home"] = [TextDelta("a"), asyncio.Event()]
-    events = bench.router.stream(ASK)
-    assert await anext(events) == TextDelta("a")
-    await events.aclose()
-    assert bench.services["home"].record(0).closed_early
-
-
 async def test_cancelling_before_the_first_word_stops_the_service() -> None:
     bench = home_and_cloud()
     bench.replies["home"] = [asyncio.Event()]
