@@ -12,11 +12,7 @@ from conductor.conversation.speech import CUT_BEFORE_SPEECH, CUT_HERE, CUT_SOMEW
 from tests.end_to_end.conftest import provider_for, serving
 from tests.end_to_end.dialogues import last_text, results_of
 from tests.models import AnthropicService, Call, Reply
-from tests.shapes import PLAIN_TURN, Event
-
-
-def is_partial(event: Event) -> bool:
-    return bool(event["type"] == "assistant.speech.partial")
+from tests.shapes import PLAIN_TURN
 
 
 def assistant_texts(request: dict) -> list[str]:  # type: ignore[type-arg]  # JSON
@@ -172,21 +168,6 @@ async def test_results_that_came_are_kept_and_the_others_are_told_honestly(claud
     kinds = [(result["error_type"], result["data"]) for result in results_of(request)]
     assert kinds == [("none", "runs"), ("cancelled", None), ("unknown", None)]
     assert last_text(request).endswith("never mind")
-
-
-async def test_a_late_result_of_an_interrupted_call_reaches_the_next_turn(claude: AnthropicService) -> None:
-    claude.replies += [
-        Reply(calls=(Call("agent_cancel", {"id": "a-3"}),)),
-        Reply(text="It is cancelled."),
-    ]
-    async with serving(provider_for(claude)) as served, served.phone() as phone:
-        phone.say("cancel a-3")
-        call = await phone.until("agent.cancel")
-        phone.interrupt()
-        await phone.idle()
-        phone.result(call["payload"]["callId"], "a-3 is gone")
-        await phone.ask("did it work?")
-    assert "a-3 is gone" in last_text(claude.requests[-1])
 
 
 async def test_the_model_learns_of_a_write_whose_confirmation_was_not_heard(claude: AnthropicService) -> None:

@@ -24,7 +24,7 @@ from tests.models import (
     ServiceScript,
     TextService,
 )
-from tests.shapes import PLAIN_TURN, Event, arguments_of
+from tests.shapes import PLAIN_TURN, arguments_of
 from tests.stand_ins.bedrock_service import BedrockService
 
 STATUS = "agent_status"
@@ -45,10 +45,6 @@ async def model(request: pytest.FixtureRequest) -> AsyncIterator[ModelService]:
     async with _SERVICES[request.param]() as service:
         yield service
         assert not service.refused, list(service.refused)
-
-
-def is_partial(event: Event) -> bool:
-    return bool(event["type"] == "assistant.speech.partial")
 
 
 async def test_plain(model: ModelService) -> None:

@@ -158,19 +158,6 @@ async def test_a_resume_with_no_turn_running_opens_the_microphone(claude: Anthro
         assert phone.shapes(since) == ["session.started", "state idle"]
 
 
-async def test_a_repeated_transcript_is_answered_once(claude: AnthropicService) -> None:
-    async with serving(provider_for(claude)) as served, served.phone() as phone:
-        phone.say("hi", id="transcript-1")
-        await phone.idle()
-        await phone.cut()
-        await phone.open()
-        since = len(phone.log)
-        phone.say("hi", id="transcript-1")
-        await phone.ask("bye")
-        assert phone.shapes(since).count("append user") == 1
-    assert claude.received == 2
-
-
 async def test_a_repeated_or_unknown_result_changes_nothing(claude: AnthropicService) -> None:
     claude.replies += [Reply(calls=(Call("agent_status", {"id": "a"}),)), Reply(text="It runs.")]
     async with serving(provider_for(claude)) as served, served.phone() as phone:

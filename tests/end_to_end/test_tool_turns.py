@@ -3,72 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 from tests.end_to_end.conftest import provider_for, serving
-from tests.end_to_end.dialogues import last_text, results_of
+from tests.end_to_end.dialogues import results_of
 from tests.models import AnthropicService, Call, Reply
-from tests.shapes import PLAIN_TURN, Event, shape_of
+from tests.shapes import PLAIN_TURN, shape_of
 
 STATUS = "agent_status"
-
-
-async def test_a_plain_turn(claude: AnthropicService) -> None:
-    claude.replies.append(Reply(text="Hello there."))
-    async with serving(provider_for(claude)) as served, served.phone() as phone:
-        events = await phone.ask("hi")
-        assert [shape_of(e) for e in events if e["type"] != "assistant.speech.partial"] == PLAIN_TURN
-        assert phone.finals() == ["Hello there."]
-    assert last_text(claude.requests[-1]) == "hi"
-
-
-async def test_one_tool(claude: AnthropicService) -> None:
-    claude.replies += [Reply(calls=(Call(STATUS, {"id": "a-5"}),)), Reply(text="It runs.")]
-    async with serving(provider_for(claude)) as served:
-        async with served.phone(tools={"agent.status": lambda a: f"{a['id']} runs"}) as phone:
-            since = len(phone.log)
-            await phone.ask("how is a-5?")
-            assert phone.runs == [("agent.status", {"id": "a-5"})]
-            assert phone.shapes(since) == [*PLAIN_TURN[:2], "agent.status", *PLAIN_TURN[2:]]
-    (result,) = results_of(claude.requests[-1])
-    assert (result["success"], result["data"], result["error_type"]) == (True, "a-5 runs", "none")
-    assert result["metadata"]["data_size_bytes"] == len("a-5 runs")
-
-
-async def test_three_parallel_tools_are_answered_in_the_models_order(claude: AnthropicService) -> None:
-    ids = ["a-1", "a-2", "a-3"]
-    claude.replies += [
-        Reply(calls=tuple(Call(STATUS, {"id": i}) for i in ids)),
-        Reply(text="All three run."),
-    ]
-    async with serving(provider_for(claude)) as served, served.phone() as phone:
-        since = len(phone.log)
-        phone.say("how are they?")
-        calls: list[Event] = []
-        for number in range(3):
-            position = phone.log.index(calls[-1]) + 1 if number else since
-            calls.append(await phone.until("agent.status", since=position))
-        for event in reversed(calls):  # answered in the opposite order
-            call_id = event["payload"]["callId"]
-            phone.result(call_id, json.loads(event["payload"]["arguments"])["id"])
-        await phone.idle(since=since)
-    assert [result["data"] for result in results_of(claude.requests[-1])] == ids
-
-
-async def test_a_ninth_round_goes_without_tools_and_the_user_hears_words(claude: AnthropicService) -> None:
-    for number in range(8):
-        claude.replies.append(Reply(calls=(Call(STATUS, {"id": f"a-{number}"}),)))
-    claude.replies.append(Reply(text="That is as far as I got."))
-    async with serving(provider_for(claude)) as served:
-        async with served.phone(tools={"agent.status": lambda a: "still running"}) as phone:
-            await phone.ask("wait for it")
-            assert len(phone.runs) == 8
-            assert [e["code"] for e in phone.errors()] == ["tool_round_limit_exceeded"]
-            assert phone.speeches() == ["That is as far as I got."]
-    assert claude.requests[-1]["tool_choice"] == {"type": "none"}
-    assert claude.requests[-1]["tools"]
-    assert claude.requests[-2].get("tool_choice", {"type": "auto"}) != {"type": "none"}
 
 
 async def test_text_beside_a_call_comes_first_as_a_message_of_its_own(claude: AnthropicService) -> None:
@@ -115,26 +57,6 @@ async def test_a_tools_error_is_a_result_the_model_reads(claude: AnthropicServic
             assert phone.finals() == ["There is none."]
     (result,) = results_of(claude.requests[-1])
     assert (result["success"], result["error_message"]) == (False, "no such agent")
-
-
-async def test_a_silent_device_makes_the_outcome_unknown_and_a_late_result_is_kept(
-    claude: AnthropicService,
-) -> None:
-    claude.replies += [
-        Reply(calls=(Call("agent_followup", {"id": "a-1", "prompt": "go on"}),)),
-        Reply(text="I don't know whether it got that."),
-        Reply(text="It did."),
-    ]
-    async with serving(provider_for(claude), tool_timeout=0.05) as served, served.phone() as phone:
-        await phone.ask("tell a-1 to go on")
-        (result,) = results_of(claude.requests[-1])
-        assert (result["success"], result["error_type"]) == (False, "unknown")
-        assert result["metadata"]["reason"] == "tool_result_timeout"
-        call = phone.events("agent.followup")[0]
-        phone.result(call["payload"]["callId"], "it has been told")
-        await phone.ask("and now?")
-    assert "it has been told" in last_text(claude.requests[-1])
-    assert last_text(claude.requests[-1]).endswith("and now?")
 
 
 async def test_an_unknown_tool_and_bad_arguments_never_reach_the_device(claude: AnthropicService) -> None:
