@@ -48,7 +48,6 @@ from conductor.tools.rules import Rule, RuleEffect
 from tests.models import AnthropicService, BenchPersona
 from tests.stores.postgres_server import PostgresServer
 from tests.stores.redis_server import RedisServer
-from tests.tools.test_redaction import adversarial_inputs
 
 ECHO = """
 import asyncio, sys, uvloop
@@ -100,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "names",
         nargs="*",
-        help="turns stream round first speech barge burst memory start gate redaction knowledge durable echo",
+        help="turns stream round first speech barge burst memory start gate knowledge durable echo",
     )
     parser.add_argument("--quick", action="store_true", help="short windows: for a look, not for figures")
     parser.add_argument("--seconds", type=float, help="length of a window")
@@ -151,9 +150,8 @@ async def _run(options: argparse.Namespace) -> dict[str, ToolMetrics]:
     if not names or "start" in names:
         async with conductor("http://127.0.0.1:9", pinned=pinned) as server:
             results["start"] = {"ready_ms": round(server.started_in * 1000)}
-    for name, measure in (("gate", gate_costs), ("redaction", redaction_growth)):
-        if not names or name in names:
-            results[name] = measure()
+    if not names or "gate" in names:
+        results["gate"] = gate_costs()
     if not names or "knowledge" in names:
         results["knowledge"] = await knowledge_base(1_000 if options.quick else DOCUMENTS)
     for count in [int(part) for part in options.sessions.split(",")]:
@@ -273,10 +271,9 @@ async def _turns(url: str, *, pinned: bool, seconds: float) -> ToolMetrics:
     return figures
 
 
-# -- what the gate costs a call, and how redaction grows with hostile input; in this process
+# -- the cost of the gate for a call, in this process
 
 CALLS = 5_000
-SMALL, LARGE = 65_536, 262_144
 _EFFECTS: tuple[RuleEffect, ...] = ("deny", "ask", "allow")
 RULES = tuple(
     Rule(effect, f"tool_{number}.*", args={"path": {"under": "/srv"}} if number % 2 else {})
@@ -321,29 +318,6 @@ def gate_costs() -> ToolMetrics:
         assert outcome.content
 
     return {"cpu_us_a_safe_call": round((_cpu(whole_call) - _cpu(bare)) * 1e6, 1), "rules": len(RULES)}
-
-
-def redaction_growth() -> ToolMetrics:
-    """Measure the worst growth when hostile input is four times as long; linear is 4."""
-    redactor = Redactor(SECRETS, paths=True)
-    small, large = adversarial_inputs(SMALL), adversarial_inputs(LARGE)
-    growth, slowest = {}, {}
-    for name in small:
-        few, many = (min(_once(redactor, text) for _ in range(3)) for text in (small[name], large[name]))
-        growth[name] = many / max(few, 1e-4)
-        slowest[name] = many
-    worst = max(growth, key=lambda name: growth[name])
-    return {
-        "worst_growth_by_4": round(growth[worst], 1),
-        "slowest_ms_a_64_kib": round(max(slowest.values()) * 1000 * SMALL / LARGE, 1),
-        "inputs": len(small),
-    }
-
-
-def _once(redactor: Redactor, text: str) -> float:
-    start = time.process_time()
-    redactor.text(text)
-    return time.process_time() - start
 
 
 def _cpu(work: Callable[[], None]) -> float:

@@ -108,7 +108,7 @@ async def test_the_history_holds_the_words_that_were_heard(
             await phone.ask("what is the capital of France?")
             phone.interrupt(**fields)
             phone.say("thanks")
-            await phone.until(lambda e: e["payload"].get("text") == "Fine.")
+            await phone.until("assistant.speech.final", text="Fine.")
     assert assistant_texts(claude.requests[-1]) == [expected]
 
 
@@ -184,7 +184,7 @@ async def test_the_model_learns_of_a_write_whose_confirmation_was_not_heard(clau
             await phone.ask("cancel a-3")
             phone.interrupt(playedMs=0)
             phone.say("is it done?")
-            await phone.until(lambda e: e["payload"].get("text") == "Yes.")
+            await phone.until("assistant.speech.final", text="Yes.")
     text = assistant_texts(claude.requests[-1])[-1]
     assert HEARD_NOTHING in text
     assert "agent.cancel" in text

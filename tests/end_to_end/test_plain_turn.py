@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from conductor.messages import ToolCall
 from conductor.models.base import TextDelta
 from tests.end_to_end.conftest import provider_for, serving
 from tests.models import AnthropicService, Call, Reply, ScriptedProvider
@@ -21,20 +20,7 @@ async def test_a_plain_turn_has_exactly_these_events() -> None:
         assert phone.speeches() == ["Hello there."]
 
 
-async def test_a_tool_on_the_device_is_called_and_its_result_reaches_the_model() -> None:
-    provider = ScriptedProvider(
-        [[ToolCall("x", "agent.status", '{"id":"a-77"}')], [TextDelta("It is done.")]]
-    )
-    async with serving(provider) as served:
-        async with served.phone(tools={"agent.status": lambda a: f"state of {a['id']}"}) as phone:
-            await phone.ask("how is my agent?")
-            assert phone.runs == [("agent.status", {"id": "a-77"})]
-            assert phone.finals() == ["It is done."]
-    result = provider.requests[1].messages[-1]
-    assert "state of a-77" in result.content  # type: ignore[union-attr]
-
-
-async def test_who_asks_for_metrics_is_told_how_long_a_turn_took(claude: AnthropicService) -> None:
+async def test_an_app_with_the_capability_metrics_gets_the_times_of_a_turn(claude: AnthropicService) -> None:
     claude.replies += [Reply(calls=(Call("calculator", {"expression": "6*7"}),)), Reply(text="It is 42.")]
     async with serving(provider_for(claude)) as served:
         async with served.phone(start_fields={"capabilities": ["metrics"]}) as phone:
@@ -50,7 +36,7 @@ async def test_who_asks_for_metrics_is_told_how_long_a_turn_took(claude: Anthrop
             assert not any(event["type"].startswith("turn.") for event in phone.log)
 
 
-async def test_who_asks_for_it_is_told_before_the_server_stops(claude: AnthropicService) -> None:
+async def test_an_app_with_the_capability_goaway_is_warned_before_a_stop(claude: AnthropicService) -> None:
     async with serving(provider_for(claude)) as served:
         async with served.phone(start_fields={"capabilities": ["goaway"]}) as phone:
             await served.listener.stop(drain_s=2.0)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
 from tests.app import App
 from tests.end_to_end.conftest import provider_for, serving
 from tests.end_to_end.dialogues import last_text
@@ -16,63 +14,18 @@ from tests.shapes import PLAIN_TURN
 NARRATION = PLAIN_TURN[2:]  # no "thinking", no appended user message
 
 
-async def ended(phone: App, agent: str, **more: Any) -> None:
+def end_agent(phone: App, agent: str, **more: Any) -> None:
     phone.send("agent.completed", {"agentId": agent, "status": "finished", **more})
 
 
 async def test_an_agent_that_has_ended_is_narrated(claude: AnthropicService) -> None:
     claude.replies.append(Reply(text="Your agent is done."))
     async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await ended(phone, "a-1", summary="Fixed the typo in the README.")
+        end_agent(phone, "a-1", summary="Fixed the typo in the README.")
         await phone.idle()
         assert phone.shapes(1) == NARRATION
         assert phone.speeches() == ["Your agent is done."]
     assert "Fixed the typo" in last_text(claude.requests[-1])
-
-
-async def test_narration_waits_for_the_running_turn(claude: AnthropicService) -> None:
-    going_on = asyncio.Event()
-    claude.replies += [Reply(text="An answer.", hold=going_on, hold_at=1), Reply(text="It is done.")]
-    async with serving(provider_for(claude)) as served, served.phone() as phone:
-        phone.say("a question")
-        await phone.until("assistant.speech.partial")
-        await ended(phone, "a-1")
-        going_on.set()
-        await phone.until(lambda e: e["payload"].get("text") == "It is done.")
-        await phone.until("tts.speak", since=len(phone.log) - 3)
-        assert phone.finals() == ["An answer.", "It is done."]
-        assert phone.shapes(1)[: len(PLAIN_TURN)] == PLAIN_TURN
-
-
-async def test_narration_waits_until_the_speech_is_over(claude: AnthropicService) -> None:
-    claude.replies += [Reply(text="An answer."), Reply(text="It is done.")]
-    async with serving(provider_for(claude)) as served:
-        async with served.phone(acknowledge=lambda name: name != "tts.speak") as phone:
-            await phone.ask("a question")
-            await ended(phone, "a-1")
-            with pytest.raises(TimeoutError):
-                await claude.wait_received(2, 0.1)
-            speech = phone.events("tts.speak")[0]
-            phone.result(speech["payload"]["callId"], '{"spoken":true}')
-            await phone.until(lambda e: e["payload"].get("text") == "It is done.")
-
-
-async def test_narration_waits_while_the_person_speaks(claude: AnthropicService) -> None:
-    claude.replies += [Reply(text="An answer."), Reply(text="It is done.")]
-    async with serving(provider_for(claude)) as served, served.phone() as phone:
-        phone.send("user.audio.transcript.partial", {"text": "what is"})
-        await ended(phone, "a-1")
-        await phone.ask("what is this?")
-        await phone.until(lambda e: e["payload"].get("text") == "It is done.")
-        assert phone.finals() == ["An answer.", "It is done."]
-
-
-async def test_narration_goes_on_when_the_person_falls_silent(claude: AnthropicService) -> None:
-    claude.replies.append(Reply(text="It is done."))
-    async with serving(provider_for(claude), floor_timeout=0.05) as served, served.phone() as phone:
-        phone.send("user.audio.transcript.partial", {"text": "what is"})
-        await ended(phone, "a-1")
-        await phone.until(lambda e: e["payload"].get("text") == "It is done.")
 
 
 async def test_several_agents_are_told_of_in_one_turn(claude: AnthropicService) -> None:
@@ -82,23 +35,13 @@ async def test_several_agents_are_told_of_in_one_turn(claude: AnthropicService) 
         phone.say("a question")
         await claude.wait_open(1)
         for number in range(3):
-            await ended(phone, f"agent-{number}")
+            end_agent(phone, f"agent-{number}")
         going_on.set()
-        await phone.until(lambda e: e["payload"].get("text") == "They are done.")
+        await phone.until("assistant.speech.final", text="They are done.")
         await phone.until("state idle", since=len(phone.log) - 1)
     assert claude.received == 2
     text = last_text(claude.requests[-1])
     assert all(f"agent-{number}" in text for number in range(3))
-
-
-async def test_a_repeated_announcement_is_narrated_once(claude: AnthropicService) -> None:
-    async with serving(provider_for(claude)) as served, served.phone() as phone:
-        payload = {"agentId": "a-1", "status": "finished"}
-        for _ in range(3):
-            phone.send("agent.completed", payload, id="announcement-1")
-        await phone.idle()
-        await phone.ask("thanks")
-    assert claude.received == 2
 
 
 async def test_tools_that_the_client_declares_replace_the_catalog(claude: AnthropicService) -> None:
