@@ -1,1 +1,1 @@
-"""The wire: what a client and the server say to each other, and how it becomes bytes, all of it pure."""
+"""The events of the wire with their codec, schemas and reference, all without I/O."""

@@ -62,7 +62,7 @@ def _ui_call(call: UICall) -> tuple[str, str, str]:
 
 
 def _tables(struct: str, structs: set[str], *, nullable: bool) -> Iterator[str]:
-    # The table of a struct, then those of the objects in its fields that have none yet.
+    # The table of a struct, and one for each new object in its fields.
     schema = PAYLOADS[struct]
     fields = schema["properties"]
     yield _table(

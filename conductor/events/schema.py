@@ -119,7 +119,7 @@ def json_schema() -> Json:
 
 
 def asyncapi() -> Json:
-    """Make the document. The application is the server: it *receives* what a client sends.
+    """Make the document. The application is the server: it *receives* the events of a client.
 
     https://www.asyncapi.com/docs/reference/specification/v3.0.0
     """

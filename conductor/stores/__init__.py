@@ -1,1 +1,1 @@
-"""Where sessions are kept."""
+"""Session stores: memory, SQLite, Redis and PostgreSQL."""

@@ -55,7 +55,7 @@ class Primary:
 
 
 class _Sentinels(Sentinel):  # type: ignore[misc]  # of a library that has no types
-    # Tells unreachable Sentinels from those without a primary; the library has one error for both.
+    # Distinguishes unreachable Sentinels from Sentinels without a primary, unlike the library.
     def __init__(self, address: RedisAddress, timeout: float) -> None:
         # A share of the time for each, so that one that hangs leaves time for the next.
         share = timeout / (len(address.hosts) + 1)

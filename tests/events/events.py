@@ -85,7 +85,7 @@ def _fits(low: int, high: int | None, value: Any) -> bool:
 
 
 def events_of(struct: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
-    """Generate values of a struct, none of which it would refuse."""
+    """Generate valid values of a struct."""
     if struct is client.ApprovalResponse:
         return _responses()
     if struct is client.Decision:

@@ -74,7 +74,7 @@ NUMBERS = (
     *("1e308", "1e309", "-1e999", "1e-999", "5e-324", "0." + "0" * 400 + "1", "1" + "0" * 400, "1" * 5_000),
     *("0." + "3" * 20_000, "1e" + "9" * 50, "NaN", "Infinity", "-Infinity", "0x10", "01", "1.", ".5", "+1"),
 )
-"""Numbers at the edges of what a parser, a double or an integer holds, as JSON text or nearly."""
+"""Numbers at the limits of parsers, doubles and integers, as JSON text or nearly."""
 
 TEXTS = (
     *(
@@ -124,7 +124,7 @@ BYTES = (
 
 
 def valid_events() -> Iterator[dict[str, Any]]:
-    """Give one event for each sample of each client event, and one of an unknown type."""
+    """Give an event for each sample of the client's events, and one of an unknown type."""
     for number, (event_type, payloads) in enumerate(_PAYLOADS.items()):
         for payload in payloads:
             yield {

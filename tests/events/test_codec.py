@@ -1,4 +1,4 @@
-"""The codec: every refusal by its name, the limits to the byte, and only `InvalidFrame` whatever comes."""
+"""The codec: each refusal by its name, and the limits to the byte."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def nested(depth: int) -> Any:
     return value
 
 
-# -- what is refused, and by which name
+# -- refusals
 
 REFUSED = {
     "nothing": (b"", "invalid_json"),
@@ -187,7 +187,7 @@ def test_instructions_are_at_most_four_kibibytes_of_utf8() -> None:
     assert str(error) == "instructions_too_large:4096"
 
 
-# -- what the refusal knows of the event
+# -- the fields of a refusal
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_values_are_not_built_to_be_counted() -> None:
     dear = frame(payload={"text": "hi", "more": [1e308] * 8_000})
     assert str(refusal(dear)) == "too_many_values"
     assert least_cpu_s(lambda: refusal(dear), 0.002) < 0.002  # 0.3 ms here; to build them takes 5 ms
-    # Looking for the end of a string that has none takes no longer for the quotes in it.
+    # An unterminated string with many quotes takes linear time.
     quotes = b'"' + b'\\"' * 30_000 + b"," * 5_001
     assert least_cpu_s(lambda: refusal(quotes), 0.02) < 0.02  # 0.6 ms here; quadratic, minutes
 
@@ -318,7 +318,7 @@ def test_a_number_that_doubles_can_hold_is_accepted(number: float) -> None:
     assert decode_event(frame(payload={"text": "hi", "n": number})).event is not None
 
 
-# -- what is accepted
+# -- accepted frames
 
 
 @pytest.mark.parametrize("event_type", ["no.such.type", "", "convo.setState", "x" * 10_000])

@@ -33,7 +33,7 @@ def test_every_refusal_of_the_codec_has_a_meaning() -> None:
 
 
 def refusals_in_the_code() -> Iterator[str]:
-    """Find the messages that the codec refuses with; what varies becomes words in angle brackets."""
+    """Find the codec's refusals; variable parts become words in angle brackets."""
     for node in ast.walk(ast.parse(inspect.getsource(codec))):
         if not (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "_refuse"):
             continue

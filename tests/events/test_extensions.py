@@ -1,4 +1,4 @@
-"""The events of the protocol's extensions: what is refused of them, and the digest of an approval."""
+"""The events of the extensions: their refusals, and the digest of an approval."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def refusal(event: dict[str, Any]) -> InvalidFrame:
     return caught.value
 
 
-# -- what clients send
+# -- events of clients
 
 
 @pytest.mark.parametrize(("event_type", "payload", "says"), REFUSED)
@@ -279,7 +279,7 @@ def test_an_app_that_follows_the_reference_gets_the_servers_digest(
         pass  # as the reference says
 
 
-# -- what the server sends
+# -- events of the server
 
 
 def test_a_call_without_a_lease_has_no_timeout() -> None:

@@ -1,7 +1,6 @@
-"""The exact bytes of each event that leaves, apart from id and timestamp, and the envelope's schema.
+"""The exact bytes of each event of the server, apart from id and timestamp.
 
-A file in ``golden/`` that no longer fits is a change of the protocol, which the shipped client may not bear:
-not something to bring up to date without a thought.
+A difference from a file in ``golden/`` is a change of the protocol, which may break the shipped client.
 """
 
 from __future__ import annotations

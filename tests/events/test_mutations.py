@@ -14,17 +14,17 @@ from tests.events.mutations import Mutator, valid_events
 
 COUNT = 5_000
 NAMED = re.compile(r"[a-z0-9_]+(: .*|:\d+)?|This server speaks protocol version 1\.", re.DOTALL)
-"""A refusal's message: a name, and what it is about."""
+"""A refusal's message: a name, and the reason."""
 
 
 @pytest.fixture
 def seed() -> int:
-    """Choose another seed in each run; what fails says which."""
+    """Choose a seed for this run; failures print it."""
     return random.SystemRandom().randrange(2**32)
 
 
 def outcome(data: bytes) -> str:
-    """Decode a frame; returns what came of it, in a word."""
+    """Decode a frame; return the outcome in a word."""
     try:
         inbound = decode_event(data)
     except InvalidFrame as error:

@@ -1,4 +1,4 @@
-"""Every event there is comes back as it was written, and none is unknown to the codec."""
+"""Every event comes back from the codec as it was written."""
 
 from __future__ import annotations
 

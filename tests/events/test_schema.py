@@ -63,7 +63,7 @@ def accepted(event: Any) -> bool:
     return True
 
 
-# -- what is described
+# -- descriptions
 
 
 def test_every_event_of_the_code_is_described_and_no_other() -> None:
@@ -217,7 +217,7 @@ def resolve(document: Any, reference: str) -> Any:
 
 
 def faults(document: dict[str, Any]) -> Iterator[str]:
-    """Find what AsyncAPI 3.0 forbids, as far as this document could have it."""
+    """Find violations of AsyncAPI 3.0 in a document."""
     allowed = {
         "asyncapi",
         "id",

@@ -1,4 +1,4 @@
-"""What every session store must do; each implementation's test module subclasses this.
+"""The contract of a session store; the test module of each engine subclasses it.
 
 ``pytest`` runs it for whatever the ``store`` fixture of the subclass gives.
 """
@@ -72,7 +72,7 @@ EVERYTHING: list[Operation] = [
     AckOutbound("evt-1"),
     SetField("locale", "en-US"),
 ]
-"""One of nearly every operation, on top of what `filled` puts there."""
+"""Nearly every operation, after the commit of `filled`."""
 
 
 def contents(state: SessionState) -> object:
@@ -91,7 +91,7 @@ def contents(state: SessionState) -> object:
 
 
 async def stored(store: SessionStore, key: SessionKey = KEY) -> SessionState:
-    """Read what is kept; this is a claim like any other, and fences the one before."""
+    """Read the state by a claim, which fences the previous one."""
     return (await store.claim(key)).state
 
 
@@ -240,7 +240,7 @@ class StoreContract:
 
     @staticmethod
     async def _reclaim(store: SessionStore, claim: Claim) -> Claim:
-        """Look at what is kept, and hand the session on to ``claim``."""
+        """Read the state by a claim, and give its token to ``claim``."""
         fresh = await store.claim(KEY)
         claim.token, claim.epoch = fresh.token, fresh.epoch
         return fresh

@@ -69,7 +69,7 @@ class PostgresServer:
         return f"postgres://conductor@127.0.0.1:{self.port}/postgres"
 
     def start(self) -> None:
-        """Start it, with what its folder holds, and wait until it answers."""
+        """Start it with the data of its folder, and wait until it answers."""
         user = as_user()
         if self._folder is None:
             # Not in pytest's folder, which other users cannot reach.
@@ -122,7 +122,7 @@ class PostgresServer:
         self._signal(signal.SIGCONT)
 
     def ask(self, sql: str) -> str:
-        """Run a statement by ``psql``, which knows nothing of this project; returns what it printed."""
+        """Run a statement with ``psql``; return its output."""
         return self._run([program("psql"), "-X", "-q", "-A", "-t", "-c", sql, self.url]).strip()
 
     def _signal(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Runs a Redis Cluster on loopback for tests: three primaries, and a replica of each if wanted."""
+"""Runs a Redis Cluster on loopback for tests: three primaries, with or without replicas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SLOTS = 16384
 
 
 class RedisCluster:
-    """Three primaries, and with ``replicas`` one that follows each; any may be killed and frozen."""
+    """Three primaries, with ``replicas`` one replica of each; any may be killed and frozen."""
 
     def __init__(self, folder: Path, *options: str, replicas: bool = False) -> None:
         patience = "500" if replicas else "2000"  # milliseconds, until a node counts as dead
@@ -64,7 +64,7 @@ class RedisCluster:
                 node.kill()
 
     def owner(self, slot: int) -> RedisServer:
-        """Find the primary that has a slot, if none has moved."""
+        """Find the primary that had a slot at the start."""
         return self.primaries[self._number(slot)]
 
     def fail_over(self, key: str) -> None:
@@ -77,7 +77,7 @@ class RedisCluster:
         self.primaries[number], self.replicas[number] = replica, primary
 
     def restore(self) -> None:
-        """Start what was killed again; it finds out that it is a replica now."""
+        """Start killed nodes again, as replicas."""
         for node in self.replicas:
             if not node.running:
                 node.start()
@@ -85,12 +85,12 @@ class RedisCluster:
                 pass  # each question takes a few milliseconds
 
     def begin_move(self, slot: int, source: RedisServer, target: RedisServer) -> None:
-        """Let both know that a slot is about to move."""
+        """Prepare both nodes for the move of a slot."""
         target.ask("CLUSTER", "SETSLOT", str(slot), "IMPORTING", self.id_of(source))
         source.ask("CLUSTER", "SETSLOT", str(slot), "MIGRATING", self.id_of(target))
 
     def end_move(self, slot: int, target: RedisServer) -> None:
-        """Let all know where the slot is now."""
+        """Tell all nodes the slot's new owner."""
         for node in (target, *(node for node in self.primaries if node is not target)):
             node.ask("CLUSTER", "SETSLOT", str(slot), "NODE", self.id_of(target))
 

@@ -1,4 +1,4 @@
-"""Sessions that are written to while something happens to the servers, and what is kept of them."""
+"""Writes to sessions while servers fail, and checks the stored messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conductor.stores.redis import RedisStore
 
 
 class Owner:
-    """Owns a session and says one thing after the other; what a failover has lost it says again."""
+    """Owns a session and commits one message after the other; it repeats those that a failover lost."""
 
     def __init__(self, store: RedisStore, key: SessionKey) -> None:
         self.key = key
@@ -54,7 +54,7 @@ class Load:
         self._tasks = [asyncio.create_task(owner.talk(self._over)) for owner in self.owners]
 
     async def goes_on(self, owners: list[Owner] | None = None) -> None:
-        """Wait until each owner, or each of these, has said five more things."""
+        """Wait until all owners, or these, have committed five more messages."""
         owners = self.owners if owners is None else owners
         goals = {owner: len(owner.messages) + 5 for owner in owners}
         while any(len(owner.messages) < number for owner, number in goals.items()):
@@ -64,7 +64,7 @@ class Load:
             await asyncio.sleep(0)
 
     async def end(self) -> None:
-        """Stop, and see that all that was acknowledged is kept, once and in order."""
+        """Stop, and check that each acknowledged message is stored once and in order."""
         self._over.set()
         await asyncio.gather(*self._tasks)
         for owner in self.owners:

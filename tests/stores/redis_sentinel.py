@@ -59,7 +59,7 @@ class SentinelServers:
         self.primary, self.replica = self.replica, self.primary
 
     def restore(self) -> None:
-        """Start what was killed again, as the replica."""
+        """Start the killed server again, as the replica."""
         self.replica.start()
         self.replica.ask("REPLICAOF", "127.0.0.1", str(self.primary.port))
         while "connected" not in self.replica.ask("ROLE").splitlines():

@@ -20,7 +20,7 @@ from typing import NoReturn
 import pytest
 
 WAIT = 10.0
-"""Bound for what a server does: to start, to stop, to answer."""
+"""The longest time in seconds for a server to start, stop or answer."""
 
 
 def program() -> str:
@@ -44,11 +44,11 @@ def missing(name: str) -> NoReturn:
 
 
 _PORTS = range(15_000, 30_000)
-"""Below the ports that outgoing connections are given: nobody takes one while its process is down."""
+"""Below the ports of outgoing connections, so that a port stays free while its server is down."""
 
 
 def free_port() -> int:
-    """Find a port that nobody listens on."""
+    """Find a free port."""
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe:
             try:
@@ -87,7 +87,7 @@ class RedisServer:
         return self._process.pid
 
     def start(self) -> None:
-        """Start it, with what its folder holds, and wait until it answers."""
+        """Start it with the data of its folder, and wait until it answers."""
         self.folder.mkdir(parents=True, exist_ok=True)
         command = [program(), *self._options, "--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--dir", str(self.folder), "--daemonize", "no", "--logfile", ""]
@@ -98,7 +98,6 @@ class RedisServer:
             stderr=subprocess.STDOUT,
             process_group=0,
         )
-        # It says so itself, once it has read its files and listens.
         output = self._process.stdout
         assert output is not None
         lines = b""
@@ -147,7 +146,7 @@ class RedisServer:
             return False
 
     def ask(self, *command: str, options: Sequence[str] = ()) -> str:
-        """Run a command by ``redis-cli``, which knows nothing of this project; returns what it printed."""
+        """Run a command with ``redis-cli``; return its output."""
         client = program().replace("-server", "-cli")
         process = subprocess.run(
             [client, "-h", "127.0.0.1", "-p", str(self.port), *options, *command],

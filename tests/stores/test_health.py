@@ -1,4 +1,4 @@
-"""A store that is watched: it is away from its first failure until a write succeeds again."""
+"""A checked store is unavailable from its first failure until a probe succeeds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOON = 0.005
 
 
 class Counted(WiredStore):
-    """A store that counts the probes, and whose commits may fail alone, as those of a full disk do."""
+    """Counts probes; with ``full`` only commits fail, as on a full disk."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The in-memory store keeps the contract, and forgets what nobody comes back to."""
+"""The store in memory keeps the contract, and deletes released sessions."""
 
 from __future__ import annotations
 

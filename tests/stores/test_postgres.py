@@ -105,7 +105,7 @@ class TestPostgresSessionLimit(SessionLimitContract):
 
 
 class TestPostgresExpiry(ExpiryContract):
-    """What expires and what does not, over PostgreSQL."""
+    """Expiry, over PostgreSQL."""
 
     @pytest.fixture
     async def brief(self, url: str) -> AsyncIterator[PostgresStore]:
@@ -232,7 +232,7 @@ async def test_a_server_that_hangs_is_waited_for_and_given_up_in_time(own: Postg
         await asyncio.wait_for(commit, LONG)
         try:
             await store.commit(claim, "commit-2", [append(2)])
-        except Conflict:  # it had read what was given up
+        except Conflict:  # the server had read the first commit
             claim = await store.claim(KEY)
             assert claim.state.log == [*HISTORY, UserMessage("message 1")]
             await store.commit(claim, "commit-3", [append(3)])

@@ -1,4 +1,4 @@
-"""The Redis store keeps the contract, each session in keys of its own that expire together."""
+"""The Redis store keeps the contract, with one key for each session."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_odd_names_are_sessions_of_their_own(
     for key in keys:
         assert (await stored(store, key)).log == [UserMessage(repr(key))]
     names = server.ask("KEYS", f"{prefix}:*").splitlines()
-    names = [name for name in names if not name.endswith(":kept")]  # those are a subject's
+    names = [name for name in names if not name.endswith(":kept")]  # the indexes of subjects
     assert len(names) == len(set(names)) == len(keys)
     for name in names:
         # What a cluster hashes: from the first opening brace to the first closing one after it.
@@ -200,7 +200,7 @@ class TestRedisSessionLimit(SessionLimitContract):
 
 
 class TestRedisExpiry(ExpiryContract):
-    """What expires and what does not, over Redis."""
+    """Expiry, over Redis."""
 
     @pytest.fixture
     async def brief(self, server: RedisServer, prefix: str) -> AsyncIterator[RedisStore]:
@@ -217,7 +217,7 @@ class TestRedisExpiry(ExpiryContract):
         return wait
 
 
-# -- what others wrote
+# -- unreadable data
 
 
 async def test_unreadable_data_is_unavailable(server: RedisServer, store: RedisStore, prefix: str) -> None:

@@ -1,4 +1,4 @@
-"""Servers are signed in to, and mistakes are said in one sentence without the password."""
+"""Login, TLS and wrong servers; errors are one sentence without the password."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_a_socket_of_this_machine_is_used(tmp_path: Path, connect: Connect
         server.kill()
 
 
-# -- what is no Redis server
+# -- servers of another kind
 
 
 async def test_a_server_of_another_protocol_is_reported_in_one_sentence(connect: Connect) -> None:

@@ -1,4 +1,4 @@
-"""A cluster keeps each session on one node: the contract, slots that move, and primaries that die."""
+"""A Redis Cluster: the contract, slots that move, and primaries that die."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ from tests.stores.contract import HISTORY, KEY, filled, stored
 from tests.stores.redis_server import WAIT, RedisServer
 
 LONG = 30.0
-"""Tried for so long, a commit outlasts whatever a test does to the server."""
+"""A commit that is retried for this time outlasts every fault of a test."""
 SHORT = 0.3
-"""Tried for so long, a commit is given up while the test waits."""
+"""A commit that is retried for this time fails during the test."""
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ async def test_a_commit_that_was_given_up_during_a_hang_is_a_conflict_for_the_ne
     server.freeze()
     with pytest.raises(StoreUnavailable):
         await bounded(store.commit(claim, "commit-1", [append(1)]))
-    server.thaw()  # and now it reads what was sent to it
+    server.thaw()  # now it reads the commit
     patient = make_store(retry_for=LONG)
     later = await patient.claim(SessionKey("subject", "another"))
     assert later.epoch == 1
@@ -299,7 +299,7 @@ def connections_made(server: RedisServer) -> int:
 
 
 async def back_to_a_copy(server: RedisServer) -> None:
-    """Restart the server with what its folder held when the test copied it, as a failover would."""
+    """Restart the server with the copy of its folder, as after a failover."""
     server.kill()
     shutil.rmtree(server.folder)
     server.folder.with_name("copy").rename(server.folder)
@@ -318,7 +318,7 @@ async def test_commits_that_a_failover_lost_are_a_rollback(
     await back_to_a_copy(server)
     with pytest.raises(Rollback):
         await store.commit(claim, "commit-3", [append(3)])
-    # The owner claims again, and says again what was lost.
+    # The owner claims again and repeats the lost commits.
     claim = await store.claim(KEY)
     assert (claim.revision, claim.state.log) == (1, HISTORY)
     await store.commit(claim, "commit-4", operations)
@@ -421,7 +421,7 @@ async def test_a_retried_commit_still_waits_for_the_replica(
     claim = await asyncio.wait_for(filled(store), LONG)
     replica.freeze()
     commit = asyncio.create_task(store.commit(claim, "commit-1", [append(1)]))
-    finished, _ = await asyncio.wait([commit], timeout=0.3)  # it is tried several times meanwhile
+    finished, _ = await asyncio.wait([commit], timeout=0.3)  # several retries
     assert not finished
     replica.thaw()
     await bounded(commit)

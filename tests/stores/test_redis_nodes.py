@@ -1,4 +1,4 @@
-"""Sentinels say where the primary is: the contract, failovers, and what is said where they do not."""
+"""A primary behind Sentinels: the contract, failovers, and errors."""
 
 from __future__ import annotations
 

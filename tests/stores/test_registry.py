@@ -1,4 +1,4 @@
-"""Which store the settings mean, what it is called, and whether an operator may look into it."""
+"""The store that the settings choose, its name, and the operator's access to it."""
 
 from __future__ import annotations
 

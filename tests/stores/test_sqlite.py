@@ -1,4 +1,4 @@
-"""The SQLite store keeps the contract, and whatever it acknowledged."""
+"""The SQLite store keeps the contract and all acknowledged commits."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def process(command: str, path: Path) -> AsyncIterator[asyncio.subprocess.
 
 
 def _remove(path: Path) -> None:
-    """Delete a file, and what SQLite keeps beside it: that would be played into a new file of the name."""
+    """Delete a file and its log, which SQLite would apply to a new file of the same name."""
     for file in path.parent.glob(f"{path.name}*"):
         file.unlink()
 
@@ -617,7 +617,7 @@ async def test_closing_finishes_queued_commits_and_refuses_new_ones(path: Path) 
 
 
 class Clock:
-    """A clock that stands still until told."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 1_772_366_400.0
@@ -656,7 +656,7 @@ class TestSqliteSessionLimit(SessionLimitContract):
 
 
 class TestSqliteExpiry(ExpiryContract):
-    """What expires and what does not, over SQLite."""
+    """Expiry, over SQLite."""
 
     @pytest.fixture
     def clock(self) -> Clock:
@@ -706,7 +706,7 @@ def size(path: Path) -> int:
 
 
 async def fill(store: SqliteStore, subject: str, sessions: int, words: int = 100_000) -> None:
-    """Keep some sessions, each with a message of so many words."""
+    """Store sessions, each with a message of this number of words."""
     for number in range(sessions):
         claim = await store.claim(SessionKey(subject, f"large-{number}"))
         await store.commit(claim, "commit-1", [AppendLog(UserMessage("word " * words))])
