@@ -17,7 +17,7 @@ TABLE = "| a | b |\n|---|:-:|\n| 1 | 2 |"
 
 
 @pytest.mark.parametrize(
-    ("written", "spoken"),
+    ("markdown", "speech"),
     [
         ("# The plan", "The plan"),
         ("## The plan ##\nWe go.", "The plan. We go."),

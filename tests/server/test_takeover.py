@@ -152,7 +152,7 @@ def follow_up(request: ModelRequest) -> Script:
 
 
 @pytest.mark.parametrize("elsewhere", [True, False])
-@pytest.mark.parametrize("lost", ["the result", "all answers", "the end of a speech"])
+@pytest.mark.parametrize("loss", ["the result", "all answers", "the end of a speech"])
 async def test_a_call_with_a_lost_result_times_out(shelf: Shelf, elsewhere: bool, loss: str) -> None:
     """An app that knows what is replayed does not answer again, and that is not waited for."""
     slow = {"ui_timeout": 600.0, "speech_timeout": 600.0, "tool_timeout": 0.2}
