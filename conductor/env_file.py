@@ -66,8 +66,8 @@ def read_env_file(path: Path, names: Collection[str], environment: Mapping[str, 
             or not _NAME.fullmatch(binding.key)
             or "\n" in text.strip()
         ):
-            why = "cannot be read: it must be NAME=value, with a quote closed on the same line"
-            mistakes.append(f"Line {line} of {path.name} {why}.")
+            problem = "cannot be read: it must be NAME=value, with a quote closed on the same line"
+            mistakes.append(f"Line {line} of {path.name} {problem}.")
             continue
         name, value = binding.key.lower(), _resolved(binding.value, variables)
         variables[binding.key] = value

@@ -463,7 +463,7 @@ async def test_a_crowd_of_silent_sockets_does_not_take_all_descriptors(tmp_path:
             for number in range(5):
                 async with App(served.url, session_id=f"s-{number}") as phone:
                     await phone.ask("say hello")
-            assert (await log_line(served, "refused"))["reason"] == "too many handshakes"
+            assert (await log_line(served, "request refused"))["reason"] == "too many handshakes"
         finally:
             for connection in silent:
                 connection.close()

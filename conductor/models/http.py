@@ -269,7 +269,7 @@ class HttpPool:
             raise failure("connection") from None
         names = ("request-id", "x-request-id", "x-amzn-requestid")
         request_id = next((response.headers[name] for name in names if name in response.headers), None)
-        log.info("model.status", status=response.status, request_id=request_id)
+        log.info("model answered", status=response.status, request_id=request_id)
         raise from_status(response.status, read_problem(text), response.headers)
 
     async def read_json(self, path: str) -> Any:

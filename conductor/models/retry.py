@@ -68,5 +68,5 @@ async def with_retries(
             if error.reason not in RETRYABLE or retry >= policy.retries or wait >= end - now():
                 raise
             retry += 1
-            log.info("model.retry", reason=error.reason, retry=retry, wait_s=round(wait, 3))
+            log.info("model request retried", reason=error.reason, retry=retry, wait_s=round(wait, 3))
         await asyncio.sleep(wait)

@@ -126,14 +126,14 @@ class Route:
         async with self._probing:
             if self._using is None:
                 native = await calls_tools(self.provider)
-                log.info("model tried out", profile=self.profile.name, calls_tools=native)
+                log.info("model tested", profile=self.profile.name, calls_tools=native)
                 self._using = self.provider if native else self._as_text(self.provider, self.profile)
             return self._using
 
     def _count_malformed(self, malformed: bool) -> None:
         self._malformed = self._malformed + 1 if malformed else 0
         if self._malformed >= _MAX_MALFORMED and self.profile.kind == "auto" and self._using is self.provider:
-            log.warning("model writes its calls as text from now on", profile=self.profile.name)
+            log.warning("model calls tools as text", profile=self.profile.name)
             self._using = self._as_text(self.provider, self.profile)
 
     async def check(self, every_s: float) -> None:

@@ -103,7 +103,7 @@ class ReplyStreamer:
         except ReasoningRefused:
             if without_reasoning is None:
                 raise
-            log.warning("model.reasoning_refused")
+            log.warning("model refused its former reasoning")
             reply = await self._open(path, without_reasoning(), request)
         try:
             while True:

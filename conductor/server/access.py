@@ -189,7 +189,7 @@ class Refusals:
             if len(self._counts) >= MAX_KINDS:
                 key = (reason, "many")
             if key not in self._counts:
-                log.warning("refused", reason=reason, source=key[1], **facts)
+                log.warning("request refused", reason=reason, source=key[1], **facts)
         self._counts[key] += 1
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._period, self._report)
@@ -206,7 +206,7 @@ class Refusals:
         self._timer = None
         for (reason, source), count in self._counts.items():
             if count > 1:
-                log.warning("requests refused again", reason=reason, source=source, count=count)
+                log.warning("requests refused", reason=reason, source=source, count=count)
         self._counts = Counter({key: 0 for key, count in self._counts.items() if count > 1})
 
 

@@ -71,13 +71,13 @@ class EventRate(TokenBucket):
     async def admit(self, size: int) -> bool:
         """Wait until an event of ``size`` bytes is allowed; False after ``flood_timeout`` of flooding."""
         now, cost = _now(), self._cost(size)
-        floods = now - self._waited_until <= self._limits.flood_pause
-        wait = self.reserve(now, cost * self._limits.flood_cost if floods else cost)
+        is_flooding = now - self._waited_until <= self._limits.flood_pause
+        wait = self.reserve(now, cost * self._limits.flood_cost if is_flooding else cost)
         if not wait:
             if self.deficit(now) > self._limits.frames_in_a_row:
                 await asyncio.sleep(0)  # other connections run between two events of a burst
             return True
-        if not floods:
+        if not is_flooding:
             self._flooding_since = now
             self._on_flood(wait)
         elif now - self._flooding_since > self._limits.flood_timeout:
@@ -299,11 +299,11 @@ class Connection(Writer):
             event, client.TranscriptFinal | client.AgentCompleted | client.ApprovalResponse
         )
         claims = starts_turn or isinstance(event, client.SessionStart)
-        came_at = _now()
+        received_at = _now()
         first_turn = starts_turn and self._session is not None and not self._session.messages
         if self._state is _State.UNBOUND or first_turn:
             await self._admission.enter()  # a crowd of new clients must not slow running turns
-        if self._session is None and not await self._may_bind(came_at):
+        if self._session is None and not await self._may_bind(received_at):
             return
         may_claim = claims and self._close is None
         if self._state is _State.LOST and not (may_claim and await self.is_alive()):
@@ -318,7 +318,7 @@ class Connection(Writer):
 
     async def _deliver(self, inbound: Inbound, *, starts_turn: bool) -> bool:
         event = inbound.event
-        was = self._state
+        former_state = self._state
         new = self._session is None
         session = self._session or await self._bind(inbound.session_id)
         if isinstance(event, client.SessionStart):
@@ -331,7 +331,7 @@ class Connection(Writer):
                 same_process = result is InboundResult.EXPECTED
                 session.attach(self, resumed=self._resumed, same_process=same_process)
             return self._session is session
-        match was:
+        match former_state:
             case _State.SERVED:
                 pass
             case _State.PARKED if not starts_turn:
@@ -340,7 +340,7 @@ class Connection(Writer):
                 self._rejoin_alone(session)
             case _ if new or await self.is_alive():
                 resumed = self._resumed and not starts_turn
-                session.attach(self, resumed=resumed, same_process=was is _State.STALE)
+                session.attach(self, resumed=resumed, same_process=former_state is _State.STALE)
         self._rate.settle(await session.receive(inbound, self), inbound.size)
         return self._session is session
 
@@ -358,12 +358,12 @@ class Connection(Writer):
         self._resumed = True
         return True
 
-    async def _may_bind(self, came_at: float) -> bool:
+    async def _may_bind(self, received_at: float) -> bool:
         # A claim for a dead client would fence the process that serves its new connection.
         if self._socket.state is not State.OPEN:
             return False
         # A dead client's events must not take the session from the process that serves it now.
-        late = _now() - came_at > LATE_S or self._opened_at < self._registry.resumed_at
+        late = _now() - received_at > LATE_S or self._opened_at < self._registry.resumed_at
         return not late or await self.is_alive()
 
     @property

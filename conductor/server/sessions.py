@@ -118,7 +118,7 @@ class SessionRegistry:
         return None
 
     def reload(self, services: Services) -> None:
-        """Use another system prompt and catalog from now on."""
+        """Use other services from now on, in existing sessions as well."""
         self._services = services
         for session in self.sessions:
             session.reload(services)

@@ -148,7 +148,7 @@ class Supervisor:
                 process_group=0,  # Ctrl-C reaches only the supervisor, which forwards it
             )
         except OSError as error:
-            log.error("worker did not start", worker=slot.number, why=error.strerror)
+            log.error("worker did not start", worker=slot.number, reason=error.strerror)
             return 1
         self._processes = {running for running in self._processes if running.returncode is None} | {process}
         assert process.stdin is not None

@@ -49,7 +49,9 @@ async def test_a_server_without_tokens_refuses_requests_of_unknown_proxies(
         with capture_logs() as captured:
             status, answer = await http(served.listener.port, upgrade("/ws", f"{name}: {value}"))
         assert status == 403 and "AUTH_TOKENS" in answer
-        assert [(line["event"], line["reason"]) for line in captured] == [("refused", "proxy without tokens")]
+        assert [(line["event"], line["reason"]) for line in captured] == [
+            ("request refused", "proxy without tokens")
+        ]
         assert (await http(served.listener.port, get("/healthz", f"{name}: {value}")))[0] == 200
 
 
@@ -80,7 +82,7 @@ async def test_the_first_refusal_is_logged_and_further_ones_are_counted() -> Non
         assert [line["source"] for line in captured] == ["198.51.100.7", "203.0.113.9"]
         await until(lambda: len(captured) == 3)
     assert captured[2] == {
-        "event": "requests refused again",
+        "event": "requests refused",
         "log_level": "warning",
         "reason": "wrong token",
         "source": "198.51.100.7",
@@ -112,7 +114,7 @@ async def test_a_refusal_is_logged_with_its_reason_and_without_the_token(
     async with serving(ScriptedProvider([]), tokens=(TOKEN,)) as served:
         with capture_logs() as captured:
             assert (await http(served.listener.port, request_text))[0] == status
-    (line,) = [line for line in captured if line["event"] == "refused"]
+    (line,) = [line for line in captured if line["event"] == "request refused"]
     assert (line["reason"], line["source"]) == (reason, "127.0.0.1")
     assert line.get("origin") == ("https://evil.example" if reason == "origin" else None)
     assert TOKEN not in str(captured)
@@ -127,6 +129,6 @@ async def test_connections_beyond_a_tokens_limit_are_logged() -> None:
             await served.listener.stop()
     refusals = [(line["event"], line["reason"], line.get("count")) for line in captured if "reason" in line]
     assert refusals == [
-        ("refused", "MAX_CONNECTIONS_PER_SUBJECT", None),
-        ("requests refused again", "MAX_CONNECTIONS_PER_SUBJECT", 3),
+        ("request refused", "MAX_CONNECTIONS_PER_SUBJECT", None),
+        ("requests refused", "MAX_CONNECTIONS_PER_SUBJECT", 3),
     ]

@@ -52,7 +52,7 @@ async def test_over_the_limit_of_handshakes_the_oldest_is_cut() -> None:
     reasons = [
         (line["event"], line.get("count")) for line in captured if "handshakes" in line.get("reason", "")
     ]
-    assert reasons == [("refused", None), ("requests refused again", 3)]
+    assert reasons == [("request refused", None), ("requests refused", 3)]
 
 
 async def test_a_complete_handshake_does_not_count() -> None:
@@ -79,7 +79,7 @@ async def test_a_connection_on_one_of_the_last_descriptors_is_cut() -> None:
             Handshakes(10, 3, Refusals()).add(ends.server.transport)
             assert ends.server.transport.is_closing()
     assert [(line["event"], line["reason"]) for line in captured] == [
-        ("refused", "out of file descriptors (ulimit -n)")
+        ("request refused", "out of file descriptors (ulimit -n)")
     ]
 
 

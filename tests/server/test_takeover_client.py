@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import pytest
-
 from conductor.client import Client, Reconnect, Reconnected, connect
 from conductor.events.server import SessionStarted
 from conductor.messages import ToolCall, ToolResult, UserMessage
@@ -64,10 +62,9 @@ async def comes_back(client: Client, door: Door, to: Node) -> SessionStarted:
     return await client.reconnect()
 
 
-@pytest.mark.parametrize("resume", [True, False])
-async def test_a_write_runs_once_while_its_client_moves_there_and_back(shelf: Shelf, resume: bool) -> None:
+async def test_a_write_runs_once_while_its_client_moves_there_and_back(shelf: Shelf) -> None:
     notes = Notes()
-    async with two_nodes(shelf, note, note) as (a, b), client_at(a, notes, resume=resume) as (client, door):
+    async with two_nodes(shelf, note, note) as (a, b), client_at(a, notes) as (client, door):
         turn = await client.say("milk")
         await asyncio.wait_for(notes.started.wait(), WAIT)
         assert (await comes_back(client, door, b)).resumed
@@ -81,10 +78,9 @@ async def test_a_write_runs_once_while_its_client_moves_there_and_back(shelf: Sh
     await no_fault_in(shelf, ["milk", "eggs"])
 
 
-@pytest.mark.parametrize("resume", [True, False])
-async def test_a_result_without_a_connection_is_sent_to_the_next_node(shelf: Shelf, resume: bool) -> None:
+async def test_a_result_without_a_connection_is_sent_to_the_next_node(shelf: Shelf) -> None:
     notes = Notes()
-    async with two_nodes(shelf, note, note) as (a, b), client_at(a, notes, resume=resume) as (client, door):
+    async with two_nodes(shelf, note, note) as (a, b), client_at(a, notes) as (client, door):
         turn = await client.say("milk")
         await asyncio.wait_for(notes.started.wait(), WAIT)
         client.drop()
