@@ -173,9 +173,9 @@ def _settings(options: argparse.Namespace) -> tuple[Settings, str | None]:
 
     host, token = options.host, options.lan_token
     if options.lan:
-        from conductor.commands import lan
+        from conductor.commands.banner import lan_address, new_token, private_address
 
-        host, token = lan.lan_address() if host is None else lan.private(host), lan.new_token()
+        host, token = lan_address() if host is None else private_address(host), new_token()
     settings = load_settings(
         host=host,
         port=options.port,

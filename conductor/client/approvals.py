@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from conductor.client.calls import takes_two_arguments
-from conductor.client.errors import ConnectionLost, describe_error
+from conductor.client.errors import ConnectionLost, describe_error, stop
 from conductor.client.options import ClientLimits
 from conductor.client.outbox import Sender, clean
 from conductor.events.client import ApprovalResponse, ApprovalShown
@@ -196,10 +196,7 @@ class Approvals:
 
     async def close(self, seconds: float) -> None:
         """Cancel the handlers and wait at most ``seconds`` for them."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=seconds)
+        await stop(self._tasks, seconds)
 
     def _start_handler(self, question: _Question, handler: ApprovalHandler) -> None:
         question.rounds += 1

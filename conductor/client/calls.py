@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from conductor.client.errors import ConnectionLost, describe_error, finish
+from conductor.client.errors import ConnectionLost, describe_error, finish, stop
 from conductor.client.events import decode_arguments
 from conductor.client.options import ClientLimits
 from conductor.client.outbox import Sender, as_text, clean, failure, fit, fit_cancelled
@@ -20,7 +20,6 @@ from conductor.events.client import ToolAccepted, ToolCancelled, ToolProgress, T
 from conductor.events.server import ToolCallEvent, ToolCancel, is_ui_call
 
 log = logging.getLogger(__name__)
-
 
 Effect: TypeAlias = Literal["none", "partial", "complete"]
 """How much of a cancelled call took effect."""
@@ -303,10 +302,7 @@ class Calls:
 
     async def close(self, seconds: float) -> None:
         """Cancel all handlers, jobs too, and wait at most ``seconds`` for them."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=seconds)
+        await stop(self._tasks, seconds)
 
     # Tools
 

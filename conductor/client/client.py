@@ -14,7 +14,7 @@ from conductor.client.approvals import ApprovalHandler, Approvals
 from conductor.client.calls import SPEAK, Calls, SpeakHandler, ToolHandler
 from conductor.client.connection import Connection
 from conductor.client.dispatcher import EventDispatcher
-from conductor.client.errors import ConnectionLost
+from conductor.client.errors import ConnectionLost, stop
 from conductor.client.events import Callback, Listeners, Received, Typed
 from conductor.client.options import ClientLimits, ClientOptions
 from conductor.client.outbox import Outbox, Sender
@@ -35,7 +35,6 @@ from conductor.events.envelope import IdGenerator
 from conductor.events.server import SessionStarted
 
 log = logging.getLogger(__name__)
-
 
 T = TypeVar("T", bound=Typed)
 
@@ -64,16 +63,13 @@ class Client:
         self._approvals = Approvals(options.limits, self._sender)
         self._listeners = Listeners(options.limits.callback_s)
         self._dispatcher = EventDispatcher(
-            self._turns,
-            self._outbox,
-            self._listeners,
-            self._calls,
-            self._approvals,
-            serial=options.serial,
+            self._turns, self._outbox, self._listeners, self._calls, self._approvals, options.serial
         )
         self._resumption = ResumeState(self._outbox, self._calls, self._turns, self._dispatcher.cursor)
         self._worker: asyncio.Task[None] | None = None
-        self._reconnector = Reconnector(options.reconnect, self, self._notify) if options.reconnect else None
+        self._reconnector: Reconnector | None = None
+        if options.reconnect is not None:
+            self._reconnector = Reconnector(options.reconnect, self.wait_lost, self._restore, self._notify)
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -112,11 +108,6 @@ class Client:
         return self._connection.connected
 
     @property
-    def loss(self) -> ConnectionLost | None:
-        """The reason for a missing connection; None while connected."""
-        return self._connection.loss
-
-    @property
     def received(self) -> Sequence[Received]:
         """The last 2,000 events with their ids, including duplicates."""
         return self._connection.received
@@ -148,10 +139,6 @@ class Client:
         """
         return await self._connect(replace_socket=True)
 
-    async def restore(self) -> SessionStarted:
-        """Reconnect if there is no connection."""
-        return await self._connect(replace_socket=False)
-
     async def close(self) -> None:
         """Close the socket and stop the handlers. Running turns end with `ConnectionLost`."""
         if self._closing is None:
@@ -179,13 +166,13 @@ class Client:
         turn = Turn(text, self._new_id(), self._connection.connection, limits.turn_s)
         frame = self._sender.frame(turn.event_id, TranscriptFinal(text))
         if not self.connected and (not self._keeps_transcripts or self._outbox.transcripts >= limits.unsent):
-            raise ConnectionLost(str(self.loss or "There is no connection."))
+            raise self._connection.missing()
         # Before it is sent: its answer may arrive during `put`.
         self._turns.add(turn)
         if not await self._outbox.put(frame, turn) and not self._keeps_transcripts:
             self._outbox.discard(turn)
             self._turns.remove(turn)
-            raise ConnectionLost(str(self.loss or "There is no connection."))
+            raise self._connection.missing()
         return turn
 
     async def partial(self, text: str) -> None:
@@ -292,6 +279,12 @@ class Client:
         """
         self._listeners.on(kind if isinstance(kind, str) else kind.TYPE, callback)
 
+    def _is_read_only(self, name: str) -> bool:
+        return self._options.is_read_only(name)
+
+    async def _restore(self) -> SessionStarted:
+        return await self._connect(replace_socket=False)
+
     async def _connect(self, *, replace_socket: bool) -> SessionStarted:
         if self._closed:
             raise ConnectionLost(CLOSED)
@@ -318,11 +311,8 @@ class Client:
             await self._reconnector.stop(self._options.limits.close_s)
         await self._connection.close(loss)
         seconds = self._options.limits.close_s
-        tasks = [task for task in (self._worker, *self._dispatcher.running) if task is not None]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=seconds)
+        workers = [] if self._worker is None else [self._worker]
+        await stop([*workers, *self._dispatcher.running], seconds)
         await self._approvals.close(seconds)
         await self._calls.close(seconds)
 
@@ -334,9 +324,6 @@ class Client:
         await self._listeners.notify(event)
         if isinstance(event, GaveUp) and not self.connected:
             self._turns.close(ConnectionLost(f"The connection was given up. {event.error}"))
-
-    def _is_read_only(self, name: str) -> bool:
-        return self._options.is_read_only(name)
 
 
 async def _silent_voice(_text: str) -> None: ...

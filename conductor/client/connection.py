@@ -24,14 +24,13 @@ from conductor.client.errors import (
     WaitTimeout,
     describe_error,
 )
-from conductor.client.events import Received, RecentIds, decode_frame
+from conductor.client.events import Received, decode_frame
 from conductor.client.options import ClientOptions
 from conductor.events.client import SessionStart
 from conductor.events.envelope import IdGenerator, encode_event
 from conductor.events.server import ErrorEvent, SessionStarted
 
 log = logging.getLogger(__name__)
-
 
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
@@ -179,7 +178,7 @@ class Connection:
         self._new_id = new_id
         self._notice = notice
         self._on_started = on_started
-        self._ids = RecentIds(options.limits.recent_ids)
+        self._ids: dict[str, None] = {}  # of recent events, oldest first
         self._link: Socket | None = None
         self._reader: asyncio.Task[None] | None = None
         self._down = asyncio.Event()  # set while there is no socket
@@ -244,11 +243,15 @@ class Connection:
             raise WaitTimeout(f"The connection was not lost within {timeout:g} s.") from None
         return self.loss or ConnectionLost("The client has not been started.")
 
+    def missing(self) -> ConnectionLost:
+        """Make the error for a missing connection."""
+        return ConnectionLost(str(self.loss or "There is no connection."))
+
     async def send(self, frame: bytes) -> None:
         """Send a frame. Raises `ConnectionLost`."""
         link = self._link
         if link is None or not self.connected:
-            raise ConnectionLost(str(self.loss or "There is no connection."))
+            raise self.missing()
         try:
             await link.send(frame)
         except ConnectionLost as loss:
@@ -326,7 +329,7 @@ class Connection:
             async with asyncio.timeout(self._options.limits.backlog_s):
                 await self.inbox.put(received)
         except BaseException:
-            self._ids.forget(received.id)  # it was not handled: a replay may deliver it again
+            self._ids.pop(received.id, None)  # it was not handled: a replay may deliver it again
             raise
 
     def _take(self, frame: bytes, connection: int) -> Received | None:
@@ -335,8 +338,12 @@ class Connection:
             log.debug("frame ignored: %d bytes that are not an event", len(frame))
             return None
         event_id, event = decoded
-        new = self._ids.add(event_id)
-        self.number += new
+        new = event_id not in self._ids
+        if new:
+            self._ids[event_id] = None
+            if len(self._ids) > self._options.limits.recent_ids:
+                del self._ids[next(iter(self._ids))]
+            self.number += 1
         received = Received(event_id, event, connection, self.number, not new)
         self.received.append(received)
         if isinstance(event, SessionStarted) and self._starting and not self._starting[1].done():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 
 from conductor.client.approvals import Approvals
 from conductor.client.calls import SPEAK, Calls
@@ -27,11 +28,11 @@ from conductor.events.server import (
 
 log = logging.getLogger(__name__)
 
-
 # These events are not replayed, so they do not advance the `ReplayCursor`.
 _NOT_REPLAYED = (SpeechPartial, SessionPing, SessionStarted, EventAck, Diagnostic)
 
 
+@dataclass(slots=True)
 class EventDispatcher:
     """Gives each event to the turns, listeners, calls and approvals.
 
@@ -39,45 +40,35 @@ class EventDispatcher:
     False). ``cursor`` is the position for a resume.
     """
 
-    def __init__(
-        self,
-        turns: Turns,
-        outbox: Outbox,
-        listeners: Listeners,
-        calls: Calls,
-        approvals: Approvals,
-        *,
-        serial: bool,
-    ) -> None:
-        self.state: str | None = None
-        self.running: set[asyncio.Task[None]] = set()
-        self.cursor = ReplayCursor()
-        self._turns = turns
-        self._outbox = outbox
-        self._listeners = listeners
-        self._calls = calls
-        self._approvals = approvals
-        self._serial = serial
-        self._is_blocked = False
+    turns: Turns
+    outbox: Outbox
+    listeners: Listeners
+    calls: Calls
+    approvals: Approvals
+    serial: bool
+    state: str | None = None
+    running: set[asyncio.Task[None]] = field(default_factory=set)
+    cursor: ReplayCursor = field(default_factory=ReplayCursor)
+    _is_blocked: bool = False
 
     def notice(self, received: Received) -> None:
         """Process the urgent part of an event; called as soon as it is read."""
         match received.event:
             case ToolCallEvent() as call:
-                self._calls.record(call)
+                self.calls.record(call)
             case ToolCancel() as cancel:
-                self._calls.cancel(cancel)
+                self.calls.cancel(cancel)
             case ApprovalRequest() as request:
-                self._approvals.record(request, received.connection)
+                self.approvals.record(request, received.connection)
                 # `run` waits for a tool or a speech, and would reach this request too late.
                 if self._is_blocked:
-                    self._approvals.ask()
+                    self.approvals.ask()
             case ApprovalResolved() as resolved:
-                self._approvals.resolve(resolved)
+                self.approvals.resolve(resolved)
             case ErrorEvent() as error:
-                self._approvals.retry(error)
+                self.approvals.retry(error)
             case EventAck() as ack:
-                self._outbox.acknowledge(ack.event_ids)
+                self.outbox.acknowledge(ack.event_ids)
             case Diagnostic() as diagnostic:
                 log.warning("diagnostic %s: %s", diagnostic.code, diagnostic.message)
 
@@ -99,28 +90,28 @@ class EventDispatcher:
     async def _handle(self, received: Received) -> bool:
         event = received.event
         self.state = state_of(event) or self.state
-        for event_id in self._turns.note(event):
-            self._outbox.confirm(event_id)
-        await self._listeners.publish(event)
+        for event_id in self.turns.note(event):
+            self.outbox.confirm(event_id)
+        await self.listeners.publish(event)
         is_open = False
         if isinstance(event, ApprovalRequest):
-            self._approvals.ask()
+            self.approvals.ask()
         elif isinstance(event, ToolCallEvent):
             is_open = await self._take_call(event, received)
         # After the handlers: a turn ends when its last call has run, not when its ``idle`` is read.
-        self._turns.settle(event, received.connection)
+        self.turns.settle(event, received.connection)
         return is_open
 
     async def _take_call(self, call: ToolCallEvent, received: Received) -> bool:
         # Returns True for a speech that continues in a task: `ReplayCursor` waits for its end, because a
         # resume lists pending tools but not speeches.
-        running = self._calls.answer(call, received.number)
+        running = self.calls.answer(call, received.number)
         brief = is_ui_call(call.name) and call.name != SPEAK
         if brief:
             await running
-        elif self._serial and not (call.name == SPEAK and self._calls.queues_speeches):
+        elif self.serial and not (call.name == SPEAK and self.calls.queues_speeches):
             self._is_blocked = True
-            self._approvals.ask()  # approval requests do not wait for a tool or a speech
+            self.approvals.ask()  # approval requests do not wait for a tool or a speech
             try:
                 await running
             finally:

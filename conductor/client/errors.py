@@ -1,21 +1,13 @@
 """The errors that the client library raises, and helpers for the app's code.
 
-::
-
-    ConductorError
-    └── ClientError
-        ├── CannotConnect     no socket: refused, unreachable, not a WebSocket URL, not authorized
-        ├── StartRefused      the server answered ``session.start`` with an ``error`` event
-        ├── ConnectionLost    the socket was lost or is missing, or the client was closed
-        └── WaitTimeout       a wait reached its time limit; a `TimeoutError` too
-
 Every message is one sentence without secrets: a URL is shown without its query.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from collections.abc import Collection
+from typing import Any, TypeVar
 
 from conductor.errors import ConductorError
 from conductor.events.server import ErrorEvent
@@ -76,3 +68,11 @@ def describe_error(error: BaseException) -> str:
         location = f" in {traceback.tb_frame.f_code.co_name}, line {traceback.tb_lineno}"
         traceback = traceback.tb_next
     return f"{type(error).__name__}{location}"
+
+
+async def stop(tasks: Collection[asyncio.Task[Any]], seconds: float) -> None:
+    """Cancel tasks, and wait at most ``seconds`` for them."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=seconds)

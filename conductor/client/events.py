@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias, cast, get_args
@@ -93,27 +92,6 @@ def wire_type(event: Event) -> str:
     return event.type if isinstance(event, UnknownEvent) else event.TYPE
 
 
-class RecentIds:
-    """The last ``limit`` envelope ids, over all connections of a client."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._ids: OrderedDict[str, None] = OrderedDict()
-
-    def add(self, event_id: str) -> bool:
-        """Add an id; False if it is a duplicate."""
-        if event_id in self._ids:
-            return False
-        self._ids[event_id] = None
-        if len(self._ids) > self._limit:
-            self._ids.popitem(last=False)
-        return True
-
-    def forget(self, event_id: str) -> None:
-        """Remove an id, so that a replay of its event is handled."""
-        self._ids.pop(event_id, None)
-
-
 def decode_arguments(call: ToolCallEvent) -> dict[str, Any] | None:
     """Decode a call's arguments; None if they are not a JSON object."""
     try:
@@ -179,12 +157,6 @@ class Listeners:
             log.warning("callback for %s failed: %s", kind, describe_error(error))
 
 
-@dataclass(slots=True)
-class _Position:
-    counts: bool
-    has_ended: bool = False
-
-
 class ReplayCursor:
     """The position up to which all events are handled. Events may finish out of order.
 
@@ -193,19 +165,21 @@ class ReplayCursor:
 
     def __init__(self) -> None:
         self.last: str | None = None
-        self._positions: dict[str, _Position] = {}
+        self._unfinished: dict[str, bool] = {}  # whether it counts, by id
+        self._ended: set[str] = set()
 
     def begin(self, event_id: str, *, counts: bool = True) -> None:
         """Mark an event as being handled; without ``counts`` it never becomes ``last``."""
-        self._positions[event_id] = _Position(counts)
+        self._unfinished[event_id] = counts
 
     def end(self, event_id: str) -> None:
         """Mark an event as handled."""
-        self._positions[event_id].has_ended = True
+        self._ended.add(event_id)
         # The server replays the events after ``lastEventId``.
-        for event_id, position in list(self._positions.items()):
-            if not position.has_ended:
+        for event_id, counts in list(self._unfinished.items()):
+            if event_id not in self._ended:
                 return
-            del self._positions[event_id]
-            if position.counts:
+            self._ended.remove(event_id)
+            del self._unfinished[event_id]
+            if counts:
                 self.last = event_id

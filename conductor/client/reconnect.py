@@ -7,14 +7,13 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from conductor.client.errors import CannotConnect, ClientError, ConnectionLost, StartRefused, describe_error
 from conductor.events.envelope import SUPERSEDED
 from conductor.events.server import SessionStarted
 
 log = logging.getLogger(__name__)
-
 
 # Together these keep ``factor ** n`` a finite float (1e128 seconds).
 MAX_FACTOR = 100.0
@@ -118,27 +117,23 @@ class GaveUp:
 ConnectionEvent = Lost | TryFailed | Reconnected | GaveUp
 
 
-class Reconnectable(Protocol):
-    """A client for a `Reconnector`."""
-
-    async def wait_lost(self) -> ConnectionLost:
-        """Wait until the connection is lost; return the reason."""
-
-    async def restore(self) -> SessionStarted:
-        """Connect, unless there is a connection. Raises `ClientError`."""
-
-
 class Reconnector:
     """Reconnects by a `Reconnect` policy, from `start` until it gives up or is stopped.
 
-    ``notify`` is awaited with each event before the next step.
+    ``wait_lost`` waits for a loss of the connection and returns the reason, ``restore`` connects or raises
+    `ClientError`, and ``notify`` is awaited with each event.
     """
 
     def __init__(
-        self, policy: Reconnect, client: Reconnectable, notify: Callable[[ConnectionEvent], Awaitable[None]]
+        self,
+        policy: Reconnect,
+        wait_lost: Callable[[], Awaitable[ConnectionLost]],
+        restore: Callable[[], Awaitable[SessionStarted]],
+        notify: Callable[[ConnectionEvent], Awaitable[None]],
     ) -> None:
         self._policy = policy
-        self._client = client
+        self._wait_lost = wait_lost
+        self._restore = restore
         self._notify = notify
         self._task: asyncio.Task[None] | None = None
         self.running = False
@@ -170,7 +165,7 @@ class Reconnector:
         failures = 0
         while True:
             since = loop.time()
-            loss = await self._client.wait_lost()
+            loss = await self._wait_lost()
             # Only a connection that lasted resets the backoff.
             if loop.time() - since >= self._policy.steady_s:
                 failures = 0
@@ -183,7 +178,7 @@ class Reconnector:
                 failures += 1
                 await self._policy.sleep(self._policy.delay_s(failures, error))
                 try:
-                    started = await self._client.restore()
+                    started = await self._restore()
                 except ClientError as failure:
                     error = failure
                     await self._notify(TryFailed(failures, error))

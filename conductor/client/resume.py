@@ -13,6 +13,7 @@ would run them twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -32,23 +33,23 @@ T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 
 
+@dataclass(slots=True)
 class ResumeState:
     """The resumable state of a client's session, over all its connections."""
 
-    def __init__(self, outbox: Outbox, calls: Calls, turns: Turns, cursor: ReplayCursor) -> None:
-        self._outbox = outbox
-        self._calls = calls
-        self._turns = turns
-        self._cursor = cursor
-        self._has_started = False
-        self._reported: frozenset[str] = frozenset()
+    outbox: Outbox
+    calls: Calls
+    turns: Turns
+    cursor: ReplayCursor
+    _has_started: bool = False
+    _reported: frozenset[str] = frozenset()
 
     def start(self, start: SessionStart) -> SessionStart:
         """Add ``resume`` to a ``session.start`` that names the capability and is not the first."""
         if not self._has_started or "resume" not in (start.capabilities or ()):
             return start
         size = min(MAX_RESUME_BYTES, MAX_START_BYTES - len(_encode(start)))
-        resume = fit_resume(self._cursor.last, self._outbox.results(), self._calls.pending, size)
+        resume = fit_resume(self.cursor.last, self.outbox.results(), self.calls.pending, size)
         self._reported = frozenset(
             entry.call_id for entry in resume.done if entry.result is not None or entry.error is not None
         )
@@ -59,13 +60,13 @@ class ResumeState:
         self._has_started = True
         # The server lost the session, and with it the recorded transcripts.
         if not event.resumed:
-            self._turns.forget_recorded()
+            self.turns.forget_recorded()
         if "resume" not in (event.capabilities or ()):
             return
         drop = frozenset(event.drop or ())
-        self._calls.drop(drop)
+        self.calls.drop(drop)
         # Content of ``session.start`` is recorded by now, unless the server requests it again.
-        self._outbox.forget(drop | (self._reported - frozenset(event.resend or ())))
+        self.outbox.forget(drop | (self._reported - frozenset(event.resend or ())))
 
 
 def fit_resume(last: str | None, results: Sequence[ResumeDone], pending: Sequence[str], size: int) -> Resume:

@@ -1,14 +1,17 @@
-"""The server's output at the start: its settings, its address, and a command to try it."""
+"""The server's output at the start, and the address, token and QR code of ``serve --lan``."""
 
 from __future__ import annotations
 
+import io
+import ipaddress
 import os
+import secrets
 import shlex
+import socket
 import sys
 from pathlib import Path
 
 from conductor import __version__
-from conductor.commands import lan
 from conductor.env_file import ENV_FILE
 from conductor.errors import SettingsError
 from conductor.models.profiles import load_profiles
@@ -16,6 +19,9 @@ from conductor.settings import Settings, read_settings, referenced_names
 from conductor.stores.registry import describe_store
 from conductor.tools.http_tools import load_http_tools
 from conductor.tools.mcp.config import load_mcp_servers
+
+_REMOTE_ADDRESS = ("192.0.2.1", 9)
+"""An address for documentation (RFC 5737). Nothing is sent; its route gives this machine's address."""
 
 
 def banner(settings: Settings, port: int, lan_token: str | None) -> str:
@@ -38,10 +44,10 @@ def banner(settings: Settings, port: int, lan_token: str | None) -> str:
         lines.append(f"  connect   ws://{host}:{port}/ws  ({auth})")
         code = []
     else:
-        url = lan.phone_url(host, port, lan_token)
+        url = phone_url(host, port, lan_token)
         lines.append(f"  connect   {url}")
         # The page reads the token from the fragment, which browsers do not send.
-        code = ["", lan.qr_code(f"{page}#token={lan_token}" if page else url)]
+        code = ["", qr_code(f"{page}#token={lan_token}" if page else url)]
     return "\n".join([*lines, f"  try       {shlex.join(_talk(settings, port, lan_token))}", *code])
 
 
@@ -103,3 +109,45 @@ def server_address(settings: Settings) -> str:
 
 def _reachable(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}.get(host, host)
+
+
+def lan_address() -> str:
+    """Find this machine's address in the local network. Raises `SettingsError` without a network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # UDP: connecting selects a route and sends nothing.
+            probe.connect(_REMOTE_ADDRESS)
+            address = str(probe.getsockname()[0])
+        except OSError:
+            raise SettingsError("--lan: this machine has no network.") from None
+    return private_address(address)
+
+
+def private_address(address: str) -> str:
+    """Return the address if it belongs to a local network. Raises `SettingsError`."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        raise SettingsError(f"--lan: {address!r} is not an address.") from None
+    if not parsed.is_private or parsed.is_loopback or parsed.is_unspecified:
+        raise SettingsError(f"--lan: {address} is not in a local network; use --host and AUTH_TOKENS.")
+    return address
+
+
+def new_token() -> str:
+    """Make a token of 192 random bits."""
+    return secrets.token_urlsafe(24)
+
+
+def phone_url(host: str, port: int, token: str) -> str:
+    """Make the URL for the phone, token included."""
+    return f"ws://{host}:{port}/ws?token={token}"
+
+
+def qr_code(text: str) -> str:
+    """Draw a QR code for a terminal."""
+    import segno
+
+    out = io.StringIO()
+    segno.make(text, error="l").terminal(out, border=2, compact=True)
+    return out.getvalue()

@@ -156,9 +156,6 @@ async def reported(subject: str, items: AsyncIterator[Item]) -> AsyncIterator[It
         yield fail(subject, str(error))
 
 
-# -- the model
-
-
 async def model_items(settings: Settings, *, offline: bool, seconds: float) -> AsyncIterator[Item]:
     """Send a request of one token to each profile's provider, within ``seconds``, and report the result."""
     profiles = load_profiles(settings)
@@ -242,17 +239,10 @@ def _failed(profile: ModelProfile, error: ModelError, seconds: float) -> Item:
             host=url.netloc or "the service",
             seconds=seconds,
         )
-        if (
-            error.reason == "protocol"
-            and profile.provider == "openai"
-            and url.path in ("", "/")
-            and url.netloc
-        ):
+        lacks_path = bool(url.netloc) and url.path in ("", "/")
+        if lacks_path and profile.provider == "openai" and error.reason == "protocol":
             text += " The address usually ends in /v1."
     return warn("model", text) if error.reason == "rate_limited" else fail("model", text)
-
-
-# -- the store
 
 
 async def store_items(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 import time
 import webbrowser
@@ -20,7 +19,7 @@ from websockets.typing import Subprotocol
 
 from conductor.app import mcp_folder
 from conductor.commands.banner import server_address
-from conductor.commands.output import as_json, write_table
+from conductor.commands.output import as_json, private_file, write_table
 from conductor.errors import SettingsError
 from conductor.logs import configure_logs
 from conductor.server.listener import MCP_PATH, MCP_SUBPROTOCOL
@@ -104,9 +103,6 @@ def _unknown(name: str, names: list[str]) -> str:
     return f'There is no server "{name}". Servers: {", ".join(names) or "-"}.'
 
 
-# -- add and remove
-
-
 def _add(settings: Settings, options: argparse.Namespace, out: TextIO) -> int:
     values: dict[str, Any]
     if options.location.startswith(("http://", "https://")):
@@ -147,20 +143,14 @@ def _document(settings: Settings) -> dict[str, Any]:
 
 def _write(settings: Settings, document: dict[str, Any]) -> None:
     path = mcp_config_path(settings)
-    new = Path(f"{path}.new")
-    try:
-        # The file may contain keys, and an invalid file must not replace a valid one.
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(document, file, indent=2, ensure_ascii=False)
-            file.write("\n")
-        load_mcp_servers(settings.model_copy(update={"mcp_config_file": new}))
-        os.replace(new, path)
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be written: {(error.strerror or str(error)).lower()}.") from None
-    except SettingsError as error:
-        raise SettingsError(str(error).replace(str(new), str(path))) from None
-    finally:
-        new.unlink(missing_ok=True)
+    with private_file(path, replace=True) as file:  # it may contain keys
+        json.dump(document, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        try:  # an invalid file must not replace a valid one
+            load_mcp_servers(settings.model_copy(update={"mcp_config_file": Path(file.name)}))
+        except SettingsError as error:
+            raise SettingsError(str(error).replace(file.name, str(path))) from None
 
 
 def _logs(settings: Settings, name: str, out: TextIO) -> int:
@@ -173,9 +163,6 @@ def _logs(settings: Settings, name: str, out: TextIO) -> int:
         lines = []
     out.writelines(f"{line}\n" for line in lines[-LOG_LINES:])
     return 0
-
-
-# -- login and test
 
 
 async def _login(settings: Settings, server: McpServerConfig, out: TextIO) -> int:
@@ -246,9 +233,6 @@ async def _try(connection: McpConnection, out: TextIO) -> int:
 
 def _is_harmless(spec: ToolSpec) -> bool:
     return spec.effect == "read" and not spec.input_schema.get("required")
-
-
-# -- serve
 
 
 def _serve(settings: Settings, options: argparse.Namespace) -> int:

@@ -81,9 +81,6 @@ async def _with(
         await provider.aclose()
 
 
-# -- list
-
-
 def _list(settings: Settings, out: TextIO, *, offline: bool) -> int:
     profiles = load_profiles(settings)
     write_table(
@@ -154,9 +151,6 @@ def _models_of(profile: ModelProfile) -> list[dict[str, Any]]:
     return models
 
 
-# -- probe
-
-
 async def probe(provider: ModelProvider, profile: ModelProfile, out: TextIO) -> int:
     """Test the model's abilities, and write a line for each. Raises `ModelError` if it does not answer."""
     out.write(f"{profile.name}: {profile.title}\n")
@@ -199,9 +193,6 @@ async def _probe_cancellation(provider: ModelProvider) -> Item:
         "cancellation",
         f"closed in {1000 * closed_s:.0f} ms; the next first token {after.first_s:.2f} s later.",
     )
-
-
-# -- bench
 
 
 class _Reply:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from conductor.errors import SettingsError
 
 _UNSEEN = re.compile("[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 """Characters that a terminal interprets, hides or cannot encode."""
@@ -88,3 +94,29 @@ class Item:
 
 
 ok, warn, fail = partial(Item, "ok"), partial(Item, "warn"), partial(Item, "fail")
+
+
+@contextmanager
+def private_file(target: Path, *, replace: bool) -> Iterator[TextIO]:
+    """Write a file that only its owner may read; it is created at the end of the block.
+
+    Raises `SettingsError` for an existing file, unless ``replace``.
+    """
+    try:
+        if not replace and os.path.lexists(target):
+            raise FileExistsError
+        with tempfile.TemporaryDirectory(prefix=".conductor-", dir=target.parent) as folder:
+            temporary = Path(folder, target.name)
+            # Before anything is written, because it contains conversations.
+            temporary.touch(0o600)
+            with temporary.open("w", encoding="utf-8", newline="\n") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            if not replace:
+                target.touch(0o600, exist_ok=False)  # keep a file of another process
+            temporary.replace(target)
+    except FileExistsError:
+        raise SettingsError(f"{target} exists; --force replaces it.") from None
+    except OSError as error:
+        raise SettingsError(f"{target} cannot be written: {error.strerror}.") from None

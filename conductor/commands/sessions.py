@@ -6,10 +6,9 @@ import argparse
 import asyncio
 import os
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TextIO, cast
@@ -17,7 +16,7 @@ from typing import Any, Literal, TextIO, cast
 import msgspec
 from msgspec.structs import asdict
 
-from conductor.commands.output import as_json, write_table
+from conductor.commands.output import as_json, private_file, write_table
 from conductor.conversation.fields import RECORD_ID
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.logs import configure_logs
@@ -94,18 +93,11 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None, stdin: TextIO
     """
     configure_logs("critical", "console", cache=False)  # this command prints errors of the store
     out, settings = stdout or sys.stdout, load_settings()
+    actions = {"list": _list, "show": _show, "events": _events, "export": _export}
     try:
-        match options.action:
-            case "list":
-                asyncio.run(_list(options, settings, out))
-            case "show":
-                asyncio.run(_show(options, settings, out))
-            case "events":
-                asyncio.run(_events(options, settings, out))
-            case "export":
-                asyncio.run(_export(options, settings, out))
-            case _:
-                return _delete(options, settings, out, stdin or sys.stdin)
+        if options.action not in actions:
+            return _delete(options, settings, out, stdin or sys.stdin)
+        asyncio.run(actions[options.action](options, settings, out))
     except StoreUnavailable as error:
         raise SettingsError(str(error)) from None
     return 0
@@ -346,29 +338,3 @@ def _describe(keys: list[SessionKey]) -> str:
 
 def _sessions(count: int) -> str:
     return "1 session" if count == 1 else f"{count} sessions"
-
-
-@contextmanager
-def private_file(target: Path, *, replace: bool) -> Iterator[TextIO]:
-    """Write a file that only its owner may read; it is created at the end of the block.
-
-    Raises `SettingsError` for an existing file, unless ``replace``.
-    """
-    try:
-        if not replace and os.path.lexists(target):
-            raise FileExistsError
-        with tempfile.TemporaryDirectory(prefix=".conductor-", dir=target.parent) as folder:
-            temporary = Path(folder, target.name)
-            # Before anything is written, because it contains conversations.
-            temporary.touch(0o600)
-            with temporary.open("w", encoding="utf-8", newline="\n") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            if not replace:
-                target.touch(0o600, exist_ok=False)  # keep a file of another process
-            temporary.replace(target)
-    except FileExistsError:
-        raise SettingsError(f"{target} exists; --force replaces it.") from None
-    except OSError as error:
-        raise SettingsError(f"{target} cannot be written: {error.strerror}.") from None

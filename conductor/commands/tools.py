@@ -71,9 +71,6 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None, stdin: TextIO
     return asyncio.run(_call(options, settings, out, stdin or sys.stdin))
 
 
-# -- the tools
-
-
 @dataclass(frozen=True, slots=True)
 class _ConnectedServer:
     connection: McpConnection
@@ -116,9 +113,6 @@ def _servers(settings: Settings) -> list[McpServerConfig]:
     return servers
 
 
-# -- list
-
-
 async def _list(options: argparse.Namespace, settings: Settings, out: TextIO) -> int:
     gate = GateOptions.of(settings)
     rules = [rule for rule in _rules(settings) if rule.session in (None, options.session)]
@@ -148,20 +142,12 @@ async def _list(options: argparse.Namespace, settings: Settings, out: TextIO) ->
     return 0
 
 
-# -- disable and enable
-
-
 def _rules(settings: Settings) -> tuple[Rule, ...]:
     return load(policies_path(settings)).rules
 
 
 def _disable(options: argparse.Namespace, settings: Settings, out: TextIO) -> int:
-    fields = {
-        "effect": "deny",
-        "tool": options.tool,
-        "source": options.source,
-        "session": options.session,
-    }
+    fields = {"effect": "deny", "tool": options.tool, "source": options.source, "session": options.session}
     try:
         rule = parse_rule({name: value for name, value in fields.items() if value is not None})
     except RuleError as error:
@@ -184,9 +170,6 @@ def _enable(options: argparse.Namespace, settings: Settings, out: TextIO) -> int
         remove(policies_path(settings), number)
     out.write(f"{options.tool} is enabled.\n{_APPLIED}\n")
     return 0
-
-
-# -- call
 
 
 async def _call(options: argparse.Namespace, settings: Settings, out: TextIO, stdin: TextIO) -> int:

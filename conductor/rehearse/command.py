@@ -71,11 +71,10 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
     rehearsals = [(path, load(path)) for path in options.files]
     # On stderr, so that a pipe receives only the table.
     with Console(stderr=True).status("") as status:
-
-        def show(text: str) -> None:
-            status.update(Text(text))
-
-        performances = [asyncio.run(_play(path, rehearsal, options, show)) for path, rehearsal in rehearsals]
+        performances = [
+            asyncio.run(_play(path, rehearsal, options, lambda text: status.update(Text(text))))
+            for path, rehearsal in rehearsals
+        ]
     write_report(out, performances)
     if options.junit is not None:
         try:

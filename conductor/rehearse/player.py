@@ -207,8 +207,6 @@ class Player:
         if scene.decisions:
             scene.problems.append(f"{len(scene.decisions)} of approve were not used")
 
-    # -- the device
-
     def _handler(self, tool: Tool) -> Callable[[dict[str, Any]], Awaitable[Any]]:
         async def run(arguments: dict[str, Any]) -> Any:
             self._scene.tools.append(ToolUse(tool.name, arguments))
@@ -240,8 +238,6 @@ class Player:
         if self._scene.cut == moment and not self._scene.was_cut:
             self._scene.was_cut = True
             self._client.drop()
-
-    # -- the person
 
     async def _decide(
         self, approval: Approval, notify_shown: Callable[[], Awaitable[None]]

@@ -40,7 +40,7 @@ from conductor.stores import postgres, redis, redis_scripts, sqlite
 SCRIPTS = Path(__file__).resolve().parents[1]
 SERVER = (
     "conductor.app",
-    "conductor.commands.lan",
+    "conductor.commands.banner",
     "conductor.models.anthropic",
     "conductor.models.http",
     "conductor.stores.postgres",

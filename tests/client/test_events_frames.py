@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from conductor.client.connection import show_url
-from conductor.client.events import RecentIds, UnknownEvent, decode_frame, wire_type
+from conductor.client.events import UnknownEvent, decode_frame, wire_type
 from conductor.events.envelope import encode_event
 from conductor.events.server import ErrorEvent, ServerEvent, SessionPing, SpeechPartial
 
@@ -79,18 +79,6 @@ def test_a_payload_may_be_missing_or_have_unknown_fields() -> None:
 
 def test_an_unknown_type_keeps_its_payload() -> None:
     assert decode_frame(frame("turn.ended", {"n": 1})) == ("e", UnknownEvent("turn.ended", {"n": 1}))
-
-
-def test_only_recent_ids_are_kept() -> None:
-    ids = RecentIds(2)
-    assert [ids.add(event_id) for event_id in ("a", "b", "a", "c", "b", "a")] == [
-        True,
-        True,
-        False,
-        True,
-        False,
-        True,
-    ]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import segno
 
-from conductor.commands import lan
+from conductor.commands import banner
 from conductor.errors import SettingsError
 from tests.app import App
 from tests.test_cli import START, process
@@ -26,7 +26,7 @@ URL = "ws://192.168.178.123:8080/ws?token=AbCdEfGhIjKlMnOpQrStUvWxYz012345"
     ["192.168.0.1", "10.255.1.2", "172.16.0.1", "172.31.255.1", "169.254.7.7", "fd00::5"],
 )
 def test_an_address_of_a_local_network_is_accepted(address: str) -> None:
-    assert lan.private(address) == address
+    assert banner.private_address(address) == address
 
 
 @pytest.mark.parametrize(
@@ -35,28 +35,28 @@ def test_an_address_of_a_local_network_is_accepted(address: str) -> None:
 )
 def test_a_public_or_local_only_address_is_refused(address: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        lan.private(address)
+        banner.private_address(address)
     assert address in str(caught.value) and "\n" not in str(caught.value)
 
 
 def own_address() -> str | None:
     """Return this machine's address in a local network, if it has one."""
     try:
-        return lan.lan_address()
+        return banner.lan_address()
     except SettingsError:
         return None
 
 
 def test_the_address_of_this_machine_is_private() -> None:
     address = own_address()
-    assert address is None or lan.private(address) == address
+    assert address is None or banner.private_address(address) == address
 
 
 # -- the token
 
 
 def test_tokens_are_unique_and_fit_into_a_url() -> None:
-    tokens = {lan.new_token() for _ in range(1_000)}
+    tokens = {banner.new_token() for _ in range(1_000)}
     assert len(tokens) == 1_000
     for token in tokens:
         assert re.fullmatch(r"[A-Za-z0-9_-]{32}", token), "192 bits, six per character"
@@ -83,15 +83,15 @@ def inside(drawing: str, border: int = 2) -> list[str]:
 
 
 def test_a_code_contains_the_text() -> None:
-    code = inside(lan.qr_code(URL))
+    code = inside(banner.qr_code(URL))
     matrix = segno.make(URL, error="l").matrix
     assert code == ["".join("#" if module else " " for module in row) for row in matrix]
-    assert inside(lan.qr_code(URL + "x")) != code
+    assert inside(banner.qr_code(URL + "x")) != code
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "192.168.178.123", "[fd00:1234:5678:9abc:def0:1234:5678:9abc]"])
 def test_a_code_fits_into_a_terminal(host: str) -> None:
-    drawing = lan.qr_code(lan.phone_url(host, 65_535, lan.new_token()))
+    drawing = banner.qr_code(banner.phone_url(host, 65_535, banner.new_token()))
     lines = drawing.splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 60
     assert "\x1b" not in drawing, "the output may not support colours"
@@ -117,7 +117,7 @@ async def test_a_server_for_a_phone_prints_its_address_and_accepts_only_its_toke
         assert host == address
         assert lines[1] == f"  open      http://{host}:{port}/"
         assert lines[5].endswith(f" talk --host {host} --port {port} --token={token}")
-        assert "\n".join(lines[7:-1]) + "\n" == lan.qr_code(f"http://{host}:{port}/#token={token}")
+        assert "\n".join(lines[7:-1]) + "\n" == banner.qr_code(f"http://{host}:{port}/#token={token}")
         with pytest.raises(Exception, match="401"):
             await App(url).open()
         async with App(f"{url}?token={token}") as phone:

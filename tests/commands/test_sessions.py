@@ -19,7 +19,8 @@ import msgspec
 import pytest
 
 from conductor.commands import sessions
-from conductor.commands.sessions import NoSuchSession, private_file, row
+from conductor.commands.output import private_file
+from conductor.commands.sessions import NoSuchSession, row
 from conductor.conversation.fields import RECORD_ID, SubjectRecords
 from conductor.conversation.grants import FIELD as GRANTS
 from conductor.errors import Fenced, SettingsError
