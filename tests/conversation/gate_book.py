@@ -29,7 +29,8 @@ from conductor.stores.base import (
     PutOutbound,
     SetField,
 )
-from tests.conversation.helpers import Event, faults
+from tests.conversation.helpers import faults
+from tests.shapes import Event
 
 STRANGER = "a stranger wrote"
 WINDOW_S = 600.0

@@ -17,17 +17,8 @@ from conductor.stores.base import Claim, Operation, SessionKey
 from conductor.stores.memory import MemoryStore
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
 from tests.conversation.gate_book import LOCAL, STRANGER, Book, Consent, Meaning, Prompt
-from tests.conversation.helpers import (
-    SPOKEN,
-    Event,
-    SlowStore,
-    arguments_of,
-    inbound,
-    later,
-    shape_of,
-    steps,
-    tool,
-)
+from tests.conversation.helpers import SPOKEN, SlowStore, inbound, later, steps, tool
+from tests.shapes import Event, arguments_of, shape_of
 
 
 class Recorded:

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, TypeVar
 
+import msgspec
+
 from conductor.conversation.phrases import Failure
 from conductor.conversation.services import Services
 from conductor.conversation.session import ResumeAnswer, Session
 from conductor.conversation.tasks import Tasks
-from conductor.conversation.transport import Frame
 from conductor.errors import StoreError
 from conductor.events import client
 from conductor.events.codec import Inbound
@@ -30,10 +31,12 @@ from conductor.settings import Limits
 from conductor.stores.base import Claim, Operation, PutOutbound, SessionKey, SessionStore
 from conductor.stores.memory import MemoryStore
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, succeeded
+from tests.app import App as VoiceApp
+from tests.links import Pipe
 from tests.models import Script, ScriptedProvider
+from tests.shapes import Event, shape_of
 
 T = TypeVar("T")
-Event = dict[str, Any]
 
 KEY = SessionKey("ann", "s-1")
 MAX_TURNS_OF_THE_LOOP = 100_000
@@ -319,116 +322,60 @@ def inbound(event: client.ClientEvent | None, event_id: str | None = None) -> In
     return Inbound(event_id or f"app-{next(_ids)}", name, KEY.session_id, 0, event)
 
 
-class Line:
-    """A connection: a `Transport` that hands each frame on at once, or, where it is ``slow``, when it is let.
-
-    What comes the other way is taken one event at a time, as a connection's reader does.
-    """
+class Line(Pipe):
+    """A pipe to a session, which also takes events as structs. ``sent`` are the ids of the app's events."""
 
     def __init__(self, app: App, session: Session, *, slow: bool = False) -> None:
-        self.app = app
-        self.session = session
-        self.slow = slow
-        self.queue: deque[Frame] = deque()
-        self.parked = False
-        self.cut = False
-        self.said: list[Inbound] = []
-        self._up: asyncio.Queue[Inbound] = asyncio.Queue()
-        self._reader = asyncio.create_task(self._read())
+        super().__init__(app.receive, session, slow=slow)
+        self.sent: list[str] = []
 
-    # `Transport`
+    def say(self, event: client.ClientEvent, event_id: str | None = None) -> None:
+        """Send an event to the session, behind the earlier ones."""
+        envelope = {
+            "id": event_id or f"line-{next(_ids)}",
+            "type": event.TYPE,
+            "timestamp": "2026-03-01T12:00:00.000Z",
+            "sessionId": KEY.session_id,
+            "protocolVersion": 1,
+            "payload": event,
+        }
+        self.write(msgspec.json.encode(envelope))
 
-    resumes = False
-    segments = False
-
-    def ownership_lost(self, *, stale: bool) -> None:
-        """Nothing: what the session sends is all that counts here."""
-
-    def send(self, frame: Frame) -> None:
-        if self.cut:
-            return
-        if frame.partial and self.queue and self.queue[-1].partial:
-            self.queue[-1] = frame
-        else:
-            self.queue.append(frame)
-        if not self.slow:
-            self.flush()
-
-    def drop_partials(self) -> None:
-        for frame in self.queue:
-            if frame.partial:
-                frame.withdrawn = True
-
-    def suspend(self) -> None:
-        self.parked = True
-        self.queue.clear()
-
-    def close(self, code: int, reason: str) -> None:
-        raise AssertionError("no session closes a line by itself")
-
-    # the rest of it
-
-    def flush(self, number: int | None = None) -> None:
-        """Hand frames on to the app."""
-        while self.queue and (number is None or number > 0):
-            frame = self.queue.popleft()
-            if frame.withdrawn:
-                continue
-            assert not self.parked, "a parked connection is silent"
-            frame.written = True
-            self.app.receive(frame.data, self)
-            number = None if number is None else number - 1
-
-    def say(self, event: client.ClientEvent | None, event_id: str | None = None) -> None:
-        """Send an event to the session, after those that are on their way."""
-        self.said.append(inbound(event, event_id))
-        self._up.put_nowait(self.said[-1])
-
-    async def drained(self) -> None:
-        """Wait until the session has taken everything that was sent."""
-        await self._up.join()
-
-    def hang_up(self) -> None:
-        """Lose the line, and what is on its way in either direction; an event that was taken is finished."""
-        self.cut = True
-        self.queue.clear()
-        self.say(None)  # wakes the reader
-        self.session.detach(self)
-
-    async def _read(self) -> None:
-        while not self.cut:
-            item = await self._up.get()
-            try:
-                if not self.cut:
-                    await self.session.receive(item, self)
-            finally:
-                self._up.task_done()
+    def write(self, data: bytes) -> None:
+        if data:  # `cut` writes nothing, to wake the reader
+            self.sent.append(msgspec.json.decode(data)["id"])
+        super().write(data)
 
 
-class App:
-    """A client: it keeps a log of what came, drops repeated ids, and handles calls one after the other.
+class App(VoiceApp):
+    """The voice app over lines to sessions of this process.
 
-    ``answer`` gives the result of a call (name and call id), None to give none; it may be awaited.
-    ``store``, where given, must have kept every event that must arrive, before it arrives.
+    ``reply`` gives the result of a call by its name and id, or None; it may be awaited. Durable events must
+    be in the ``store``, if there is one, before they arrive. ``raw`` has all events, also repeated ones.
     """
 
     def __init__(
         self,
-        answer: Callable[[str, str], str | None | Awaitable[str | None]] | None = None,
+        reply: Callable[[str, str], str | None | Awaitable[str | None]] | None = None,
         store: SlowStore | None = None,
     ) -> None:
-        self.answer = answer or (lambda name, call_id: SPOKEN)
+        super().__init__(answer=lambda call: self.reply(call.name, call.call_id), wait_s=10_000)
+        self.reply = reply or (lambda name, call_id: SPOKEN)
         self.store = store
         self.capabilities: Sequence[str] = ()
-        self.line: Line | None = None
         self.lines: list[Line] = []
-        self.log: list[Event] = []
-        self.repeated: list[Event] = []
         self.raw: list[Event] = []
-        self._seen: set[str] = set()
-        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
-        self._handler = asyncio.create_task(self._handle())
-        self._changed = asyncio.Event()
+
+    @property
+    def line(self) -> Line | None:
+        return self.lines[-1] if self.lines else None
+
+    def open_line(self, session: Session, *, slow: bool = False) -> Line:
+        """Open a line without a start."""
+        line = Line(self, session, slow=slow)
+        self.lines.append(line)
+        self.attach(line)
+        return line
 
     def connect(
         self,
@@ -439,129 +386,39 @@ class App:
         answer: ResumeAnswer | None = None,
     ) -> Line:
         """Open a line, and start or resume the session on it; ``answer`` is from `Session.learn`."""
-        is_reconnect = self.line is not None if resumed is None else resumed
-        self.line = Line(self, session, slow=slow)
-        self.lines.append(self.line)
+        is_reconnect = bool(self.lines) if resumed is None else resumed
+        line = self.open_line(session, slow=slow)
         start = client.SessionStart(capabilities=list(self.capabilities))
-        session.start(start, self.line, resumed=is_reconnect, answer=answer)
-        return self.line
-
-    def relaunch(self) -> None:
-        """Forget, as an app that was started again does, which events it has handled."""
-        self._seen.clear()
+        session.start(start, line, resumed=is_reconnect, answer=answer)
+        return line
 
     async def close(self) -> None:
-        """End the app's own tasks."""
-        self._handler.cancel()
+        """Close all lines, and end the app's own task."""
         for line in self.lines:
-            if not line.cut:
-                line.hang_up()
+            line.cut()
+        await super().close()
         await steps(20)
 
-    def receive(self, data: bytes, line: Line) -> None:
+    def receive(self, data: bytes) -> None:
         event: Event = json.loads(data)
         self.raw.append(event)
         durable = event["type"] in ("tool.call", "assistant.speech.final")
         durable = durable and shape_of(event) != "state idle"  # it opens the microphone even without a store
         if durable and self.store is not None:
             assert event["id"] in self.store.kept, f"sent, and not committed: {shape_of(event)}"
-        if event["id"] in self._seen:
-            self.repeated.append(event)
-            return
-        self._seen.add(event["id"])
-        self.log.append(event)
-        self._inbox.put_nowait(event)
-        self._changed.set()
+        super().receive(data)
 
-    async def _handle(self) -> None:
-        while True:
-            event = await self._inbox.get()
-            if event["type"] != "tool.call":
-                continue
-            payload = event["payload"]
-            result = self.answer(payload["name"], payload["callId"])
-            if isinstance(result, Awaitable):
-                result = await result
-            if result is not None and self.line is not None and not self.line.cut:
-                self.line.say(client.ToolResultEvent(payload["callId"], result))
-
-    # -- what it says
-
-    def say(self, text: str, event_id: str | None = None) -> None:
-        assert self.line is not None
-        self.line.say(client.TranscriptFinal(text), event_id)
-
-    def interrupt(self, **fields: Any) -> None:
-        assert self.line is not None
-        self.line.say(client.OutputInterrupted(**fields))
-
-    def result(self, call_id: str, result: str) -> None:
-        assert self.line is not None
-        self.line.say(client.ToolResultEvent(call_id, result))
-
-    def agent_done(self, agent_id: str, event_id: str | None = None) -> None:
-        assert self.line is not None
-        self.line.say(client.AgentCompleted(agent_id, "FINISHED"), event_id)
-
-    # -- what it has seen
-
-    async def until(self, shape: str, *, since: int = 0) -> Event:
-        """Wait for an event of this shape; returns the first one from the log's position ``since`` on."""
-        async with asyncio.timeout(10_000):
-            while True:
-                for event in self.log[since:]:
-                    if shape_of(event) == shape:
-                        return event
-                self._changed.clear()
-                await self._changed.wait()
-
-    def shapes(self, since: int = 0) -> list[str]:
-        """Name the events since a position, partials left out."""
-        return [s for s in map(shape_of, self.log[since:]) if s != "assistant.speech.partial"]
+    def agent_done(self, agent_id: str, **envelope: Any) -> None:
+        self.send("agent.completed", {"agentId": agent_id, "status": "FINISHED"}, **envelope)
 
     def states(self, since: int = 0) -> list[str]:
         return [s.removeprefix("state ") for s in self.shapes(since) if s.startswith("state ")]
 
-    def texts(self, event_type: str, since: int = 0) -> list[str]:
-        return [e["payload"]["text"] for e in self.log[since:] if e["type"] == event_type]
+    def partials(self, since: int = 0) -> list[str]:
+        return [event["payload"]["text"] for event in self.events("assistant.speech.partial", since)]
 
-    def finals(self, since: int = 0) -> list[str]:
-        return self.texts("assistant.speech.final", since)
-
-    def spoken(self, since: int = 0) -> list[str]:
-        return [arguments_of(e)["text"] for e in self.log[since:] if shape_of(e) == "tts.speak"]
-
-    def errors(self, since: int = 0) -> list[str]:
-        return [e["payload"]["code"] for e in self.log[since:] if e["type"] == "error"]
-
-
-def arguments_of(event: Event) -> Event:
-    arguments: Event = json.loads(event["payload"]["arguments"])
-    return arguments
-
-
-def shape_of(event: Event) -> str:
-    """Name an event: its type, or the call it is, with a state's or a message's particulars."""
-    if event["type"] != "tool.call":
-        return str(event["type"])
-    name = event["payload"]["name"]
-    if name == "convo.setState":
-        return f"state {arguments_of(event)['state']}"
-    if name == "convo.appendMessage":
-        return f"append {arguments_of(event)['role']}"
-    return str(name)
-
-
-PLAIN_TURN = [
-    "state thinking",
-    "append user",
-    "assistant.speech.final",
-    "append assistant",
-    "state speaking",
-    "tts.speak",
-    "state idle",
-]
-"""The shape of a plain turn (protocol, "Base: server to client")."""
+    def error_codes(self, since: int = 0) -> list[str]:
+        return [error["code"] for error in self.errors(since)]
 
 
 # -- a session and its app, together
@@ -584,7 +441,7 @@ class Stage:
     async def quiet(self) -> None:
         """Wait until nothing is on its way, no turn runs, and no limit of the device is running."""
         for _ in range(6_000):
-            if self.app.line is not None and not self.app.line.cut:
+            if self.app.line is not None and not self.app.line.closed.is_set():
                 await self.app.line.drained()
             if not self.session.busy and not loose_ends(self.session, calls=False):
                 return
@@ -642,7 +499,7 @@ def loose_ends(session: Session, *, calls: bool = True) -> dict[str, int]:
 def die(session: Session, app: App) -> None:
     """End a session as the death of its process does: nothing more is recorded, sent or waited for."""
     assert app.line is not None
-    app.line.hang_up()
+    app.line.cut()
     session._outbox.close()
     session._spoken_approvals.close()
     session._approvals.close()

@@ -24,11 +24,8 @@ from conductor.tools.base import ToolSpec
 from conductor.tools.rules import Rule
 from tests.conversation.helpers import (
     SPOKEN,
-    Event,
-    Line,
     SlowStore,
     Stage,
-    arguments_of,
     call,
     faults,
     later,
@@ -37,6 +34,7 @@ from tests.conversation.helpers import (
     tool,
 )
 from tests.models import Script
+from tests.shapes import Event, arguments_of
 
 ALL = ["tools", "approval", "cancel", "lease", "late", "async", "activity"]
 CATALOG = (
@@ -70,11 +68,11 @@ class Scene:
     async def prompt(self, number: int = 1) -> str:
         """Wait for the number-th speech, and until the microphone is open after it."""
         async with asyncio.timeout(10_000):
-            while len(self.app.spoken()) < number:
+            while len(self.app.speeches()) < number:
                 await later(0.01)
             await later(0.5)
         assert self.app.states()[-1] == "idle"
-        return self.app.spoken()[number - 1]
+        return self.app.speeches()[number - 1]
 
     def shows(self, card: dict[str, Any]) -> None:
         """Say that a person can see a card."""
@@ -150,7 +148,7 @@ async def test_nine_minutes_for_a_decision_end_well_in_a_turn_of_two_minutes() -
         assert on.ran == []
         on.decide(card, "allow")
         await on.over()
-        assert on.ran == ["device.move"] and on.app.errors() == []
+        assert on.ran == ["device.move"] and on.app.error_codes() == []
         assert on.app.finals() == ["Well."]
 
 
@@ -304,7 +302,7 @@ async def test_an_open_question_is_shown_again_after_a_reconnect_and_its_answer_
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         assert on.app.line is not None
-        on.app.line.hang_up()
+        on.app.line.cut()
         await later(60)
         on.app.capabilities = ALL
         on.app.connect(on.stage.session)
@@ -519,7 +517,7 @@ async def test_a_connection_that_comes_while_a_card_stands_finds_the_microphone_
         await on.card()
         await later(1)
         assert on.app.line is not None
-        on.app.line.hang_up()
+        on.app.line.cut()
         await later(30)
         since = len(on.app.log)
         on.app.capabilities = ALL
@@ -551,7 +549,7 @@ async def test_a_bare_okay_is_asked_again_twice_and_then_given_up() -> None:
         await on.over()
         assert len(set(prompts)) == 3 and on.ran == []
         assert on.results()[0]["error_type"] == "approval_timeout"
-        assert on.app.spoken()[3:] == ["Well."]
+        assert on.app.speeches()[3:] == ["Well."]
 
 
 async def test_a_yes_that_interrupts_the_prompt_does_not_count_and_a_no_does() -> None:
@@ -570,7 +568,7 @@ async def test_a_yes_that_interrupts_the_prompt_does_not_count_and_a_no_does() -
         on.app.result(call_ids.pop(), SPOKEN)  # the app says so of an interrupted speech too
         on.app.say("yes")
         await later(1)
-        assert on.ran == [] and len(on.app.spoken()) == 2, "it is presented again"
+        assert on.ran == [] and len(on.app.speeches()) == 2, "it is presented again"
         on.app.result(call_ids.pop(), SPOKEN)
         await later(1)
         on.app.say("yes")
@@ -593,11 +591,11 @@ async def test_a_prompt_that_is_interrupted_in_silence_is_spoken_five_times_at_m
         prompts = 0
         for _ in range(300):
             await later(1)
-            if len(on.app.spoken()) > prompts and on.app.spoken()[-1] != "Well.":
-                prompts = len(on.app.spoken())
+            if len(on.app.speeches()) > prompts and on.app.speeches()[-1] != "Well.":
+                prompts = len(on.app.speeches())
                 on.app.interrupt()
         await later(200)
-        assert len(on.app.spoken()) == 6, "five presentations and the answer"
+        assert len(on.app.speeches()) == 6, "five presentations and the answer"
         assert on.results()[0]["error_type"] == "approval_timeout" and on.ran == []
 
 
@@ -643,7 +641,7 @@ async def test_another_request_closes_the_question_and_is_answered(mode: str) ->
         on.app.say("what is the weather like in Oslo tomorrow")
         await on.over()
         assert on.ran == [] and on.results()[0]["error_type"] == "approval_timeout"
-        assert on.app.spoken()[1:] == ["Well."]
+        assert on.app.speeches()[1:] == ["Well."]
 
 
 # -- another connection, which may be another process of the app
@@ -664,7 +662,7 @@ def speaks_when_told(call_ids: list[str]) -> Callable[[str, str], str | None]:
 async def relaunches(on: Scene, away: float = 30.0) -> int:
     """End the app and start it again; gives where its log began then."""
     assert on.app.line is not None
-    on.app.line.hang_up()
+    on.app.line.cut()
     on.app.relaunch()
     await later(away)
     since = len(on.app.log)
@@ -683,7 +681,7 @@ async def test_a_spoken_question_is_said_again_after_a_relaunch_before_a_yes_cou
         since = await relaunches(on)
         await later(1)
         assert on.app.shapes(since)[-4:] == ["append assistant", "state speaking", "tts.speak", "state idle"]
-        first, second = on.app.spoken()
+        first, second = on.app.speeches()
         assert first == second, "the whole question"
         on.app.say("yes")
         await later(1)
@@ -715,14 +713,12 @@ async def test_words_that_come_first_on_a_new_connection_have_heard_no_question(
     async with scene(services=services) as on:
         await on.prompt()
         assert on.app.line is not None
-        on.app.line.hang_up()
+        on.app.line.cut()
         on.app.relaunch()
-        on.app.line = Line(on.app, on.stage.session)
-        on.app.lines.append(on.app.line)
-        on.stage.session.attach(on.app.line, resumed=True)
+        on.stage.session.attach(on.app.open_line(on.stage.session), resumed=True)
         on.app.say("yes")
         await on.prompt(2)
-        assert on.ran == [] and len(on.app.spoken()) == 2, "it is said again, once"
+        assert on.ran == [] and len(on.app.speeches()) == 2, "it is said again, once"
         on.app.say("yes")
         await on.over()
         assert on.ran == ["device.move"]
@@ -732,14 +728,13 @@ async def test_a_session_start_that_follows_other_events_has_the_question_said_a
     async with scene() as on:
         await on.prompt()
         assert on.app.line is not None
-        on.app.line.hang_up()
-        line = on.app.line = Line(on.app, on.stage.session)
-        on.app.lines.append(line)
+        on.app.line.cut()
+        line = on.app.open_line(on.stage.session)
         on.stage.session.attach(line, resumed=True)
         await later(1)
         on.stage.session.start(client.SessionStart(), line, resumed=True)
         await later(1)
-        assert len(on.app.spoken()) == 2
+        assert len(on.app.speeches()) == 2
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -747,15 +742,14 @@ async def test_a_client_that_says_what_it_knows_has_heard_what_it_heard(same: bo
     async with scene(capabilities=["resume"]) as on:
         await on.prompt()
         assert on.app.line is not None
-        on.app.line.hang_up()
-        line = on.app.line = Line(on.app, on.stage.session)
-        on.app.lines.append(line)
+        on.app.line.cut()
+        line = on.app.open_line(on.stage.session)
         state = client.Resume(on.app.log[-1]["id"]) if same else None
         start = client.SessionStart(capabilities=["resume"], resume=state)
         resume_answer = await on.stage.session.learn(start)
         on.stage.session.start(start, line, resumed=True, answer=resume_answer)
         await later(1)
-        assert len(on.app.spoken()) == (1 if same else 2)
+        assert len(on.app.speeches()) == (1 if same else 2)
         assert on.app.states()[-1] == "idle"
         on.app.say("yes")
         await on.over()
@@ -770,7 +764,7 @@ async def test_a_connection_that_is_bound_again_by_this_server_is_the_same_proce
         on.stage.session.detach(line)
         on.stage.session.attach(line, resumed=True, same_process=True)
         await later(1)
-        assert len(on.app.spoken()) == 1
+        assert len(on.app.speeches()) == 1
         on.app.say("yes")
         await on.over()
         assert on.ran == ["device.move"]
@@ -784,7 +778,7 @@ async def test_a_prompt_that_is_replayed_is_not_said_twice() -> None:
             await later(0.01)
         await relaunches(on, away=1.0)
         await later(1)
-        assert len(on.app.spoken()) == 2 and call_ids[0] == call_ids[1], "the same call, to two processes"
+        assert len(on.app.speeches()) == 2 and call_ids[0] == call_ids[1], "the same call, to two processes"
         on.app.result(call_ids[1], SPOKEN)
         await later(1)
         on.app.say("yes")
@@ -805,7 +799,7 @@ async def test_a_prompt_that_is_being_recorded_when_a_client_comes_is_said_once(
         store.hold.set()
         store.hold = None
         await on.prompt(2)
-        assert len(on.app.spoken()) == 2
+        assert len(on.app.speeches()) == 2
         on.app.say("yes")
         await on.over()
         assert on.ran == ["device.move"]
@@ -964,7 +958,7 @@ async def test_an_empty_transcript_while_a_card_stands_opens_the_microphone_agai
         before = len(on.app.log)
         on.app.say("   ")
         await later(1)
-        assert on.app.errors(before) == ["invalid_transcript"] and on.app.states(before) == ["idle"]
+        assert on.app.error_codes(before) == ["invalid_transcript"] and on.app.states(before) == ["idle"]
         on.decide(card, "allow")
         await on.over()
         assert on.ran == ["device.move"]
@@ -975,7 +969,7 @@ async def test_another_request_beyond_the_rate_leaves_the_question_alone() -> No
         card = await on.card()
         on.app.say("what time is it in Paris")
         await later(1)
-        assert on.app.errors() == ["rate_limited"] and on.resolved() == []
+        assert on.app.error_codes() == ["rate_limited"] and on.resolved() == []
         on.decide(card, "allow")
         await on.over()
         assert on.ran == ["device.move"]
@@ -996,7 +990,7 @@ async def test_two_interruptions_of_one_prompt_leave_the_question_standing() -> 
         on.app.interrupt()
         on.app.interrupt()
         await later(6)
-        assert len(on.app.spoken()) == 2, "it is said again"
+        assert len(on.app.speeches()) == 2, "it is said again"
         on.app.result(call_ids[-1], SPOKEN)
         await later(1)
         on.app.say("yes")
@@ -1025,7 +1019,7 @@ async def test_what_became_of_a_card_while_the_client_was_away_is_told_when_it_i
     async with scene(capabilities=ALL) as on:
         await on.card()
         assert on.app.line is not None
-        on.app.line.hang_up()
+        on.app.line.cut()
         await later(700)
         assert on.resolved() == []
         on.app.capabilities = ALL

@@ -67,5 +67,5 @@ async def test_the_final_reply_and_its_speech_have_only_citations_that_were_retu
     final_text = "Herons fish [1], ducks fly. See."
     assert stage.app.finals() == [final_text]
     assert stage.session.messages[-1] == AssistantMessage(final_text, provider="scripted")
-    assert "[7]" not in stage.app.spoken()[-1]
+    assert "[7]" not in stage.app.speeches()[-1]
     await stage.close()

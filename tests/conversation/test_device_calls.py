@@ -20,7 +20,6 @@ from conductor.models.base import ModelRequest, TextDelta
 from conductor.stores.base import CallRecord, OpenCall, Operation
 from conductor.tools.base import ToolSpec
 from tests.conversation.helpers import (
-    PLAIN_TURN,
     SPOKEN,
     TURN_S,
     SlowStore,
@@ -38,6 +37,7 @@ from tests.conversation.helpers import (
     tool,
 )
 from tests.models import Script
+from tests.shapes import PLAIN_TURN
 
 SERVERS_TURN = PLAIN_TURN[2:]
 """A turn of the server's own leaves "thinking" out, and nobody said anything."""
@@ -104,7 +104,7 @@ async def test_a_call_without_an_answer_is_unknown_at_its_limit_and_its_late_res
     await stage.quiet()
     (note,) = notes(stage)
     assert "heron" in note
-    assert stage.app.spoken() == ["Done.", "Next.", "After that."]
+    assert stage.app.speeches() == ["Done.", "Next.", "After that."]
     await stage.close()
 
 
@@ -161,7 +161,7 @@ async def test_a_call_whose_turn_was_stopped_is_not_replayed() -> None:
     stage.app.interrupt()
     await stage.settled()
     assert stage.app.line is not None
-    stage.app.line.hang_up()
+    stage.app.line.cut()
     since = len(stage.app.raw)
     stage.app.connect(stage.session)
     await steps(10)
@@ -350,7 +350,7 @@ async def test_a_result_that_overtakes_a_time_out_which_was_not_recorded_does_no
     await steps(5)
     store.hold.set()
     await stage.quiet()
-    assert stage.app.errors() == []
+    assert stage.app.error_codes() == []
     assert stage.app.finals() == ["Done."]
     await stage.close()
 
@@ -371,7 +371,7 @@ async def test_tools_declared_anew_while_a_call_is_committed_do_not_fail_the_tur
     await steps(5)
     store.hold.set()
     await stage.app.until("assistant.speech.final")
-    assert stage.app.errors() == []
+    assert stage.app.error_codes() == []
     await stage.close()
 
 
@@ -480,7 +480,7 @@ def acknowledged(stage: Stage) -> bool:
     """Whether the app was told that the last event it sent is recorded."""
     assert stage.app.line is not None
     told = [event_id for payload in payloads(stage, "event.ack") for event_id in payload["eventIds"]]
-    return stage.app.line.said[-1].id in told
+    return stage.app.line.sent[-1] in told
 
 
 def payloads(stage: Stage, event_type: str) -> list[dict[str, Any]]:
@@ -499,7 +499,7 @@ async def test_the_late_result_of_a_call_that_timed_out_begins_a_turn_of_its_own
     stage.app.result(call_id, "heron")
     await stage.quiet()
     assert stage.app.shapes(since) == ["tool.late", *SERVERS_TURN]
-    assert stage.app.spoken() == ["No answer.", "A heron."]
+    assert stage.app.speeches() == ["No answer.", "A heron."]
     assert payloads(stage, "tool.late") == [{"callId": call_id, "deliveredAs": "turn"}]
     (note,) = notes(stage)
     assert name in note and "heron" in note
@@ -522,10 +522,10 @@ async def test_after_an_interruption_a_write_is_told_at_once_and_a_read_with_the
     stage.app.result(call_id, "heron")
     await stage.quiet()
     await later(100)
-    assert stage.app.spoken() == (["One."] if own_turn else [])
+    assert stage.app.speeches() == (["One."] if own_turn else [])
     stage.app.say("and?")
     await stage.quiet()
-    assert len(stage.app.spoken()) == (2 if own_turn else 1)
+    assert len(stage.app.speeches()) == (2 if own_turn else 1)
     assert [late["deliveredAs"] for late in payloads(stage, "tool.late")] == [
         "turn" if own_turn else "context"
     ]
@@ -556,7 +556,7 @@ async def test_a_result_that_comes_late_during_another_turn_is_told_with_the_nex
     await stage.quiet()
     await later(100)
     assert payloads(stage, "tool.late") == [{"callId": call_id, "deliveredAs": "context"}]
-    assert stage.app.spoken() == ["No answer.", "Two."], "no turn of its own"
+    assert stage.app.speeches() == ["No answer.", "Two."], "no turn of its own"
     assert notes(stage) == []
     stage.app.say("and?")
     await stage.quiet()
@@ -577,7 +577,7 @@ async def test_a_turn_for_a_late_result_waits_for_the_floor_and_goes_with_what_t
     stage.app.say("and now?")
     await stage.quiet()
     await later(100)
-    assert stage.app.spoken() == ["No answer.", "Both."]
+    assert stage.app.speeches() == ["No answer.", "Both."]
     assert len(notes(stage)) == 1
     await stage.close()
 
@@ -590,7 +590,7 @@ async def test_without_the_capability_a_late_result_is_told_all_the_same() -> No
     stage.app.result(call_id, "heron")
     await stage.quiet()
     assert payloads(stage, "tool.late") == []
-    assert stage.app.spoken() == ["Done.", "Next."]
+    assert stage.app.speeches() == ["Done.", "Next."]
     await stage.close()
 
 
@@ -617,7 +617,7 @@ async def test_after_its_late_result_an_identical_call_is_not_asked_about() -> N
     stage.app.say("once more")
     await stage.quiet()
     assert payloads(stage, "approval.request") == []
-    assert stage.app.spoken()[-1] == "Again."
+    assert stage.app.speeches()[-1] == "Again."
     await stage.close()
 
 
@@ -676,11 +676,11 @@ async def test_an_accepted_call_frees_the_turn_and_its_result_has_a_turn_hours_l
     await stage.quiet()
     (result,) = results(stage)
     assert (result["success"], result["data"]) == (True, {"status": "accepted", "jobId": "job-7"})
-    assert stage.app.spoken() == ["It has begun."]
+    assert stage.app.speeches() == ["It has begun."]
     await later(5 * 3600)
     stage.app.result(call_id, "heron")
     await stage.quiet()
-    assert stage.app.spoken() == ["It has begun.", "It is finished."]
+    assert stage.app.speeches() == ["It has begun.", "It is finished."]
     assert payloads(stage, "tool.late") == [{"callId": call_id, "deliveredAs": "turn"}]
     assert loose_ends(stage.session) == {}
     await stage.close()
@@ -856,7 +856,7 @@ async def test_a_write_is_sent_again_only_to_a_client_that_says_what_it_knows(sa
     stage.app.say("go")
     call_id = await device_call(stage)
     assert stage.app.line is not None
-    stage.app.line.hang_up()
+    stage.app.line.cut()
     stage.app.relaunch()
     state = client.Resume(stage.app.log[0]["id"]) if same else None
     resume_answer = await stage.session.learn(client.SessionStart(capabilities=["resume"], resume=state))

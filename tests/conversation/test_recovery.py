@@ -22,7 +22,6 @@ from tests.conversation.helpers import (
     SPOKEN,
     App,
     Disk,
-    Event,
     LocalTools,
     SlowStore,
     at_every_step,
@@ -34,12 +33,12 @@ from tests.conversation.helpers import (
     loose_ends,
     make_services,
     open_session,
-    shape_of,
     steps,
     tasks_of,
     tool,
 )
 from tests.models import Script
+from tests.shapes import Event, shape_of
 
 
 def three_rounds(request: ModelRequest) -> Script:
@@ -116,14 +115,14 @@ def test_a_turn_goes_on_in_another_process_at_whatever_step_its_own_dies(delay: 
         services = make_services(three_rounds, store=store, toolsets=[local])
         phone = Phone(services, store, resume=resume)
         session = await phone.connect()
-        phone.app.say("go", "words-1")
+        phone.app.say("go", id="words-1")
         await steps(after)
         over = "state idle" in phone.app.shapes() and not loose_ends(session)
         die(session, phone.app)
         await steps(3)
         session = await phone.connect()
         if "append user" not in phone.app.shapes():
-            phone.app.say("go", "words-1")  # nobody can know whether it arrived: it is said once more
+            phone.app.say("go", id="words-1")  # nobody can know whether it arrived: it is said once more
         await at_rest(session)
         await check(session, phone, local)
         await session.close()
@@ -168,15 +167,15 @@ async def test_words_that_waited_are_answered_by_the_next_process() -> None:
 
     phone = Phone(make_services(reply, store=store, mode="queue"), store, resume=False)
     session = await phone.connect()
-    phone.app.say("one", "words-1")
+    phone.app.say("one", id="words-1")
     await phone.app.until("append user")
-    phone.app.say("two", "words-2")
+    phone.app.say("two", id="words-2")
     await steps(20)
     die(session, phone.app)
     hold.set()
     session = await phone.connect()
     assert phone.app.line is not None
-    phone.app.say("two", "words-2")  # said again: it is known
+    phone.app.say("two", id="words-2")  # said again: it is known
     await at_rest(session)
     assert phone.app.finals() == ["To one.", "To two."]
     await session.close()
@@ -202,7 +201,7 @@ async def test_a_model_that_brings_its_process_down_twice_is_not_begun_a_third_t
         session = await phone.connect()
     await at_rest(session)
     assert attempts == 2
-    assert phone.app.errors() == ["model_provider_failed"]
+    assert phone.app.error_codes() == ["model_provider_failed"]
     assert phone.app.states()[-1] == "idle"
     await session.close()
     await phone.app.close()
@@ -307,7 +306,7 @@ async def test_an_interruption_after_the_takeover_cuts_what_was_not_heard() -> N
     die(session, app)
     session = await open_session(services)
     app.connect(session, resumed=True)
-    app.interrupt(spoken_text="One two")
+    app.interrupt(spokenText="One two")
     await steps(50)
     (reply_text,) = [item.text for item in session.messages if isinstance(item, AssistantMessage)]
     assert reply_text.startswith("One two [")
@@ -377,7 +376,7 @@ async def test_an_interrupted_answer_names_what_was_done_in_the_process_before(r
     session = await open_session(services)
     app.connect(session, resumed=True)
     await app.until("tts.speak")
-    app.interrupt(spoken_text="All")
+    app.interrupt(spokenText="All")
     await later(1)
     (reply_text,) = [
         item.text for item in session.messages if isinstance(item, AssistantMessage) and item.text
@@ -411,7 +410,7 @@ async def test_the_limits_of_a_turn_hold_over_the_processes_that_it_runs_in(boun
     session = await open_session(services)
     app.connect(session, resumed=True)
     await at_rest(session)
-    assert app.errors() == ["tool_round_limit_exceeded"]
+    assert app.error_codes() == ["tool_round_limit_exceeded"]
     assert app.finals() == ["Enough."]
     assert local.ran == ["local.sum", "local.wait"]
     await session.close()
@@ -458,7 +457,7 @@ async def test_a_model_is_begun_as_often_as_its_server_stops_in_good_order() -> 
         session = await phone.connect()
     hold.set()
     await at_rest(session)
-    assert phone.app.errors() == [] and phone.app.finals() == ["Done."]
+    assert phone.app.error_codes() == [] and phone.app.finals() == ["Done."]
     await session.close()
     await phone.app.close()
 
@@ -475,7 +474,7 @@ async def test_a_turn_that_got_on_may_lose_its_process_as_often_again() -> None:
         die(session, phone.app)
         session = await phone.connect()
     await at_rest(session)
-    assert phone.app.errors() == [] and phone.app.finals() == ["Done."]
+    assert phone.app.error_codes() == [] and phone.app.finals() == ["Done."]
     await session.close()
     await phone.app.close()
 
@@ -502,13 +501,13 @@ def test_a_question_stands_in_the_next_process_and_its_answer_counts(
         services = replace(make_services(move, store=store), catalog=[tool("device.move", risk="medium")])
         phone = Phone(services, store, resume=resume, capabilities=["approval"] if card else [])
         session = await phone.connect()
-        phone.app.say("go", "words-1")
+        phone.app.say("go", id="words-1")
         await steps(after)
         over = bool(asked(session)) and loose_ends(session) == WAITS_FOR_A_PERSON
         die(session, phone.app)
         session = await phone.connect()
         if "append user" not in phone.app.shapes():
-            phone.app.say("go", "words-1")
+            phone.app.say("go", id="words-1")
         if card:
             request = (await phone.app.until("approval.request"))["payload"]
             assert phone.app.line is not None
@@ -588,14 +587,14 @@ async def test_a_question_still_warns_of_strangers_text_in_the_next_process() ->
     phone = Phone(replace(services, catalog=[look, tool("device.move", risk="medium")]), store, resume=False)
     session = await phone.connect()
     phone.app.say("go")
-    while len(phone.app.spoken()) < 1:
+    while len(phone.app.speeches()) < 1:
         await later(0.01)
     await at_calm(session)
     die(session, phone.app)
     session = await phone.connect()
-    while len(phone.app.spoken()) < 2:
+    while len(phone.app.speeches()) < 2:
         await later(0.01)
-    assert ["strangers" in reply_text for reply_text in phone.app.spoken()] == [True, True]
+    assert ["strangers" in reply_text for reply_text in phone.app.speeches()] == [True, True]
     await session.close()
     await phone.app.close()
 

@@ -10,9 +10,7 @@ from conductor.events import client
 from conductor.models.base import TextDelta
 from conductor.stores.memory import MemoryStore
 from tests.conversation.helpers import (
-    PLAIN_TURN,
     SPOKEN,
-    Line,
     SlowStore,
     call,
     inbound,
@@ -20,9 +18,9 @@ from tests.conversation.helpers import (
     make_services,
     open_session,
     open_stage,
-    shape_of,
 )
 from tests.models import Script
+from tests.shapes import PLAIN_TURN, shape_of
 
 
 def deaf_to_speech(name: str, call_id: str) -> str | None:
@@ -37,13 +35,13 @@ async def test_a_relaunched_app_is_told_that_it_speaks_before_it_does(moves: boo
     await stage.settled()
     ids = [e["id"] for e in stage.app.log if shape_of(e) in ("state speaking", "tts.speak")]
     assert stage.app.line is not None
-    stage.app.line.hang_up()
+    stage.app.line.cut()
     before = stage.session
     if moves:  # to another process
         stage.session = await open_session(stage.services)
     since = len(stage.app.log)
     stage.app.relaunch()
-    stage.app.answer = lambda name, call_id: SPOKEN
+    stage.app.reply = lambda name, call_id: SPOKEN
     stage.app.connect(stage.session)
     await stage.quiet()
     assert stage.app.shapes(since)[-3:] == ["state speaking", "tts.speak", "state idle"]
@@ -58,16 +56,16 @@ async def test_a_speech_whose_answer_was_lost_does_not_hold_up_an_idle_session(m
     stage = await open_stage(make_services(script, store=SlowStore()), deaf_to_speech)
     stage.app.say("hi")
     await stage.settled()
-    stage.app.answer = lambda name, call_id: None
+    stage.app.reply = lambda name, call_id: None
     stage.app.say("and?")
     await stage.settled()
     assert stage.app.line is not None
-    stage.app.line.hang_up()  # all its answers are lost, and an app does not answer an event again
+    stage.app.line.cut()  # all its answers are lost, and an app does not answer an event again
     before = stage.session
     if moves:  # to another process
         stage.session = await open_session(stage.services)
     since, at = len(stage.app.log), asyncio.get_running_loop().time()
-    stage.app.answer = lambda name, call_id: SPOKEN
+    stage.app.reply = lambda name, call_id: SPOKEN
     stage.app.connect(stage.session)
     await stage.app.until("tts.speak", since=since)
     await stage.app.until("state idle", since=since)
@@ -84,7 +82,7 @@ async def test_a_stored_speech_has_the_time_that_its_text_takes_and_no_more() ->
     moved = await open_session(services)
     at = asyncio.get_running_loop().time()
     stage.app.relaunch()
-    stage.app.answer = lambda name, call_id: None
+    stage.app.reply = lambda name, call_id: None
     stage.app.connect(moved)
     await moved.settled()
     limits = services.limits
@@ -101,10 +99,9 @@ async def test_the_idle_of_a_resume_comes_before_what_a_resent_transcript_starts
 ) -> None:
     stage = await open_stage(make_services([[TextDelta("Sure.")]], store=store()))
     assert stage.app.line is not None
-    stage.app.line.hang_up()
+    stage.app.line.cut()
     since = len(stage.app.log)
-    line = stage.app.line = Line(stage.app, stage.session)
-    stage.app.lines.append(line)
+    line = stage.app.open_line(stage.session)
     stage.session.start(client.SessionStart(), line, resumed=True)
     await stage.session.receive(inbound(client.TranscriptFinal("hi")), line)
     await stage.quiet()
@@ -117,7 +114,7 @@ async def test_the_idle_of_a_resume_comes_before_news() -> None:
     assert stage.app.line is not None
     stage.app.line.say(client.TranscriptPartial("he"))
     await later(10)
-    stage.app.line.hang_up()
+    stage.app.line.cut()
     await stage.session.receive(inbound(client.AgentCompleted("a-1", "FINISHED")), stage.app.line)
     since = len(stage.app.log)
     stage.app.connect(stage.session)
@@ -133,17 +130,17 @@ async def test_the_results_of_ui_calls_are_acknowledged_too_and_together() -> No
     stage = await open_stage(make_services([[TextDelta("Sure.")]] * 2))
     stage.app.capabilities = ["resume"]
     assert stage.app.line is not None
-    stage.app.line.hang_up()
+    stage.app.line.cut()
     line = stage.app.connect(stage.session)
     await later(1)
     for number in (1, 2):
-        stage.app.say("hi", f"words-{number}")
+        stage.app.say("hi", id=f"words-{number}")
         await stage.quiet()
         await later(1)
     acks = [e["payload"]["eventIds"] for e in stage.app.log if e["type"] == "event.ack"]
     assert [len(ids) for ids in acks] == [1, 1, 6, 1, 6]  # idle, then twice: the words, their UI calls
     assert [ids[0] for ids in acks[1::2]] == ["words-1", "words-2"]
-    assert {e.id for e in line.said} == {event_id for ids in acks for event_id in ids}
+    assert set(line.sent) == {event_id for ids in acks for event_id in ids}
     await stage.close()
 
 
@@ -155,7 +152,7 @@ async def test_a_client_that_keeps_all_that_it_ever_answered_may_come_back() -> 
     stage.app.say("look")
     look = (await stage.app.until("device.look"))["payload"]["callId"]
     assert stage.app.line is not None
-    stage.app.line.hang_up()
+    stage.app.line.cut()
     ui_results = [client.ResumeDone(f"shown-{number}", SPOKEN) for number in range(600)]
     resume = client.Resume(done=[*ui_results, client.ResumeDone(look, "a lamp")])
     answer = await stage.session.learn(client.SessionStart(capabilities=["resume"], resume=resume))
@@ -172,7 +169,7 @@ async def test_ui_calls_are_neither_asked_for_nor_dropped_when_a_client_comes_ba
     stage.app.say("hi")
     speech = (await stage.app.until("tts.speak"))["payload"]["callId"]
     assert stage.app.line is not None
-    stage.app.line.hang_up()
+    stage.app.line.cut()
     resume = client.Resume(done=[client.ResumeDone(speech)], pending=[speech])
     answer = await stage.session.learn(client.SessionStart(capabilities=["resume"], resume=resume))
     assert answer is not None and (answer.resend, answer.drop) == ([], [])

@@ -21,7 +21,6 @@ from tests.conversation.helpers import (
     Disk,
     LocalTools,
     Stage,
-    arguments_of,
     at_every_step,
     at_rest,
     call,
@@ -31,10 +30,10 @@ from tests.conversation.helpers import (
     make_services,
     open_session,
     open_stage,
-    shape_of,
     steps,
 )
 from tests.models import Script, ScriptedProvider
+from tests.shapes import arguments_of, shape_of
 
 OWLS = ("Owls hunt at night. ", "They hear a mouse under the snow. ", "Some of them hunt by day.")
 FOREVER = 1_000.0
@@ -111,7 +110,7 @@ async def test_an_app_with_the_capability_gets_all_segments_and_calls_while_it_s
     stage = await capable(make_services(scripts), mute)
     stage.app.say("owls")
     await stage.app.until("device.look")
-    assert stage.app.spoken() == [text.strip() for text in OWLS]
+    assert stage.app.speeches() == [text.strip() for text in OWLS]
     await stage.close()
 
 
@@ -131,15 +130,15 @@ async def test_a_client_without_the_capability_gets_whole_replies_by_default() -
     stage = await open_stage(make_services([[TextDelta("".join(OWLS))]]))
     stage.app.say("owls")
     await stage.quiet()
-    assert stage.app.spoken() == ["".join(OWLS)]
+    assert stage.app.speeches() == ["".join(OWLS)]
     await stage.close()
 
 
 @pytest.mark.parametrize(
     ("fields", "heard_text"),
     [
-        ({"spoken_text": "They hear"}, f"Owls hunt at night. They hear {CUT_HERE}"),
-        ({"played_ms": 800}, f"Owls hunt at night. They hear a {CUT_HERE}"),
+        ({"spokenText": "They hear"}, f"Owls hunt at night. They hear {CUT_HERE}"),
+        ({"playedMs": 800}, f"Owls hunt at night. They hear a {CUT_HERE}"),
         ({}, f"Owls hunt at night. {CUT_HERE}"),
     ],
 )
@@ -169,7 +168,7 @@ async def test_what_no_voice_can_say_is_no_part_of_what_was_heard() -> None:
     stage = await capable(make_services([[TextDelta("<details>\n\nOwls hunt at night.")]]), mute)
     stage.app.say("owls")
     await stage.app.until("tts.speak")
-    stage.app.interrupt(spoken_text="Owls hunt")
+    stage.app.interrupt(spokenText="Owls hunt")
     await stage.settled()
     assert answers(stage) == [f"Owls hunt {CUT_HERE}"]
     await stage.close()
@@ -194,7 +193,7 @@ async def test_a_transcript_withdraws_the_segments_that_were_not_sent() -> None:
     await steps(50)
     stage.app.result(call_ids(stage.app)[0], SPOKEN)
     await stage.settled()
-    assert stage.app.spoken() == ["Owls hunt at night.", "Yes."]
+    assert stage.app.speeches() == ["Owls hunt at night.", "Yes."]
     assert answers(stage) == [f"Owls hunt at night. {CUT_HERE}", "Yes."]
     await stage.close()
 
@@ -207,7 +206,7 @@ async def test_a_reply_that_breaks_off_goes_on_from_what_was_spoken() -> None:
     stage = await capable(make_services(scripts))
     stage.app.say("owls")
     await stage.quiet()
-    assert stage.app.spoken() == ["Owls hunt at night.", "They hear well."]
+    assert stage.app.speeches() == ["Owls hunt at night.", "They hear well."]
     assert stage.app.finals() == ["Owls hunt at night.", "They hear well."]
     assert stage.session.messages[1:] == [
         AssistantMessage("Owls hunt at night."),
@@ -224,7 +223,7 @@ async def test_a_turn_that_fails_keeps_what_was_spoken_and_apologises() -> None:
     stage = await capable(services)
     stage.app.say("owls")
     await stage.quiet()
-    assert stage.app.spoken() == ["Owls hunt at night.", "Sorry."]
+    assert stage.app.speeches() == ["Owls hunt at night.", "Sorry."]
     assert answers(stage) == [f"Owls hunt at night. They {CUT_OFF} Sorry."]
     await stage.close()
 
@@ -235,7 +234,7 @@ async def test_code_is_not_announced_twice_and_what_has_no_sound_makes_no_segmen
     stage = await capable(make_services([[TextDelta(text)]]))
     stage.app.say("code")
     await stage.quiet()
-    assert stage.app.spoken() == [
+    assert stage.app.speeches() == [
         "The code is on the screen.",
         "And once more in another way:",
         "That is all that I have for you.",
@@ -259,18 +258,18 @@ def test_the_process_may_end_at_every_step_and_another_one_says_the_rest() -> No
         services = make_services(scripts, store=Disk(lambda: 1, lambda: 1))
         stage = await capable(services)
         app = stage.app
-        app.say("owls", "app-owls")
+        app.say("owls", id="app-owls")
         await steps(after)
         over = not stage.session.busy and bool(app.finals())
         die(stage.session, app)
         session = await open_session(services)
         app.relaunch()
         app.connect(session)
-        app.say("owls", "app-owls")
+        app.say("owls", id="app-owls")
         more.set()
         await at_rest(session)
         assert faults(session.messages) == []
-        voice_texts = app.spoken()
+        voice_texts = app.speeches()
         # Replayed segments count once, by their call.
         distinct = list(dict.fromkeys(zip(call_ids(app), voice_texts, strict=True)))
         texts = [text for _, text in distinct]
@@ -348,14 +347,14 @@ async def test_a_slow_tool_is_bridged_once_by_a_phrase_that_is_no_part_of_the_hi
     stage = await open_stage(bridging(scripts, toolsets=[local]))
     stage.app.say("go")
     await later(1.4)
-    assert stage.app.spoken() == []
+    assert stage.app.speeches() == []
     await later(0.2)
-    assert stage.app.spoken() == ["One moment."]
+    assert stage.app.speeches() == ["One moment."]
     assert stage.app.states() == ["thinking", "speaking", "thinking"]
     await later(5.0)
     local.go.set()
     await stage.quiet()
-    assert stage.app.spoken() == ["One moment.", "Done."]
+    assert stage.app.speeches() == ["One moment.", "Done."]
     assert "One moment." not in str(stage.session.messages)
     await stage.close()
 
@@ -372,7 +371,7 @@ async def test_a_fast_tool_is_not_bridged_nor_one_after_words() -> None:
     await later(5.0)
     local.go.set()
     await stage.quiet()
-    assert stage.app.spoken() == ["Let me look.", "Done."]
+    assert stage.app.speeches() == ["Let me look.", "Done."]
     await stage.close()
 
 
@@ -386,7 +385,7 @@ async def test_a_device_that_does_one_thing_at_a_time_is_not_bridged(segments: b
     stage.app.say("go")
     device_call = await stage.app.until("device.look")
     await later(5.0)
-    assert stage.app.spoken() == (["One moment."] if segments else [])
+    assert stage.app.speeches() == (["One moment."] if segments else [])
     stage.app.result(device_call["payload"]["callId"], "seen")
     await stage.quiet()
     await stage.close()

@@ -24,7 +24,7 @@ async def test_a_call_of_the_device_is_made_and_nothing_is_said() -> None:
     stage = await open_stage(make_services(), lambda name, arguments: f"{name} done")
     result = outcome(await stage.session.request("device.do", '{"x":1}'))
     assert (result["success"], result["data"]) == (True, "device.do done")
-    assert stage.app.spoken() == [] and stage.app.finals() == [] and stage.provider.requests == []
+    assert stage.app.speeches() == [] and stage.app.finals() == [] and stage.provider.requests == []
     assert stage.app.states()[-1] == "idle"
     note, call, logged = stage.session.messages
     assert isinstance(note, Note) and "device.do" in note.text
@@ -109,7 +109,7 @@ async def test_the_next_process_ends_the_call_without_asking_the_model() -> None
     await local.started.wait()
     next_stage = await open_stage(services)  # claims the session
     await next_stage.quiet()
-    assert next_stage.provider.requests == [] and next_stage.app.spoken() == []
+    assert next_stage.provider.requests == [] and next_stage.app.speeches() == []
     assert "unknown" in str(next_stage.session.messages[-1])
     request.cancel()
     await stage.app.close()

@@ -22,10 +22,8 @@ from conductor.settings import Limits
 from conductor.stores.base import AppendLog, FinishCall, OpenCall
 from conductor.stores.memory import MemoryStore
 from tests.conversation.helpers import (
-    PLAIN_TURN,
     SPOKEN,
     TURN_S,
-    Event,
     LocalTools,
     SlowStore,
     Stage,
@@ -39,11 +37,11 @@ from tests.conversation.helpers import (
     open_stage,
     randomly_slow,
     run,
-    shape_of,
     steps,
     tool,
 )
 from tests.models import Script
+from tests.shapes import PLAIN_TURN, Event, shape_of
 
 SEEDS = [11, 23, 37, 53, 71]
 RESTING = {"grants", "claims", "profile", "late", "speech", "decided"}
@@ -123,13 +121,13 @@ class Chaos:
         if action == "say":
             app.say(f"say {len(self.trail)}")
         elif action == "interrupt":
-            app.interrupt(**self.rng.choice(({}, {"spoken_text": "al"}, {"played_ms": 100.0})))
+            app.interrupt(**self.rng.choice(({}, {"spokenText": "al"}, {"playedMs": 100.0})))
         elif action == "agent":
             app.agent_done(f"a-{self.rng.randint(0, 9)}")
         elif action == "partial":
             line.say(client.TranscriptPartial("hm"))
         elif action == "cut":
-            line.hang_up()
+            line.cut()
             await later(self.rng.choice((0.0, 1.0, 20.0)))
             app.connect(self.stage.session)
         elif action == "twice":
@@ -153,7 +151,7 @@ class Chaos:
     def check(self) -> None:
         stage = self.stage
         check_rest(stage, calls=False)
-        assert "internal_error" not in stage.app.errors()
+        assert "internal_error" not in stage.app.error_codes()
         texts = [m.text for m in stage.session.messages if isinstance(m, UserMessage)]
         assert len(texts) == len(set(texts)), f"answered twice: {texts}"
         accepted = [o for c in self.store.commits for o in c if isinstance(o, AppendLog)]
@@ -255,7 +253,7 @@ async def test_the_end_of_a_connection_that_was_replaced_leaves_the_new_one_serv
     replaced = stage.app.line
     assert replaced is not None
     stage.app.connect(stage.session)
-    replaced.hang_up()
+    replaced.cut()
     stage.app.say("hi")
     await stage.quiet()
     assert stage.app.finals() == ["Hello."]
@@ -304,8 +302,8 @@ async def test_a_turn_that_fails_says_so_once_and_ends_idle(
     stage.app.say("hi")
     await stage.app.until("state idle", since=since)
     await stage.quiet()
-    assert stage.app.errors() == [code]
-    assert len(stage.app.spoken()) == int(speaks)
+    assert stage.app.error_codes() == [code]
+    assert len(stage.app.speeches()) == int(speaks)
     check_one_idle(stage, since)
     check_rest(stage)
     await stage.close()
@@ -343,7 +341,7 @@ async def end_it(stage: Stage, how: str) -> None:
         stage.app.say("stop")
     elif how == "hang up":
         assert stage.app.line is not None
-        stage.app.line.hang_up()
+        stage.app.line.cut()
         await steps(5)
         stage.app.connect(stage.session)
     else:
@@ -542,7 +540,7 @@ class Doubts(Chaos):
 
     def check(self) -> None:
         check_rest(self.stage)
-        assert "internal_error" not in self.stage.app.errors()
+        assert "internal_error" not in self.stage.app.error_codes()
         check_honest(self.stage)
         opened = {o.call.call_id for c in self.store.commits for o in c if isinstance(o, OpenCall)}
         results = [m.call_id for m in self.stage.session.messages if isinstance(m, ToolResult)]

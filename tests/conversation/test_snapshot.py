@@ -422,11 +422,11 @@ def test_a_question_that_other_words_closed_is_told_to_be_so_at_whatever_step_it
     async def scenario(after: int) -> bool:
         stage = await asked(SlowStore(lambda: 1, lambda: 3))
         card = await stage.card()
-        stage.app.say("what is the weather like in Oslo tomorrow", "words-2")
+        stage.app.say("what is the weather like in Oslo tomorrow", id="words-2")
         await steps(after)
         over = stage.resolved() != []
         await stage.goes_on()
-        stage.app.say("what is the weather like in Oslo tomorrow", "words-2")  # it may not have arrived
+        stage.app.say("what is the weather like in Oslo tomorrow", id="words-2")  # it may not have arrived
         await later(5)
         assert (card["approvalId"], "superseded") in stage.resolved()
         await stage.ends()

@@ -101,7 +101,7 @@ async def test_a_summary_that_fails_costs_nothing_but_the_old_turns() -> None:
 
     stage = await open_stage(summarizing(reply))
     await talk(stage, *"abcdefgh")
-    assert stage.app.errors() == []
+    assert stage.app.error_codes() == []
     assert asked(stage)[-1] == "h" and "a" not in asked(stage)
     await stage.close()
 
@@ -122,5 +122,5 @@ async def test_a_summary_of_untrusted_text_is_untrusted() -> None:
     since = len(stage.app.log)
     stage.app.say("write")
     await stage.app.until("tts.speak", since=since)
-    assert "May I run web write?" in stage.app.spoken()[-1]
+    assert "May I run web write?" in stage.app.speeches()[-1]
     await stage.close()

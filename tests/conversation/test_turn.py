@@ -96,7 +96,7 @@ async def test_a_single_turn_that_is_too_long_fails_with_words() -> None:
     stage.app.say("one")
     await stage.quiet()
     assert len(stage.provider.requests) == 1
-    assert stage.app.errors() == ["model_provider_failed"] and len(stage.app.spoken()) == 1
+    assert stage.app.error_codes() == ["model_provider_failed"] and len(stage.app.speeches()) == 1
     await stage.close()
 
 
@@ -137,8 +137,8 @@ def test_a_reply_that_breaks_off_is_asked_for_once_more_and_nothing_of_it_is_kep
         since = len(stage.app.log)
         stage.app.say("go")
         await stage.quiet()
-        assert stage.app.errors() == []
-        assert stage.app.texts("assistant.speech.partial") == ["Let me think about it", "I do it.", "Done."]
+        assert stage.app.error_codes() == []
+        assert stage.app.partials() == ["Let me think about it", "I do it.", "Done."]
         assert stage.app.finals() == ["I do it.", "Done."]
         assert stage.app.shapes(since).count("device.do") == 1
         assert [m.text for m in stage.session.messages if isinstance(m, AssistantMessage)] == [
@@ -171,8 +171,8 @@ async def test_a_reply_that_breaks_off_is_not_asked_for_without_end_or_hope(
     stage.app.say("go")
     await stage.quiet()
     assert len(stage.provider.requests) == requests
-    assert stage.app.errors() == ["model_provider_failed"]
-    assert len(stage.app.spoken()) == 1
+    assert stage.app.error_codes() == ["model_provider_failed"]
+    assert len(stage.app.speeches()) == 1
     await stage.close()
 
 
@@ -186,7 +186,7 @@ async def test_a_turn_may_be_interrupted_before_it_asks_once_more() -> None:
     await stage.quiet()
     await later(60)
     assert len(stage.provider.requests) == 1
-    assert stage.app.errors() == [] and stage.app.states()[-1] == "idle"
+    assert stage.app.error_codes() == [] and stage.app.states()[-1] == "idle"
     (message,) = [m for m in stage.session.messages if isinstance(m, AssistantMessage)]
     assert message.text == f"Let me see {CUT_BEFORE_SPEECH}"
     await stage.close()
@@ -201,7 +201,7 @@ async def test_the_limit_of_rounds_asks_once_more_with_the_tools_off() -> None:
     await stage.quiet()
     assert [r.tool_choice for r in stage.provider.requests] == ["auto"] * 3 + ["none"]
     assert all(r.tools for r in stage.provider.requests)
-    assert stage.app.errors() == ["tool_round_limit_exceeded"]
+    assert stage.app.error_codes() == ["tool_round_limit_exceeded"]
     assert stage.app.finals()[-1] == "Words."
     assert len(outcomes(stage)) == 3
     await stage.close()
@@ -249,7 +249,7 @@ async def test_a_reply_that_was_declined_is_a_failure() -> None:
     stage = await open_stage(make_services([[TextDelta("I"), Finished("refusal")]]))
     stage.app.say("go")
     await stage.quiet()
-    assert stage.app.errors() == ["model_provider_failed"]
+    assert stage.app.error_codes() == ["model_provider_failed"]
     assert faults(stage.session.messages) == []
     await stage.close()
 
@@ -263,7 +263,7 @@ async def test_the_turns_clock_stands_still_while_a_person_chooses() -> None:
     stage.app.result(pick["payload"]["callId"], "the second")
     await stage.quiet()
     assert stage.app.finals() == ["Done."]
-    assert stage.app.errors() == []
+    assert stage.app.error_codes() == []
     await stage.close()
 
 
@@ -275,7 +275,7 @@ async def test_the_turns_clock_runs_while_a_tool_runs() -> None:
     stage.app.say("go")
     await stage.app.until("error")
     assert loop.time() - start == pytest.approx(10.0)
-    assert stage.app.errors() == ["turn_timeout"]
+    assert stage.app.error_codes() == ["turn_timeout"]
     assert [o["error_type"] for o in outcomes(stage)] == ["unknown"]
     await stage.quiet()
     await stage.close()
@@ -335,7 +335,7 @@ async def test_what_had_arrived_of_an_interrupted_answer_is_not_shown_after_the_
     await steps(30)
     line.flush()
     assert "append user" in stage.app.shapes()
-    assert stage.app.texts("assistant.speech.partial") == []
+    assert stage.app.partials() == []
     await stage.close()
 
 
@@ -347,7 +347,7 @@ async def test_a_client_cannot_have_said_more_of_an_answer_than_there_was(arrivi
     )
     stage.app.say("go")
     await stage.app.until("assistant.speech.partial" if arriving else "tts.speak")
-    stage.app.interrupt(spoken_text="Once upon a time " * 1_000)
+    stage.app.interrupt(spokenText="Once upon a time " * 1_000)
     await stage.settled()
     (text,) = [m.text for m in stage.session.messages if isinstance(m, AssistantMessage)]
     assert text.startswith("Once upon [")
@@ -374,7 +374,7 @@ async def test_nothing_of_an_interrupted_answer_is_shown_while_the_service_lets_
     position = len(stage.app.log)
     stage.app.interrupt()
     await stage.quiet()
-    assert stage.app.texts("assistant.speech.partial", position) == []
+    assert stage.app.partials(position) == []
     assert stage.app.states()[-1] == "idle"
     await stage.close()
 
@@ -428,5 +428,5 @@ async def test_two_rounds_in_which_nothing_was_allowed_end_without_tools() -> No
     stage.app.say("go")
     await stage.quiet()
     assert [request.tool_choice for request in stage.provider.requests] == ["auto", "auto", "none"]
-    assert stage.app.spoken() == ["Well."]
+    assert stage.app.speeches() == ["Well."]
     await stage.close()

@@ -15,7 +15,6 @@ from conductor.messages import AssistantMessage, Note, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.stores.base import AppendLog, Operation
 from tests.conversation.helpers import (
-    PLAIN_TURN,
     SPOKEN,
     LocalTools,
     SlowStore,
@@ -27,6 +26,7 @@ from tests.conversation.helpers import (
     steps,
 )
 from tests.models import Script
+from tests.shapes import PLAIN_TURN
 
 
 def logs(operations: Sequence[Operation], kind: type) -> bool:
@@ -59,7 +59,7 @@ async def test_at_most_three_transcripts_wait_and_a_fourth_is_refused() -> None:
     for number in range(5):
         stage.app.say(f"q{number}")
     await steps(20)
-    assert stage.app.errors() == ["rate_limited"]
+    assert stage.app.error_codes() == ["rate_limited"]
     hold.set()
     await stage.quiet()
     assert users(stage.session.messages) == ["q0", "q1", "q2", "q3"]
@@ -81,12 +81,12 @@ async def test_a_person_hears_once_that_words_were_refused_when_those_before_the
     for number in range(7):
         stage.app.say(f"q{number}")
     await steps(50)
-    assert stage.app.errors() == ["rate_limited"] * 3
+    assert stage.app.error_codes() == ["rate_limited"] * 3
     hold.set()
     await stage.quiet()
     sentences = [FAILURES["rate_limited"]] if speaks_failures else []
     assert stage.app.finals()[4:] == sentences
-    assert stage.app.spoken()[4:] == sentences
+    assert stage.app.speeches()[4:] == sentences
     assert stage.app.shapes()[-5:] == PLAIN_TURN[2:]
     assert stage.app.states().count("idle") == 1 + speaks_failures
     stage.app.say("q8")
@@ -97,9 +97,9 @@ async def test_a_person_hears_once_that_words_were_refused_when_those_before_the
 
 async def test_a_repeated_transcript_is_answered_once() -> None:
     stage = await open_stage(make_services([[TextDelta("Yes.")], [TextDelta("Again?")]]))
-    stage.app.say("hello", "event-1")
+    stage.app.say("hello", id="event-1")
     await stage.quiet()
-    stage.app.say("hello", "event-1")
+    stage.app.say("hello", id="event-1")
     await stage.quiet()
     assert stage.app.finals() == ["Yes."]
     assert users(stage.session.messages) == ["hello"]
@@ -132,7 +132,7 @@ async def test_an_interrupted_answer_names_what_was_done() -> None:
     stage.app.say("go")
     await stage.app.until("tts.speak")
     await stage.settled()
-    stage.app.interrupt(spoken_text="It")
+    stage.app.interrupt(spokenText="It")
     await steps(20)
     sentences = answers(stage.session.messages)[-1]
     assert sentences.startswith("It [")
@@ -152,7 +152,7 @@ async def test_what_was_heard_of_an_earlier_answer_is_shown_to_the_model_from_th
     await stage.settled()
     stage.app.say("two")
     await local.started.wait()
-    stage.app.interrupt(spoken_text="Fi")
+    stage.app.interrupt(spokenText="Fi")
     await steps(20)
     assert answers(stage.session.messages)[0].startswith("Fi [")
     local.go.set()
@@ -170,7 +170,7 @@ async def test_the_second_answer_to_a_client_that_acknowledges_nothing_is_spoken
     for text in ("one", "two"):
         stage.app.say(text)
         await stage.settled()
-    assert stage.app.spoken() == ["First.", "Second."]
+    assert stage.app.speeches() == ["First.", "Second."]
     assert stage.app.states()[-1] == "idle"
     await stage.close()
 
@@ -179,10 +179,10 @@ async def test_a_transcript_repeated_on_another_line_during_its_commit_is_answer
     store = SlowStore()
     stage = await open_stage(make_services(lambda _: [TextDelta("Yes.")], store=store))
     store.hold = asyncio.Event()
-    stage.app.say("hello", "event-1")
+    stage.app.say("hello", id="event-1")
     await steps(5)
     stage.app.connect(stage.session)
-    stage.app.say("hello", "event-1")
+    stage.app.say("hello", id="event-1")
     await steps(5)
     store.hold.set()
     await stage.quiet()
@@ -196,17 +196,17 @@ async def test_a_transcript_that_was_refused_for_the_store_is_not_answered_all_t
     stage = await open_stage(
         make_services([[hold, TextDelta("One.")], [TextDelta("Two.")], [TextDelta("3")]], store=store)
     )
-    stage.app.say("one", "event-1")
+    stage.app.say("one", id="event-1")
     await steps(10)
     store.fail = lambda operations: StoreUnavailable("away")
-    stage.app.say("two", "event-2")
+    stage.app.say("two", id="event-2")
     await steps(5)
-    assert stage.app.errors() == ["store_unavailable"]
+    assert stage.app.error_codes() == ["store_unavailable"]
     store.fail = lambda operations: None
     hold.set()
     await stage.quiet()
     assert users(stage.session.messages) == ["one"]
-    stage.app.say("two", "event-2")  # as the person, or the app, does after the error
+    stage.app.say("two", id="event-2")  # as the person, or the app, does after the error
     await stage.quiet()
     assert users(stage.session.messages) == ["one", "two"]
     await stage.close()
@@ -221,7 +221,7 @@ async def test_a_client_that_was_away_with_the_store_is_told_that_its_turn_faile
     await steps(10)
     store.fail = lambda operations: StoreUnavailable("away")
     assert stage.app.line is not None
-    stage.app.line.hang_up()
+    stage.app.line.cut()
     hold.set()
     await later(10)
     assert stage.session.busy
@@ -234,7 +234,7 @@ async def test_a_client_that_was_away_with_the_store_is_told_that_its_turn_faile
     else:
         stage.app.connect(stage.session)
         await later(2)
-        assert stage.app.errors() == ["store_unavailable"]
+        assert stage.app.error_codes() == ["store_unavailable"]
         store.fail = lambda operations: None
         await stage.quiet()
     stage.app.say("two")
@@ -260,7 +260,7 @@ async def test_transcripts_that_waited_for_a_store_are_answered_before_the_next_
     store.fail = lambda o: StoreUnavailable("away") if logs(o, UserMessage) else None
     hold.set()
     await stage.settled()
-    assert stage.app.errors() == ["store_unavailable"]
+    assert stage.app.error_codes() == ["store_unavailable"]
     store.fail = lambda operations: None
     stage.app.say("four")
     await stage.quiet()
@@ -359,7 +359,7 @@ async def test_a_speech_that_was_too_old_to_replay_is_no_speech_to_interrupt() -
     stage.app.say("one")
     await stage.settled()
     assert stage.app.line is not None
-    stage.app.line.hang_up()  # the acknowledgement is lost with the line
+    stage.app.line.cut()  # the acknowledgement is lost with the line
     stage.app.connect(stage.session)  # and the speech is too old to be said again
     await steps(5)
     stage.app.say("two")
@@ -394,7 +394,7 @@ async def test_a_speech_whose_commit_failed_is_no_speech_to_interrupt() -> None:
     store.fail = lambda o: StoreUnavailable("away") if logs(o, AssistantMessage) else None
     stage.app.say("one")
     await stage.settled()
-    assert stage.app.spoken() == []
+    assert stage.app.speeches() == []
     store.fail = lambda operations: None
     stage.app.say("two")
     await steps(20)
@@ -422,7 +422,7 @@ async def test_an_answer_interrupted_during_its_commit_is_either_heard_or_not_sp
     stage.app.line.flush()
     await stage.quiet()
     history = answers(stage.session.messages)
-    assert stage.app.spoken() == [] or history == ["A long story."], (stage.app.spoken(), history)
+    assert stage.app.speeches() == [] or history == ["A long story."], (stage.app.speeches(), history)
     await stage.close()
 
 
@@ -506,8 +506,8 @@ async def test_news_waits_after_words_that_started_no_turn_and_after_a_connectio
     stage.app.agent_done("a-1")
     stage.app.say(" ")
     await later(3)
-    assert stage.app.line is not None and stage.app.errors() == ["invalid_transcript"]
-    stage.app.line.hang_up()
+    assert stage.app.line is not None and stage.app.error_codes() == ["invalid_transcript"]
+    stage.app.line.cut()
     stage.app.connect(stage.session)
     connected = loop.time()
     await stage.app.until("assistant.speech.final")
@@ -540,7 +540,7 @@ async def test_news_waits_for_somebody_to_listen() -> None:
     line = stage.app.line
     assert line is not None
     await stage.quiet()
-    line.hang_up()
+    line.cut()
     await stage.session.receive(inbound(client.AgentCompleted("a-1", "FINISHED")), line)
     await later(100)
     assert stage.provider.requests == []
@@ -567,9 +567,9 @@ async def test_at_most_sixteen_pieces_of_news_wait() -> None:
 
 async def test_a_repeated_completion_is_told_once() -> None:
     stage = await open_stage(make_services([[TextDelta("Done.")]]))
-    stage.app.agent_done("a-1", "event-1")
+    stage.app.agent_done("a-1", id="event-1")
     await stage.quiet()
-    stage.app.agent_done("a-1", "event-1")
+    stage.app.agent_done("a-1", id="event-1")
     await stage.quiet()
     assert stage.app.finals() == ["Done."]
     await stage.close()
@@ -580,7 +580,7 @@ async def test_news_that_is_too_old_to_be_told_by_itself_goes_with_the_next_turn
     line = stage.app.line
     assert line is not None
     await stage.quiet()
-    line.hang_up()
+    line.cut()
     await stage.session.receive(inbound(client.AgentCompleted("a-1", "FINISHED")), line)
     await later(700)
     stage.app.connect(stage.session)
@@ -597,7 +597,7 @@ async def test_a_resume_opens_the_microphone_although_there_is_expired_news() ->
     line = stage.app.line
     assert line is not None
     await stage.quiet()
-    line.hang_up()
+    line.cut()
     await stage.session.receive(inbound(client.AgentCompleted("a-1", "FINISHED")), line)
     await later(700)
     stage.app.connect(stage.session)

@@ -110,7 +110,7 @@ async def test_a_warming_that_fails_changes_nothing() -> None:
     stage = await open_stage(make_services(Service(lambda: ModelError("overloaded", "No."))))
     stage.app.say("Hello")
     await stage.quiet()
-    assert stage.app.finals() == ["Yes."] and not stage.app.errors()
+    assert stage.app.finals() == ["Yes."] and not stage.app.error_codes()
     await stage.close()
 
 

@@ -222,5 +222,5 @@ class World:
         app.line.say(client.SessionUpdate(tools))
 
     def _interrupt(self, app: App) -> None:
-        fields: dict[str, Any] = self.rng.choice(({}, {"spoken_text": "Let"}, {"played_ms": 300.0}))
+        fields: dict[str, Any] = self.rng.choice(({}, {"spokenText": "Let"}, {"playedMs": 300.0}))
         app.interrupt(**fields)
