@@ -24,7 +24,7 @@ CONSENTS = ("consent", "session", "always")
 
 @dataclass
 class Judged:
-    """What became of a set: the phrases that are unsafe or were not understood, and shares by meaning."""
+    """The result of a set: unsafe and missed phrases, and the shares by meaning."""
 
     unsafe: list[tuple[Mapping[str, Any], Answer]] = field(default_factory=list)
     missed: list[tuple[Mapping[str, Any], Answer]] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Judged:
     count: Counter[str] = field(default_factory=Counter)
 
     def share(self, meaning: str) -> float:
-        """Say how much of what means a ``consent`` or a ``refusal`` was understood at once."""
+        """Return the share of consents or refusals that were understood at once."""
         return self.understood[meaning] / self.count[meaning] if self.count[meaning] else 1.0
 
 
@@ -66,14 +66,14 @@ def judge_set(tools: Path, phrases: Path) -> Judged:
 
 
 def is_unsafe(meaning: str, answer: Answer) -> bool:
-    """Tell whether an answer was taken for a consent that it is not, or for a wider one."""
+    """Return whether an answer was classified as a consent without one, or with a wider scope."""
     if answer.kind != "allow":
         return False
     return meaning not in CONSENTS or (answer.scope != "once" and meaning != "session")
 
 
 def report(judged: Judged) -> str:
-    """Say what is unsafe, what was missed, and the shares."""
+    """List the unsafe and the missed phrases, and the shares."""
     lines = [
         f"unsafe: {p['meaning']} taken for {a.kind} {a.scope}: {p['tool']}: {p['say']}"
         for p, a in judged.unsafe
@@ -87,7 +87,7 @@ def report(judged: Judged) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what becomes of a set; 1 if anything is unsafe, 2 without two files."""
+    """Print the result of a set; returns 1 if a phrase is unsafe, 2 without two files."""
     if len(arguments) != 2:
         print("usage: scripts/phrases TOOLS.json PHRASES.jsonl")  # noqa: T201 -- it is the script's main
         return 2

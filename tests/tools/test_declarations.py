@@ -174,7 +174,7 @@ def test_a_flood_of_declarations_is_summarised() -> None:
 
 
 def hostile(name: str) -> dict[str, Any]:
-    """Give a declaration that takes some milliseconds to compile."""
+    """Make a declaration that takes some milliseconds to compile."""
     patterns = {f"p{i}": {"pattern": f"(?:{name}){{500}}{i}"} for i in range(4)}
     return declaration(name, inputSchema={"type": "object", "properties": patterns})
 

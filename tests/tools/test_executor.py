@@ -50,7 +50,7 @@ NAP = replace(ADD, name="nap", input_schema={"type": "object"})
 
 
 class Shelf:
-    """A toolset whose tools do what a test says."""
+    """A toolset whose tools run a function of the test."""
 
     def __init__(self, does: Callable[[Mapping[str, Any]], Any], *specs: ToolSpec) -> None:
         self._does = does
@@ -241,7 +241,7 @@ def test_calls_per_minute_are_limited_by_tool() -> None:
     limits = replace(LIMITS, calls_per_minute=3.0)
 
     def often(name: str, arguments: str = "{}") -> list[str]:
-        executor = ToolExecutor([shelf()], limits, Gate(now=lambda: now[0]), rates=rates)  # as a reload makes
+        executor = ToolExecutor([shelf()], limits, Gate(now=lambda: now[0]), rates=rates)  # as after a reload
         results = [executor.prepare(ToolCall("c-1", name, arguments)) for _ in range(5)]
         return [
             "ran" if isinstance(result, PreparedCall) else result.error_type
@@ -331,7 +331,7 @@ async def test_a_read_that_takes_too_long_is_unknown_without_any_harm() -> None:
 async def test_a_call_of_the_device_is_not_limited_here() -> None:
     executor = ToolExecutor([shelf(never, replace(NAP, source="device"))], LIMITS)
     running = asyncio.create_task(executor.run(ready(executor), CONTEXT))
-    built_in = await run(never)  # which takes its whole limit
+    built_in = await run(never)  # it takes the whole limit
     assert built_in.error_type == "unknown" and not running.done()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -448,7 +448,7 @@ def test_a_secret_at_the_cut_of_a_text_is_not_shown() -> None:
 def test_a_secret_at_the_cut_of_a_huge_text_is_not_shown() -> None:
     executor = ToolExecutor([], replace(LIMITS, max_observation_bytes=16_384))
     begin, end = "-----BEGIN PRIVATE KEY-----\n", "\n-----END PRIVATE KEY-----\n"
-    block = begin + "Ab1+" * 12_700 + end  # of which a short marker is left
+    block = begin + "Ab1+" * 12_700 + end  # redacted to a short marker
     text = block + "z" * (4 * 16_384 - len(block) - 10) + KEY + "z" * 500
     content = executor.to_result("c-1", succeeded(text)).content
     assert "REDACTED:private_key" in content and KEY[:6] not in content

@@ -182,7 +182,7 @@ async def test_a_write_without_an_answer_is_unknown(tmp_path: Path) -> None:
         settings = write(tmp_path, entries)
         assert (await call(settings, "look", city="x")).error_type == "io_error"
         assert (await call(settings, "book", city="x")).error_type == "unknown"
-    assert (await call(settings, "book", city="x")).error_type == "io_error"  # nobody is there
+    assert (await call(settings, "book", city="x")).error_type == "io_error"  # the server is gone
 
 
 async def test_an_address_that_is_not_allowed_is_not_reached(tmp_path: Path) -> None:

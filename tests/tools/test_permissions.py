@@ -498,7 +498,7 @@ def test_a_decision_can_include_further_grants() -> None:
 
 
 def test_an_expired_rule_is_ignored() -> None:
-    rule = Rule("allow", "file.*", expires="2027-01-15T08:00:00Z")  # which is NOW
+    rule = Rule("allow", "file.*", expires="2027-01-15T08:00:00Z")  # NOW
 
     def effect(now: float) -> RuleEffect:
         gate = Gate((rule,), now=lambda: now)

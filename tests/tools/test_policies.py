@@ -205,7 +205,7 @@ def test_the_place_of_the_file_is_a_setting(tmp_path: Path, monkeypatch: pytest.
 
 
 def replaced(path: Path, text: str) -> None:
-    """Write a file as editors do, so that it is another one even within one tick of the clock."""
+    """Replace a file as editors do: the inode changes within one tick of the clock."""
     path.with_name("new").write_text(text)
     path.with_name("new").replace(path)
 

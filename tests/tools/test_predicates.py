@@ -221,7 +221,7 @@ DISGUISES: list[tuple[PredicateName, Any, Any]] = [
     ("eq", "stra\u00dfe", "STRASSE"),
     ("eq", "\u00e9t\u00e9", "e\u0301te\u0301"),
     ("eq", "a", "a" + "\u0301" * 31),
-    ("eq", "x\u0301", "x\u00b4"),  # whose form has a blank before the accent
+    ("eq", "x\u0301", "x\u00b4"),  # NFKC gives a blank before the accent
     ("eq", 3, [1, 3.0]),
     ("eq", True, "true"),
     ("eq", ["a", "b"], ["A", "b "]),
@@ -310,7 +310,7 @@ def test_a_strict_match_is_a_broad_match_at_any_depth(
 
 
 def disguised(text: str, rng: random.Random) -> str:
-    """Write a text in another way that looks the same, or nearly."""
+    """Write a text with characters that look the same, or nearly."""
     disguises: list[Callable[[str], str]] = [
         str.upper,
         str.lower,

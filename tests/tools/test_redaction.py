@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from conductor.tools.redaction import MAX_DEPTH, MAX_SECRETS, Redactor, secret_kind
 
-UNHURRIED = settings(deadline=None)  # the machine may be busy with other things
+UNHURRIED = settings(deadline=None)  # the machine may be busy
 
 ANY = Redactor(())
 PATHS = Redactor((), paths=True)
@@ -28,7 +28,7 @@ SECRET = 'pa"ss/w\\örd+1'
 
 
 def adversarial_inputs(size: int) -> dict[str, str]:
-    """Give texts of ``size`` characters, by name, that start each pattern over and over or never end it."""
+    """Make texts of ``size`` characters, by name, that start a pattern repeatedly or never end it."""
     pieces = {
         "jwt": "eyJ",
         "jwt parts": f"eyJ{BODY}.",
@@ -238,7 +238,7 @@ def test_values_are_redacted_and_all_else_of_them_is_kept() -> None:
         "note": ["x", {"text": "password=[REDACTED:password]", "n": None}],
         "Set-Cookie": "[REDACTED:token]",
     }
-    assert value["password"] == "hunter22"  # the caller's own is not changed
+    assert value["password"] == "hunter22"  # the argument is not changed
 
 
 def test_secrets_are_found_in_the_names_of_fields() -> None:
@@ -398,7 +398,7 @@ def _spellings(secret: str) -> tuple[str, ...]:
 
 
 def _is_secret(text: str) -> bool:
-    """Tell whether enough of it is neither a blank, a quote nor an escape."""
+    """Return whether enough characters are neither blanks, quotes nor escapes."""
     return len(re.sub(r"%..|\\.|[\s\"'+]", "", text)) >= 6 and text not in "REDACTED:private_key"
 
 

@@ -39,7 +39,7 @@ def test_decimals_are_counted_exactly() -> None:
     assert fits({"multipleOf": 0.01}, 10**400)
     assert not fits({"multipleOf": 0.1}, 0.35)
     assert fits({"multipleOf": 2}, 4.0)
-    assert fits({"multipleOf": 2}, True)  # no number
+    assert fits({"multipleOf": 2}, True)  # not a number
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def tool(properties: Any = None, **keywords: Any) -> ToolSpec:
 
 
 def tool_of(schema: Any) -> ToolSpec:
-    """Give a tool with one optional argument ``v``."""
+    """Make a tool with one optional argument ``v``."""
     return tool({"v": schema}, additionalProperties=False)
 
 
@@ -199,7 +199,7 @@ def test_a_changed_schema_takes_effect() -> None:
 
 
 def bomb() -> dict[str, Any]:
-    """Give a schema by which a value inside a value is held against twice as many schemas each time."""
+    """Make a schema that doubles the applied schemas at each level of a value."""
     twice = [{"$ref": "#/$defs/t"}, {"$ref": "#/$defs/t"}]
     tree = {"properties": {"v": {"anyOf": twice}}, "required": ["w"]}
     return {"$defs": {"t": tree}, "properties": {"v": {"$ref": "#/$defs/t"}}}
@@ -243,7 +243,7 @@ TREE = {"properties": {"v": {"anyOf": [{"$ref": "#"}, {"$ref": "#"}, {"$ref": "#
 )
 def test_a_hostile_schema_cannot_hold_the_process(keywords: dict[str, Any], text: str) -> None:
     spec = ToolSpec("t", "", {"type": "object", **keywords})
-    validate(spec, "{}")  # so that it is compiled
+    validate(spec, "{}")  # compile it first
     assert least_cpu_s(lambda: validate(spec, text), 0.25) < 0.25  # 0.03 at most; without bounds minutes
     checked = validate(spec, text)
     assert isinstance(checked, ToolOutcome)

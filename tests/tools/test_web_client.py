@@ -72,7 +72,7 @@ async def test_a_name_that_resolves_to_a_local_address_is_refused(same_host: boo
 
 
 async def test_a_name_that_resolves_to_a_new_address_is_checked_again() -> None:
-    # The first lookup is fine, the second one, for the redirect, is not.
+    # The address of the first lookup is allowed, the address of the redirect is not.
     names = Names(rebind_example=["127.0.0.1", "169.254.169.254"])
     async with site(lambda request: moved("/again")) as server:
         with pytest.raises(WebError, match="not public"):

@@ -15,7 +15,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 @dataclass
 class Site:
-    """What it was asked (method, path with query, headers, body), and its port."""
+    """The requests of a site (method, path with query, headers, body), and its port."""
 
     port: int = 0
     asked: list[tuple[str, str, dict[str, str], str]] = field(default_factory=list)
