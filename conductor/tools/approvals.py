@@ -52,7 +52,7 @@ class Approval(msgspec.Struct, frozen=True):
 
 
 def encode_approvals(approvals: Sequence[Approval]) -> str:
-    """Encode the open approvals for a session's field; empty if there are none."""
+    """Encode the open approvals for a session's field; empty without approvals."""
     return msgspec.json.encode(list(approvals)).decode() if approvals else ""
 
 

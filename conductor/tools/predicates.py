@@ -156,7 +156,7 @@ class Argument:
 
     @cached_property
     def least(self) -> float:
-        """The smallest number in it, numeric strings included; infinity if there is none."""
+        """The smallest number in it, numeric strings included; infinity without numbers."""
         numbers = [math.inf]  # first, since min() never takes NaN after it
         for text in self.folded:
             with suppress(ValueError):
@@ -176,10 +176,10 @@ _UNSEEN = re.compile(
     "\u205f-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3"
     "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]+"
 )
-"""Blanks, controls, and what Unicode calls default ignorable."""
+"""Blanks, controls, and the default ignorable characters of Unicode."""
 # Marks in an aligned block: a run of twice as many holds one, and the longest that is allowed is 30.
 _PILE = 16
-# The only letters of combining class 0 that decompose to marks alone; none is ever composed again.
+# The only letters of combining class 0 that decompose to marks alone; they are never composed again.
 _TWO_MARKS = str.maketrans({"\u0f73": "\u0f71\u0f72", "\u0f75": "\u0f71\u0f74", "\u0f81": "\u0f71\u0f80"})
 _LONG_SIGN = "\ufdfa"  # one sign, which NFKC makes 18 of
 _PILED = "text without dozens of marks on one letter"
@@ -241,12 +241,12 @@ class _OneOf:
         return not argument.is_scalar and argument.words in self._structures
 
 
-def _same(left: Any, right: Any) -> bool:
-    if isinstance(left, Mapping) and isinstance(right, Mapping):
-        return left.keys() == right.keys() and all(_same(left[name], right[name]) for name in left)
-    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
-        return len(left) == len(right) and all(map(_same, left, right))
-    return bool(left == right) and (type(left) is type(right) or (_number(left) and _number(right)))
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return first.keys() == second.keys() and all(_same(first[name], second[name]) for name in first)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(_same, first, second))
+    return bool(first == second) and (type(first) is type(second) or (_number(first) and _number(second)))
 
 
 class _Glob:
@@ -429,5 +429,5 @@ PREDICATES: Mapping[PredicateName, Callable[[Any], Predicate]] = {
     "host": _Host,
     "max": _AtMost,
 }
-"""What can be said of an argument: equal to, one of, a pattern for the whole text, a path inside a folder,
-an address at a host or below it, a number of at most."""
+"""Conditions on an argument: equal to, one of, a pattern of the whole text, a path inside a folder, an
+address at a host or below it, a maximum."""

@@ -29,7 +29,7 @@ _DESCRIPTION_CHARS = 160
 
 
 def refusal(tool: str, errors: Iterable[str]) -> str:
-    """Join errors into one message for the model: the tool, up to five errors, what to do."""
+    """Join errors into one message for the model: the tool, up to five errors, an instruction."""
     return f"Invalid arguments for {tool}: {'; '.join(list(errors)[:MAX_ERRORS])}. {ENDING}"
 
 

@@ -492,7 +492,7 @@ def test_the_limit_may_be_reached_to_the_byte() -> None:
 # -- outcomes made elsewhere
 
 
-def test_a_job_has_begun_and_is_not_finished() -> None:
+def test_a_job_is_accepted_and_not_finished() -> None:
     outcome = job_outcome("job-7", 0.5)
     assert outcome.success and outcome.data == {"status": "accepted", "jobId": "job-7"}
     assert "not finished" in outcome.metadata.notes[0]

@@ -46,7 +46,7 @@ def kind(utterance: str, question: Question = DELETE) -> str:
     return classify_answer(utterance, question).kind
 
 
-# -- cores and what may be around them
+# -- cores and the words around them
 
 
 def test_a_core_alone_approves_once_at_medium_risk_only() -> None:
@@ -123,7 +123,7 @@ def test_a_consent_that_ends_in_a_value_is_unclear() -> None:
     "text",
     ["Yes, for this session.", "Yes please, for the rest of this session", "Allow it for this session."],
 )
-def test_for_this_session_is_granted_when_said_after_a_core_at_medium_risk(text: str) -> None:
+def test_a_session_scope_is_granted_after_a_core_at_medium_risk(text: str) -> None:
     assert classify_answer(text, DELETE) == Answer("allow", "session", text)
     assert classify_answer(text, ask("t", {}, scopes=("once",))) == Answer("allow", "once", text)
     assert kind(text, HIGH) == "unclear"
@@ -306,7 +306,7 @@ def test_a_locale_of_a_language_with_a_file_has_them() -> None:
     assert kind("Yes.", ask("delete_file", {}, locale="EN_us")) == "allow"
 
 
-# -- whatever is said
+# -- arbitrary utterances
 
 
 FOREIGN = "not no if unless when Bob monday ? 7 half two but with first one always instead or never".split()

@@ -164,7 +164,7 @@ def test_different_arguments_have_a_different_digest(arguments: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         (2**53 + 1, 2**53),
         (10**4_000, 10**4_000 + 1),
@@ -173,9 +173,9 @@ def test_different_arguments_have_a_different_digest(arguments: dict[str, Any]) 
         ("\ud800", "\ud801"),
     ],
 )
-def test_values_outside_the_canonical_form_have_distinct_digests(left: Any, right: Any) -> None:
-    assert arguments_digest("t", {"a": left}) == arguments_digest("t", {"a": left})
-    assert arguments_digest("t", {"a": left}) != arguments_digest("t", {"a": right})
+def test_values_outside_the_canonical_form_have_distinct_digests(first: Any, second: Any) -> None:
+    assert arguments_digest("t", {"a": first}) == arguments_digest("t", {"a": first})
+    assert arguments_digest("t", {"a": first}) != arguments_digest("t", {"a": second})
 
 
 def test_a_rule_for_exactly_these_arguments() -> None:

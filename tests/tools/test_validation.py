@@ -317,7 +317,7 @@ SCHEMAS: st.SearchStrategy[Any] = st.recursive(
         ),
         st.builds(lambda items: {"type": "array", "items": items}, inner),
         st.builds(
-            lambda keyword, each: {keyword: each},
+            lambda keyword, branches: {keyword: branches},
             st.sampled_from(["anyOf", "oneOf", "allOf"]),
             st.lists(inner, min_size=1, max_size=3),
         ),

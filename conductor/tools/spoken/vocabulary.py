@@ -75,7 +75,7 @@ class Vocabulary:
         characters are dropped.
         """
         text = unicodedata.normalize("NFKC", text.translate(_APOSTROPHES)).casefold().translate(_APOSTROPHES)
-        if len(text) > MAX_CHARS:  # one character may become eighteen; what is cut off leaves a foreign word
+        if len(text) > MAX_CHARS:  # one character may become eighteen; a cut leaves a foreign word
             text = text[:MAX_CHARS] + " \ufffd"
         # Invisible characters could hide or split a word.
         text = "".join(c for c in text if unicodedata.category(c) != "Cf")
@@ -116,7 +116,7 @@ class Vocabulary:
 
 
 def phrase_at(words: Words, start: int, kinds: Mapping[Words, str]) -> Words:
-    """Return the longest known phrase at ``at``; empty if there is none."""
+    """Return the longest known phrase at ``start``; empty without one."""
     for end in range(min(len(words), start + MAX_PHRASE_WORDS), start, -1):
         if words[start:end] in kinds:
             return words[start:end]
@@ -139,7 +139,7 @@ def singular(word: str) -> str:
 
 
 def load_vocabulary(locale: str) -> Vocabulary | None:
-    """Load the vocabulary of a locale's language; None if there is none, which disables spoken approvals."""
+    """Load the vocabulary of a locale's language; None without a data file, which disables spoken approvals."""
     # A client's text becomes the name of a file: it is cut and matched.
     language = re.split("[-_]", locale[:10].lower())[0]
     return _read(language) if re.fullmatch("[a-z]{2,3}", language) else None
