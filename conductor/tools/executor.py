@@ -172,7 +172,7 @@ class ToolExecutor:
             return ""
         try:
             async with asyncio.timeout(_PREVIEW_S):
-                return self._shown(await ready.spec.preview(ready.arguments))
+                return self._safe_text(await ready.spec.preview(ready.arguments))
         except Exception:
             log.exception("preview failed", tool=ready.spec.name)
             return ""
@@ -192,7 +192,7 @@ class ToolExecutor:
             limit = None if ready.spec.source == "device" else self.timeout(ready.spec)
             async with asyncio.timeout(limit) as timer:
                 if limit is not None:
-                    ask = partial(_asked, timer, limit, context.ask)
+                    ask = partial(_ask_paused, timer, limit, context.ask)
                     context = replace(context, alive=partial(_extend, timer, limit), ask=ask)
                 outcome = await ready.toolset.call(ready.spec.name, ready.arguments, context)
         except TimeoutError:
@@ -227,14 +227,14 @@ class ToolExecutor:
         # A value that is too long is cut as text: half of a JSON value is not JSON.
         if not isinstance(data, str) and outcome.metadata.data_size_bytes > limit:
             data = msgspec.json.encode(data).decode()
-        data = self._shown(data) if isinstance(data, str) else self._redactor.value(data)
-        message = None if outcome.error_message is None else self._shown(outcome.error_message)
-        notes = tuple(map(self._shown, outcome.metadata.notes))
+        data = self._safe_text(data) if isinstance(data, str) else self._redactor.value(data)
+        message = None if outcome.error_message is None else self._safe_text(outcome.error_message)
+        notes = tuple(map(self._safe_text, outcome.metadata.notes))
         metadata = msgspec.structs.replace(outcome.metadata, notes=notes)
         outcome = msgspec.structs.replace(outcome, data=data, error_message=message, metadata=metadata)
         return ToolResult(call_id, outcome.content, not outcome.success, untrusted)
 
-    def _shown(self, text: str) -> str:
+    def _safe_text(self, text: str) -> str:
         # Redaction comes before truncation: a cut secret would not be recognised.
         limit = self._limits.max_observation_bytes
         if len(text) <= _REDACTED_LIMITS * limit:
@@ -272,7 +272,7 @@ def _extend(timer: asyncio.Timeout, seconds: float) -> None:
         timer.reschedule(asyncio.get_running_loop().time() + seconds)
 
 
-async def _asked(
+async def _ask_paused(
     timer: asyncio.Timeout,
     seconds: float,
     ask: Callable[[PersonQuestion], Awaitable[Mapping[str, Any] | None]],

@@ -195,8 +195,8 @@ class ArgumentError(ValueError):
 def make_url(template: str, arguments: Mapping[str, Any], query_arguments: Mapping[str, Any]) -> str:
     """Fill a URL's placeholders, and add ``query_arguments`` to its query. Raises `ArgumentError`.
 
-    A value is one segment of the path, or one value of the query, with any characters. Without the argument, the
-    name in the query is left out too.
+    A value is one segment of the path, or one value of the query, with any characters. Without the argument,
+    the name in the query is left out too.
     """
     base, _, query = template.partition("?")
     start = base.index("/", base.index("//") + 2) if "/" in base[base.index("//") + 2 :] else len(base)

@@ -65,7 +65,7 @@ class _Explainer:
             case ValidationErrorKind.FalseSchema() if keyword == "additionalProperties":
                 yield f"{inside}no argument is taken"
             case ValidationErrorKind.FalseSchema():
-                yield f"{inside}{_shown(value)} is not allowed"
+                yield f"{inside}{_quoted(value)} is not allowed"
             case ValidationErrorKind.Required(missing):
                 yield f"{inside}missing required argument {missing[:_VALUE_CHARS]!r}"
             case ValidationErrorKind.AdditionalProperties(unexpected):
@@ -73,10 +73,10 @@ class _Explainer:
                 for unknown in unexpected:
                     yield f"{inside}unknown argument {unknown[:_VALUE_CHARS]!r} (allowed: {allowed})"
             case ValidationErrorKind.Enum():
-                yield f"{name} must be one of {_listed(holder['enum'], _shown)}, got {_shown(value)}"
+                yield f"{name} must be one of {_listed(holder['enum'], _quoted)}, got {_quoted(value)}"
             case ValidationErrorKind.Pattern(pattern):
                 hint = holder.get("description", "")[:_DESCRIPTION_CHARS]
-                yield f"{name} must match {pattern}, got {_shown(value)}{f' ({hint})' if hint else ''}"
+                yield f"{name} must match {pattern}, got {_quoted(value)}{f' ({hint})' if hint else ''}"
             case ValidationErrorKind.OneOfMultipleValid():
                 which = required_choice(holder["oneOf"]) or "its forms"
                 yield f"{inside}needs exactly one of {which}, but more than one fits"
@@ -84,7 +84,7 @@ class _Explainer:
                 names = required_choice(holder[keyword])
                 yield f"{inside}needs {names}" if names else self._forms(error, branches, name)
             case _ if keyword in _WORDINGS:
-                yield f"{name} {_WORDINGS[keyword](holder[keyword])}, got {_shown(value)}"
+                yield f"{name} {_WORDINGS[keyword](holder[keyword])}, got {_quoted(value)}"
             case _:
                 yield f"{name} does not fit its {keyword}"
 
@@ -98,7 +98,7 @@ class _Explainer:
         failures = [failure for errors in branches for failure in errors if _is_wrong_type(failure, error)]
         if len(failures) == len(branches):
             types = dict.fromkeys(_type(self._holder(failure.schema_path)) for failure in failures)
-            return f"{name} must be {' or '.join(types)}, got {_shown(error.instance)}"
+            return f"{name} must be {' or '.join(types)}, got {_quoted(error.instance)}"
         ranks = [_distance(errors, error) for errors in branches]
         best = min(ranks)
         if not best[0] and ranks.count(best) == 1:
@@ -128,7 +128,7 @@ def _has_branches(error: ValidationError) -> bool:
     return hasattr(error.kind, "context")
 
 
-def _shown(value: Any) -> str:
+def _quoted(value: Any) -> str:
     # Cut before encoding: a value may be as long as all arguments together.
     if isinstance(value, str):
         value = value[:_VALUE_CHARS]
@@ -149,7 +149,7 @@ def _count(noun: str, bound: str) -> Callable[[Any], str]:
 
 _WORDINGS: dict[str, Callable[[Any], str]] = {
     "type": lambda types: f"must be {_type(types)}",
-    "const": lambda value: f"must be {_shown(value)}",
+    "const": lambda value: f"must be {_quoted(value)}",
     "minimum": lambda bound: f"must be at least {bound}",
     "maximum": lambda bound: f"must be at most {bound}",
     "exclusiveMinimum": lambda bound: f"must be more than {bound}",
@@ -200,7 +200,7 @@ class _Coercion:
         if isinstance(value, str) and types and "string" not in types:
             value = self._from_text(value, types, path)
         elif isinstance(value, float) and "integer" in types and "number" not in types:
-            value = self._whole(value, path)
+            value = self._to_integer(value, path)
         elif isinstance(value, str) and any(view.get("format") == GITHUB for view, _ in views):
             value = self._repository(value, path)
         if isinstance(value, dict):
@@ -280,7 +280,7 @@ class _Coercion:
         self._note(path, f"{json.dumps(text[:_QUOTED_CHARS], ensure_ascii=False)} was read as {outcome}")
         return result
 
-    def _whole(self, value: float, path: str) -> float | int:
+    def _to_integer(self, value: float, path: str) -> float | int:
         if not value.is_integer() or abs(value) > _EXACT_INTEGERS:
             return value
         self._note(path, f"{value} was read as {int(value)}")

@@ -94,8 +94,8 @@ def classify_answer(utterance: str, question: Question) -> Answer:
     text = utterance.strip()
     lang = load_vocabulary(question.locale)
     if lang is None:
-        return Answer("unclear", "once", _shown(text[:MAX_CHARS]))
-    tokens, words = lang.words(text[:MAX_CHARS]), _shown(text[:MAX_CHARS])
+        return Answer("unclear", "once", _printable(text[:MAX_CHARS]))
+    tokens, words = lang.words(text[:MAX_CHARS]), _printable(text[:MAX_CHARS])
     short = len(text) <= MAX_CHARS and len(tokens) <= MAX_WORDS
     # A long utterance is not an answer, although it may contain a yes.
     scope = _approves(tokens, question, lang) if short else None
@@ -110,7 +110,7 @@ def classify_answer(utterance: str, question: Question) -> Answer:
     return Answer("other" if _is_request(tokens, question, lang) else "unclear", "once", words)
 
 
-def _shown(text: str) -> str:
+def _printable(text: str) -> str:
     printable = (c if c.isspace() or unicodedata.category(c)[0] != "C" else "" for c in text)
     return " ".join("".join(printable).split())
 

@@ -139,7 +139,7 @@ def singular(word: str) -> str:
 
 
 def load_vocabulary(locale: str) -> Vocabulary | None:
-    """Load the vocabulary of a locale's language; None without a data file, which disables spoken approvals."""
+    """Load the vocabulary of a locale's language; None disables spoken approvals."""
     # A client's text becomes the name of a file: it is cut and matched.
     language = re.split("[-_]", locale[:10].lower())[0]
     return _read(language) if re.fullmatch("[a-z]{2,3}", language) else None
