@@ -1,7 +1,6 @@
 """``GET /metrics``: its authentication and its answer in Prometheus' text format.
 
-It needs ADMIN_TOKEN, which is no client's token, in the ``Authorization`` header. Requests of web pages are
-refused.
+It needs ADMIN_TOKEN in the ``Authorization`` header. Tokens of clients and requests of web pages are refused.
 """
 
 from __future__ import annotations
