@@ -98,16 +98,16 @@ async def hear_until_it_fails(
     harness: Harness, hold: asyncio.Event, *, silence_s: float = 5.0
 ) -> tuple[str, ModelError]:
     """Give the words of a reply that fails, and how it failed; ``hold`` is set at the first of them."""
-    heard = ""
+    text = ""
     with pytest.raises(ModelError) as caught:
         async with (
             asyncio.timeout(5),
             aclosing(harness.provider.stream(request(silence_s=silence_s))) as stream,
         ):
             async for event in stream:
-                heard += text_of([event])
+                text += text_of([event])
                 hold.set()
-    return heard, caught.value
+    return text, caught.value
 
 
 def text_of(events: list[ModelEvent]) -> str:
@@ -199,8 +199,8 @@ async def gives_up_after_two_more_tries(harness: Harness) -> None:
 async def raises_an_error_in_the_middle_without_trying_again(harness: Harness) -> None:
     hold = asyncio.Event()
     harness.script(Answer(text=("One ", "two ", "three."), fails="error", after=2, hold=hold))
-    heard, error = await hear_until_it_fails(harness, hold)
-    assert heard == "One two "
+    text, error = await hear_until_it_fails(harness, hold)
+    assert text == "One two "
     assert error.reason == "overloaded"
     assert harness.received == 1
 
@@ -220,8 +220,8 @@ async def times_out_when_the_service_falls_silent_at_once(harness: Harness) -> N
 
 async def times_out_when_the_service_falls_silent_in_the_middle(harness: Harness) -> None:
     harness.script(Answer(text=("One ", "two."), fails="stall", after=1))
-    heard, error = await hear_until_it_fails(harness, asyncio.Event(), silence_s=0.1)
-    assert heard == "One "
+    text, error = await hear_until_it_fails(harness, asyncio.Event(), silence_s=0.1)
+    assert text == "One "
     assert error.reason == "timeout"
     await harness.wait_disconnects(1)
 
@@ -229,8 +229,8 @@ async def times_out_when_the_service_falls_silent_in_the_middle(harness: Harness
 async def says_that_the_connection_was_cut(harness: Harness) -> None:
     hold = asyncio.Event()
     harness.script(Answer(text=("One ", "two."), fails="cut", after=1, hold=hold))
-    heard, error = await hear_until_it_fails(harness, hold)
-    assert heard == "One "
+    text, error = await hear_until_it_fails(harness, hold)
+    assert text == "One "
     assert error.reason == "connection"
     assert harness.received == 1
 
@@ -246,16 +246,16 @@ async def stops_the_request_when_it_is_closed(harness: Harness) -> None:
 
 async def stops_the_request_when_its_task_is_cancelled(harness: Harness) -> None:
     harness.script(Answer(text=("One ", "two."), fails="stall", after=1))
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def consume() -> None:
         async with aclosing(harness.provider.stream(request())) as stream:
             async for _ in stream:
-                begun.set()
+                started.set()
 
     task = asyncio.create_task(consume())
     async with asyncio.timeout(5):
-        await begun.wait()
+        await started.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -129,11 +129,11 @@ async def test_a_request_that_is_refused_for_its_thinking_is_sent_once_more_with
     service.replies += [HttpFailure(400, "invalid_request_error", BOUND_ELSEWHERE)] * refusals
     service.replies.append(Reply(text="Done."))
     reply = AssistantMessage("", (call,), finished.opaque, provider.name)
-    again = ask(UserMessage("Hello."), reply, ToolResult("t7", "ok"))
+    second = ask(UserMessage("Hello."), reply, ToolResult("t7", "ok"))
     if refusals == 1:
-        assert TextDelta("Done.") in await collect(provider, again)
+        assert TextDelta("Done.") in await collect(provider, second)
     else:
-        assert (await failure_of(provider, again)).reason == "protocol"
+        assert (await failure_of(provider, second)).reason == "protocol"
     _, refused, last = service.requests
     assert refused["thinking"]["block_binding"] == {"prefix_mismatch_behavior": "drop_block"}
     assert refused["messages"][1]["content"][0]["type"] == "thinking"

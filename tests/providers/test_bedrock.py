@@ -161,12 +161,12 @@ def joined(events: list[ModelEvent]) -> list[ModelEvent]:
 @pytest.mark.parametrize("size", [None, 1, 7])
 def test_a_stream_is_the_same_however_it_arrives(name: str, size: int | None) -> None:
     reply, expected = REPLIES[name]
-    found = joined(decoded(stream_of(reply), size))
-    assert [json.loads(one.arguments) for one in found if isinstance(one, ToolCall)] == [
-        json.loads(one.arguments) for one in expected if isinstance(one, ToolCall)
+    events = joined(decoded(stream_of(reply), size))
+    assert [json.loads(event.arguments) for event in events if isinstance(event, ToolCall)] == [
+        json.loads(event.arguments) for event in expected if isinstance(event, ToolCall)
     ]
-    assert [one for one in found if not isinstance(one, ToolCall)] == [
-        one for one in expected if not isinstance(one, ToolCall)
+    assert [event for event in events if not isinstance(event, ToolCall)] == [
+        event for event in expected if not isinstance(event, ToolCall)
     ]
 
 
@@ -178,8 +178,8 @@ def test_signed_reasoning_goes_back_and_is_not_spoken() -> None:
     reasoning = {"reasoningContent": {"reasoningText": {"text": "Let me think.", "signature": "cjE="}}}
     assert _sent_back(reply, CLAUDE) == [reasoning, {"text": "Yes."}]
     assert _sent_back(reply, LLAMA) == [{"text": "Yes."}], "it is bound to another model"
-    other = AssistantMessage("Yes.", opaque=last.opaque, provider="anthropic")
-    assert _sent_back(other, CLAUDE) == [{"text": "Yes."}]
+    foreign = AssistantMessage("Yes.", opaque=last.opaque, provider="anthropic")
+    assert _sent_back(foreign, CLAUDE) == [{"text": "Yes."}]
 
 
 def test_redacted_reasoning_goes_back_as_it_came() -> None:
@@ -293,18 +293,23 @@ async def test_a_request_is_signed_for_the_address_that_it_goes_to(monkeypatch: 
         async with aclosing(provider.stream(ask())) as events:
             assert isinstance([event async for event in events][-1], Finished)
         await provider.aclose()
-        sent = service.headers[0]
-        assert "Credential=AKIDEXAMPLE/" in sent["authorization"] and sent["x-amz-security-token"] == "token"
-        assert "/eu-west-1/bedrock/aws4_request" in sent["authorization"]
+        headers = service.headers[0]
+        assert (
+            "Credential=AKIDEXAMPLE/" in headers["authorization"]
+            and headers["x-amz-security-token"] == "token"
+        )
+        assert "/eu-west-1/bedrock/aws4_request" in headers["authorization"]
         assert not service.refused
         # The service signs what it received and compares.
         url = f"{service.base_url}/model/arn:aws:bedrock:eu-west-1::x%2Fy/converse-stream"
         signed = ("content-type", "host", "x-amz-date", "x-amz-security-token")
-        again = AWSRequest("POST", url, {name: sent[name] for name in signed}, encode(service.requests[0]))
-        again.context["timestamp"] = sent["x-amz-date"]
+        request = AWSRequest(
+            "POST", url, {name: headers[name] for name in signed}, encode(service.requests[0])
+        )
+        request.context["timestamp"] = headers["x-amz-date"]
         signer = SigV4Auth(Credentials("AKIDEXAMPLE", "secret", "token"), "bedrock", "eu-west-1")
-        text = signer.string_to_sign(again, signer.canonical_request(again))
-        assert sent["authorization"].endswith(f"Signature={signer.signature(text, again)}")
+        text = signer.string_to_sign(request, signer.canonical_request(request))
+        assert headers["authorization"].endswith(f"Signature={signer.signature(text, request)}")
 
 
 @pytest.mark.parametrize(
@@ -353,11 +358,16 @@ async def test_a_role_that_may_not_be_assumed_is_said_so(monkeypatch: pytest.Mon
 
 def test_the_key_that_aws_tools_read_is_for_amazons_address_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_BEARER_TOKEN_BEDROCK", "bedrock-key")
-    given: dict[str, Any] = {"name": "default", "provider": "bedrock", "model": CLAUDE, "region": "eu-west-1"}
-    with patch("conductor.models.bedrock.BedrockProvider") as made:
-        from_profile(ModelProfile(**given), Settings())
-        from_profile(ModelProfile(**given, base_url="http://127.0.0.1:9"), Settings())
-    assert [call.args[0] for call in made.call_args_list] == ["bedrock-key", None]
+    fields: dict[str, Any] = {
+        "name": "default",
+        "provider": "bedrock",
+        "model": CLAUDE,
+        "region": "eu-west-1",
+    }
+    with patch("conductor.models.bedrock.BedrockProvider") as constructor:
+        from_profile(ModelProfile(**fields), Settings())
+        from_profile(ModelProfile(**fields, base_url="http://127.0.0.1:9"), Settings())
+    assert [call.args[0] for call in constructor.call_args_list] == ["bedrock-key", None]
 
 
 def test_what_an_operator_may_have_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,6 +378,6 @@ def test_what_an_operator_may_have_left_out(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(SettingsError, match="BEDROCK_REGION and AWS_REGION are not set"):
         from_profile(ModelProfile(name="default", provider="bedrock", model=CLAUDE), Settings())
     monkeypatch.setitem(sys.modules, "botocore", None)
-    given: Any = {"name": "default", "provider": "bedrock", "model": CLAUDE, "region": "eu-west-1"}
+    fields: Any = {"name": "default", "provider": "bedrock", "model": CLAUDE, "region": "eu-west-1"}
     with pytest.raises(SettingsError, match=r"needs the extra bedrock: pip install"):
-        from_profile(ModelProfile(**given), Settings())
+        from_profile(ModelProfile(**fields), Settings())

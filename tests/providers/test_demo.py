@@ -160,16 +160,16 @@ async def test_a_time_without_a_zone_is_said_to_be_universal() -> None:
 
 
 async def test_a_sum_and_a_time_are_called_for_in_one_reply(rng: random.Random) -> None:
-    moment, percent, whole = any_moment(rng), rng.randrange(2, 99), rng.randrange(1000, 9000)
-    value = f"{percent * whole / 100:.15g}"
+    moment, percent, number = any_moment(rng), rng.randrange(2, 99), rng.randrange(1000, 9000)
+    value = f"{percent * number / 100:.15g}"
     talk = TerminalChat(get_current_time=clock(moment), calculator=result_is({"result": value}))
-    words = await talk.hear(f"What is {percent}% of {whole}, and what time is it in Tokyo?")
+    words = await talk.hear(f"What is {percent}% of {number}, and what time is it in Tokyo?")
     assert [len(calls) for calls in talk.rounds] == [2]
     assert [name for name, _ in talk.calls] == ["calculator", "get_current_time"]
     part = "at night" if moment.hour < 5 else "in the morning"
     date = f"{moment:%A}, {moment:%B} {moment.day}, {moment.year}"
     in_tokyo = f"In Tokyo it is {moment.hour}:{moment:%M} {part}, {date}."
-    assert words == f"{percent}% of {whole} is {value}. {in_tokyo}"
+    assert words == f"{percent}% of {number} is {value}. {in_tokyo}"
 
 
 # -- failures
@@ -347,19 +347,19 @@ async def test_tasks_and_files_are_handled_when_they_are_offered() -> None:
 
 
 async def test_any_offered_tool_can_be_called_by_name(rng: random.Random) -> None:
-    given, answer = {"level": rng.randrange(10**6), "deep": {"a": [1, "}"]}}, rng.randrange(10**6)
+    arguments, answer = {"level": rng.randrange(10**6), "deep": {"a": [1, "}"]}}, rng.randrange(10**6)
     talk = TerminalChat((tool("lamp.dim_slowly"),), **{"lamp__dim_slowly": result_is({"brightness": answer})})
-    words = await talk.hear(f"call lamp.dim_slowly with {msgspec.json.encode(given).decode()}")
-    assert talk.calls == [("lamp.dim_slowly", given)]
+    words = await talk.hear(f"call lamp.dim_slowly with {msgspec.json.encode(arguments).decode()}")
+    assert talk.calls == [("lamp.dim_slowly", arguments)]
     assert words == f"Lamp dim slowly answered: brightness is {answer}."
     await talk.hear("call lamp_dim_slowly")
     assert talk.calls == [("lamp.dim_slowly", {})]
 
 
-@pytest.mark.parametrize("given", ["{", "[1]", "three", '{"a":1,}', "{" * 200_000])
-async def test_arguments_that_are_no_json_object_are_not_sent(given: str) -> None:
+@pytest.mark.parametrize("arguments", ["{", "[1]", "three", '{"a":1,}', "{" * 200_000])
+async def test_arguments_that_are_no_json_object_are_not_sent(arguments: str) -> None:
     talk = TerminalChat((tool("lamp.dim"),))
-    assert "JSON object" in await talk.hear(f"call lamp.dim with {given}")
+    assert "JSON object" in await talk.hear(f"call lamp.dim with {arguments}")
     assert talk.calls == []
 
 
@@ -378,9 +378,9 @@ async def test_it_counts_and_streams_the_numbers_one_by_one(rng: random.Random) 
     assert [int(delta.strip(" ,.")) for delta in deltas] == list(range(1, last + 1))
 
 
-@pytest.mark.parametrize("said", ["count to 1001", "count to 0", "count from 9 to 3", "count to 999999999"])
-async def test_it_does_not_count_too_far(said: str) -> None:
-    assert await TerminalChat().hear(said) == "I count upwards, and to 1000 at most."
+@pytest.mark.parametrize("words", ["count to 1001", "count to 0", "count from 9 to 3", "count to 999999999"])
+async def test_it_does_not_count_too_far(words: str) -> None:
+    assert await TerminalChat().hear(words) == "I count upwards, and to 1000 at most."
 
 
 async def test_it_repeats_itself_and_the_user(rng: random.Random) -> None:
@@ -394,7 +394,7 @@ async def test_it_repeats_itself_and_the_user(rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "repeated"),
+    ("reply", "repeated"),
     [
         (marked("One, two"), "One, two"),
         (f"One, two {CUT_SOMEWHERE}", "One, two"),
@@ -406,10 +406,10 @@ async def test_it_repeats_itself_and_the_user(rng: random.Random) -> None:
         ("See [The user guide] there.", "See [The user guide] there."),
     ],
 )
-def test_it_repeats_what_was_heard_and_no_mark_of_a_cut(kept: str, repeated: str) -> None:
-    said: list[Message] = [UserMessage("x"), AssistantMessage("Earlier."), UserMessage("x")]
-    said += [AssistantMessage(kept), UserMessage("repeat")]
-    assert output_for(ModelRequest("", said)).text == repeated
+def test_it_repeats_what_was_heard_and_no_mark_of_a_cut(reply: str, repeated: str) -> None:
+    history: list[Message] = [UserMessage("x"), AssistantMessage("Earlier."), UserMessage("x")]
+    history += [AssistantMessage(reply), UserMessage("repeat")]
+    assert output_for(ModelRequest("", history)).text == repeated
 
 
 async def test_help_names_what_it_can_do_and_what_it_is() -> None:
@@ -445,17 +445,17 @@ async def test_it_streams_word_by_word_and_counts_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error_type", "said"),
+    ("error_type", "words"),
     [
         ("permission_denied", "All right, I left it."),
         ("approval_timeout", "I had no clear yes from you, so I left it."),
     ],
 )
-async def test_what_a_person_did_not_allow_is_left(error_type: Any, said: str) -> None:
+async def test_what_a_person_did_not_allow_is_left(error_type: Any, words: str) -> None:
     talk = TerminalChat(
         (tool("create_file", "path", "content"),), create_file=lambda _: failed(error_type, "No.")
     )
-    assert await talk.hear("create a file pond.txt saying quack") == said
+    assert await talk.hear("create a file pond.txt saying quack") == words
 
 
 def test_it_understands_every_phrase_of_the_readme() -> None:
@@ -465,8 +465,8 @@ def test_it_understands_every_phrase_of_the_readme() -> None:
     phrases = [phrase for row, _ in rows for phrase in re.findall(r'"([^"]+)"', row)]
     assert len(rows) > 8 and len(phrases) > 20
     for phrase in phrases:
-        said = re.sub(r"^…", "what time is it", phrase).replace("…", "see X").replace("TOOL", "list_tasks")
-        output = output_for(ModelRequest("", (UserMessage(said.replace("{see X}", "{}")),), tools))
+        request = re.sub(r"^…", "what time is it", phrase).replace("…", "see X").replace("TOOL", "list_tasks")
+        output = output_for(ModelRequest("", (UserMessage(request.replace("{see X}", "{}")),), tools))
         assert phrase == "help" or not output.text.startswith("I am the demo model"), phrase
     called = {name for _, names in rows for name in re.findall(r"`(\w[\w.]*\w)`", names)}
     assert called <= {tool.name for tool in tools}

@@ -35,7 +35,7 @@ async def test_times_are_said_as_people_say_them(hour: int, minute: int, words: 
 
 
 @pytest.mark.parametrize(
-    ("said", "expression"),
+    ("phrase", "expression"),
     [
         ("what is 17% of 2340", "17% of 2340"),
         ("12 times 7", "12 * 7"),
@@ -48,19 +48,19 @@ async def test_times_are_said_as_people_say_them(hour: int, minute: int, words: 
         ("(6+2) percent of 50", "(6+2)% of 50"),
     ],
 )
-async def test_a_sum_as_people_say_it_reaches_the_calculator(said: str, expression: str) -> None:
+async def test_a_sum_as_people_say_it_reaches_the_calculator(phrase: str, expression: str) -> None:
     talk = TerminalChat(calculator=result_is({"result": "8675"}))
-    words = await talk.hear(said)
+    words = await talk.hear(phrase)
     assert talk.calls == [("calculator", {"expression": expression})]
     assert words.endswith(" is 8675.")
 
 
 @pytest.mark.parametrize(
-    "said", ["what is 5", "2 plus", "((3)", "what is love", "3 4", "plus", "", "times 2", "%"]
+    "phrase", ["what is 5", "2 plus", "((3)", "what is love", "3 4", "plus", "", "times 2", "%"]
 )
-async def test_what_is_no_sum_is_not_taken_for_one(said: str) -> None:
+async def test_what_is_no_sum_is_not_taken_for_one(phrase: str) -> None:
     talk = TerminalChat()
-    await talk.hear(said)
+    await talk.hear(phrase)
     assert talk.calls == []
 
 
@@ -69,9 +69,9 @@ async def test_a_negative_result_is_spoken_as_minus() -> None:
     assert await talk.hear("12 - 41") == "12 minus 41 is minus 29."
 
 
-@pytest.mark.parametrize("said", ["fix src/main.py", "tidy up in src/main", "fix it in handlers/login.py"])
-async def test_a_file_is_not_taken_for_a_repository(said: str) -> None:
-    assert (await TerminalChat().hear(f"start an agent to {said}")).startswith("In which repository")
+@pytest.mark.parametrize("task", ["fix src/main.py", "tidy up in src/main", "fix it in handlers/login.py"])
+async def test_a_file_is_not_taken_for_a_repository(task: str) -> None:
+    assert (await TerminalChat().hear(f"start an agent to {task}")).startswith("In which repository")
 
 
 @given(st.text(max_size=200))

@@ -39,8 +39,8 @@ def test_claude_thinks_as_little_as_it_allows(
 ) -> None:
     body = msgspec.json.decode(encode(body_of(ask(), names_of(ask()), Claude(model), 512)))
     assert anthropic_rules.check_body(body, {}) is body
-    sent = {"thinking": thinking and {"type": thinking}, "output_config": effort and {"effort": effort}}
-    assert {name: body.get(name) for name in sent} == sent
+    fields = {"thinking": thinking and {"type": thinking}, "output_config": effort and {"effort": effort}}
+    assert {name: body.get(name) for name in fields} == fields
 
 
 def test_claude_on_bedrock_thinks_as_little_as_it_allows() -> None:
@@ -51,7 +51,7 @@ def test_claude_on_bedrock_thinks_as_little_as_it_allows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("thinking", "effort", "sent"),
+    ("thinking", "effort", "fields"),
     [
         ("adaptive", None, {"thinking": {"type": "adaptive"}}),
         (None, "high", {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}),
@@ -60,11 +60,11 @@ def test_claude_on_bedrock_thinks_as_little_as_it_allows() -> None:
     ],
 )
 def test_a_setting_wins_over_the_least(
-    thinking: Thinking | None, effort: Effort | None, sent: dict[str, object]
+    thinking: Thinking | None, effort: Effort | None, fields: dict[str, object]
 ) -> None:
     body = body_of(ask(), names_of(ask()), Claude("claude-haiku-5-5", thinking, effort), 512)
     anthropic_rules.check_body(msgspec.json.decode(encode(body)), {})
-    assert {name: body[name] for name in ("thinking", "output_config") if name in body} == sent
+    assert {name: body[name] for name in ("thinking", "output_config") if name in body} == fields
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_only_openai_s_own_service_is_told_which_requests_begin_alike() -> None:
 
 def test_another_service_is_sent_no_effort_but_the_one_that_is_set() -> None:
     local = {"openai_base_url": "http://127.0.0.1:1/v1", "openai_model": "gpt-6-luna"}
-    for given, effort in (({}, None), ({"model_effort": "High"}, "high")):
-        settings = load_settings(None, model_provider="openai", **local, **given)
+    for values, effort in (({}, None), ({"model_effort": "High"}, "high")):
+        settings = load_settings(None, model_provider="openai", **local, **values)
         assert from_profile(load_profiles(settings).main, settings).effort == effort
 
 
@@ -123,7 +123,7 @@ OPENAI = {"model_provider": "openai", "openai_api_key": "k", "openai_api": "chat
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("values", "says"),
     [
         (
             {"model_thinking": "off"},
@@ -150,9 +150,9 @@ OPENAI = {"model_provider": "openai", "openai_api_key": "k", "openai_api": "chat
         ),
     ],
 )
-def test_a_wrong_setting_is_one_sentence(given: dict[str, str], says: str) -> None:
+def test_a_wrong_setting_is_one_sentence(values: dict[str, str], says: str) -> None:
     with pytest.raises(SettingsError) as refused:
-        settings = load_settings(None, **given)
+        settings = load_settings(None, **values)
         from_profile(load_profiles(settings).main, settings)
     assert str(refused.value).startswith(says)
 
@@ -161,11 +161,11 @@ def test_in_a_file_a_setting_is_for_the_profiles_that_know_it(tmp_path: Path) ->
     path = tmp_path / "models.toml"
     claude = '[[profile]]\nname = "claude"\nprovider = "anthropic"\n'
     path.write_text(f'default = "home"\n[[profile]]\nname = "home"\nprovider = "demo"\n{claude}')
-    given = {"models_file": str(path), "model_thinking": "adaptive", "anthropic_api_key": "k"}
-    profiles = load_profiles(load_settings(None, **given)).by_name
+    values = {"models_file": str(path), "model_thinking": "adaptive", "anthropic_api_key": "k"}
+    profiles = load_profiles(load_settings(None, **values)).by_name
     assert (profiles["home"].thinking, profiles["claude"].thinking) == (None, "adaptive")
     path.write_text(path.read_text() + 'effort = "none"\n')
     with pytest.raises(
         SettingsError, match='^effort of "claude" in .*models.toml cannot be none with Claude'
     ):
-        load_profiles(load_settings(None, **given))
+        load_profiles(load_settings(None, **values))

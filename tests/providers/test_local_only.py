@@ -131,12 +131,12 @@ def test_what_is_local(address: str, local: bool) -> None:
 @pytest.mark.parametrize("provider", ["anthropic", "bedrock", "openai"])
 def test_a_hosted_service_is_refused_at_the_start(provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
-    given: dict[str, Any] = {f"{provider}_api_key": "key", f"{provider}_model": "m"}
-    settings = Settings(model_provider=provider, local_only=True, **given)
+    values: dict[str, Any] = {f"{provider}_api_key": "key", f"{provider}_model": "m"}
+    settings = Settings(model_provider=provider, local_only=True, **values)
     with pytest.raises(SettingsError, match="LOCAL_ONLY is set, and .* is hosted elsewhere"):
         make_router(load_profiles(settings), settings, ModelMetrics())
-    given[f"{provider}_base_url"] = "http://127.0.0.1:1"
-    local = Settings(model_provider=provider, local_only=True, **given)
+    values[f"{provider}_base_url"] = "http://127.0.0.1:1"
+    local = Settings(model_provider=provider, local_only=True, **values)
     make_router(load_profiles(local), local, ModelMetrics())
 
 

@@ -74,14 +74,14 @@ async def test_words_names_and_usage_come_through_and_thinking_does_not(
 ) -> None:
     provider = service.provider(endpoint=endpoint)
     calls = () if endpoint == "completions" else (Call("agent_spawn", {"task": "x"}, "t7"),)
-    used = {"read": 10, "written": 9, "cached": 3 if endpoint != "completions" else 0}
-    service.replies.append(Reply(text="Yes.", calls=calls, thinking="Let me see.", usage=used))
+    usage = {"read": 10, "written": 9, "cached": 3 if endpoint != "completions" else 0}
+    service.replies.append(Reply(text="Yes.", calls=calls, thinking="Let me see.", usage=usage))
     events = await collect(provider)
     assert events[0] == TextDelta("Yes.")
     assert events[1:-1] == [ToolCall("t7", "agent.spawn", '{"task":"x"}') for _ in calls]
     finished = events[-1]
     assert isinstance(finished, Finished)
-    assert finished.usage == Usage(10 - used["cached"], 9, used["cached"])
+    assert finished.usage == Usage(10 - usage["cached"], 9, usage["cached"])
     await provider.aclose()
 
 
@@ -115,18 +115,18 @@ async def test_a_conversation_of_twenty_turns_is_never_refused(service: OpenAISe
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "sent"),
+    ("endpoint", "values"),
     [("responses", {"thinking": "Hm."}), ("chat", {"thinking": "Hm."}), ("chat", {"redacted": "Hm."})],
 )
 async def test_reasoning_that_is_not_handed_back_is_missed(
-    service: OpenAIService, endpoint: str, sent: dict[str, str]
+    service: OpenAIService, endpoint: str, values: dict[str, str]
 ) -> None:
     provider = service.provider(endpoint=endpoint)
     service.replies.append(
         Reply(
             calls=(Call("agent_spawn", {}, "t7"),),
-            thinking=sent.get("thinking"),
-            redacted=sent.get("redacted"),
+            thinking=values.get("thinking"),
+            redacted=values.get("redacted"),
         )
     )
     call, finished = await collect(provider)

@@ -45,9 +45,9 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Profi
     """Write ``models.toml`` and load it; keyword arguments are settings."""
     monkeypatch.chdir(tmp_path)
 
-    def load(text: str, **given: str) -> Profiles:
+    def load(text: str, **values: str) -> Profiles:
         Path("models.toml").write_text(text, encoding="utf-8")
-        return load_profiles(load_settings(None, **given))
+        return load_profiles(load_settings(None, **values))
 
     return load
 

@@ -34,13 +34,13 @@ class Bench:
 
     def __init__(self, *profiles: ModelProfile, check_s: float = 0) -> None:
         self.replies: dict[str, Script | Callable[[ModelRequest], Script]] = {
-            one.name: [TextDelta(one.name)] for one in profiles
+            profile.name: [TextDelta(profile.name)] for profile in profiles
         }
         self.services: dict[str, ScriptedProvider] = {}
         self.metrics = ModelMetrics()
-        by_name = {one.name: one for one in profiles}
-        known = Profiles(profiles[0].name, by_name, tuple(by_name)[:2], Path("models.toml"), check_s)
-        self.router = ModelRouter(known, self._service, self._as_text, self.metrics)
+        by_name = {profile.name: profile for profile in profiles}
+        listed = Profiles(profiles[0].name, by_name, tuple(by_name)[:2], Path("models.toml"), check_s)
+        self.router = ModelRouter(listed, self._service, self._as_text, self.metrics)
 
     def _service(self, profile: ModelProfile) -> ModelProvider:
         self.services[profile.name] = ScriptedProvider(

@@ -63,10 +63,10 @@ class Prefix:
 
     def allows(self, binding: str) -> bool:
         """Tell whether a block with this binding may come next."""
-        rest, _, names = binding.partition(":")
+        digest, _, names = binding.partition(":")
         before = names.split("-") if names else []
-        kept = before[len(before) - len(self._thinking) :] if len(self._thinking) <= len(before) else None
-        return rest == self._rest.hexdigest()[:16] and kept == self._thinking
+        recent = before[len(before) - len(self._thinking) :] if len(self._thinking) <= len(before) else None
+        return digest == self._rest.hexdigest()[:16] and recent == self._thinking
 
 
 def content_of(reply: Reply, message_id: str, prefix: Prefix) -> list[JsonObject]:
@@ -99,14 +99,14 @@ def bound_elsewhere(body: JsonObject, messages: Iterable[JsonObject]) -> list[st
 
     ``messages`` are the body's, with their content as lists of blocks.
     """
-    found: list[str] = []
+    paths: list[str] = []
     prefix = Prefix({**body, "messages": []})
     for message in messages:
         for index, block in enumerate(message["content"]):
             if block["type"] in THINKING and not prefix.allows(_binding(block)):
-                found.append(f"messages.{message['number']}.content.{index}")
+                paths.append(f"messages.{message['number']}.content.{index}")
             prefix.add(message["role"], block)
-    return found
+    return paths
 
 
 def _binding(block: JsonObject) -> str:

@@ -37,21 +37,21 @@ class PromptCache:
         for block, marked in _blocks(body):
             digest, size = hashlib.sha256(digest.encode() + block).hexdigest(), size + len(block)
             ends.append((digest, size // 4, marked))
-        read = written = 0
+        read = stored_tokens = 0
         stored: list[str] = []
         for number, (digest, tokens, marked) in enumerate(ends):
             if not marked:
                 continue
-            for found, length, _ in reversed(ends[max(0, number + 1 - _LOOK_BACK) : number + 1]):
-                if now - self._used_at.get(found, -LIFETIME_S) < LIFETIME_S:
+            for earlier, length, _ in reversed(ends[max(0, number + 1 - _LOOK_BACK) : number + 1]):
+                if now - self._used_at.get(earlier, -LIFETIME_S) < LIFETIME_S:
                     read = max(read, length)
-                    stored.append(found)
+                    stored.append(earlier)
                     break
             if tokens >= _LEAST_TOKENS.get(body["model"], 1024):
-                written = max(written, tokens)
+                stored_tokens = max(stored_tokens, tokens)
                 stored.append(digest)
         self._used_at.update(dict.fromkeys(stored, now))
-        cached = max(read, written)
+        cached = max(read, stored_tokens)
         return {
             "input_tokens": ends[-1][1] - cached,
             "cache_read_input_tokens": read,

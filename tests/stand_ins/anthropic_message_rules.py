@@ -32,12 +32,12 @@ class Refused(Exception):
         self.error_type = error_type
 
 
-def check_text(block: JsonObject, where: str, part: str) -> None:
+def check_text(block: JsonObject, path: str, part: str) -> None:
     text = block.get("text")
     if not isinstance(text, str):
-        raise Refused(f"{where}.text: Input should be a valid string")
+        raise Refused(f"{path}.text: Input should be a valid string")
     if not text and "cache_control" in block:
-        raise Refused(f"{where}: cache_control cannot be set for empty text blocks")
+        raise Refused(f"{path}: cache_control cannot be set for empty text blocks")
     if not text:
         raise Refused(f"{part}: text content blocks must be non-empty")
     if not text.strip():
@@ -74,81 +74,81 @@ def _merged(messages: list[JsonObject]) -> list[JsonObject]:
     return merged
 
 
-def _check_message(message: Any, where: str, *, last: bool) -> tuple[str, list[JsonObject]]:
+def _check_message(message: Any, path: str, *, last: bool) -> tuple[str, list[JsonObject]]:
     if not isinstance(message, dict) or message.keys() != {"role", "content"}:
-        raise Refused(f"{where}: role and content are required, and nothing else is permitted")
+        raise Refused(f"{path}: role and content are required, and nothing else is permitted")
     role, content = message["role"], message["content"]
     if role not in _ROLE_BLOCKS:
-        raise Refused(f"{where}.role: Input should be 'user' or 'assistant'")
+        raise Refused(f"{path}.role: Input should be 'user' or 'assistant'")
     if isinstance(content, str):
         content = [{"type": "text", "text": content}] if content else []
     if not isinstance(content, list):
-        raise Refused(f"{where}.content: Input should be a valid list")
+        raise Refused(f"{path}.content: Input should be a valid list")
     if not content and not (last and role == "assistant"):
         raise Refused(
-            f"{where}: all messages must have non-empty content except for the optional final assistant "
+            f"{path}: all messages must have non-empty content except for the optional final assistant "
             "message"
         )
     for index, block in enumerate(content):
-        _check_block(block, role, f"{where}.content.{index}")
+        _check_block(block, role, f"{path}.content.{index}")
     return role, content
 
 
-def _check_block(block: Any, role: str, where: str) -> None:
+def _check_block(block: Any, role: str, path: str) -> None:
     kind = block.get("type") if isinstance(block, dict) else None
     if kind not in _BLOCK_KEYS:
-        raise Refused(f"{where}: Input tag {kind!r} does not match any of the expected tags")
+        raise Refused(f"{path}: Input tag {kind!r} does not match any of the expected tags")
     if kind not in _ROLE_BLOCKS[role]:
-        raise Refused(f"{where}: `{kind}` blocks are not permitted in a message of role '{role}'")
+        raise Refused(f"{path}: `{kind}` blocks are not permitted in a message of role '{role}'")
     required, optional = _BLOCK_KEYS[kind]
     for key in required - block.keys():
-        raise Refused(f"{where}.{kind}.{key}: Field required")
+        raise Refused(f"{path}.{kind}.{key}: Field required")
     for key in block.keys() - required - optional:
-        raise Refused(f"{where}.{kind}.{key}: Extra inputs are not permitted")
-    _CHECKS[kind](block, where)
+        raise Refused(f"{path}.{kind}.{key}: Extra inputs are not permitted")
+    _CHECKS[kind](block, path)
 
 
-def _check_tool_use(block: JsonObject, where: str) -> None:
+def _check_tool_use(block: JsonObject, path: str) -> None:
     if not isinstance(block["id"], str) or not TOOL_ID.match(block["id"]):
-        raise Refused(f"{where}.tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'")
+        raise Refused(f"{path}.tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'")
     if not isinstance(block["name"], str) or not TOOL_NAME.match(block["name"]):
-        raise Refused(f"{where}.tool_use.name: String should match pattern '^[a-zA-Z0-9_-]{{1,128}}$'")
+        raise Refused(f"{path}.tool_use.name: String should match pattern '^[a-zA-Z0-9_-]{{1,128}}$'")
     if not isinstance(block["input"], dict):
-        raise Refused(f"{where}.tool_use.input: Input should be a valid dictionary")
+        raise Refused(f"{path}.tool_use.input: Input should be a valid dictionary")
 
 
-def _check_tool_result(block: JsonObject, where: str) -> None:
+def _check_tool_result(block: JsonObject, path: str) -> None:
     call_id = block["tool_use_id"]
     if not isinstance(call_id, str) or not TOOL_ID.match(call_id):
-        raise Refused(f"{where}.tool_result.tool_use_id: String should match pattern '^[a-zA-Z0-9_-]+$'")
+        raise Refused(f"{path}.tool_result.tool_use_id: String should match pattern '^[a-zA-Z0-9_-]+$'")
     if not isinstance(block.get("is_error", False), bool):
-        raise Refused(f"{where}.tool_result.is_error: Input should be a valid boolean")
+        raise Refused(f"{path}.tool_result.is_error: Input should be a valid boolean")
     content = block.get("content", "")
     if isinstance(content, str):
         return
     if not isinstance(content, list):
-        raise Refused(f"{where}.tool_result.content: Input should be a valid list")
+        raise Refused(f"{path}.tool_result.content: Input should be a valid list")
     for index, part in enumerate(content):
         if not isinstance(part, dict) or part.get("type") != "text":
-            raise Refused(f"{where}.tool_result.content.{index}: Input should be a text block")
-        check_text(part, f"{where}.tool_result.content.{index}", "messages")
+            raise Refused(f"{path}.tool_result.content.{index}: Input should be a text block")
+        check_text(part, f"{path}.tool_result.content.{index}", "messages")
 
 
-def _check_thinking(block: JsonObject, where: str) -> None:
+def _check_thinking(block: JsonObject, path: str) -> None:
     thinking = block["thinking"]
     binding = str(block["signature"]).partition(".")[2]
     if not isinstance(thinking, str) or block["signature"] != signature_of(thinking, binding):
-        raise Refused(f"{where}: Invalid `signature` in `thinking` block")
+        raise Refused(f"{path}: Invalid `signature` in `thinking` block")
 
 
-def _check_redacted(block: JsonObject, where: str) -> None:
+def _check_redacted(block: JsonObject, path: str) -> None:
     data = block["data"]
     if not isinstance(data, str) or data[-64:] != seal(data[:-64]):
-        raise Refused(f"{where}: Invalid `data` in `redacted_thinking` block")
+        raise Refused(f"{path}: Invalid `data` in `redacted_thinking` block")
 
 
 _CHECKS = {
-    "text": lambda block, where: check_text(block, where, "messages"),
+    "text": lambda block, path: check_text(block, path, "messages"),
     "tool_use": _check_tool_use,
     "tool_result": _check_tool_result,
     "thinking": _check_thinking,
@@ -158,7 +158,7 @@ _CHECKS = {
 
 def _check_pairs(messages: list[JsonObject]) -> None:
     """Refuse calls without results in the next message, results without calls, and either twice."""
-    seen: set[str] = set()
+    ids: set[str] = set()
     open_calls: list[str] = []
     before = -1
     for message in messages:
@@ -179,9 +179,9 @@ def _check_pairs(messages: list[JsonObject]) -> None:
         open_calls = [block["id"] for block in message["content"] if block["type"] == "tool_use"]
         before = message["number"]
         for call_id in open_calls:
-            if call_id in seen:
+            if call_id in ids:
                 raise Refused(f"messages.{before}: `tool_use` ids must be unique")
-            seen.add(call_id)
+            ids.add(call_id)
     _refuse_open(open_calls, before)
 
 
@@ -197,11 +197,11 @@ def _refuse_open(missing: list[str], number: int) -> None:
 def _leading_results(message: JsonObject) -> list[str]:
     """List the results of a message; they must come before its text."""
     results: list[str] = []
-    other = False
+    has_other = False
     for block in message["content"]:
         if block["type"] != "tool_result":
-            other = True
-        elif other:
+            has_other = True
+        elif has_other:
             raise Refused(
                 f"messages.{message['number']}: `tool_result` blocks must come first in the message"
             )
@@ -234,9 +234,9 @@ def _check_ends(messages: list[JsonObject], issued: Mapping[str, Sequence[JsonOb
 def _check_issued(message: JsonObject, issued: Mapping[str, Sequence[JsonObject]]) -> None:
     thinking = [block for block in message["content"] if block["type"] in ("thinking", "redacted_thinking")]
     for block in message["content"]:
-        sent = issued.get(block["id"]) if block["type"] == "tool_use" else None
+        thoughts = issued.get(block["id"]) if block["type"] == "tool_use" else None
         # All of it may be left out.
-        if sent and len({part in thinking for part in sent}) > 1:
+        if thoughts and len({part in thinking for part in thoughts}) > 1:
             raise Refused(
                 f"messages.{message['number']}: `thinking` or `redacted_thinking` blocks in the latest "
                 "assistant message cannot be modified. These blocks must remain as they were in the original "

@@ -74,8 +74,8 @@ def check_body(body: Any, issued: Mapping[str, Sequence[JsonObject]]) -> JsonObj
     _check_tools_present(messages, names)
     _check_cache(body)
     _check_thinking_fields(body.get("thinking"))
-    for where in bound_elsewhere(body, messages):
-        raise Refused(f"{where}: {BOUND_ELSEWHERE}")
+    for path in bound_elsewhere(body, messages):
+        raise Refused(f"{path}: {BOUND_ELSEWHERE}")
     return body
 
 
@@ -172,31 +172,31 @@ def _check_tools(body: JsonObject) -> set[str]:
     return names
 
 
-def _check_tool(tool: Any, where: str) -> None:
+def _check_tool(tool: Any, path: str) -> None:
     if not isinstance(tool, dict):
-        raise Refused(f"{where}: Input should be a valid dictionary")
+        raise Refused(f"{path}: Input should be a valid dictionary")
     for key in tool.keys() - _TOOL_KEYS:
-        raise Refused(f"{where}.{key}: Extra inputs are not permitted")
+        raise Refused(f"{path}.{key}: Extra inputs are not permitted")
     name = tool.get("name")
     if not isinstance(name, str) or not TOOL_NAME.match(name):
-        raise Refused(f"{where}.name: String should match pattern '^[a-zA-Z0-9_-]{{1,128}}$'")
+        raise Refused(f"{path}.name: String should match pattern '^[a-zA-Z0-9_-]{{1,128}}$'")
     if not isinstance(tool.get("description", ""), str):
-        raise Refused(f"{where}.description: Input should be a valid string")
+        raise Refused(f"{path}.description: Input should be a valid string")
     schema = tool.get("input_schema")
     if not isinstance(schema, dict):
-        raise Refused(f"{where}.input_schema: Field required")
+        raise Refused(f"{path}.input_schema: Field required")
     if schema.get("type") != "object":
-        raise Refused(f"{where}.input_schema.type: Input should be 'object'")
+        raise Refused(f"{path}.input_schema.type: Input should be 'object'")
     if schema.keys() & {"oneOf", "allOf", "anyOf"}:
         raise Refused(
-            f"{where}.input_schema: input_schema does not support oneOf, allOf, or anyOf at the top level"
+            f"{path}.input_schema: input_schema does not support oneOf, allOf, or anyOf at the top level"
         )
     properties = schema.get("properties") or {}
     if not isinstance(properties, dict):
-        raise Refused(f"{where}.input_schema.properties: Input should be a valid dictionary")
+        raise Refused(f"{path}.input_schema.properties: Input should be a valid dictionary")
     if any(not PROPERTY.match(key) for key in properties):
         raise Refused(
-            f"{where}.input_schema.properties: Property keys should match pattern '^[a-zA-Z0-9_.-]{{1,64}}$'"
+            f"{path}.input_schema.properties: Property keys should match pattern '^[a-zA-Z0-9_.-]{{1,64}}$'"
         )
 
 
@@ -210,14 +210,14 @@ def _check_choice(choice: Any, names: set[str]) -> None:
 
 
 def _check_tools_present(messages: list[JsonObject], names: set[str]) -> None:
-    used = any(b["type"] in ("tool_use", "tool_result") for m in messages for b in m["content"])
-    if used and not names:
+    has_calls = any(b["type"] in ("tool_use", "tool_result") for m in messages for b in m["content"])
+    if has_calls and not names:
         raise Refused("Requests which include `tool_use` or `tool_result` blocks must define tools")
 
 
 def _check_cache(body: JsonObject) -> None:
     """Refuse malformed cache_control, and more than four of them."""
-    found = 1 if body.get("cache_control") is not None else 0
+    count = 1 if body.get("cache_control") is not None else 0
     system = body.get("system")
     holders: list[Any] = list(system) if isinstance(system, list) else []
     holders += body.get("tools", [])
@@ -228,10 +228,10 @@ def _check_cache(body: JsonObject) -> None:
         control = holder.get("cache_control")
         if control is None:
             continue
-        found += 1
+        count += 1
         if not isinstance(control, dict) or control.get("type") != "ephemeral":
             raise Refused("cache_control.type: Input should be 'ephemeral'")
         if control.keys() - {"type", "ttl"} or control.get("ttl", "5m") not in ("5m", "1h"):
             raise Refused("cache_control.ttl: Input should be '5m' or '1h'")
-    if found > 4:
-        raise Refused(f"A maximum of 4 blocks with cache_control may be provided. Found {found}.")
+    if count > 4:
+        raise Refused(f"A maximum of 4 blocks with cache_control may be provided. Found {count}.")

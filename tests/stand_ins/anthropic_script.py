@@ -194,8 +194,8 @@ def stream_pieces(
         return Piece(f"event: {name}{end}data: {data}{end}{end}".encode(), delta)
 
     ping = event("ping", {})
-    begun = _message(message_id, model, {**usage, "output_tokens": 1})
-    yield event("message_start", {"message": begun})
+    message = _message(message_id, model, {**usage, "output_tokens": 1})
+    yield event("message_start", {"message": message})
     yield ping
     for index, block in enumerate(content):
         start, deltas = _parts(block, reply)
@@ -206,8 +206,8 @@ def stream_pieces(
             yield event("content_block_delta", {"index": index, "delta": delta}, delta=True)
         yield event("content_block_stop", {"index": index})
     stop = {"stop_reason": reply.stop, "stop_sequence": None}
-    used = {"output_tokens": usage["output_tokens"]}
-    yield event("message_delta", {"delta": stop, "usage": used})
+    output_usage = {"output_tokens": usage["output_tokens"]}
+    yield event("message_delta", {"delta": stop, "usage": output_usage})
     yield event("message_stop", {})
 
 

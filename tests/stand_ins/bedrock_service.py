@@ -69,14 +69,16 @@ def check(body: JsonObject, model: str) -> None:
     if report.has_errors():
         raise Refused(report.generate_report())
     messages = body["messages"]
-    wanted: list[str] = []
+    open_ids: list[str] = []
     for number, message in enumerate(messages):
         if message["role"] != ("user", "assistant")[number % 2]:
             raise Refused("A conversation must alternate between user and assistant roles.")
-        given = [block["toolResult"]["toolUseId"] for block in message["content"] if "toolResult" in block]
-        if sorted(given) != sorted(wanted):
-            raise Refused(f"Expected toolResult blocks for: {wanted}")
-        wanted = [block["toolUse"]["toolUseId"] for block in message["content"] if "toolUse" in block]
+        result_ids = [
+            block["toolResult"]["toolUseId"] for block in message["content"] if "toolResult" in block
+        ]
+        if sorted(result_ids) != sorted(open_ids):
+            raise Refused(f"Expected toolResult blocks for: {open_ids}")
+        open_ids = [block["toolUse"]["toolUseId"] for block in message["content"] if "toolUse" in block]
         _check_family(message["content"], model)
         if any("text" in block and not block["text"].strip() for block in message["content"]):
             raise Refused("The text field in the ContentBlock object is blank.")
@@ -119,23 +121,23 @@ def _check_family(content: list[JsonObject], model: str) -> None:
 
 def frame(kind: str, payload: JsonObject, *, message_type: str = "event") -> bytes:
     """Make one message of an event stream, with its checksums."""
-    named = {
+    header_values = {
         f":{message_type}-type": kind,
         ":content-type": "application/json",
         ":message-type": message_type,
     }
     headers = b"".join(
         bytes([len(name)]) + name.encode() + b"\x07" + struct.pack(">H", len(value)) + value.encode()
-        for name, value in named.items()
+        for name, value in header_values.items()
     )
     body = msgspec.json.encode(payload)
     prelude = struct.pack(">II", 16 + len(headers) + len(body), len(headers))
     message = prelude + struct.pack(">I", binascii.crc32(prelude)) + headers + body
-    whole = message + struct.pack(">I", binascii.crc32(message))
+    message_bytes = message + struct.pack(">I", binascii.crc32(message))
     parser = EventStreamBuffer()
-    parser.add_data(whole)
+    parser.add_data(message_bytes)
     assert [read.payload for read in parser] == [body]
-    return whole
+    return message_bytes
 
 
 def pieces(reply: Reply, request_id: str, usage: dict[str, int]) -> Iterator[Piece]:

@@ -95,8 +95,8 @@ class TextService(OpenAIService):
             name = call.name.replace("agent_", "agent.")
             objects.append({"type": "tool_call", "name": name, "arguments": call.arguments})
         text = "\n".join(msgspec.json.encode(item).decode() for item in objects)
-        written = replace(reply, text=text, calls=(), thinking=None)
-        await super().reply(connection, written, request, body, request_id)
+        text_reply = replace(reply, text=text, calls=(), thinking=None)
+        await super().reply(connection, text_reply, request, body, request_id)
 
     def texts(self) -> str:
         return "\n".join(map(_observed, super().texts().splitlines()))
@@ -157,14 +157,19 @@ def chat_pieces(
             yield Piece(b": ping\n\n")
         yield chunk({"content": part})
     for index, call in enumerate(reply.calls):
-        named = {"name": call.name, "arguments": ""}
-        first = {"index": index, "id": _id_of(call, request_id, index), "type": "function", "function": named}
-        sent: JsonObject = {} if reply.thinking is None else {"reasoning_content": reply.thinking}
+        function = {"name": call.name, "arguments": ""}
+        first = {
+            "index": index,
+            "id": _id_of(call, request_id, index),
+            "type": "function",
+            "function": function,
+        }
+        reasoning: JsonObject = {} if reply.thinking is None else {"reasoning_content": reply.thinking}
         if reply.redacted is not None and not index:
-            sent["extra_content"] = {"google": {"thought_signature": redacted_data(reply.redacted)}}
-            first["extra_content"] = sent["extra_content"]
+            reasoning["extra_content"] = {"google": {"thought_signature": redacted_data(reply.redacted)}}
+            first["extra_content"] = reasoning["extra_content"]
         if reply.stop == "tool_use":
-            issued[chat_key(call.name, call.raw)] = sent
+            issued[chat_key(call.name, call.raw)] = reasoning
         yield chunk({"tool_calls": [first]})
         for part in _arguments(call, reply):
             yield chunk({"tool_calls": [{"index": index, "function": {"arguments": part}}]})

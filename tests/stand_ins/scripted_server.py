@@ -74,15 +74,15 @@ class Peer:
 
     async def result(self, call_id: str) -> Json:
         """Wait for the result of a call; other results are kept for later."""
-        others: list[Json] = []
+        results: list[Json] = []
         try:
             while True:
                 event = await self.receive("tool.result")
                 if event["payload"]["callId"] == call_id:
                     return dict(event["payload"])
-                others.append(event)
+                results.append(event)
         finally:
-            self._unread.extend(others)
+            self._unread.extend(results)
 
     async def ask(self, name: str, arguments: Any) -> Json:
         """Call a tool and wait for its result."""

@@ -36,9 +36,9 @@ def parse(text: str) -> Found:
 
 
 def calls(text: str) -> list[tuple[str, object]]:
-    found = parse(text)
-    assert found.problem is None
-    return [(call.name, json.loads(call.arguments)) for call in found.calls]
+    result = parse(text)
+    assert result.problem is None
+    return [(call.name, json.loads(call.arguments)) for call in result.calls]
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -119,10 +119,10 @@ ENDS: dict[str, tuple[str, str]] = {
 }
 
 
-def quality(found: Found) -> str:
-    if found.problem is not None:
-        return found.problem
-    return "none" if not found.calls else "repaired" if found.calls[0].repaired else "exact"
+def quality(result: Found) -> str:
+    if result.problem is not None:
+        return result.problem
+    return "none" if not result.calls else "repaired" if result.calls[0].repaired else "exact"
 
 
 def test_the_table_of_malformed_calls() -> None:
@@ -135,11 +135,11 @@ def test_the_table_of_malformed_calls() -> None:
             for old, new in replacements:
                 text = text.replace(old, new)
             for end, (before, after) in ENDS.items():
-                found = parse(before + text + after)
+                result = parse(before + text + after)
                 cases += 1
-                arguments = [json.loads(call.arguments) for call in found.calls]
-                if quality(found) != expected or (arguments and arguments != [json.loads(whole.arguments)]):
-                    wrong.append((fault, end, base[:30], quality(found), arguments))
+                arguments = [json.loads(call.arguments) for call in result.calls]
+                if quality(result) != expected or (arguments and arguments != [json.loads(whole.arguments)]):
+                    wrong.append((fault, end, base[:30], quality(result), arguments))
     assert cases > 200
     assert wrong == []
 
@@ -168,10 +168,10 @@ def test_the_table_of_malformed_calls() -> None:
     ],
 )
 def test_what_cannot_be_read_is_no_call(text: str, problem: Problem | None) -> None:
-    found = parse(text)
-    assert found.problem == problem
+    result = parse(text)
+    assert result.problem == problem
     if problem is not None:
-        assert found.calls == ()
+        assert result.calls == ()
 
 
 def test_a_call_that_is_cut_off_anywhere_is_never_completed() -> None:
