@@ -1,4 +1,4 @@
-"""The reference of the protocol for client authors: the template ``reference.md.in`` with its tables."""
+"""The reference of the protocol for client authors, made from a template and the structs of the events."""
 
 from __future__ import annotations
 

@@ -75,11 +75,6 @@ class Event:
     description: str
     example: Json
 
-    @property
-    def summary(self) -> str:
-        """The first sentence of the description."""
-        return re.split(r"(?<=\.)\s", self.description, maxsplit=1)[0]
-
 
 @dataclass(frozen=True, slots=True)
 class UICall:
@@ -317,7 +312,7 @@ def _message(event: Event) -> Json:
     message: Json = {
         "name": event.type,
         "title": event.type,
-        "summary": event.summary,
+        "summary": re.split(r"(?<=\.)\s", event.description, maxsplit=1)[0],
         "description": event.description,
         "contentType": "application/json",
         "payload": {"$ref": f"#/components/schemas/{event.type}"},

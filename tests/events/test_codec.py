@@ -392,6 +392,3 @@ def test_a_large_result_is_not_built(unit: str) -> None:
     decoded = decode_event(large).event
     assert isinstance(decoded, client.ToolResultEvent) and decoded.result == f"[{units}]"
     assert least_cpu_s(lambda: decode_event(large), 0.05) < 0.05  # 0.01; built it takes 0.1
-
-
-# -- whatever comes

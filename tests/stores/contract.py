@@ -1,6 +1,6 @@
 """The contract of a session store; the test module of each engine subclasses it.
 
-``pytest`` runs it for whatever the ``store`` fixture of the subclass gives.
+A subclass has the fixture ``store``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Random histories of a store against a model that is as simple as can be: the list of commits that counted.
+"""Random histories of a store, compared with a simple model.
 
-The model replays them one operation at a time; the store has to agree on every answer and on what is kept.
+The model applies one operation at a time; the store must give the same answers and the same state.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _RepeatedError(Exception):
 
 @dataclass
 class Model:
-    """What should be kept, in the plainest of shapes: the log is a dict by position."""
+    """The expected state; the log is a dict by position."""
 
     log: dict[int, Message] = field(default_factory=dict)
     start: int = 0
@@ -132,7 +132,7 @@ class Model:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The machine; a subclass says which store, and whether a release forgets the session as memory does."""
+    """The machine; a subclass makes the store. Memory forgets a session on its release."""
 
     make_store: ClassVar[Callable[[], SessionStore]]
     forgets_on_release: ClassVar[bool]

@@ -11,7 +11,7 @@ from conductor.stores.redis import RedisStore
 
 
 class Owner:
-    """Owns a session and commits one message after the other; it repeats those that a failover lost."""
+    """Owns a session and commits one message after the other; it repeats messages that a failover lost."""
 
     def __init__(self, store: RedisStore, key: SessionKey) -> None:
         self.key = key

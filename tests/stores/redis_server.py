@@ -62,7 +62,7 @@ def free_port() -> int:
 class RedisServer:
     """A server; ``options`` are its command line's. It may be killed, started again and frozen.
 
-    Ctrl-C in a terminal does not reach it: whoever started it ends it.
+    Ctrl-C in a terminal does not reach it; its owner must end it.
     """
 
     def __init__(self, folder: Path, *options: str) -> None:
