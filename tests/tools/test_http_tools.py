@@ -107,7 +107,7 @@ properties.amount.type = "integer"
 
 
 @pytest.mark.parametrize(
-    ("method", "url", "body", "sent"),
+    ("method", "url", "body", "expected"),
     [
         ("GET", "/pay?payee=anna", None, "/pay?payee=anna&amount=5"),
         ("POST", "/pay", '{payee = "anna"}', {"payee": "anna", "amount": 5}),

@@ -297,7 +297,7 @@ def _wrapped(text: str, width: int, newline: str = "\n") -> str:
 
 
 @pytest.mark.parametrize(
-    "written",
+    "spelling",
     [
         _wrapped(SECRET, 5),
         _wrapped(SECRET, 5, "\r\n    "),

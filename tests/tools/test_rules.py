@@ -156,7 +156,7 @@ def test_equal_numbers_have_one_digest() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"a": 1.5}, {"a": "1"}, {"a": True}, {"a": 1, "b": None}, {}, {"a": [1]}, {"A": 1}]
+    "arguments", [{"a": 1.5}, {"a": "1"}, {"a": True}, {"a": 1, "b": None}, {}, {"a": [1]}, {"A": 1}]
 )
 def test_different_arguments_have_a_different_digest(arguments: dict[str, Any]) -> None:
     assert arguments_digest("t", arguments) != arguments_digest("t", {"a": 1})

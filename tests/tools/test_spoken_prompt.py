@@ -79,7 +79,7 @@ def test_reasons_come_first_and_are_our_own_sentences() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "title", "spoken", "said"),
+    ("name", "title", "spoken", "action"),
     [
         ("agent.spawn", None, None, "run agent spawn"),
         ("HTTPServer.start-now", None, None, "run http server start now"),

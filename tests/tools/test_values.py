@@ -16,7 +16,7 @@ def details(arguments: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         ({"path": "notes.txt"}, "path notes.txt"),
         ({"title": "Shopping list"}, "title “Shopping list”"),
