@@ -74,7 +74,7 @@ async def failure_of(provider: AnthropicProvider, request: ModelRequest | None =
 async def test_a_reply_s_names_ids_usage_and_thinking_come_through(
     service: AnthropicService, provider: AnthropicProvider
 ) -> None:
-    used = {
+    usage = {
         "input_tokens": 7,
         "output_tokens": 9,
         "cache_read_input_tokens": 3,
@@ -85,7 +85,7 @@ async def test_a_reply_s_names_ids_usage_and_thinking_come_through(
         calls=(Call("agent_spawn", {"task": "x"}, "t7"),),
         thinking="Let me see.",
         redacted="R",
-        usage=used,
+        usage=usage,
     )
     service.replies.append(reply)
     events = await collect(provider)
@@ -115,8 +115,8 @@ async def test_thinking_goes_around_through_the_service(
     reply = AssistantMessage("", (tool_call,), finished.opaque, provider.name)
     await collect(provider, ask(UserMessage("Hello."), reply, ToolResult("t7", "ok")))
     assert list(service.refused) == []
-    sent = service.requests[-1]["messages"][1]["content"]
-    assert [block["type"] for block in sent] == ["thinking", "redacted_thinking", "tool_use"]
+    blocks = service.requests[-1]["messages"][1]["content"]
+    assert [block["type"] for block in blocks] == ["thinking", "redacted_thinking", "tool_use"]
 
 
 @pytest.mark.parametrize("refusals", [1, 2])
@@ -166,24 +166,15 @@ async def test_a_conversation_of_fifty_turns_is_never_refused(
             history.append(AssistantMessage(words, calls, finished.opaque, provider.name))
             if finished.stop != "tool_use":
                 break
-            history += [ToolResult(each.call_id, '{"success":true}') for each in calls]
+            history += [ToolResult(call.call_id, '{"success":true}') for call in calls]
     assert service.received == service.completed == 100
     assert list(service.refused) == []
-    assert (
-        len(
-            {
-                each.call_id
-                for message in history
-                if isinstance(message, AssistantMessage)
-                for each in message.calls
-            }
-        )
-        == 100
-    )
+    replies = [message for message in history if isinstance(message, AssistantMessage)]
+    assert len({call.call_id for reply in replies for call in reply.calls}) == 100
 
 
 @pytest.mark.parametrize(
-    ("sent", "given"),
+    ("reason", "stop"),
     [
         ("end_turn", "end_turn"),
         ("stop_sequence", "end_turn"),
@@ -195,12 +186,12 @@ async def test_a_conversation_of_fifty_turns_is_never_refused(
     ],
 )
 async def test_stop_reasons(
-    service: AnthropicService, provider: AnthropicProvider, sent: str, given: str
+    service: AnthropicService, provider: AnthropicProvider, reason: str, stop: str
 ) -> None:
-    service.replies.append(Reply(text="Well.", stop_reason=sent))
+    service.replies.append(Reply(text="Well.", stop_reason=reason))
     finished = (await collect(provider))[-1]
     assert isinstance(finished, Finished)
-    assert finished.stop == given
+    assert finished.stop == stop
 
 
 def test_events_that_are_not_known_are_ignored() -> None:
@@ -234,8 +225,8 @@ def test_words_may_begin_in_a_block_s_start() -> None:
         {"type": "content_block_stop", "index": 0},
     ]
     stream = b"".join(b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events)
-    found = ReplyDecoder(ToolNameMap([]), str).feed(stream)
-    assert "".join(event.text for event in found if isinstance(event, TextDelta)) == "Well, yes."
+    decoded = ReplyDecoder(ToolNameMap([]), str).feed(stream)
+    assert "".join(event.text for event in decoded if isinstance(event, TextDelta)) == "Well, yes."
 
 
 def test_a_call_that_never_ended_is_not_taken_for_whole() -> None:
@@ -431,19 +422,19 @@ async def test_nobody_there_is_a_connection_failure(service: AnthropicService) -
 
 
 async def test_a_service_that_takes_the_request_and_says_nothing_times_out() -> None:
-    gone = asyncio.Event()
+    left = asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.read(65536):
             pass
-        gone.set()
+        left.set()
         writer.close()
 
     async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         provider = AnthropicProvider("k", "m", 512, f"http://127.0.0.1:{port}", trust_env=False)
         assert (await failure_of(provider, ask(silence_s=0.1))).reason == "timeout"
-        await asyncio.wait_for(gone.wait(), 5)
+        await asyncio.wait_for(left.wait(), 5)
         await provider.aclose()
 
 
@@ -537,10 +528,12 @@ async def test_a_request_has_the_headers_of_the_official_sdk(
         message: Any = {"role": "user", "content": "Hello."}
         async for _ in await sdk.messages.create(model="m", max_tokens=5, messages=[message], stream=True):
             pass
-    ours, theirs = ({name.lower(): value for name, value in each.items()} for each in service.headers)
+    own_headers, sdk_headers = (
+        {name.lower(): value for name, value in headers.items()} for headers in service.headers
+    )
     for name in ("authorization", "anthropic-version", "content-type"):
-        assert ours[name] == theirs[name]
-    assert "x-api-key" not in {*ours, *theirs}
+        assert own_headers[name] == sdk_headers[name]
+    assert "x-api-key" not in {*own_headers, *sdk_headers}
 
 
 def test_the_answer_to_a_warming_is_its_usage() -> None:

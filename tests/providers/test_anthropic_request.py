@@ -45,8 +45,8 @@ def test_neighbours_of_one_role_become_one_message() -> None:
     messages = rendered(ask(UserMessage("One."), Note("An agent is done."), UserMessage("Two.")))["messages"]
     assert len(messages) == 1
     assert plain(messages[0]) == [text("One."), text("[An agent is done.]"), text("Two.")]
-    said = (UserMessage("Hello."), AssistantMessage("One."), AssistantMessage("Two."), UserMessage("Yes."))
-    messages = rendered(ask(*said))["messages"]
+    history = (UserMessage("Hello."), AssistantMessage("One."), AssistantMessage("Two."), UserMessage("Yes."))
+    messages = rendered(ask(*history))["messages"]
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
     assert plain(messages[1]) == [text("One."), text("Two.")]
 
@@ -183,20 +183,20 @@ def test_the_cache_ends_at_system_tools_and_the_last_two_of_the_user_s_messages(
 
 
 def test_the_cache_holds_what_was_before_a_turn_whose_thinking_is_sent_no_more() -> None:
-    said: list[Message] = []
+    history: list[Message] = []
     for number in range(5):
-        said += [UserMessage(f"{number} {'word ' * 200}"), AssistantMessage("Yes.")]
-    said.append(UserMessage("Now work."))
+        history += [UserMessage(f"{number} {'word ' * 200}"), AssistantMessage("Yes.")]
+    history.append(UserMessage("Now work."))
     cache = PromptCache()
-    before = sum(cache.count(rendered(ask(*said)), 0.0).values())
+    before = sum(cache.count(rendered(ask(*history)), 0.0).values())
     for number in range(11):
-        said += [AssistantMessage(calls=(call(f"t{number}"),)), ToolResult(f"t{number}", "ok")]
-        body = rendered(ask(*said))
+        history += [AssistantMessage(calls=(call(f"t{number}"),)), ToolResult(f"t{number}", "ok")]
+        body = rendered(ask(*history))
         thinking = {"type": "thinking", "thinking": "Hm.", "signature": signature_of("Hm.")}
         body["messages"][11]["content"].insert(0, thinking)
         cache.count(body, 0.0)
-    said += [AssistantMessage("Done."), UserMessage("And now?")]
-    assert cache.count(rendered(ask(*said)), 0.0)["cache_read_input_tokens"] == before > 1000
+    history += [AssistantMessage("Done."), UserMessage("And now?")]
+    assert cache.count(rendered(ask(*history)), 0.0)["cache_read_input_tokens"] == before > 1000
 
 
 def test_the_next_request_begins_with_this_one() -> None:

@@ -278,8 +278,8 @@ async def test_a_service_that_closes_each_connection_is_asked_on_a_new_one_at_on
 # Settings
 
 
-def profile(**given: Any) -> ModelProfile:
-    return load_profiles(load_settings(None, model_provider="openai", **given)).main
+def profile(**fields: Any) -> ModelProfile:
+    return load_profiles(load_settings(None, model_provider="openai", **fields)).main
 
 
 LOCAL = {"openai_base_url": "http://127.0.0.1:11434/v1", "openai_model": "qwen3:4b"}
@@ -287,7 +287,7 @@ CLOUD = {"openai_api_key": "k", "openai_model": "gpt-6-luna"}
 
 
 @pytest.mark.parametrize(
-    ("given", "endpoint"),
+    ("fields", "endpoint"),
     [
         (LOCAL, "chat"),
         (CLOUD, "responses"),
@@ -297,8 +297,8 @@ CLOUD = {"openai_api_key": "k", "openai_model": "gpt-6-luna"}
         ({**LOCAL, "openai_api": "completions"}, "completions"),
     ],
 )
-async def test_the_endpoint_follows_the_service(given: dict[str, str], endpoint: str) -> None:
-    provider = from_profile(profile(**given), load_settings(None))
+async def test_the_endpoint_follows_the_service(fields: dict[str, str], endpoint: str) -> None:
+    provider = from_profile(profile(**fields), load_settings(None))
     assert provider.endpoint == endpoint
     await provider.aclose()
 
@@ -324,7 +324,7 @@ async def test_a_model_that_writes_its_calls_is_asked_by_chat() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("fields", "says"),
     [
         (
             {"openai_model": "m"},
@@ -337,9 +337,9 @@ async def test_a_model_that_writes_its_calls_is_asked_by_chat() -> None:
         ),
     ],
 )
-def test_a_wrong_setting_is_one_sentence(given: dict[str, str], says: str) -> None:
+def test_a_wrong_setting_is_one_sentence(fields: dict[str, str], says: str) -> None:
     with pytest.raises(SettingsError, match=says):
-        from_profile(profile(**given), load_settings(None))
+        from_profile(profile(**fields), load_settings(None))
 
 
 # -- a service by hand

@@ -25,16 +25,16 @@ class Connection(asyncio.Protocol):
     """One client's connection.
 
     ``handle`` answers a request through it, and is cancelled when the client leaves; it catches its own
-    errors. ``gone`` is told when the connection is closed.
+    errors. ``on_close`` is called when the connection is closed.
     """
 
     def __init__(
         self,
         handle: Callable[[Connection, HttpRequest], Awaitable[None]],
-        gone: Callable[[Connection], None],
+        on_close: Callable[[Connection], None],
     ) -> None:
         self._handle = handle
-        self._gone = gone
+        self._on_close = on_close
         self._buffer = bytearray()
         self._head: tuple[str, str, dict[str, str]] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -46,7 +46,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._task is not None:
             self._task.cancel("the client left")
-        self._gone(self)
+        self._on_close(self)
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -71,12 +71,12 @@ class Connection(asyncio.Protocol):
         )
 
     def _read_head(self) -> bool:
-        head, end, rest = bytes(self._buffer).partition(b"\r\n\r\n")
+        head, end, tail = bytes(self._buffer).partition(b"\r\n\r\n")
         if not end:
             if len(self._buffer) > MAX_HEAD_BYTES:
                 self.abort()
             return False
-        self._buffer = bytearray(rest)
+        self._buffer = bytearray(tail)
         first, *lines = head.decode("latin-1").split("\r\n")
         method, path, _ = first.split(" ", 2)
         pairs = (line.partition(":") for line in lines)

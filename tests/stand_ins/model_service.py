@@ -91,11 +91,11 @@ class ModelService:
         return self
 
     def _connection(self) -> Connection:
-        connection = Connection(self._handle, self._gone)
+        connection = Connection(self._handle, self._on_close)
         self._connections.add(connection)
         return connection
 
-    def _gone(self, connection: Connection) -> None:
+    def _on_close(self, connection: Connection) -> None:
         self._connections.discard(connection)
         self._changed.set()
 

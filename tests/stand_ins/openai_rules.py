@@ -76,12 +76,12 @@ def _check_reasoning(messages: Sequence[JsonObject], issued: Mapping[str, JsonOb
             raise Refused(f"messages[{number}]: reasoning_content of a finished turn")
         for call in message.get("tool_calls", ()) if number > turn else ():
             function = call["function"]
-            sent = issued.get(chat_key(function["name"], function["arguments"]))
-            if sent is None:
+            issued_call = issued.get(chat_key(function["name"], function["arguments"]))
+            if issued_call is None:
                 continue  # another service's
-            if reasoning != sent.get("reasoning_content"):
+            if reasoning != issued_call.get("reasoning_content"):
                 raise Refused("The reasoning_content in the thinking mode must be passed back to the API.")
-            if call.get("extra_content") != sent.get("extra_content"):
+            if call.get("extra_content") != issued_call.get("extra_content"):
                 raise Refused(f"Function call {function['name']} is missing a thought_signature.")
 
 
@@ -126,9 +126,9 @@ def _check_effort(path: str, body: JsonObject) -> None:
         )
 
 
-def _check_text(value: Any, where: str) -> str:
+def _check_text(value: Any, field_path: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise Refused(f"{where}: expected a text that is not blank")
+        raise Refused(f"{field_path}: expected a text that is not blank")
     return value
 
 
@@ -138,46 +138,50 @@ def _check_messages(messages: Any) -> None:
     waiting: list[str] = []
     roles: list[str] = []
     for number, message in enumerate(messages):
-        where, role = f"messages[{number}]", message.get("role")
+        field_path, role = f"messages[{number}]", message.get("role")
         if role != "tool" and waiting:
             raise Refused(
                 f"An assistant message with 'tool_calls' must be followed by tool messages: {waiting}"
             )
         if role == "tool":
             if message.get("tool_call_id") not in waiting:
-                raise Refused(f"{where}: a message with role 'tool' must follow its 'tool_calls'")
+                raise Refused(f"{field_path}: a message with role 'tool' must follow its 'tool_calls'")
             waiting.remove(message["tool_call_id"])
         elif role == "assistant":
-            waiting = [_checked_call(call, where) for call in message.get("tool_calls", [])]
+            waiting = [_checked_call(call, field_path) for call in message.get("tool_calls", [])]
         elif role not in ("system", "user") or (role == "system" and number):
-            raise Refused(f"{where}: unexpected role {role!r}")
+            raise Refused(f"{field_path}: unexpected role {role!r}")
         if role != "assistant" or not waiting:
-            _check_text(message.get("content"), where)
+            _check_text(message.get("content"), field_path)
         roles.append(role)
     # As many chat templates want it.
     turns = [role for role in roles if role in ("user", "assistant")]
-    if turns[:1] != ["user"] or any(one == two == "user" for one, two in zip(roles, roles[1:], strict=False)):
+    if turns[:1] != ["user"] or any(
+        role == following == "user" for role, following in zip(roles, roles[1:], strict=False)
+    ):
         raise Refused("Conversation roles must alternate user/assistant/user/assistant/...")
     if waiting:
         raise Refused(f"'tool_calls' must be followed by tool messages: {waiting}")
 
 
-def _checked_call(call: JsonObject, where: str) -> str:
+def _checked_call(call: JsonObject, field_path: str) -> str:
     if call.get("type") != "function":
-        raise Refused(f"{where}.tool_calls: type must be 'function'")
-    _check_arguments(call["function"], where)
-    return _check_text(call.get("id"), where)
+        raise Refused(f"{field_path}.tool_calls: type must be 'function'")
+    _check_arguments(call["function"], field_path)
+    return _check_text(call.get("id"), field_path)
 
 
-def _check_arguments(function: JsonObject, where: str) -> None:
+def _check_arguments(function: JsonObject, field_path: str) -> None:
     if not TOOL_NAME.match(function.get("name", "")):
-        raise Refused(f"{where}: invalid function name")
+        raise Refused(f"{field_path}: invalid function name")
     if not isinstance(function.get("arguments"), str):
-        raise Refused(f"{where}: arguments must be a text")
+        raise Refused(f"{field_path}: arguments must be a text")
     try:
         msgspec.json.decode(function["arguments"], type=dict[str, Any])
     except msgspec.DecodeError:
-        raise Refused(f"{where}: Failed to parse tool call arguments as JSON", 500, "server_error") from None
+        raise Refused(
+            f"{field_path}: Failed to parse tool call arguments as JSON", 500, "server_error"
+        ) from None
 
 
 def _check_input(body: JsonObject, issued: Mapping[str, JsonObject]) -> None:
@@ -200,7 +204,7 @@ def _check_input(body: JsonObject, issued: Mapping[str, JsonObject]) -> None:
 
 
 def _check_item(
-    where: str,
+    field_path: str,
     item: JsonObject,
     before: Sequence[JsonObject],
     waiting: list[str],
@@ -214,16 +218,16 @@ def _check_item(
             if item.get("type") != kind or content[0]["type"] != "output_text":
                 raise Refused("Cannot determine type of 'item'")
             content = content[0]["text"]
-        _check_text(content, where)
+        _check_text(content, field_path)
     elif kind == "function_call":
-        _check_arguments(item, where)
+        _check_arguments(item, field_path)
         waiting.append(item["call_id"])
         if issued.get(item["call_id"]) not in (None, *before):
-            raise Refused(f"{where}: 'function_call' was provided without its 'reasoning' item")
+            raise Refused(f"{field_path}: 'function_call' was provided without its 'reasoning' item")
     elif kind == "function_call_output":
         if item["call_id"] not in waiting:
             raise Refused(f"No tool call found for function call output with call_id {item['call_id']}")
         waiting.remove(item["call_id"])
-        _check_text(item.get("output"), where)
+        _check_text(item.get("output"), field_path)
     elif kind != "reasoning":
-        raise Refused(f"{where}: unexpected type {kind!r}")
+        raise Refused(f"{field_path}: unexpected type {kind!r}")

@@ -109,10 +109,10 @@ def write_tiny_model(path: Path, *, seed: int = 1, end: float = 0.9) -> Path:
     writer.add_pad_token_id(number["<|endoftext|>"])
     writer.add_add_bos_token(False)
     writer.add_chat_template(_TEMPLATE)
-    ones = np.ones(_WIDTH, np.float32)
-    tensors = {"token_embd": embedding, "output_norm": ones, "output": output}
+    unit = np.ones(_WIDTH, np.float32)
+    tensors = {"token_embd": embedding, "output_norm": unit, "output": output}
     for layer in range(_LAYERS):
-        named = {"attn_norm": ones, "ffn_norm": ones}
+        named = {"attn_norm": unit, "ffn_norm": unit}
         named |= {name: weights(_WIDTH, _WIDTH) for name in ("attn_q", "attn_k", "attn_v", "attn_output")}
         named |= {"ffn_gate": weights(_INNER, _WIDTH), "ffn_up": weights(_INNER, _WIDTH)}
         named["ffn_down"] = weights(_WIDTH, _INNER)

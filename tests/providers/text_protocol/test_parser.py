@@ -45,8 +45,8 @@ def calls(text: str) -> list[tuple[str, object]]:
 def test_a_call_and_an_answer_are_read_in_every_style(style: Style) -> None:
     assert parse(notation(CALL, style)) == Found((WrittenCall("lamp", ARGUMENTS),))
     assert parse(notation(ANSWER, style)) == Found(words='All "done".')
-    both = f"{notation(CALL, style)}\n{notation(CALL | {'name': 'get_time'}, style)}"
-    assert [name for name, _ in calls(both)] == ["lamp", "get_time"]
+    pair = f"{notation(CALL, style)}\n{notation(CALL | {'name': 'get_time'}, style)}"
+    assert [name for name, _ in calls(pair)] == ["lamp", "get_time"]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_the_table_of_malformed_calls() -> None:
     wrong = []
     cases = 0
     for base in BASES:
-        whole = parse(base).calls[0]
+        complete = parse(base).calls[0]
         for fault, (replacements, expected) in FAULTS.items():
             text = base
             for old, new in replacements:
@@ -138,7 +138,9 @@ def test_the_table_of_malformed_calls() -> None:
                 result = parse(before + text + after)
                 cases += 1
                 arguments = [json.loads(call.arguments) for call in result.calls]
-                if quality(result) != expected or (arguments and arguments != [json.loads(whole.arguments)]):
+                if quality(result) != expected or (
+                    arguments and arguments != [json.loads(complete.arguments)]
+                ):
                     wrong.append((fault, end, base[:30], quality(result), arguments))
     assert cases > 200
     assert wrong == []
@@ -182,13 +184,13 @@ def test_a_call_that_is_cut_off_anywhere_is_never_completed() -> None:
             end = text.rindex("}")
             for cut in range(end + 1):
                 assert parse(text[:cut]).calls == (), text[:cut]
-            whole = parse(text).calls
+            complete = parse(text).calls
             for _ in range(20):  # and neither with a little noise in it
                 at = random.randrange(end)
                 noisy = text[:at] + random.choice('"{}[]\\:,\n x') + text[at : random.randrange(at, end)]
                 if parse(noisy).calls:
                     assert noisy.count("{") <= noisy.count("}"), noisy
-            assert len(whole) == 1
+            assert len(complete) == 1
 
 
 @pytest.mark.parametrize(

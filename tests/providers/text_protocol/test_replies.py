@@ -66,7 +66,7 @@ def split(text: str, random: Random) -> list[str]:
     return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
-def named(call: str) -> tuple[str, Any]:
+def cases(call: str) -> tuple[str, Any]:
     name, _, arguments = call.partition(" ")
     return name, json.loads(arguments)
 
@@ -81,15 +81,15 @@ async def test_the_corpus_of_replies() -> None:
             output = reply["output"]
             expected = (
                 reply.get("speech", "").strip(),
-                list(map(named, reply.get("calls", ()))),
+                list(map(cases, reply.get("calls", ()))),
                 reply.get("again", False),
             )
             whole = await play([output])
             pieces = [list(output), *(split(output, random) for _ in range(SPLITS))]
-            others = [(cut, played) for cut in pieces if (played := await play(cut)) != whole]
-            if others or (whole[0].strip(), *whole[1:]) != expected:
+            remaining = [(cut, played) for cut in pieces if (played := await play(cut)) != whole]
+            if remaining or (whole[0].strip(), *whole[1:]) != expected:
                 wrong.append(
-                    f"{group}: {output!r}\n  expected {expected}\n  whole    {whole}\n  {others[:1]}"
+                    f"{group}: {output!r}\n  expected {expected}\n  whole    {whole}\n  {remaining[:1]}"
                 )
             else:
                 right[group] += 1

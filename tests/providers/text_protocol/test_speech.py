@@ -30,7 +30,7 @@ REPLIES: dict[str, tuple[str, str]] = {
 }
 
 
-def spoken(reply: str, cuts: list[int]) -> tuple[str, str]:
+def speech(reply: str, cuts: list[int]) -> tuple[str, str]:
     scanner = ReplyScanner({"lamp": {}})
     pieces = [reply[start:end] for start, end in zip([0, *cuts], [*cuts, len(reply)], strict=True)]
     return "".join(scanner.feed(piece) for piece in pieces), scanner.end()
@@ -40,13 +40,13 @@ def spoken(reply: str, cuts: list[int]) -> tuple[str, str]:
 def test_what_is_spoken_does_not_depend_on_how_it_arrives(reply: str) -> None:
     random = Random(3)
     expected = REPLIES[reply]
-    assert spoken(reply, []) == expected
-    assert spoken(reply, list(range(1, len(reply)))) == expected
+    assert speech(reply, []) == expected
+    assert speech(reply, list(range(1, len(reply)))) == expected
     for cut in range(len(reply)):
-        assert spoken(reply, [cut]) == expected
+        assert speech(reply, [cut]) == expected
     for _ in range(20):
         cuts = sorted(random.sample(range(len(reply) + 1), min(4, len(reply))))
-        assert spoken(reply, cuts) == expected
+        assert speech(reply, cuts) == expected
 
 
 def test_words_are_spoken_while_their_string_is_open() -> None:

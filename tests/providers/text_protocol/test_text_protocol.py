@@ -115,20 +115,20 @@ async def test_a_reply_that_was_cut_to_nothing_is_asked_for_once_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told", "usage"),
+    ("wrong", "message", "usage"),
     [
         ('{"type":"tool_call","name":"home.lamp","arguments":{"on":', "cut off", Usage(20, 10)),
         # The stream is closed as soon as that is certain, before it tells its usage.
         ('{"type":"tool_call","name":"home.lamp","arguments":[]}', "could not be read", Usage(10, 5)),
     ],
 )
-async def test_a_call_that_cannot_be_read_is_written_again(wrong: str, told: str, usage: Usage) -> None:
+async def test_a_call_that_cannot_be_read_is_written_again(wrong: str, message: str, usage: Usage) -> None:
     events, requests = await ask(reply(wrong), reply(notation(CALL, "jsonl")))
     assert events == [ToolCall("call_0", "home.lamp", '{"on": true}'), Finished("tool_use", usage)]
-    *_, said, observed = requests[1].messages
-    assert said == AssistantMessage(wrong)
+    *_, words, observed = requests[1].messages
+    assert words == AssistantMessage(wrong)
     assert isinstance(observed, UserMessage)
-    assert told in observed.text
+    assert message in observed.text
 
 
 async def test_two_replies_in_a_row_that_cannot_be_read_are_a_failure() -> None:
@@ -174,11 +174,11 @@ def test_a_history_is_shown_in_the_same_notation(style: Style) -> None:
         ToolResult("c2", "no", is_error=True),
         Note("A note."),
     ]
-    first, said, observed, note = messages(history, style)
+    first, words, observed, note = messages(history, style)
     assert (first, note) == (history[0], history[-1])
-    assert isinstance(said, AssistantMessage)
-    assert said.calls == ()
-    assert said.text == "\n".join(
+    assert isinstance(words, AssistantMessage)
+    assert words.calls == ()
+    assert words.text == "\n".join(
         [
             notation(ANSWER | {"content": "One moment."}, style),
             notation(CALL, style),
