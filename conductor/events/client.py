@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 MAX_RESUMED = 256
-"""Entries of ``resume.done`` and ``resume.pending`` that are read; the others are ignored."""
+"""The most call ids in ``drop`` of ``session.started``."""
 MAX_INSTRUCTIONS_BYTES = 4096
 
 _encode = msgspec.json.Encoder().encode
