@@ -37,7 +37,7 @@ export interface ToolRun {
   progress(report?: { message?: string; percent?: number }): void;
 }
 
-/** Returns a string or a JSON value; what it throws becomes the call's error. */
+/** Returns a string or a JSON value. An exception becomes the call's error. */
 export type ToolHandler = (args: Arguments, run: ToolRun) => unknown | Promise<unknown>;
 
 /** Thrown by a handler whose `signal` was aborted: how much of the call took effect. */
@@ -159,13 +159,13 @@ export interface ConnectOptions {
   /** An error of the server, such as `rate_limited`. */
   onError?(error: { code: string; message: string; retryAfterMs?: number }): void;
   onConnection?(state: ConnectionState, close?: { code: number; reason: string }): void;
-  /** Every frame, as it is sent or read, also those that come a second time. */
+  /** Every frame that is sent or read, including duplicates. */
   onEvent?(direction: "in" | "out", event: WireEvent): void;
   /** Say a text and return at its end; the signal is aborted to stop it. Without it the voice is silent. */
   speak?(text: string, run: SpeechRun): void | Promise<void>;
   /** Default: IndexedDB where there is one, else memory. */
   storage?: SessionStorage;
-  /** Default: global WebSocket. Node 20 has none: `import { WebSocket } from "ws"`. */
+  /** Default: global WebSocket. Node 20 lacks it: `import { WebSocket } from "ws"`. */
   WebSocket?: new (url: string, protocols: string[]) => any;
   reconnect?: Reconnect;
   /** Names of protocol extensions; default: all that the library serves. */
@@ -182,11 +182,11 @@ export interface Client {
   readonly connection: ConnectionState;
   /** The payload of the first `session.started`; rejected when the client is closed or refused before. */
   readonly started: Promise<Record<string, any>>;
-  /** Send what the person said. The promise is never rejected; it may be ignored. */
+  /** Send a final transcript. The promise is never rejected; it may be ignored. */
   say(text: string): Promise<TurnResult>;
-  /** Send what the person has said so far, while speaking. */
+  /** Send an interim transcript while the person speaks. */
   hearing(text: string): void;
-  /** Barge in: stop the speech, those that wait, and the turn. `spokenText` or `playedMs` say what was heard. */
+  /** Barge in: stop the speech, queued speeches and the turn. `spokenText` or `playedMs` is the heard part. */
   interrupt(heard?: { spokenText?: string; playedMs?: number; reason?: string }): void;
   /** Stop the running turn, but not the speech. */
   cancelResponse(): void;

@@ -1,6 +1,6 @@
-// A client of Conductor's protocol for browsers and Node: docs/protocol.md says what goes over the wire.
+// A client of Conductor's protocol (docs/protocol.md) for browsers and Node.
 const SERVED = ["resume", "tools", "cancel", "lease", "late", "activity", "segments", "metrics", "goaway", "diagnostics"];
-const SUPERSEDED = 4409; // another connection serves the session: coming back would be a duel
+const SUPERSEDED = 4409; // another connection serves the session: do not reconnect
 const FINAL_ERRORS = new Set(["unauthorized", "unsupported_protocol_version", "session_mismatch"]);
 // Events that no replay repeats.
 const PASSING = new Set([
@@ -9,12 +9,12 @@ const PASSING = new Set([
 ]);
 
 const REMEMBERED = 2_000; // ids of events and calls
-const SAVED_IDS = 500; // of them over a reload
+const SAVED_IDS = 500; // of these, saved over a reload
 const STORED_MS = 7 * 24 * 3_600_000;
 const KEPT = 128; // events that wait for their acknowledgement
 const UNSENT_TRANSCRIPTS = 8;
-const TRANSCRIPT_MS = 60_000; // the person has moved on: an older transcript is not sent again
-const INTERRUPTION_MS = 10_000; // the server repeats no older speech
+const TRANSCRIPT_MS = 60_000; // an older transcript is not sent again
+const INTERRUPTION_MS = 10_000; // the server does not repeat older speeches
 const START_MS = 10_000;
 const STEADY_MS = 5_000; // only a connection that lasted resets the pauses
 const SILENCE_MS = 60_000; // the server pings every 20 s
@@ -22,8 +22,8 @@ const RETRY_MS = 1_000;
 const TOOL_MS = 600_000;
 const MAX_RESUMED = 256;
 const MAX_RESUME_BYTES = 32_768;
-const MAX_START_BYTES = 64_512; // the soft limit of an event less room for the envelope
-const MAX_RESULT_BYTES = 1_044_480; // the server's hard limit of a frame less room for the envelope
+const MAX_START_BYTES = 64_512; // the soft limit of an event without the envelope
+const MAX_RESULT_BYTES = 1_044_480; // the server's hard limit of a frame without the envelope
 const MAX_RESULT_CHARACTERS = 131_072;
 const MAX_CANCELLED_CHARACTERS = 8_192;
 const MAX_WORDS = 2_000;
@@ -31,12 +31,12 @@ const BROKEN_OFF = "The app was closed while this ran: it may have happened.";
 
 const isUiCall = (name) => name.startsWith("convo.") || name.startsWith("tts.");
 const bytes = (value) => new TextEncoder().encode(JSON.stringify(value)).length;
-const clean = (text) => text?.toWellFormed?.() ?? text; // a lone surrogate is no UTF-8
+const clean = (text) => text?.toWellFormed?.() ?? text; // UTF-8 cannot encode lone surrogates
 const plain = (text) => text.normalize("NFC").split(/\s+/).filter(Boolean).join(" "); // servers may normalise
 const asText = (value) => (typeof value === "string" ? value : JSON.stringify(value ?? null));
 const randomId = () => [...crypto.getRandomValues(new Uint8Array(9))].map((byte) => byte.toString(36).padStart(2, "0")).join("");
 
-/** Connect, and stay connected until `close()`. conductor.d.ts says what the options are. */
+/** Connect, and stay connected until `close()`. The options are in conductor.d.ts. */
 export function connect(options = {}) {
   const client = new Client(options);
   client._start();
@@ -57,7 +57,7 @@ export function memoryStorage() {
   return { load: (id) => kept.get(id), save: (id, state) => void kept.set(id, state) };
 }
 
-/** Keep sessions in this browser, each until a week after it was last used. */
+/** Keep sessions in this browser for a week after their last use. */
 export function indexedDbStorage(name = "conductor") {
   const settled = (request, act) =>
     new Promise((resolve, reject) => {
@@ -78,7 +78,7 @@ export function indexedDbStorage(name = "conductor") {
       cursor.continue();
     };
   };
-  prune().catch(() => {}); // a database that does not open is told by each use
+  prune().catch(() => {}); // each use reports a database that does not open
   return {
     load: async (id) => settled((await store("readonly")).get(id)),
     save: async (id, state) => settled((await store("readwrite")).put({ ...state, savedAt: Date.now() }, id)),
@@ -107,7 +107,7 @@ class Saver {
     }
   }
 
-  /** The promise of a write that holds what is known now. */
+  /** The promise of a write with the present state. */
   save() {
     if (!this.#writing) return (this.#writing = this.#write());
     return (this.#next ??= this.#writing.then(() => {
@@ -143,7 +143,7 @@ class Outbox {
   }
 
   remove(ids) {
-    // Events are taken in order: what left before an acknowledged one on the same socket has arrived.
+    // The server processes events in order: events before an acknowledged one on the same socket have arrived.
     const last = this.entries.findLastIndex(({ event }) => ids.includes(event.id));
     const sentOn = this.entries[last]?.sentOn;
     this.entries = this.entries.filter(({ event, sentOn: by }, place) => {
@@ -156,7 +156,7 @@ class Outbox {
     this.entries = this.entries.filter(({ event: { type, payload } }) => type !== "tool.result" || !callIds.has(payload.callId));
   }
 
-  /** Drop what is too old to be sent again, and all but transcripts with a session that is gone. */
+  /** Drop events that are too old to be sent again, and after the loss of a session all but transcripts. */
   expire(gone = false) {
     const now = Date.now();
     this.entries = this.entries.filter(({ event: { type }, at }) => {
@@ -169,7 +169,7 @@ class Outbox {
     return this.entries.filter(({ event }) => event.type === "user.audio.transcript.final");
   }
 
-  /** The results for `session.start`, in `room` bytes: content that does not fit is asked for. */
+  /** The results for `session.start`, in `room` bytes: the server requests content that does not fit. */
   done(room) {
     const named = [];
     for (const { event, shown } of this.entries) {
@@ -204,7 +204,7 @@ class Turns {
     for (const turn of this.#open) turn.recorded ||= ids.includes(turn.id);
   }
 
-  /** The session is gone, and with it what it had taken. */
+  /** The session is lost, and with it the recorded transcripts. */
   forgotten() {
     for (const turn of [...this.#open]) if (turn.recorded) this.#end(turn, "lost");
   }
@@ -225,7 +225,7 @@ class Turns {
     if (!turn) return;
     if (type === "assistant.speech.final") {
       turn.result.finals.push((turn.result.text = payload.text));
-      turn.asked.clear(); // after a lost connection what was decided may be told later than the answer
+      turn.asked.clear(); // after a reconnect the outcome of a request may follow the answer
     }
     if (type === "approval.request") turn.asked.add(payload.approvalId);
     if (type === "approval.resolved" && payload.outcome !== "refused") turn.asked.delete(payload.approvalId);
@@ -235,7 +235,7 @@ class Turns {
     }
   }
 
-  /** An `idle` was handled: end what it ends. */
+  /** An `idle` was handled: end the turns that it ends. */
   idle(connection, has) {
     this.#thinking = false;
     let passed = false;
@@ -296,7 +296,7 @@ class Client {
   #watch;
   #closed = false;
   #known = false; // the server has answered this client, or the one before a reload
-  #told = new Set(); // calls whose results are in the last `session.start`
+  #reported = new Set(); // calls whose results are in the last `session.start`
   #answerStarted;
   #prefix = randomId();
   #count = 0;
@@ -322,7 +322,7 @@ class Client {
     const storage = options.storage ?? (globalThis.indexedDB ? indexedDbStorage() : memoryStorage());
     this.#saver = new Saver(storage, this.sessionId, () => this.#snapshot());
     this.started = new Promise((resolve, reject) => (this.#answerStarted = { resolve, reject }));
-    this.started.catch(() => {}); // an app need not look at it
+    this.started.catch(() => {}); // an app may ignore it
   }
 
   async _start() {
@@ -420,7 +420,7 @@ class Client {
 
   #drop(reason, retryAfterMs) {
     const socket = this.#socket;
-    this.#lost(1006, reason, retryAfterMs); // a close that is answered may take long
+    this.#lost(1006, reason, retryAfterMs); // waiting for the close handshake may take long
     socket?.close();
   }
 
@@ -478,7 +478,7 @@ class Client {
     this.#write(event);
   }
 
-  /** What was done and what is pending, in `room` bytes. What is left out is asked for, or sent again. */
+  /** Results and pending calls, in `room` bytes. The server requests or repeats the others. */
   #resume(room) {
     const pending = [];
     let left = Math.min(room, MAX_RESUME_BYTES) - 256;
@@ -489,7 +489,7 @@ class Client {
       pending.push(callId);
     }
     const done = this.#outbox.done(left);
-    this.#told = new Set(done.filter((one) => "result" in one || "error" in one).map(({ callId }) => callId));
+    this.#reported = new Set(done.filter((one) => "result" in one || "error" in one).map(({ callId }) => callId));
     return { lastEventId: this.#lastEventId ?? undefined, done, pending };
   }
 
@@ -510,8 +510,8 @@ class Client {
       if (run && this.#readsOnly(run.name)) run.abort.abort("superseded");
     }
     // Results in `session.start` were recorded before this answer.
-    this.#outbox.forget(new Set([...unwanted, ...[...this.#told].filter((callId) => !again.has(callId))]));
-    this.#told.clear();
+    this.#outbox.forget(new Set([...unwanted, ...[...this.#reported].filter((callId) => !again.has(callId))]));
+    this.#reported.clear();
     this.#connectionIs("open");
     this.#flush();
     for (const question of this.#approvals.values()) if (!question.answer && !question.settled) this.#shown(question);
@@ -564,7 +564,7 @@ class Client {
       lastEventId: this.#lastEventId,
       handled: [...this.#handled].slice(-SAVED_IDS),
       outbox: this.#outbox.entries.map(({ event, shown, at }) => ({ event, shown, at })),
-      // Calls that wait are not known after a reload: the server sends them again.
+      // Queued calls are forgotten over a reload: the server sends them again.
       calls: [...this.#calls].filter(([, stage]) => stage !== "queued").slice(-SAVED_IDS),
     };
   }
@@ -601,7 +601,7 @@ class Client {
     if (event.type === "assistant.speech.partial" || !PASSING.has(event.type)) this.#enqueue(event, this.#arrivals);
   }
 
-  /** What must not wait for the events before it. */
+  /** The urgent part of an event, which does not wait for earlier events. */
   #notice({ type, payload }) {
     if (type === "session.started" && !this.#live) {
       this.#welcome(payload);
@@ -645,7 +645,7 @@ class Client {
       }
       if (this.#closed || PASSING.has(event.type)) return;
       this.#lastEventId = event.id;
-      // A question that stands is asked again after a reload.
+      // An open request is repeated after a reload.
       this.#done(event, event.type !== "approval.request");
     });
   }
@@ -656,7 +656,7 @@ class Client {
     this.#save();
   }
 
-  /** Whether the event goes on beside those after it. */
+  /** Whether the event continues concurrently with later ones. */
   async #handle(event, number) {
     const { type, payload } = event;
     const args = type === "tool.call" ? parsed(payload.arguments) : null;
@@ -712,7 +712,7 @@ class Client {
     if (number <= this.#silentTo) return;
     const speech = (this.#speech = new AbortController());
     try {
-      // A voice that does not hear the signal must not hold the events that follow.
+      // A voice that ignores the signal must not block later events.
       await Promise.race([this.#options.speak?.(text, { signal: speech.signal, speechId, segment, last }), aborted(speech.signal)]);
     } catch (error) {
       if (!speech.signal.aborted) throw error;
@@ -733,7 +733,7 @@ class Client {
     const run = { name, abort: new AbortController(), called: false };
     this.#runs.set(callId, run);
     this.#stage(callId, "begun");
-    await this.#save(); // a reload must not run it a second time
+    await this.#save(); // a reload must not run it again
     const outcome = run.abort.signal.aborted ? {} : await this.#outcome(callId, run, handler, args);
     this.#runs.delete(callId);
     if (this.#closed || this.#calls.get(callId) === "dropped") return;
@@ -755,7 +755,7 @@ class Client {
       const work = (async () => handler(args, { callId, name: run.name, signal, progress }))();
       const late = aborted(signal).then(() => {
         if (run.late || this.#closed) throw new Error("The device's tool did not end in time.");
-        return work; // it says how much took effect
+        return work; // it reports its effect
       });
       return { result: asText(await Promise.race([work, late])) };
     } catch (error) {
@@ -769,8 +769,8 @@ class Client {
   #effect(run, { result, cancelled }) {
     if (!run.called) return ["none"];
     if (cancelled) return [cancelled.effect, cancelled.result === undefined ? undefined : asText(cancelled.result)];
-    if (result !== undefined) return ["complete", result]; // it ended in spite of the cancellation
-    return [this.#readsOnly(run.name) ? "none" : "partial"]; // without the handler's word, the worst case
+    if (result !== undefined) return ["complete", result]; // it ended despite the cancellation
+    return [this.#readsOnly(run.name) ? "none" : "partial"]; // without a report of the handler, the worst case
   }
 
   #finish(callId, { result = null, error = null }) {
@@ -792,10 +792,10 @@ class Client {
     const stage = this.#calls.get(callId);
     if (stage === "begun") this.#runs.get(callId)?.abort.abort(reason);
     else if (stage === "queued") this.#cancelled(callId, "none");
-    else if (!stage) this.#stage(callId, "unwanted"); // an event that waits may bring it yet
+    else if (!stage) this.#stage(callId, "unwanted"); // a waiting event may still deliver it
   }
 
-  /** A replay under a new id: it is not run again, but its answer may have been lost. */
+  /** A replay under a new id: its answer may have been lost. It does not run again. */
   #resend(callId) {
     const entry = this.#outbox.of(callId);
     if (!entry) return;
@@ -844,7 +844,7 @@ class Client {
     }
   }
 
-  /** Only what a person can see counts: a yes by voice is not taken before this. */
+  /** A yes by voice counts only after this: the person must be able to see the card. */
   #shown({ request: { approvalId } }) {
     if (this.#options.onApproval) this.send("approval.shown", { approvalId });
   }
@@ -864,7 +864,7 @@ class Client {
     this.#ask(question);
   }
 
-  /** It stays known, so that a replay does not ask it again. */
+  /** It stays in the table, so that a replay does not ask again. */
   #settle(question) {
     question.settled = true;
     question.abort.abort("settled");

@@ -128,9 +128,6 @@ async def test_items_are_written_at_once_and_a_failure_is_exit_code_2() -> None:
     assert await report(items(ok("c", "good.")), out) == 0
 
 
-# -- as a process
-
-
 def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a folder, without the developer's settings."""
     outer = {name: value for name, value in os.environ.items() if name.lower() not in Settings.model_fields}

@@ -153,9 +153,6 @@ class BrokenProvider:
         """Do nothing."""
 
 
-# -- a service with OpenAI's API
-
-
 @pytest.fixture
 async def ollama() -> AsyncIterator[OpenAIService]:
     async with OpenAIService(default=Reply(text="H", stop_reason="max_tokens"), api_keys=None) as service:

@@ -20,9 +20,6 @@ async def run_checks(*subjects: str, insecure: bool = False, **settings: object)
     return [item async for item in items if item.subject in subjects]
 
 
-# -- files
-
-
 async def test_the_folders_of_the_file_tools_are_checked(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     (item,) = await run_checks("FILE_ROOTS", file_roots=(str(tmp_path / "shared"),))
@@ -95,9 +92,6 @@ async def test_a_catalog_that_replaces_a_built_in_tool_is_a_warning(tmp_path: Pa
     assert "calculator" in clash.text and "lamp" not in clash.text
 
 
-# -- the address
-
-
 async def test_a_free_port_passes_and_stays_free() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -123,9 +117,6 @@ async def test_a_port_in_use_fails() -> None:
 async def test_an_invalid_host_fails(host: str) -> None:
     (item,) = await run_checks("HOST", host=host)
     assert item.level == "fail"
-
-
-# -- who may connect
 
 
 async def access(insecure: bool = False, **settings: object) -> list[str]:

@@ -25,9 +25,6 @@ def lines_of(text: str | None, folder: Path, level: str) -> list[str]:
     return [str(item) for item in items_of(text, folder) if item.level == level]
 
 
-# -- values
-
-
 def test_valid_settings_are_one_item(tmp_path: Path) -> None:
     assert [item.level for item in items_of("PORT=1001\n", tmp_path)] == ["ok"]
 
@@ -65,9 +62,6 @@ def test_the_environment_takes_precedence_over_the_file(
     (line,) = lines_of("PORT=1001\nHOST=::1\n", tmp_path, "ok")
     assert "from the environment: MAX_TURNS, PORT;" in line
     assert line.endswith("the environment takes precedence over the file for PORT.")
-
-
-# -- names
 
 
 def test_all_invalid_lines_are_listed(tmp_path: Path) -> None:

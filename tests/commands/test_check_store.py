@@ -30,9 +30,6 @@ async def run_checks(min_free: int = 0, seconds: float = WAIT, **values: object)
     return lines
 
 
-# -- memory
-
-
 async def test_memory_suits_one_process() -> None:
     (line,) = await run_checks()
     assert line.startswith("ok    sessions: in memory: they end with the server")
@@ -43,9 +40,6 @@ async def test_memory_does_not_suit_several_processes(tmp_path: Path) -> None:
     assert line.startswith("fail  sessions: WORKERS is 2, but a store in memory belongs to one process")
     (line,) = await run_checks(workers=2, data_dir=tmp_path)
     assert line.startswith("ok ")
-
-
-# -- a file
 
 
 async def test_a_missing_store_is_tested_without_creating_it(tmp_path: Path) -> None:
@@ -108,9 +102,6 @@ async def test_a_file_of_another_format_fails_and_stays_unchanged(tmp_path: Path
     (line,) = await run_checks(data_dir=tmp_path)
     assert line == f"fail  sessions: The session store's file {file} is damaged, or no SQLite database."
     assert file.read_text() == "hello " * 1000
-
-
-# -- Redis
 
 
 @pytest.fixture(scope="module")

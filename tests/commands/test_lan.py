@@ -18,9 +18,6 @@ from tests.test_cli import START, process
 URL = "ws://192.168.178.123:8080/ws?token=AbCdEfGhIjKlMnOpQrStUvWxYz012345"
 
 
-# -- the address
-
-
 @pytest.mark.parametrize(
     "address",
     ["192.168.0.1", "10.255.1.2", "172.16.0.1", "172.31.255.1", "169.254.7.7", "fd00::5"],
@@ -52,17 +49,11 @@ def test_the_address_of_this_machine_is_private() -> None:
     assert address is None or banner.private_address(address) == address
 
 
-# -- the token
-
-
 def test_tokens_are_unique_and_fit_into_a_url() -> None:
     tokens = {banner.new_token() for _ in range(1_000)}
     assert len(tokens) == 1_000
     for token in tokens:
         assert re.fullmatch(r"[A-Za-z0-9_-]{32}", token), "192 bits, six per character"
-
-
-# -- the code
 
 
 def modules(drawing: str) -> list[str]:
@@ -95,9 +86,6 @@ def test_a_code_fits_into_a_terminal(host: str) -> None:
     lines = drawing.splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 60
     assert "\x1b" not in drawing, "the output may not support colours"
-
-
-# -- the command
 
 
 async def test_a_server_for_a_phone_prints_its_address_and_accepts_only_its_token(tmp_path: Path) -> None:

@@ -40,9 +40,6 @@ def explain(*arguments: str) -> dict[str, Any]:
     return answer
 
 
-# -- list, add, remove
-
-
 def test_without_a_file_there_are_no_rules() -> None:
     assert run_policy("list") == "There are no rules: each tool's risk decides.\n"
     assert json.loads(run_policy("list", "--json")) == {"rules": [], "notes": [], "findings": []}
@@ -143,9 +140,6 @@ def test_an_invalid_file_is_an_error_and_stays_unchanged(command: tuple[str, ...
     assert mistake(*command).startswith("policies.json is not valid JSON, line 1, column 28: ")
     assert FILE.read_text() == '{"version": 1, "rules": [],}'
     assert {path.name for path in Path().iterdir()} <= {"policies.json", "policies.json.lock"}
-
-
-# -- explain
 
 
 def test_without_rules_the_risk_decides() -> None:

@@ -99,17 +99,6 @@ async def test_no_server_is_status_2_and_one_sentence() -> None:
     assert session.out == ""
 
 
-async def test_a_refused_session_is_status_2_and_one_sentence() -> None:
-    async def script(peer: Peer) -> None:
-        start = await peer.receive("session.start")
-        await peer.send("error", {"code": "unauthorized", "message": "No.", "eventId": start["id"]})
-
-    session = Session()
-    async with scripted_server(script) as server:
-        assert await session.talk(server.url, "hello") == 2
-    assert session.err == "The server refused the session: No. (unauthorized)\n"
-
-
 async def test_a_token_with_invalid_characters_is_an_error() -> None:
     session = Session()
     assert await session.talk("ws://127.0.0.1:9/ws", "hello", token="two words") == 2

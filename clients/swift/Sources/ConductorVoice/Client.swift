@@ -37,7 +37,7 @@ private let noObject = "The arguments are not a JSON object."
 /// A voice app's side of one session.
 @MainActor public final class Client {
     public let sessionId: String
-    /// What `onState` told last.
+    /// The last state that `onState` reported.
     public private(set) var state: String?
 
     private enum Stage { case queued, begun, taken, cancelled, unwanted, dropped }
@@ -81,7 +81,7 @@ private let noObject = "The arguments are not a JSON object."
     private var failures = 0
     private var closed = false
     private var known = false // the server has answered this client
-    private var told: Set<String> = [] // calls whose results are in the last `session.start`
+    private var reported: Set<String> = [] // calls whose results are in the last `session.start`
     private let prefix = String(UUID().uuidString.prefix(13))
     private var count = 0
     private var seen = Recent<Bool>(limit: remembered)
@@ -110,13 +110,13 @@ private let noObject = "The arguments are not a JSON object."
         watch()
     }
 
-    /// Send what the person said.
+    /// Send a final transcript.
     public func say(_ text: String) { keep(event(transcript, ["text": .string(text)])) }
 
-    /// Send what the person has said so far, while speaking.
+    /// Send an interim transcript while the person speaks.
     public func hearing(_ text: String) { send("user.audio.transcript.partial", ["text": .string(text)]) }
 
-    /// Barge in: stop the speech, those that wait, and the turn. `spokenText` or `playedMs` say what was heard.
+    /// Barge in: stop the speech, queued speeches and the turn. `spokenText` or `playedMs` is the heard part.
     public func interrupt(spokenText: String? = nil, playedMs: Int? = nil, reason: String = "user_speech") {
         silentTo = arrivals
         // The voice stops at once; its result follows in a later task, after the interruption.
@@ -277,7 +277,7 @@ private let noObject = "The arguments are not a JSON object."
         transmit(event)
     }
 
-    /// What was done and what is pending, in `room` bytes. What is left out is asked for, or sent again.
+    /// Results and pending calls, in `room` bytes. The server requests or repeats the others.
     private func resume(room: Int) -> JSON {
         var left = min(room, maxResumeBytes) - 256
         let waiting = calls.ids.filter { calls[$0] == .queued || calls[$0] == .begun }
@@ -286,7 +286,7 @@ private let noObject = "The arguments are not a JSON object."
             return left >= 0
         }
         let done = outbox.done(room: left)
-        told = Set(done.filter { $0.count > 1 }.map { $0.text("callId") })
+        reported = Set(done.filter { $0.count > 1 }.map { $0.text("callId") })
         return .object(.fields([
             "lastEventId": lastEventId.map(JSON.string),
             "done": .array(done.map(JSON.object)),
@@ -308,8 +308,8 @@ private let noObject = "The arguments are not a JSON object."
             if let run = runs[callId], readsOnly(run.name) { run.cancel() }
         }
         // Results in `session.start` were recorded before this answer.
-        outbox.forget(unwanted.union(told.subtracting(payload.texts("resend"))))
-        told = []
+        outbox.forget(unwanted.union(reported.subtracting(payload.texts("resend"))))
+        reported = []
         options.onConnection("open", "")
         flush()
         for question in questions.ids.compactMap({ questions[$0] }) where question.answer == nil && !question.settled {
@@ -527,7 +527,7 @@ private let noObject = "The arguments are not a JSON object."
         switch outcome {
         case .cancelled(let word): cancelled(callId, word.effect, word.result)
         case .result(let text): cancelled(callId, .complete, text) // it ended in spite of the cancellation
-        case .error: cancelled(callId, readsOnly(name) ? .none : .partial) // without its word, the worst case
+        case .error: cancelled(callId, readsOnly(name) ? .none : .partial) // without its report, the worst case
         }
     }
 
@@ -611,7 +611,7 @@ private let noObject = "The arguments are not a JSON object."
         shown(question)
     }
 
-    /// Only what a person can see counts: a yes by voice is not taken before this.
+    /// A yes by voice counts only after this: the person must be able to see the card.
     private func shown(_ question: Question) {
         guard options.onApproval != nil else { return }
         write(event("approval.shown", .fields(["approvalId": question.request["approvalId"]])))

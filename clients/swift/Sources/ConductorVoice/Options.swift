@@ -3,7 +3,7 @@ import Foundation
 import FoundationNetworking
 #endif
 
-/// Where to connect, what the device can do, and what the app is told. All hooks and handlers run on the main actor.
+/// The address, the device's abilities, and the app's callbacks. All hooks and handlers run on the main actor.
 public struct Options {
     /// `wss://HOST/ws`
     public var url: URL
@@ -36,7 +36,7 @@ public struct Options {
     public var onUnsent: @MainActor (String) -> Void = { _ in }
     /// `connecting`, `open` or `closed`, and why it is not open.
     public var onConnection: @MainActor (_ state: String, _ reason: String) -> Void = { _, _ in }
-    /// Every frame, sent or read, also those that come a second time.
+    /// Every frame that is sent or read, including duplicates.
     public var onEvent: @MainActor (_ sent: Bool, _ event: Event) -> Void = { _, _ in }
     /// Say a text and return at its end; the task is cancelled to stop it.
     public var speak: @MainActor (Speech) async throws -> Void = { _ in }
@@ -49,7 +49,7 @@ public struct Options {
     public init(url: URL) { self.url = url }
 }
 
-/// Runs a call; its task is cancelled with it. It returns a text or any JSON value; what it throws is the call's error.
+/// Runs a call; its task is cancelled with it. It returns a text or any JSON value; an error that it throws is the call's error.
 public typealias ToolHandler = @MainActor (_ arguments: [String: JSON], _ run: ToolRun) async throws -> JSON
 
 @MainActor public struct ToolRun {

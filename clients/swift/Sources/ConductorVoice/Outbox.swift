@@ -55,7 +55,7 @@ private let interruptionAge = 10.0 // the server repeats no older speech
         entries.removeAll { $0.event.type == "tool.result" && callIds.contains($0.event.payload.text("callId")) }
     }
 
-    /// Drop what is too old to be sent again, and all but transcripts with a session that is gone.
+    /// Drop events that are too old to be sent again, and after the loss of a session all but transcripts.
     func expire(gone: Bool = false) {
         giveUp { entry in
             if entry.isTranscript { return entry.age >= transcriptAge }

@@ -40,7 +40,7 @@ fun connect(options: Options): Client = Client(options).apply { start() }
 class Client internal constructor(private val options: Options) {
     val sessionId = options.sessionId
 
-    /** What `onState` told last. */
+    /** The last state that `onState` reported. */
     @Volatile var state: String? = null
         private set
 
@@ -80,7 +80,7 @@ class Client internal constructor(private val options: Options) {
     private var failures = 0
     private var closed = false
     private var known = false // the server has answered this client
-    private var told = setOf<String>() // calls whose results are in the last `session.start`
+    private var reported = setOf<String>() // calls whose results are in the last `session.start`
     private val prefix = UUID.randomUUID().toString().take(13)
     private var count = 0
     private val seen = LinkedHashSet<String>()
@@ -103,13 +103,13 @@ class Client internal constructor(private val options: Options) {
 
     internal fun start() = post { open() }
 
-    /** Send what the person said. */
+    /** Send a final transcript. */
     fun say(text: String) = post { keep(event(TRANSCRIPT, fields("text" to text))) }
 
-    /** Send what the person has said so far, while speaking. */
+    /** Send an interim transcript while the person speaks. */
     fun hearing(text: String) = send("user.audio.transcript.partial", fields("text" to text))
 
-    /** Barge in: stop the speech, those that wait, and the turn. [spokenText] or [playedMs] say what was heard. */
+    /** Barge in: stop the speech, queued speeches and the turn. [spokenText] or [playedMs] is the heard part. */
     fun interrupt(spokenText: String? = null, playedMs: Long? = null, reason: String = "user_speech") = post {
         silentTo = arrivals
         // Before the speech ends, whose result would say that it was heard.
@@ -216,7 +216,7 @@ class Client internal constructor(private val options: Options) {
         socket = null
         live = false
         questions.values.forEach(::settle)
-        scope.coroutineContext.cancelChildren() // handlers, the speech, and what waits
+        scope.coroutineContext.cancelChildren() // handlers, the speech, and queued calls
         tell { options.onConnection("closed", reason) }
     }
 
@@ -246,7 +246,7 @@ class Client internal constructor(private val options: Options) {
         transmit(event)
     }
 
-    /** What was done and what is pending, in [room] bytes. What is left out is asked for, or sent again. */
+    /** Results and pending calls, in [room] bytes. The server requests or repeats the others. */
     private fun resume(room: Int): JsonObject {
         var left = minOf(room, MAX_RESUME_BYTES) - 256
         val pending = calls.filterValues { it == Stage.QUEUED || it == Stage.BEGUN }.keys.take(MAX_RESUMED).takeWhile {
@@ -254,7 +254,7 @@ class Client internal constructor(private val options: Options) {
             left >= 0
         }
         val done = outbox.done(left)
-        told = done.filter { "result" in it || "error" in it }.mapNotNull { it.text("callId") }.toSet()
+        reported = done.filter { "result" in it || "error" in it }.mapNotNull { it.text("callId") }.toSet()
         return fields("lastEventId" to lastEventId, "done" to done, "pending" to pending)
     }
 
@@ -272,8 +272,8 @@ class Client internal constructor(private val options: Options) {
             runs[callId]?.takeIf { readsOnly(it.name) }?.cancel()
         }
         // Results in `session.start` were recorded before this answer.
-        outbox.forget(unwanted + (told - payload.texts("resend").toSet()))
-        told = emptySet()
+        outbox.forget(unwanted + (reported - payload.texts("resend").toSet()))
+        reported = emptySet()
         tell { options.onConnection("open", "") }
         flush()
         questions.values.filter { it.answer == null && !it.settled }.forEach(::shown)
@@ -548,7 +548,7 @@ class Client internal constructor(private val options: Options) {
         shown(question)
     }
 
-    /** Only what a person can see counts: a yes by voice is not taken before this. */
+    /** A yes by voice counts only after this: the person must be able to see the card. */
     private fun shown(question: Question) {
         if (options.onApproval == null) return
         write(event("approval.shown", fields("approvalId" to question.request["approvalId"])))

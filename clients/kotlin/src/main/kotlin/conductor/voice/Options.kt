@@ -11,7 +11,7 @@ import kotlinx.serialization.json.JsonObject
 import okhttp3.OkHttpClient
 
 /**
- * Where to connect, what the device can do, and what the app is told.
+ * The address, the device's abilities, and the app's callbacks.
  *
  * Hooks and handlers run on [dispatcher], one at a time: `Dispatchers.Main` suits an app.
  */
@@ -48,7 +48,7 @@ class Options(
     val onUnsent: (String) -> Unit = {},
     /** `connecting`, `open` or `closed`, and why it is not open. */
     val onConnection: (state: String, reason: String) -> Unit = { _, _ -> },
-    /** Every frame, sent or read, also those that come a second time. */
+    /** Every frame that is sent or read, including duplicates. */
     val onEvent: (sent: Boolean, event: Event) -> Unit = { _, _ -> },
     /** Say a text and return at its end; it is cancelled to stop it. */
     val speak: suspend (Speech) -> Unit = {},
@@ -60,7 +60,7 @@ class Options(
     val http: OkHttpClient = OkHttpClient(),
 )
 
-/** Runs a call, and is cancelled with it. It returns a text or any JSON value; what it throws is the call's error. */
+/** Runs a call, and is cancelled with it. It returns a text or any JSON value; an exception is the call's error. */
 fun interface ToolHandler {
     suspend fun run(arguments: JsonObject, run: ToolRun): JsonElement
 }

@@ -77,7 +77,7 @@ internal class Outbox(private val unsent: (String) -> Unit) {
         entries = entries.filter { it.event.type != "tool.result" || it.event.payload.text("callId") !in callIds }
     }
 
-    /** Drop what is too old to be sent again, and all but transcripts with a session that is gone. */
+    /** Drop events that are too old to be sent again, and after the loss of a session all but transcripts. */
     fun expire(gone: Boolean = false) = giveUp {
         val age = System.currentTimeMillis() - it.at
         if (it.transcript) age >= TRANSCRIPT_MS else gone || (it.event.type == INTERRUPTED && age >= INTERRUPTION_MS)
