@@ -152,7 +152,7 @@ async def test_nine_minutes_for_a_decision_end_well_in_a_turn_of_two_minutes() -
         assert on.app.finals() == ["Well."]
 
 
-async def test_a_question_that_no_answer_expires_and_a_late_decision_is_told_so() -> None:
+async def test_an_unanswered_question_expires_and_a_late_decision_is_refused() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         mark = len(on.app.log)
@@ -167,7 +167,7 @@ async def test_a_question_that_no_answer_expires_and_a_late_decision_is_told_so(
         assert on.resolved() == ["expired", "expired"] and on.ran == []
 
 
-async def test_edited_arguments_are_run_and_the_model_is_told_what_was_changed() -> None:
+async def test_edited_arguments_run_and_the_model_reads_the_changes() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         on.decide(card, "edit", edited_arguments={"x": 2})
@@ -183,7 +183,7 @@ async def test_edited_arguments_are_run_and_the_model_is_told_what_was_changed()
 
 
 @pytest.mark.parametrize("edited", [{"x": "many"}, {"x": 666}])
-async def test_an_edit_that_is_invalid_or_forbidden_is_refused_and_the_question_stands(edited: Any) -> None:
+async def test_an_invalid_or_forbidden_edit_is_refused_and_the_question_stays_open(edited: Any) -> None:
 
     forbidden = Rule("deny", "device.move", args={"x": {"eq": 666}})
     async with scene(capabilities=ALL, rules=[forbidden]) as on:
@@ -230,9 +230,7 @@ async def test_changes_count_as_turns_and_other_decisions_do_not() -> None:
         assert on.ran == ["device.move"]
 
 
-async def test_what_was_denied_is_not_asked_again_in_that_turn_and_two_such_rounds_end_without_tools() -> (
-    None
-):
+async def test_a_denied_call_is_not_asked_again_and_two_such_rounds_end_without_tools() -> None:
 
     rounds: list[Script] = [MOVE[0], MOVE[0], [TextDelta("I leave it.")]]
     async with scene(rounds, capabilities=ALL) as on:
@@ -287,7 +285,7 @@ async def test_allowed_always_holds_in_other_sessions_of_the_person_until_the_to
         await on.over()
 
 
-async def test_a_tool_that_is_defined_anew_while_it_is_asked_about_does_not_run() -> None:
+async def test_a_tool_redefined_during_its_approval_does_not_run() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         spec = replace(CATALOG[1], description="Something else.")
@@ -314,7 +312,7 @@ async def test_an_open_question_is_shown_again_after_a_reconnect_and_its_answer_
         assert on.ran == ["device.move"]
 
 
-async def test_a_card_that_was_shown_may_be_answered_by_voice_and_any_other_words_supersede_it() -> None:
+async def test_a_visible_card_can_be_answered_by_voice_and_other_requests_supersede_it() -> None:
     async with scene(capabilities=ALL) as on:
         await on.seen()
         on.app.say("yes please")
@@ -341,7 +339,7 @@ async def is_left_alone(on: Scene, words: str) -> None:
     assert on.resolved() == decided and on.ran == []
 
 
-async def test_without_word_that_a_card_was_shown_only_the_card_decides() -> None:
+async def test_without_approval_shown_only_the_card_decides() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         await later(60)
@@ -352,7 +350,7 @@ async def test_without_word_that_a_card_was_shown_only_the_card_decides() -> Non
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1])
-async def test_a_yes_that_was_on_its_way_before_its_card_was_shown_does_not_count(seconds: float) -> None:
+async def test_a_yes_sent_before_its_card_is_visible_does_not_count(seconds: float) -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         on.app.say("yes please")
@@ -373,7 +371,7 @@ async def test_a_yes_that_was_on_its_way_before_its_card_was_shown_does_not_coun
         assert on.ran == ["device.move"]
 
 
-async def test_words_that_were_begun_before_a_card_was_shown_do_not_count_however_late_they_end() -> None:
+async def test_speech_that_began_before_the_card_was_visible_does_not_count() -> None:
     def partial(on: Scene, text: str) -> None:
         assert on.app.line is not None
         on.app.line.say(client.TranscriptPartial(text))
@@ -426,7 +424,7 @@ async def test_a_card_must_be_shown_again_on_each_connection() -> None:
         assert on.ran == ["device.move"]
 
 
-async def test_what_is_said_to_be_shown_must_be_a_card_that_was_sent() -> None:
+async def test_approval_shown_counts_only_for_a_sent_card() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         on.shows({"approvalId": f"{card['approvalId']}-2"})
@@ -454,7 +452,7 @@ async def test_a_spoken_yes_to_two_cards_is_for_neither_and_a_no_is_for_both() -
         assert on.ran == [] and on.resolved() == ["denied", "denied"]
 
 
-async def test_a_yes_that_was_on_its_way_while_two_cards_stood_is_not_for_the_one_that_is_left() -> None:
+async def test_a_yes_sent_while_two_cards_were_open_does_not_count_for_the_remaining_card() -> None:
     async with scene(TWO, capabilities=ALL) as on:
         first, _ = await on.card(1), await on.seen(2)
         on.decide(first, "deny")
@@ -474,7 +472,7 @@ def phrase_of(prompt: str) -> str:
     return phrase
 
 
-async def test_a_high_risk_card_takes_the_words_that_it_asks_for_once_it_was_shown_and_no_others() -> None:
+async def test_a_visible_high_risk_card_accepts_only_its_phrase() -> None:
     async with scene(WIPE, capabilities=ALL) as on:
         card = await on.card()
         await is_left_alone(on, phrase_of(card["prompt"]))
@@ -487,7 +485,7 @@ async def test_a_high_risk_card_takes_the_words_that_it_asks_for_once_it_was_sho
         assert on.stage.session.state.fields.get("grants") is None
 
 
-async def test_a_card_says_what_the_voice_says() -> None:
+async def test_a_card_has_the_text_of_the_spoken_prompt() -> None:
     prompts: list[str] = []
 
     for replies in (MOVE, WIPE):
@@ -498,7 +496,7 @@ async def test_a_card_says_what_the_voice_says() -> None:
     assert prompts[0] == prompts[1] and prompts[2] == prompts[3]
 
 
-async def test_the_microphone_is_open_as_long_as_a_card_stands_and_closed_when_the_last_is_decided() -> None:
+async def test_the_microphone_is_open_until_the_last_card_is_decided() -> None:
     async with scene(TWO, capabilities=ALL) as on:
         first, second = await on.card(1), await on.card(2)
         await later(1)
@@ -512,7 +510,7 @@ async def test_the_microphone_is_open_as_long_as_a_card_stands_and_closed_when_t
         assert on.app.shapes(since)[1:3] == ["approval.resolved", "state thinking"]
 
 
-async def test_a_connection_that_comes_while_a_card_stands_finds_the_microphone_open() -> None:
+async def test_a_new_connection_gets_an_open_microphone_while_a_card_is_open() -> None:
     async with scene(capabilities=ALL) as on:
         await on.card()
         await later(1)
@@ -526,7 +524,7 @@ async def test_a_connection_that_comes_while_a_card_stands_finds_the_microphone_
         assert on.app.states(since) == ["idle"]
 
 
-async def test_the_time_that_a_person_takes_is_not_the_tools() -> None:
+async def test_the_time_for_an_approval_does_not_count_for_the_tool() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         time.sleep(0.05)  # noqa: ASYNC251, TID251  # durations are the wall clock's, which nothing moves
@@ -540,7 +538,7 @@ async def test_the_time_that_a_person_takes_is_not_the_tools() -> None:
 # -- voice
 
 
-async def test_a_bare_okay_is_asked_again_twice_and_then_given_up() -> None:
+async def test_an_unclear_answer_is_asked_again_twice_and_then_expires() -> None:
     async with scene() as on:
         prompts = []
         for number in range(1, 4):
@@ -599,7 +597,7 @@ async def test_a_prompt_that_is_interrupted_in_silence_is_spoken_five_times_at_m
         assert on.results()[0]["error_type"] == "approval_timeout" and on.ran == []
 
 
-async def test_a_speech_that_fails_counts_as_presented_since_its_text_is_shown() -> None:
+async def test_a_failed_speech_counts_as_presented_because_its_text_is_visible() -> None:
     def broken(name: str, call_id: str) -> str | None:
         return SPOKEN
 
@@ -617,7 +615,7 @@ async def test_a_speech_that_fails_counts_as_presented_since_its_text_is_shown()
     assert broken("", "") == SPOKEN
 
 
-async def test_high_risk_needs_its_words_repeated_and_is_never_remembered_by_voice() -> None:
+async def test_high_risk_needs_its_phrase_and_gets_no_grant_by_voice() -> None:
     async with scene([[call("device.wipe", '{"x":3}')], [TextDelta("Gone.")]]) as on:
         phrase = phrase_of(await on.prompt(1))
         on.app.say("yes")
@@ -670,7 +668,7 @@ async def relaunches(on: Scene, away: float = 30.0) -> int:
     return since
 
 
-async def test_a_spoken_question_is_said_again_after_a_relaunch_before_a_yes_counts() -> None:
+async def test_a_spoken_question_is_repeated_after_a_relaunch_before_a_yes_counts() -> None:
     call_ids: list[str] = []
 
     async with scene(answer=speaks_when_told(call_ids)) as on:
@@ -708,7 +706,7 @@ async def test_a_card_is_shown_again_after_a_relaunch() -> None:
 
 
 @pytest.mark.parametrize("delay", [0, 3])
-async def test_words_that_come_first_on_a_new_connection_have_heard_no_question(delay: int) -> None:
+async def test_a_yes_before_the_question_is_repeated_on_a_new_connection_does_not_count(delay: int) -> None:
     services = make_services(MOVE, store=SlowStore(lambda: delay, lambda: delay))
     async with scene(services=services) as on:
         await on.prompt()
@@ -724,7 +722,7 @@ async def test_words_that_come_first_on_a_new_connection_have_heard_no_question(
         assert on.ran == ["device.move"]
 
 
-async def test_a_session_start_that_follows_other_events_has_the_question_said_again_once() -> None:
+async def test_a_late_session_start_repeats_the_question_once() -> None:
     async with scene() as on:
         await on.prompt()
         assert on.app.line is not None
@@ -738,7 +736,7 @@ async def test_a_session_start_that_follows_other_events_has_the_question_said_a
 
 
 @pytest.mark.parametrize("same", [True, False])
-async def test_a_client_that_says_what_it_knows_has_heard_what_it_heard(same: bool) -> None:
+async def test_a_client_that_resumes_does_not_hear_the_question_again(same: bool) -> None:
     async with scene(capabilities=["resume"]) as on:
         await on.prompt()
         assert on.app.line is not None
@@ -756,7 +754,7 @@ async def test_a_client_that_says_what_it_knows_has_heard_what_it_heard(same: bo
         assert on.ran == ["device.move"]
 
 
-async def test_a_connection_that_is_bound_again_by_this_server_is_the_same_process() -> None:
+async def test_a_rebound_connection_belongs_to_the_same_process() -> None:
     async with scene() as on:
         await on.prompt()
         line = on.app.line
@@ -770,7 +768,7 @@ async def test_a_connection_that_is_bound_again_by_this_server_is_the_same_proce
         assert on.ran == ["device.move"]
 
 
-async def test_a_prompt_that_is_replayed_is_not_said_twice() -> None:
+async def test_a_replayed_prompt_is_spoken_once() -> None:
     call_ids: list[str] = []
 
     async with scene(answer=speaks_when_told(call_ids)) as on:
@@ -786,7 +784,7 @@ async def test_a_prompt_that_is_replayed_is_not_said_twice() -> None:
         assert on.ran == ["device.move"]
 
 
-async def test_a_prompt_that_is_being_recorded_when_a_client_comes_is_said_once() -> None:
+async def test_a_prompt_recorded_during_a_reconnect_is_spoken_once() -> None:
     store = SlowStore()
 
     async with scene(services=make_services(MOVE, store=store)) as on:
@@ -805,7 +803,7 @@ async def test_a_prompt_that_is_being_recorded_when_a_client_comes_is_said_once(
         assert on.ran == ["device.move"]
 
 
-async def test_reconnects_use_up_none_of_the_times_that_a_question_is_asked_again() -> None:
+async def test_reconnects_do_not_count_as_presentations() -> None:
     async with scene() as on:
         await on.prompt()
         for number in range(2, 12):
@@ -873,7 +871,7 @@ async def test_a_locale_of_english_is_asked_and_answered_by_voice() -> None:
 # -- what may have happened
 
 
-async def test_an_identical_write_asks_while_nobody_knows_whether_the_first_one_happened() -> None:
+async def test_an_identical_write_needs_an_approval_while_the_first_is_unknown() -> None:
     free = (tool("device.move", effect="write", approval="never"),)
     silent = True
 
@@ -891,7 +889,7 @@ async def test_an_identical_write_asks_while_nobody_knows_whether_the_first_one_
         assert on.ran == ["device.move", "device.move"]
 
 
-async def test_time_stands_still_for_the_turn_but_the_question_has_its_own_end() -> None:
+async def test_the_turns_clock_stops_during_a_question_which_expires_by_itself() -> None:
     before = time.monotonic()
 
     async with scene(capabilities=ALL, turn_timeout=10.0) as on:
@@ -907,7 +905,7 @@ async def test_time_stands_still_for_the_turn_but_the_question_has_its_own_end()
 # -- what a reviewer would try
 
 
-async def test_a_yes_counts_only_once_no_interruption_can_come_any_more() -> None:
+async def test_a_yes_counts_only_after_the_heard_window() -> None:
     call_ids: list[str] = []
 
     def deaf(name: str, call_id: str) -> str | None:
@@ -942,7 +940,7 @@ async def test_a_yes_counts_only_once_no_interruption_can_come_any_more() -> Non
         assert on.ran == ["device.move"], "quick, but not too early"
 
 
-async def test_a_rule_that_comes_while_it_is_asked_about_stops_the_call() -> None:
+async def test_a_new_rule_stops_a_call_during_its_approval() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         rules = [Rule("deny", "device.move", args={"x": {"eq": 1}})]
@@ -964,7 +962,7 @@ async def test_an_empty_transcript_while_a_card_stands_opens_the_microphone_agai
         assert on.ran == ["device.move"]
 
 
-async def test_another_request_beyond_the_rate_leaves_the_question_alone() -> None:
+async def test_a_request_beyond_the_rate_leaves_the_question_open() -> None:
     async with scene(capabilities=ALL, turns_per_minute=1.0) as on:
         card = await on.card()
         on.app.say("what time is it in Paris")
@@ -975,7 +973,7 @@ async def test_another_request_beyond_the_rate_leaves_the_question_alone() -> No
         assert on.ran == ["device.move"]
 
 
-async def test_two_interruptions_of_one_prompt_leave_the_question_standing() -> None:
+async def test_two_interruptions_of_a_prompt_leave_the_question_open() -> None:
     call_ids: list[str] = []
 
     def deaf(name: str, call_id: str) -> str | None:
@@ -998,7 +996,7 @@ async def test_two_interruptions_of_one_prompt_leave_the_question_standing() -> 
         assert on.ran == ["device.move"]
 
 
-async def test_a_no_is_for_the_same_call_twice_in_one_reply_and_a_grant_for_all_that_it_covers() -> None:
+async def test_a_denial_covers_identical_calls_of_a_reply_and_a_grant_all_matching_calls() -> None:
 
     same: list[Script] = [[call("device.move", '{"x":1}')] * 2, [TextDelta("Well.")]]
     following_scripts: list[Script] = [
@@ -1015,7 +1013,7 @@ async def test_a_no_is_for_the_same_call_twice_in_one_reply_and_a_grant_for_all_
         assert on.ran == ["device.move", "device.move"] and on.resolved() == ["allowed", "allowed"]
 
 
-async def test_what_became_of_a_card_while_the_client_was_away_is_told_when_it_is_back() -> None:
+async def test_the_outcome_of_a_card_is_sent_after_a_reconnect() -> None:
     async with scene(capabilities=ALL) as on:
         await on.card()
         assert on.app.line is not None
@@ -1028,7 +1026,7 @@ async def test_what_became_of_a_card_while_the_client_was_away_is_told_when_it_i
         assert on.resolved() == ["expired"]
 
 
-async def test_scopes_that_would_change_nothing_are_not_offered_and_count_as_once() -> None:
+async def test_scopes_without_effect_are_not_offered_and_count_as_once() -> None:
     async with scene(capabilities=ALL, rules=[Rule("ask", "device.move")]) as on:
         card = await on.card()
         assert card["scopes"] == ["once"]
@@ -1038,7 +1036,7 @@ async def test_scopes_that_would_change_nothing_are_not_offered_and_count_as_onc
         assert on.stage.session.state.fields.get("grants") is None
 
 
-async def test_two_cards_of_which_one_is_high_stand_whatever_their_order_after_a_spoken_yes() -> None:
+async def test_a_spoken_yes_decides_neither_of_two_cards_in_any_order() -> None:
 
     for calls in ([call("device.wipe"), call("device.move")], [call("device.move"), call("device.wipe")]):
         async with scene([calls, [TextDelta("Well.")]], capabilities=ALL) as on:

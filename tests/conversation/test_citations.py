@@ -43,7 +43,7 @@ def results(*numbers: int) -> Message:
         ("No citation [sic], [a1] or [2026].", "No citation [sic], [a1] or [2026]."),
     ],
 )
-def test_citations_that_were_never_returned_are_dropped(text: str, expected: str) -> None:
+def test_invented_citations_are_dropped(text: str, expected: str) -> None:
     assert without_invented(text, [results(1), AssistantMessage("x"), results(1, 2)]) == expected
 
 
@@ -56,7 +56,7 @@ def test_without_a_search_numbers_in_brackets_stay() -> None:
     assert without_invented("The list is [3].", [result]) == "The list is [3]."
 
 
-async def test_the_final_reply_and_its_speech_have_only_citations_that_were_returned() -> None:
+async def test_the_final_reply_and_its_speech_have_only_returned_citations() -> None:
     scripts: list[Script] = [
         [call("library.search")],
         [TextDelta("Herons fish [1], ducks fly [7]. See [3].")],

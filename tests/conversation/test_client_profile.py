@@ -37,7 +37,7 @@ def names(profile: ClientProfile) -> set[str]:
 LOCAL = {spec.name for spec in LocalTools().specs()}
 
 
-def test_a_client_that_declares_nothing_has_the_catalogs_tools() -> None:
+def test_a_client_without_declarations_has_the_catalogs_tools() -> None:
     profile = make_profile()
     assert profile.start(SessionStart()) is None
     assert names(profile) == LOCAL | {spec.name for spec in CATALOG}
@@ -65,7 +65,7 @@ def test_the_capabilities_of_this_version_are_accepted_in_its_own_order() -> Non
 
 
 @pytest.mark.parametrize(("capabilities", "timeout_ms"), [([], None), (["lease"], 600_000)])
-def test_a_client_with_a_lease_is_told_how_long_a_call_may_take(
+def test_a_client_with_a_lease_gets_the_time_limits_of_calls(
     capabilities: list[str], timeout_ms: int | None
 ) -> None:
     profile = make_profile()
@@ -94,7 +94,7 @@ def test_the_operators_rules_and_the_persons_grants_decide_for_every_tool() -> N
     assert (kind("device.pick"), kind("device.look")) == (PreparedCall, PreparedCall)
 
 
-def test_declaring_anew_does_not_let_a_tool_be_called_more_often() -> None:
+def test_a_new_declaration_does_not_reset_a_tools_rate_limit() -> None:
     profile = ClientProfile(make_services(calls_per_minute=2.0), "s-1", PendingCalls())
     kinds = []
     for _ in range(3):
@@ -121,7 +121,7 @@ def test_a_declared_tool_cannot_take_the_name_of_the_servers_own_or_of_the_inter
     assert spec.source == "builtin"
 
 
-def test_declaring_anew_replaces_and_declaring_none_leaves_none() -> None:
+def test_a_new_declaration_replaces_the_tools() -> None:
     profile = make_profile()
     profile.start(SessionStart(capabilities=["tools"], tools=[LAMP]))
     profile.declare([{**LAMP, "name": "door.lock"}])
@@ -130,7 +130,7 @@ def test_declaring_anew_replaces_and_declaring_none_leaves_none() -> None:
     assert names(profile) == LOCAL
 
 
-def test_a_repeated_start_keeps_what_it_leaves_out() -> None:
+def test_a_repeated_start_keeps_omitted_values() -> None:
     profile = make_profile()
     profile.start(
         SessionStart(
@@ -158,7 +158,7 @@ def test_instructions_can_be_taken_back() -> None:
     assert "herons" not in profile.system_prompt
 
 
-def test_the_github_token_is_kept_nowhere() -> None:
+def test_the_github_token_is_not_stored() -> None:
     profile = make_profile()
     profile.start(SessionStart(github_token="ghp_not_to_be_found"))
     assert "ghp_not_to_be_found" not in repr(vars(profile))

@@ -116,7 +116,7 @@ async def test_acknowledgements_are_recorded_by_the_next_successful_commit() -> 
     assert len(store.commits) == 2
 
 
-async def test_a_commit_whose_caller_is_cancelled_is_recorded_in_the_mirror_too() -> None:
+async def test_a_cancelled_caller_does_not_stop_its_commit() -> None:
     store = SlowStore()
     committer, outbox, _ = await make_committer(store)
     await committer.commit([], [set_state("c1", "idle")])
@@ -365,7 +365,7 @@ def test_a_card_is_durable_and_has_its_approval_id_for_a_call_id() -> None:
 
 
 @pytest.mark.parametrize("event", [SpeechPartial("hi"), ErrorEvent("internal_error", "Sorry.")])
-def test_an_event_that_may_be_lost_has_only_a_frame(event: ServerEvent) -> None:
+def test_a_transient_event_has_only_a_frame(event: ServerEvent) -> None:
     encoded = encode(event)
     assert encoded.record is None
     assert encoded.frame is not None

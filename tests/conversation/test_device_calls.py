@@ -87,7 +87,7 @@ async def test_a_result_reaches_the_model_once(seed: int) -> None:
     await stage.close()
 
 
-async def test_a_call_without_an_answer_is_unknown_at_its_limit_and_its_late_result_is_told() -> None:
+async def test_an_unanswered_call_is_unknown_and_its_late_result_becomes_a_note() -> None:
     stage = await open_stage(make_services(ONE_CALL, tool_timeout=30.0), silent_tools)
     loop = asyncio.get_running_loop()
     stage.app.say("go")
@@ -140,7 +140,7 @@ async def test_a_late_result_is_too_late_after_ten_minutes() -> None:
 
 
 @pytest.mark.parametrize("name", ["device.look", "device.do"])
-async def test_a_result_after_an_interruption_is_told_in_the_next_turn(name: str) -> None:
+async def test_a_result_after_an_interruption_joins_the_next_turn(name: str) -> None:
     stage = await open_stage(make_services([[call(name)], [TextDelta("Next.")]]), silent_tools)
     stage.app.say("go")
     call_id = await device_call(stage, name)
@@ -179,7 +179,7 @@ async def held_expiry(stage: Stage, store: SlowStore) -> str:
     return call_id
 
 
-async def test_a_result_that_comes_while_the_time_out_is_committed_is_told_later() -> None:
+async def test_a_result_during_the_commit_of_a_timeout_becomes_a_note() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
     call_id = await held_expiry(stage, store)
@@ -194,7 +194,7 @@ async def test_a_result_that_comes_while_the_time_out_is_committed_is_told_later
     await stage.close()
 
 
-async def test_a_time_out_that_comes_while_the_result_is_committed_changes_nothing() -> None:
+async def test_a_timeout_during_the_commit_of_a_result_is_ignored() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
     stage.app.say("go")
@@ -213,7 +213,7 @@ async def test_a_time_out_that_comes_while_the_result_is_committed_changes_nothi
     await stage.close()
 
 
-async def test_a_result_that_is_being_committed_when_the_turn_ends_is_told() -> None:
+async def test_a_result_committed_at_the_end_of_its_turn_reaches_the_model() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
     stage.app.say("go")
@@ -233,7 +233,7 @@ async def test_a_result_that_is_being_committed_when_the_turn_ends_is_told() -> 
     await stage.close()
 
 
-async def test_a_result_that_comes_while_the_turns_end_is_committed_is_told() -> None:
+async def test_a_result_during_the_commit_of_the_turns_end_becomes_a_note() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
     stage.app.say("go")
@@ -252,7 +252,7 @@ async def test_a_result_that_comes_while_the_turns_end_is_committed_is_told() ->
     await stage.close()
 
 
-async def test_a_time_out_that_finds_its_turn_over_keeps_the_call_as_late() -> None:
+async def test_a_timeout_after_the_turns_end_keeps_the_call_as_late() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
     stage.app.say("go")
@@ -272,7 +272,7 @@ async def test_a_time_out_that_finds_its_turn_over_keeps_the_call_as_late() -> N
     await stage.close()
 
 
-async def test_a_result_that_could_not_be_recorded_still_reaches_the_model() -> None:
+async def test_an_unrecorded_result_still_reaches_the_model() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
     stage.app.say("go")
@@ -288,7 +288,7 @@ async def test_a_result_that_could_not_be_recorded_still_reaches_the_model() -> 
     await stage.close()
 
 
-async def test_a_result_whose_time_is_over_while_it_waits_for_the_store_counts() -> None:
+async def test_a_result_that_waits_for_the_store_does_not_time_out() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(ONE_CALL, store=store, tool_timeout=30.0), silent_tools)
     stage.app.say("go")
@@ -307,7 +307,7 @@ async def test_a_result_whose_time_is_over_while_it_waits_for_the_store_counts()
     await stage.close()
 
 
-async def test_a_call_has_more_time_when_the_process_stood_still() -> None:
+async def test_a_suspension_of_the_process_extends_a_calls_time() -> None:
     stage = await open_stage(make_services(ONE_CALL, tool_timeout=30.0), silent_tools)
     stage.app.say("go")
     call_id = await device_call(stage)
@@ -321,7 +321,7 @@ async def test_a_call_has_more_time_when_the_process_stood_still() -> None:
     await stage.close()
 
 
-async def test_a_time_out_that_could_not_be_recorded_still_ends_the_wait() -> None:
+async def test_an_unrecorded_timeout_still_ends_the_wait() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
     stage.app.say("go")
@@ -336,7 +336,7 @@ async def test_a_time_out_that_could_not_be_recorded_still_ends_the_wait() -> No
     await stage.close()
 
 
-async def test_a_result_that_overtakes_a_time_out_which_was_not_recorded_does_not_fail_the_turn() -> None:
+async def test_a_result_after_an_unrecorded_timeout_does_not_fail_the_turn() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
     call_id = await held_expiry(stage, store)
@@ -355,7 +355,7 @@ async def test_a_result_that_overtakes_a_time_out_which_was_not_recorded_does_no
     await stage.close()
 
 
-async def test_tools_declared_anew_while_a_call_is_committed_do_not_fail_the_turn() -> None:
+async def test_a_new_declaration_during_the_commit_of_a_call_does_not_fail_the_turn() -> None:
     store = SlowStore()
     hold = asyncio.Event()
     scripts: list[Script] = [[hold, call("device.do")], [TextDelta("Done.")]]
@@ -376,7 +376,7 @@ async def test_tools_declared_anew_while_a_call_is_committed_do_not_fail_the_tur
 
 
 @pytest.mark.parametrize("how", ["stopped", "not recorded"])
-async def test_no_future_is_left_of_a_call_that_was_never_waited_for(how: str) -> None:
+async def test_no_future_remains_for_a_call_without_a_waiting_turn(how: str) -> None:
     store = SlowStore(lambda: 5, lambda: 5)
     stage = await open_stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
 
@@ -412,7 +412,7 @@ async def test_the_last_result_is_one_commit_with_the_rounds_messages() -> None:
     await stage.close()
 
 
-async def test_a_turn_that_is_stopped_while_its_last_result_is_recorded_keeps_it() -> None:
+async def test_a_turn_stopped_during_the_commit_of_its_last_result_keeps_the_result() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
     declare(stage, "activity")
@@ -431,7 +431,7 @@ async def test_a_turn_that_is_stopped_while_its_last_result_is_recorded_keeps_it
     await stage.close()
 
 
-async def test_a_result_that_comes_while_its_turn_is_closed_is_logged_once() -> None:
+async def test_a_result_during_the_end_of_its_turn_is_logged_once() -> None:
     store = SlowStore()
     scripts: list[Script] = [[call("device.do"), call("device.look")], [TextDelta("Next.")]]
     stage = await open_stage(
@@ -488,7 +488,7 @@ def payloads(stage: Stage, event_type: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["device.look", "device.do"])
-async def test_the_late_result_of_a_call_that_timed_out_begins_a_turn_of_its_own(name: str) -> None:
+async def test_a_late_result_after_a_timeout_starts_a_turn(name: str) -> None:
     scripts: list[Script] = [[call(name)], [TextDelta("No answer.")], [TextDelta("A heron.")]]
     stage = await open_stage(make_services(scripts), silent_tools)
     declare(stage, "late")
@@ -509,7 +509,7 @@ async def test_the_late_result_of_a_call_that_timed_out_begins_a_turn_of_its_own
 
 
 @pytest.mark.parametrize(("name", "own_turn"), [("device.look", False), ("device.do", True)])
-async def test_after_an_interruption_a_write_is_told_at_once_and_a_read_with_the_next_turn(
+async def test_after_an_interruption_only_the_result_of_a_write_starts_a_turn(
     name: str, own_turn: bool
 ) -> None:
     scripts: list[Script] = [[call(name)], [TextDelta("One.")], [TextDelta("Two.")]]
@@ -534,7 +534,7 @@ async def test_after_an_interruption_a_write_is_told_at_once_and_a_read_with_the
     await stage.close()
 
 
-async def test_a_result_that_comes_late_during_another_turn_is_told_with_the_next_one() -> None:
+async def test_a_late_result_during_another_turn_joins_the_next_one() -> None:
     hold = asyncio.Event()
     scripts: list[Script] = [
         [call("device.do")],
@@ -564,7 +564,7 @@ async def test_a_result_that_comes_late_during_another_turn_is_told_with_the_nex
     await stage.close()
 
 
-async def test_a_turn_for_a_late_result_waits_for_the_floor_and_goes_with_what_the_person_says() -> None:
+async def test_a_turn_for_a_late_result_waits_for_the_floor_or_joins_a_transcript() -> None:
     scripts: list[Script] = [[call("device.do")], [TextDelta("No answer.")], [TextDelta("Both.")]]
     stage = await open_stage(make_services(scripts), silent_tools)
     stage.app.say("go")
@@ -582,7 +582,7 @@ async def test_a_turn_for_a_late_result_waits_for_the_floor_and_goes_with_what_t
     await stage.close()
 
 
-async def test_without_the_capability_a_late_result_is_told_all_the_same() -> None:
+async def test_without_the_capability_late_a_late_result_counts_too() -> None:
     stage = await open_stage(make_services(ONE_CALL), silent_tools)
     stage.app.say("go")
     call_id = await device_call(stage)
@@ -594,7 +594,7 @@ async def test_without_the_capability_a_late_result_is_told_all_the_same() -> No
     await stage.close()
 
 
-async def test_after_its_late_result_an_identical_call_is_not_asked_about() -> None:
+async def test_after_its_late_result_an_identical_call_needs_no_approval() -> None:
     scripts: list[Script] = [
         [call("device.do")],
         [TextDelta("No answer.")],
@@ -634,7 +634,7 @@ def noted(stage: Stage) -> object:
 
 
 @pytest.mark.parametrize("how", ["in time", "not recorded", "never", "interrupted"])
-async def test_the_model_reads_how_arguments_were_corrected_however_the_call_ends(
+async def test_the_model_reads_the_corrections_of_arguments_for_every_outcome(
     how: str,
 ) -> None:
     store = SlowStore()
@@ -654,7 +654,7 @@ async def test_the_model_reads_how_arguments_were_corrected_however_the_call_end
     await stage.close()
 
 
-async def test_nothing_is_noted_where_nothing_was_changed() -> None:
+async def test_arguments_without_corrections_have_no_note() -> None:
     stage = await open_stage(make_services(ONE_CALL))
     stage.app.say("go")
     await stage.quiet()
@@ -728,7 +728,7 @@ KEPT = tool("device.do", effect="write", approval="never", on_interrupt="keep")
     ("spec", "capabilities", "is_sent"),
     [(STOPPABLE, ["cancel"], True), (KEPT, ["cancel"], False), (STOPPABLE, [], False)],
 )
-async def test_an_interruption_cancels_the_calls_that_are_to_be_cancelled(
+async def test_an_interruption_cancels_calls_of_tools_that_declare_it(
     spec: ToolSpec, capabilities: list[str], is_sent: bool
 ) -> None:
     stage = await open_stage(with_tools(make_services(ONE_CALL), spec), silent_tools)
@@ -743,7 +743,7 @@ async def test_an_interruption_cancels_the_calls_that_are_to_be_cancelled(
     await stage.close()
 
 
-async def test_a_call_that_no_socket_had_is_not_cancelled_there() -> None:
+async def test_an_unsent_call_is_not_cancelled_at_the_device() -> None:
     stage = await open_stage(with_tools(make_services(ONE_CALL), STOPPABLE), silent_tools, slow=True)
     declare(stage, "cancel")
     assert stage.app.line is not None
@@ -764,7 +764,7 @@ async def test_a_call_that_no_socket_had_is_not_cancelled_there() -> None:
     ("effect", "success", "error_type"),
     [("none", False, "cancelled"), ("partial", False, "cancelled"), ("complete", True, "none")],
 )
-async def test_a_device_that_cancels_in_time_says_how_far_it_got(
+async def test_a_cancellation_in_time_records_its_effect(
     effect: Literal["none", "partial", "complete"], success: bool, error_type: str
 ) -> None:
     stage = await open_stage(make_services(ONE_CALL), silent_tools)
@@ -782,7 +782,7 @@ async def test_a_device_that_cancels_in_time_says_how_far_it_got(
 
 
 @pytest.mark.parametrize("effect", ["none", "partial", "complete"])
-async def test_what_was_done_of_an_interrupted_call_is_told_late_and_nothing_is_unknown_any_more(
+async def test_a_late_cancellation_becomes_a_note_and_settles_the_unknown_call(
     effect: Literal["none", "partial", "complete"],
 ) -> None:
     scripts: list[Script] = [[call("device.do")], [TextDelta("I see.")], [TextDelta("Next.")]]
@@ -849,7 +849,7 @@ async def test_the_limit_counts_the_silence_since_the_last_sign_of_life(
 
 
 @pytest.mark.parametrize("same", [True, False])
-async def test_a_write_is_sent_again_only_to_a_client_that_says_what_it_knows(same: bool) -> None:
+async def test_a_write_is_sent_again_only_to_a_client_that_resumes(same: bool) -> None:
     stage = await open_stage(make_services(ONE_CALL, tool_timeout=5.0), silent_tools)
     stage.app.capabilities = ["resume"]
     stage.app.connect(stage.session)

@@ -53,7 +53,7 @@ async def test_a_field_is_read_as_it_was_last_committed() -> None:
     assert fields.get("tasks") == "one two "
 
 
-async def test_an_update_that_fails_changes_nothing_and_the_next_one_goes_on_from_there() -> None:
+async def test_a_failed_update_changes_nothing() -> None:
     failures = iter([None, StoreUnavailable("away")])
     fields, _ = await make_fields(SlowStore(fail=lambda operations: next(failures, None)))
 
@@ -78,7 +78,7 @@ async def test_an_empty_text_drops_the_field() -> None:
 
 
 @pytest.mark.parametrize("name", [GRANTS, QUESTIONS])
-async def test_no_tool_reaches_what_the_session_itself_keeps(name: str) -> None:
+async def test_no_tool_can_access_the_sessions_own_fields(name: str) -> None:
     fields, committer = await make_fields(SlowStore())
     await committer.commit([SetField(name, "the session's")])
     assert fields.get(name) is None

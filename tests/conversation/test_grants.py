@@ -69,14 +69,14 @@ async def test_at_high_risk_it_holds_for_the_same_arguments_only() -> None:
     assert asks(grants, WIPE)
 
 
-async def test_a_tool_that_is_defined_anew_is_asked_about_again() -> None:
+async def test_a_redefined_tool_needs_an_approval_again() -> None:
     grants, committer = await make_grants()
     await allow(grants, committer, MOVE, "session")
     assert asks(grants, replace(MOVE, description="Something else."))
     assert asks(grants, replace(MOVE, source="builtin"))
 
 
-async def test_several_grants_stand_beside_each_other() -> None:
+async def test_several_grants_are_stored_together() -> None:
     grants, committer = await make_grants()
     names = ["device.a", "device.b", "device.c"]
     for name in names:
@@ -94,7 +94,7 @@ async def test_allowed_always_is_kept_with_the_person_and_not_with_the_session()
     assert [rule.scope for rule in decode_grants(lasting.get(KEY.subject, FIELD), KEY.subject)] == ["always"]
 
 
-async def test_without_a_place_for_subject_records_always_means_this_session() -> None:
+async def test_without_subject_records_always_means_this_session() -> None:
     grants, committer = await make_grants(None)
     assert not grants.lasting
     await allow(grants, committer, MOVE, "always")
@@ -103,7 +103,7 @@ async def test_without_a_place_for_subject_records_always_means_this_session() -
     assert asks(grants_elsewhere, MOVE)
 
 
-async def test_a_lasting_grant_that_could_not_be_kept_allows_nothing() -> None:
+async def test_an_unrecorded_lasting_grant_allows_nothing() -> None:
     away = SlowStore(fail=lambda operations: StoreUnavailable("away"))
     grants, _ = await make_grants(SubjectRecords(away))
     with pytest.raises(StoreUnavailable):
@@ -112,7 +112,7 @@ async def test_a_lasting_grant_that_could_not_be_kept_allows_nothing() -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[7]", '[{"effect":"allow"}]', "[" * 100_000])
-async def test_a_field_that_cannot_be_read_allows_nothing(text: str) -> None:
+async def test_an_unreadable_field_grants_nothing(text: str) -> None:
     grants, committer = await make_grants()
     await committer.commit([SetField(FIELD, text)])
     assert asks(grants, MOVE)

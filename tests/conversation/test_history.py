@@ -105,7 +105,7 @@ def test_any_history_is_mended_and_shrinks(rng: random.Random) -> None:
     check_repair(random_history(rng))
 
 
-def test_a_checker_that_finds_nothing_would_be_no_checker() -> None:
+def test_the_checker_finds_faults() -> None:
     call = AssistantMessage(calls=(ToolCall("c1", "device.do", "{}"),))
     broken_ones: list[list[Message]] = [
         [AssistantMessage("hi")],
@@ -117,7 +117,7 @@ def test_a_checker_that_finds_nothing_would_be_no_checker() -> None:
     assert all(faults(broken) for broken in broken_ones)
 
 
-def test_a_result_is_moved_to_its_call_and_a_missing_one_is_made_up() -> None:
+def test_results_follow_their_calls_and_missing_results_are_added() -> None:
     calls = AssistantMessage(calls=(ToolCall("c1", "device.do", "{}"), ToolCall("c2", "device.do", "{}")))
     history: list[Message] = [
         UserMessage("a"),
@@ -193,7 +193,7 @@ def check_cut(messages: list[Message], max_turns: int, max_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_history_is_cut_at_a_turn_to_half_of_what_was_exceeded(seed: int) -> None:
+def test_a_history_is_cut_at_a_turn_to_half_of_the_exceeded_budget(seed: int) -> None:
     rng = random.Random(seed)
     for number in range(500):
         messages = whole_turns(rng, notes=False)
@@ -204,7 +204,7 @@ def test_a_history_is_cut_at_a_turn_to_half_of_what_was_exceeded(seed: int) -> N
             raise AssertionError(f"seed {seed}, history {number}: {error}") from error
 
 
-def test_a_note_is_not_cut_from_the_words_it_came_with() -> None:
+def test_a_note_is_not_cut_from_its_message() -> None:
     """A turn is a user's message or a note, or several, and what follows (conductor.messages)."""
     rng = random.Random(1)
     for _ in range(500):
@@ -243,7 +243,7 @@ def test_reasoning_counts_only_while_its_turn_runs() -> None:
     assert budget.tokens == 1_000
 
 
-def test_a_budget_follows_what_the_service_counts() -> None:
+def test_a_budget_follows_the_services_count() -> None:
     budget = HistoryBudget(8_000)
     request = ModelRequest("", [UserMessage("long words " * 1_000)])
     estimated = estimate_tokens(request.messages[0])
@@ -259,7 +259,7 @@ def test_a_budget_follows_what_the_service_counts() -> None:
     assert budget.tokens == 8_000
 
 
-def test_a_history_that_was_too_long_is_halved_but_for_its_last_turn() -> None:
+def test_a_history_that_is_too_long_is_halved_except_its_last_turn() -> None:
     budget = HistoryBudget(60_000)
     history = [UserMessage("words " * 100) for _ in range(10)]
     assert budget.halve(history) == 6

@@ -115,7 +115,7 @@ class Bench:
         return not kept and not virtual_loop().timers
 
 
-async def test_an_answer_acknowledges_what_was_written_before_it_but_no_speech_call_or_question() -> None:
+async def test_an_answer_acknowledges_earlier_events_except_speeches_calls_and_questions() -> None:
     bench = Bench()
     wire = bench.connect(slow=True)
     for kind in ("state", "final", "message", "approval", "speak", "call", "message", "state"):
@@ -128,7 +128,7 @@ async def test_an_answer_acknowledges_what_was_written_before_it_but_no_speech_c
     assert wire.ids()[-1] == "e8", "it was not acknowledged by the answer to an earlier event"
 
 
-async def test_a_second_speech_is_held_with_all_that_follows_it() -> None:
+async def test_a_second_speech_is_held_with_all_later_events() -> None:
     bench = Bench()
     wire = bench.connect()
     for kind in ("speak", "state", "speak", "state", "call"):
@@ -140,7 +140,7 @@ async def test_a_second_speech_is_held_with_all_that_follows_it() -> None:
     assert wire.ids() == ["e1", "e2", "e3", "e4", "e5", "shown"]
 
 
-async def test_a_speech_that_no_answer_makes_way_after_its_limit() -> None:
+async def test_an_unanswered_speech_is_over_after_its_limit() -> None:
     bench = Bench()
     wire = bench.connect()
     began_at = asyncio.get_running_loop().time()
@@ -151,7 +151,7 @@ async def test_a_speech_that_no_answer_makes_way_after_its_limit() -> None:
     assert bench.expired == [("c1", began_at + SPEECH_LIMIT)]
 
 
-async def test_a_speech_that_was_interrupted_makes_way_at_once() -> None:
+async def test_an_interrupted_speech_is_over_at_once() -> None:
     bench = Bench()
     wire = bench.connect()
     bench.put("speak")
@@ -179,7 +179,7 @@ async def test_the_limit_of_a_call_runs_from_the_answer_to_the_call_before_it() 
     assert bench.rests()
 
 
-async def test_a_call_that_was_abandoned_keeps_its_place_until_it_is_answered() -> None:
+async def test_an_abandoned_call_stays_in_the_queue_until_its_answer() -> None:
     bench = Bench()
     wire = bench.connect()
     bench.put("call")
@@ -207,7 +207,7 @@ async def test_a_replay_has_only_the_latest_state_and_no_stale_speech_and_is_in_
     assert set(bench.outbox.removed) == {"e1", "e5", "e6"}
 
 
-async def test_calls_go_on_waiting_without_a_connection() -> None:
+async def test_calls_time_out_without_a_connection() -> None:
     bench = Bench()
     began_at = asyncio.get_running_loop().time()
     bench.put("call")
@@ -216,7 +216,7 @@ async def test_calls_go_on_waiting_without_a_connection() -> None:
     assert bench.expired == [("c1", began_at + CALL_LIMIT)]
 
 
-async def test_a_client_that_acknowledges_nothing_is_not_waited_for_after_its_first_turn() -> None:
+async def test_a_client_without_acknowledgements_is_recognised_after_its_first_turn() -> None:
     bench = Bench(max_unacknowledged=20)
     wire = bench.connect()
     for _ in range(10):
@@ -231,7 +231,7 @@ async def test_a_client_that_acknowledges_nothing_is_not_waited_for_after_its_fi
     assert [call for call in bench.expired if call[0] == "c71"] == [("c71", began_at + CALL_LIMIT)]
 
 
-async def test_a_call_that_is_replayed_behind_a_speech_has_its_limit_from_the_end_of_the_speech() -> None:
+async def test_the_limit_of_a_replayed_call_starts_after_the_speech_before_it() -> None:
     bench = Bench()
     bench.put("speak")
     bench.put("call")
@@ -244,7 +244,7 @@ async def test_a_call_that_is_replayed_behind_a_speech_has_its_limit_from_the_en
     assert bench.expired == [("c2", end_of_speech + CALL_LIMIT)]
 
 
-async def test_a_speech_whose_answer_was_lost_does_not_hold_up_the_next_one_for_its_whole_limit() -> None:
+async def test_a_speech_with_a_lost_answer_does_not_hold_the_next_one() -> None:
     """The app drops the replayed speech as one it had, and answers what comes after it: it is over."""
     bench = Bench()
     bench.connect()
@@ -260,7 +260,7 @@ async def test_a_speech_whose_answer_was_lost_does_not_hold_up_the_next_one_for_
     assert wire.ids()[-1] == "e5"
 
 
-async def test_what_was_held_goes_on_when_the_speech_before_it_is_evicted() -> None:
+async def test_held_events_are_sent_when_the_speech_before_them_is_evicted() -> None:
     bench = Bench(max_unacknowledged=4)
     wire = bench.connect()
     for _ in range(5):
@@ -284,7 +284,7 @@ async def test_an_interrupted_speech_is_not_replayed_and_blocks_no_other() -> No
 # -- questions
 
 
-async def test_a_question_waits_in_nobodys_way_and_for_as_long_as_it_takes() -> None:
+async def test_a_question_has_no_time_limit_and_holds_no_event() -> None:
     bench = Bench()
     wire = bench.connect()
     bench.put("approval")
@@ -299,7 +299,7 @@ async def test_a_question_waits_in_nobodys_way_and_for_as_long_as_it_takes() -> 
     assert len(bench.outbox.records()) == 2
 
 
-async def test_a_question_that_waits_behind_a_speech_can_be_given_up() -> None:
+async def test_a_held_question_can_be_abandoned() -> None:
     bench = Bench()
     wire = bench.connect()
     for kind in ("speak", "speak", "approval"):
@@ -311,7 +311,7 @@ async def test_a_question_that_waits_behind_a_speech_can_be_given_up() -> None:
     assert bench.rests()
 
 
-async def test_questions_and_calls_are_never_given_up_for_want_of_room() -> None:
+async def test_questions_and_calls_are_never_evicted() -> None:
     bench = Bench(max_unacknowledged=4)
     bench.connect()
     for kind in ("approval", "call", "approval", "call", "approval", "state", "message", "final"):
@@ -323,7 +323,7 @@ async def test_questions_and_calls_are_never_given_up_for_want_of_room() -> None
 
 
 @pytest.mark.parametrize(("silent", "waited_for"), [("approval", True), ("state", False)])
-async def test_questions_that_no_answer_are_no_sign_of_a_client_that_acknowledges_nothing(
+async def test_unanswered_questions_do_not_count_as_missing_acknowledgements(
     silent: Kind, waited_for: bool
 ) -> None:
     bench = Bench()
@@ -340,7 +340,7 @@ async def test_questions_that_no_answer_are_no_sign_of_a_client_that_acknowledge
 # -- signs of life
 
 
-async def test_a_sign_of_life_concerns_its_own_call_and_nothing_but_calls() -> None:
+async def test_a_sign_of_life_extends_only_its_own_call() -> None:
     bench = Bench()
     bench.connect()
     began_at = asyncio.get_running_loop().time()
@@ -684,7 +684,7 @@ def test_no_walk_with_questions_breaks_the_rules() -> None:
         check_walk(seed, 20 + seed % 90, answers_interrupted=seed % 2 == 0, kind=ApprovalPrompt)
 
 
-async def test_what_a_client_says_it_has_handled_is_not_waited_for() -> None:
+async def test_events_that_a_client_has_handled_are_acknowledged() -> None:
     outbox = Outbox(Limits(), lambda record: None)
     encoder = EventEncoder("s-1", outbox, Limits(), lambda name: CallLimits(30.0, "write"))
     wire = Wire()
@@ -700,7 +700,7 @@ async def test_what_a_client_says_it_has_handled_is_not_waited_for() -> None:
     assert outbox.records() == [] and not outbox.outstanding
 
 
-async def test_an_event_that_overtook_others_does_not_say_that_they_were_handled() -> None:
+async def test_an_event_that_overtook_others_does_not_acknowledge_them() -> None:
     outbox = Outbox(Limits(), lambda record: None)
     encoder = EventEncoder("s-1", outbox, Limits(), lambda name: CallLimits(30.0, "write"))
     wire = Wire()

@@ -6,7 +6,7 @@ from conductor.conversation.phrases import MAX_NOTICE_BYTES, agent_notice
 from conductor.events.client import AgentCompleted
 
 
-def test_a_notice_says_what_the_app_has_said_of_the_agent() -> None:
+def test_a_notice_names_the_agent_and_its_outcome() -> None:
     notice = agent_notice(AgentCompleted("a1", "done", name="Otter", summary="Fixed it."))
     assert notice == ("The coding agent a1 has ended with status 'done'.\nName: Otter\nSummary: Fixed it.")
 

@@ -107,7 +107,7 @@ _UNCOUNTED = ("assistant.speech.partial", "session.ping", "event.ack")
 
 @pytest.mark.parametrize("resume", [False, True])
 @pytest.mark.parametrize("delay", [0, 1, 3])
-def test_a_turn_goes_on_in_another_process_at_whatever_step_its_own_dies(delay: int, resume: bool) -> None:
+def test_a_turn_continues_in_another_process_after_a_crash_at_any_step(delay: int, resume: bool) -> None:
     async def scenario(after: int) -> bool:
         store = SlowStore(lambda: delay, lambda: delay)
         local = LocalTools()
@@ -158,7 +158,7 @@ def calls(session: Session) -> list[ToolCall]:
     return [item for m in session.messages if isinstance(m, AssistantMessage) for item in m.calls]
 
 
-async def test_words_that_waited_are_answered_by_the_next_process() -> None:
+async def test_waiting_transcripts_are_answered_by_the_next_process() -> None:
     store, hold = SlowStore(), asyncio.Event()
 
     def reply(request: ModelRequest) -> Script:
@@ -182,7 +182,7 @@ async def test_words_that_waited_are_answered_by_the_next_process() -> None:
     await phone.app.close()
 
 
-async def test_a_model_that_brings_its_process_down_twice_is_not_begun_a_third_time() -> None:
+async def test_a_turn_is_attempted_at_most_twice() -> None:
     store, attempts = SlowStore(), 0
 
     def reply(request: ModelRequest) -> Script:
@@ -219,7 +219,7 @@ def reasons(event: Event) -> str:
     return " ".join(event["payload"]["reasons"])
 
 
-async def test_a_late_result_is_told_by_the_next_process() -> None:
+async def test_a_late_result_reaches_the_next_process() -> None:
     store = SlowStore()
 
     def reply(request: ModelRequest) -> Script:
@@ -245,7 +245,7 @@ async def test_a_late_result_is_told_by_the_next_process() -> None:
     await app.close()
 
 
-async def test_the_next_process_asks_before_it_does_again_what_may_have_happened() -> None:
+async def test_the_next_process_asks_before_it_repeats_a_call_that_may_have_run() -> None:
     store = SlowStore()
     services = make_services(do_again, store=store)
     app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
@@ -266,7 +266,7 @@ async def test_the_next_process_asks_before_it_does_again_what_may_have_happened
 
 
 @pytest.mark.parametrize("name", ["device.do", "local.write"])
-async def test_the_next_process_asks_before_it_does_again_what_was_under_way_in_the_round_it_took_over(
+async def test_the_next_process_asks_before_it_repeats_a_running_call_of_its_round(
     name: str,
 ) -> None:
     """The device's call is recorded as unknown already, the other one was running when its process died."""
@@ -294,7 +294,7 @@ async def test_the_next_process_asks_before_it_does_again_what_was_under_way_in_
     await app.close()
 
 
-async def test_an_interruption_after_the_takeover_cuts_what_was_not_heard() -> None:
+async def test_an_interruption_after_a_takeover_truncates_the_reply() -> None:
     store = SlowStore()
     services = make_services([[TextDelta("One two three four.")]], store=store)
     app = App(lambda name, call_id: None if name == "tts.speak" else SPOKEN, store)
@@ -322,7 +322,7 @@ def acknowledged(app: App) -> list[str]:
     return [item for e in app.log if e["type"] == "event.ack" for item in e["payload"]["eventIds"]]
 
 
-def test_an_interrupted_turn_stays_interrupted_at_whatever_step_its_process_dies() -> None:
+def test_an_interrupted_turn_stays_interrupted_after_a_crash_at_any_step() -> None:
     async def scenario(after: int) -> bool:
         store = SlowStore(lambda: 1, lambda: 1)
         services = make_services(do_again, store=store)
@@ -353,7 +353,7 @@ def test_an_interrupted_turn_stays_interrupted_at_whatever_step_its_process_dies
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
-async def test_an_interrupted_answer_names_what_was_done_in_the_process_before(rounds: int) -> None:
+async def test_an_interrupted_reply_names_actions_of_the_previous_process(rounds: int) -> None:
     """In the round that was taken over, or in one before it."""
     store, local = SlowStore(), LocalTools()
 
@@ -387,7 +387,7 @@ async def test_an_interrupted_answer_names_what_was_done_in_the_process_before(r
 
 
 @pytest.mark.parametrize("bound", [{"max_calls_per_turn": 2}, {"max_tool_rounds": 2}])
-async def test_the_limits_of_a_turn_hold_over_the_processes_that_it_runs_in(bound: dict[str, Any]) -> None:
+async def test_the_limits_of_a_turn_hold_across_processes(bound: dict[str, Any]) -> None:
     store, local = SlowStore(), LocalTools()
 
     def reply(request: ModelRequest) -> Script:
@@ -446,7 +446,7 @@ async def test_a_second_refusal_in_the_next_process_ends_the_turn_without_tools(
     await phone.app.close()
 
 
-async def test_a_model_is_begun_as_often_as_its_server_stops_in_good_order() -> None:
+async def test_an_orderly_stop_does_not_count_as_an_attempt() -> None:
     store, hold = Disk(), asyncio.Event()
     phone = Phone(make_services(lambda _: [hold, TextDelta("Done.")], store=store), store, resume=False)
     session = await phone.connect()
@@ -462,7 +462,7 @@ async def test_a_model_is_begun_as_often_as_its_server_stops_in_good_order() -> 
     await phone.app.close()
 
 
-async def test_a_turn_that_got_on_may_lose_its_process_as_often_again() -> None:
+async def test_progress_resets_the_attempts_of_a_turn() -> None:
     store = SlowStore()
     hangs: Script = [asyncio.Event()]
     scripts = [hangs, [call("device.look")], hangs, [TextDelta("Done.")]]
@@ -493,9 +493,7 @@ def move(request: ModelRequest) -> Script:
 @pytest.mark.parametrize("card", [True, False])
 @pytest.mark.parametrize("resume", [True, False])
 @pytest.mark.parametrize("delay", [0, 2])
-def test_a_question_stands_in_the_next_process_and_its_answer_counts(
-    delay: int, resume: bool, card: bool
-) -> None:
+def test_a_question_stays_open_in_the_next_process(delay: int, resume: bool, card: bool) -> None:
     async def scenario(after: int) -> bool:
         store = SlowStore(lambda: delay, lambda: delay)
         services = replace(make_services(move, store=store), catalog=[tool("device.move", risk="medium")])
@@ -538,7 +536,7 @@ def asked(session: Session) -> Sequence[Approval]:
 
 
 @pytest.mark.parametrize("delay", [0, 2])
-def test_an_allowed_call_runs_once_at_whatever_step_the_process_dies(delay: int) -> None:
+def test_an_allowed_call_runs_once_after_a_crash_at_any_step(delay: int) -> None:
     async def scenario(after: int) -> bool:
         store = SlowStore(lambda: delay, lambda: delay)
         services = replace(make_services(move, store=store), catalog=[tool("device.move", risk="medium")])
@@ -580,7 +578,7 @@ def read_and_move(request: ModelRequest) -> Script:
     return [call("device.look", "{}")] if reads else move(ModelRequest("", request.messages[:1]))
 
 
-async def test_a_question_still_warns_of_strangers_text_in_the_next_process() -> None:
+async def test_a_question_still_warns_of_untrusted_text_in_the_next_process() -> None:
     store = SlowStore()
     look = tool("device.look", effect="read", risk="safe", untrusted=True)
     services = make_services(read_and_move, store=store)
@@ -599,7 +597,7 @@ async def test_a_question_still_warns_of_strangers_text_in_the_next_process() ->
     await phone.app.close()
 
 
-async def test_a_tool_that_was_defined_anew_meanwhile_is_not_run_by_an_old_answer() -> None:
+async def test_a_tool_redefined_before_the_takeover_does_not_run() -> None:
     store = SlowStore()
     services = replace(make_services(move, store=store), catalog=[tool("device.move", risk="medium")])
     phone = Phone(services, store, resume=True, capabilities=["approval"])

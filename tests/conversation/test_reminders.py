@@ -101,7 +101,7 @@ def in_s(seconds: float, number: int = 1) -> Reminder:
     return Reminder(f"reminder_{number}", f"thing {number}", now_ms() + round(seconds * 1000))
 
 
-async def test_a_reminder_is_told_when_it_is_due_and_not_before() -> None:
+async def test_a_reminder_is_delivered_when_it_is_due() -> None:
     store = MemoryStore()
     await keep(store, in_s(200))
     ann = await Talker(store, "s-1").open()
@@ -112,7 +112,7 @@ async def test_a_reminder_is_told_when_it_is_due_and_not_before() -> None:
     assert await left(store) == ()
 
 
-async def test_a_reminder_waits_for_the_person_and_is_told_in_any_of_their_sessions() -> None:
+async def test_a_reminder_is_delivered_in_any_session_of_the_person() -> None:
     store = MemoryStore()
     await keep(store, in_s(5))
     away = await Talker(store, "s-1").open(connected=False)
@@ -125,7 +125,7 @@ async def test_a_reminder_waits_for_the_person_and_is_told_in_any_of_their_sessi
     assert "was away then" in str(back.committer.state.log)
 
 
-async def test_a_repetition_comes_back_and_what_was_missed_is_told_once() -> None:
+async def test_a_repetition_recurs_and_missed_ones_are_delivered_once() -> None:
     store, day = MemoryStore(), 24 * 3600.0
     first = in_s(10)
     await keep(store, Reminder(first.id, first.text, first.due_ms, "daily"))
@@ -140,7 +140,7 @@ async def test_a_repetition_comes_back_and_what_was_missed_is_told_once() -> Non
     assert (await left(store))[0].due_ms == first.due_ms + round(day * 5 * 1000)
 
 
-async def test_more_than_may_wait_at_once_are_told_one_after_the_other() -> None:
+async def test_more_reminders_than_the_limit_are_delivered_in_turn() -> None:
     store = MemoryStore()
     await keep(store, *(in_s(1, number) for number in range(1, 101)))
     ann = await Talker(store, "s-1").open()
@@ -148,7 +148,7 @@ async def test_more_than_may_wait_at_once_are_told_one_after_the_other() -> None
     assert Counter(ann.said()) == Counter(f"thing {number}" for number in range(1, 101))
 
 
-async def test_a_store_that_is_away_is_asked_again_but_not_at_once() -> None:
+async def test_an_unreachable_store_is_retried_after_a_pause() -> None:
     tries = 0
 
     def fail(_: object) -> StoreError | None:
@@ -165,7 +165,7 @@ async def test_a_store_that_is_away_is_asked_again_but_not_at_once() -> None:
     assert ann.said() == ["thing 1"]
 
 
-async def test_a_session_that_died_with_a_reminder_gives_way_to_another_in_time() -> None:
+async def test_a_reminder_claimed_by_a_dead_session_is_delivered_by_another() -> None:
     store = MemoryStore()
     reminder = Reminder("reminder_1", "thing 1", now_ms(), None, "UTC", "s-gone", now_ms())
     await keep(store, reminder)
@@ -177,7 +177,7 @@ async def test_a_session_that_died_with_a_reminder_gives_way_to_another_in_time(
 
 
 @pytest.mark.parametrize("seed", [3, 5])
-async def test_a_thousand_reminders_over_three_nodes_with_kills_are_each_told_once(seed: int) -> None:
+async def test_a_thousand_reminders_on_three_nodes_with_kills_are_delivered(seed: int) -> None:
     rng, inner = random.Random(seed), MemoryStore()
 
     def store() -> SlowStore:

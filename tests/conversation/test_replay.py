@@ -29,7 +29,7 @@ def deaf_to_speech(name: str, call_id: str) -> str | None:
 
 
 @pytest.mark.parametrize("moves", [False, True])
-async def test_a_relaunched_app_is_told_that_it_speaks_before_it_does(moves: bool) -> None:
+async def test_a_relaunched_app_gets_the_speaking_state_before_the_speech(moves: bool) -> None:
     stage = await open_stage(make_services([[TextDelta("Sure.")]], store=SlowStore()), deaf_to_speech)
     stage.app.say("hi")
     await stage.settled()
@@ -74,7 +74,7 @@ async def test_a_speech_whose_answer_was_lost_does_not_hold_up_an_idle_session(m
     await stage.close()
 
 
-async def test_a_stored_speech_has_the_time_that_its_text_takes_and_no_more() -> None:
+async def test_a_restored_speech_has_the_time_limit_of_its_text() -> None:
     services = make_services([[TextDelta("One.")]], store=SlowStore())
     stage = await open_stage(services, deaf_to_speech)
     stage.app.say("hi")
@@ -94,7 +94,7 @@ async def test_a_stored_speech_has_the_time_that_its_text_takes_and_no_more() ->
 
 
 @pytest.mark.parametrize("store", [MemoryStore, SlowStore])
-async def test_the_idle_of_a_resume_comes_before_what_a_resent_transcript_starts(
+async def test_the_idle_of_a_resume_precedes_the_turn_of_a_resent_transcript(
     store: type[MemoryStore] | type[SlowStore],
 ) -> None:
     stage = await open_stage(make_services([[TextDelta("Sure.")]], store=store()))
@@ -109,7 +109,7 @@ async def test_the_idle_of_a_resume_comes_before_what_a_resent_transcript_starts
     await stage.close()
 
 
-async def test_the_idle_of_a_resume_comes_before_news() -> None:
+async def test_the_idle_of_a_resume_precedes_notices() -> None:
     stage = await open_stage(make_services([[TextDelta("It is done.")]]))
     assert stage.app.line is not None
     stage.app.line.say(client.TranscriptPartial("he"))
@@ -126,7 +126,7 @@ async def test_the_idle_of_a_resume_comes_before_news() -> None:
 # -- the capability `resume`
 
 
-async def test_the_results_of_ui_calls_are_acknowledged_too_and_together() -> None:
+async def test_results_of_ui_calls_are_acknowledged_together() -> None:
     stage = await open_stage(make_services([[TextDelta("Sure.")]] * 2))
     stage.app.capabilities = ["resume"]
     assert stage.app.line is not None
@@ -144,7 +144,7 @@ async def test_the_results_of_ui_calls_are_acknowledged_too_and_together() -> No
     await stage.close()
 
 
-async def test_a_client_that_keeps_all_that_it_ever_answered_may_come_back() -> None:
+async def test_a_resume_with_many_old_results_is_bounded() -> None:
     scripts: list[Script] = [[TextDelta("I look."), call("device.look")], [TextDelta("There it is.")]]
     stage = await open_stage(
         make_services(scripts), lambda name, _: None if name == "device.look" else SPOKEN
@@ -164,7 +164,7 @@ async def test_a_client_that_keeps_all_that_it_ever_answered_may_come_back() -> 
     await stage.close()
 
 
-async def test_ui_calls_are_neither_asked_for_nor_dropped_when_a_client_comes_back() -> None:
+async def test_a_resume_neither_requests_nor_drops_ui_calls() -> None:
     stage = await open_stage(make_services([[TextDelta("Sure.")]]), deaf_to_speech)
     stage.app.say("hi")
     speech = (await stage.app.until("tts.speak"))["payload"]["callId"]

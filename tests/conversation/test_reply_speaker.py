@@ -71,7 +71,7 @@ def answers(stage: Stage) -> list[str]:
     return [message.text for message in stage.session.messages if isinstance(message, AssistantMessage)]
 
 
-async def test_a_sentence_is_spoken_while_the_rest_is_still_being_written() -> None:
+async def test_a_sentence_is_spoken_while_the_reply_streams() -> None:
     more = asyncio.Event()
     stage = await capable(make_services([[TextDelta(OWLS[0] + "They"), more, TextDelta(" hear well.")]]))
     stage.app.say("owls")
@@ -105,7 +105,7 @@ async def test_a_sentence_is_spoken_while_the_rest_is_still_being_written() -> N
     await stage.close()
 
 
-async def test_an_app_with_the_capability_gets_all_segments_and_calls_while_it_speaks() -> None:
+async def test_an_app_with_segments_gets_all_segments_while_it_speaks() -> None:
     scripts: list[Script] = [[TextDelta("".join(OWLS)), call("device.look")], [TextDelta("Done.")]]
     stage = await capable(make_services(scripts), mute)
     stage.app.say("owls")
@@ -114,7 +114,7 @@ async def test_an_app_with_the_capability_gets_all_segments_and_calls_while_it_s
     await stage.close()
 
 
-async def test_any_other_app_gets_one_segment_at_a_time_and_no_new_fields() -> None:
+async def test_an_app_without_segments_gets_one_segment_at_a_time() -> None:
     stage = await open_stage(always([[TextDelta("".join(OWLS))]]), mute)
     stage.app.say("owls")
     await stage.settled()
@@ -164,7 +164,7 @@ async def test_an_interruption_keeps_the_segments_that_were_heard(
     await stage.close()
 
 
-async def test_what_no_voice_can_say_is_no_part_of_what_was_heard() -> None:
+async def test_unspeakable_text_is_not_part_of_the_heard_text() -> None:
     stage = await capable(make_services([[TextDelta("<details>\n\nOwls hunt at night.")]]), mute)
     stage.app.say("owls")
     await stage.app.until("tts.speak")
@@ -174,7 +174,7 @@ async def test_what_no_voice_can_say_is_no_part_of_what_was_heard() -> None:
     await stage.close()
 
 
-async def test_before_any_segment_is_acknowledged_it_is_unknown_what_was_heard() -> None:
+async def test_without_acknowledged_segments_the_heard_text_is_unknown() -> None:
     stage = await capable(make_services([[TextDelta("".join(OWLS)), FOREVER]], turn_timeout=5_000.0), mute)
     stage.app.say("owls")
     await stage.app.until("tts.speak")
@@ -185,7 +185,7 @@ async def test_before_any_segment_is_acknowledged_it_is_unknown_what_was_heard()
     await stage.close()
 
 
-async def test_a_transcript_withdraws_the_segments_that_were_not_sent() -> None:
+async def test_a_transcript_withdraws_unsent_segments() -> None:
     stage = await open_stage(always([[TextDelta("".join(OWLS))], [TextDelta("Yes.")]]), mute)
     stage.app.say("owls")
     await stage.settled()
@@ -201,7 +201,7 @@ async def test_a_transcript_withdraws_the_segments_that_were_not_sent() -> None:
 BROKE = ModelError("connection", "gone")
 
 
-async def test_a_reply_that_breaks_off_goes_on_from_what_was_spoken() -> None:
+async def test_a_broken_reply_continues_after_its_spoken_part() -> None:
     scripts: list[Script] = [[TextDelta(OWLS[0] + "They he"), BROKE], [TextDelta("They hear well.")]]
     stage = await capable(make_services(scripts))
     stage.app.say("owls")
@@ -216,7 +216,7 @@ async def test_a_reply_that_breaks_off_goes_on_from_what_was_spoken() -> None:
     await stage.close()
 
 
-async def test_a_turn_that_fails_keeps_what_was_spoken_and_apologises() -> None:
+async def test_a_failed_turn_keeps_its_spoken_part_and_apologises() -> None:
     refusal = ModelError("refused", "no")
     failures = {"model_provider_failed": "Sorry."}
     services = make_services([[TextDelta(OWLS[0] + "They"), refusal]], failures=failures)  # type: ignore[arg-type]  # a dict of literals
@@ -228,7 +228,7 @@ async def test_a_turn_that_fails_keeps_what_was_spoken_and_apologises() -> None:
     await stage.close()
 
 
-async def test_code_is_not_announced_twice_and_what_has_no_sound_makes_no_segment() -> None:
+async def test_code_is_announced_once_and_text_without_sound_is_skipped() -> None:
     code = "```\nx = 1. Y\n```\n"
     text = f"{code}And once more in another way:\n{code}That is all that I have for you. 🎉🎉"
     stage = await capable(make_services([[TextDelta(text)]]))
@@ -244,7 +244,7 @@ async def test_code_is_not_announced_twice_and_what_has_no_sound_makes_no_segmen
     await stage.close()
 
 
-def test_the_process_may_end_at_every_step_and_another_one_says_the_rest() -> None:
+def test_another_process_speaks_the_remaining_segments_after_a_crash_at_any_step() -> None:
     async def scenario(after: int) -> bool:
         more = asyncio.Event()
         scripts: list[Script] = [
@@ -284,7 +284,7 @@ def test_the_process_may_end_at_every_step_and_another_one_says_the_rest() -> No
     at_every_step(scenario)
 
 
-def test_the_process_may_end_at_every_step_of_an_interruption() -> None:
+def test_an_interruption_survives_a_crash_at_any_step() -> None:
     async def scenario(after: int) -> bool:
         scripts: list[Script] = [[TextDelta(OWLS[0] + "They"), FOREVER], [TextDelta("And that is all.")]]
         services = make_services(scripts, store=Disk(lambda: 1, lambda: 1), turn_timeout=5_000.0)
@@ -341,7 +341,7 @@ def bridging(scripts: Sequence[Script], **fields: Any) -> Services:
     return replace(make_services(scripts, **fields), bridge_phrases=("One moment.",))
 
 
-async def test_a_slow_tool_is_bridged_once_by_a_phrase_that_is_no_part_of_the_history() -> None:
+async def test_a_slow_tool_is_bridged_once_by_an_unlogged_phrase() -> None:
     local = LocalTools()
     scripts: list[Script] = [[call("local.wait")], [call("local.wait")], [TextDelta("Done.")]]
     stage = await open_stage(bridging(scripts, toolsets=[local]))
@@ -359,7 +359,7 @@ async def test_a_slow_tool_is_bridged_once_by_a_phrase_that_is_no_part_of_the_hi
     await stage.close()
 
 
-async def test_a_fast_tool_is_not_bridged_nor_one_after_words() -> None:
+async def test_a_tool_that_is_fast_or_follows_speech_is_not_bridged() -> None:
     local = LocalTools()
     scripts: list[Script] = [
         [call("local.sum")],
@@ -376,7 +376,7 @@ async def test_a_fast_tool_is_not_bridged_nor_one_after_words() -> None:
 
 
 @pytest.mark.parametrize("segments", [True, False])
-async def test_a_device_that_does_one_thing_at_a_time_is_not_bridged(segments: bool) -> None:
+async def test_a_call_of_a_serial_device_is_not_bridged(segments: bool) -> None:
     def slow(name: str, call_id: str) -> str | None:
         return None if name == "device.look" else SPOKEN
 

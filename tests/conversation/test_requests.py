@@ -20,7 +20,7 @@ def outcome(result: ToolResult) -> dict[str, Any]:
     return outcome_of_call
 
 
-async def test_a_call_of_the_device_is_made_and_nothing_is_said() -> None:
+async def test_a_device_call_of_a_program_is_silent() -> None:
     stage = await open_stage(make_services(), lambda name, arguments: f"{name} done")
     result = outcome(await stage.session.request("device.do", '{"x":1}'))
     assert (result["success"], result["data"]) == (True, "device.do done")
@@ -32,7 +32,7 @@ async def test_a_call_of_the_device_is_made_and_nothing_is_said() -> None:
     assert faults(stage.session.messages) == []
 
 
-async def test_calls_of_the_server_and_wrong_ones_have_results_too() -> None:
+async def test_server_calls_and_invalid_calls_have_results() -> None:
     stage = await open_stage(make_services(toolsets=[LocalTools()]))
     assert outcome(await stage.session.request("local.sum", '{"x":2}'))["data"] == {
         "ran": "local.sum",
@@ -44,7 +44,7 @@ async def test_calls_of_the_server_and_wrong_ones_have_results_too() -> None:
     assert outcome(await stage.session.request("local.sum", "{"))["error_type"] == "parse_error"
 
 
-async def test_a_call_waits_for_the_running_turn_and_words_stop_it() -> None:
+async def test_a_call_waits_for_the_running_turn_and_a_transcript_stops_it() -> None:
     local = LocalTools()
     services = make_services([[TextDelta("Hello."), 5.0], [TextDelta("Yes?")]], toolsets=[local])
     stage = await open_stage(services)
@@ -78,7 +78,7 @@ async def test_a_call_that_is_cancelled_ends() -> None:
 
 
 @pytest.mark.parametrize(("words", "success"), [("yes please", True), ("no", False)])
-async def test_a_gated_call_is_asked_of_the_person(words: str, success: bool) -> None:
+async def test_a_gated_call_asks_the_person(words: str, success: bool) -> None:
     services = replace(make_services(), catalog=(tool("device.move", effect="write"),))
     stage = await open_stage(services, lambda name, arguments: "moved")
     request = asyncio.create_task(stage.session.request("device.move", '{"x":1}'))
@@ -89,7 +89,7 @@ async def test_a_gated_call_is_asked_of_the_person(words: str, success: bool) ->
     assert stage.provider.requests == []
 
 
-async def test_too_many_are_refused_at_once() -> None:
+async def test_too_many_calls_are_refused() -> None:
     local = LocalTools()
     stage = await open_stage(make_services(toolsets=[local]))
     first = asyncio.create_task(stage.session.request("local.wait", "{}"))

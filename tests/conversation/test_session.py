@@ -223,18 +223,18 @@ async def chaos(seed: int, mode: str, stale_speech: float = -1.0, segments: str 
 
 @pytest.mark.parametrize("mode", ["cancel", "queue"])
 @pytest.mark.parametrize("start", range(0, 200, 20))
-def test_nothing_that_can_happen_breaks_a_session(start: int, mode: str) -> None:
+def test_random_events_leave_a_session_valid(start: int, mode: str) -> None:
     for seed in range(start, start + 20):
         run(chaos(seed, mode))
 
 
-def test_nothing_that_can_happen_breaks_a_session_whose_speeches_are_replayed() -> None:
+def test_random_events_leave_a_session_with_replayed_speeches_valid() -> None:
     for seed in range(140, 160):
         run(chaos(seed, "cancel", stale_speech=10.0))
 
 
 @pytest.mark.parametrize("segments", ["always", "capable"])
-def test_nothing_that_can_happen_breaks_a_session_that_speaks_in_segments(segments: str) -> None:
+def test_random_events_leave_a_session_with_segments_valid(segments: str) -> None:
     for seed in range(160, 180):
         run(chaos(seed, "cancel", stale_speech=10.0, segments=segments))
 
@@ -248,7 +248,7 @@ def check_one_idle(stage: Stage, since: int = 0) -> None:
 # -- two connections
 
 
-async def test_the_end_of_a_connection_that_was_replaced_leaves_the_new_one_served() -> None:
+async def test_the_end_of_a_replaced_connection_does_not_affect_the_new_one() -> None:
     stage = await open_stage(make_services([[TextDelta("Hello.")]]))
     replaced = stage.app.line
     assert replaced is not None
@@ -293,7 +293,7 @@ async def test_a_plain_turn_has_the_shape_of_the_protocol(seed: int | None) -> N
     ],
 )
 @pytest.mark.parametrize("speaks", [True, False])
-async def test_a_turn_that_fails_says_so_once_and_ends_idle(
+async def test_a_failed_turn_apologises_once_and_ends_idle(
     script: Script, code: str, speaks: bool, seed: int | None
 ) -> None:
     store = randomly_slow(random.Random(seed)) if seed is not None else SlowStore()
@@ -564,7 +564,7 @@ ENDS = ("allowed", "denied", "edited")
 
 @pytest.mark.parametrize("capabilities", [[], ["approval"], ALL], ids=["voice", "cards", "all"])
 @pytest.mark.parametrize("start", range(0, 60, 20))
-def test_nothing_that_can_happen_to_questions_breaks_a_session(start: int, capabilities: list[str]) -> None:
+def test_random_decisions_leave_a_session_valid(start: int, capabilities: list[str]) -> None:
     for seed in range(start, start + 20):
         run(doubts(seed, capabilities))
 

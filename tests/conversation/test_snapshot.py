@@ -115,7 +115,7 @@ def one_call(name: str) -> Callable[[ModelRequest], Script]:
 # -- calls
 
 
-async def test_a_call_that_was_answered_is_not_sent_again() -> None:
+async def test_an_answered_call_is_not_sent_again() -> None:
     local = LocalTools()
     scripts: list[Script] = [[call("device.look"), call("local.wait")], [TextDelta("Well.")]]
     stage = await Life.begins(
@@ -132,7 +132,7 @@ async def test_a_call_that_was_answered_is_not_sent_again() -> None:
     await stage.ends()
 
 
-async def test_a_read_that_a_person_allowed_is_not_run_again() -> None:
+async def test_an_allowed_read_is_not_run_again() -> None:
     local = LocalTools()
     services = make_services([[call("local.ask")], [TextDelta("Well.")]], store=SlowStore())
     services = replace(services, toolsets=[Asking(local)])
@@ -160,7 +160,7 @@ class Asking(LocalTools):
         return (tool("local.ask", source="builtin", effect="read", risk="high"),)
 
 
-async def test_a_call_whose_tool_is_gone_may_have_happened() -> None:
+async def test_a_call_of_a_removed_tool_is_unknown() -> None:
     local = LocalTools()
     services = make_services(
         [[call("local.write")], [TextDelta("Well.")]], store=SlowStore(), toolsets=[local]
@@ -188,7 +188,7 @@ class Away(Disk):
         return claim
 
 
-async def test_the_time_that_a_call_had_before_counts() -> None:
+async def test_the_time_of_a_call_in_the_previous_process_counts() -> None:
     store = Away()
     stage = await Life.begins(make_services(one_call("device.look"), store=store, tool_timeout=30.0))
     stage.app.say("go")
@@ -206,7 +206,7 @@ async def test_the_time_that_a_call_had_before_counts() -> None:
 
 
 @pytest.mark.parametrize("how", ["result", "cancelled"])
-async def test_what_came_late_during_another_turn_is_told_by_the_next_process(how: str) -> None:
+async def test_a_late_result_during_another_turn_reaches_the_next_process(how: str) -> None:
     hold = asyncio.Event()
 
     def reply(request: ModelRequest) -> Script:
@@ -239,7 +239,7 @@ async def test_what_came_late_during_another_turn_is_told_by_the_next_process(ho
     await stage.ends()
 
 
-async def test_what_a_turn_tells_is_not_told_again() -> None:
+async def test_delivered_notices_are_not_delivered_again() -> None:
     hold = asyncio.Event()
 
     def reply(request: ModelRequest) -> Script:
@@ -263,7 +263,7 @@ async def test_what_a_turn_tells_is_not_told_again() -> None:
     await stage.ends()
 
 
-async def test_news_that_waited_for_a_speech_to_end_is_told_unasked() -> None:
+async def test_notices_that_waited_for_a_speech_start_a_turn() -> None:
     def deaf(name: str, call_id: str) -> str | None:
         return SPOKEN if name.startswith("convo.") else None
 
@@ -286,7 +286,7 @@ async def test_news_that_waited_for_a_speech_to_end_is_told_unasked() -> None:
 JOB = ["async", "late"]
 
 
-async def test_a_call_that_became_a_job_after_its_turn_is_one_for_the_next_process() -> None:
+async def test_a_call_accepted_as_a_job_after_its_turn_stays_a_job() -> None:
     stage = await Life.begins(
         make_services(one_call("device.do"), store=SlowStore(), tool_timeout=5.0), capabilities=JOB
     )
@@ -304,7 +304,7 @@ async def test_a_call_that_became_a_job_after_its_turn_is_one_for_the_next_proce
     await stage.ends()
 
 
-async def test_the_result_of_a_job_has_a_turn_of_its_own_although_it_comes_during_another() -> None:
+async def test_the_result_of_a_job_during_a_turn_starts_the_next_turn() -> None:
     hold = asyncio.Event()
 
     def reply(request: ModelRequest) -> Script:
@@ -333,7 +333,7 @@ async def test_the_result_of_a_job_has_a_turn_of_its_own_although_it_comes_durin
 # -- a process that stops in good order
 
 
-async def test_a_server_that_stops_begins_no_more_turns_and_the_next_one_answers_what_waits() -> None:
+async def test_a_stopping_server_leaves_waiting_transcripts_to_the_next_one() -> None:
     hold = asyncio.Event()
 
     def reply(request: ModelRequest) -> Script:
@@ -356,7 +356,7 @@ async def test_a_server_that_stops_begins_no_more_turns_and_the_next_one_answers
     await stage.ends()
 
 
-async def test_what_was_acknowledged_just_before_a_server_stops_is_not_sent_again() -> None:
+async def test_acknowledgements_just_before_a_stop_are_recorded() -> None:
     stage = await Life.begins(make_services([[TextDelta("Hello.")]], store=Disk()))
     stage.app.say("hi")
     await stage.app.until("state idle", since=3)
@@ -383,7 +383,7 @@ async def asked(store: SlowStore, capabilities: Sequence[str] = CARDS, **limits:
     return stage
 
 
-async def test_a_card_comes_again_under_its_own_id() -> None:
+async def test_a_card_is_replayed_with_its_id() -> None:
     stage = await asked(SlowStore())
     await stage.goes_on()
     await later(1)
@@ -392,7 +392,7 @@ async def test_a_card_comes_again_under_its_own_id() -> None:
     await stage.ends()
 
 
-async def test_a_question_expires_when_it_was_to_whatever_the_next_process_has_for_a_limit() -> None:
+async def test_a_restored_question_keeps_its_expiry() -> None:
     stage = await asked(SlowStore(), approval_timeout=600.0)
     limits = replace(stage.services.limits, approval_timeout=5.0)
     await stage.goes_on(replace(stage.services, limits=limits))
@@ -403,7 +403,7 @@ async def test_a_question_expires_when_it_was_to_whatever_the_next_process_has_f
     await stage.ends()
 
 
-async def test_a_decision_is_told_if_its_process_died_before_it_could_be() -> None:
+async def test_a_recorded_decision_is_answered_by_the_next_process() -> None:
     store = SlowStore()
     stage = await asked(store)
     card = await stage.card()
@@ -418,7 +418,7 @@ async def test_a_decision_is_told_if_its_process_died_before_it_could_be() -> No
     await stage.ends()
 
 
-def test_a_question_that_other_words_closed_is_told_to_be_so_at_whatever_step_its_process_dies() -> None:
+def test_a_superseded_question_is_reported_after_a_crash_at_any_step() -> None:
     async def scenario(after: int) -> bool:
         stage = await asked(SlowStore(lambda: 1, lambda: 3))
         card = await stage.card()
@@ -435,7 +435,7 @@ def test_a_question_that_other_words_closed_is_told_to_be_so_at_whatever_step_it
     at_every_step(scenario)
 
 
-async def test_a_decision_about_a_question_that_nobody_knows_is_told_that_it_is_over() -> None:
+async def test_a_decision_about_an_unknown_question_is_superseded() -> None:
     item = await Life.begins(make_services(store=SlowStore()), capabilities=CARDS)
     await item.goes_on()
     item.say(client.ApprovalResponse("appr_before", "digest", "allow"))

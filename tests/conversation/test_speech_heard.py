@@ -22,7 +22,7 @@ def speech(*actions: str, text: str = f"**{SPOKEN}**", voice_text: str = SPOKEN)
     return Speech("c1", "t1", 1, text, voice_text, actions)
 
 
-def test_what_the_client_says_was_spoken_is_believed_first() -> None:
+def test_the_clients_spoken_text_has_priority() -> None:
     assert heard_text(speech(), "The lamp is", 9_999_999) == f"The lamp is {CUT_HERE}"
 
 
@@ -31,22 +31,22 @@ def test_nothing_spoken_is_nothing_heard(blank: str) -> None:
     assert heard_text(speech(), blank, None) == HEARD_NOTHING
 
 
-def test_a_client_cannot_put_more_into_the_history_than_was_to_be_said() -> None:
+def test_a_client_cannot_lengthen_the_history() -> None:
     assert heard_text(speech(), "x" * 5_000, None) == f"{'x' * len(SPOKEN)} {CUT_HERE}"
 
 
-def test_without_any_knowledge_the_whole_text_is_kept_and_marked() -> None:
+def test_without_information_the_whole_text_is_kept_and_marked() -> None:
     assert heard_text(speech(), None, None) == f"**{SPOKEN}** {CUT_SOMEWHERE}"
 
 
-def test_actions_that_were_done_are_named_though_nothing_was_heard() -> None:
+def test_completed_actions_are_named_if_nothing_was_heard() -> None:
     text = heard_text(speech("lamp.on", "door.lock"), "", None)
     assert text.startswith(HEARD_NOTHING)
     assert "lamp.on, door.lock" in text
 
 
 @given(st.text(), st.floats(min_value=0, max_value=1e12))
-def test_time_played_gives_whole_words_from_the_beginning(voice_text: str, played_ms: float) -> None:
+def test_the_time_played_gives_whole_words(voice_text: str, played_ms: float) -> None:
     text = heard_text(speech(text=voice_text, voice_text=voice_text), None, played_ms)
     if text == HEARD_NOTHING:
         return
@@ -64,5 +64,5 @@ def test_the_longer_it_played_the_more_was_heard(first: float, second: float) ->
         assert longer.removesuffix(CUT_HERE).startswith(shorter.removesuffix(f" {CUT_HERE}"))
 
 
-def test_a_speech_played_to_its_end_is_heard_whole() -> None:
+def test_a_completed_speech_is_heard_completely() -> None:
     assert heard_text(speech(), None, 60_000) == f"{SPOKEN} {CUT_HERE}"

@@ -51,7 +51,7 @@ async def test_partials_are_cumulative_complete_and_not_too_many(seed: int) -> N
     assert screen.times[0] - start < 0.5
 
 
-async def test_the_first_words_are_shown_at_once_and_blanks_are_not() -> None:
+async def test_the_first_text_is_sent_at_once_without_blanks() -> None:
     screen = Shown()
     partials, reply = PartialThrottle(screen, 10.0), ReplyBuffer()
     reply.add(" \n")
@@ -63,7 +63,7 @@ async def test_the_first_words_are_shown_at_once_and_blanks_are_not() -> None:
     partials.stop()
 
 
-async def test_nothing_is_shown_after_the_end_and_the_next_reply_begins_at_once() -> None:
+async def test_no_partial_is_sent_after_the_end() -> None:
     screen = Shown()
     partials, reply = PartialThrottle(screen, 0.05), ReplyBuffer()
     for word in ("one ", "two ", "three"):
@@ -79,7 +79,7 @@ async def test_nothing_is_shown_after_the_end_and_the_next_reply_begins_at_once(
     assert screen.texts == ["one ", "Next"]
 
 
-async def test_a_reply_that_follows_at_once_is_shown_at_once() -> None:
+async def test_the_next_reply_is_sent_at_once() -> None:
     screen = Shown()
     partials = PartialThrottle(screen, 0.05)
     for words in (("one ", "two "), ("Next", "!")):

@@ -26,7 +26,7 @@ def interrupted(speeches: SpeechTracker, now: float) -> str | None:
     return None if speech_found is None else speech_found.call_id
 
 
-def test_an_interruption_concerns_the_oldest_speech_that_is_not_over() -> None:
+def test_an_interruption_concerns_the_oldest_running_speech() -> None:
     speeches = several("a", "b", "c")
     speeches.over("a", 10.0)
     assert interrupted(speeches, 20.0) == "b"
@@ -51,7 +51,7 @@ def test_a_second_acknowledgement_does_not_open_the_window_again() -> None:
     assert interrupted(speeches, 20.1) is None
 
 
-def test_speeches_that_are_over_are_forgotten_with_the_next_one() -> None:
+def test_ended_speeches_are_forgotten_with_the_next_one() -> None:
     speeches = several("a", "b")
     speeches.over("a", 10.0)
     speeches.over("b", 10.0)
@@ -60,7 +60,7 @@ def test_speeches_that_are_over_are_forgotten_with_the_next_one() -> None:
     assert interrupted(speeches, 10.0) is None
 
 
-def test_an_amendment_goes_to_the_place_of_the_speechs_message() -> None:
+def test_an_amendment_has_the_position_of_its_message() -> None:
     (operation,) = SpeechTracker(WINDOW).amend(speech("a", position=7), "The", None)
     assert isinstance(operation, AppendLog)
     assert isinstance(operation.entry, Amendment)

@@ -40,7 +40,7 @@ async def write(store: SessionStore, subject: str, text: str) -> None:
     await store.commit(claim, "other", [SetField(FIELD, text)])
 
 
-async def test_what_one_process_keeps_another_one_loads() -> None:
+async def test_a_record_is_loaded_by_another_process() -> None:
     store = MemoryStore()
     first, second = SubjectRecords(store), SubjectRecords(store)
     await add(first, "ann", rule("lamp.dim"))
@@ -57,7 +57,7 @@ async def test_a_grant_is_its_persons_alone() -> None:
     assert rules(records, "nobody") == []
 
 
-async def test_two_processes_that_add_in_turn_keep_each_others_grants() -> None:
+async def test_two_processes_that_write_in_turn_keep_both_grants() -> None:
     store = MemoryStore()
     first, second = SubjectRecords(store), SubjectRecords(store)
     for number in range(6):
@@ -67,7 +67,7 @@ async def test_two_processes_that_add_in_turn_keep_each_others_grants() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 5, 8, 13])
-async def test_two_processes_that_add_at_the_same_time_keep_both(seed: int) -> None:
+async def test_two_concurrent_processes_keep_both_grants(seed: int) -> None:
     rng = random.Random(seed)
     store = MemoryStore()
     stores = [SlowStore(lambda: rng.randint(0, 4), lambda: rng.randint(0, 4)) for _ in range(2)]
@@ -81,7 +81,7 @@ async def test_two_processes_that_add_at_the_same_time_keep_both(seed: int) -> N
 
 
 @pytest.mark.parametrize("error", [Fenced("taken over"), Conflict("behind")])
-async def test_a_writer_that_was_overtaken_tries_again_with_what_is_there_now(error: StoreError) -> None:
+async def test_a_fenced_writer_retries_with_the_current_record(error: StoreError) -> None:
     inner = MemoryStore()
     failures = iter([error])
     store = SlowStore(fail=lambda operations: next(failures, None))
@@ -93,7 +93,7 @@ async def test_a_writer_that_was_overtaken_tries_again_with_what_is_there_now(er
 
 
 @pytest.mark.parametrize(("error", "tries"), [(Fenced("taken over"), 5), (StoreUnavailable("away"), 1)])
-async def test_a_grant_that_cannot_be_kept_allows_nothing(error: StoreError, tries: int) -> None:
+async def test_an_unrecorded_grant_allows_nothing(error: StoreError, tries: int) -> None:
     tried = 0
 
     def fail(operations: Sequence[Operation]) -> StoreError:
@@ -110,7 +110,7 @@ async def test_a_grant_that_cannot_be_kept_allows_nothing(error: StoreError, tri
 @pytest.mark.parametrize(
     "text", ["{", "[1]", '{"tool":"*"}', '[{"effect":"allow"}]', "[" * 100_000, "null", "\x00"]
 )
-async def test_what_cannot_be_read_allows_nothing(text: str) -> None:
+async def test_an_unreadable_record_grants_nothing(text: str) -> None:
     store = MemoryStore()
     await write(store, "ann", text)
     records = SubjectRecords(store)
@@ -120,13 +120,13 @@ async def test_what_cannot_be_read_allows_nothing(text: str) -> None:
     assert [granted.tool for granted in rules(records, "ann")] == ["lamp.dim"]
 
 
-def test_one_bad_rule_among_good_ones_costs_all_of_them() -> None:
+def test_one_invalid_rule_invalidates_the_record() -> None:
     good = encode_rules([rule("lamp.dim")])
     assert decode_grants(good, "ann") == (rule("lamp.dim"),)
     assert decode_grants(f'{good[:-1]},{{"effect":"allow"}}]', "ann") == ()
 
 
-def test_a_grant_is_kept_once_and_the_oldest_give_way() -> None:
+def test_a_grant_is_stored_once_and_the_oldest_are_dropped() -> None:
     grants: tuple[Rule, ...] = ()
     for number in range(MAX_GRANTS + 5):
         grants = with_grant(grants, rule(f"t{number}"))
@@ -136,7 +136,7 @@ def test_a_grant_is_kept_once_and_the_oldest_give_way() -> None:
     assert grants[-1] == rule("t100")
 
 
-async def test_loading_while_another_grant_is_kept_loses_neither() -> None:
+async def test_loading_during_an_update_loses_no_grant() -> None:
     store = SlowStore()
     records = SubjectRecords(store)
     store.hold = asyncio.Event()

@@ -51,7 +51,7 @@ async def talk(stage: Stage, *texts: str) -> None:
         await stage.quiet()
 
 
-async def test_what_is_dropped_of_a_history_is_summarised() -> None:
+async def test_the_dropped_part_of_a_history_is_summarised() -> None:
     def reply(request: ModelRequest) -> Script:
         return [TextDelta(SUMMARY)] if is_summary(request) else [TextDelta("Yes.")]
 
@@ -74,7 +74,7 @@ async def test_what_is_dropped_of_a_history_is_summarised() -> None:
     await stage.close()
 
 
-async def test_a_turn_that_begins_cancels_the_summary() -> None:
+async def test_a_new_turn_cancels_the_summary() -> None:
     going = asyncio.Event()
 
     def reply(request: ModelRequest) -> Script:
@@ -95,7 +95,7 @@ async def test_a_turn_that_begins_cancels_the_summary() -> None:
     await stage.close()
 
 
-async def test_a_summary_that_fails_costs_nothing_but_the_old_turns() -> None:
+async def test_a_failed_summary_only_drops_the_old_turns() -> None:
     def reply(request: ModelRequest) -> Script:
         return [ModelError("overloaded", "busy")] if is_summary(request) else [TextDelta("Yes.")]
 

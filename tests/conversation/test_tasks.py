@@ -8,7 +8,7 @@ from conductor.conversation.tasks import Tasks
 from tests.conversation.helpers import later, steps
 
 
-async def test_a_task_is_let_go_of_when_it_is_done() -> None:
+async def test_a_finished_task_is_forgotten() -> None:
     tasks = Tasks()
     finished_task = tasks.spawn(steps(3))
     assert len(tasks) == 1
@@ -18,7 +18,7 @@ async def test_a_task_is_let_go_of_when_it_is_done() -> None:
     await tasks.close(5.0)
 
 
-async def test_closing_cancels_what_runs_and_waits_for_its_end() -> None:
+async def test_closing_cancels_running_tasks_and_waits_for_them() -> None:
     tasks, ended = Tasks(), []
 
     async def slow_to_end() -> None:
@@ -36,7 +36,7 @@ async def test_closing_cancels_what_runs_and_waits_for_its_end() -> None:
     assert len(tasks) == 0
 
 
-async def test_closing_waits_no_longer_than_it_may() -> None:
+async def test_closing_has_a_time_limit() -> None:
     tasks, go = Tasks(), asyncio.Event()
 
     async def stubborn() -> None:

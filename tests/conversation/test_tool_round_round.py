@@ -41,7 +41,7 @@ def calls(*names: str) -> list[ToolCall]:
     return [ToolCall(f"c{number}", name, "{}") for number, name in enumerate(names)]
 
 
-def test_calls_that_pass_the_gate_are_ready_and_the_others_have_their_result() -> None:
+def test_permitted_calls_are_ready_and_invalid_calls_have_results() -> None:
     prepared = prepare(
         [*calls("device.look", "local.sum", "nobody.home"), ToolCall("c3", "device.do", '{"x":"many"}')]
     )
@@ -51,7 +51,7 @@ def test_calls_that_pass_the_gate_are_ready_and_the_others_have_their_result() -
     assert all(result.is_error for result in prepared.results.values())
 
 
-def test_calls_that_ask_wait_and_those_that_are_denied_have_their_result() -> None:
+def test_gated_calls_wait_and_denied_calls_have_results() -> None:
     def permit(spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
         effects: dict[str, RuleEffect] = {"device.do": "ask", "local.sum": "deny"}
         return Verdict(effects.get(spec.name, "allow"), ("Because.",), None, warn=False)
@@ -81,7 +81,7 @@ def test_calls_that_ask_wait_and_those_that_are_denied_have_their_result() -> No
 @pytest.mark.parametrize(
     ("names", "refused"), [(["local.sum"], True), (["local.sum", "nobody.home"], False), ([], False)]
 )
-def test_a_round_is_refused_where_nothing_of_it_was_allowed(names: list[str], refused: bool) -> None:
+def test_a_round_is_refused_if_all_its_calls_are(names: list[str], refused: bool) -> None:
     def permit(spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
         return Verdict("deny", ("Because.",), None, warn=False)
 
@@ -92,20 +92,20 @@ def test_a_round_is_refused_where_nothing_of_it_was_allowed(names: list[str], re
     assert prepared.all_refused == refused
 
 
-def test_of_a_reply_that_was_cut_off_nothing_is_run() -> None:
+def test_no_call_of_a_cut_off_reply_is_prepared() -> None:
     prepared = prepare(calls("device.look", "local.sum"), complete=False)
     assert prepared.ready == []
     assert errors(prepared) == {"c0": "parse_error", "c1": "parse_error"}
 
 
 @pytest.mark.parametrize(("max_calls", "by_round", "ran"), [(2, 15, 2), (40, 3, 3), (40, 15, 5)])
-def test_calls_beyond_the_limit_are_answered_and_not_run(max_calls: int, by_round: int, ran: int) -> None:
+def test_calls_beyond_the_limit_are_not_run(max_calls: int, by_round: int, ran: int) -> None:
     prepared = prepare(calls(*["local.sum"] * 5), max_calls=max_calls, max_calls_per_round=by_round)
     assert len(prepared.ready) == ran
     assert list(errors(prepared).values()) == ["rate_limited"] * (5 - ran)
 
 
-def test_opening_records_each_call_with_where_it_runs_and_what_it_does() -> None:
+def test_opening_records_the_source_and_effect_of_each_call() -> None:
     prepared = prepare(calls("device.do", "local.sum", "nobody.home"))
     opened = [o.call for o in prepared.open("t1") if isinstance(o, OpenCall)]
     assert [(c.call_id, c.source, c.effect, c.turn_id) for c in opened] == [
@@ -116,7 +116,7 @@ def test_opening_records_each_call_with_where_it_runs_and_what_it_does() -> None
     assert [c.result is not None for c in opened] == [False, False, True]
 
 
-def test_closing_gives_one_result_each_in_the_models_order_whatever_is_known() -> None:
+def test_closing_logs_one_result_for_each_call_in_order() -> None:
     rng = random.Random(5)
     for _ in range(200):
         prepared = prepare(
@@ -131,7 +131,7 @@ def test_closing_gives_one_result_each_in_the_models_order_whatever_is_known() -
         assert [o.call_id for o in operations if isinstance(o, ForgetCall)] == ids
 
 
-def test_between_two_calls_others_have_their_turn() -> None:
+def test_validation_yields_to_other_tasks() -> None:
     async def passes() -> int:
         bounds, count = limits(), 0
 

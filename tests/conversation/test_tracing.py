@@ -100,7 +100,7 @@ def test_a_turn_is_a_span_and_its_requests_and_tools_are_spans_below_it() -> Non
         assert span.start_time <= span.end_time <= turn.end_time
 
 
-def test_no_content_leaves_unless_it_is_asked_for() -> None:
+def test_traces_have_no_content_by_default() -> None:
     scripts: list[Script] = [[call("local.sum", '{"x": 717171717171}')], [TextDelta("Secret answer.")]]
     spans_json = "".join(span.to_json() for span in spans_of(scripts))
     assert "hello" not in spans_json and "Secret" not in spans_json and "717171717171" not in spans_json
@@ -110,7 +110,7 @@ def test_no_content_leaves_unless_it_is_asked_for() -> None:
     assert message["parts"] == [{"type": "text", "content": "Secret answer."}]
 
 
-def test_a_turn_that_fails_is_an_error_and_names_its_code() -> None:
+def test_a_failed_turn_is_an_error_with_its_code() -> None:
     chat, turn = spans_of([[ModelError("refused", "no")]])
     assert (chat.status.status_code, turn.status.status_code) == (StatusCode.ERROR, StatusCode.ERROR)
     assert chat.attributes is not None and chat.attributes["error.type"] == "refused"
@@ -166,7 +166,7 @@ def test_traces_are_sent_to_a_collector() -> None:
     assert [span.name for span in resource.scope_spans[0].spans] == ["invoke_agent conductor"]
 
 
-def test_a_collector_that_does_not_answer_does_not_hold_the_stop_up() -> None:
+def test_an_unresponsive_collector_does_not_delay_the_stop() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         tracer = make_tracer(f"http://127.0.0.1:{silent.getsockname()[1]}", content=False)
         assert tracer is not None
@@ -176,7 +176,7 @@ def test_a_collector_that_does_not_answer_does_not_hold_the_stop_up() -> None:
 
 
 @pytest.mark.parametrize(("share", "turns"), [("1", 1), ("0", 0)])
-def test_the_sampler_of_the_environment_holds(
+def test_the_sampler_of_the_environment_is_used(
     share: str, turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")

@@ -41,7 +41,7 @@ def outcomes(stage: Stage) -> list[dict[str, Any]]:
     return [json.loads(m.content) for m in stage.session.messages if isinstance(m, ToolResult)]
 
 
-async def test_all_calls_of_a_reply_run_together_and_their_results_keep_the_models_order() -> None:
+async def test_the_calls_of_a_reply_run_concurrently_and_their_results_keep_the_order() -> None:
     local = LocalTools()
     scripts: list[Script] = [
         [call("local.wait"), call("device.do"), call("local.sum", '{"x": 3}'), call("device.look")],
@@ -70,7 +70,7 @@ TOO_LONG = ModelError("context_too_long", "too long")
 
 
 @pytest.mark.parametrize("refused", [[TOO_LONG], [Finished("context_window")]])
-async def test_a_history_that_is_too_long_for_the_model_is_halved_and_sent_again(refused: Script) -> None:
+async def test_a_history_that_is_too_long_is_halved_and_sent_again(refused: Script) -> None:
     scripts: list[Script] = [
         *([TextDelta(f"Answer {n}.")] for n in range(4)),
         refused,
@@ -91,7 +91,7 @@ async def test_a_history_that_is_too_long_for_the_model_is_halved_and_sent_again
     await stage.close()
 
 
-async def test_a_single_turn_that_is_too_long_fails_with_words() -> None:
+async def test_a_single_turn_that_is_too_long_fails_with_an_apology() -> None:
     stage = await open_stage(make_services([[TOO_LONG]]))
     stage.app.say("one")
     await stage.quiet()
@@ -100,7 +100,7 @@ async def test_a_single_turn_that_is_too_long_fails_with_words() -> None:
     await stage.close()
 
 
-def test_the_log_says_which_profile_failed_and_why() -> None:
+def test_the_log_names_the_failed_profile_and_the_reason() -> None:
     error = ModelError("protocol", "The model service does not know this model or address.")
     error.profile = "home"
 
@@ -121,7 +121,7 @@ LATE = ModelError("timeout", "late")
 
 
 @pytest.mark.parametrize("reason", ["connection", "timeout", "protocol"])
-def test_a_reply_that_breaks_off_is_asked_for_once_more_and_nothing_of_it_is_kept(
+def test_a_broken_reply_is_requested_once_more_and_discarded(
     reason: ModelFailure,
 ) -> None:
     cut = ModelError(reason, "cut")
@@ -164,7 +164,7 @@ def test_a_reply_that_breaks_off_is_asked_for_once_more_and_nothing_of_it_is_kep
         ([[TextDelta("One"), ModelError("overloaded", "busy", retry_after=121.0)], [TextDelta("Two")]], 1),
     ],
 )
-async def test_a_reply_that_breaks_off_is_not_asked_for_without_end_or_hope(
+async def test_a_broken_reply_is_retried_only_once_and_within_the_time_limit(
     scripts: list[Script], requests: int
 ) -> None:
     stage = await open_stage(make_services(scripts, turn_timeout=120.0))
@@ -176,7 +176,7 @@ async def test_a_reply_that_breaks_off_is_not_asked_for_without_end_or_hope(
     await stage.close()
 
 
-async def test_a_turn_may_be_interrupted_before_it_asks_once_more() -> None:
+async def test_a_turn_can_be_interrupted_before_its_retry() -> None:
     busy = ModelError("overloaded", "busy", retry_after=10.0)
     stage = await open_stage(make_services([[TextDelta("Let me see"), busy], [TextDelta("x")]]))
     stage.app.say("go")
@@ -192,7 +192,7 @@ async def test_a_turn_may_be_interrupted_before_it_asks_once_more() -> None:
     await stage.close()
 
 
-async def test_the_limit_of_rounds_asks_once_more_with_the_tools_off() -> None:
+async def test_at_the_limit_of_rounds_the_model_answers_without_tools() -> None:
     def reply(request: ModelRequest) -> Script:
         return [TextDelta("Words."), call("local.sum")]
 
@@ -225,7 +225,7 @@ async def test_the_limit_of_calls_holds_over_all_rounds() -> None:
 
 
 @pytest.mark.parametrize("stop", ["end_turn", "tool_use"])
-async def test_an_empty_reply_still_says_something(stop: StopReason) -> None:
+async def test_an_empty_reply_is_replaced_by_a_sentence(stop: StopReason) -> None:
     stage = await open_stage(make_services([[TextDelta(" \n"), Finished(stop)]]))
     stage.app.say("go")
     await stage.quiet()
@@ -235,7 +235,7 @@ async def test_an_empty_reply_still_says_something(stop: StopReason) -> None:
     await stage.close()
 
 
-async def test_calls_of_a_reply_that_was_cut_off_are_not_run() -> None:
+async def test_calls_of_a_cut_off_reply_are_not_run() -> None:
     scripts: list[Script] = [[call("device.do", '{"x":'), Finished("max_tokens")], [TextDelta("Sorry.")]]
     stage = await open_stage(make_services(scripts))
     stage.app.say("go")
@@ -245,7 +245,7 @@ async def test_calls_of_a_reply_that_was_cut_off_are_not_run() -> None:
     await stage.close()
 
 
-async def test_a_reply_that_was_declined_is_a_failure() -> None:
+async def test_a_refusal_of_the_model_is_a_failure() -> None:
     stage = await open_stage(make_services([[TextDelta("I"), Finished("refusal")]]))
     stage.app.say("go")
     await stage.quiet()
@@ -254,7 +254,7 @@ async def test_a_reply_that_was_declined_is_a_failure() -> None:
     await stage.close()
 
 
-async def test_the_turns_clock_stands_still_while_a_person_chooses() -> None:
+async def test_the_turns_clock_stops_during_an_interactive_tool() -> None:
     scripts: list[Script] = [[call("device.pick")], [5.0, TextDelta("Done.")]]
     stage = await open_stage(make_services(scripts, turn_timeout=10.0), silent_tools)
     stage.app.say("go")
@@ -282,9 +282,7 @@ async def test_the_turns_clock_runs_while_a_tool_runs() -> None:
 
 
 @pytest.mark.parametrize(("name", "error_type"), [("local.wait", "cancelled"), ("local.write", "unknown")])
-async def test_a_call_that_was_running_when_its_turn_was_stopped_has_an_honest_result(
-    name: str, error_type: str
-) -> None:
+async def test_a_running_call_of_a_stopped_turn_is_cancelled_or_unknown(name: str, error_type: str) -> None:
     local = LocalTools()
     stage = await open_stage(make_services([[call(name)]], toolsets=[local]))
     stage.app.say("go")
@@ -296,7 +294,7 @@ async def test_a_call_that_was_running_when_its_turn_was_stopped_has_an_honest_r
     await stage.close()
 
 
-async def test_a_device_call_that_no_socket_had_when_its_turn_was_stopped_was_not_run() -> None:
+async def test_an_unsent_device_call_of_a_stopped_turn_is_not_run() -> None:
     stage = await open_stage(make_services([[call("device.do")], [TextDelta("Next.")]]), slow=True)
     assert stage.app.line is not None
     stage.app.say("go")
@@ -311,7 +309,7 @@ async def test_a_device_call_that_no_socket_had_when_its_turn_was_stopped_was_no
     await stage.close()
 
 
-async def test_an_interrupted_reply_is_closed_at_the_service_and_kept_as_not_heard() -> None:
+async def test_an_interrupted_stream_is_closed_and_logged_as_not_heard() -> None:
     stage = await open_stage(make_services([[TextDelta("Once upon"), asyncio.Event()]]))
     stage.app.say("go")
     await stage.app.until("assistant.speech.partial")
@@ -325,7 +323,7 @@ async def test_an_interrupted_reply_is_closed_at_the_service_and_kept_as_not_hea
     await stage.close()
 
 
-async def test_what_had_arrived_of_an_interrupted_answer_is_not_shown_after_the_interruption() -> None:
+async def test_no_partial_of_an_interrupted_reply_is_sent() -> None:
     stage = await open_stage(make_services([[TextDelta("Once upon"), asyncio.Event()]]), slow=True)
     line = stage.app.line
     assert line is not None
@@ -340,7 +338,7 @@ async def test_what_had_arrived_of_an_interrupted_answer_is_not_shown_after_the_
 
 
 @pytest.mark.parametrize("arriving", [True, False])
-async def test_a_client_cannot_have_said_more_of_an_answer_than_there_was(arriving: bool) -> None:
+async def test_a_client_cannot_report_more_than_the_reply(arriving: bool) -> None:
     reply: Script = [TextDelta("Once upon"), *([asyncio.Event()] if arriving else [])]
     stage = await open_stage(
         make_services([reply]), lambda name, call_id: None if name == "tts.speak" else SPOKEN
@@ -365,7 +363,7 @@ class SlowToClose(ScriptedProvider):
             await later(2)
 
 
-async def test_nothing_of_an_interrupted_answer_is_shown_while_the_service_lets_go_of_it() -> None:
+async def test_no_partial_is_sent_while_an_interrupted_stream_closes() -> None:
     provider = SlowToClose([[TextDelta("Once "), TextDelta("upon "), asyncio.Event()]])
     stage = await open_stage(make_services(provider, partial_interval=1.0))
     stage.app.say("go")
@@ -379,7 +377,7 @@ async def test_nothing_of_an_interrupted_answer_is_shown_while_the_service_lets_
     await stage.close()
 
 
-async def test_each_request_is_a_valid_history_that_ends_with_what_is_to_be_answered() -> None:
+async def test_each_request_is_a_valid_history_with_the_input_last() -> None:
     stage = await open_stage(
         make_services(
             lambda r: [call("local.sum")] if isinstance(r.messages[-1], UserMessage) else [TextDelta("ok")],
@@ -407,7 +405,7 @@ def asking(scripts: list[Script]) -> Services:
     return replace(make_services(scripts), catalog=ASKS)
 
 
-async def test_a_question_that_nobody_answered_is_no_denial() -> None:
+async def test_an_expired_question_is_not_a_denial() -> None:
     """Asked again in the same turn, it is asked again: nobody has said no."""
     scripts: list[Script] = [[call("device.move")], [call("device.move")], [TextDelta("Well.")]]
     stage = await open_stage(asking(scripts))
@@ -420,7 +418,7 @@ async def test_a_question_that_nobody_answered_is_no_denial() -> None:
     await stage.close()
 
 
-async def test_two_rounds_in_which_nothing_was_allowed_end_without_tools() -> None:
+async def test_two_refused_rounds_end_without_tools() -> None:
     scripts: list[Script] = [[call("device.move", f'{{"x":{n}}}')] for n in range(3)]
     stage = await open_stage(asking([*scripts[:2], [TextDelta("Well.")]]))
     stage.app.capabilities = ["approval"]

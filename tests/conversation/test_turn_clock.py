@@ -20,7 +20,7 @@ class Expired:
         self.times.append(asyncio.get_running_loop().time())
 
 
-async def test_time_is_over_once_and_on_time() -> None:
+async def test_a_clock_expires_once_and_on_time() -> None:
     expired = Expired()
     clock = TurnClock(120.0, expired)
     assert clock.remaining == 120.0
@@ -33,7 +33,7 @@ async def test_time_is_over_once_and_on_time() -> None:
     assert clock.remaining == 0.0
 
 
-async def test_a_clock_that_was_stopped_does_not_expire() -> None:
+async def test_a_stopped_clock_does_not_expire() -> None:
     expired = Expired()
     clock = TurnClock(10.0, expired)
     clock.start()

@@ -68,7 +68,7 @@ async def test_at_most_three_transcripts_wait_and_a_fourth_is_refused() -> None:
 
 
 @pytest.mark.parametrize("speaks_failures", [True, False])
-async def test_a_person_hears_once_that_words_were_refused_when_those_before_them_are_answered(
+async def test_a_refused_transcript_is_reported_once_after_the_queue(
     speaks_failures: bool,
 ) -> None:
     hold = asyncio.Event()
@@ -106,7 +106,7 @@ async def test_a_repeated_transcript_is_answered_once() -> None:
     await stage.close()
 
 
-async def test_of_transcripts_that_follow_each_other_only_the_last_is_answered() -> None:
+async def test_of_consecutive_transcripts_only_the_last_is_answered() -> None:
     def reply(request: ModelRequest) -> Script:
         text = users(request.messages)[-1]
         return [asyncio.Event()] if text == "one" else [TextDelta(f"To {text}.")]
@@ -124,7 +124,7 @@ async def test_of_transcripts_that_follow_each_other_only_the_last_is_answered()
     await stage.close()
 
 
-async def test_an_interrupted_answer_names_what_was_done() -> None:
+async def test_an_interrupted_reply_names_its_completed_actions() -> None:
     local = LocalTools()
     local.go.set()
     scripts: list[Script] = [[call("local.write"), call("local.sum")], [TextDelta("It is written.")]]
@@ -141,7 +141,7 @@ async def test_an_interrupted_answer_names_what_was_done() -> None:
     await stage.close()
 
 
-async def test_what_was_heard_of_an_earlier_answer_is_shown_to_the_model_from_the_next_turn_on() -> None:
+async def test_an_interruption_of_an_earlier_reply_counts_from_the_next_turn_on() -> None:
     local = LocalTools()
     scripts: list[Script] = [
         [TextDelta("First.")], [call("local.wait")], [TextDelta("Second.")], [TextDelta("Third.")],
@@ -165,7 +165,7 @@ async def test_what_was_heard_of_an_earlier_answer_is_shown_to_the_model_from_th
     await stage.close()
 
 
-async def test_the_second_answer_to_a_client_that_acknowledges_nothing_is_spoken_at_once() -> None:
+async def test_a_client_without_acknowledgements_gets_its_second_reply_at_once() -> None:
     stage = await open_stage(make_services([[TextDelta("First.")], [TextDelta("Second.")]]), lambda *_: None)
     for text in ("one", "two"):
         stage.app.say(text)
@@ -175,7 +175,7 @@ async def test_the_second_answer_to_a_client_that_acknowledges_nothing_is_spoken
     await stage.close()
 
 
-async def test_a_transcript_repeated_on_another_line_during_its_commit_is_answered_once() -> None:
+async def test_a_transcript_repeated_during_its_commit_is_answered_once() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(lambda _: [TextDelta("Yes.")], store=store))
     store.hold = asyncio.Event()
@@ -190,7 +190,7 @@ async def test_a_transcript_repeated_on_another_line_during_its_commit_is_answer
     await stage.close()
 
 
-async def test_a_transcript_that_was_refused_for_the_store_is_not_answered_all_the_same() -> None:
+async def test_a_transcript_refused_for_the_store_is_not_answered() -> None:
     hold = asyncio.Event()
     store = SlowStore()
     stage = await open_stage(
@@ -213,7 +213,7 @@ async def test_a_transcript_that_was_refused_for_the_store_is_not_answered_all_t
 
 
 @pytest.mark.parametrize("comes_back", ["after the store", "before the store"])
-async def test_a_client_that_was_away_with_the_store_is_told_that_its_turn_failed(comes_back: str) -> None:
+async def test_a_client_learns_of_a_failed_turn_after_a_reconnect(comes_back: str) -> None:
     hold = asyncio.Event()
     store = SlowStore()
     stage = await open_stage(make_services([[hold, TextDelta("One.")], [TextDelta("Two.")]], store=store))
@@ -243,7 +243,7 @@ async def test_a_client_that_was_away_with_the_store_is_told_that_its_turn_faile
     await stage.close()
 
 
-async def test_transcripts_that_waited_for_a_store_are_answered_before_the_next_one() -> None:
+async def test_transcripts_waiting_for_the_store_are_answered_in_order() -> None:
     hold = asyncio.Event()
     store = SlowStore()
 
@@ -269,7 +269,7 @@ async def test_transcripts_that_waited_for_a_store_are_answered_before_the_next_
     await stage.close()
 
 
-async def test_a_transcript_that_waited_for_a_store_is_answered_once_the_store_is_back() -> None:
+async def test_a_transcript_waiting_for_the_store_is_answered_when_it_is_back() -> None:
     hold, store = asyncio.Event(), SlowStore()
     scripts: list[Script] = [[hold, TextDelta("One.")], [TextDelta("Two.")]]
     stage = await open_stage(make_services(scripts, store=store, mode="queue"))
@@ -325,7 +325,7 @@ async def test_a_transcript_never_stops_the_turn_that_answers_it(begins_while_re
 # -- interruptions
 
 
-async def test_a_speech_that_was_taken_back_is_no_speech_to_interrupt() -> None:
+async def test_a_withdrawn_speech_cannot_be_interrupted() -> None:
     local = LocalTools()
     local.go.set()
     hold = asyncio.Event()
@@ -352,7 +352,7 @@ async def test_a_speech_that_was_taken_back_is_no_speech_to_interrupt() -> None:
     await stage.close()
 
 
-async def test_a_speech_that_was_too_old_to_replay_is_no_speech_to_interrupt() -> None:
+async def test_a_stale_speech_cannot_be_interrupted() -> None:
     hold = asyncio.Event()
     services = make_services([[TextDelta("First.")], [TextDelta("So"), hold]], stale_speech=-1.0)
     stage = await open_stage(services, deaf_to_speech)
@@ -371,7 +371,7 @@ async def test_a_speech_that_was_too_old_to_replay_is_no_speech_to_interrupt() -
     await stage.close()
 
 
-async def test_a_client_that_acknowledges_nothing_can_interrupt_its_second_answer() -> None:
+async def test_a_client_without_acknowledgements_can_interrupt_its_second_reply() -> None:
     hold = asyncio.Event()
     stage = await open_stage(
         make_services([[TextDelta("First.")], [TextDelta("So"), hold]]), lambda name, call_id: None
@@ -387,7 +387,7 @@ async def test_a_client_that_acknowledges_nothing_can_interrupt_its_second_answe
     await stage.close()
 
 
-async def test_a_speech_whose_commit_failed_is_no_speech_to_interrupt() -> None:
+async def test_a_speech_with_a_failed_commit_cannot_be_interrupted() -> None:
     hold = asyncio.Event()
     store = SlowStore()
     stage = await open_stage(make_services([[TextDelta("First.")], [TextDelta("So"), hold]], store=store))
@@ -405,7 +405,7 @@ async def test_a_speech_whose_commit_failed_is_no_speech_to_interrupt() -> None:
     await stage.close()
 
 
-async def test_an_answer_interrupted_during_its_commit_is_either_heard_or_not_spoken() -> None:
+async def test_a_reply_interrupted_during_its_commit_is_either_heard_or_not_spoken() -> None:
     store = SlowStore()
     stage = await open_stage(make_services([[TextDelta("A long story.")]], store=store), slow=True)
     assert stage.app.line is not None
@@ -429,7 +429,7 @@ async def test_an_answer_interrupted_during_its_commit_is_either_heard_or_not_sp
 # -- news
 
 
-async def test_news_waits_for_the_running_turn_and_leaves_thinking_out() -> None:
+async def test_notices_wait_for_the_running_turn_and_send_no_thinking() -> None:
     hold = asyncio.Event()
     stage = await open_stage(make_services([[hold, TextDelta("Sure.")], [TextDelta("Both are done.")]]))
     stage.app.say("hi")
@@ -449,7 +449,7 @@ async def test_news_waits_for_the_running_turn_and_leaves_thinking_out() -> None
     await stage.close()
 
 
-async def test_news_waits_until_the_speech_is_over() -> None:
+async def test_notices_wait_until_the_speech_is_over() -> None:
     stage = await open_stage(
         make_services([[TextDelta("Sure.")], [TextDelta("It is done.")]]), deaf_to_speech
     )
@@ -465,7 +465,7 @@ async def test_news_waits_until_the_speech_is_over() -> None:
     await stage.close()
 
 
-async def test_news_waits_for_the_floor_until_the_person_is_silent() -> None:
+async def test_notices_wait_until_the_person_is_silent() -> None:
     stage = await open_stage(make_services([[TextDelta("It is done.")]], floor_timeout=5.0))
     assert stage.app.line is not None
     loop = asyncio.get_running_loop()
@@ -482,7 +482,7 @@ async def test_news_waits_for_the_floor_until_the_person_is_silent() -> None:
     await stage.close()
 
 
-async def test_news_waits_until_the_microphone_of_a_client_without_partials_was_open_for_a_while() -> None:
+async def test_notices_wait_for_an_open_microphone_of_a_client_without_partials() -> None:
     scripts: list[Script] = [[TextDelta("Sure.")], [TextDelta("It is done.")]]
     stage = await open_stage(make_services(scripts, open_microphone=4.0), deaf_to_speech)
     loop = asyncio.get_running_loop()
@@ -499,7 +499,7 @@ async def test_news_waits_until_the_microphone_of_a_client_without_partials_was_
     await stage.close()
 
 
-async def test_news_waits_after_words_that_started_no_turn_and_after_a_connection() -> None:
+async def test_notices_wait_after_an_empty_transcript_and_after_a_connection() -> None:
     stage = await open_stage(make_services([[TextDelta("It is done.")]], open_microphone=4.0))
     loop = asyncio.get_running_loop()
     await later(3)
@@ -515,7 +515,7 @@ async def test_news_waits_after_words_that_started_no_turn_and_after_a_connectio
     await stage.close()
 
 
-async def test_news_that_comes_while_the_microphone_is_long_open_is_told_at_once() -> None:
+async def test_notices_start_a_turn_at_once_if_the_microphone_is_open() -> None:
     stage = await open_stage(make_services([[TextDelta("It is done.")]], open_microphone=4.0))
     await later(60)
     stage.app.agent_done("a-1")
@@ -524,7 +524,7 @@ async def test_news_that_comes_while_the_microphone_is_long_open_is_told_at_once
     await stage.close()
 
 
-async def test_a_transcript_goes_before_news() -> None:
+async def test_a_transcript_precedes_notices() -> None:
     stage = await open_stage(make_services([[TextDelta("Hello.")], [TextDelta("It is done.")]]))
     assert stage.app.line is not None
     stage.app.line.say(client.TranscriptPartial("he"))
@@ -535,7 +535,7 @@ async def test_a_transcript_goes_before_news() -> None:
     await stage.close()
 
 
-async def test_news_waits_for_somebody_to_listen() -> None:
+async def test_notices_wait_for_a_connection() -> None:
     stage = await open_stage(make_services([[TextDelta("It is done.")]]))
     line = stage.app.line
     assert line is not None
@@ -551,7 +551,7 @@ async def test_news_waits_for_somebody_to_listen() -> None:
     await stage.close()
 
 
-async def test_at_most_sixteen_pieces_of_news_wait() -> None:
+async def test_at_most_sixteen_notices_wait() -> None:
     hold = asyncio.Event()
     stage = await open_stage(make_services([[hold, TextDelta("Sure.")], [TextDelta("Done.")]]))
     stage.app.say("hi")
@@ -565,7 +565,7 @@ async def test_at_most_sixteen_pieces_of_news_wait() -> None:
     await stage.close()
 
 
-async def test_a_repeated_completion_is_told_once() -> None:
+async def test_a_repeated_completion_is_delivered_once() -> None:
     stage = await open_stage(make_services([[TextDelta("Done.")]]))
     stage.app.agent_done("a-1", id="event-1")
     await stage.quiet()
@@ -575,7 +575,7 @@ async def test_a_repeated_completion_is_told_once() -> None:
     await stage.close()
 
 
-async def test_news_that_is_too_old_to_be_told_by_itself_goes_with_the_next_turn() -> None:
+async def test_an_expired_notice_joins_the_next_turn() -> None:
     stage = await open_stage(make_services([[TextDelta("Hello.")], [TextDelta("x")]]))
     line = stage.app.line
     assert line is not None
@@ -592,7 +592,7 @@ async def test_news_that_is_too_old_to_be_told_by_itself_goes_with_the_next_turn
     await stage.close()
 
 
-async def test_a_resume_opens_the_microphone_although_there_is_expired_news() -> None:
+async def test_a_resume_opens_the_microphone_despite_expired_notices() -> None:
     stage = await open_stage(make_services([]))
     line = stage.app.line
     assert line is not None
@@ -606,7 +606,7 @@ async def test_a_resume_opens_the_microphone_although_there_is_expired_news() ->
     await stage.close()
 
 
-async def test_news_survives_a_store_that_is_away() -> None:
+async def test_notices_survive_an_unreachable_store() -> None:
     store = SlowStore(fail=lambda o: StoreUnavailable("away") if logs(o, Note) else None)
     stage = await open_stage(make_services([[TextDelta("Hello.")], [TextDelta("It is done.")]], store=store))
     stage.app.agent_done("a-1")
@@ -618,7 +618,7 @@ async def test_news_survives_a_store_that_is_away() -> None:
     await stage.close()
 
 
-async def test_news_never_says_thinking() -> None:
+async def test_a_turn_about_notices_sends_no_thinking() -> None:
     local = LocalTools()
     scripts: list[Script] = [[TextDelta("One moment."), call("local.sum")], [TextDelta("It is done.")]]
     stage = await open_stage(make_services(scripts, toolsets=[local]))
@@ -632,7 +632,7 @@ async def test_news_never_says_thinking() -> None:
 # -- the end
 
 
-async def test_a_session_closed_while_a_waiting_turn_begins_does_not_ask_the_model() -> None:
+async def test_a_session_closed_at_the_start_of_a_queued_turn_sends_no_request() -> None:
     store = SlowStore()
     first, never = asyncio.Event(), asyncio.Event()
     stage = await open_stage(make_services([[first, TextDelta("One.")], [never]], store=store, mode="queue"))
@@ -656,7 +656,7 @@ async def test_a_session_closed_while_a_waiting_turn_begins_does_not_ask_the_mod
     await stage.close()
 
 
-async def test_a_session_closed_while_its_first_turn_begins_says_nothing_more() -> None:
+async def test_a_session_closed_at_the_start_of_its_first_turn_stays_silent() -> None:
     store = SlowStore()
     stage = await open_stage(make_services([[TextDelta("One.")]], store=store))
     store.hold = asyncio.Event()
@@ -682,7 +682,7 @@ def fenced_after(messages: int) -> SlowStore:
     return store
 
 
-async def test_a_session_that_was_taken_over_says_nothing_to_a_transcript() -> None:
+async def test_a_session_taken_over_ignores_a_transcript() -> None:
     stage = await open_stage(make_services([[TextDelta("One.")]], store=fenced_after(0)))
     position = len(stage.app.log)
     stage.app.say("hi")
@@ -691,7 +691,7 @@ async def test_a_session_that_was_taken_over_says_nothing_to_a_transcript() -> N
     await stage.close()
 
 
-async def test_a_session_that_was_taken_over_does_not_apologise() -> None:
+async def test_a_session_taken_over_does_not_apologise() -> None:
     stage = await open_stage(make_services([[ModelError("overloaded", "busy")]], store=fenced_after(1)))
     stage.app.say("hi")
     await stage.settled()
@@ -699,7 +699,7 @@ async def test_a_session_that_was_taken_over_does_not_apologise() -> None:
     await stage.close()
 
 
-async def test_a_session_that_was_taken_over_does_not_answer() -> None:
+async def test_a_session_taken_over_does_not_answer() -> None:
     stage = await open_stage(make_services([[TextDelta("One.")]], store=fenced_after(1)))
     stage.app.say("hi")
     await stage.settled()
@@ -707,7 +707,7 @@ async def test_a_session_that_was_taken_over_does_not_answer() -> None:
     await stage.close()
 
 
-async def test_words_that_are_no_unicode_still_end_idle_where_failures_are_not_spoken() -> None:
+async def test_a_transcript_with_invalid_unicode_ends_idle() -> None:
     script: Script = [TextDelta("half a \ud83d pair")]
     stage = await open_stage(make_services([script], failures={}))
     since = len(stage.app.log)

@@ -40,7 +40,7 @@ def speaks(stage: Stage) -> None:
     stage.app.line.say(client.TranscriptPartial("and"))
 
 
-async def test_it_is_warmed_once_in_its_lifetime_at_the_start_and_when_a_person_speaks() -> None:
+async def test_the_cache_is_warmed_once_in_its_lifetime() -> None:
     service = Service()
     stage = await open_stage(make_services(service))
     await steps(5)
@@ -95,7 +95,7 @@ async def test_the_history_of_a_resumed_session_is_warmed_when_its_person_speaks
     await two.close()
 
 
-async def test_a_turn_waits_for_no_warming_and_a_closed_session_leaves_none_behind() -> None:
+async def test_a_turn_does_not_wait_for_warming_and_closing_cancels_it() -> None:
     stage = await open_stage(make_services(Service(asyncio.Event)))
     stage.app.say("Hello")
     await stage.app.until("assistant.speech.final")
@@ -106,7 +106,7 @@ async def test_a_turn_waits_for_no_warming_and_a_closed_session_leaves_none_behi
     assert loose_ends(stage.session) == {}
 
 
-async def test_a_warming_that_fails_changes_nothing() -> None:
+async def test_a_failed_warming_changes_nothing() -> None:
     stage = await open_stage(make_services(Service(lambda: ModelError("overloaded", "No."))))
     stage.app.say("Hello")
     await stage.quiet()
@@ -114,7 +114,7 @@ async def test_a_warming_that_fails_changes_nothing() -> None:
     await stage.close()
 
 
-async def test_nobody_warms_whose_tokens_are_spent() -> None:
+async def test_a_spent_budget_prevents_warming() -> None:
     service, budget = Service(), DailyBudget(10)
     provider = BudgetedProvider(service, budget, "anna")
     request = ModelRequest("", [])
