@@ -35,7 +35,7 @@ def write_table(
     On a terminal the last column and the columns named in ``texts`` wrap; otherwise each row is one complete
     line. Cells may come from clients, so control characters are escaped.
     """
-    cells = [[cell if cell.isprintable() else ascii(cell)[1:-1] for cell in row] for row in rows]
+    cells = [[_escape(cell) for cell in row] for row in rows]
     if out.isatty():
         _draw(out, headings, cells, numbers, {headings[-1], *texts})
         return
@@ -69,6 +69,10 @@ def _draw(
     with console.capture() as capture:  # rich would end the process at a closed pipe
         console.print(table)
     out.write(capture.get())
+
+
+def _escape(cell: str) -> str:
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in cell)
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
