@@ -27,11 +27,9 @@ PROBE_TEXT = "What is the weather in Berlin? Call the tool get_weather."
 
 
 class CircuitBreaker:
-    """Opens after failures in a row; then it lets one request through every ``open_s``."""
+    """Opens after failures in a row; then it lets one request through every `OPEN_S` seconds."""
 
-    def __init__(self, max_failures: int = MAX_FAILURES, open_s: float = OPEN_S) -> None:
-        self._max_failures = max_failures
-        self._open_s = open_s
+    def __init__(self) -> None:
         self._failures = 0
         self._used_at = 0.0
 
@@ -39,7 +37,7 @@ class CircuitBreaker:
     def allows(self) -> bool:
         """Whether a request may be sent now."""
         now = asyncio.get_running_loop().time()
-        return self._failures < self._max_failures or now >= self._used_at + self._open_s
+        return self._failures < MAX_FAILURES or now >= self._used_at + OPEN_S
 
     def begin(self) -> None:
         """Note that a request is sent: for now no other follows through an open breaker."""
@@ -52,17 +50,17 @@ class CircuitBreaker:
 
     def trip(self) -> None:
         """Open at once."""
-        self._failures = self._max_failures
+        self._failures = MAX_FAILURES
         self.begin()
 
 
-async def is_healthy(provider: ModelProvider, timeout_s: float = CHECK_TIMEOUT_S) -> bool:
+async def is_healthy(provider: ModelProvider) -> bool:
     """Tell whether a request of one token is answered in time."""
     request = ModelRequest(
-        "", [UserMessage("Hello")], silence_s=timeout_s, deadline_s=timeout_s, may_retry=False, max_tokens=1
+        "", [UserMessage("Hello")], deadline_s=CHECK_TIMEOUT_S, may_retry=False, max_tokens=1
     )
     try:
-        async with asyncio.timeout(timeout_s), aclosing(provider.stream(request)) as events:
+        async with asyncio.timeout(CHECK_TIMEOUT_S), aclosing(provider.stream(request)) as events:
             async for _ in events:
                 return True  # closing it stops the service
     except (ModelError, TimeoutError):
@@ -70,14 +68,14 @@ async def is_healthy(provider: ModelProvider, timeout_s: float = CHECK_TIMEOUT_S
     return False
 
 
-async def calls_tools(provider: ModelProvider, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
+async def calls_tools(provider: ModelProvider) -> bool:
     """Tell whether a model that is offered one tool calls it. Raises `ModelError` if that is unknown."""
     request = ModelRequest(
         "",
         [UserMessage(PROBE_TEXT)],
         [PROBE_TOOL],
-        silence_s=timeout_s,
-        deadline_s=timeout_s,
+        silence_s=PROBE_TIMEOUT_S,
+        deadline_s=PROBE_TIMEOUT_S,
         may_retry=False,
     )
     try:

@@ -91,50 +91,9 @@ def test_arguments_that_are_no_object_go_back_empty(arguments: str) -> None:
     assert rendered(request)["messages"][1]["content"][0]["input"] == {}
 
 
-def test_an_id_that_the_service_refuses_is_changed_in_the_call_and_its_result() -> None:
-    history = (
-        UserMessage("Go."),
-        AssistantMessage(calls=(call("a.b"), call("a/b"))),
-        ToolResult("a.b", "1"),
-        ToolResult("a/b", "2"),
-    )
-    messages = rendered(ask(*history))["messages"]
-    ids = [block["id"] for block in messages[1]["content"]]
-    assert len(set(ids)) == 2
-    assert [block["tool_use_id"] for block in messages[2]["content"]] == ids
-
-
-def test_blank_words_are_never_sent() -> None:
-    request = ask(
-        UserMessage("  "),
-        AssistantMessage(" \n"),
-        UserMessage("Hello."),
-        AssistantMessage("", (call(),)),
-        ToolResult("t1", " "),
-    )
-    messages = rendered(request)["messages"]
-    assert [message["role"] for message in messages] == ["user", "assistant", "user"]
-    assert messages[1]["content"][0]["type"] == "tool_use"
-    assert messages[2]["content"][0]["content"] == "(nothing)"
-
-
 def test_an_assistant_s_words_end_without_white_space() -> None:
     messages = rendered(ask(UserMessage("Hello."), AssistantMessage("I am \n")))["messages"]
     assert messages[-1]["content"] == [text("I am")]
-
-
-@pytest.mark.parametrize(
-    "history", [(AssistantMessage("Hello."), UserMessage("Hi.")), (AssistantMessage(" "),)]
-)
-def test_the_first_message_is_always_the_user_s(history: tuple[Message, ...]) -> None:
-    assert rendered(ask(*history))["messages"][0]["role"] == "user"
-
-
-def test_tools_that_only_the_history_knows_are_defined() -> None:
-    request = ask(
-        UserMessage("Go."), AssistantMessage(calls=(call(name="files.read"),)), ToolResult("t1", "ok")
-    )
-    assert [tool["name"] for tool in rendered(request)["tools"]] == ["agent_spawn", "files_read"]
 
 
 def test_without_tools_on_offer_those_of_the_history_are_switched_off() -> None:
@@ -297,7 +256,7 @@ def random_history(random: Random) -> list[Message]:
                 AssistantMessage(random.choice(texts), calls, opaque, random.choice(["anthropic", "other"]))
             )
             history += [
-                ToolResult(each.call_id, random.choice(texts), random.random() < 0.2) for each in calls
+                ToolResult(call.call_id, random.choice(texts), random.random() < 0.2) for call in calls
             ]
             if random.random() < 0.2:
                 history.append(Note(random.choice(texts)))

@@ -25,7 +25,7 @@ from conductor.models.base import (
     Usage,
 )
 from conductor.models.failures import failure
-from conductor.models.rendering import limit_of
+from conductor.models.rendering import limit_of, may_call
 from conductor.models.retry import BROKEN_OFF
 from conductor.models.text_protocol.parser import Tools
 from conductor.models.text_protocol.prompt import STOP, Style, messages, observation, system_prompt
@@ -53,18 +53,11 @@ class TextProtocol:
     limits spoken answers; with tools offered it is raised (`rendering.limit_of`).
     """
 
-    def __init__(
-        self,
-        provider: ModelProvider,
-        style: Style = "jsonl",
-        max_tokens: int = 512,
-        max_rounds: int = MAX_ROUNDS,
-    ) -> None:
+    def __init__(self, provider: ModelProvider, style: Style = "jsonl", max_tokens: int = 512) -> None:
         self.name = provider.name
         self._provider = provider
         self._style = style
         self._max_tokens = max_tokens
-        self._max_rounds = max_rounds
 
     async def start(self) -> None:
         """Prepare the provider."""
@@ -76,8 +69,7 @@ class TextProtocol:
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Stream the reply. Raises `ModelError`: ``malformed`` after two invalid replies."""
-        may_call = bool(request.tools) and request.tool_choice == "auto"
-        may_call = may_call and _rounds(request.messages) < self._max_rounds
+        can_call = may_call(request) and _rounds(request.messages) < MAX_ROUNDS
         tools = {tool.name: tool.input_schema for tool in request.tools}
         history = messages(request.messages, self._style)
         usage = Usage()
@@ -86,7 +78,7 @@ class TextProtocol:
             reply = _Reply(tools)
             attempt = replace(
                 request,
-                system=system_prompt(request.system, request.tools, self._style, may_call=may_call),
+                system=system_prompt(request.system, request.tools, self._style, may_call=can_call),
                 messages=history,
                 tools=(),
                 max_tokens=limit_of(request, request.max_tokens or self._max_tokens),
@@ -109,9 +101,9 @@ class TextProtocol:
                 continue
             usage += reply.finished.usage
             has_words = has_words or reply.has_words
-            problem = reply.problem(may_call=may_call)
+            problem = reply.problem(may_call=can_call)
             if problem is None:
-                calls = reply.scanner.calls if may_call else ()
+                calls = reply.scanner.calls if can_call else ()
                 for number, call in enumerate(calls):
                     yield ToolCall(f"call_{number}", call.name, call.arguments, call.repaired)
                 yield replace(
