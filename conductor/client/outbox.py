@@ -123,10 +123,10 @@ class Outbox:
             self._bytes > self._limits.unconfirmed_bytes and len(self._entries) > 1
         ):
             # Transcripts and results last: a person's words, or a tool's run, cannot be repeated.
-            oldest = next(
-                (other for other in self._entries if not other.has_ack and other is not entry),
-                self._entries[0],
+            less_important = (
+                candidate for candidate in self._entries if not (candidate.has_ack or candidate is entry)
             )
+            oldest = next(less_important, self._entries[0])
             if oldest.sent_on < 0:
                 log.warning("outbox full: dropped an unsent event; %d are waiting", len(self._entries))
             self._remove(oldest)
@@ -241,8 +241,8 @@ def fit(result: ToolResultEvent) -> ToolResultEvent:
     result = ToolResultEvent(result.call_id, clean(result.result), clean(result.error))
     if len(_encode(result)) <= MAX_RESULT_FRAME:
         return result
-    most = MAX_RESULT_CHARACTERS
-    return ToolResultEvent(result.call_id, _shorten(result.result, most), _shorten(result.error, most))
+    limit = MAX_RESULT_CHARACTERS
+    return ToolResultEvent(result.call_id, _shorten(result.result, limit), _shorten(result.error, limit))
 
 
 def fit_cancelled(cancelled: ToolCancelled) -> ToolCancelled:
@@ -259,10 +259,10 @@ def resume_entry(result: ToolResultEvent, size: int) -> ResumeDone:
     return ResumeDone(result.call_id, None if result.error is not None else result.result, result.error)
 
 
-def _shorten(text: str | None, most: int) -> str | None:
-    if text is None or len(text) <= most:
+def _shorten(text: str | None, limit: int) -> str | None:
+    if text is None or len(text) <= limit:
         return text
-    return f"{text[:most]}… [{len(text) - most} characters left out by the device]"
+    return f"{text[:limit]}… [{len(text) - limit} characters left out by the device]"
 
 
 def clean(text: str | None) -> str | None:

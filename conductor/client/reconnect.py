@@ -51,15 +51,15 @@ class Reconnect:
         if self.tries is not None and self.tries < 0:
             raise ValueError("tries must not be negative")
 
-    def delay_s(self, number: int, after: ClientError) -> float:
-        """Return the delay in seconds before try ``number`` (from 1), after the error ``after``.
+    def delay_s(self, number: int, error: ClientError) -> float:
+        """Return the delay in seconds before try ``number`` (from 1), after ``error``.
 
         The server's ``retryAfterMs`` counts, up to ``most_s``.
         """
         delay = min(self.most_s, self.first_s * self.factor ** min(number - 1, _MAX_EXPONENT))
         delay *= 1 - self.jitter * self.random()
-        if isinstance(after, StartRefused) and after.event.retry_after_ms is not None:
-            delay = max(delay, min(after.event.retry_after_ms / 1000, self.most_s))
+        if isinstance(error, StartRefused) and error.event.retry_after_ms is not None:
+            delay = max(delay, min(error.event.retry_after_ms / 1000, self.most_s))
         return delay
 
 

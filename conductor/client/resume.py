@@ -89,8 +89,8 @@ def fit_resume(last: str | None, results: Sequence[ResumeDone], pending: Sequenc
 def _fit(values: Sequence[T], size: int) -> tuple[list[T], int]:
     # The first values that fit, and the bytes that remain.
     for index, value in enumerate(values):
-        needed = len(_encode(value)) + len(",")
-        if needed > size:
+        length = len(_encode(value)) + len(",")
+        if length > size:
             return list(values[:index]), size
-        size -= needed
+        size -= length
     return list(values), size

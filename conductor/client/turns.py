@@ -311,9 +311,9 @@ class Turns:
             started = waiting[0]
         if started is None:
             return None
-        before = self._current()
-        if before is not None:
-            self._end(before, "followed")
+        running = self._current()
+        if running is not None:
+            self._end(running, "followed")
         started.stage = "running"
         self._thinking = False
         return started

@@ -114,11 +114,11 @@ def _list(settings: Settings, out: TextIO, *, offline: bool) -> int:
             code = 2
             continue
         if offered is not None:
-            more = f" and {len(offered) - MAX_OFFERED} more" if len(offered) > MAX_OFFERED else ""
+            suffix = f" and {len(offered) - MAX_OFFERED} more" if len(offered) > MAX_OFFERED else ""
             names = ", ".join(
                 name if name.isprintable() else ascii(name)[1:-1] for name in offered[:MAX_OFFERED]
             )
-            out.write(f"\n{profile.name} offers {names or 'no model'}{more}\n")
+            out.write(f"\n{profile.name} offers {names or 'no model'}{suffix}\n")
     return code
 
 
@@ -188,10 +188,10 @@ async def _probe_cancellation(provider: ModelProvider) -> Item:
         start = time.perf_counter()
     closed_s = time.perf_counter() - start
     # A service that continues a cancelled reply delays the next one.
-    after = await _ask(provider, "Say hello.")
+    next_reply = await _ask(provider, "Say hello.")
     return ok(
         "cancellation",
-        f"closed in {1000 * closed_s:.0f} ms; the next first token {after.first_s:.2f} s later.",
+        f"closed in {1000 * closed_s:.0f} ms; the next first token {next_reply.first_s:.2f} s later.",
     )
 
 

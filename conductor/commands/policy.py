@@ -147,7 +147,7 @@ def _explain(options: argparse.Namespace, settings: Settings, out: TextIO, now: 
     verdict = decide(spec, trace, tainted=options.tainted)
 
     def number(rule: Rule | None) -> int | None:
-        return next((number for number, other in enumerate(rules, 1) if other is rule), None)
+        return next((number for number, candidate in enumerate(rules, 1) if candidate is rule), None)
 
     answer = {
         "tool": spec.name,

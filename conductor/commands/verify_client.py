@@ -141,13 +141,13 @@ class Play:
 
     async def ask(self) -> tuple[str, str]:
         """Ask a question by voice; return the envelope id and the text of the answer."""
-        before = len(self.events(TranscriptFinal))
+        count = len(self.events(TranscriptFinal))
         await self.ui(append_message, "assistant", QUESTION)
         await self.ui(set_state, "speaking")
         await self.send(self.speech(QUESTION))
         await self.send(set_state(self._new_call(), "idle"))
-        await self.until(lambda: len(self.events(TranscriptFinal)) > before)
-        event_id, event = self.events(TranscriptFinal)[before]
+        await self.until(lambda: len(self.events(TranscriptFinal)) > count)
+        event_id, event = self.events(TranscriptFinal)[count]
         return event_id, event.text
 
     async def answer(self, transcript: str) -> None:
@@ -290,7 +290,7 @@ async def _cut_after_result(play: Play) -> bool:
     received = len(play.received)
     await play.cut()
     if not play.is_resumed(call):
-        await play.until(lambda: any(item.id in play.results(call) for item in play.received[received:]))
+        await play.until(lambda: any(event.id in play.results(call) for event in play.received[received:]))
     await play.ui(set_state, "idle")
     return len(play.results(call)) == 1
 
@@ -314,7 +314,7 @@ async def _lost_transcript(play: Play) -> None:
     event_id, transcript = await play.ask()
     received = len(play.received)
     await play.cut()
-    await play.until(lambda: any(item.id == event_id for item in play.received[received:]))
+    await play.until(lambda: any(event.id == event_id for event in play.received[received:]))
     await play.answer(transcript)
 
 

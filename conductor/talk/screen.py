@@ -95,7 +95,7 @@ class Screen:
 
         All lines within the block are answers. Its end restores the draft in the editor.
         """
-        before, draft = self._question, self._buffer.document
+        previous, draft = self._question, self._buffer.document
         answers: asyncio.Queue[str] = asyncio.Queue()
         self._question = label, answers
         self._buffer.reset(Document(text, len(text)))
@@ -103,7 +103,7 @@ class Screen:
         try:
             yield answers.get
         finally:
-            self._question = before
+            self._question = previous
             self._buffer.reset(draft)
             self._session.app.invalidate()
 
