@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Protocol, Self, cast
+from typing import TYPE_CHECKING, Protocol, Self, cast
 
 from websockets.client import ClientProtocol
 from websockets.frames import Frame as SocketFrame
@@ -14,9 +14,11 @@ from websockets.frames import Opcode
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
-from conductor.conversation.session import Session
-from conductor.conversation.transport import Frame
 from conductor.events.codec import Inbound, decode_event
+
+if TYPE_CHECKING:  # the load's processes start faster without a session's modules
+    from conductor.conversation.session import Session
+    from conductor.conversation.transport import Frame
 
 CLOSE_S = 10.0
 HANDSHAKE_S = 30.0

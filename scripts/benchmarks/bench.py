@@ -199,7 +199,7 @@ def _print(results: dict[str, ToolMetrics]) -> int:
     return 1 if missed else 0
 
 
-# -- what it costs to keep sessions: a commit, and the CPU of a turn beside one in memory
+# -- the cost of durable sessions: a commit, and the CPU of a turn against memory
 
 STEPS = 2_000
 SESSIONS = 50

@@ -104,7 +104,7 @@ async def _run(talkers: int, alone: float, seconds: float, counts: dict[str, int
             ]
             async with _process([*command, *(f"{name}={count}" for name, count in counts.items())]) as peers:
                 await lives.begin(peers)
-                figures["beside"] = await talk.measure(seconds)
+                figures["with_peers"] = await talk.measure(seconds)
                 await lives.end()
             figures["lived"] = lives.figures()
             await asyncio.sleep(SETTLE_S)

@@ -132,6 +132,8 @@ async def _run(host: str, port: int, seconds: float, counts: dict[str, int]) -> 
     for peer in (peer for group in peers.values() for peer in group):
         await peer.connect(host, port)
     print(json.dumps({kind: [peer.port for peer in group] for kind, group in peers.items()}), flush=True)
+    # With two cores, the peers share the load's core: the talkers' work goes first.
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     tasks = [asyncio.ensure_future(KINDS[kind](peer)) for kind, group in peers.items() for peer in group]
     await asyncio.sleep(seconds)
     for task in tasks:
@@ -142,8 +144,6 @@ async def _run(host: str, port: int, seconds: float, counts: dict[str, int]) -> 
 def main(arguments: Sequence[str]) -> None:
     """Connect, misbehave for that many seconds, and end."""
     host, port, seconds, *kinds = arguments
-    # With two cores, the peers share the load's core: the talkers' work goes first.
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     counts = {name: int(total) for name, _, total in (kind.partition("=") for kind in kinds)}
     asyncio.run(_run(host, int(port), float(seconds), counts))
 
