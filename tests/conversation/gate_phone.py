@@ -17,7 +17,8 @@ from conductor.stores.base import Claim, Operation, SessionKey
 from conductor.stores.memory import MemoryStore
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
 from tests.conversation.gate_book import LOCAL, STRANGER, Book, Consent, Meaning, Prompt
-from tests.conversation.helpers import SPOKEN, SlowStore, inbound, later, steps, tool
+from tests.conversation.helpers import SPOKEN, SlowStore, encode, later, steps, tool
+from tests.links import Pipe
 from tests.shapes import Event, arguments_of, shape_of
 
 
@@ -68,34 +69,28 @@ class LocalTools:
 # -- the client
 
 
-class Wire:
-    """A connection: a `Transport`, and a reader that takes one event at a time as the server's does."""
-
-    resumes = False
-    segments = False
+class Wire(Pipe):
+    """A pipe that also carries the person's meaning of each event."""
 
     def __init__(self, phone: Phone, session: Session, capabilities: Sequence[str], *, slow: bool) -> None:
+        super().__init__(lambda data: phone.receive(json.loads(data), self), session, slow=slow)
         self.phone = phone
-        self.session = session
         self.capabilities = capabilities
-        self.slow = slow
-        self.cut = False
-        self.parked = False
         self.decisions: Counter[str] = Counter()
         self.answers: Counter[str] = Counter()
         self.born: set[str] = set()
         self.shown: set[str] = set()
-        self._queue: deque[Frame] = deque()
-        self._up: asyncio.Queue[tuple[Inbound, list[Consent], Meaning]] = asyncio.Queue()
-        self._reader = asyncio.create_task(self._read())
+        self._meanings: deque[tuple[list[Consent], Meaning]] = deque()
+
+    @property
+    def lost(self) -> bool:
+        return self.closed.is_set()
 
     def send(self, frame: Frame) -> None:
-        if self.cut or self.parked:
-            return
-        self._queue.append(frame)
-        if not self.slow:
-            self.flush()
+        if not self.parked:
+            super().send(frame)
 
+<<<<<<< HEAD
     def drop_partials(self) -> None:
         for frame in self._queue:
             frame.withdrawn = frame.withdrawn or frame.partial
@@ -150,6 +145,25 @@ class Wire:
                         self.phone.book.declared(event.tools)
             finally:
                 self._up.task_done()
+=======
+    def say(self, event: client.ClientEvent, meaning: Meaning = list) -> None:
+        """Send an event; its ``meaning`` is taken when it is sent, and when the session takes it."""
+        self._meanings.append((meaning(), meaning))
+        self.write(encode(event))
+
+    async def deliver(self, inbound: Inbound) -> None:
+        consents, meaning = self._meanings.popleft()
+        event = inbound.event
+        if self.session.transport is not self and not isinstance(event, client.ToolResultEvent):
+            return
+        if isinstance(event, client.ApprovalResponse) and "approval" in self.capabilities:
+            self.decisions.update(decision.approval_id for decision in event.all())
+        is_ignored = isinstance(event, client.ToolCancelled) and "cancel" not in self.capabilities
+        with self.phone.book.taking(None if is_ignored else event, consents, meaning):
+            await super().deliver(inbound)
+        if isinstance(event, client.SessionUpdate) and "tools" in self.capabilities:
+            self.phone.book.declared(event.tools)
+>>>>>>> bc47ff0 (Let the gate's client talk over a pipe of the voice app)
 
 
 class Phone:
@@ -223,7 +237,7 @@ class Phone:
     async def _look(self, approval_id: str, wire: Wire) -> None:
         """Have the person look at a card, if they do, and tell the session."""
         await later(self.rng.choice((0.0, 0.2, 2.0)))
-        if self.rng.random() < 0.9 and not wire.cut:
+        if self.rng.random() < 0.9 and not wire.lost:
             wire.shown.add(approval_id)
             wire.say(client.ApprovalShown(approval_id))
 
@@ -259,7 +273,7 @@ class Phone:
         return not self._speeches or list(self._speeches.values())[-1]
 
     def say(self, event: client.ClientEvent, meaning: Meaning = list) -> None:
-        if self.wire is not None and not self.wire.cut:
+        if self.wire is not None and not self.wire.lost:
             self.wire.say(event, meaning)
 
     # -- the device
@@ -337,6 +351,5 @@ class Phone:
         for task in list(self.jobs):
             task.cancel()
         for wire in self.wires:
-            if not wire.cut:
-                wire.hang_up()
+            wire.cut()
         await steps(20)

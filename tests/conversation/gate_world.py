@@ -196,7 +196,7 @@ class World:
         self.note("listen")
         wire, standing_questions = self.wire, self.book.fields.get("approvals", "")
         await later(70.0)
-        if not standing_questions or wire is not self.wire or wire.cut or wire.slow:
+        if not standing_questions or wire is not self.wire or wire.lost or wire.slow:
             return
         if standing_questions != self.book.fields.get("approvals", ""):
             return
@@ -246,7 +246,7 @@ class World:
         self.phone.say(client.SessionUpdate([kind.declaration for kind in self.declared.values()]))
 
     def hang_up(self) -> None:
-        self.wire.hang_up()
+        self.wire.cut()
         if self.rng.random() < 0.3:
             self.phone.relaunch()
         self.phone.spawn(self._come_back(self.wire))
@@ -350,12 +350,12 @@ class World:
         """Let everything come to its end, and check what is left."""
         self.note("rest")
         self.resting = True
-        if self.wire.cut:
+        if self.wire.lost:
             self.connect()
         self.wire.slow = False
         self.wire.flush()
         for _ in range(3_000):
-            if self.wire.cut:
+            if self.wire.lost:
                 self.connect()
             self.wire.slow = False
             self.wire.flush()

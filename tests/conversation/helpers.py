@@ -322,6 +322,19 @@ def inbound(event: client.ClientEvent | None, event_id: str | None = None) -> In
     return Inbound(event_id or f"app-{next(_ids)}", name, KEY.session_id, 0, event)
 
 
+def encode(event: client.ClientEvent, event_id: str | None = None) -> bytes:
+    """Encode an event of the app."""
+    envelope = {
+        "id": event_id or f"line-{next(_ids)}",
+        "type": event.TYPE,
+        "timestamp": "2026-03-01T12:00:00.000Z",
+        "sessionId": KEY.session_id,
+        "protocolVersion": 1,
+        "payload": event,
+    }
+    return msgspec.json.encode(envelope)
+
+
 class Line(Pipe):
     """A pipe to a session, which also takes events as structs. ``sent`` are the ids of the app's events."""
 
@@ -331,15 +344,7 @@ class Line(Pipe):
 
     def say(self, event: client.ClientEvent, event_id: str | None = None) -> None:
         """Send an event to the session, behind the earlier ones."""
-        envelope = {
-            "id": event_id or f"line-{next(_ids)}",
-            "type": event.TYPE,
-            "timestamp": "2026-03-01T12:00:00.000Z",
-            "sessionId": KEY.session_id,
-            "protocolVersion": 1,
-            "payload": event,
-        }
-        self.write(msgspec.json.encode(envelope))
+        self.write(encode(event, event_id))
 
     def write(self, data: bytes) -> None:
         if data:  # `cut` writes nothing, to wake the reader

@@ -152,7 +152,7 @@ async def check(client: Client, walk: Walk) -> None:
     """Compare what was said with what was done, and with what was answered.
 
     Words that were refused, or given up with their connection, need no answer. Words for which the model was
-    begun twice in vain have an apology (durability, "Faults").
+    begun twice in vain have an apology.
     """
     received = [item.event for item in client.received if not item.duplicate]
     finals = Counter(event.text for event in received if isinstance(event, SpeechFinal))
