@@ -90,62 +90,6 @@ class Wire(Pipe):
         if not self.parked:
             super().send(frame)
 
-<<<<<<< HEAD
-    def drop_partials(self) -> None:
-        for frame in self._queue:
-            frame.withdrawn = frame.withdrawn or frame.partial
-
-    def suspend(self) -> None:
-        self.parked = True
-        self._queue.clear()
-
-    def close(self, code: int, reason: str) -> None:
-        raise AssertionError("no session closes a line by itself")
-
-    def ownership_lost(self, *, stale: bool) -> None:
-        raise AssertionError("nobody else claims the session")
-
-    def flush(self, number: int = 1_000) -> None:
-        """Hand frames on to the phone."""
-        while self._queue and number:
-            frame = self._queue.popleft()
-            if not frame.withdrawn:
-                frame.written = True
-                self.phone.receive(json.loads(frame.data), self)
-                number -= 1
-
-    def say(self, event: client.ClientEvent | None, meaning: Meaning = list) -> None:
-        """Send an event; what the person means by it they know when they say it, or when it is heard."""
-        self._up.put_nowait((inbound(event), meaning(), meaning))
-
-    async def drained(self) -> None:
-        await self._up.join()
-
-    def hang_up(self) -> None:
-        """Lose the line, and what is on its way in either direction; an event that was taken is finished."""
-        self.cut = True
-        self._queue.clear()
-        self.say(None)
-        self.session.detach(self)
-
-    async def _read(self) -> None:
-        while not self.cut:
-            item, consents, meaning = await self._up.get()
-            served = self.session.transport is self or isinstance(item.event, client.ToolResultEvent)
-            try:
-                if not self.cut and served:
-                    if isinstance(item.event, client.ApprovalResponse) and "approval" in self.capabilities:
-                        self.decisions.update(decision.approval_id for decision in item.event.all())
-                    event = item.event
-                    if isinstance(event, client.ToolCancelled) and "cancel" not in self.capabilities:
-                        event = None
-                    with self.phone.book.taking(event, consents, meaning):
-                        await self.session.receive(item, self)
-                    if isinstance(event, client.SessionUpdate) and "tools" in self.capabilities:
-                        self.phone.book.declared(event.tools)
-            finally:
-                self._up.task_done()
-=======
     def say(self, event: client.ClientEvent, meaning: Meaning = list) -> None:
         """Send an event; its ``meaning`` is taken when it is sent, and when the session takes it."""
         self._meanings.append((meaning(), meaning))
@@ -163,7 +107,6 @@ class Wire(Pipe):
             await super().deliver(inbound)
         if isinstance(event, client.SessionUpdate) and "tools" in self.capabilities:
             self.phone.book.declared(event.tools)
->>>>>>> bc47ff0 (Let the gate's client talk over a pipe of the voice app)
 
 
 class Phone:
@@ -242,7 +185,7 @@ class Phone:
             wire.say(client.ApprovalShown(approval_id))
 
     def _called(self, event: Event) -> None:
-        """Take a call: the person sees at once what is shown, the device comes to it in its turn."""
+        """Take a call: messages are visible at once, the device handles calls in order."""
         book, shape, call_id = self.book, shape_of(event), event["payload"]["callId"]
         if shape.startswith("state "):
             self.states.append(shape.removeprefix("state "))
@@ -261,7 +204,7 @@ class Phone:
         self.book.relaunched = True
 
     def interrupted(self) -> None:
-        """Note that the person interrupts: the last prompt, where that is beyond doubt the one they hear."""
+        """Note an interruption of the last prompt, if it is certainly the one that plays."""
         speeches = list(self._speeches.values())
         prompt = self._prompts[list(self._speeches)[-1]] if speeches else None
         if prompt is not None and not prompt.heard and not speeches[-1] and all(speeches[:-1]):
@@ -269,7 +212,7 @@ class Phone:
 
     @property
     def is_listening(self) -> bool:
-        """Whether it has answered its last speech: what follows on a silent one has to wait."""
+        """Whether it has answered its last speech; otherwise later events wait."""
         return not self._speeches or list(self._speeches.values())[-1]
 
     def say(self, event: client.ClientEvent, meaning: Meaning = list) -> None:
