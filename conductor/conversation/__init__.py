@@ -1,1 +1,1 @@
-"""Sessions, their turns, and what is remembered of them; nothing here knows of sockets."""
+"""Sessions and their turns; nothing here depends on sockets."""

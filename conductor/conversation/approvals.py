@@ -204,7 +204,7 @@ class Approvals:
             return
         approval, refusal = question.approval, None
         if decision.arguments_digest != approval.digest:
-            refusal = "This decision is about other arguments than those that are asked about."
+            refusal = "This decision is about other arguments; decide about the current card."
         elif decision.decision == "deny":
             await self.reject(question, "denied", denied(decision.message))
         elif decision.decision == "edit":
@@ -243,7 +243,7 @@ class Approvals:
         edited = decision.edited_arguments or {}
         # A client may send the card's redacted arguments back unchanged: the placeholder is no value.
         if "[REDACTED:" in str(edited) and "[REDACTED:" not in str(question.need.ready.arguments):
-            return "What was withheld from the card must be written out, or left to an unedited allow."
+            return "A redacted value must be written out, or allowed without an edit."
         ready = self.profile.executor.edited(question.need.ready, edited)
         if isinstance(ready, str):
             return ready
@@ -251,7 +251,7 @@ class Approvals:
         if verdict.effect == "deny":
             return " ".join(verdict.reasons)
         await self.allow(question, ready, "edited", "once", decision.message)
-        self.audit.record_answer(ready.spec, ready.arguments, "edited", by_voice=False)  # what runs instead
+        self.audit.record_answer(ready.spec, ready.arguments, "edited", by_voice=False)  # the call that runs
         return None
 
     async def allow(
@@ -368,7 +368,7 @@ class Approvals:
         following = next(
             (question_after for key, question_after in self.pending.items() if key != approval_id), None
         )
-        # The microphone stays open for the answer to a card, and when a question expires nobody has spoken.
+        # The microphone stays open for the answer to a card. An expiry follows no speech of the person.
         if outcome != "expired" and (following is None or not following.by_card):
             events.append(set_state(new_call_id(), "thinking"))
         events += calls
@@ -384,7 +384,7 @@ class Approvals:
         events: Sequence[ServerEvent],
         decided: Mapping[str, Outcome] | None = None,
     ) -> None:
-        """Commit, with the approvals that are still pending and those ``decided`` by this commit."""
+        """Commit with the approvals that are still pending; ``decided`` are the outcomes of this commit."""
         standing = [question.approval for key, question in self.pending.items() if key not in self.deciding]
         pending_field = SetField(FIELD, encode_approvals(standing))
         turn_id = next((question.approval.turn_id for question in self.pending.values()), "")

@@ -1,4 +1,4 @@
-"""Model requests besides those of turns: summaries of the history, and warming of the prompt cache."""
+"""Model requests between turns: summaries of the history, and warming of the prompt cache."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class ClosedApprovals:
             self._closed.popitem(last=False)
 
     def dump(self, decided: Mapping[str, Outcome] = _NO_OUTCOMES) -> str:
-        """Encode the last outcomes for the snapshot, with those ``decided`` by the commit that writes it."""
+        """Encode the last outcomes for the snapshot, with the ones ``decided`` by its commit."""
         outcomes = {approval_id: closed.outcome for approval_id, closed in self._closed.items()}
         return encode(DecidedSnapshot(dict([*outcomes.items(), *decided.items()][-_MAX_STORED:])))
 

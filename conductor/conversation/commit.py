@@ -164,7 +164,7 @@ class Committer:
         self._changed: set[str] = set()
 
     def register(self, name: str, snapshot: Callable[[], str]) -> None:
-        """Write what ``snapshot`` returns to a session field, with the next commit after `mark_dirty`."""
+        """Write the result of ``snapshot`` to a session field, with the next commit after `mark_dirty`."""
         self._snapshots[name] = snapshot
 
     def mark_dirty(self, name: str) -> None:

@@ -264,7 +264,7 @@ class DeviceCalls:
         return self._cancelling(record, reason) if was_written and stops else []
 
     def dump(self, delivered: int = 0) -> str:
-        """Encode the snapshot, without the first ``told`` notes."""
+        """Encode the snapshot, without the first ``delivered`` notes."""
         notes = tuple(self.notes[delivered:])
         snapshot = DeviceSnapshot(
             self._late.dump(), self.unknowns.dump(), notes, self.wants_turn and bool(notes)

@@ -2,7 +2,7 @@
 
 The shipped client handles one event at a time and answers a call before it reads the next. So calls wait in
 a `SerialCallQueue`: only the first one's time limit runs. A second ``tts.speak`` is held, with everything
-after it, until the first one is over. A client with ``segments`` queues speeches itself: none is held.
+after it, until the first one is over. A client with ``segments`` queues speeches itself.
 """
 
 from __future__ import annotations
@@ -328,7 +328,7 @@ class Outbox:
         self._settle()
 
     def detach(self) -> None:
-        """Drop the transport. Time limits of tool calls keep running; those of UI calls stop."""
+        """Drop the transport. Time limits of tool calls keep running; time limits of UI calls stop."""
         self.stop_sending()
         self._speaking = None
         for entry in list(self._entries.values()):

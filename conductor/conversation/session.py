@@ -294,7 +294,7 @@ class Session:
     ) -> None:
         """Answer ``session.start``, then replay unacknowledged events.
 
-        ``readings`` are those of the event's tools by `read_declarations`.
+        ``readings`` are the event's tools, read by `read_declarations`.
         """
         rejected = self._profile.start(event, readings)
         transport.resumes = "resume" in self._profile.capabilities
@@ -356,7 +356,7 @@ class Session:
     async def receive(self, inbound: Inbound, transport: Transport) -> InboundResult:
         """Handle one event from a connection that is bound to this session. Never waits for a turn."""
         if self._reopening is not None and not self._reopening.done():
-            await asyncio.wait([self._reopening])  # its ``idle`` precedes what this event starts
+            await asyncio.wait([self._reopening])  # its ``idle`` precedes a turn of this event
         return await self._inbound_handler.receive(inbound, transport)
 
     @property

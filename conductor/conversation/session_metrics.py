@@ -49,7 +49,7 @@ class SessionMetrics:
         )
         self._loop_lag = seconds(
             "conductor_loop_lag_seconds",
-            "How late the event loop runs what is due, looked at four times a second.",
+            "Delay of the event loop's timers, measured four times a second.",
             COMMIT_BOUNDS_S,
         )
 

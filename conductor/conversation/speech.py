@@ -197,7 +197,7 @@ class SpeechTracker:
         self._speeches.pop(call_id, None)
 
     def withdraw_unsent(self, outbox: Outbox) -> list[Operation]:
-        """Withdraw the speeches that were not written to a socket; returns what truncates their messages."""
+        """Withdraw unsent speeches; returns the operations that truncate their messages."""
         operations: list[Operation] = []
         withdrawn: set[str] = set()
         for speech in list(self._speeches.values()):

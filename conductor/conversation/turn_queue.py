@@ -137,7 +137,7 @@ class TurnQueue:
         return True
 
     def drain(self) -> None:
-        """Start no more turns; with a durable store another process answers what is queued, too."""
+        """Start no more turns; with a durable store another process answers the queued transcripts, too."""
         self.draining = True
         self._reminders.close()
 
@@ -305,8 +305,8 @@ class TurnQueue:
         return await self._begin("news", None)
 
     async def _begin(self, cause: str, message: UserMessage | None, event_id: str | None = None) -> Turn:
-        # Records the input; the turn runs later. Without a message it takes all notices; with one, only those
-        # too old for a turn of their own.
+        # Records the input; the turn runs later. Without a message it takes all notices, else the expired
+        # ones.
         turn = Turn(self._context, _new_turn_id(), cause, self.follow)
         state = self._committer.state
         now = asyncio.get_running_loop().time()

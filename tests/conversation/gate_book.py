@@ -1,4 +1,4 @@
-"""A model of what may run, kept from what was declared, shown, said and run; it uses nothing of the gate.
+"""A model of the permitted calls, from declarations, cards, words and runs; it uses nothing of the gate.
 
 The `Book` knows the tools as they were declared, what the model wished, what the person saw and said, and
 what ran where. It holds each run against that: tools, "Permissions", "Approvals" and "Unknown outcomes".
@@ -43,7 +43,7 @@ PHRASE = re.compile(r"say: (?P<phrase>[^.]+)\.", re.IGNORECASE)
 Arguments = dict[str, Any]
 
 
-# -- what is known of tools and calls
+# -- tools and calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class Prompt:
         self.unheard()
 
     def unheard(self) -> None:
-        """Take it that nobody has heard it yet."""
+        """Count the prompt as not heard."""
         self.heard, self.late = False, now() + 5.0 + 0.1 * len(self.text)
 
     @property
@@ -204,7 +204,7 @@ class Prompt:
 
 
 class Book:
-    """What was wished, shown, said and run; ``faults`` says what was wrong with that."""
+    """The calls, cards, words and runs of a world; ``faults`` lists the violations."""
 
     def __init__(self, kinds: Sequence[Kind]) -> None:
         self.kinds = {kind.version: kind for kind in kinds}
@@ -262,7 +262,7 @@ class Book:
         wish = self.wishes.get(call_id)
         return wish is not None and all(item.untrusted for item in self._candidates(wish.name, wish.versions))
 
-    # -- what the model wishes
+    # -- the model's calls
 
     def asked_model(self, request: ModelRequest) -> None:
         """Note what a request shows: the tools' versions, and whether strangers' words are in it."""
@@ -277,7 +277,7 @@ class Book:
         return [(name, arguments) for name, arguments, at in self._unknown.values() if at > since]
 
     def committed(self, operations: Sequence[Operation]) -> None:
-        """Read what was recorded."""
+        """Read the operations of a commit."""
         forgotten: set[str] = set()
         for operation in operations:
             match operation:
@@ -329,11 +329,11 @@ class Book:
                 )
 
     def reported(self, call_id: str) -> None:
-        """Note that the session is told what became of a call."""
+        """Note that the session receives the outcome of a call."""
         self._reported.add(call_id)
         self._unknown.pop(call_id, None)
 
-    # -- what the person decides
+    # -- the person's decisions
 
     def shown(self, event: Event) -> None:
         """Take a card."""
@@ -423,7 +423,7 @@ class Book:
         scope = decision.scope if decision.decision == "allow" and decision.scope in card.scopes else "once"
         return Consent(card.name, arguments, scope, card.call_id)
 
-    # -- what runs
+    # -- runs
 
     def _released(self, call_id: str) -> None:
         """Find somebody's word for a call that was asked about and is let go."""
@@ -499,7 +499,7 @@ class Book:
             for name, versions, arguments in self._grants
         )
 
-    # -- what must hold at rest
+    # -- checks at rest
 
     def check(self) -> None:
         """Check every call's history, once nothing is under way."""

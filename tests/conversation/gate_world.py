@@ -173,7 +173,7 @@ class World:
         await self.pause()
 
     async def answer(self) -> None:
-        """Answer what is asked; sometimes the line is lost, or there is another one, just then."""
+        """Answer questions; sometimes the line is lost or replaced at the same time."""
         repeats = self.rng.random() < 0.15
         standing_questions = [item.name for item in self.book.standing] or [
             item.name for item in (self.book.prompt,) if item
@@ -235,7 +235,7 @@ class World:
         self.phone.say(client.OutputInterrupted(**fields))
 
     def declare(self, name: str = "") -> None:
-        """Define a tool anew, take it away, or bring it back."""
+        """Redefine a tool, remove it, or bring it back."""
         rng = self.rng
         name = name if name in self.book.newest else rng.choice(sorted(self.book.newest))
         if name in self.declared and rng.random() < 0.2:
@@ -297,7 +297,7 @@ class World:
         return client.Decision(card.approval_id, digest, how, scope, message=message)
 
     def tap_again(self) -> None:
-        """Decide what was decided, or what never was asked."""
+        """Decide about a closed or an unknown card."""
         cards = list(self.book.cards.values())
         if cards and "approval" in self.wire.capabilities:
             self.tap([self.rng.choice(cards[-3:])])
@@ -312,13 +312,13 @@ class World:
         choices += [phrase for phrase in phrases if phrase for _ in range(8)]
         text = rng.choice(choices)
         self.note(f"speak: {text}")
-        shown = frozenset(self.wire.shown)  # what is shown from now on is not what these words are about
+        shown = frozenset(self.wire.shown)  # later cards are not the subject of these words
         self.phone.say(client.TranscriptFinal(text), lambda: self.meaning(text, shown))
 
     def meaning(self, text: str, shown: frozenset[str]) -> list[Consent]:
-        """Say what the person agrees to with this, by the cards they see and the prompt they heard."""
+        """List the calls that the words allow, by the visible cards and the heard prompt."""
         scope = "once" if text in YES else YES_FOR_LONG.get(text)
-        # Of a card that was decided while the line was lost nobody told the person.
+        # The person does not know the outcome of a card that was decided while the line was lost.
         open_now = self.book.fields.get("approvals", "")
         cards = [c for c in self.book.standing if c.approval_id in open_now and not c.tapped]
         standing_questions: list[tuple[str, dict[str, Any], str | None]] = []
@@ -347,7 +347,7 @@ class World:
     # -- rest
 
     async def rest(self) -> None:
-        """Let everything come to its end, and check what is left."""
+        """Let everything end, and check the remaining state."""
         self.note("rest")
         self.resting = True
         if self.wire.lost:

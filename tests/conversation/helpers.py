@@ -1,7 +1,7 @@
-"""What the tests of a conversation share: virtual time, a slow store, an app at the end of a line.
+"""Helpers for the tests of a conversation: virtual time, a slow store, and an app on a line.
 
-No test of a session needs a socket or a wait: `run` drives a loop whose time jumps to the next timer whenever
-nothing else is left to do, and which fails at once where nothing will ever happen again.
+The tests run in a loop whose time jumps to the next timer when nothing else is left to do. It fails at once
+when no timer is left.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SPOKEN = '{"spoken":true}'
 
 
 class Stuck(AssertionError):
-    """Something is waited for that nothing will bring about."""
+    """A test waits for an event that cannot happen."""
 
 
 class _Selector(selectors.SelectSelector):
@@ -123,7 +123,7 @@ def jump(seconds: float) -> None:
 
 
 def at_every_step(scenario: Callable[[int], Coroutine[Any, Any, bool]]) -> None:
-    """Run a scenario with 0, 1, 2 ... steps until it says that there are no more; tell which one failed."""
+    """Run a scenario after 0, 1, 2 ... steps until it returns True; report the steps that failed."""
     over, after, failures = False, 0, []
     while not over:
         try:
@@ -140,7 +140,7 @@ def at_every_step(scenario: Callable[[int], Coroutine[Any, Any, bool]]) -> None:
 
 
 def faults(messages: Sequence[Message]) -> list[str]:
-    """Say what is wrong with a history, by the rules as the messages' module and the service state them."""
+    """List the faults of a history, by the rules of the messages' module and the service."""
     faults_found: list[str] = []
     if messages and not isinstance(messages[0], UserMessage | Note):
         faults_found.append(f"it begins with {messages[0]}")
@@ -166,7 +166,7 @@ def faults(messages: Sequence[Message]) -> list[str]:
 
 
 class SlowStore:
-    """A store whose commits really suspend, and sometimes fail; it knows what it has promised to keep.
+    """A store whose commits suspend, and sometimes fail; ``kept`` are the ids of recorded events.
 
     ``before`` and ``after`` say how many steps a commit takes until it is applied, and until its answer is
     back. ``fail`` may name the error that a commit meets. ``hold``, while it is set to an unset event, keeps
@@ -293,7 +293,7 @@ def make_services(
     failures: Mapping[Failure, str] | None = None,
     **changed: Any,
 ) -> Services:
-    """Make what a session needs; the other keyword arguments are fields of `Limits`."""
+    """Make the services of a session; other keyword arguments are fields of `Limits`."""
     changed.setdefault("open_microphone", 0.0)
     provider = replies if isinstance(replies, ScriptedProvider) else ScriptedProvider(replies)
     services = Services(
@@ -454,7 +454,7 @@ class Stage:
         raise Stuck(f"busy: {self.session.busy}, {loose_ends(self.session)}")
 
     async def settled(self) -> None:
-        """Wait until no turn runs, whatever the device still owes."""
+        """Wait until no turn runs, even if device calls are outstanding."""
         calm = 0
         for _ in range(10_000):
             await asyncio.sleep(0)
@@ -487,7 +487,7 @@ def tasks_of(session: Session) -> Tasks:
 
 
 def loose_ends(session: Session, *, calls: bool = True) -> dict[str, int]:
-    """Count what a session that rests must not hold on to; the one place that looks inside.
+    """Count the resources that an idle session must not hold.
 
     Without ``calls`` it leaves the Futures out that calls wait on: they hold nothing up.
     """

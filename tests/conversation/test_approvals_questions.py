@@ -1,4 +1,4 @@
-"""Questions about calls: put by card or by voice, answered once, or not at all; in virtual time."""
+"""Questions about calls, by card and by voice."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MOVE: list[Script] = [[call("device.move", '{"x":1}')], [TextDelta("Well.")], [T
 
 
 class Scene:
-    """A stage with tools that ask, and what one wants to know of it."""
+    """A stage with tools that need approvals."""
 
     def __init__(self, stage: Stage, ran: list[str]) -> None:
         self.stage = stage
@@ -103,7 +103,7 @@ class Scene:
         await self.stage.quiet()
         assert faults(self.stage.session.messages) == []
         assert self.app.states()[-1] == "idle"
-        assert self.stage.session.state.fields.get("approvals") is None, "nothing stands any more"
+        assert self.stage.session.state.fields.get("approvals") is None, "no approval is open"
 
 
 @asynccontextmanager
@@ -394,7 +394,7 @@ async def test_speech_that_began_before_the_card_was_visible_does_not_count() ->
         card = await on.card()
         partial(on, "hm")
         on.shows(card)
-        await later(20)  # what was begun has no end any more
+        await later(20)  # the partials are out of date
         on.app.say("yes please")
         await on.over()
         assert on.ran == ["device.move"]
@@ -646,7 +646,7 @@ async def test_another_request_closes_the_question_and_is_answered(mode: str) ->
 
 
 def speaks_when_told(call_ids: list[str]) -> Callable[[str, str], str | None]:
-    """Make a device that answers its ``tts.speak`` only when it is told to."""
+    """Make a device whose answers to ``tts.speak`` the test sends."""
 
     def answer(name: str, call_id: str) -> str | None:
         if name == "tts.speak":
@@ -683,7 +683,7 @@ async def test_a_spoken_question_is_repeated_after_a_relaunch_before_a_yes_count
         assert first == second, "the whole question"
         on.app.say("yes")
         await later(1)
-        assert on.ran == [], "nobody has heard it yet"
+        assert on.ran == [], "it was not heard"
         for call_id in call_ids:
             on.app.result(call_id, SPOKEN)
             await later(1)
@@ -868,7 +868,7 @@ async def test_a_locale_of_english_is_asked_and_answered_by_voice() -> None:
         assert on.ran == ["device.move"]
 
 
-# -- what may have happened
+# -- unknown outcomes
 
 
 async def test_an_identical_write_needs_an_approval_while_the_first_is_unknown() -> None:
@@ -902,7 +902,7 @@ async def test_the_turns_clock_stops_during_a_question_which_expires_by_itself()
     assert time.monotonic() - before < 30
 
 
-# -- what a reviewer would try
+# -- edge cases
 
 
 async def test_a_yes_counts_only_after_the_heard_window() -> None:

@@ -1,4 +1,4 @@
-"""What a client says of itself, and what a repeated start leaves as it was."""
+"""Declarations of a client, and repeated starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events are recorded, then sent; whatever the store does."""
+"""Events are recorded, then sent, with a slow or failing store, too."""
 
 from __future__ import annotations
 

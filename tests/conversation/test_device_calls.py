@@ -1,4 +1,4 @@
-"""The device's answers, in time, late, repeated or never, while commits really take time."""
+"""The device's answers: in time, late, repeated or missing, with slow commits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.models import Script
 from tests.shapes import PLAIN_TURN
 
 SERVERS_TURN = PLAIN_TURN[2:]
-"""A turn of the server's own leaves "thinking" out, and nobody said anything."""
+"""The shape of a turn of the server: without "thinking" and a user's message."""
 ONE_CALL: list[Script] = [
     [call("device.do")],
     [TextDelta("Done.")],
@@ -68,7 +68,7 @@ async def device_call(stage: Stage, name: str = "device.do") -> str:
 
 
 def told(stage: Stage, marker: str) -> bool:
-    """Whether the model was, or will be, told of a result: by its call's result, or by a note."""
+    """Whether the history has a result, as the call's result or as a note."""
     return any(r["data"] == marker for r in results(stage)) or any(marker in text for text in notes(stage))
 
 
@@ -458,7 +458,7 @@ async def test_a_result_during_the_end_of_its_turn_is_logged_once() -> None:
     await stage.close()
 
 
-# -- what a late result brings about
+# -- late results
 
 
 def with_tools(services: Services, *specs: ToolSpec) -> Services:
@@ -466,7 +466,7 @@ def with_tools(services: Services, *specs: ToolSpec) -> Services:
 
 
 def declare(stage: Stage, *capabilities: str) -> None:
-    """Have the app say what it can do."""
+    """Start with these capabilities."""
     assert stage.app.line is not None
     stage.session.start(client.SessionStart(capabilities=list(capabilities)), stage.app.line, resumed=False)
 
@@ -477,7 +477,7 @@ def say(stage: Stage, event: client.ClientEvent) -> None:
 
 
 def acknowledged(stage: Stage) -> bool:
-    """Whether the app was told that the last event it sent is recorded."""
+    """Whether the app's last event was acknowledged."""
     assert stage.app.line is not None
     told = [event_id for payload in payloads(stage, "event.ack") for event_id in payload["eventIds"]]
     return stage.app.line.sent[-1] in told
@@ -621,7 +621,7 @@ async def test_after_its_late_result_an_identical_call_needs_no_approval() -> No
     await stage.close()
 
 
-# -- what is noted about the arguments
+# -- corrected arguments
 
 COERCED: list[Script] = [[call("device.do", '{"x":"7"}')], [TextDelta("Done.")]]
 

@@ -1,4 +1,4 @@
-"""What tools keep with the session: no update is lost, and none reaches what the session itself keeps."""
+"""Fields of tools in a session: no update is lost, and the session's own fields are out of reach."""
 
 from __future__ import annotations
 

@@ -20,12 +20,12 @@ TURNS = int(os.environ.get("GATE_TURNS", "2000"))
 TURNS_A_WORLD = 50
 SEEDS = range(1, max(1, TURNS // TURNS_A_WORLD) + 1)
 USUAL = ("turn", "turn failed")
-"""What a log may say: a turn's line, and that a turn ended by an error with a code, as the model's do."""
+"""The permitted log events: a turn's line, and a failed turn with its code."""
 
 
 @cache
 def play(seed: int) -> Counter[str]:
-    """Play one world; gives how often what happened in it."""
+    """Play one world; returns the counts of its events."""
     with structlog.testing.capture_logs() as lines:
         world = World(seed)
 

@@ -1,4 +1,4 @@
-"""What one session's person has allowed: for how long, for whom, and for which arguments."""
+"""Grants: for how long, for whom, and for which arguments."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def random_history(rng: random.Random) -> list[Message]:
 
 
 def complaint(messages: Sequence[Message]) -> str | None:
-    """Ask the strict stand-in for the service; a request ends with what is to be answered."""
+    """Send it to the strict stand-in for the service."""
     if not messages or isinstance(messages[-1], AssistantMessage):
         messages = [*messages, UserMessage("And?")]
     request = ModelRequest("Be brief.", messages, TOOLS)
@@ -83,7 +83,7 @@ def check_repair(history: list[Message]) -> None:
     words = [m for m in repaired if not isinstance(m, ToolResult)]
     assert kept_in_order(words, history)
     inputs = [m for m in history if isinstance(m, UserMessage | Note)]
-    assert [m for m in repaired if isinstance(m, UserMessage | Note)] == inputs, "what was said is lost"
+    assert [m for m in repaired if isinstance(m, UserMessage | Note)] == inputs, "an input is lost"
     if not faults(history) and not any(m == AssistantMessage("") for m in history):
         assert repaired == history, "a valid history was changed"
 
@@ -263,6 +263,6 @@ def test_a_history_that_is_too_long_is_halved_except_its_last_turn() -> None:
     budget = HistoryBudget(60_000)
     history = [UserMessage("words " * 100) for _ in range(10)]
     assert budget.halve(history) == 6
-    # The next turns keep within what was too long here.
+    # Later histories are shorter than this one.
     assert budget.tokens < sum(map(estimate_tokens, history))
     assert budget.halve(history[-1:]) == 0

@@ -31,7 +31,7 @@ LIMITS = {"call": CALL_LIMIT, "speak": SPEECH_LIMIT}
 
 
 def make_record(number: int, kind: Kind, *, effect: str = "", age_s: float = 0.0) -> OutboundRecord:
-    """Make a record whose frame says what it is; ``number`` is its place in the order."""
+    """Make a record whose frame describes it; ``number`` is its position."""
     event_id, call_id = f"e{number}", "" if kind == "final" else f"c{number}"
     data = json.dumps({"id": event_id, "kind": kind, "callId": call_id, "n": number, "effect": effect})
     created = round((time.time() - age_s) * 1000)
@@ -84,7 +84,7 @@ class Wire:
 
 
 class Bench:
-    """An outbox, and what it was told and said."""
+    """An outbox with its limits and expired calls."""
 
     def __init__(self, **changed: Any) -> None:
         self.limits: Limits = limits(**changed)
@@ -245,12 +245,12 @@ async def test_the_limit_of_a_replayed_call_starts_after_the_speech_before_it() 
 
 
 async def test_a_speech_with_a_lost_answer_does_not_hold_the_next_one() -> None:
-    """The app drops the replayed speech as one it had, and answers what comes after it: it is over."""
+    """The app drops the replayed speech and answers later events: the speech is over."""
     bench = Bench()
     bench.connect()
     bench.put("speak")
     bench.put("state")
-    bench.outbox.detach()  # it was said, and its answer is lost: the app sends each only once
+    bench.outbox.detach()  # its answer is lost: the app sends each only once
     wire = bench.connect()
     assert wire.ids() == ["e1", "e2"]
     for kind in ("state", "message"):
@@ -435,7 +435,7 @@ class Phone:
     ran: list[str] = field(default_factory=list)
 
     def take(self) -> None:
-        """Receive what was written."""
+        """Receive the written frames."""
         if self.wire is not None:
             events = self.wire.events()
             self.inbox.extend(events[self.taken :])
@@ -557,7 +557,7 @@ class Walk:
         assert len(alone) <= 1, f"replayed {kinds}"
 
     async def end(self) -> None:
-        """Interrupt what the phone is saying."""
+        """Interrupt the phone's speech."""
         if self.phone.busy is not None and self.phone.busy["kind"] == "speak" and self.phone.wire is not None:
             self.over.add(self.phone.busy["id"])
             self.bench.outbox.end_speech(self.phone.busy["callId"])
@@ -597,7 +597,7 @@ class Walk:
         assert len(speaking) <= 1, f"two speeches: {speaking}"
 
     async def catch_up(self) -> None:
-        """Let the phone receive and do what it can."""
+        """Let the phone receive and handle events."""
         assert self.phone.wire is not None
         self.phone.wire.write(100)
         self.phone.take()
@@ -611,7 +611,7 @@ class Walk:
             await self.catch_up()
             await later(pause)
             self.check()
-        self.bench.put("message")  # its answer acknowledges what was dropped as seen before
+        self.bench.put("message")  # its answer acknowledges the repeated events
         await self.catch_up()
         assert self.bench.rests(), "something is left when all is answered"
         self.let_go()
@@ -638,7 +638,7 @@ class ApprovalPrompt(Walk):
         super().check()
         outbox = self.bench.outbox
         assert not {call_id for call_id, _ in self.bench.expired} & self.questions(), "a question expired"
-        if self.phone.wire is not None and not outbox.speaking:  # a speech holds what is behind it
+        if self.phone.wire is not None and not outbox.speaking:  # a speech holds later events
             queued = [*self.phone.wire.frames, *self.phone.wire.queue]
             card_ids = {json.loads(frame.data)["callId"] for frame in queued if not frame.withdrawn}
             assert self.questions() <= card_ids, "a question is not shown"
@@ -692,7 +692,7 @@ async def test_events_that_a_client_has_handled_are_acknowledged() -> None:
     events = [set_state("c1", "thinking"), append_message("c2", "user", "hi"), speak("c3", "hello")]
     encoder.send(encoder.make_ready([*events, set_state("c4", "idle")], "t1"))
     ids = wire.ids()
-    outbox.acknowledge("c4")  # which acknowledges those before it, but not the speech
+    outbox.acknowledge("c4")  # acknowledges the earlier events except the speech
     assert [record.call_id for record in outbox.records()] == ["c3"]
     outbox.handled("evt_of-another-process_1")
     assert outbox.outstanding
@@ -709,7 +709,7 @@ async def test_an_event_that_overtook_others_does_not_acknowledge_them() -> None
     encoder.send(encoder.make_ready([speak("c2", "hello"), speak("c3", "held")], "t1"))
     wire.send(encoder.frame(EventAck(["e"])))
     assert len(wire.ids()) == 3
-    # Another process takes the session, and does not know what was sent.
+    # Another process takes the session, and does not know the sent events.
     restored = Outbox(Limits(), lambda record: None)
     for record in outbox.records():
         restored.restore(record, 30.0, was_sent=True)

@@ -1,4 +1,4 @@
-"""What is written for the model about agents that have ended."""
+"""Notices for the model about agents that have ended."""
 
 from __future__ import annotations
 

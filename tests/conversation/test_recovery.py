@@ -1,4 +1,4 @@
-"""A session that goes on in another process, at whatever step its own died: nothing lost or doubled."""
+"""A session that continues in another process after a crash at any step: nothing is lost or repeated."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.shapes import Event, shape_of
 
 
 def three_rounds(request: ModelRequest) -> Script:
-    """Look and do at the device beside a sum here, then write here, then answer."""
+    """Call the device and a local tool, then another local tool, then answer."""
     since = max(n for n, item in enumerate(request.messages) if isinstance(item, UserMessage))
     rounds = sum(isinstance(item, AssistantMessage) for item in request.messages[since:])
     if rounds == 0:
@@ -58,7 +58,7 @@ def three_rounds(request: ModelRequest) -> Script:
 
 
 class Phone:
-    """An app with its device, which outlives sessions; with ``resume`` it says what it has done."""
+    """An app with its device, which outlives sessions; with ``resume`` it reports its results."""
 
     def __init__(
         self, services: Services, store: SlowStore, *, resume: bool, capabilities: Sequence[str] = ()
@@ -80,7 +80,7 @@ class Phone:
         return self.done[call_id]
 
     async def connect(self) -> Session:
-        """Claim the session anew, as another process does, and start it."""
+        """Claim the session, as another process does, and start it."""
         session = await open_session(self.services)
         line = self.app.line
         resume_answer = None
@@ -122,7 +122,7 @@ def test_a_turn_continues_in_another_process_after_a_crash_at_any_step(delay: in
         await steps(3)
         session = await phone.connect()
         if "append user" not in phone.app.shapes():
-            phone.app.say("go", id="words-1")  # nobody can know whether it arrived: it is said once more
+            phone.app.say("go", id="words-1")  # it may not have arrived: send it again
         await at_rest(session)
         await check(session, phone, local)
         await session.close()
@@ -175,7 +175,7 @@ async def test_waiting_transcripts_are_answered_by_the_next_process() -> None:
     hold.set()
     session = await phone.connect()
     assert phone.app.line is not None
-    phone.app.say("two", id="words-2")  # said again: it is known
+    phone.app.say("two", id="words-2")  # sent again
     await at_rest(session)
     assert phone.app.finals() == ["To one.", "To two."]
     await session.close()
@@ -208,7 +208,7 @@ async def test_a_turn_is_attempted_at_most_twice() -> None:
 
 
 def do_again(request: ModelRequest) -> Script:
-    """Do the same, whatever is said; then say how often the model was told that nobody knows of it."""
+    """Make the same call for each transcript; then reply with the number of unknown results."""
     if isinstance(request.messages[-1], ToolResult):
         outcomes = [json.loads(item.content) for item in request.messages if isinstance(item, ToolResult)]
         return [TextDelta(f"Unknown: {[item['error_type'] for item in outcomes].count('unknown')}.")]
@@ -318,7 +318,7 @@ async def test_an_interruption_after_a_takeover_truncates_the_reply() -> None:
 
 
 def acknowledged(app: App) -> list[str]:
-    """List the events of the app's own that are recorded, as it was told."""
+    """List the app's acknowledged events."""
     return [item for e in app.log if e["type"] == "event.ack" for item in e["payload"]["eventIds"]]
 
 
@@ -573,7 +573,7 @@ async def at_calm(session: Session) -> None:
 
 
 def read_and_move(request: ModelRequest) -> Script:
-    """Read what strangers wrote, and then ask for a call that a person must allow."""
+    """Read untrusted text, then make a call that needs an approval."""
     reads = not isinstance(request.messages[-1], ToolResult)
     return [call("device.look", "{}")] if reads else move(ModelRequest("", request.messages[:1]))
 

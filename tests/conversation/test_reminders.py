@@ -1,4 +1,4 @@
-"""Reminders are told once, by a session of the person whose client is connected, whatever dies meanwhile."""
+"""Reminders are delivered by a connected session of the person, even if sessions die."""
 
 from __future__ import annotations
 

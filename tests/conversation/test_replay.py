@@ -1,4 +1,4 @@
-"""What a client that comes back is sent again, and in which order."""
+"""The replay to a client that reconnects, and its order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.shapes import PLAIN_TURN, shape_of
 
 
 def deaf_to_speech(name: str, call_id: str) -> str | None:
-    """Acknowledge all but speech: it is being said."""
+    """Acknowledge all calls except speeches."""
     return None if name == "tts.speak" else SPOKEN
 
 

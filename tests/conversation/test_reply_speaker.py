@@ -55,7 +55,7 @@ async def capable(services: Services, answer: Any = None) -> Stage:
 
 
 def mute(name: str, call_id: str) -> str | None:
-    """Acknowledge all but what is spoken."""
+    """Acknowledge all calls except speeches."""
     return None if name == "tts.speak" else SPOKEN
 
 
@@ -273,7 +273,7 @@ def test_another_process_speaks_the_remaining_segments_after_a_crash_at_any_step
         # Replayed segments count once, by their call.
         distinct = list(dict.fromkeys(zip(call_ids(app), voice_texts, strict=True)))
         texts = [text for _, text in distinct]
-        # Nothing of the first reply is said twice, and what the second one says comes after it.
+        # The first reply is spoken once, and the second one after it.
         assert len(texts) == len(set(texts)), texts
         logged = " ".join(m.text for m in session.messages if isinstance(m, AssistantMessage))
         assert all(text in logged for text in texts), (texts, logged)

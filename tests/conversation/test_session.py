@@ -1,4 +1,4 @@
-"""A session from its first event to its end: every way that a turn can end, at every step it can end at."""
+"""A session from its first event to its end: each end of a turn, at each step."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ from tests.shapes import PLAIN_TURN, Event, shape_of
 
 SEEDS = [11, 23, 37, 53, 71]
 RESTING = {"grants", "claims", "profile", "late", "speech", "decided"}
-"""What a session may keep while it rests: no turn, no question, nothing that waits."""
+"""The fields that an idle session may have."""
 
 
 def check_rest(stage: Stage, *, calls: bool = True) -> None:
-    """Check what must be true of any session that rests and whose app has answered everything."""
+    """Check an idle session whose app has answered all calls."""
     assert not stage.session.busy
     assert stage.app.states()[-1] == "idle"
     assert faults(stage.session.messages) == []
@@ -73,7 +73,7 @@ NAMES = ("device.look", "device.do", "device.pick", "local.sum", "local.wait", "
 def random_reply(
     rng: random.Random, request: ModelRequest, names: Sequence[str] = NAMES, words: Sequence[str] = WORDS
 ) -> Script:
-    """Say something, call something, fail, or take time; end after some rounds."""
+    """Reply with text, calls, failures or pauses; end after some rounds."""
     rounds = 0
     for message in reversed(request.messages):
         if isinstance(message, UserMessage | Note):
@@ -92,7 +92,7 @@ def random_reply(
 
 
 class Chaos:
-    """A session whose app, store, model and person all do as they like."""
+    """A session with a random app, store, model and person."""
 
     ACTIONS: ClassVar[Mapping[str, int]] = {
         "say": 4,
@@ -145,7 +145,7 @@ class Chaos:
             self.do(action)
 
     def do(self, action: str) -> None:
-        """Do what only some clients do."""
+        """Take a step of some clients."""
         raise AssertionError(action)
 
     def check(self) -> None:
@@ -183,7 +183,7 @@ def random_device(rng: random.Random) -> Callable[[str, str], str | None | Await
 
 
 async def chaos(seed: int, mode: str, stale_speech: float = -1.0, segments: str = "no") -> None:
-    """Do forty things at random, let time pass, and check what is left.
+    """Take forty random steps, let time pass, and check the session.
 
     With a ``stale_speech`` below 0 no speech is ever replayed.
     """
@@ -211,7 +211,7 @@ async def chaos(seed: int, mode: str, stale_speech: float = -1.0, segments: str 
             await world.step()
         await later(2_000)
         await stage.quiet()
-        stage.app.connect(stage.session)  # what was lost with a line is made good by the next one
+        stage.app.connect(stage.session)  # the next line replays lost events
         await later(100)
         await stage.quiet()
         world.check()
@@ -441,7 +441,7 @@ def open_with(stage: Stage, capabilities: Sequence[str]) -> None:
 
 
 def check_honest(stage: Stage) -> None:
-    """Check that no call that the app was sent is said not to have been run, nor one that nobody allowed."""
+    """Check that no sent call is reported as not run or not allowed."""
     call_ids = {e["payload"]["callId"] for e in stage.app.raw if shape_of(e).startswith("device.")}
     for message in stage.session.messages:
         if isinstance(message, ToolResult) and message.call_id in call_ids:
@@ -570,7 +570,7 @@ def test_random_decisions_leave_a_session_valid(start: int, capabilities: list[s
 
 
 async def doubts(seed: int, capabilities: list[str]) -> None:
-    """Do sixty things at random with tools that ask, let time pass, and check what is left."""
+    """Take sixty random steps with gated tools, let time pass, and check the session."""
     rng = random.Random(seed)
     store = randomly_slow(rng)
     names = [spec.name for spec in ASKING]

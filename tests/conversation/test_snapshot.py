@@ -1,4 +1,4 @@
-"""What the next process of a session knows of the one before: calls, news, questions, times."""
+"""The state that the next process of a session restores: calls, notices, questions, times."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Life:
 
 
 def one_call(name: str) -> Callable[[ModelRequest], Script]:
-    """Make a model that calls a tool once for whatever is said, and tells what it was told then."""
+    """Make a model that calls a tool once for each transcript, then repeats the result."""
 
     def reply(request: ModelRequest) -> Script:
         last = request.messages[-1]
@@ -151,7 +151,7 @@ async def test_an_allowed_read_is_not_run_again() -> None:
 
 
 class Asking(LocalTools):
-    """A tool that reads and asks, beside those of `LocalTools`."""
+    """`LocalTools`, and a tool that reads and needs an approval."""
 
     def __init__(self, local: LocalTools) -> None:
         super().__init__(local.go, local.started, local.ran)
@@ -202,7 +202,7 @@ async def test_the_time_of_a_call_in_the_previous_process_counts() -> None:
     await stage.ends()
 
 
-# -- what comes late
+# -- late results
 
 
 @pytest.mark.parametrize("how", ["result", "cancelled"])

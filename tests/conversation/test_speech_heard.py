@@ -1,4 +1,4 @@
-"""What the history holds of a speech that was cut."""
+"""The history of an interrupted speech."""
 
 from __future__ import annotations
 

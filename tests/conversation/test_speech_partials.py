@@ -12,7 +12,7 @@ from tests.conversation.helpers import later
 
 
 class Shown:
-    """What was shown, and when."""
+    """The partials and their times."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []

@@ -1,4 +1,4 @@
-"""What is kept of a subject, whichever process wrote it; lasting grants are kept so."""
+"""Records of subjects, which hold lasting grants, with several processes."""
 
 from __future__ import annotations
 

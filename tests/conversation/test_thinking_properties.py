@@ -1,4 +1,4 @@
-"""Whatever changes while a model thinks, no request holds thinking that is bound to something else."""
+"""No request has thinking of another prompt, even if prompt or tools change."""
 
 from __future__ import annotations
 

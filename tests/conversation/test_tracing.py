@@ -132,7 +132,7 @@ def test_turns_are_part_of_the_apps_trace(traceparent: str | None) -> None:
 
 @contextmanager
 def collector() -> Iterator[tuple[str, list[bytes]]]:
-    """Run a receiver of OTLP over HTTP; gives its address and what it gets."""
+    """Run a receiver of OTLP over HTTP; returns its address and its requests."""
     received: list[bytes] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -395,7 +395,7 @@ async def test_each_request_is_a_valid_history_with_the_input_last() -> None:
     await stage.close()
 
 
-# -- what a person does not allow
+# -- denied calls
 
 
 ASKS = (tool("device.move", effect="write", risk="medium"),)
@@ -406,7 +406,7 @@ def asking(scripts: list[Script]) -> Services:
 
 
 async def test_an_expired_question_is_not_a_denial() -> None:
-    """Asked again in the same turn, it is asked again: nobody has said no."""
+    """An identical call of the same turn asks again."""
     scripts: list[Script] = [[call("device.move")], [call("device.move")], [TextDelta("Well.")]]
     stage = await open_stage(asking(scripts))
     stage.app.capabilities = ["approval"]

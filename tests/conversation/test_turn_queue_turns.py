@@ -1,4 +1,4 @@
-"""Which turn comes next, and what happens where transcripts, news, interruptions and slow commits meet."""
+"""The order of turns: transcripts, notices, interruptions and slow commits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def answers(messages: Sequence[object]) -> list[str]:
 
 
 def deaf_to_speech(name: str, call_id: str) -> str | None:
-    """Acknowledge all but speech: it is being said."""
+    """Acknowledge all calls except speeches."""
     return None if name == "tts.speak" else SPOKEN
 
 
@@ -344,7 +344,7 @@ async def test_a_withdrawn_speech_cannot_be_interrupted() -> None:
     await steps(20)
     stage.app.result(first, SPOKEN)
     await later(1)
-    stage.app.interrupt()  # nothing is being said: it is the running answer that is meant
+    stage.app.interrupt()  # no speech plays: it concerns the running reply
     await steps(20)
     assert not stage.session.busy, "the running turn goes on"
     assert HEARD_NOTHING in answers(stage.session.messages)[1]
@@ -360,7 +360,7 @@ async def test_a_stale_speech_cannot_be_interrupted() -> None:
     await stage.settled()
     assert stage.app.line is not None
     stage.app.line.cut()  # the acknowledgement is lost with the line
-    stage.app.connect(stage.session)  # and the speech is too old to be said again
+    stage.app.connect(stage.session)  # the speech is stale
     await steps(5)
     stage.app.say("two")
     await steps(20)
@@ -668,7 +668,7 @@ async def test_a_session_closed_at_the_start_of_its_first_turn_stays_silent() ->
     store.hold.set()
     await closing
     await steps(20)
-    assert stage.app.shapes(position) in ([], PLAIN_TURN[:2])  # whoever claims it next goes on with the turn
+    assert stage.app.shapes(position) in ([], PLAIN_TURN[:2])  # the next claim continues the turn
     await stage.close()
 
 

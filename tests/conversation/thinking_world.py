@@ -117,7 +117,7 @@ class ThinkingModel:
 
 
 class World:
-    """One conversation: a few turns, and in each of them something that changes what stands before."""
+    """One conversation of a few turns, with changes of its prompt in each."""
 
     def __init__(self, seed: int, tally: Counter[str]) -> None:
         self.rng = rng = random.Random(seed)
