@@ -139,7 +139,7 @@ class Approvals:
         return [*(question.card() for question in questions), set_state(new_call_id(), "idle")]
 
     def restore(self, standing: Sequence[tuple[ApprovalNeeded, Approval]]) -> ApprovalBatch | None:
-        """Restore pending approvals from the store; None if there are none.
+        """Restore pending approvals from the store, if there are any.
 
         `SpokenApprovals.attached` presents them.
         """

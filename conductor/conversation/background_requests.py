@@ -68,7 +68,7 @@ class HistorySummarizer:
         former = context.summary
         lines = [line for message in messages for line in _lines(message)]
         if former is not None:
-            lines.insert(0, f"Summary of what came before: {former.text}")
+            lines.insert(0, f"Summary of the conversation before: {former.text}")
         request = ModelRequest(
             _PROMPT, [UserMessage("\n".join(lines))], max_tokens=_MAX_TOKENS, profile=context.profile.model
         )

@@ -48,7 +48,7 @@ _JOB_S = 86_400.0
 class LateCall:
     """A call whose turn continued without its result.
 
-    ``starts_turn``: its result starts a turn if none is running; the result of a ``job`` always does.
+    ``starts_turn``: its result starts a turn if the session is idle; the result of a ``job`` always does.
     """
 
     record: CallRecord

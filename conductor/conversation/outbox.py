@@ -28,7 +28,7 @@ _UI_CALLS = ("state", "message", "speak")
 _KEPT = ("call", "approval")
 # Minimum seconds for a call of another process: its client has just connected.
 _MIN_RESTORED_S = 1.0
-# A client with this many unanswered UI calls acknowledges none; a turn sends four before its speech.
+# A client with this many unanswered UI calls sends no acknowledgements; a turn sends four before its speech.
 _SIGNS_OF_SILENCE = 4
 
 
@@ -196,7 +196,7 @@ class Outbox:
         return entry.record
 
     def expect_no_acknowledgements(self) -> None:
-        """Stop waiting for acknowledgements if the client sent none in a whole turn and starts another."""
+        """Stop waiting for acknowledgements if a whole turn of the client has passed without one."""
         if self._client_acknowledges is False:
             for entry in list(self._entries.values()):
                 if entry.record.kind == "speak" and entry.frame.written:
@@ -299,7 +299,7 @@ class Outbox:
     def attach(self, transport: Transport, *, states: bool = True, relaunched: bool = False) -> None:
         """Send to this transport from now on, and replay the unacknowledged events to it.
 
-        Replays only the latest state (none without ``states``: a fresh one follows), but each speech with its
+        Replays the latest state (not without ``states``: a new one follows), and each speech with its
         ``speaking``, without which the app speaks with its microphone open. Drops stale speeches. Does not
         replay a write call that was written: a ``relaunched`` app would run it twice, unless its client
         reports the calls that it has run.

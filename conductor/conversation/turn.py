@@ -286,7 +286,7 @@ class Turn:
         )
 
     async def _shorten_history(self) -> bool:
-        """Drop half of the history before this turn; False if there is none."""
+        """Drop half of the history before this turn; False without such a history."""
         state = self._context.committer.state
         cut = self._context.history.halve(state.log)
         if cut:

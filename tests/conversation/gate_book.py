@@ -1,7 +1,7 @@
 """A model of the permitted calls, from declarations, cards, words and runs; it uses nothing of the gate.
 
-The `Book` knows the tools as they were declared, what the model wished, what the person saw and said, and
-what ran where. It holds each run against that: tools, "Permissions", "Approvals" and "Unknown outcomes".
+The `Book` records the declared tools, the model's calls, the person's cards and words, and all runs. It
+checks each run against the rules of permissions, approvals and unknown outcomes.
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ def digest_of(name: str, arguments: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True)
 class Wish:
-    """A call that the model made, with what was known when it did; ``versions`` are the tool's then.
+    """A call of the model, with the state at that time; ``versions`` are the versions of its tool.
 
-    ``released`` are the arguments that somebody's word was for, once it was asked about and let go.
+    ``released`` are the arguments that the person has allowed.
     """
 
     name: str
@@ -145,7 +145,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Consent:
-    """What a person said yes to: a card's call, or what a prompt named; with these arguments."""
+    """A person's consent to the call of a card or a prompt, with these arguments."""
 
     name: str
     arguments: Arguments
@@ -155,7 +155,7 @@ class Consent:
 
 
 Meaning: TypeAlias = Callable[[], list[Consent]]
-"""Says what a person agrees to by some words, as things stand."""
+"""Lists the calls that some words allow, in the current state."""
 
 
 @dataclass(slots=True)
@@ -245,7 +245,7 @@ class Book:
         self._declared = {item["name"]: version_of(item["description"]) for item in declarations}
 
     def _has_changed(self, consent: Consent) -> bool:
-        """Whether a tool was defined anew since the call that a person agrees to was made."""
+        """Whether the tool was redefined since the call of a consent."""
         if self._declared is None or consent.name in self.local:
             return False
         wishes = [self.wishes[consent.call_id]] if consent.call_id else list(self.wishes.values())[-20:]
@@ -258,14 +258,14 @@ class Book:
         return [self.kinds[v] for v in versions if v in self.kinds and self.kinds[v].name == name]
 
     def is_untrusted(self, call_id: str) -> bool:
-        """Whether strangers write what a call gives, by every definition that it may have been made under."""
+        """Whether the result of a call is untrusted by all possible definitions of its tool."""
         wish = self.wishes.get(call_id)
         return wish is not None and all(item.untrusted for item in self._candidates(wish.name, wish.versions))
 
     # -- the model's calls
 
     def asked_model(self, request: ModelRequest) -> None:
-        """Note what a request shows: the tools' versions, and whether strangers' words are in it."""
+        """Note the tools' versions in a request, and whether it has untrusted text."""
         versions = {
             t.name: version_of(t.description) for t in request.tools if t.description.startswith("Version")
         }
@@ -312,7 +312,7 @@ class Book:
     def _has_result(self, message: ToolResult) -> None:
         wish = self.wishes.get(message.call_id)
         if wish is None:
-            self.wrong(f"a result of a call that nobody made: {message.call_id}")
+            self.wrong(f"a result of an unknown call: {message.call_id}")
             return
         outcome = json.loads(message.content)
         wish.results.append(outcome)
@@ -383,9 +383,9 @@ class Book:
     def taking(
         self, event: client.ClientEvent | None, consents_before: Sequence[Consent], meaning: Meaning
     ) -> Iterator[None]:
-        """Let what an event says count while the session takes it, and no longer than words may wait.
+        """Count the consents of an event while the session takes it, and for the heard window.
 
-        It means what it did when it was ``said``, or what it does by the time that it is heard.
+        Their meaning is taken when it was sent, and when it is taken.
         """
         if isinstance(event, client.ToolResultEvent | client.ToolCancelled):
             self.reported(event.call_id)
@@ -408,7 +408,7 @@ class Book:
         self._consents = [item for item in self._consents if item not in consents]
 
     def _weigh(self, decision: client.Decision) -> Consent | None:
-        """Say what a decision allows: the first good one about a card settles it."""
+        """Return the consent of a decision; the first valid one about a card counts."""
         card = self.cards.get(decision.approval_id)
         if card is None or card.settled or decision.arguments_digest != card.digest:
             return None
@@ -426,7 +426,7 @@ class Book:
     # -- runs
 
     def _released(self, call_id: str) -> None:
-        """Find somebody's word for a call that was asked about and is let go."""
+        """Find the consent for a call that is released."""
         wish = self.wishes[call_id]
         if wish.released or wish.results:
             self.wrong(f"released when it was over: {call_id} {wish}")
@@ -438,7 +438,7 @@ class Book:
         by_voice = (None, wish.name, wish.arguments)
         words = [c for c in active if c.call_id == call_id or (c.call_id, c.name, c.arguments) == by_voice]
         if wish.arguments is not None and self._is_covered(wish):
-            wish.released.append(wish.arguments)  # by what was allowed for longer than once, a moment ago
+            wish.released.append(wish.arguments)  # by an earlier grant
         wish.released += [item.arguments for item in words]
         if words:
             self._use(words[0], wish)
@@ -466,7 +466,7 @@ class Book:
         """Note that a call is run, on the device or here."""
         wish = self.wishes.get(call_id)
         if wish is None or wish.name != name:
-            self.wrong(f"{name} ran, and nobody called it: {call_id}")
+            self.wrong(f"{name} ran without a call: {call_id}")
             return
         wish.ran.append(arguments)
         self.tally["ran"] += 1
@@ -520,7 +520,7 @@ class Book:
             if agrees is None and card.outcome and wish.ran:
                 self.wrong(f"{card.outcome}, and it ran: {card} {wish}")
             if card.outcome == "edited" and card.settled != "edit":
-                self.wrong(f"edited by nobody: {card}")
+                self.wrong(f"edited without a decision: {card}")
         self.faults += (
             [f"left in the field: {self.fields['approvals']}"] if self.fields.get("approvals") else []
         )

@@ -716,7 +716,7 @@ async def test_a_yes_before_the_question_is_repeated_on_a_new_connection_does_no
         on.stage.session.attach(on.app.open_line(on.stage.session), resumed=True)
         on.app.say("yes")
         await on.prompt(2)
-        assert on.ran == [] and len(on.app.speeches()) == 2, "it is said again, once"
+        assert on.ran == [] and len(on.app.speeches()) == 2, "it is repeated once"
         on.app.say("yes")
         await on.over()
         assert on.ran == ["device.move"]
@@ -988,7 +988,7 @@ async def test_two_interruptions_of_a_prompt_leave_the_question_open() -> None:
         on.app.interrupt()
         on.app.interrupt()
         await later(6)
-        assert len(on.app.speeches()) == 2, "it is said again"
+        assert len(on.app.speeches()) == 2, "it is repeated"
         on.app.result(call_ids[-1], SPOKEN)
         await later(1)
         on.app.say("yes")

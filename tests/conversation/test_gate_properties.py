@@ -1,6 +1,6 @@
-"""Whatever a model, a device, a person and a line do: each call has one outcome, and none runs undecided.
+"""With a random model, device, person and line, each call has one outcome, and runs only if allowed.
 
-What must hold is in `gate_book`; what happens, in `gate_world`. A failure names its seed.
+The rules are in `gate_book`, the events in `gate_world`. A failure names its seed.
 """
 
 from __future__ import annotations

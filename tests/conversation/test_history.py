@@ -1,4 +1,4 @@
-"""Histories: thousands of broken ones become valid, and none is cut in the middle of a turn."""
+"""Histories: thousands of broken ones become valid, and are cut between turns."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_a_history_is_cut_at_a_turn_to_half_of_the_exceeded_budget(seed: int) ->
 
 
 def test_a_note_is_not_cut_from_its_message() -> None:
-    """A turn is a user's message or a note, or several, and what follows (conductor.messages)."""
+    """A turn is one or more user's messages or notes, and the messages after them."""
     rng = random.Random(1)
     for _ in range(500):
         check_cut(whole_turns(rng, notes=True), rng.randint(1, 10), rng.randint(1, 3000))

@@ -62,7 +62,7 @@ class Wire:
                 self.frames.append(frame)
 
     def drop_partials(self) -> None:
-        """Drop nothing: there are none here."""
+        """Do nothing: the tests send no partials to drop."""
 
     def suspend(self) -> None:
         self.queue.clear()

@@ -564,7 +564,7 @@ def test_an_allowed_call_runs_once_after_a_crash_at_any_step(delay: int) -> None
 
 
 async def at_calm(session: Session) -> None:
-    """Wait until everything that was begun is recorded."""
+    """Wait until all started commits are recorded."""
     for _ in range(1_000):
         await steps(5)
         if len(tasks_of(session)) == 1:  # the turn's

@@ -35,7 +35,7 @@ def rules(records: SubjectRecords, subject: str) -> list[Rule]:
 
 
 async def write(store: SessionStore, subject: str, text: str) -> None:
-    """Have somebody else write a person's grants."""
+    """Write a person's grants as another process."""
     claim = await store.claim(SessionKey(subject, RECORD_ID))
     await store.commit(claim, "other", [SetField(FIELD, text)])
 

@@ -69,7 +69,7 @@ async def test_the_dropped_part_of_a_history_is_summarised() -> None:
     await talk(stage, "six", "seven", "eight", "nine")
     (message,) = [request for request in stage.provider.requests if is_summary(request)][-1].messages
     assert isinstance(message, UserMessage) and message.text.startswith(
-        f"Summary of what came before: {SUMMARY}\nUser: "
+        f"Summary of the conversation before: {SUMMARY}\nUser: "
     )
     await stage.close()
 
