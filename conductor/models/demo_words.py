@@ -95,7 +95,7 @@ _FOLDERS = ("src", "lib", "app", "test", "tests", "docs", "pkg", "scripts", "bin
 
 
 def repository(match: re.Match[str]) -> str | None:
-    """Give the repository of a match of `REPOSITORY`; None for what looks like a file."""
+    """Give the repository of a match of `REPOSITORY`; None for a file."""
     owner, name = match["owner"], match["name"].rstrip(".")
     looks_like_a_file = owner.casefold() in _FOLDERS or re.search(r"\.[a-z]{1,4}$", name.casefold())
     return None if looks_like_a_file or not name else f"{owner}/{name}"
@@ -261,7 +261,7 @@ def first_of(data: Any, *names: str) -> Any:
 
 
 def spoken(value: Any) -> str:
-    """Say any JSON value in at most about 300 characters; a cut is said too."""
+    """Say any JSON value in at most about 300 characters; with a hint at a cut."""
     match value:
         case None:
             return "nothing"

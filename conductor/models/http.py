@@ -273,7 +273,7 @@ class HttpPool:
         raise from_status(response.status, read_problem(text), response.headers)
 
     async def read_json(self, path: str) -> Any:
-        """Get a small JSON document; None if there is none."""
+        """Get a small JSON document; None without one."""
         timeout = aiohttp.ClientTimeout(total=DOCUMENT_S)
         try:
             async with self._session.get(

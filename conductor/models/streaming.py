@@ -131,7 +131,7 @@ class ReplyStreamer:
             raise failure("context_too_long") from None
 
     async def read_json(self, path: str) -> Any:
-        """Get a small JSON document from the service; None if there is none."""
+        """Get a small JSON document from the service; None without one."""
         return await (self._pool or await self._started()).read_json(path)
 
     def _let_go(self, reply: ReplyStream) -> None:

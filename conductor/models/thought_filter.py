@@ -176,7 +176,7 @@ class ThoughtFilter:
             return  # a second end
         self.has_thoughts = self._habit.unopened = True
         if self._gave_words:
-            raise ModelError("connection", "The model ended a thought that it had not begun.")
+            raise ModelError("connection", "The model ended a thought without a beginning.")
         self._holds = self._has_words = False
         self._thought.clear()
         self._words.clear()

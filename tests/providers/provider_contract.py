@@ -1,4 +1,4 @@
-"""What every model provider does, whatever its service: cases that run over a `Harness`.
+"""The contract of every model provider: cases that run over a `Harness`.
 
 A provider's tests write a harness that scripts its own service, and run each of `CASES` over it.
 """
@@ -35,10 +35,10 @@ TOOLS = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What a service is to answer, said without any service's format.
+    """A service's answer, without the format of any service.
 
     ``text`` is a delta an item. A call's ``name`` is the tool's dotted name. ``split_bytes`` sends the
-    stream in pieces of so many bytes. ``fails`` happens after ``after`` deltas, and after ``hold``
+    stream in pieces of this size. ``fails`` happens after ``after`` deltas, and after ``hold``
     if that is given, which is set when the deltas before were heard; ``status`` is an error instead of a
     stream, which says that the service is overloaded.
     """
@@ -66,15 +66,15 @@ class Harness(Protocol):
         ...
 
     def script(self, *answers: Answer) -> None:
-        """Set what the service answers, in this order."""
+        """Set the next answers of the service, in order."""
         ...
 
     async def wait_disconnects(self, count: int) -> None:
-        """Wait, at most 5 s, until so many requests were given up by the client."""
+        """Wait, at most 5 s, until the client has dropped this number of requests."""
         ...
 
     async def wait_received(self, count: int) -> None:
-        """Wait, at most 5 s, until the service had so many requests."""
+        """Wait, at most 5 s, until the service has had this number of requests."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Tests of the Anthropic provider: what it sends, what it makes of answers, and how it fails."""
+"""The Anthropic provider: its requests, replies and failures."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def test_thinking_goes_around_through_the_service(
 
 
 @pytest.mark.parametrize("refusals", [1, 2])
-async def test_a_request_that_is_refused_for_its_thinking_is_sent_once_more_without_any(
+async def test_a_request_refused_for_its_thinking_is_sent_again_without_it(
     service: AnthropicService, provider: AnthropicProvider, refusals: int
 ) -> None:
     service.replies.append(Reply(calls=(Call("agent_spawn", {"task": "x"}, "t7"),), thinking="Hm."))
@@ -263,7 +263,7 @@ def test_thinking_begins_in_its_start_and_its_signature_may_come_in_parts() -> N
 
 
 @pytest.mark.parametrize("stream", [b"data: {\n\n", b'data: {"type":"\xff"}\n\n', b"x" * 5_000_000])
-def test_what_is_no_event_cannot_be_decoded(stream: bytes) -> None:
+def test_an_invalid_event_is_undecodable(stream: bytes) -> None:
     with pytest.raises(ModelError) as caught:
         ReplyDecoder(ToolNameMap([]), str).feed(stream)
     assert caught.value.reason == "undecodable"
@@ -318,7 +318,7 @@ async def test_statuses(
     assert str(error).endswith(".")
 
 
-async def test_a_model_that_is_not_there_is_said_to_be_so(
+async def test_an_unknown_model_is_one_sentence(
     service: AnthropicService, provider: AnthropicProvider
 ) -> None:
     service.default = HttpFailure(404, "not_found_error", SECRET)
@@ -359,7 +359,7 @@ async def test_streams_that_break(
     assert service.received == 1
 
 
-async def test_a_stream_that_breaks_while_the_model_thinks_is_asked_for_again(
+async def test_a_stream_that_breaks_before_a_word_is_retried(
     service: AnthropicService, provider: AnthropicProvider
 ) -> None:
     thinks = Reply(text="One", thinking="Let me see that.", delay_s=0.01, broken=Break("end", 2))
@@ -409,7 +409,7 @@ async def test_the_environments_proxy_is_used_only_where_it_is_trusted(
     await provider.aclose()
 
 
-async def test_nobody_there_is_a_connection_failure(service: AnthropicService) -> None:
+async def test_a_refused_connection_is_a_connection_failure(service: AnthropicService) -> None:
     server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     server.close()
@@ -489,7 +489,7 @@ async def test_a_connection_is_kept_even_if_the_reader_leaves_before_the_respons
     assert service.connections == 2
 
 
-async def test_closing_the_provider_ends_what_is_under_way(service: AnthropicService) -> None:
+async def test_closing_the_provider_ends_running_streams(service: AnthropicService) -> None:
     provider = service.provider()
     service.default = Reply(text="One two", broken=Break("stall", 1))
     with pytest.raises(ModelError) as caught:

@@ -141,7 +141,7 @@ def test_the_cache_ends_at_system_tools_and_the_last_two_of_the_user_s_messages(
     assert marks == [None, None, CACHED, None, CACHED]
 
 
-def test_the_cache_holds_what_was_before_a_turn_whose_thinking_is_sent_no_more() -> None:
+def test_the_cache_holds_the_prefix_of_a_turn_whose_thinking_is_dropped() -> None:
     history: list[Message] = []
     for number in range(5):
         history += [UserMessage(f"{number} {'word ' * 200}"), AssistantMessage("Yes.")]
@@ -159,7 +159,7 @@ def test_the_cache_holds_what_was_before_a_turn_whose_thinking_is_sent_no_more()
 
 
 def test_the_next_request_begins_with_this_one() -> None:
-    """Whatever changed in what was sent before would defeat the service's cache."""
+    """A change of the prefix would defeat the service's cache."""
     history: list[Message] = [
         UserMessage("Go."),
         AssistantMessage("Well ", (call(),)),
@@ -208,7 +208,7 @@ def interleaved(prefix: str | None = None) -> AssistantMessage:
     return AssistantMessage("Yes.", (call(),), opaque_of(blocks, lambda: prefix or own), "anthropic")
 
 
-def test_the_blocks_of_the_running_turn_go_back_in_the_order_that_they_came_in() -> None:
+def test_the_blocks_of_the_running_turn_go_back_in_order() -> None:
     request = ask(UserMessage("Go."), interleaved(), ToolResult("t1", "ok"))
     body = msgspec.json.decode(encode(body_of(request, names_of(request), Claude("test-model"), 9)))
     blocks = body["messages"][1]["content"]

@@ -94,7 +94,7 @@ def test_calls_and_results_go_back_with_their_tools() -> None:
     assert body_of(ask(*history))["toolConfig"]["tools"][0]["toolSpec"]["name"] == "agent_spawn"
 
 
-def test_without_calls_the_model_is_told_so() -> None:
+def test_forbidden_calls_are_a_sentence_in_the_prompt() -> None:
     body = body_of(ask(tools=(SPAWN,), tool_choice="none"))
     assert body["toolConfig"] and "without calling" in body["system"][-1]["text"]
 
@@ -127,7 +127,7 @@ def test_models_that_want_words_apart_from_calls_get_them_so() -> None:
 
 
 @pytest.mark.parametrize("model", [CLAUDE, NOVA, LLAMA, ARN])
-def test_botocore_accepts_what_any_history_becomes(model: str) -> None:
+def test_botocore_accepts_the_request_of_any_history(model: str) -> None:
     rng = Random(5)
     for _ in range(100):
         tools = rng.choice(((), (SPAWN,)))
@@ -272,7 +272,7 @@ def test_a_stream_cut_anywhere_before_its_stop_is_a_lost_connection() -> None:
         (frame("messageStart", {"role": "assistant"}), "connection"),
     ],
 )
-def test_what_ends_a_stream(stream: bytes, reason: str) -> None:
+def test_failures_in_a_stream(stream: bytes, reason: str) -> None:
     with pytest.raises(ModelError) as raised:
         decoded(stream)
     assert raised.value.reason == reason
@@ -346,7 +346,9 @@ async def test_without_credentials_it_says_so(monkeypatch: pytest.MonkeyPatch, t
     await provider.aclose()
 
 
-async def test_a_role_that_may_not_be_assumed_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_role_that_may_not_be_assumed_is_an_authentication_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(_: Session) -> None:
         raise ClientError({"Error": {"Code": "AccessDenied", "Message": "secret"}}, "AssumeRole")
 
@@ -370,7 +372,7 @@ def test_the_key_that_aws_tools_read_is_for_amazons_address_only(monkeypatch: py
     assert [call.args[0] for call in constructor.call_args_list] == ["bedrock-key", None]
 
 
-def test_what_an_operator_may_have_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_setting_or_extra_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(SettingsError, match="BEDROCK_MODEL is not set"):

@@ -22,7 +22,7 @@ async def reply(provider: BudgetedProvider) -> list[ModelEvent]:
         return [event async for event in events]
 
 
-async def test_what_is_read_and_written_counts_and_a_spent_budget_asks_no_more() -> None:
+async def test_a_spent_budget_sends_no_request() -> None:
     inner, budget = ScriptedProvider(lambda _: REPLY), DailyBudget(200)
     provider = BudgetedProvider(inner, budget, "one")
     for _ in range(2):

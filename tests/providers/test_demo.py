@@ -1,4 +1,4 @@
-"""The demo model: what it calls, and what it says of the results."""
+"""The demo model: its calls, and its words about their results."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ async def test_an_unknown_place_is_asked_for_and_not_guessed(rng: random.Random)
     assert talk.calls == []
 
 
-async def test_a_time_without_a_zone_is_said_to_be_universal() -> None:
+async def test_a_time_without_a_zone_is_in_universal_time() -> None:
     moment = datetime(2031, 4, 2, 17, 5, tzinfo=UTC)
     talk = TerminalChat(get_current_time=result_is({"time": moment.isoformat(), "time_zone": "UTC"}))
     assert await talk.hear("what time is it") == (
@@ -220,7 +220,7 @@ async def test_with_tools_switched_off_it_answers_in_words() -> None:
 # -- agents
 
 
-async def test_an_agent_is_started_where_the_user_said(rng: random.Random) -> None:
+async def test_an_agent_is_started_in_the_named_repository(rng: random.Random) -> None:
     repository, identity = f"o{rng.randrange(10**6)}/r{rng.randrange(10**6)}", f"bc-{rng.randrange(10**6)}"
     talk = TerminalChat(agent__spawn=result_is(msgspec.json.encode({"id": identity}).decode()))
     words = await talk.hear(f"Please start an agent to fix the login and update its tests in {repository}.")
@@ -250,7 +250,7 @@ async def test_a_repository_that_was_not_named_is_asked_for_and_understood_next_
     assert arguments["repository"] == "acorn/walnut"
 
 
-async def test_an_answer_that_makes_no_sense_is_asked_for_again() -> None:
+async def test_the_repository_is_asked_for_again_after_another_answer() -> None:
     talk = TerminalChat(agent__spawn=result_is({"id": "bc-5"}))
     await talk.hear("start an agent to add a dark mode")
     assert (await talk.hear("the blue one")).startswith(ASKED)
@@ -366,7 +366,7 @@ async def test_arguments_that_are_no_json_object_are_not_sent(arguments: str) ->
 # -- words
 
 
-async def test_it_says_exactly_what_it_is_told_to(rng: random.Random) -> None:
+async def test_say_repeats_the_exact_words(rng: random.Random) -> None:
     words = "  ".join(f"W{rng.randrange(1000)}, and what time is it?" for _ in range(4)) + "\nÄ 2+2"
     assert await TerminalChat().hear(f"Say {words}") == words
 
@@ -406,13 +406,13 @@ async def test_it_repeats_itself_and_the_user(rng: random.Random) -> None:
         ("See [The user guide] there.", "See [The user guide] there."),
     ],
 )
-def test_it_repeats_what_was_heard_and_no_mark_of_a_cut(reply: str, repeated: str) -> None:
+def test_it_repeats_the_heard_words_without_the_mark_of_a_cut(reply: str, repeated: str) -> None:
     history: list[Message] = [UserMessage("x"), AssistantMessage("Earlier."), UserMessage("x")]
     history += [AssistantMessage(reply), UserMessage("repeat")]
     assert output_for(ModelRequest("", history)).text == repeated
 
 
-async def test_help_names_what_it_can_do_and_what_it_is() -> None:
+async def test_help_names_its_abilities() -> None:
     assert "work out sums" in await TerminalChat().hear("help")
     words = await TerminalChat(tools=(CLOCK,)).hear("who wrote the Odyssey?")
     assert "demonstration, not an assistant" in words
@@ -451,7 +451,7 @@ async def test_it_streams_word_by_word_and_counts_tokens() -> None:
         ("approval_timeout", "I had no clear yes from you, so I left it."),
     ],
 )
-async def test_what_a_person_did_not_allow_is_left(error_type: Any, words: str) -> None:
+async def test_a_denied_call_is_not_repeated(error_type: Any, words: str) -> None:
     talk = TerminalChat(
         (tool("create_file", "path", "content"),), create_file=lambda _: failed(error_type, "No.")
     )

@@ -29,7 +29,7 @@ from tests.providers.test_demo import TOOLS, TerminalChat, clock, result_is
         (23, 59, "11:59 at night"),
     ],
 )
-async def test_times_are_said_as_people_say_them(hour: int, minute: int, words: str) -> None:
+async def test_times_in_words(hour: int, minute: int, words: str) -> None:
     talk = TerminalChat(get_current_time=clock(datetime(2031, 1, 1, hour, minute)))
     assert await talk.hear("what time is it") == f"It is {words}, Wednesday, January 1, 2031."
 
@@ -58,7 +58,7 @@ async def test_a_sum_as_people_say_it_reaches_the_calculator(phrase: str, expres
 @pytest.mark.parametrize(
     "phrase", ["what is 5", "2 plus", "((3)", "what is love", "3 4", "plus", "", "times 2", "%"]
 )
-async def test_what_is_no_sum_is_not_taken_for_one(phrase: str) -> None:
+async def test_other_words_are_no_sum(phrase: str) -> None:
     talk = TerminalChat()
     await talk.hear(phrase)
     assert talk.calls == []

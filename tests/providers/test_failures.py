@@ -105,7 +105,7 @@ ERRORS: list[tuple[int, bytes, ModelFailure]] = [
         (500, "tools param requires --jinja flag"),
     ],
 )
-def test_a_model_without_tools_is_said_to_need_the_text_protocol(status: int, message: str) -> None:
+def test_a_model_without_tools_needs_the_text_protocol(status: int, message: str) -> None:
     error = from_status(status, Problem(message=message), {})
     assert isinstance(error, ToolsRefused) and 'kind = "text"' in str(error)
 

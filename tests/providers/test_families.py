@@ -1,4 +1,4 @@
-"""How little models think without a setting, and what is refused of one; by the rules of the stand-ins."""
+"""The least thinking of models, and refused settings, by the rules of the stand-ins."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_openai_s_models_think_as_little_as_they_allow(model: str, effort: Effor
         openai_rules.check_body("/v1/chat/completions", msgspec.json.decode(encode(body)), {})
 
 
-def test_only_openai_s_own_service_is_told_which_requests_begin_alike() -> None:
+def test_only_openai_s_own_service_gets_a_cache_key() -> None:
     request, names = ask(cache_key="k1"), names_of(ask())
     for official in (True, False):
         bodies = {

@@ -197,7 +197,7 @@ async def test_requests_wait_for_a_slot_and_too_many_are_refused(endless: Path) 
     await provider.aclose()
 
 
-async def test_what_llama_cpp_refuses_is_an_error(local: LlamaCppProvider) -> None:
+async def test_a_request_that_llama_cpp_refuses_is_an_error(local: LlamaCppProvider) -> None:
     nowhere = ToolDefinition("ask", "Ask.", {"type": "object", "properties": {"x": {"$ref": "#/$defs/none"}}})
     with pytest.raises(ModelError) as raised:
         await reply(local, ask(tools=(nowhere,)))
@@ -206,7 +206,7 @@ async def test_what_llama_cpp_refuses_is_an_error(local: LlamaCppProvider) -> No
 
 
 async def test_a_model_that_only_writes_text_is_taught(local: LlamaCppProvider) -> None:
-    # What it writes is nonsense, so it is no call, and is said.
+    # It writes nonsense, which is spoken.
     events = await reply(TextProtocol(local), ask(tools=(WEATHER,)))
     assert text_of(events) and isinstance(events[-1], Finished)
 

@@ -1,4 +1,4 @@
-"""LOCAL_ONLY: each address is looked at when it is connected to, whatever its name resolved to before."""
+"""LOCAL_ONLY: the address of each connection is checked, also after another lookup of its name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from conductor.models.registry import make_provider, make_router
 from conductor.settings import Settings
 from tests.models import AnthropicService, Reply
 
-PUBLIC = "192.0.2.7"  # of a network that is for documentation: nobody is there
+PUBLIC = "192.0.2.7"  # of a network for documentation, without hosts
 BODY = b'{"model":"m","max_tokens":1,"stream":true,"messages":[{"role":"user","content":"Hi"}]}'
 
 
@@ -124,7 +124,7 @@ async def test_it_is_not_tried_again(claude: AnthropicService) -> None:
         *[(a, False) for a in ("::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::", "0.0.0.0", "::")],
     ],
 )
-def test_what_is_local(address: str, local: bool) -> None:
+def test_local_addresses(address: str, local: bool) -> None:
     assert is_local(address) == local
 
 

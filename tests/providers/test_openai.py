@@ -153,7 +153,7 @@ async def test_thoughts_that_begin_in_the_prompt_are_held_back_after_the_first(
     await provider.aclose()
 
 
-async def test_a_service_without_keys_gets_none(service: OpenAIService) -> None:
+async def test_without_a_key_no_header_is_sent(service: OpenAIService) -> None:
     service.api_keys = None
     provider = service.provider(api_key=None)
     assert await collect(provider)
@@ -161,9 +161,7 @@ async def test_a_service_without_keys_gets_none(service: OpenAIService) -> None:
     await provider.aclose()
 
 
-async def test_a_call_that_got_lost_is_asked_for_again(
-    service: OpenAIService, provider: ModelProvider
-) -> None:
+async def test_a_lost_call_is_retried(service: OpenAIService, provider: ModelProvider) -> None:
     service.replies.append(Reply(stop_reason="tool_use"))
     service.replies.append(Reply(calls=(Call("agent_status", {}, "t1"),)))
     assert ToolCall("t1", "agent.status", "{}") in await collect(provider)
@@ -197,7 +195,7 @@ async def test_failures(
     assert service.received == tries
 
 
-async def test_a_page_instead_of_a_stream_is_said_to_be_no_stream(
+async def test_a_page_instead_of_a_stream_is_one_sentence(
     service: OpenAIService, provider: ModelProvider
 ) -> None:
     service.default = HttpFailure(200, body=b"<html>", headers={"content-type": "text/html"})
@@ -214,7 +212,7 @@ async def test_a_reply_in_one_piece_is_one(service: OpenAIService, provider: Mod
     assert await collect(provider) == [TextDelta("Hi."), Finished("end_turn", Usage(7))]
 
 
-async def test_a_call_that_the_limit_cut_to_nothing_is_asked_for_again(
+async def test_an_empty_reply_at_the_limit_is_retried(
     service: OpenAIService, provider: ModelProvider
 ) -> None:
     service.replies.append(Reply(stop_reason="max_tokens"))
@@ -396,7 +394,7 @@ WORDS = b'data: {"choices":[{"delta":{"content":"Hi. "},"finish_reason":null}]}\
         (WORDS, b": keepalive 1/9\n\n"),
     ],
 )
-async def test_what_keeps_a_connection_alive_is_no_news(parts: tuple[bytes, ...]) -> None:
+async def test_keep_alives_do_not_extend_the_silence(parts: tuple[bytes, ...]) -> None:
     async with by_hand(*parts, pause_s=0.02) as base_url:
         provider = provider_at(base_url)
         began = asyncio.get_running_loop().time()

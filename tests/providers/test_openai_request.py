@@ -1,4 +1,4 @@
-"""What the OpenAI provider sends, on each of its endpoints; the strict stand-in refuses what is wrong."""
+"""The requests of the OpenAI provider at each endpoint, checked by the strict stand-in."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def reasoned(source: str = "here") -> AssistantMessage:
     return AssistantMessage("Hm.", (CALL,), opaque, "openai")
 
 
-def test_reasoning_goes_back_before_what_it_led_to() -> None:
+def test_reasoning_goes_back_before_its_item() -> None:
     items = responses(ask(UserMessage("Go."), reasoned(), SPAWNED))["input"][1:-1]
     assert [item["type"] for item in items] == ["reasoning", "message", "reasoning", "function_call"]
     assert (items[0], items[2]) == (FIRST, SECOND)
@@ -234,7 +234,7 @@ def test_reasoning_of_anything_else_is_left_out(reply: AssistantMessage, more: t
     assert "reasoning" not in [item.get("type") for item in items]
 
 
-def test_reasoning_that_led_to_nothing_is_left_out() -> None:
+def test_reasoning_at_the_end_is_left_out() -> None:
     blocks: list[ReplyBlock] = [Reasoning(FIRST), Words("Hm."), Reasoning(SECOND)]
     opaque = opaque_of(blocks, lambda: prefix_of(GO, names_of(GO), source="here"))
     items = responses(ask(UserMessage("Go."), AssistantMessage("Hm.", (), opaque, "openai")))["input"]

@@ -106,7 +106,7 @@ def test_without_a_file_the_settings_make_the_profile(load: Callable[..., Profil
         ('model = "claude-test"', 0.0),
     ],
 )
-def test_a_model_costs_what_its_own_service_takes(
+def test_a_model_has_the_prices_of_its_own_service(
     load: Callable[..., Profiles], more: str, price: float
 ) -> None:
     model = "" if "model" in more else 'model = "claude-sonnet-5-5"'

@@ -1,4 +1,4 @@
-"""The router: which profile replies, what happens when one is down, and what is counted; in virtual time."""
+"""The router: the choice of a profile, its fallbacks and health, and the metrics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FAILED = MAX_FAILURES
 
 
 class Bench:
-    """A router over scripted services; ``replies`` says what each profile's service plays now."""
+    """A router over scripted services; ``replies`` has the script of each profile's service."""
 
     def __init__(self, *profiles: ModelProfile, check_s: float = 0) -> None:
         self.replies: dict[str, Script | Callable[[ModelRequest], Script]] = {
@@ -93,7 +93,7 @@ async def test_the_default_replies_and_signs_its_reply() -> None:
     assert bench.asked("cloud") == 0
 
 
-async def test_a_session_chooses_among_those_that_are_allowed() -> None:
+async def test_a_session_chooses_an_allowed_profile() -> None:
     bench = Bench(profile("home"), profile("cloud"), profile("secret"))
     assert await bench.ask(replace(ASK, profile="cloud")) == "cloud"
     assert await bench.ask(replace(ASK, profile="secret")) == "home"
@@ -126,7 +126,7 @@ async def test_a_service_that_is_down_before_the_reply_is_replaced() -> None:
     assert bench.count("failures", profile="home", reason="connection") == 1
 
 
-async def test_a_reply_that_broke_off_is_the_turns_matter_and_its_next_try_goes_elsewhere() -> None:
+async def test_the_next_try_of_a_reply_that_broke_off_goes_to_another_profile() -> None:
     bench = home_and_cloud()
     bench.replies["home"] = [TextDelta("Half"), *DOWN]
     with pytest.raises(ModelError) as caught:
@@ -200,7 +200,7 @@ async def test_the_breaker_opens_and_one_request_tries_again() -> None:
     assert [await bench.ask() for _ in range(2)] == ["home", "home"]
 
 
-async def test_a_try_that_was_given_up_is_followed_by_another() -> None:
+async def test_a_cancelled_try_is_followed_by_another() -> None:
     bench = home_and_cloud()
     bench.replies["home"] = DOWN
     for _ in range(FAILED):
@@ -216,7 +216,7 @@ async def test_a_try_that_was_given_up_is_followed_by_another() -> None:
     assert await bench.ask() == "home"
 
 
-async def test_a_service_without_a_stand_in_is_asked_whatever_the_breaker_says() -> None:
+async def test_an_open_breaker_does_not_stop_a_profile_without_a_fallback() -> None:
     bench = Bench(profile("home"))
     bench.replies["home"] = DOWN
     for _ in range(FAILED + 1):

@@ -13,7 +13,7 @@ from conductor.models.thought_filter import PAIRS, ThoughtFilter, ThoughtHabit
 
 HARMONY = "<|channel|>analysis<|message|>They greet me.<|end|><|start|>assistant<|channel|>final<|message|>"
 
-# Of models that begin their thoughts, or have none.
+# Of models that begin their thoughts, or do not think.
 TEXTS: dict[str, tuple[str, str]] = {
     "words": ("Hello.", "Hello."),
     "white space at the start": ("\n Hello.\n", "Hello.\n"),
@@ -82,9 +82,7 @@ def test_thoughts_and_marks_are_left_out(text: str, words: str, size: int) -> No
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 @pytest.mark.parametrize(("text", "words"), UNOPENED.values(), ids=UNOPENED)
-def test_thoughts_without_a_beginning_are_left_out_once_that_is_known(
-    text: str, words: str, size: int
-) -> None:
+def test_thoughts_without_a_beginning_are_left_out_by_habit(text: str, words: str, size: int) -> None:
     assert words_of((text[at : at + size] for at in range(0, len(text), size)), ThoughtHabit(True)) == words
 
 
@@ -102,7 +100,7 @@ def test_cuts_do_not_change_the_words(parts: list[str], cuts: list[int], unopene
     assert words_of(pieces, ThoughtHabit(unopened)) == words_of([text], ThoughtHabit(unopened))
 
 
-def test_words_are_given_as_they_come_and_only_what_may_be_a_mark_is_held_back() -> None:
+def test_only_a_possible_mark_is_held_back() -> None:
     thoughts = ThoughtFilter()
     given_words = [
         thoughts.feed(piece) for piece in ("He", "llo ", "<", "b> and ", "<th", "ink>Hm.</think>", "x")

@@ -1,4 +1,4 @@
-"""How the stand-in for the Messages API binds thinking to what stood before it.
+"""The stand-in for the Messages API binds thinking to its prefix.
 
 A block's signature names the system prompt, the tools and every earlier block that is no thinking, and lists
 the thinking before it. It is valid while both are the same, but the oldest thinking may be left out, and
@@ -32,7 +32,7 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class Prefix:
-    """All that stands before the next block of a request or of its reply."""
+    """The part of a request, or of its reply, before the next block."""
 
     def __init__(self, body: JsonObject) -> None:
         system = body.get("system") or []
@@ -47,7 +47,7 @@ class Prefix:
                 self.add(message["role"], block)
 
     def add(self, role: str, block: JsonObject) -> None:
-        """Go on behind a block."""
+        """Add a block."""
         if block["type"] in THINKING:
             self._thinking.append(_name(block))
         else:
@@ -72,7 +72,7 @@ class Prefix:
 def content_of(reply: Reply, message_id: str, prefix: Prefix) -> list[JsonObject]:
     """Give the reply's content blocks as the service would hold them, arguments still as raw text.
 
-    ``prefix`` is what stands before the reply.
+    ``prefix`` is that of the reply.
     """
     blocks: list[JsonObject] = []
     number = 0
@@ -95,7 +95,7 @@ def content_of(reply: Reply, message_id: str, prefix: Prefix) -> list[JsonObject
 
 
 def bound_elsewhere(body: JsonObject, messages: Iterable[JsonObject]) -> list[str]:
-    """List the thinking blocks that are bound to something else than what stands before them.
+    """List the thinking blocks that are bound to another prefix.
 
     ``messages`` are the body's, with their content as lists of blocks.
     """

@@ -1,7 +1,7 @@
 """What the Messages API's prompt cache holds, by its documented rules; a token is four bytes of the request.
 
 A prompt is a row of blocks: tools, then system, then messages. A mark (``cache_control``) stores all up to
-its own block, if that is long enough for the model. It finds what a mark stored at one of the 20 blocks that
+its own block, if that is long enough for the model. It finds a prefix stored at one of the 20 blocks that
 end with it, if nothing before differs. What is stored stays for five minutes after its last use.
 """
 

@@ -1,4 +1,4 @@
-"""What the Messages API refuses in a request's messages, as pure checks."""
+"""The Messages API's refusals of a request's messages, as pure checks."""
 
 from __future__ import annotations
 

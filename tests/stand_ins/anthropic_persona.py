@@ -41,7 +41,7 @@ def sample(schema: Mapping[str, Any]) -> Any:
 
 
 def rounds_so_far(messages: list[JsonObject]) -> int:
-    """Count the assistant's tool rounds since the person last said something."""
+    """Count the assistant's tool rounds since the person's last words."""
     rounds = 0
     for message in reversed(messages):
         blocks = message["content"]

@@ -1,4 +1,4 @@
-"""What the Messages API refuses, as pure checks of a request.
+"""The Messages API's refusals, as pure checks of a request.
 
 The wording follows the service's own messages where they are known from public reports. It is stricter than
 the service in four places, because nothing here needs them: roles other than user and assistant, block types
@@ -123,7 +123,7 @@ def _check_scalars(body: JsonObject) -> None:
             raise Refused(f"stop_sequences.{number}: each stop sequence must contain non-whitespace")
 
 
-# What the models take besides "adaptive"; those that are not here take what they are given.
+# The modes of models besides "adaptive"; other models accept every mode.
 _THINKING = {
     "claude-haiku-5-5": {"disabled"},
     "claude-sonnet-5-5": {"between_tools"},

@@ -1,4 +1,4 @@
-"""What the stand-in for the Messages API is told to answer, and that answer as the service's bytes.
+"""The scripts of the services' stand-ins, and an answer as the bytes of the Messages API.
 
 The events and their order are those of the service's documented streaming format; nothing was recorded.
 """
@@ -44,10 +44,10 @@ class Thought:
 
 @dataclass(frozen=True)
 class Break:
-    """How a stream goes wrong after ``after`` deltas.
+    """A fault of a stream after ``after`` deltas.
 
     ``error`` sends an error event, ``cut`` aborts the connection, ``stall`` sends nothing more until the
-    client leaves, ``garbage`` sends what is no event, ``end`` ends the response properly but without its last
+    client leaves, ``garbage`` sends an invalid event, ``end`` ends the response properly but without its last
     events.
     """
 
@@ -212,7 +212,7 @@ def stream_pieces(
 
 
 def _parts(block: JsonObject, reply: Reply) -> tuple[JsonObject, list[JsonObject]]:
-    """Split a block into what its start says and its deltas."""
+    """Split a block into its start and its deltas."""
     kind = block["type"]
     if kind == "thinking":
         deltas = [{"type": "thinking_delta", "thinking": part} for part in words(block["thinking"])]

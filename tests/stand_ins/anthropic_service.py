@@ -1,6 +1,6 @@
 """A strict stand-in for Anthropic's Messages API, over real HTTP on a loopback port.
 
-It answers what a script says (`anthropic_script`) and refuses what the service refuses (`anthropic_rules`).
+It plays scripts (`anthropic_script`) and refuses requests as the service does (`anthropic_rules`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ISSUED_KEPT = 1000
 class AnthropicService(ModelService):
     """The stand-in. ``max_input_tokens`` is the context window; a token is four bytes of the body.
 
-    ``usages`` holds what each request used. ``warmings`` are the requests that only fill the prompt
+    ``usages`` holds the usage of each request. ``warmings`` are the requests that only fill the prompt
     cache, which answers no script and ``requests`` leaves out. ``advance_s`` is added to the cache's clock.
     """
 

@@ -64,7 +64,7 @@ class BedrockService(ModelService):
 
 
 def check(body: JsonObject, model: str) -> None:
-    """Refuse what botocore's validator refuses, and what the service is known to refuse besides."""
+    """Refuse a request by botocore's validator, and by other rules of the service."""
     report = ParamValidator().validate({"modelId": model, **body}, _SHAPE)
     if report.has_errors():
         raise Refused(report.generate_report())

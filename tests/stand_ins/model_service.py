@@ -1,4 +1,4 @@
-"""What the stand-ins for model services share: scripted answers over real HTTP on a loopback port."""
+"""The base of the stand-ins for model services: scripted answers over real HTTP on a loopback port."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class ModelService:
     ``replies`` is answered from first; when it is empty, ``default`` answers. ``api_keys`` None accepts any
     key. ``keep_requests`` is how many accepted request bodies ``requests`` keeps.
 
-    ``received`` counts requests, ``refused`` holds why some were, ``completed`` counts those answered as
-    scripted, ``open_streams`` those being answered now; ``disconnects`` has the loop's time of each client
+    ``received`` counts requests, ``refused`` holds the reasons of refusals, ``completed`` counts scripted
+    answers, ``open_streams`` the running ones; ``disconnects`` has the loop's time of each client
     that left before the end. A script's own exception is answered with status 500 and raised at the end.
     """
 
@@ -127,19 +127,19 @@ class ModelService:
             connection.close()
 
     async def wait_disconnects(self, count: int, seconds: float = 5.0) -> None:
-        """Wait until so many clients have left before their answer's end; TimeoutError if they do not."""
+        """Wait until ``count`` clients have left before the end of their answers."""
         await self._wait(lambda: len(self.disconnects) >= count, seconds)
 
     async def wait_open(self, count: int, seconds: float = 5.0) -> None:
-        """Wait until exactly so many streams are open; TimeoutError if that does not come."""
+        """Wait until exactly ``count`` streams are open."""
         await self._wait(lambda: self.open_streams == count, seconds)
 
     async def wait_received(self, count: int, seconds: float = 5.0) -> None:
-        """Wait until so many requests have come; TimeoutError if they do not."""
+        """Wait until ``count`` requests have come."""
         await self._wait(lambda: self.received >= count, seconds)
 
     async def wait_completed(self, count: int, seconds: float = 5.0) -> None:
-        """Wait until so many requests are answered; TimeoutError if they are not."""
+        """Wait until ``count`` requests are answered."""
         await self._wait(lambda: self.completed >= count, seconds)
 
     async def _wait(self, true: Callable[[], bool], seconds: float) -> None:

@@ -37,7 +37,7 @@ def check_headers(headers: Mapping[str, str], keys: frozenset[str] | None) -> No
 def check_body(path: str, body: Any, issued: Mapping[str, JsonObject]) -> JsonObject:
     """Refuse a request's body; give it back if it is good.
 
-    ``issued`` holds what the service sent with a call: by its id the reasoning item before it; with chat, by
+    ``issued`` holds the reasoning of a call: by its id the reasoning item before it; with chat, by
     `chat_key`, its message's ``reasoning_content`` (as DeepSeek) and its ``extra_content`` (as Gemini).
     """
     if path not in _FIELDS:
@@ -63,7 +63,7 @@ def check_body(path: str, body: Any, issued: Mapping[str, JsonObject]) -> JsonOb
 
 
 def chat_key(name: str, arguments: str) -> str:
-    """Name a call by what it calls: its id is the client's to change."""
+    """Name a call by its tool and arguments: a client may change its id."""
     return f"{name} {msgspec.json.encode(msgspec.json.decode(arguments), order='deterministic').decode()}"
 
 

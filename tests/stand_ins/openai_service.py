@@ -1,7 +1,7 @@
 """A strict stand-in for OpenAI's API: ``chat/completions``, ``completions`` and ``responses``, streaming.
 
-It answers what a script says (`anthropic_script`) and refuses what the service refuses (`openai_rules`). The
-events are those of the documented streaming formats; what was recorded is in ``tests/providers/recorded``.
+It plays scripts (`anthropic_script`) and refuses requests as the service does (`openai_rules`). Its events
+follow the documented streaming formats; recorded streams are in ``tests/providers/recorded``.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def chat_pieces(
 ) -> Iterator[Piece]:
     """Give the whole stream of a reply, `Break` aside; ``text`` is the form of ``/completions``.
 
-    ``issued`` remembers the reasoning of its calls; what is ``redacted`` signs the first, as with Gemini.
+    ``issued`` remembers the reasoning of its calls; ``redacted`` signs the first, as with Gemini.
     """
     common = {"id": f"chatcmpl-{request_id}", "object": "chat.completion.chunk", "created": 1, "model": model}
 

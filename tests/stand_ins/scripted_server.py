@@ -27,7 +27,7 @@ class Peer:
         self._unread: list[Json] = []
 
     async def receive(self, kind: str) -> Json:
-        """Give the next event of a type; others that come meanwhile are kept for later."""
+        """Give the next event of a type, and keep others for later."""
         for index, event in enumerate(self._unread):
             if event["type"] == kind:
                 return self._unread.pop(index)
@@ -73,7 +73,7 @@ class Peer:
         return call_id
 
     async def result(self, call_id: str) -> Json:
-        """Wait for the result of a call; other results are kept for later."""
+        """Wait for the result of a call, and keep other results for later."""
         results: list[Json] = []
         try:
             while True:
@@ -118,7 +118,7 @@ Script: TypeAlias = Callable[[Peer], Awaitable[None]]
 
 
 class ScriptedServer:
-    """Where it listens, what it heard, and the peers that connected.
+    """The server's address, its inbound events (``heard``), and its peers.
 
     ``headers`` are those of the handshakes. A script that failed is raised when the server is left.
     """

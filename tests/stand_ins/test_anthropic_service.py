@@ -344,7 +344,7 @@ def thousands(cache: PromptCache, body: JsonObject, now: float = 0.0) -> tuple[i
     return usage["cache_read_input_tokens"] // 1000, usage["cache_creation_input_tokens"] // 1000
 
 
-def test_the_cache_reads_what_was_stored_and_stores_what_is_new() -> None:
+def test_the_cache_reads_the_stored_prefix_and_stores_the_new_blocks() -> None:
     cache = PromptCache()
     assert thousands(cache, prompt(*turns(1)[:1])) == (0, 3)
     assert thousands(cache, prompt(*turns(2)[:3])) == (3, 1)

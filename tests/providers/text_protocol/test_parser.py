@@ -1,4 +1,4 @@
-"""Tests of what is found in whole replies: calls, answers, and what is wrong with them."""
+"""The calls, answers and problems of complete replies."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_calls_and_answers_after_an_observation_are_invented() -> None:
         "[1] is a footnote.",
     ],
 )
-def test_what_is_no_call_is_spoken(text: str) -> None:
+def test_other_text_is_spoken(text: str) -> None:
     assert parse(text) == Found(words=text)
 
 
@@ -169,7 +169,7 @@ def test_the_table_of_malformed_calls() -> None:
         ('{"type":"tool_call","name":"lamp","arguments":' + '{"a":' * 70 + "1" + "}" * 71, "truncated"),
     ],
 )
-def test_what_cannot_be_read_is_no_call(text: str, problem: Problem | None) -> None:
+def test_an_invalid_call_is_a_problem(text: str, problem: Problem | None) -> None:
     result = parse(text)
     assert result.problem == problem
     if problem is not None:

@@ -1,4 +1,4 @@
-"""Plays a corpus of what small models write (replies.toml): what is run, spoken, and asked again."""
+"""A corpus of replies of small models (replies.toml): their calls, speech and retries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the words that are spoken while a reply is written; the corpus of replies has what is spoken."""
+"""The words that are spoken while a reply arrives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conductor.models.text_protocol.scanner import ReplyScanner
 
 CALL = '{"type":"tool_call","name":"lamp","arguments":{"content":"nested","room":"hall"}}'
 
-# A reply -> what is spoken while it is written, and what only at its end.
+# A reply -> its speech while it arrives, and at its end.
 REPLIES: dict[str, tuple[str, str]] = {
     '{"type":"final_answer","content":"half \\ud83d."}': ("half .", ""),
     '{"type":"final_answer","content":"no \\ud83d\\u00e4."}': ("no ä.", ""),
@@ -37,7 +37,7 @@ def speech(reply: str, cuts: list[int]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("reply", REPLIES)
-def test_what_is_spoken_does_not_depend_on_how_it_arrives(reply: str) -> None:
+def test_speech_is_the_same_in_any_pieces(reply: str) -> None:
     random = Random(3)
     expected = REPLIES[reply]
     assert speech(reply, []) == expected

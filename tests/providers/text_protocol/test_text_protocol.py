@@ -1,4 +1,4 @@
-"""Tests of models that only write text: what they are asked, what becomes of what they write."""
+"""Models that only write text: their requests, and the events of their replies."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ async def test_a_call_in_each_style_and_then_an_answer(style: Style) -> None:
     assert events[-1] == Finished("end_turn", Usage(10, 5))
 
 
-async def test_plain_words_are_an_answer_and_may_stand_beside_a_call() -> None:
+async def test_plain_words_are_an_answer_also_before_a_call() -> None:
     events, _ = await ask(reply("It is ", "on."))
     assert events[:-1] == [TextDelta("It is "), TextDelta("on.")]
     events, _ = await ask(reply("One moment.\n", notation(CALL, "jsonl"), "\nIt is on."))
     assert events[:-1] == [TextDelta("One moment."), ToolCall("call_0", "home.lamp", '{"on": true}')]
 
 
-async def test_what_looked_like_a_call_and_was_none_is_spoken() -> None:
+async def test_text_that_only_begins_like_a_call_is_spoken() -> None:
     events, _ = await ask(reply("[1] is a ", "footnote."))
     assert events[:-1] == [TextDelta("[1] is a "), TextDelta("footnote.")]
     events, _ = await ask(reply("Look:\n[", "1] is one."))
@@ -96,7 +96,7 @@ async def test_the_stream_is_closed_where_the_model_invents_a_turn(
     assert inner.record(0).closed_early
 
 
-async def test_what_is_written_again_follows_the_words_that_were_spoken() -> None:
+async def test_a_second_reply_follows_the_spoken_words() -> None:
     events, requests = await ask(
         reply("Sure, ", notation(CALL, "jsonl"), " does."), reply(notation(ANSWER, "jsonl"))
     )
@@ -104,7 +104,7 @@ async def test_what_is_written_again_follows_the_words_that_were_spoken() -> Non
     assert "alone on a line" in str(requests[1].messages[-1])
 
 
-async def test_a_reply_that_was_cut_to_nothing_is_asked_for_once_more() -> None:
+async def test_an_empty_reply_is_requested_once_more() -> None:
     events, _ = await ask(reply("", stop="max_tokens"), reply("Here."))
     assert events[0] == TextDelta("Here.")
     with pytest.raises(ModelError) as caught:
@@ -212,7 +212,7 @@ async def test_a_reply_without_an_end_is_a_lost_connection() -> None:
     assert caught.value.reason == "connection"
 
 
-async def test_a_reply_that_breaks_off_before_a_word_is_asked_for_once_more() -> None:
+async def test_a_reply_that_breaks_off_before_a_word_is_requested_once_more() -> None:
     broken: Script = [TextDelta('{"type":"final_'), ModelError("connection", "It broke.")]
     events, _ = await ask(broken, reply("Here."))
     assert events[0] == TextDelta("Here.")
