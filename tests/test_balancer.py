@@ -1,9 +1,10 @@
-"""The balancer and the nodes that scripts start."""
+"""The balancer and the nodes that scripts start, and the controls of chaos."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, environment
 from tests.server.wires import WAIT
 from tests.test_cli import START
 
@@ -245,3 +246,11 @@ async def test_a_node_is_frozen_killed_and_started_again_where_it_was(tmp_path: 
 async def test_a_node_that_does_not_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(DidNotStart, match="MODEL_PROVIDER 'parrot' is unknown"):
         await Node("node-1", tmp_path, "--provider", "parrot").start()
+
+
+@pytest.mark.parametrize("control", ["emit-first", "new-ids", "no-fence"])
+def test_a_control_of_chaos_still_finds_the_parts_that_it_breaks(control: str) -> None:
+    code = f"from benchmarks.chaos_nodes import CONTROLS; CONTROLS[{control!r}]()"
+    variables = environment(PYTHONPATH=f"{ROOT}:{ROOT / 'scripts'}")
+    run = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr

@@ -35,7 +35,7 @@ from conductor.conversation.outbox import Outbox
 from conductor.conversation.transport import Frame
 from conductor.events.envelope import IdGenerator
 from conductor.events.server import ServerEvent
-from conductor.stores import postgres, redis, redis_scripts, sqlite
+from conductor.stores import postgres, redis_scripts, sqlite
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 SERVER = (
@@ -208,7 +208,7 @@ def no_fence() -> None:
     script = _without(script, "found[1] == ARGV[1] and ARGV[1] ~= ''", "true")
     script = _without(script, "revision ~= ARGV[3] or", "")
     digest = sha1(script.encode(), usedforsecurity=False).hexdigest()
-    _patch(redis, "COMMIT", redis_scripts.Script(script, digest))
+    _patch(redis_scripts, "COMMIT", redis_scripts.Script(script, digest))
 
 
 def _without(text: str, check: str, instead: str) -> str:
