@@ -17,7 +17,8 @@ from conductor.stores.base import Claim, Operation, SessionKey
 from conductor.stores.memory import MemoryStore
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
 from tests.conversation.gate_book import LOCAL, STRANGER, Book, Consent, Meaning, Prompt
-from tests.conversation.helpers import SPOKEN, SlowStore, inbound, later, steps, tool
+from tests.conversation.helpers import SPOKEN, SlowStore, encode, later, steps, tool
+from tests.links import Pipe
 from tests.shapes import Event, arguments_of, shape_of
 
 
@@ -68,88 +69,44 @@ class LocalTools:
 # -- the client
 
 
-class Wire:
-    """A connection: a `Transport`, and a reader that takes one event at a time as the server's does."""
-
-    resumes = False
-    segments = False
+class Wire(Pipe):
+    """A pipe that also carries the person's meaning of each event."""
 
     def __init__(self, phone: Phone, session: Session, capabilities: Sequence[str], *, slow: bool) -> None:
+        super().__init__(lambda data: phone.receive(json.loads(data), self), session, slow=slow)
         self.phone = phone
-        self.session = session
         self.capabilities = capabilities
-        self.slow = slow
-        self.cut = False
-        self.parked = False
         self.decisions: Counter[str] = Counter()
         self.answers: Counter[str] = Counter()
         self.born: set[str] = set()
         self.shown: set[str] = set()
-        self._queue: deque[Frame] = deque()
-        self._up: asyncio.Queue[tuple[Inbound, list[Consent], Meaning]] = asyncio.Queue()
-        self._reader = asyncio.create_task(self._read())
+        self._meanings: deque[tuple[list[Consent], Meaning]] = deque()
+
+    @property
+    def lost(self) -> bool:
+        return self.closed.is_set()
 
     def send(self, frame: Frame) -> None:
-        if self.cut or self.parked:
-            return
-        self._queue.append(frame)
-        if not self.slow:
-            self.flush()
+        if not self.parked:
+            super().send(frame)
 
-    def drop_partials(self) -> None:
-        for frame in self._queue:
-            frame.withdrawn = frame.withdrawn or frame.partial
-
-    def suspend(self) -> None:
-        self.parked = True
-        self._queue.clear()
-
-    def close(self, code: int, reason: str) -> None:
-        raise AssertionError("no session closes a line by itself")
-
-    def ownership_lost(self, *, stale: bool) -> None:
-        raise AssertionError("nobody else claims the session")
-
-    def flush(self, number: int = 1_000) -> None:
-        """Hand frames on to the phone."""
-        while self._queue and number:
-            frame = self._queue.popleft()
-            if not frame.withdrawn:
-                frame.written = True
-                self.phone.receive(json.loads(frame.data), self)
-                number -= 1
-
-    def say(self, event: client.ClientEvent | None, meaning: Meaning = list) -> None:
+    def say(self, event: client.ClientEvent, meaning: Meaning = list) -> None:
         """Send an event; its ``meaning`` is taken when it is sent, and when the session takes it."""
-        self._up.put_nowait((inbound(event), meaning(), meaning))
+        self._meanings.append((meaning(), meaning))
+        self.write(encode(event))
 
-    async def drained(self) -> None:
-        await self._up.join()
-
-    def hang_up(self) -> None:
-        """Lose the line with all events on the way; an event that the session has taken is finished."""
-        self.cut = True
-        self._queue.clear()
-        self.say(None)
-        self.session.detach(self)
-
-    async def _read(self) -> None:
-        while not self.cut:
-            item, consents, meaning = await self._up.get()
-            served = self.session.transport is self or isinstance(item.event, client.ToolResultEvent)
-            try:
-                if not self.cut and served:
-                    if isinstance(item.event, client.ApprovalResponse) and "approval" in self.capabilities:
-                        self.decisions.update(decision.approval_id for decision in item.event.all())
-                    event = item.event
-                    if isinstance(event, client.ToolCancelled) and "cancel" not in self.capabilities:
-                        event = None
-                    with self.phone.book.taking(event, consents, meaning):
-                        await self.session.receive(item, self)
-                    if isinstance(event, client.SessionUpdate) and "tools" in self.capabilities:
-                        self.phone.book.declared(event.tools)
-            finally:
-                self._up.task_done()
+    async def deliver(self, inbound: Inbound) -> None:
+        consents, meaning = self._meanings.popleft()
+        event = inbound.event
+        if self.session.transport is not self and not isinstance(event, client.ToolResultEvent):
+            return
+        if isinstance(event, client.ApprovalResponse) and "approval" in self.capabilities:
+            self.decisions.update(decision.approval_id for decision in event.all())
+        is_ignored = isinstance(event, client.ToolCancelled) and "cancel" not in self.capabilities
+        with self.phone.book.taking(None if is_ignored else event, consents, meaning):
+            await super().deliver(inbound)
+        if isinstance(event, client.SessionUpdate) and "tools" in self.capabilities:
+            self.phone.book.declared(event.tools)
 
 
 class Phone:
@@ -223,7 +180,7 @@ class Phone:
     async def _look(self, approval_id: str, wire: Wire) -> None:
         """Have the person look at a card, if they do, and tell the session."""
         await later(self.rng.choice((0.0, 0.2, 2.0)))
-        if self.rng.random() < 0.9 and not wire.cut:
+        if self.rng.random() < 0.9 and not wire.lost:
             wire.shown.add(approval_id)
             wire.say(client.ApprovalShown(approval_id))
 
@@ -259,7 +216,7 @@ class Phone:
         return not self._speeches or list(self._speeches.values())[-1]
 
     def say(self, event: client.ClientEvent, meaning: Meaning = list) -> None:
-        if self.wire is not None and not self.wire.cut:
+        if self.wire is not None and not self.wire.lost:
             self.wire.say(event, meaning)
 
     # -- the device
@@ -337,6 +294,5 @@ class Phone:
         for task in list(self.jobs):
             task.cancel()
         for wire in self.wires:
-            if not wire.cut:
-                wire.hang_up()
+            wire.cut()
         await steps(20)
