@@ -206,13 +206,6 @@ async def test_every_byte_arrives_in_both_directions() -> None:
         assert await asyncio.wait_for(client.reader.readexactly(len(data)), WAIT) == data
 
 
-async def test_the_last_bytes_of_a_node_arrive_before_its_close() -> None:
-    async with balanced("a") as (_, nodes, connect):
-        client = await connect()
-        client.writer.write(b"GET /readyz HTTP/1.1\r\n\r\n")
-        assert await asyncio.wait_for(client.reader.read(), WAIT) == b"HTTP/1.1 200 As told\r\n\r\n"
-
-
 async def test_a_port_that_is_taken_is_told() -> None:
     async with balanced("a") as (balancer, _, _):
         with pytest.raises(OSError, match="in use"):
@@ -248,9 +241,8 @@ async def test_a_node_that_does_not_start_says_why(tmp_path: Path) -> None:
         await Node("node-1", tmp_path, "--provider", "parrot").start()
 
 
-@pytest.mark.parametrize("control", ["emit-first", "new-ids", "no-fence"])
-def test_a_control_of_chaos_still_finds_the_parts_that_it_breaks(control: str) -> None:
-    code = f"from benchmarks.chaos_nodes import CONTROLS; CONTROLS[{control!r}]()"
+def test_the_controls_of_chaos_still_find_the_parts_that_they_break() -> None:
+    code = "from benchmarks.chaos_nodes import CONTROLS; [control() for control in CONTROLS.values()]"
     variables = environment(PYTHONPATH=f"{ROOT}:{ROOT / 'scripts'}")
     run = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

@@ -160,7 +160,6 @@ async def play_turn(scene: Scene) -> None:
     def reply(_: ModelRequest) -> Script:
         return next(replies, [TextDelta("Done.")])
 
-    redactor = Redactor(SECRETS, paths=True)
     services = Services(
         MemoryStore(),
         ScriptedProvider(reply),
@@ -169,7 +168,7 @@ async def play_turn(scene: Scene) -> None:
         "Be brief.",
         LIMITS,
         rules=scene.rules,
-        redactor=redactor,
+        redactor=Redactor(SECRETS, paths=True),
     )
     session = Session(services, await services.store.claim(SessionKey("ann", "s-1")))
     frames: asyncio.Queue[bytes] = asyncio.Queue()
@@ -213,11 +212,9 @@ COUNTED = {
 
 def under_etc(path: str) -> Scene:
     """Make a call whose path is compared with a folder's."""
-    rules = [
-        {"effect": effect, "tool": "device.*", "args": {"path": {"under": "/etc"}}}
-        for effect in ("deny", "ask")
-    ]
-    return Scene(ANY, {"path": path}, rules=[parse_rule(rule) for rule in rules])
+    rule = {"tool": "device.*", "args": {"path": {"under": "/etc"}}}
+    rules = [parse_rule({**rule, "effect": effect}) for effect in ("deny", "ask")]
+    return Scene(ANY, {"path": path}, rules=rules)
 
 
 def result(text: str) -> Scene:
