@@ -21,7 +21,6 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from conductor.cli import main
 from conductor.errors import (
     Conflict,
     Duplicate,
@@ -49,6 +48,7 @@ from conductor.stores.records import SNAPSHOT_COMMITS
 from conductor.stores.registry import open_store
 from conductor.stores.sqlite import SqliteStore, from_settings
 from conductor.stores.sqlite_file import APPLICATION_ID, connect
+from tests.conftest import Main
 from tests.server.wires import until
 from tests.stores import sqlite_process
 from tests.stores.contract import (
@@ -563,13 +563,13 @@ async def test_a_wrong_file_is_refused_with_the_reason(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [1, 99])
 def test_a_file_of_another_format_is_refused_with_one_sentence_and_exit_code_2(
-    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: int
+    path: Path, conductor: Main, version: int
 ) -> None:
     _database(path, f"PRAGMA application_id={APPLICATION_ID}", f"PRAGMA user_version={version}")
     content = path.read_bytes()
-    monkeypatch.setenv("SESSION_STORE_URL", f"sqlite:///{path}")
-    assert main(["sessions", "list"]) == 2
-    assert capsys.readouterr().err == (
+    code, _, problem = conductor("sessions", "list", SESSION_STORE_URL=f"sqlite:///{path}")
+    assert code == 2
+    assert problem == (
         f"conductor: The session store {path} has format {version}; this version of the server reads and "
         "writes format 2.\n"
     )
