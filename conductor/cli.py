@@ -30,7 +30,7 @@ _COMMANDS = {
     "knowledge": "index the documents of the knowledge base",
     "check": "check the settings and every service that they name",
     "policy": "list, change and explain the operator's rules",
-    "sessions": "list, show, export and delete stored sessions",
+    "sessions": "list, show, export and delete stored sessions, and print their events",
     "protocol": "print the events of the protocol and their schemas",
     "rehearse": "play conversations from files, and compare the results",
     "verify-client": "test an app against a scripted server",
