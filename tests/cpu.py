@@ -1,4 +1,4 @@
-"""The CPU time of a call, for bounds against what is not linear."""
+"""The CPU time of a call, for bounds against work that is not linear."""
 
 from __future__ import annotations
 

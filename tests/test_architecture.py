@@ -52,7 +52,7 @@ EXCEPTIONS = {
     # leaf, needs the same maker, so it stays where the events' ids are made.
     ("stores.memory", "conductor.events.envelope.IdGenerator"),
 }
-"""Imports that break the order, as (module, what it imports), each with its reason."""
+"""Imports that break the order, as (module, import), each with its reason."""
 
 HEAVY = ("aiohttp", "anthropic", "mcp", "openai", "boto3", "redis", "opentelemetry")
 LAZY = {

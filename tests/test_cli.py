@@ -30,7 +30,7 @@ SECRET = "hunter2-hunter2"
 async def process(
     directory: Path, *arguments: str, **values: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run ``python -m conductor``; whatever happens, it is gone afterwards. FILES limits its descriptors."""
+    """Run ``python -m conductor``, and stop it in every case. FILES limits its descriptors."""
     files = values.pop("FILES", None)
     limited = ("bash", "-c", f'ulimit -n {files}; exec "$@"', "-") if files else ()
     started = await asyncio.create_subprocess_exec(
@@ -54,7 +54,7 @@ async def process(
 
 
 async def run(directory: Path, *arguments: str, **values: str) -> tuple[int, str, str]:
-    """Run a command that ends by itself; give its exit code and what it wrote."""
+    """Run a command that ends by itself; returns its exit code and output."""
     async with process(directory, *arguments, **values) as started:
         out, err = await asyncio.wait_for(started.communicate(), START)
         assert started.returncode is not None
@@ -90,7 +90,7 @@ async def server(directory: Path, *arguments: str, **values: str) -> AsyncIterat
 
 
 async def line_of(served: Announced, beginning: str) -> str:
-    """Read what a server writes until a line begins so; give the line."""
+    """Read a server's output until a line with this beginning; returns the line."""
     assert served.process.stderr is not None
     async with asyncio.timeout(START):
         while not (line := (await served.process.stderr.readline()).decode()).startswith(beginning):

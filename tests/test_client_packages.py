@@ -72,7 +72,7 @@ def events() -> Iterator[tuple[str, set[str]]]:
 
 
 def required() -> list[str]:
-    """List the events and ``event.field``s that a client needs, as said by the document and ``NOT_USED``."""
+    """List the events and ``event.field``s that a client needs, by the document and ``NOT_USED``."""
     return [
         path
         for name, fields in events()

@@ -1,4 +1,4 @@
-"""The system prompt: where it comes from, and what a session adds."""
+"""The system prompt: its sources, and the additions of a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several processes that are one server: real processes, one port, and what an operator does to them."""
+"""Several processes that are one server: real processes, one port, and an operator's signals."""
 
 from __future__ import annotations
 

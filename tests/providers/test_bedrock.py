@@ -300,7 +300,7 @@ async def test_a_request_is_signed_for_the_address_that_it_goes_to(monkeypatch: 
         )
         assert "/eu-west-1/bedrock/aws4_request" in headers["authorization"]
         assert not service.refused
-        # The service signs what it received and compares.
+        # The service signs the received request and compares.
         url = f"{service.base_url}/model/arn:aws:bedrock:eu-west-1::x%2Fy/converse-stream"
         signed = ("content-type", "host", "x-amz-date", "x-amz-security-token")
         request = AWSRequest(

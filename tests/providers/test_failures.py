@@ -88,7 +88,7 @@ ERRORS: list[tuple[int, bytes, ModelFailure]] = [
         b'{"error":"Trying to keep the first 5000 tokens; the context length is 4096"}',
         "context_too_long",
     ),
-    # none of these
+    # no known failure
     (400, b'{"detail":[{"loc":["body"],"msg":"field required"}]}', "protocol"),
     (400, b"<html>Bad Request</html>", "protocol"),
     (502, b"\xff", "overloaded"),

@@ -34,13 +34,13 @@ class Door:
                 self.cut()
 
     def cut(self) -> None:
-        """Lose all connections, and what is on its way."""
+        """Lose all connections with the data on their way."""
         self._remaining = None
         for writer in self._writers:
             writer.transport.abort()
 
     def cut_after(self, pieces: int) -> None:
-        """Cut once a node has sent so many more pieces to clients that it has let in."""
+        """Cut after this number of further pieces from a node to admitted clients."""
         self._remaining = pieces
 
     def calm(self) -> None:

@@ -1,4 +1,4 @@
-"""Several nodes with one store, and what the tests of takeovers ask of them and of their clients."""
+"""Several nodes with one store, and the common helpers of the takeover tests."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class LosesReplies:
         self.lost = 0
 
     def lose(self, ahead: int = 0) -> None:
-        """Lose one reply: the next commit's, or that of one so many further on."""
+        """Lose one reply: the next commit's, or a later one's by number."""
         number = self.commits + ahead
         self.loses = lambda commit: commit == number
 
@@ -86,7 +86,7 @@ class LosesReplies:
 
 
 async def stored(shelf: Shelf) -> SessionState:
-    """Read what is kept; nobody may have the session any more, for this claims it."""
+    """Read the stored session by a claim; the session must have no owner."""
     store = shelf.make()
     await store.open()
     try:
@@ -96,7 +96,7 @@ async def stored(shelf: Shelf) -> SessionState:
 
 
 async def stored_log(shelf: Shelf) -> list[Any]:
-    """Read what is kept of the log, as `stored` does."""
+    """Read the stored log, as `stored` does."""
     return list((await stored(shelf)).log)
 
 
@@ -123,7 +123,7 @@ class Node(Served):
 async def node(
     store: SessionStore, replies: Replies | Sequence[Script], *, mode: str = "cancel", **limits: Any
 ) -> AsyncIterator[Node]:
-    """Run a node; ``mode`` says what words do to a running turn, the others are fields of `Limits`."""
+    """Run a node; ``mode`` is the interruption mode; the others are fields of `Limits`."""
     provider = ScriptedProvider(replies)
     services = make_services(load_settings(None, interruption_mode=mode), provider)
     limits = {"turns_per_minute": 1e6, "calls_per_minute": 1e6, "open_microphone": 0.0, **limits}
@@ -160,12 +160,12 @@ async def two_nodes(
 
 
 def words(request: ModelRequest) -> list[str]:
-    """List what was said so far."""
+    """List the texts so far."""
     return [message.text for message in request.messages if isinstance(message, UserMessage)]
 
 
 def echo(request: ModelRequest) -> Script:
-    """Answer with all that was said so far."""
+    """Answer with all texts so far."""
     return [TextDelta(f"You said {', '.join(words(request))}.")]
 
 
@@ -193,14 +193,14 @@ def session_of(served: Served) -> Session:
 
 
 async def moves(phone: App, to: Node, *, start: bool = True) -> Event:
-    """Lose the network and come back by another node; gives what ``session.started`` says."""
+    """Lose the network and reconnect to another node; returns the payload of ``session.started``."""
     await phone.cut()
     phone.url = to.url
     return await comes(phone, start=start)
 
 
 async def comes(phone: App, *, start: bool = True) -> Event:
-    """Connect; gives what ``session.started`` says. If the session was there, its microphone is open then."""
+    """Connect; returns the payload of ``session.started``. A resumed session has an open microphone."""
     since = len(phone.log)
     await phone.open(start=start)
     if not start:
@@ -219,5 +219,5 @@ async def still_open(phone: App) -> bool:
 
 
 def shapes_sent(phone: App, since: int) -> list[str]:
-    """Name what a client was sent that it could act upon."""
+    """Name the events on which a client could act."""
     return [shape for shape in phone.shapes(since) if shape != "session.ping"]

@@ -247,7 +247,7 @@ async def test_a_client_that_leaves_before_its_claim_claims_nothing() -> None:
         phone.send("session.start", {})
         phone.say("one")
         await until(store.claiming.is_set)
-        phone.socket.close_s = 0.01  # the server does not read meanwhile
+        phone.socket.close_s = 0.01  # the server reads no frame here
         await phone.close()
         await until(lambda: served.listener.connections == 0)
         store.claim_gate.set()

@@ -189,7 +189,7 @@ async def test_the_drain_has_a_time_limit(waits_for: str) -> None:
         assert served.listener.connections == 0 and len(served.listener.registry) == 0
 
 
-# -- what is said meanwhile
+# -- transcripts during a drain
 
 
 async def test_a_transcript_during_the_drain_is_refused_with_a_time_to_wait() -> None:
@@ -301,7 +301,7 @@ async def test_a_turn_whose_transcript_is_being_recorded_is_answered(present: bo
         await phone.cut()
     stopping = asyncio.create_task(listener.stop(drain_s=LONG))
     if present:
-        assert await still_open(phone), "nobody is held up"
+        assert await still_open(phone), "no client is delayed"
     store.commit_gate.set()
     await asyncio.wait_for(stopping, WAIT)
     assert [type(message) for message in session.messages] == [UserMessage, AssistantMessage]

@@ -82,7 +82,7 @@ async def programs(server: Running, *tokens: str) -> AsyncIterator[list[Program]
 
 @asynccontextmanager
 async def sockets(server: Running, text: str, count: int = 1) -> AsyncIterator[list[asyncio.StreamReader]]:
-    """Open so many connections, one after the other, and send ``text`` on each."""
+    """Open connections in turn, and send ``text`` on each."""
     async with AsyncExitStack() as stack:
         readers = []
         for _ in range(count):

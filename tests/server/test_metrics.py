@@ -1,4 +1,4 @@
-"""``/metrics`` over HTTP: who may read it, and what is in it."""
+"""``/metrics`` over HTTP: access and content."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BEARER = f"Authorization: Bearer {TOKEN}"
 
 
 class Running:
-    """A server, and what it was made of."""
+    """A server and its parts."""
 
     def __init__(self, settings: Settings, services: Services, listener: Listener) -> None:
         self.settings = settings

@@ -1,4 +1,4 @@
-"""What Prometheus makes of /metrics: promtool, a real server, and what deploy/ and the documents name.
+"""/metrics with promtool and a real Prometheus, and the names in deploy/ and the documents.
 
 Prometheus may be missing on a machine: then its tests are skipped and say so. ``.ci/run`` installs it and
 sets ``CI_REQUIRE_PROMETHEUS=1``, with which a skip is a failure.
@@ -40,7 +40,7 @@ def program(name: str) -> str:
 
 
 async def text_of(server: Running) -> str:
-    """Hold a turn, and give what /metrics says then."""
+    """Hold a turn, and return /metrics."""
     async with App(f"ws://127.0.0.1:{server.port}/ws?token={CLIENT}", "s-1") as phone:
         await phone.ask("hello")
     await until(lambda: not any(session.busy for session in server.listener.registry.sessions))
@@ -111,7 +111,7 @@ async def test_a_real_prometheus_scrapes_a_server(tmp_path: Path) -> None:
 
 
 def turns_in(port: int) -> str:
-    """Ask Prometheus how many turns there were; empty while it knows of none."""
+    """Ask Prometheus for the number of turns; empty before the first scrape."""
     query = f"http://127.0.0.1:{port}/api/v1/query?query=sum(conductor_turns_total)"
     try:
         with urllib.request.urlopen(query, timeout=2) as answer:

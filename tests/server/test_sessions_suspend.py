@@ -28,7 +28,7 @@ SAID = [[TextDelta("One."), TextDelta(" And two.")], [TextDelta("Three.")]]
 
 @asynccontextmanager
 async def deaf(phone: App) -> AsyncIterator[None]:
-    """Let no ping reach a client, as if it were gone and nobody had told its server."""
+    """Let no ping reach a client, as after a silent loss of the network."""
     phone.socket.transport.pause_reading()
     try:
         yield

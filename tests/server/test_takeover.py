@@ -154,7 +154,7 @@ def follow_up(request: ModelRequest) -> Script:
 @pytest.mark.parametrize("elsewhere", [True, False])
 @pytest.mark.parametrize("loss", ["the result", "all answers", "the end of a speech"])
 async def test_a_call_with_a_lost_result_times_out(shelf: Shelf, elsewhere: bool, loss: str) -> None:
-    """An app that knows what is replayed does not answer again, and that is not waited for."""
+    """An app ignores a replayed event that it knows, and the server does not wait for an answer."""
     slow = {"ui_timeout": 600.0, "speech_timeout": 600.0, "tool_timeout": 0.2}
     async with two_nodes(shelf, follow_up, follow_up, mode="queue", **slow) as (a, b):
         silent_about = {"the result": "", "all answers": ("convo.", "tts."), "the end of a speech": "tts."}
@@ -339,7 +339,7 @@ async def test_late_events_of_a_dead_client_claim_nothing(shelf: Shelf) -> None:
 
 
 class Contested(LosesReplies):
-    """A store in which a rival claims the session just before what the client said is recorded."""
+    """A store in which a rival claims the session just before the commit of a client's event."""
 
     def __init__(self, inner: SessionStore, rival: SessionStore) -> None:
         super().__init__(inner)

@@ -23,7 +23,7 @@ TOOLS = [{**ADD, "_meta": {"conductor": {"approval": "never"}}}]
 
 
 def note(request: ModelRequest) -> Script:
-    """Write down what was said, and tell what came of it."""
+    """Record the text, and return the outcome."""
     last = request.messages[-1]
     if isinstance(last, ToolResult):
         return [TextDelta(f"{words(request)[-1]}: {json.loads(last.content)['data']}")]
@@ -120,7 +120,7 @@ async def test_an_automatic_reconnect_continues_a_turn_at_any_node(
 
 
 async def no_fault_in(shelf: Shelf, texts: list[str]) -> None:
-    """Check what is kept: it is valid, has each word once, and no result that is unknown."""
+    """Check the stored session: it is valid, has each text once, and no unknown result."""
     log = await stored_log(shelf)
     assert faults(log) == []
     assert [message.text for message in log if isinstance(message, UserMessage)] == texts

@@ -37,7 +37,7 @@ MOVE = {
 
 
 def move(request: ModelRequest) -> Script:
-    """Move the notes, and tell what came of it."""
+    """Move the notes, and return the outcome."""
     last = request.messages[-1]
     if isinstance(last, ToolResult):
         result = json.loads(last.content)
@@ -73,7 +73,7 @@ async def decides(phone: App, card: Event, decision: str) -> None:
 
 
 async def is_told(phone: App, card: Event, decision: str, outcome: str) -> None:
-    """Decide, and wait until the server says that this is what became of it."""
+    """Decide, and wait until the server confirms the outcome."""
     since = len(phone.log)
     await decides(phone, card, decision)
     await resolved(phone, card, outcome, since)
@@ -88,7 +88,7 @@ async def resolved(phone: App, card: Event, outcome: str, since: int) -> None:
 
 
 async def prompted(phone: App, served: Node, number: int = 1) -> None:
-    """Wait until a question was said so many times, and it is recorded that it was heard."""
+    """Wait until a question was spoken this number of times and recorded as heard."""
     await until(lambda: len(phone.speeches()) >= number)
     prompt = phone.events("tts.speak")[number - 1]
     assert "May I" in prompt["payload"]["arguments"]
@@ -106,7 +106,7 @@ async def reply_to(phone: App, since: int = 0) -> str:
 
 
 async def is_fine(shelf: Shelf, results: int = 1) -> None:
-    """Check that what is kept is valid, and that nothing stands."""
+    """Check that the stored session is valid and has no open question."""
     log = await stored_log(shelf)
     assert (
         faults(log) == [] and len([message for message in log if isinstance(message, ToolResult)]) == results
@@ -194,7 +194,7 @@ async def test_a_repeated_decision_after_a_lost_reply_is_reported(
 
 
 async def rejoins(phone: App, store: LosesReplies, served: Node) -> None:
-    """Lose the reply to something beside the question, and wait until the session was taken anew."""
+    """Lose the reply to another commit, and wait until the session is claimed again."""
     await recorded(served)
     session = session_of(served)
     store.lose()
@@ -294,7 +294,7 @@ async def test_a_spoken_question_stays_open_when_its_session_is_loaded_again(
 async def test_a_prompt_behind_a_lost_acknowledgement_is_spoken_after_a_reconnect(
     shelf: Shelf, elsewhere: bool
 ) -> None:
-    """The app has said the speech, and does not answer again for an event that it knows."""
+    """The app has played the speech, and ignores the repeated event."""
 
     def replies(request: ModelRequest) -> Script:
         reply = move(request)

@@ -34,7 +34,7 @@ TOOL: dict[str, Any] = {
 
 
 def note(request: ModelRequest) -> Script:
-    """Write down what was said last, and say so."""
+    """Record the last text, and answer."""
     text = words(request)[-1]
     if isinstance(request.messages[-1], ToolResult):
         return [TextDelta(f"Noted {text}.")]
@@ -116,7 +116,7 @@ async def test_random_faults_lose_no_transcript_and_repeat_no_write(
 
 
 async def play(shelf: Shelf, seed: int) -> None:
-    """Take a walk and look at what it leaves."""
+    """Take a walk and check the stored session."""
     stores = [LosesReplies(shelf.make()), LosesReplies(shelf.make())]
     async with (
         asyncio.timeout(LIMIT_S),
@@ -149,10 +149,10 @@ async def play(shelf: Shelf, seed: int) -> None:
 
 
 async def check(client: Client, walk: Walk) -> None:
-    """Compare what was said with what was done, and with what was answered.
+    """Compare the transcripts with the actions and the answers.
 
     Words that were refused, or given up with their connection, need no answer. Words for which the model was
-    begun twice in vain have an apology.
+    twice restarted turns have an apology.
     """
     received = [item.event for item in client.received if not item.duplicate]
     finals = Counter(event.text for event in received if isinstance(event, SpeechFinal))

@@ -37,7 +37,7 @@ class Ends:
     client: ClientConnection
 
     async def received(self, count: int) -> list[str | bytes]:
-        """Read so many messages at the client's end."""
+        """Read this number of messages at the client's end."""
         async with asyncio.timeout(WAIT):
             return [await self.client.recv() for _ in range(count)]
 

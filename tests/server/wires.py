@@ -59,7 +59,7 @@ class WiredStore:
 
 
 class Wire:
-    """A transport that remembers what it was given."""
+    """A transport that records its frames."""
 
     resumes = False
     segments = False

@@ -147,7 +147,7 @@ def _check_thinking(body: JsonObject) -> None:
 
 def _check_system(system: Any) -> None:
     if system is None or isinstance(system, str):
-        return  # an empty string is the same as none
+        return  # an empty string counts as absent
     if not isinstance(system, list):
         raise Refused("system: Input should be a valid list")
     for number, block in enumerate(system):

@@ -159,7 +159,7 @@ class ModelService:
             self._refuse(connection, HttpFailure(500, message="The script failed"), request_id)
 
     async def _answer(self, connection: Connection, request: HttpRequest, request_id: str) -> None:
-        if request.method == "GET" and request.path.endswith("/models"):  # it lists none
+        if request.method == "GET" and request.path.endswith("/models"):  # an empty list
             self.received -= 1
             self._refuse(connection, HttpFailure(404, message="Not Found"), request_id)
             return

@@ -27,7 +27,7 @@ QUESTION = {
 
 @dataclass
 class OddAnswer:
-    """An answer to ``tools/call``; without a status there is none. ``cut``: its body is not whole.
+    """An answer to ``tools/call``; no status is no answer. ``cut``: its body is incomplete.
 
     ``asks``: it asks the person, then forgets the session and cuts the connection when the reply comes.
     """
@@ -40,7 +40,7 @@ class OddAnswer:
 
 
 class OddMcpServer:
-    """The server; ``runs`` counts calls that it ran, ``calls`` those that came."""
+    """The server; ``runs`` counts executed calls, ``calls`` received calls."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -52,7 +52,7 @@ class OddMcpServer:
         self._asking: Connection | None = None
 
     def forget(self) -> None:
-        """Answer with 404 from now on what belongs to the session."""
+        """Answer requests of the session with 404 from now on."""
         self.sessions += 1
 
     @asynccontextmanager

@@ -78,7 +78,7 @@ def write_tiny_model(path: Path, *, seed: int = 1, end: float = 0.9) -> Path:
     for code in range(32, 127):
         output[number[tokens[code]], 0] = -3.0 if chr(code) in "{}<>" else 1.0
     output[number["<|im_end|>"], 0] = end
-    # … and each of the others says what follows a token.
+    # … and each of the others gives the next token.
     follows = {
         "<|call|>": "<tool_call>",
         "<tool_call>": tokens[10],

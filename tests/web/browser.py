@@ -121,12 +121,12 @@ class PageUser:
         return _read_lines(await (await download.value).path())
 
     async def outgoing(self, kind: str) -> list[dict[str, Any]]:
-        """List the payloads of what the page sent of a type."""
+        """List the payloads of the page's events of a type."""
         events = (event for event in await self.events() if event["direction"] == "out")
         return [event["event"]["payload"] for event in events if event["event"]["type"] == kind]
 
     async def received(self, kind: str) -> list[dict[str, Any]]:
-        """List the payloads of what came of a type."""
+        """List the payloads of the server's events of a type."""
         events = (event for event in await self.events() if event["direction"] == "in")
         return [event["event"]["payload"] for event in events if event["event"]["type"] == kind]
 

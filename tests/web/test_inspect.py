@@ -1,4 +1,4 @@
-"""The page in a browser: its timeline, what it shows of hostile texts, and for whom it works."""
+"""The page in a browser: its timeline, hostile texts, and accessibility."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def test_it_fits_into_320_pixels(user: PageUser) -> None:
 
 
 class FakeServer:
-    """A server of the page's WebSocket that sends whatever a test wants."""
+    """A server of the page's WebSocket that sends a test's frames."""
 
     def __init__(self) -> None:
         self._ids = itertools.count(1)

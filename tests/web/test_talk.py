@@ -15,7 +15,7 @@ LAMP = 'call lamp.switch with {"room":"hall","on":true}'
 NOTE = 'call note.delete with {"title":"Milk"}'
 TOKEN = "a-token-for-the-page"
 
-# The speech services of a browser: a test says what is heard, and the voice ends when it is told to.
+# The speech services of a browser: a test sets the recognised text and ends the voice.
 MEDIA = """
 window.recognitions = [];
 class Recognition extends EventTarget {
