@@ -1,4 +1,4 @@
-"""Places for the sessions of several nodes."""
+"""Stores that several nodes share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @pytest.fixture(params=["sqlite", "redis"])
 def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Shelf:
-    """Give a place for sessions that several nodes reach."""
+    """Make a store that several nodes share."""
     if request.param == "sqlite":
         path = tmp_path / "sessions.db"
         return Shelf(lambda: SqliteStore(path), path)
@@ -38,6 +38,6 @@ def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Shelf:
 
 @pytest.fixture
 def file_shelf(tmp_path: Path) -> Shelf:
-    """Give a file for sessions."""
+    """Make the path of a session file."""
     path = tmp_path / "sessions.db"
     return Shelf(lambda: SqliteStore(path), path)

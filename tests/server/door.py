@@ -1,4 +1,4 @@
-"""An address in front of several nodes, for clients that have only one; it loses connections when told."""
+"""One address in front of several nodes; a test can cut its connections."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager, contextmanager
 from tests.server.nodes import Node
 
 WELCOME = 2
-"""Pieces that a node sends first: the answer to the upgrade, and ``session.started``."""
+"""The first pieces from a node: the answer to the upgrade, and ``session.started``."""
 
 
 class Door:
-    """One address for clients, who come to the node ``to``; it can cut them all, now or soon."""
+    """Forwards clients to the node ``to``, and can cut all of them, now or soon."""
 
     def __init__(self, to: Node) -> None:
         self.to = to
@@ -22,7 +22,7 @@ class Door:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
-        """Let clients in for the time of the block; gives the URL."""
+        """Admit clients during the block; yields the URL."""
         async with asyncio.TaskGroup() as passing:
             listener = await asyncio.start_server(
                 lambda reader, writer: passing.create_task(self._lead(reader, writer)), "127.0.0.1", 0
@@ -44,7 +44,7 @@ class Door:
         self._remaining = pieces
 
     def calm(self) -> None:
-        """Cut nothing any more."""
+        """Stop cutting connections."""
         self._remaining = None
 
     def _count(self) -> None:

@@ -34,14 +34,14 @@ Replies: TypeAlias = Callable[[ModelRequest], Script]
 
 @dataclass
 class Shelf:
-    """Where sessions are kept; each node has a store of its own that reaches it."""
+    """A shared place for sessions; each node has its own store object for it."""
 
     make: Callable[[], SessionStore]
     path: Path | None = None
 
 
 class LosesReplies:
-    """A store whose replies are lost, now and then: the commit is applied and seems to have failed.
+    """A store that sometimes loses a reply: the commit is applied and seems to have failed.
 
     ``loses`` is asked about each commit, counted from 0. While it is ``away`` no commit reaches it.
     """
@@ -115,7 +115,7 @@ class Node(Served):
         super().__init__(self.listener)
 
     async def lost(self) -> None:
-        """Wait until it has noticed that it has no session any more."""
+        """Wait until the node has noticed the loss of its session."""
         await until(lambda: not len(self.listener.registry))
 
 
@@ -152,7 +152,7 @@ async def two_nodes(
     second: Replies | Sequence[Script] | None = None,
     **options: Any,
 ) -> AsyncIterator[tuple[Node, Node]]:
-    """Run two nodes that echo, or answer as they are told; the options are those of `node`."""
+    """Run two nodes that echo, or answer by a function; the options are those of `node`."""
     async with AsyncExitStack() as stack:
         a = await stack.enter_async_context(node(shelf.make(), echo if first is None else first, **options))
         b = await stack.enter_async_context(node(shelf.make(), echo if second is None else second, **options))
@@ -170,13 +170,13 @@ def echo(request: ModelRequest) -> Script:
 
 
 async def calm(served: Served) -> None:
-    """Wait until no turn runs and all is recorded, acknowledgements too: nothing is left to be replayed."""
+    """Wait until no turn runs and everything is recorded, acknowledgements included."""
     await served.quiet()
     await recorded(served)
 
 
 async def recorded(served: Served) -> None:
-    """Wait until every call was answered and all is recorded; a turn may be waiting for a person."""
+    """Wait until every call is answered and recorded; a turn may still wait for a person."""
     session = session_of(served)
     await session.settled()
     await session.flush()
@@ -184,12 +184,12 @@ async def recorded(served: Served) -> None:
 
 
 def session_of(served: Served) -> Session:
-    """Give the one session of a node."""
+    """Return the only session of a node."""
     (session,) = served.listener.registry.sessions
     return session
 
 
-# -- a client that goes from one to the other
+# -- a client that changes nodes
 
 
 async def moves(phone: App, to: Node, *, start: bool = True) -> Event:

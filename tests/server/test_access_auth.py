@@ -1,4 +1,4 @@
-"""Tokens: where a request has one, and the answer to a wrong one."""
+"""Tokens: their place in a request, and the answer to a wrong token."""
 
 from __future__ import annotations
 

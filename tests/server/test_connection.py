@@ -27,11 +27,11 @@ from tests.models import ScriptedProvider
 from tests.server.wires import WAIT, WiredStore, until
 
 BIG = b'"' + b"x" * 2_000_000 + b'"'
-"""A frame that no socket's buffers take as a whole, several of them at least."""
+"""A frame; several of them exceed the socket's buffers."""
 
 
 def connection_of(served: Served) -> Connection:
-    """Give the served connection of the only session."""
+    """Return the served connection of the only session."""
     transport = served.listener.registry.sessions[0].transport
     assert isinstance(transport, Connection)
     return transport
@@ -55,7 +55,7 @@ def is_text(text: str) -> Any:
 
 @asynccontextmanager
 async def reader(served: Served) -> AsyncIterator[ClientConnection]:
-    """Connect and start a session, and read only as the test does."""
+    """Connect and start a session; only the test reads."""
     socket = await connect(served.url, proxy=None, max_queue=1, max_size=None, ping_interval=None)
     try:
         await socket.send(
@@ -196,7 +196,7 @@ async def test_a_client_that_does_not_read_does_not_slow_others() -> None:
 
 
 async def test_a_slow_reader_is_not_cut() -> None:
-    """The queue is never empty for longer than the limit; each frame by itself is in time."""
+    """The queue stays full for longer than the limit; each single frame is in time."""
     limit = 0.3
     async with serving(ScriptedProvider([]), send_timeout=limit) as served, reader(served) as socket:
         connection = connection_of(served)
@@ -238,7 +238,7 @@ async def test_a_websocket_ping_is_answered_while_a_turn_runs_and_while_the_stor
 
 
 async def test_a_client_that_leaves_before_its_claim_claims_nothing() -> None:
-    """It may be served by another process by then, which the claim would fence."""
+    """By then another process may serve the client, and a claim would fence it."""
     store = WiredStore()
     async with stored(store, ping_interval=0.2) as served:
         store.claim_gate.clear()
@@ -254,7 +254,7 @@ async def test_a_client_that_leaves_before_its_claim_claims_nothing() -> None:
         assert (store.claims, len(store.memory), len(served.listener.registry)) == (1, 0, 0)
 
 
-# -- a store that is away
+# -- an unreachable store
 
 
 @asynccontextmanager
@@ -358,7 +358,7 @@ async def test_a_store_that_fails_later_ends_the_turn_and_not_the_connection() -
         assert phone.finals() == ["Hi."]
 
 
-# -- what comes
+# -- frames from the client
 
 
 async def test_an_event_above_the_hard_limit_closes_the_connection_and_not_the_session() -> None:

@@ -22,7 +22,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @asynccontextmanager
 async def silent(served: Served, count: int) -> AsyncIterator[list[Streams]]:
-    """Connect so often, one after the other, and say nothing."""
+    """Open this number of connections in turn, and send nothing."""
     opened: list[Streams] = []
     try:
         for _ in range(count):

@@ -23,7 +23,7 @@ from tests.server.wires import WAIT, WiredStore
 from tests.shapes import PLAIN_TURN
 
 LONG = 60.0
-"""A time that no test waits for, in seconds."""
+"""Seconds; no test waits that long."""
 
 
 def silent_about(*names: str) -> Callable[[str], bool]:
@@ -31,7 +31,7 @@ def silent_about(*names: str) -> Callable[[str], bool]:
 
 
 async def closed(phone: App) -> int | None:
-    """Wait until the server has sent a client away; give the code."""
+    """Wait until the server has closed a connection; returns the code."""
     await asyncio.wait_for(phone.closed.wait(), WAIT)
     return phone.close_code
 
@@ -51,7 +51,7 @@ def hi(_: object) -> Sequence[TextDelta]:
     return [TextDelta("Hi.")]
 
 
-# -- when a connection is closed
+# -- the time of the close
 
 
 async def test_idle_connections_close_at_once_and_others_after_their_speech() -> None:
@@ -164,7 +164,7 @@ async def test_a_parked_connection_closes_with_the_served_one() -> None:
             await asyncio.wait_for(stopping, WAIT)
 
 
-# -- the bound on all of it
+# -- the limit of a drain
 
 
 @pytest.mark.parametrize("waits_for", ["the model", "a speech", "a call"])
@@ -266,7 +266,7 @@ async def test_news_during_the_drain_starts_no_turn() -> None:
             assert len(provider.requests) == 1
 
 
-# -- a store that takes its time
+# -- a slow store
 
 
 class SlowStore(WiredStore):
@@ -310,4 +310,4 @@ async def test_a_turn_whose_transcript_is_being_recorded_is_answered(present: bo
         await phone.close()
 
 
-# -- many
+# -- many connections

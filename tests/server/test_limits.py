@@ -25,13 +25,13 @@ async def open_socket(served: Served, token: str | None = None) -> ClientConnect
 
 
 async def refused(served: Served, token: str | None = None) -> int:
-    """Try to connect; give the status of the refusal."""
+    """Try to connect; returns the status of the refusal."""
     with pytest.raises(InvalidStatus) as caught:
         await open_socket(served, token)
     return caught.value.response.status_code
 
 
-# -- how many connect
+# -- the number of connections
 
 
 async def test_a_full_server_refuses_connections_until_one_closes() -> None:
@@ -119,11 +119,11 @@ async def test_a_client_may_be_silent_after_its_first_event() -> None:
             assert not phone.closed.is_set()
 
 
-# -- how fast they send
+# -- the rate of events
 
 
 async def flood(phone: App) -> None:
-    """Send without end."""
+    """Send endlessly."""
     while not phone.closed.is_set():
         phone.send("user.audio.transcript.partial", {"text": "and"})
         await phone.socket.drained()
@@ -157,7 +157,7 @@ async def test_a_flood_gets_one_error_then_a_close_while_other_clients_are_serve
 
 
 def test_a_flood_gets_one_error_then_a_close_on_uvloop() -> None:
-    """Its clock and its timers are in whole milliseconds."""
+    """uvloop's clock and timers count whole milliseconds."""
     uvloop = pytest.importorskip("uvloop", reason="there is none for this platform")
 
     async def flooded() -> tuple[int | None, list[str]]:
@@ -198,7 +198,7 @@ def status_call(number: int) -> ToolCall:
 
 
 async def test_expected_results_do_not_count() -> None:
-    """Each of them would have to wait five seconds for its place."""
+    """Each connection would wait five seconds for its place."""
     rounds = [[status_call(10 * part + n) for n in range(5)] for part in range(4)]
     provider = ScriptedProvider([*rounds, [TextDelta("All of them run.")]])
     limits: dict[str, Any] = {"frames_per_second": 0.2, "frames_burst": 3.0, "close_timeout": 0.5}

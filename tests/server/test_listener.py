@@ -27,7 +27,7 @@ from tests.server.wires import WAIT, WiredStore, ask, get, http, until, upgrade
 async def listening(
     provider: ScriptedProvider | None = None, store: WiredStore | None = None, **limits: Any
 ) -> AsyncIterator[Listener]:
-    """Run a listener that a test may stop by itself."""
+    """Run a listener that a test may also stop."""
     services = make_services(load_settings(None), provider or ScriptedProvider([]))
     limits = {"close_timeout": 1.0, **limits}
     services = replace(services, limits=replace(services.limits, **limits))
@@ -92,7 +92,7 @@ def test_pings_are_frequent_enough_for_the_shipped_client() -> None:
     assert 15 <= Limits().ping_interval <= 20
 
 
-# -- where it listens
+# -- addresses
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "a" * 70, "a..b"])
@@ -121,14 +121,14 @@ async def test_the_port_is_known_once_it_listens() -> None:
     await listener.stop()
 
 
-# -- the end
+# -- the shutdown
 
 
 async def test_a_stopping_server_is_healthy_and_not_ready() -> None:
     go_on = asyncio.Event()
     provider = ScriptedProvider([[go_on, TextDelta("Done.")]])
     async with listening(provider) as listener:
-        # The listening socket closes with the first step, so these connect before it does.
+        # The listening socket closes with the first step, so these clients connect before.
         early = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(3)]
         async with phone_for(listener) as phone:
             phone.say("go")

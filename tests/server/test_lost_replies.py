@@ -35,7 +35,7 @@ FINISHED = {"agentId": "a", "status": "FINISHED"}
 
 
 def status(request: ModelRequest) -> Script:
-    """Look the agent up, and say whether a heron was seen there."""
+    """Look the agent up, and report whether it saw a heron."""
     last = request.messages[-1]
     if isinstance(last, ToolResult):
         return [TextDelta(f"It said {'heron' in last.content}.")]
@@ -186,7 +186,7 @@ def test_waiting_commits_of_a_lost_session_fail() -> None:
 
 
 class UnansweredClaim(FailingOver):
-    """A store that can go back in time, and leaves a claim without an answer where it is told so.
+    """A store that can return to an older state, and can leave a claim unanswered.
 
     ``applied`` says whether that claim counts all the same.
     """
@@ -223,11 +223,11 @@ def test_a_failed_claim_does_not_lose_recovered_commits(applied: bool) -> None:
     helpers.run(scenario())
 
 
-# -- news
+# -- notices
 
 
 def news(request: ModelRequest) -> Script:
-    """Tell news where there are any."""
+    """Answer with the notice, if there is one."""
     return [TextDelta("An agent has finished." if isinstance(request.messages[-1], Note) else "Well.")]
 
 
@@ -258,7 +258,7 @@ async def test_news_with_a_lost_reply_is_told(file_shelf: Shelf) -> None:
 
 
 class LosesACall(LosesReplies):
-    """A store that loses the reply to the first commit with a call of the device in it."""
+    """A store that loses the reply to the first commit with a device call."""
 
     async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
         if any(
@@ -270,7 +270,7 @@ class LosesACall(LosesReplies):
 
 
 async def test_a_write_call_with_a_lost_reply_is_sent(file_shelf: Shelf) -> None:
-    """A client without ``resume`` is not sent a write call twice, but this one was never sent."""
+    """A client without ``resume`` never gets a write call twice, but this call was never sent."""
 
     def replies(request: ModelRequest) -> Script:
         last = request.messages[-1]

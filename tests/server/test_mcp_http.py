@@ -38,7 +38,7 @@ UNFINISHED = f"{HEADER}Content-Length: 1000\r\n\r\n{{"
 
 
 class Program:
-    """A program with a token; ``session`` is the id of its MCP session, once it has one."""
+    """A program with a token; ``session`` is the id of its MCP session, if it has one."""
 
     def __init__(self, server: Running, token: str, client: httpx2.AsyncClient, query: str = "") -> None:
         self.url = f"http://127.0.0.1:{server.http}/mcp{query}"
@@ -69,7 +69,7 @@ class Program:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[int]:
-        """Keep the session's stream open; gives the status."""
+        """Keep the session's stream open; returns the status."""
         async with self.client.stream("GET", self.url, headers=self.headers()) as answer:
             yield answer.status_code
 
@@ -282,7 +282,7 @@ async def test_a_persons_flood_does_not_affect_another_person(
 
 
 async def test_a_flood_over_a_websocket_closes_it() -> None:
-    # Without a limit on frames, which would cut it before.
+    # Without the limit on frames, which would close the connection first.
     async with running(**SLOW, wire_frames_burst=1e6) as server:
         url = f"ws://127.0.0.1:{server.listener.port}/mcp"
         async with connect(url, subprotocols=[Subprotocol("mcp")], proxy=None) as socket:
@@ -292,7 +292,7 @@ async def test_a_flood_over_a_websocket_closes_it() -> None:
         assert socket.close_code == 1008
 
 
-# -- the end
+# -- the shutdown
 
 
 async def test_an_abandoned_request_is_not_an_error(

@@ -20,7 +20,7 @@ MIB = 1024
 
 
 def resident_kb(served: Announced, name: str) -> int:
-    """Read a figure of the server's memory; ``VmHWM`` is the most that it ever was."""
+    """Read a figure of the server's memory; ``VmHWM`` is the maximum."""
     match = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{served.process.pid}/status").read_text())
     assert match
     return int(match[1])

@@ -44,7 +44,7 @@ class Running:
         self.port = listener.port
 
     async def metrics(self) -> Callable[..., float]:
-        """Scrape; give a function that finds the value of a sample by name and labels."""
+        """Scrape; returns a function from a sample's name and labels to its value."""
         status, answer = await http(self.port, get(METRICS, BEARER))
         assert status == 200
         families = text_string_to_metric_families(answer.partition("\r\n\r\n")[2])
@@ -61,7 +61,7 @@ class Running:
 
 @asynccontextmanager
 async def served(**settings: Any) -> AsyncIterator[Running]:
-    """Run a server as the app does, with the operator's token unless told otherwise."""
+    """Run a server as the application does, by default with the operator's token."""
     values = {"admin_token": TOKEN, "auth_tokens": (CLIENT,), "port": 0, **settings}
     loaded = load_settings(None, **values)
     services = make_services(loaded, ScriptedProvider([[TextDelta("Hello.")]]))
@@ -69,7 +69,7 @@ async def served(**settings: Any) -> AsyncIterator[Running]:
         yield Running(loaded, services, listener)
 
 
-# -- who may ask
+# -- access
 
 
 async def test_without_an_admin_token_there_are_no_metrics() -> None:
@@ -146,7 +146,7 @@ def test_a_token_that_does_not_fit_a_header_is_refused(token: str) -> None:
     assert token not in str(caught.value)
 
 
-# -- guessing
+# -- guessed tokens
 
 
 async def test_wrong_tokens_are_ten_a_minute_and_the_right_one_still_works() -> None:
@@ -181,7 +181,7 @@ async def test_no_token_is_logged() -> None:
     assert not any(token in str(captured) for token in (TOKEN, WRONG, CLIENT))
 
 
-# -- what is in it
+# -- content
 
 
 async def test_mcp_servers_are_up_or_not(tmp_path: Path) -> None:

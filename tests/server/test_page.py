@@ -32,7 +32,7 @@ def settings(**values: Any) -> Settings:
 
 @asynccontextmanager
 async def served(**values: Any) -> AsyncIterator[int]:
-    """Run a server with these settings; gives its port."""
+    """Run a server with these settings; yields its port."""
     loaded = settings(**values)
     async with running(loaded, make_services(loaded, ScriptedProvider([]))) as listener:
         yield listener.port

@@ -29,7 +29,7 @@ DOCUMENT = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
 
 
 def program(name: str) -> str:
-    """Find a program of Prometheus."""
+    """Return the path of a program of Prometheus."""
     path = shutil.which(name)
     if path is not None:
         return path
@@ -50,7 +50,7 @@ async def text_of(server: Running) -> str:
 
 
 def names_in(text: str) -> set[str]:
-    """Name the metrics that an expression or a document speaks of, without the endings of their samples."""
+    """List the metrics in an expression or a document, without the endings of their samples."""
     names = set(re.findall(r"\bconductor_[a-z_]+", text))
     return {re.sub(r"_(total|bucket|count|sum)$", "", name) for name in names}
 

@@ -30,7 +30,7 @@ KEY = SessionKey("subject", "s-1")
 
 
 BACKOFF: dict[str, Any] = {"free_takeovers": 0, "takeover_backoff": 0.001}
-"""Limits with which every claim waits, for a moment."""
+"""Limits with a short wait before every claim."""
 
 
 def make_registry(
@@ -42,7 +42,7 @@ def make_registry(
 
 
 class Leaving(Wire):
-    """A client that is found leaving, but not at once."""
+    """A client whose end is detected after some time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ async def test_a_stored_session_has_existed() -> None:
     await registry.close()
 
 
-# -- a store that does not answer
+# -- a silent store
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
@@ -295,7 +295,7 @@ async def test_a_session_with_a_running_turn_is_not_evicted() -> None:
     await registry.close()
 
 
-# -- the end
+# -- the end of sessions
 
 
 async def test_closing_ends_every_session() -> None:

@@ -42,7 +42,7 @@ async def test_a_late_tick_is_reported_once(late: float, calls: int) -> None:
     ticks = 0
 
     def clock() -> float:
-        """Each tick is on time by this clock, but for the third."""
+        """By this clock each tick but the third is on time."""
         nonlocal ticks
         ticks += 1
         return ticks * TICK_S + (late if ticks >= 3 else 0)
@@ -54,7 +54,7 @@ async def test_a_late_tick_is_reported_once(late: float, calls: int) -> None:
 
 
 async def _holds_a_speech(a: Node, old: App) -> str:
-    """Have a speech stand behind one that the client is still saying; gives the first one's call."""
+    """Queue a speech behind one that the client still plays; returns the first call."""
     old.say("one")
     first = await old.until("tts.speak")
     await old.until("state idle")
@@ -68,7 +68,7 @@ async def _holds_a_speech(a: Node, old: App) -> str:
 
 @pytest.mark.parametrize("suspended_for", [True, False])
 async def test_a_resumed_node_does_not_send_its_queued_speech(shelf: Shelf, suspended_for: bool) -> None:
-    """Without the watch it is said: that is what makes it a danger."""
+    """Without the watch the held speech is played."""
     async with two_nodes(shelf, SAID, mode="queue") as (a, b):
         old = a.phone(acknowledge=lambda name: name != "tts.speak")
         async with old:
@@ -100,7 +100,7 @@ async def test_a_resumed_node_keeps_its_sessions(shelf: Shelf) -> None:
 
 
 class Hanging(LosesReplies):
-    """A store that answers no commit while ``answers`` is not set."""
+    """A store that answers commits only while ``answers`` is set."""
 
     def __init__(self, inner: SessionStore) -> None:
         super().__init__(inner)
@@ -113,7 +113,7 @@ class Hanging(LosesReplies):
 
 
 class SlowClaims(LosesReplies):
-    """A store that makes no claim while ``answers`` is not set."""
+    """A store that answers claims only while ``answers`` is set."""
 
     def __init__(self, inner: SessionStore) -> None:
         super().__init__(inner)

@@ -143,7 +143,7 @@ async def test_an_interruption_at_another_node_cuts_the_current_speech(shelf: Sh
 
 
 def follow_up(request: ModelRequest) -> Script:
-    """Have an agent go on if that is asked for, which may not be done twice; chat about all else."""
+    """Resume an agent on request, a write that must not run twice; else chat."""
     if isinstance(request.messages[-1], ToolResult):
         return [TextDelta("It is unknown.")]
     if words(request)[-1] == "go on":
@@ -176,7 +176,7 @@ async def test_a_call_with_a_lost_result_times_out(shelf: Shelf, elsewhere: bool
             assert len(phone.runs) == 1
 
 
-# -- back again
+# -- return to the first node
 
 
 async def test_a_parked_client_takes_its_session_back_by_a_transcript(shelf: Shelf) -> None:
@@ -262,7 +262,7 @@ async def test_an_invalid_transcript_of_a_parked_client_claims_nothing(file_shel
             assert not len(a.listener.registry)
 
 
-# -- what is honest about a start
+# -- the reason of a start
 
 
 async def test_a_start_reports_whether_the_session_was_kept(shelf: Shelf) -> None:
@@ -314,7 +314,7 @@ async def test_a_deleted_or_expired_session_is_reported_as_not_kept(tmp_path: Pa
         await phone.close()
 
 
-# -- who is dead, and who duels
+# -- dead clients and rivals
 
 
 async def test_late_events_of_a_dead_client_claim_nothing(shelf: Shelf) -> None:
@@ -329,7 +329,7 @@ async def test_late_events_of_a_dead_client_claim_nothing(shelf: Shelf) -> None:
             with structlog.testing.capture_logs() as lines:
                 dead.say("late words")
                 dead.send("user.audio.transcript.partial", {"text": "more"})
-                # A connection takes one event after the other: the words were given up then.
+                # A connection takes one event at a time: the transcript was dropped before.
                 await until(lambda: any(".partial" in str(line.get("type")) for line in lines))
             since = len(phone.log)
             await phone.ask("three")
@@ -419,7 +419,7 @@ async def test_two_rival_clients_lose_no_transcript(shelf: Shelf) -> None:
     assert texts == [f"{name}-{number}" for name in ("one", "two") for number in range(3)]
 
 
-# -- a store that goes back in time
+# -- a restored backup
 
 
 @pytest.mark.parametrize("how", ["content", "file"])
@@ -453,7 +453,7 @@ def copied(source: Path, target: Path) -> None:
         reader.backup(writer)
 
 
-# -- a node that stops
+# -- a stopping node
 
 
 async def test_a_stopping_node_does_not_wait_for_a_disconnected_client(
@@ -476,7 +476,7 @@ async def test_a_stopping_node_does_not_wait_for_a_disconnected_client(
 
 
 class Gate(Admission):
-    """Admits while it is open."""
+    """Admits clients while it is open."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -515,7 +515,7 @@ async def test_a_client_that_left_before_its_admission_claims_nothing(
 
 
 class NoClaims(LosesReplies):
-    """A store that gives no session while it is away; ``refused`` is set once it has not."""
+    """A store that refuses claims while it is away; ``refused`` is set at the first refusal."""
 
     def __init__(self, inner: SessionStore) -> None:
         super().__init__(inner)

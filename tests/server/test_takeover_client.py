@@ -31,7 +31,7 @@ def note(request: ModelRequest) -> Script:
 
 
 class Notes:
-    """The app's tool that writes: it says how often it ran, and answers when it is let."""
+    """The app's write tool: it counts its runs, and answers after a release."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []
@@ -47,7 +47,7 @@ class Notes:
 
 @asynccontextmanager
 async def client_at(node: Node, notes: Notes, **options: Any) -> AsyncIterator[tuple[Client, Door]]:
-    """Connect a client by a door that leads to this node first."""
+    """Connect a client through a door to this node."""
     door = Door(node)
     async with door.open() as url:
         handlers = {"notes.add": notes.add}
@@ -56,7 +56,7 @@ async def client_at(node: Node, notes: Notes, **options: Any) -> AsyncIterator[t
 
 
 async def comes_back(client: Client, door: Door, to: Node) -> SessionStarted:
-    """Lose the network and come back by another node."""
+    """Lose the network and reconnect to another node."""
     client.drop()
     door.to = to
     return await client.reconnect()

@@ -51,7 +51,7 @@ def phone_at(served: Node, *capabilities: str, **options: Any) -> App:
 
 
 async def goes(phone: App, to: Node) -> int:
-    """Lose the network and come back by another node; gives where its log began then."""
+    """Lose the network and reconnect to another node; returns the start of its new log."""
     since = len(phone.log)
     await phone.cut()
     phone.url = to.url
@@ -62,7 +62,7 @@ async def goes(phone: App, to: Node) -> int:
 
 
 async def question(phone: App) -> Event:
-    """Say something that leads to a question; gives its card."""
+    """Send a transcript that leads to a question; returns its card."""
     phone.say("move it")
     return await phone.until("approval.request")
 

@@ -25,7 +25,7 @@ STEPS = 40
 LIMIT_S = 10.0
 APOLOGY = FAILURES["model_provider_failed"]
 WAITING = 3
-"""So many transcripts the client has under way at most."""
+"""The most unanswered transcripts of a client."""
 TOOL: dict[str, Any] = {
     "name": "notes.add",
     "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}},
@@ -42,7 +42,7 @@ def note(request: ModelRequest) -> Script:
 
 
 class Walk:
-    """A client that talks while things happen to it; ``trail`` says which."""
+    """A client that talks during faults; ``trail`` lists the faults."""
 
     def __init__(self, seed: int, door: Door, nodes: list[Node], stores: list[LosesReplies]) -> None:
         self.rng = random.Random(seed)
@@ -58,7 +58,7 @@ class Walk:
         return "written"
 
     async def step(self, client: Client) -> None:
-        """Let one thing happen, now or soon; an app whose connection was given up opens another."""
+        """Cause one fault, now or soon; an app without a connection opens a new one."""
         try:
             await self._step(client)
         except ConnectionLost:
@@ -66,7 +66,7 @@ class Walk:
             await client.reconnect()
 
     async def finish(self, client: Client) -> None:
-        """Let nothing happen any more, and say something that is answered after all the rest."""
+        """Stop the faults, and send a transcript that is answered last."""
         self.door.calm()
         for store in self.stores:
             store.loses = lambda _: False
@@ -97,7 +97,7 @@ class Walk:
                 await self.has_waiting(0)
 
     async def has_waiting(self, most: int) -> None:
-        """Wait until no more turns are under way than that."""
+        """Wait until at most this number of turns is under way."""
         open_turns = [turn for turn in self.turns if not turn.is_done]
         for turn in open_turns[: len(open_turns) - most]:
             await turn.wait(LIMIT_S)
@@ -166,7 +166,7 @@ async def check(client: Client, walk: Walk) -> None:
 
 
 async def is_owed(turn: Turn) -> bool:
-    """Tell whether a transcript has to be answered."""
+    """Tell whether a transcript needs an answer."""
     try:
         await turn
     except ConnectionLost:

@@ -1,4 +1,4 @@
-"""Stand-ins at the server's seams: stores that are away or slow, and a transport that only remembers."""
+"""Stand-ins at the server's seams: unreachable and slow stores, and a transport that records."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from conductor.stores.base import Claim, Operation, SessionKey
 from conductor.stores.memory import MemoryStore
 
 WAIT = 15.0
-"""Every wait of a test is bounded by this, in seconds."""
+"""The limit of every wait of a test, in seconds."""
 
 
 class WiredStore:
-    """Memory behind a wire: it may be ``away``, and answers claims and releases while the gates are open."""
+    """A memory store that may be ``away``, and answers claims and releases while the gates are open."""
 
     is_async = True
 
@@ -74,30 +74,30 @@ class Wire:
         self.frames.append(frame)
 
     def drop_partials(self) -> None:
-        """Nothing waits here."""
+        """No frame waits."""
 
     def suspend(self) -> None:
         self.parked += 1
 
     def close(self, code: int, reason: str) -> None:
-        """Nothing to close."""
+        """There is no socket."""
 
     def ownership_lost(self, *, stale: bool) -> None:
-        """Nothing to know."""
+        """Ignore the loss."""
 
     async def is_alive(self) -> bool:
         return self.alive
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Let the loop go round until something holds."""
+    """Run the event loop until a condition holds."""
     async with asyncio.timeout(WAIT):
         while not holds():  # noqa: ASYNC110 -- what is looked at has no event to wait for
             await asyncio.sleep(0)
 
 
 async def http(port: int, request: str) -> tuple[int, str]:
-    """Send a raw request; give the status and everything that came."""
+    """Send a raw request; returns the status and the whole response."""
     async with asyncio.timeout(WAIT):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
