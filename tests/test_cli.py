@@ -62,7 +62,7 @@ async def run(directory: Path, *arguments: str, **values: str) -> tuple[int, str
 
 
 class Announced:
-    """A server that line where it listens."""
+    """A server that has printed its address."""
 
     def __init__(self, started: asyncio.subprocess.Process, lines: list[str]) -> None:
         self.process = started
@@ -376,7 +376,7 @@ async def test_sessions_outlive_the_server_in_the_folder_that_it_names(tmp_path:
 async def test_the_script_sets_a_data_folder_unless_one_is_set(
     tmp_path: Path, file: str, values: dict[str, str], folder: str
 ) -> None:
-    """Run the script in a folder whose Python sentence which folder it was given."""
+    """Run the script in a folder; its Python prints the folder that it was given."""
     for name in ("scripts/run", "scripts/lib.sh", "pyproject.toml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)

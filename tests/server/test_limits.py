@@ -157,7 +157,7 @@ async def test_a_flood_gets_one_error_then_a_close_while_other_clients_are_serve
 
 
 def test_a_flood_gets_one_error_then_a_close_on_uvloop() -> None:
-    """uvloop's clock and timers count whole milliseconds."""
+    """Uvloop's clock and timers count whole milliseconds."""
     uvloop = pytest.importorskip("uvloop", reason="there is none for this platform")
 
     async def flooded() -> tuple[int | None, list[str]]:
