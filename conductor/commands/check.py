@@ -28,12 +28,14 @@ from conductor.messages import UserMessage
 from conductor.models.base import ModelProvider, ModelRequest
 from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import PROVIDERS, make_provider
-from conductor.settings import STORE_FILE, Settings, read_settings
+from conductor.settings import STORE_FILE, Settings, read_settings, referenced_names
 from conductor.stores.admin import StoredSessions
 from conductor.stores.base import SessionKey, SessionStore
 from conductor.stores.registry import check_shared, describe_store, make_store
 from conductor.stores.sqlite import SqliteStore
 from conductor.stores.sqlite_file import existing_folder, why_not_made
+from conductor.tools.http_tools import load_http_tools
+from conductor.tools.mcp.config import load_mcp_servers
 
 log = structlog.get_logger(__name__)
 
@@ -114,7 +116,7 @@ async def check(
     except SettingsError as error:
         yield fail("settings", str(error))
         return
-    for item in check_server.settings_items(env_file, sources, _key_names(sources.settings)):
+    for item in check_server.settings_items(env_file, sources, _referenced_names(sources.settings)):
         yield item
     if sources.file and sources.file.mistakes:
         return  # an unreadable line may belong to another setting
@@ -140,11 +142,12 @@ async def check(
                 yield item
 
 
-def _key_names(settings: Settings) -> set[str]:
-    # Errors of the profiles are reported by their own check.
-    with suppress(SettingsError):
-        return {key for profile in load_profiles(settings).by_name.values() if (key := profile.api_key_env)}
-    return set()
+def _referenced_names(settings: Settings) -> set[str]:
+    # Errors of the files are reported by their own checks.
+    for load in (load_profiles, load_mcp_servers, load_http_tools):
+        with suppress(SettingsError):
+            load(settings)
+    return referenced_names
 
 
 async def reported(subject: str, items: AsyncIterator[Item]) -> AsyncIterator[Item]:

@@ -96,6 +96,14 @@ async def test_an_invalid_line_of_the_settings_file_stops_the_check(tmp_path: Pa
     assert SECRET not in output
 
 
+async def test_names_that_a_configuration_file_uses_are_settings(tmp_path: Path) -> None:
+    server = '{"command": "false", "env": {"KEY": "${WEATHER_KEY}"}, "enabled": false}'
+    (tmp_path / "mcp.json").write_text(f'{{"mcpServers": {{"weather": {server}}}}}')
+    (tmp_path / ".env").write_text(f"MCP_CONFIG_FILE=mcp.json\nWEATHER_KEY={SECRET}\nOTHER_KEY={SECRET}\n")
+    _, output = await run_check(offline=True)
+    assert "OTHER_KEY in .env is not a setting." in output and "WEATHER_KEY" not in output
+
+
 async def test_the_settings_file_is_an_option(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("LOG_LEVEL=loud\n")
     (tmp_path / "other").write_text("MAX_TURNS=0\n")
