@@ -47,7 +47,7 @@ export class ToolCancelled extends Error {
   readonly result?: Json;
 }
 
-/** What a person is asked. Its texts come from a model and from the server: show them as text. */
+/** One run of `speak`. */
 export interface SpeechRun {
   /** Aborted to stop the speech. */
   signal: AbortSignal;
@@ -57,6 +57,7 @@ export interface SpeechRun {
   last?: boolean;
 }
 
+/** A request for consent. A model and the server wrote its texts: show them as plain text. */
 export interface Approval {
   approvalId: string;
   batchId: string;
@@ -107,7 +108,7 @@ export interface Reconnect {
 
 /** What came of one transcript. */
 export interface TurnResult {
-  said: string;
+  transcript: string;
   /** The last final text, or an empty text. */
   text: string;
   finals: string[];

@@ -190,7 +190,7 @@ class Turns {
   #thinking = false;
 
   add(text, id, connection) {
-    const result = { said: text, text: "", finals: [], calls: [], errors: [], interrupted: false };
+    const result = { transcript: text, text: "", finals: [], calls: [], errors: [], interrupted: false };
     return new Promise((resolve) => {
       this.#open.push({ id, connection, result, resolve, stage: "waiting", recorded: false, asked: new Set() });
     });
@@ -254,7 +254,7 @@ class Turns {
 
   #began(text) {
     const waiting = this.#open.filter(({ stage }) => stage === "waiting");
-    const same = waiting.find(({ result }) => plain(result.said) === plain(text));
+    const same = waiting.find(({ result }) => plain(result.transcript) === plain(text));
     const turn = same ?? (this.#thinking ? waiting[0] : undefined);
     if (!turn) return;
     if (this.#running) this.#end(this.#running, "followed");
