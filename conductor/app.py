@@ -34,7 +34,7 @@ from conductor.prompts import identify, load_system_prompt
 from conductor.rate_limit import DailyBudget
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
-from conductor.server.metrics import make_admin
+from conductor.server.metrics import make_metrics_endpoint
 from conductor.server.page import Page
 from conductor.server.workers import Worker
 from conductor.settings import Settings
@@ -244,7 +244,7 @@ async def running(
         services,
         Authenticator(settings.auth_tokens),
         settings.allowed_origins,
-        make_admin(settings),
+        make_metrics_endpoint(settings),
         [ipaddress.ip_network(network) for network in settings.trusted_proxies],
         worker.number if worker else None,
         lambda: not isinstance(store, HealthCheckedStore) or store.available,

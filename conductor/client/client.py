@@ -302,7 +302,7 @@ class Client:
 
     def _start_event(self) -> SessionStart:
         approvals = self._approvals.handler is not None
-        return self._resumption.start(self._options.start_event(approvals=approvals))
+        return self._resumption.with_resume(self._options.start_event(approvals=approvals))
 
     async def _close(self) -> None:
         loss = ConnectionLost(CLOSED)

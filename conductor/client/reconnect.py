@@ -153,14 +153,14 @@ class Reconnector:
 
     async def _run(self) -> None:
         try:
-            reason = await self._keep()
+            reason = await self._reconnect_until_final()
         except Exception as error:
             log.error("reconnector failed: %s", describe_error(error))
             reason = ClientError("The client failed to reconnect.")
         self.running = False
         await self._notify(GaveUp(reason))
 
-    async def _keep(self) -> ClientError:
+    async def _reconnect_until_final(self) -> ClientError:
         loop = asyncio.get_running_loop()
         failures = 0
         while True:

@@ -44,7 +44,7 @@ class ResumeState:
     _has_started: bool = False
     _reported: frozenset[str] = frozenset()
 
-    def start(self, start: SessionStart) -> SessionStart:
+    def with_resume(self, start: SessionStart) -> SessionStart:
         """Add ``resume`` to a ``session.start`` that names the capability and is not the first."""
         if not self._has_started or "resume" not in (start.capabilities or ()):
             return start

@@ -363,7 +363,7 @@ class Connection(Writer):
         if self._socket.state is not State.OPEN:
             return False
         # A dead client's events must not take the session from the process that serves it now.
-        late = _now() - received_at > LATE_S or self._opened_at < self._registry.resumed_at
+        late = _now() - received_at > LATE_S or self._opened_at < self._registry.woke_at
         return not late or await self.is_alive()
 
     @property

@@ -27,7 +27,7 @@ from conductor.server.access import (
     not_bound,
 )
 from conductor.server.connection import Connection
-from conductor.server.metrics import METRICS_PATH, Admin, ProcessState
+from conductor.server.metrics import METRICS_PATH, MetricsEndpoint, ProcessState
 from conductor.server.page import HEADERS, Page
 from conductor.server.sessions import SessionRegistry
 from conductor.server.websocket import Handshakes, Socket
@@ -59,7 +59,7 @@ class Listener:
         services: Services,
         authenticator: Authenticator,
         origins: Collection[str] = (),
-        admin: Admin | None = None,
+        admin: MetricsEndpoint | None = None,
         proxies: Sequence[Network] = (),
         worker: int | None = None,
         store_available: Callable[[], bool] = lambda: True,
@@ -227,7 +227,7 @@ class Listener:
         socket.client = decision
         return None
 
-    async def _answer_operator(self, admin: Admin, request: Request, peer: str) -> Response:
+    async def _answer_operator(self, admin: MetricsEndpoint, request: Request, peer: str) -> Response:
         refusal = admin.refusal(request.headers)
         if refusal is None:
             # In a thread: with hundreds of tools it would block the event loop for too long.

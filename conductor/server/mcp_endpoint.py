@@ -49,7 +49,7 @@ from conductor.server.mcp_http import (
     SESSION_IDLE_S,
     ASGIApp,
     Caller,
-    HttpDoor,
+    HttpGuard,
     HttpSessions,
     caller_of,
     serving,
@@ -198,9 +198,9 @@ class McpEndpoint:
         sessions = HttpSessions(self._idle_s, lambda session_id: self._watchers.pop(session_id, None))
         listener, limits = self._listener, self._limits
 
-        def guard(app: ASGIApp) -> HttpDoor:
+        def guard(app: ASGIApp) -> HttpGuard:
             admission = self._listener.services.admission
-            return HttpDoor(app, listener.access, limits, admission, self._rate, sessions)
+            return HttpGuard(app, listener.access, limits, admission, self._rate, sessions)
 
         server = self._server(_caller_of_request, _http_session)
         async with serving(server, host, port, listener.handshakes, limits, guard, self._idle_s) as bound:

@@ -84,7 +84,7 @@ class HttpConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop counting the handshake, and the deadline."""
-        self._await(None)
+        self._set_deadline(None)
         super().connection_lost(exc)
 
     def _watch(self) -> None:
@@ -95,9 +95,9 @@ class HttpConnection(H11Protocol):
                 h11.IDLE: self._limits.handshake_timeout,
                 h11.SEND_BODY: self._limits.message_timeout,
             }
-            self._await(deadlines.get(self.conn.their_state))
+            self._set_deadline(deadlines.get(self.conn.their_state))
 
-    def _await(self, seconds: float | None) -> None:
+    def _set_deadline(self, seconds: float | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -176,11 +176,11 @@ class HttpSessions:
         session.expiry = asyncio.get_running_loop().call_later(self._idle_s, self.forget, session_id)
 
 
-class HttpDoor:
+class HttpGuard:
     """Passes requests to ``app`` under the rules and limits of ``/ws``.
 
     ``rate`` returns the rate that a person's programs share. A request's scope gets its ``caller``, and the
-    event ``ended``, which is set when the connection can read no answer any more.
+    event ``ended``, which is set once the client can no longer read an answer.
     """
 
     def __init__(
@@ -304,7 +304,7 @@ async def serving(
     port: int,
     handshakes: Handshakes,
     limits: Limits,
-    guard: Callable[[ASGIApp], HttpDoor],
+    guard: Callable[[ASGIApp], HttpGuard],
     idle_s: float,
 ) -> AsyncIterator[int]:
     """Serve ``server`` at ``/mcp`` behind ``guard`` during the block, which gets the port.

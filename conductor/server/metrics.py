@@ -38,8 +38,8 @@ class ProcessState:
     policy_problem: bool
 
 
-class Admin:
-    """Answers the operator; keeps the token hashed. ``now`` is any clock in seconds."""
+class MetricsEndpoint:
+    """Serves ``/metrics`` to the operator; stores the token as a hash. ``now`` is any clock in seconds."""
 
     def __init__(self, token: str, now: Callable[[], float] = time.monotonic) -> None:
         self._digest = token_digest(token)
@@ -89,7 +89,7 @@ class Admin:
         return (generate_latest(process) + generate_latest(registry)).decode()
 
 
-def make_admin(settings: Settings) -> Admin | None:
+def make_metrics_endpoint(settings: Settings) -> MetricsEndpoint | None:
     """Make the operator's endpoint, or None without ADMIN_TOKEN.
 
     Raises `SettingsError` if the token is also a client's, or does not fit into a header.
@@ -98,7 +98,7 @@ def make_admin(settings: Settings) -> Admin | None:
         return None
     token = settings.admin_token.get_secret_value()
     check_admin_token(token, settings.auth_tokens)
-    return Admin(token)
+    return MetricsEndpoint(token)
 
 
 def check_admin_token(token: str, client_tokens: Collection[str]) -> None:

@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 
 class SuspendDetector:
-    """Calls ``on_resume`` with the seconds that the process was suspended, as soon as it runs again.
+    """Calls ``on_wake`` with the seconds that the process was suspended, as soon as it runs again.
 
     It runs every ``interval`` seconds, before the tasks that handle input of the same pass of the event loop.
     ``lagged`` gets the seconds by which each run was late.
@@ -33,13 +33,13 @@ class SuspendDetector:
 
     def __init__(
         self,
-        on_resume: Callable[[float], None],
+        on_wake: Callable[[float], None],
         clock: Callable[[], float] = time.time,
         interval: float = STILL_S / 2,
         lagged: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._lagged = lagged
-        self._on_resume = on_resume
+        self._on_wake = on_wake
         self._clock = clock
         self._interval = interval
         self._arm(clock())
@@ -54,7 +54,7 @@ class SuspendDetector:
         self._arm(now)
         self._lagged(late)
         if late > STILL_S:
-            self._on_resume(late)
+            self._on_wake(late)
 
     def _arm(self, now: float) -> None:
         self._due = now + self._interval
@@ -83,7 +83,7 @@ class _Binding:
 class SessionRegistry:
     """Finds or opens a connection's session, and ends sessions whose grace period is over.
 
-    After a suspend, which ended at ``resumed_at`` (loop time), another process may own the sessions. No event
+    After a suspend, which ended at ``woke_at`` (loop time), another process may own the sessions. No event
     is handled or sent until ``ownership_verified`` is set again.
     """
 
@@ -95,7 +95,7 @@ class SessionRegistry:
         self._closing: set[asyncio.Task[None]] = set()
         self.ownership_verified = asyncio.Event()
         self.ownership_verified.set()
-        self.resumed_at = 0.0
+        self.woke_at = 0.0
         self._verifying: asyncio.Task[None] | None = None
         self._suspend_detector = SuspendDetector(self._suspended_for, lagged=services.session_metrics.lagged)
         self._refusals = Refusals()
@@ -188,7 +188,7 @@ class SessionRegistry:
 
     def recheck_ownership(self) -> None:
         """Pause all connections until the store has confirmed which sessions this process owns."""
-        self.resumed_at = asyncio.get_running_loop().time()
+        self.woke_at = asyncio.get_running_loop().time()
         self.ownership_verified.clear()
         if self._verifying is not None:
             self._verifying.cancel()  # its answers are stale

@@ -20,7 +20,7 @@ from conductor.conversation.services import Services
 from conductor.errors import SettingsError
 from conductor.models.base import TextDelta
 from conductor.server.listener import Listener
-from conductor.server.metrics import Admin, make_admin
+from conductor.server.metrics import MetricsEndpoint, make_metrics_endpoint
 from conductor.settings import Settings, load_settings
 from conductor.tools.mcp.toolset import McpToolset
 from tests.app import App
@@ -125,7 +125,7 @@ def test_tokens_are_compared_as_hashes_in_constant_time(monkeypatch: pytest.Monk
         return compare_digest(left_digest, right_digest)
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
-    admin = Admin(TOKEN)
+    admin = MetricsEndpoint(TOKEN)
     for token in (TOKEN, WRONG, "x"):
         assert (admin.refusal(Headers({"Authorization": f"Bearer {token}"})) is None) is (token == TOKEN)
     assert [(len(left_digest), len(right_digest)) for left_digest, right_digest in compared] == [(32, 32)] * 3
@@ -135,14 +135,14 @@ def test_tokens_are_compared_as_hashes_in_constant_time(monkeypatch: pytest.Monk
 def test_the_operators_token_must_not_be_a_clients_token() -> None:
     settings = load_settings(None, admin_token=CLIENT, auth_tokens=(CLIENT,))
     with pytest.raises(SettingsError, match=r"^ADMIN_TOKEN is one of AUTH_TOKENS; .*\.$") as caught:
-        make_admin(settings)
+        make_metrics_endpoint(settings)
     assert CLIENT not in str(caught.value)
 
 
 @pytest.mark.parametrize("token", ["schlüssel", "a\tb", "a\nb"])
 def test_a_token_that_does_not_fit_a_header_is_refused(token: str) -> None:
     with pytest.raises(SettingsError, match=r"^ADMIN_TOKEN ") as caught:
-        make_admin(load_settings(None, admin_token=token))
+        make_metrics_endpoint(load_settings(None, admin_token=token))
     assert token not in str(caught.value)
 
 

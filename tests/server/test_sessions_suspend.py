@@ -208,7 +208,7 @@ async def test_sessions_learn_of_a_suspend(shelf: Shelf, monkeypatch: pytest.Mon
     async with two_nodes(shelf) as (a, _):
         async with a.phone() as phone:
             await phone.ask("one")
-            a.listener.registry._suspend_detector._on_resume(2.0)
+            a.listener.registry._suspend_detector._on_wake(2.0)
             assert suspends == [(session, 2.0) for session in a.listener.registry.sessions] != []
             assert not a.listener.registry.ownership_verified.is_set()
 
