@@ -29,7 +29,7 @@ def _split(value: Any) -> Any:
         return value
     parts = tuple(part.strip() for part in value.split(",") if part.strip())
     if not parts:  # "not set" would lift the restriction
-        raise ValueError("it is a list without an entry")
+        raise ValueError("the list is empty")
     return parts
 
 
@@ -53,7 +53,7 @@ _REDIS = re.compile(r"(?:redis|valkey)s?(?:\+(?:sentinel|cluster))?|unix")
 class Limits:
     """The limits of sessions, turns and connections; times are in seconds, sizes in bytes.
 
-    The settings of a user come from `Settings`; the other values have their reason in a comment.
+    `Settings` provides the values that an operator can set; a comment explains each other value.
     """
 
     max_event_bytes: int = 65_536
@@ -360,7 +360,7 @@ def environment_value(name: str, env_file: Path = ENV_FILE) -> str | None:
 def with_environment(location: str, text: str, secrets: list[str]) -> str:
     """Replace each ``${NAME}`` by its value from the environment or the file; add the values to ``secrets``.
 
-    Raises `SettingsError`, which begins with ``where``, for a name that is not set.
+    Raises `SettingsError`, which begins with ``location``, for a name that is not set.
     """
 
     def value(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""What all tests share: how generated ones run, and the command line in the tests' own process."""
+"""Shared fixtures: settings of generated tests, and the command line in the tests' own process."""
 
 from __future__ import annotations
 

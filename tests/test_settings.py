@@ -123,7 +123,7 @@ def test_values_may_have_spaces_and_upper_case(
     ("name", "value", "sentence"),
     [
         ("PORT", "eighty", "integer"),
-        ("AUTH_TOKENS", " , ", "a list without an entry"),
+        ("AUTH_TOKENS", " , ", "the list is empty"),
         ("ALLOWED_ORIGINS", "localhost:3000", "https://app.example.com"),
         ("ALLOWED_ORIGINS", "https://a.example,https://b.example/", "no path"),
         ("ALLOWED_ORIGINS", "https://App.example", "lower case"),

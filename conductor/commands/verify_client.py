@@ -200,7 +200,7 @@ Scene: TypeAlias = Callable[[Play], Awaitable[bool | None]]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A requirement: the app's behaviour, the section of docs/protocol.md, and a scene that tests it."""
+    """The app's behaviour, a section of docs/protocol-reference.md, and a scene that tests it."""
 
     does: str
     section: str
@@ -370,7 +370,7 @@ async def _valid(play: Play) -> bool:
 
 STEPS = [
     Step("starts its session by its first event", "Connection", _starts),
-    Step("reads a slow answer, answers pings and UI calls", "A tool", _streams),
+    Step("reads a slow answer, answers pings and UI calls", "Calls", _streams),
     Step("runs a repeated call once", "Reconnect", _twice),
     Step("ignores an unknown event", "Envelope", _unknown),
     Step("connects again after a restart, for the same session", "Reconnect", _restart),
@@ -378,10 +378,10 @@ STEPS = [
     Step("speaks the segments of a reply in order", "Segments", _segments, needs="segments"),
     Step("runs a call once despite a cut connection", "Reconnect", _cut_in_call, needs="resume"),
     Step("sends an unacknowledged result again", "Reconnect", _cut_after_result, needs="resume"),
-    Step("speaks a question and sends the person's answer", "A turn", _question),
+    Step("speaks a question and sends the person's answer", "Turns", _question),
     Step("continues after a refused transcript", "Errors", _refused),
     Step("sends a lost transcript again, under its id", "Reconnect", _lost_transcript, needs="resume"),
-    Step("shows a card and sends its decision", "A card", _card, needs="approval"),
+    Step("shows a card and sends its decision", "Approvals", _card, needs="approval"),
     Step("answers a cancelled call", "tool.cancel", _cancel, needs="cancel"),
     Step("stays closed after a session takeover", "Reconnect", _superseded, needs="resume"),
     Step("sends valid events only", "Errors", _valid),
@@ -432,7 +432,7 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
     except OSError as error:
         raise SettingsError(f"cannot listen on port {options.port}: {error.strerror}.") from None
     rows = [(step.outcome, step.does, step.section if step.outcome == "wrong" else "") for step in steps]
-    write_table(out, ("outcome", "the app", "see docs/protocol.md"), rows)
+    write_table(out, ("outcome", "the app", "see docs/protocol-reference.md"), rows)
     for message in play.invalid:
         out.write(f"invalid: {ascii(message)[1:-1]}\n")
     return 1 if any(step.outcome in ("wrong", "not reached") for step in steps) else 0

@@ -30,9 +30,9 @@ class SessionMetrics:
             registry=registry,
         )
         outputs: dict[Output, str] = {
-            "token": "From a turn's begin to the model's first word or call.",
-            "partial": "From a turn's begin to the first partial text sent.",
-            "speech": "From a turn's begin to the first speech sent.",
+            "token": "From the start of a turn to the model's first word or call.",
+            "partial": "From the start of a turn to the first partial text sent.",
+            "speech": "From the start of a turn to the first speech sent.",
         }
         self._first = {
             output: seconds(f"conductor_turn_first_{output}_seconds", meaning)
@@ -40,7 +40,7 @@ class SessionMetrics:
         }
         self._starts = Counter(
             "conductor_session_starts",
-            "Answers to session.start: new, resumed, or not_kept, for a client that came back too late.",
+            "Answers to session.start: new, resumed, or not_kept, for a client whose session has expired.",
             ("result",),
             registry=registry,
         )

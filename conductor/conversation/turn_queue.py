@@ -252,7 +252,7 @@ class TurnQueue:
             log.error("session store failed", session=session, error=type(error).__name__)
             self._fail(error.code)
         except Exception:
-            log.exception("turns failed", session=session)
+            log.exception("turn queue failed", session=session)
             self._fail("internal_error")
         finally:
             self._answer_request()

@@ -70,7 +70,7 @@ class Claude:
     provider: str = "anthropic"
 
     def least_reasoning(self) -> tuple[Thinking | None, Effort | None]:
-        """Give the thinking and the effort to send: the settings, else the least; None is not sent."""
+        """Return the thinking and the effort for a request, by default the least. None is omitted."""
         if self.thinking is not None:
             return self.thinking, self.effort
         family, thinking = family_of(self.model), None

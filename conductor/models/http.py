@@ -111,7 +111,7 @@ class ReplyStream:
         return chunk
 
     def _decode(self, chunk: bytes) -> None:
-        """Decode some bytes; the next `read` raises an error behind events."""
+        """Decode some bytes; the next `read` raises an error after the decoded events."""
         try:
             for event in self.decoder.feed(chunk) if chunk else self.decoder.end():
                 self.events.append(event)

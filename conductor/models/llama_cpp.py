@@ -117,7 +117,7 @@ class LlamaCppProvider:
                 except TimeoutError:
                     raise ModelError("timeout", "The local model did not answer in time.") from None
                 if isinstance(chunk, Exception):
-                    log.warning("llama.cpp failed", error=type(chunk).__name__)
+                    log.warning("local model failed", error=type(chunk).__name__)
                     raise ModelError("protocol", "The local model cannot take this request.")
                 for event in decoder.end() if chunk is None else decoder.feed(chunk):
                     yield event

@@ -269,7 +269,7 @@ def _check(profile: ModelProfile) -> None:
     if not is_valid:
         raise SettingsError(f"{label} is no address: it must begin with https:// or http:// and a host.")
     if url.username is not None or url.password is not None:
-        raise SettingsError(f"{label} must hold no user name and no password.")
+        raise SettingsError(f"{label} must not contain a user name or a password.")
 
 
 def _check_names(profiles: Profiles) -> None:
@@ -286,7 +286,7 @@ def _check_names(profiles: Profiles) -> None:
     names_by_use: dict[str, str] = {}
     for name, profile in by_name.items():
         if name in profile.fallback or len(set(profile.fallback)) < len(profile.fallback):
-            raise SettingsError(f'{file}: the fallback of "{name}" goes round in a circle.')
+            raise SettingsError(f'{file}: the fallback of "{name}" leads back to itself.')
         if profile.use is not None:
             other = names_by_use.setdefault(profile.use, name)
             if other != name:

@@ -3,7 +3,7 @@
 Services bind reasoning to its prefix: system prompt, tools and every earlier block, in order. Anthropic
 refuses a request if the prefix changed, or if reasoning other than the oldest is missing or moved
 (platform.claude.com, "Prefix checks on thinking blocks"); OpenAI ignores such reasoning. So reasoning goes
-back only while its turn runs, behind the same prefix, and with an unchanged reply.
+back only while its turn runs, after the same prefix, and with an unchanged reply.
 """
 
 from __future__ import annotations

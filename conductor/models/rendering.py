@@ -40,7 +40,7 @@ def limit_of(request: ModelRequest, max_tokens: int) -> int:
 
 
 def running_turn(messages: Sequence[Message]) -> int:
-    """Give the index behind the last user's words or note, where the running turn's replies begin."""
+    """Return the index after the user's last message or note; the running turn's replies begin there."""
     for index in range(len(messages), 0, -1):
         if isinstance(messages[index - 1], UserMessage | Note):
             return index

@@ -145,7 +145,7 @@ class Route:
             return
         healthy = await is_healthy(self.provider)
         if healthy != self.is_healthy:
-            log.info("model health", profile=self.profile.name, healthy=healthy)
+            log.info("model health changed", profile=self.profile.name, healthy=healthy)
         self.is_healthy = healthy
 
 

@@ -1,7 +1,7 @@
 """Tool declarations of clients, MCP servers and catalog files, parsed into `ToolSpec`s.
 
 A declaration is MCP's Tool (`name`, `description`, `inputSchema`, `annotations`), with `_meta.conductor` for
-the fields that MCP lacks (docs/protocol.md).
+the fields that MCP lacks (docs/protocol-reference.md).
 """
 
 from __future__ import annotations

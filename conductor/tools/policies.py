@@ -59,7 +59,7 @@ def load(path: Path, *, required: bool = False) -> Policies:
     document = _read(path, required=required)
     policies = Policies(_rules(document["rules"], path.name), _notes(path))
     for note in policies.notes:
-        log.warning("policies", note=note)
+        log.warning("policy note", note=note)
     return policies
 
 

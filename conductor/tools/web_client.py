@@ -122,7 +122,7 @@ def parse_url(url: str) -> URL:
     if not good:
         raise WebError("The address must begin with https:// or http:// and a host.", sent=False)
     if parts.username is not None or parts.password is not None:
-        raise WebError("The address holds a user name or a password.", sent=False)
+        raise WebError("The address contains a user name or a password.", sent=False)
     try:
         target = URL(url)
     except ValueError:
@@ -163,7 +163,7 @@ async def _request(
             if response.status in _REDIRECTS and location is not None:
                 return _Redirect(response.status, location)
             if response.headers.get("Content-Encoding", "identity") != "identity":
-                raise WebError("Its answer is compressed, though that was not asked for.", sent=True)
+                raise WebError("The server sent a compressed answer, which is not supported.", sent=True)
             content = bytearray()
             while len(content) <= max_bytes and (chunk := await response.content.read(_CHUNK)):
                 content += chunk

@@ -172,7 +172,7 @@ class Switch(Generic[N]):
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Listen no more and cut everything."""
+        """Stop listening, and cut all connections."""
         assert self._server is not None
         self._server.close()
         for link in list(self.links):

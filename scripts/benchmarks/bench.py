@@ -99,12 +99,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "names",
         nargs="*",
-        help="turns stream round first speech barge burst memory start gate knowledge durable echo",
+        help="default: turns stream round first speech barge burst memory start gate knowledge durable echo",
     )
-    parser.add_argument("--quick", action="store_true", help="short windows: for a look, not for figures")
+    parser.add_argument(
+        "--quick", action="store_true", help="short windows, for a quick look; not for published figures"
+    )
     parser.add_argument("--seconds", type=float, help="length of a window")
     parser.add_argument("--sessions", default="10,50,200,500", help="sessions of the standard turns")
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument(
         "--profile", type=Path, help="run the server under cProfile, and write its profile there"
     )

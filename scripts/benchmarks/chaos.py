@@ -303,16 +303,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--cuts", type=int, default=500, help="resets of a client's connection (500)")
     parser.add_argument("--stops", type=int, default=20, help="SIGTERM of a node, as a deploy does (20)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument("--clients", type=int, default=24, help="a third of them by the library (24)")
+    parser.add_argument(
+        "--clients", type=int, default=24, help="number of clients, a third of them library clients (24)"
+    )
     parser.add_argument("--store", choices=get_args(StoreKind), default="redis")
     parser.add_argument("--every", type=float, default=0.5, help="mean seconds between faults (0.5)")
     parser.add_argument("--segments", action="store_true", help="speak each reply in segments")
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--logs", type=Path, help="keep the nodes' logs in this folder")
     parser.add_argument(
-        "--controls", action="store_true", help="break the servers on purpose; each control must be found out"
+        "--controls", action="store_true", help="break the servers on purpose; each fault must be detected"
     )
-    parser.add_argument("--control", choices=sorted(CONTROLS), help="only this one")
+    parser.add_argument("--control", choices=sorted(CONTROLS), help="run only this control")
     namespace = parser.parse_args(arguments)
     if namespace.store not in ("sqlite", "postgres") and redis_program() is None:
         print("chaos: redis-server or valkey-server is needed; --store sqlite does without", file=sys.stderr)

@@ -223,7 +223,7 @@ class ChaosApp(SimulatedClient, App):
             self._take_prompt(text)
 
     def _take_prompt(self, text: str) -> None:
-        """Be asked about a call. The job's words may have been taken for an unclear answer to it."""
+        """Handle a spoken question. The job's words may have counted as an unclear answer to it."""
         if self._job is not None and self._job_asked and text.startswith("I did not catch"):
             self._job.is_superseded = True
             self._book.figures["taken for an answer"] += 1

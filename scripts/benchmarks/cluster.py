@@ -74,14 +74,16 @@ class Cluster:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run until Ctrl-C or SIGTERM. A user's mistake is one sentence and 2."""
+    """Run until Ctrl-C or SIGTERM. A user's mistake prints one sentence and returns 2."""
     parser = argparse.ArgumentParser(
         prog="scripts/cluster",
         description=__doc__,
         epilog="Other settings come from the environment and .env, for all nodes alike; see .env.example.",
     )
-    parser.add_argument("--nodes", type=int, default=3, help="how many (%(default)s)")
-    parser.add_argument("--port", type=int, default=8080, help="the balancer's; 0 takes any (%(default)s)")
+    parser.add_argument("--nodes", type=int, default=3, help="number of nodes (%(default)s)")
+    parser.add_argument(
+        "--port", type=int, default=8080, help="port of the balancer; 0 chooses a free one (%(default)s)"
+    )
     parser.add_argument("--provider", help="model provider (MODEL_PROVIDER)")
     options = parser.parse_args(arguments)
     if not 1 <= options.nodes <= 32:

@@ -52,9 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run both parts; 1 if an input gave neither an event nor a refusal, or took too long."""
     parser = argparse.ArgumentParser(prog="scripts/fuzz", description=__doc__)
     parser.add_argument("--count", type=int, default=100_000, help="damaged events at the codec (100000)")
-    parser.add_argument(
-        "--seed", type=int, help="decides all of the damage; another one in each run if left out"
-    )
+    parser.add_argument("--seed", type=int, help="random seed; default: a new one for each run")
     parser.add_argument("--seconds", type=float, default=120.0, help="bound for each of the two parts (120)")
     parser.add_argument(
         "--sockets", type=int, help="damaged events over sockets (a fifth of --count; 0 skips them)"

@@ -57,11 +57,13 @@ def main(arguments: Sequence[str]) -> int:
         "kinds", nargs="*", help=f"{' '.join(KINDS)}; default: all of them; NAME=COUNT sets a count"
     )
     parser.add_argument("--talkers", type=int, default=50)
-    parser.add_argument("--seconds", type=float, default=60.0, help="next to the peers (60)")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="duration of the measurement with the peers (60)"
+    )
     parser.add_argument(
         "--alone", type=float, default=10.0, help="seconds of each measurement without them (10)"
     )
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args(arguments)
     counts = dict(COUNTS)
     if options.kinds:

@@ -45,7 +45,7 @@ class DidNotStart(Exception):
 
 
 class Running(Protocol):
-    """A process that runs, as asyncio has it."""
+    """A running process and its asyncio handle."""
 
     @property
     def pid(self) -> int: ...

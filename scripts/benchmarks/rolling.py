@@ -54,9 +54,14 @@ class Tally:
 def main(arguments: Sequence[str]) -> int:
     """Run; 1 if a turn failed or a call ran twice."""
     parser = argparse.ArgumentParser(prog="scripts/rolling", description=__doc__)
-    parser.add_argument("--restarts", type=int, default=20, help="of all nodes (%(default)s)")
-    parser.add_argument("--sessions", type=int, default=200, help="that talk without a pause (%(default)s)")
-    parser.add_argument("--nodes", type=int, default=3, help="how many (%(default)s)")
+    parser.add_argument("--restarts", type=int, default=20, help="number of rolling restarts (%(default)s)")
+    parser.add_argument(
+        "--sessions",
+        type=int,
+        default=200,
+        help="number of sessions, which talk without a pause (%(default)s)",
+    )
+    parser.add_argument("--nodes", type=int, default=3, help="number of nodes (%(default)s)")
     parser.add_argument("--pause", type=float, default=1.0, help="seconds between two turns (%(default)s)")
     options = parser.parse_args(arguments)
     if redis_program() is None:

@@ -171,7 +171,7 @@ async def tool_round(server: Process, service: AnthropicService, turns: int) -> 
 async def first_words(server: Process, service: AnthropicService, sessions: int) -> ToolMetrics:
     """Let clients connect and speak at once, two standard turns each; a wait is until the second final.
 
-    What other processes elapsed of the server's core does not count.
+    Time that other processes used on the server's core does not count.
     """
     service.default = BenchPersona(ROUNDS, TOKENS)
     loop = asyncio.get_running_loop()

@@ -35,10 +35,10 @@ AT_THE_END = 20
 def main(arguments: Sequence[str]) -> int:
     """Run; 1 if something grew, or a session was lost."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
-    parser.add_argument("--sessions", type=int, default=100, help="that talk (100)")
+    parser.add_argument("--sessions", type=int, default=100, help="number of talking sessions (100)")
     parser.add_argument("--idle", type=int, help="this number of idle sessions instead")
-    parser.add_argument("--minutes", type=float, help="20 with talkers, 10 with idle sessions")
-    parser.add_argument("--json", type=Path, help="write the samples there too")
+    parser.add_argument("--minutes", type=float, help="duration (20 with talkers, 10 with idle sessions)")
+    parser.add_argument("--json", type=Path, help="also write the samples to this file")
     options = parser.parse_args(arguments)
     minutes = options.minutes or (10.0 if options.idle else 20.0)
     import uvloop
@@ -66,7 +66,7 @@ async def _run(idle: int | None, sessions: int, seconds: float) -> dict[str, Any
 
 
 def _observed(base_url: str, file: Path, *, pinned: bool) -> Process:
-    """Make a server that can be looked into."""
+    """Start an instrumented server."""
     return Process(
         [sys.executable, "-m", "benchmarks.observed"],
         pinned=pinned,

@@ -48,7 +48,7 @@ provider = "demo"
 
 @dataclass(frozen=True)
 class Way:
-    """How a server is spoken to."""
+    """The API and the call format of a server."""
 
     server: str
     kind: str

@@ -149,11 +149,11 @@ def test_the_provider_of_the_settings_wins_over_the_file(load: Callable[..., Pro
         ),
         (
             'default = "home"\n' + HOME + 'base_url = "http://n@h"',
-            "must hold no user name and no password",
+            "must not contain a user name or a password",
         ),
         ('default = "home"\n' + HOME + HOME, 'models.toml has two profiles "home".'),
         ('default = "home"\n' + HOME + 'fallback = ["x"]', 'the fallback of "home" names "x", which is no'),
-        ('default = "home"\n' + HOME + 'fallback = ["home"]', 'fallback of "home" goes round in a circle.'),
+        ('default = "home"\n' + HOME + 'fallback = ["home"]', 'fallback of "home" leads back to itself.'),
         (
             'default = "home"\n' + HOME + 'use = "voice"\n' + HOME.replace("home", "b") + 'use = "voice"',
             '"home" and "b" both have use = "voice".',

@@ -1,4 +1,4 @@
-"""What the requests to all model services have in common."""
+"""The common parts of requests to all model services."""
 
 from __future__ import annotations
 

@@ -151,8 +151,8 @@ async def play(shelf: Shelf, seed: int) -> None:
 async def check(client: Client, walk: Walk) -> None:
     """Compare the transcripts with the actions and the answers.
 
-    Words that were refused, or given up with their connection, need no answer. Words for which the model was
-    twice restarted turns have an apology.
+    A refused transcript, or one that was dropped with its connection, needs no answer. A transcript whose
+    model request was restarted twice has an apology.
     """
     received = [item.event for item in client.received if not item.duplicate]
     finals = Counter(event.text for event in received if isinstance(event, SpeechFinal))

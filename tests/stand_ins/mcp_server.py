@@ -134,7 +134,7 @@ class StandIn:
         if name.startswith("crash"):
             os.kill(os.getpid(), signal.SIGKILL)
         if name.startswith("noise"):
-            # What no message is, and a line that does not end.
+            # A line that is not a message, and an unterminated line.
             os.write(OUTPUT_FD, b"noise\n" * 1_000)
             if name == "noise_write":
                 await asyncio.to_thread(os.write, OUTPUT_FD, b"x" * 2**23)

@@ -44,7 +44,7 @@ class OpenAIService(ModelService):
 
     @property
     def base_url(self) -> str:
-        """Where the service is, as people write it."""
+        """The base URL, as in OPENAI_BASE_URL."""
         return f"{super().base_url}/v1"
 
     def accept(self, request: HttpRequest) -> JsonObject:

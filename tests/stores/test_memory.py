@@ -11,7 +11,7 @@ from tests.stores.machine import StoreMachine
 
 
 class TestMemorySessionLimit(SessionLimitContract):
-    """What it keeps of one subject, over memory."""
+    """The limit of sessions per subject, over memory."""
 
     @pytest.fixture
     def few(self) -> MemoryStore:

@@ -95,7 +95,7 @@ class TestPostgresAdmin(AdminContract):
 
 
 class TestPostgresSessionLimit(SessionLimitContract):
-    """What it keeps of one subject, over PostgreSQL."""
+    """The limit of sessions per subject, over PostgreSQL."""
 
     @pytest.fixture
     async def few(self, url: str) -> AsyncIterator[PostgresStore]:

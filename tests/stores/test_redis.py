@@ -173,7 +173,7 @@ async def test_a_session_expires_and_a_commit_and_a_claim_put_it_off(
 
 
 class TestRedisSessionLimit(SessionLimitContract):
-    """What it keeps of one subject, over Redis."""
+    """The limit of sessions per subject, over Redis."""
 
     @pytest.fixture
     async def few(self, server: RedisServer, prefix: str) -> AsyncIterator[RedisStore]:

@@ -645,7 +645,7 @@ async def test_expired_sessions_are_swept_and_the_others_stay(path: Path) -> Non
 
 
 class TestSqliteSessionLimit(SessionLimitContract):
-    """What it keeps of one subject, over SQLite."""
+    """The limit of sessions per subject, over SQLite."""
 
     @pytest.fixture
     async def few(self, path: Path) -> AsyncIterator[SqliteStore]:

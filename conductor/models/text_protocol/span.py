@@ -43,7 +43,7 @@ class Brackets:
         self._quote = ""
 
     def skip_string(self, end: int) -> None:
-        """Continue behind a string of the outermost object."""
+        """Continue after a string of the outermost object."""
         self._position, self._depth, self._quote = end, 1, ""
 
     def end(self, text: str) -> int | None:
