@@ -271,7 +271,7 @@ class Approvals:
         with self._decision(question):
             granted = await self.grants.add(ready.spec, ready.arguments, scope)
             # The tool or the rules may have changed in the meantime.
-            forbidden = self._forbidden(ready)
+            forbidden = self.forbidden(ready)
             if forbidden is not None:
                 await self._record_rejection(question, "superseded", forbidden, utterance)
                 return
@@ -300,7 +300,8 @@ class Approvals:
         question.batch.put(Decided(question.need, ready, None))
         await self._apply_to_others(question, outcome, scope)
 
-    def _forbidden(self, ready: PreparedCall) -> ToolOutcome | None:
+    def forbidden(self, ready: PreparedCall) -> ToolOutcome | None:
+        """Return the outcome of a call whose tool changed or is denied by now; None if it may run."""
         if ready.spec.source == QUESTION:
             return None
         spec = self.profile.executor.spec(ready.spec.name)

@@ -149,7 +149,7 @@ def _take(
 ) -> None:
     match decision:
         case PreparedCall():
-            unfinished.round.ready.append(decision)
+            (unfinished.round.held if record.consent == "held" else unfinished.round.ready).append(decision)
         case ApprovalNeeded():
             unfinished.round.gated.append(decision)
             if approval is not None:
@@ -168,13 +168,17 @@ def _go_on(
     arguments = approval.arguments if approval is not None else None
     ready = executor.restore(call, record.notes, arguments)
     if ready is None:  # the tool was removed
-        return interrupted_outcome(record.effect, sent=was_sent or record.consent != "asked", reason=_LOST)
+        return interrupted_outcome(
+            record.effect, sent=was_sent or record.consent not in ("asked", "held"), reason=_LOST
+        )
     if record.consent == "asked":
         if approval is None:
             return ApprovalNeeded(ready, Verdict("ask", ("It was to be asked about.",), None, warn=False))
         if approval.fingerprint != ready.spec.fingerprint:
             return failed("permission_denied", DEFINITION_CHANGED, reason="definition_changed")
         return ApprovalNeeded(ready, Verdict("ask", approval.reasons, None, warn=False))
+    if record.consent == "held":
+        return ready
     # The device still has the call, or its result is unknown: do not send it again.
     if record.source == "device":
         return ready if was_sent else interrupted_outcome(record.effect, sent=True, reason=_LOST)

@@ -21,10 +21,11 @@ from conductor.conversation.tool_round import ToolRound
 from conductor.conversation.turn_state import TurnState
 from conductor.errors import Duplicate, StoreError
 from conductor.events.envelope import new_call_id
-from conductor.events.server import set_state
+from conductor.events.server import ServerEvent, set_state
 from conductor.messages import ToolCall
+from conductor.stores.base import ForgetCall, OpenCall
 from conductor.tools.approvals import not_answered
-from conductor.tools.base import PersonQuestion, ToolOutcome, ToolSpec
+from conductor.tools.base import PersonQuestion, ToolOutcome, ToolSpec, failed
 from conductor.tools.executor import (
     JOB_ACCEPTED,
     ApprovalNeeded,
@@ -69,6 +70,7 @@ class ToolCallRunner:
         self._asked_ns = time.time_ns()
         bridge = asyncio.create_task(self._bridge()) if self._context.bridge_phrases else None
         try:
+            await self._release(prepared, running)
             await self._run_until_done(prepared, running)
             if prepared.gated and batch is None:
                 self._turn.check()
@@ -156,6 +158,7 @@ class ToolCallRunner:
                 if decision in done:
                     decided, decision = decision.result(), None
                     await self._take_decision(prepared, decided, running)
+                    await self._release(prepared, running)
                 for task in [task for task in running if task in done]:
                     await self._record(prepared, running.pop(task), task.result())
         finally:
@@ -178,6 +181,40 @@ class ToolCallRunner:
                 self._denied.add(arguments_digest(need.ready.spec.name, need.ready.arguments))
             prepared.refused.add(need.ready.call.call_id)
             await self._record(prepared, need.ready, decided.outcome)
+
+    async def _release(
+        self, prepared: ToolRound, running: dict[asyncio.Task[ToolOutcome], PreparedCall]
+    ) -> None:
+        """Run the held calls that no earlier write delays any more."""
+        for ready in prepared.released():
+            refusal = self._refusal(ready)
+            if refusal is None:
+                await self._dispatch(ready)
+                prepared.ready.append(ready)
+                running[self._begin(ready)] = ready
+            else:
+                prepared.refused.add(ready.call.call_id)
+                await self._record(prepared, ready, refusal)
+            prepared.held.remove(ready)
+
+    async def _dispatch(self, ready: PreparedCall) -> None:
+        # From this commit on the call may have run.
+        context, call_id = self._context, ready.call.call_id
+        record = context.committer.state.calls[call_id]
+        record = msgspec.structs.replace(record, consent="", opened_ms=time.time_ns() // 1_000_000)
+        events: list[ServerEvent] = []
+        if ready.spec.source == "device":
+            context.pending.expect(call_id)
+            events.append(context.profile.tool_call(ready))
+        await context.committer.commit([ForgetCall(call_id), OpenCall(record)], events, self._turn.id)
+
+    def _refusal(self, ready: PreparedCall) -> ToolOutcome | None:
+        # The tool, the rules, or the person's answers may have changed while the call was held.
+        verdict = self.permit(ready.spec, ready.arguments)
+        if verdict.effect != "allow":
+            reasons = " ".join(verdict.reasons)
+            return failed("permission_denied", f"{reasons} Nothing was run.", reason="policy")
+        return self._context.approvals.forbidden(ready)
 
     async def _record(self, prepared: ToolRound, ready: PreparedCall, outcome: ToolOutcome) -> None:
         call_id = ready.call.call_id
@@ -217,6 +254,12 @@ class ToolCallRunner:
                 result = self._context.executor.to_result(call_id, outcome)
             prepared.results[call_id] = result
             self._end(ready, outcome)
+        for ready in prepared.held:
+            outcome = interrupted_outcome(ready.spec.effect, sent=False, reason=cause)
+            self._context.pending.forget(ready.call.call_id)
+            prepared.results[ready.call.call_id] = self._context.executor.to_result(
+                ready.call.call_id, outcome
+            )
         for need in prepared.gated:
             call_id = need.ready.call.call_id
             record = self._context.record(call_id)

@@ -45,7 +45,7 @@ class CallRecord(msgspec.Struct, frozen=True):
 
     ``opened_ms`` is epoch milliseconds. ``result`` is None while the call is open. ``notes`` go to the model
     with the result. ``untrusted``: third parties write the result. ``consent``: the person was ``asked`` and
-    nothing has run, or consent was ``given``.
+    nothing has run, or consent was ``given``. A ``held`` call needs none, and waits for an earlier one's.
     """
 
     call_id: str
@@ -57,7 +57,7 @@ class CallRecord(msgspec.Struct, frozen=True):
     result: ToolResult | None = None
     notes: tuple[str, ...] = ()
     untrusted: bool = False
-    consent: Literal["", "asked", "given"] = ""
+    consent: Literal["", "asked", "given", "held"] = ""
 
 
 class OutboundRecord(msgspec.Struct, frozen=True):

@@ -285,7 +285,7 @@ class Book:
                     self._logged(message)
                 case ForgetCall(call_id=call_id):
                     forgotten.add(call_id)
-                case OpenCall(call=record) if record.call_id in forgotten:
+                case OpenCall(call=record) if record.call_id in forgotten and record.consent == "given":
                     self._released(record.call_id)
                 case FinishCall(call_id=call_id):
                     self._finished[call_id] = now()

@@ -1042,3 +1042,55 @@ async def test_a_spoken_yes_decides_neither_of_two_cards_in_any_order() -> None:
         async with scene([calls, [TextDelta("Well.")]], capabilities=ALL) as on:
             await on.seen(2)
             await is_left_alone(on, "yes")
+
+
+# -- the order of writes
+
+ORDER: list[Script] = [
+    [call("device.move"), call("device.keep"), call("device.look")],
+    [TextDelta("Well.")],
+    [TextDelta("Next.")],
+]
+KEEP = (*CATALOG, tool("device.keep", effect="write", approval="never"))
+
+
+@pytest.mark.parametrize(
+    ("decision", "ran"), [("allow", ["device.move", "device.keep"]), ("deny", ["device.keep"])]
+)
+async def test_a_write_waits_for_the_decision_on_an_earlier_write_and_a_read_does_not(
+    decision: str, ran: list[str]
+) -> None:
+    async with scene(ORDER, capabilities=ALL, catalog=KEEP) as held:
+        card = await held.card()
+        assert held.ran == ["device.look"]
+        held.decide(card, decision)
+        await held.over()
+        assert held.ran == ["device.look", *ran]
+        assert [result["success"] for result in held.results()] == [decision == "allow", True, True]
+
+
+async def test_a_held_write_of_an_interrupted_turn_is_not_run() -> None:
+    async with scene(ORDER, capabilities=ALL, catalog=KEEP) as held:
+        await held.card()
+        held.app.say("something else")
+        await held.over()
+        assert held.ran == ["device.look"]
+        assert [result["success"] for result in held.results()] == [False, False, True]
+        assert held.results()[1]["error_type"] != "unknown"
+
+
+@pytest.mark.parametrize("changes", ["tool", "rule"])
+async def test_a_held_write_is_judged_again_before_it_runs(changes: str) -> None:
+    async with scene(ORDER, capabilities=ALL, catalog=KEEP) as held:
+        card = await held.card()
+        services = held.stage.services
+        if changes == "tool":
+            keep = replace(KEEP[-1], description="Something else.")
+            held.stage.session.reload(replace(services, catalog=(*CATALOG, keep)))
+        else:
+            held.stage.session.reload(replace(services, rules=[Rule("ask", "device.keep")]))
+        held.decide(card, "allow")
+        await held.over()
+        assert held.ran == ["device.look", "device.move"]
+        assert held.results()[1]["error_type"] == "permission_denied"
+        assert "Nothing was run." in held.results()[1]["error_message"]

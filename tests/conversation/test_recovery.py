@@ -563,6 +563,43 @@ def test_an_allowed_call_runs_once_after_a_crash_at_any_step(delay: int) -> None
     at_every_step(scenario)
 
 
+def move_and_keep(request: ModelRequest) -> Script:
+    """Ask for a write that a person must allow, and a write that needs no approval; then report."""
+    if not isinstance(request.messages[-1], ToolResult):
+        return [call("device.move", '{"x":1}'), call("device.do", '{"x":1}')]
+    return [TextDelta("Moved.")]
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_a_held_write_runs_once_after_a_crash_at_any_step(delay: int) -> None:
+    async def scenario(after: int) -> bool:
+        store = SlowStore(lambda: delay, lambda: delay)
+        services = make_services(move_and_keep, store=store)
+        services = replace(services, catalog=[*services.catalog, tool("device.move", risk="medium")])
+        phone = Phone(services, store, resume=True, capabilities=["approval"])
+        session = await phone.connect()
+        phone.app.say("go")
+        request = (await phone.app.until("approval.request"))["payload"]
+        answer = client.ApprovalResponse(request["approvalId"], request["argumentsDigest"], "allow")
+        await at_calm(session)
+        assert not phone.ran
+        assert phone.app.line is not None
+        phone.app.line.say(answer)
+        await steps(after)
+        over = "state idle" in phone.app.shapes() and not loose_ends(session)
+        die(session, phone.app)
+        session = await phone.connect()
+        phone.app.line.say(answer)  # once more, since it is not known to have arrived
+        await at_rest(session)
+        assert phone.app.finals() == ["Moved."]
+        assert len(phone.ran) == 2 and set(phone.ran.values()) == {1}
+        await session.close()
+        await phone.app.close()
+        return over
+
+    at_every_step(scenario)
+
+
 async def at_calm(session: Session) -> None:
     """Wait until all started commits are recorded."""
     for _ in range(1_000):
