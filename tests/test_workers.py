@@ -121,6 +121,25 @@ async def test_a_signal_to_the_supervisor_ends_all_workers_once_turns_have_ended
             pass  # the port is free again
 
 
+async def test_the_output_of_a_tool_goes_to_the_standard_error_and_blocks_no_worker(tmp_path: Path) -> None:
+    (tmp_path / "noisy.py").write_text(
+        "from conductor.tools.python_tools import tool\n"
+        '@tool(risk="safe", effect="read")\n'
+        "def noisy() -> str:\n"
+        '    """Prints 400 KB."""\n'
+        '    print(("x" * 1023 + "\\n") * 400)\n'
+        '    return "done"\n'
+    )
+    async with workers(tmp_path, TOOLS_PATH=str(tmp_path / "noisy.py")) as two, App(two.url) as phone:
+        log = asyncio.create_task(two.log("turn"))
+        await phone.ask("call noisy")
+        assert "done" in phone.finals()[-1]
+        await log
+        ended = asyncio.create_task(two.served.end(signal.SIGTERM))
+        await two.remaining_log()
+        assert await ended == 0
+
+
 async def test_a_second_signal_to_the_supervisor_stops_all_workers_at_once(tmp_path: Path) -> None:
     async with workers(tmp_path) as two, App(two.url) as phone:
         phone.say("list my repositories")

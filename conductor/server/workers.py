@@ -54,8 +54,9 @@ class Worker:
         loop.add_reader(_STDIN, read)
 
     def ready(self) -> None:
-        """Tell the supervisor that this worker listens."""
+        """Tell the supervisor that this worker listens; later output goes to the standard error."""
         os.write(_STDOUT, READY)
+        os.dup2(2, _STDOUT)  # the supervisor reads no further line, and an unread pipe would fill
 
 
 def join(number: int) -> Worker:
