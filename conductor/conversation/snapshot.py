@@ -45,7 +45,7 @@ class TurnSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     refused_rounds: int = 0
     actions: tuple[str, ...] = ()
     stop: Literal["interrupted", "session_end", "timed_out"] | None = None
-    spoken_text: str = ""
+    spoken_text: str = msgspec.field(default="", name="said")
     bridged: bool = False
 
 
@@ -81,7 +81,7 @@ class LateCallsSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     """A call whose result may still come; ``expires_ms`` is epoch milliseconds."""
 
     call: CallRecord
-    starts_turn: bool
+    starts_turn: bool = msgspec.field(name="wanted")
     expires_ms: int
     job: bool = False
 
@@ -124,7 +124,7 @@ class SpeechSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     call_id: str
     turn_id: str
     position: int
-    voice_text: str
+    voice_text: str = msgspec.field(name="spoken")
     actions: tuple[str, ...] = ()
     speech_id: str = ""
     before: str = ""
