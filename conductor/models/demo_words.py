@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -78,7 +79,8 @@ def time_zone(name: str) -> str | None:
     """Give the time zone of a city, or of a zone's own name."""
     if re.fullmatch(r"[A-Za-z_]{2,20}(?:/[A-Za-z0-9_+-]{1,30}){1,2}", name):
         return name
-    return _zones().get(name.casefold())
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    return _zones().get(plain.casefold())
 
 
 @cache

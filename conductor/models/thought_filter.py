@@ -197,8 +197,9 @@ def without_thoughts(
             if isinstance(event, TextDelta):
                 texts.append(event.text)
                 continue
-            words = thoughts.feed("".join(texts))
-            texts.clear()
+            text = "".join(texts)
+            texts.clear()  # first: `feed` may raise
+            words = thoughts.feed(text)
             if isinstance(event, Finished):
                 words += thoughts.finish(is_cut=event.stop == "max_tokens")
             if words:

@@ -130,6 +130,12 @@ async def test_it_tells_the_time_that_the_tool_gave(rng: random.Random) -> None:
     assert f", {moment:%A}, " in words
 
 
+async def test_a_city_with_accents_has_a_time_zone() -> None:
+    talk = TerminalChat(get_current_time=clock(any_moment(random.Random(1))))
+    await talk.hear("What time is it in São Paulo?")
+    assert talk.calls == [("get_current_time", {"timezone": "America/Sao_Paulo"})]
+
+
 async def test_several_places_are_several_calls_in_one_reply(rng: random.Random) -> None:
     moment = any_moment(rng)
     talk = TerminalChat(get_current_time=clock(moment))
