@@ -138,6 +138,7 @@ async def _events(options: argparse.Namespace, settings: Settings, out: TextIO) 
         stored = await cast(StoredSessions, store).read(key)
     if stored is None:
         raise _no_session(key)
+    stored.state()  # raises StoreUnavailable if a record is not readable
     rows = event_rows(stored, text=options.text)
     write_table(out, ("time", "revision", "", "event", "fields"), rows, ("revision",))
 

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -238,6 +239,18 @@ async def test_events_are_rows_with_times_and_without_words_of_people(store: Ses
         ["2", "set", "name=a", "value=(1", "characters)"],
     ]
     assert "text=Remind me of" in await run_async("events", "s-1", "--text")
+
+
+async def test_unreadable_events_are_one_sentence(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await talk(store, "anonymous", "s-1")
+
+    def unreadable(data: bytes) -> NoReturn:
+        raise msgspec.ValidationError("Invalid value 'future'")
+
+    monkeypatch.setattr("conductor.stores.records._decode", unreadable)
+    assert await mistake("events", "s-1") == "The store has a record that this version cannot read."
 
 
 async def test_an_ambiguous_id_needs_its_subject(store: SessionStore) -> None:
