@@ -100,6 +100,16 @@ CONTEXTS = _compiled(
         rf"|(?!{_WORDS}){_PLAIN}{{{MIN_SECRET},}}{_ENDED})",
     ),
     (
+        "-key",
+        r"""(?:api|auth|access|secret|subscription)-key(?:\\{0,7}["'`])?[ \t]{0,4}:[ \t]{0,8}"""
+        rf"(?P<api_key>(?!{_WORDS}){_PLAIN}{{{MIN_SECRET},}}{_ENDED})",
+    ),
+    (
+        "-token",
+        r"""-token(?:\\{0,7}["'`])?[ \t]{0,4}:[ \t]{0,8}"""
+        rf"(?P<token>(?!{_WORDS}){_PLAIN}{{{MIN_SECRET},}}{_ENDED})",
+    ),
+    (
         "cookie",
         # A quoted cookie continues after its quotes, which are not the quotes around the header.
         r"cookie(?:\\{0,7}[\"'`])?[ \t]{0,4}:[ \t]{0,8}(?P<token>(?=[\w.-]{1,64}=)[^\r\n\"'\\]++"

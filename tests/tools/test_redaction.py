@@ -104,6 +104,9 @@ def test_a_key_of_a_known_format_is_redacted_in_any_context(key: str, frame: str
     ("text", "redacted"),
     [
         ("Authorization: Bearer abc.def-g", "Authorization: [REDACTED:bearer]"),
+        ("X-Api-Key: 4f1c2b9d77", "X-Api-Key: [REDACTED:api_key]"),
+        ("-H 'PRIVATE-TOKEN: 4f1c2b9d77'", "-H 'PRIVATE-TOKEN: [REDACTED:token]'"),
+        ("x-api-key: required", "x-api-key: required"),
         ("-H 'authorization: basic dXNlcjpw' x", "-H 'authorization: [REDACTED:bearer]' x"),
         ('{"Authorization": "Bearer abc"}', '{"Authorization": "[REDACTED:bearer]"}'),
         ("with Bearer abc123def, then", "with Bearer [REDACTED:bearer], then"),
