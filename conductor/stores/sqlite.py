@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,12 +43,6 @@ _ADVANCE = (
     " WHERE id=?3 AND token=?4 AND revision=?5 AND commit_id<>?1"
 )
 _APPEND = "INSERT INTO record VALUES(?, ?, ?)"
-_LIST = """
-SELECT subject, session_id FROM session
-WHERE (?1 IS NULL OR subject=?1) AND (?2 IS NULL OR session_id=?2)
-    AND (?3 IS NULL OR (subject, session_id) > (?3, ?4))
-ORDER BY subject, session_id LIMIT ?5
-"""
 _WHICH = "session WHERE subject=?1 AND (?2 IS NULL OR session_id=?2)"
 
 
@@ -152,9 +147,16 @@ class SqliteStore:
     async def keys(
         self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
     ) -> list[SessionKey]:
-        first = (None, None) if after is None else (after.subject, after.session_id)
-        values = (subject, session_id, *first, limit)
-        rows = await self._read(lambda connection: connection.execute(_LIST, values).fetchall())
+        # Only conditions that apply: with ``?1 IS NULL OR`` SQLite would not use the index.
+        terms: dict[str, tuple[str | None, ...]] = {"subject=?": (subject,), "session_id=?": (session_id,)}
+        terms["(subject, session_id) > (?, ?)"] = (
+            (None,) if after is None else (after.subject, after.session_id)
+        )
+        terms = {term: values for term, values in terms.items() if None not in values}
+        where = " AND ".join(["1", *terms])
+        sql = f"SELECT subject, session_id FROM session WHERE {where} ORDER BY subject, session_id LIMIT ?"
+        values = (*chain(*terms.values()), limit)
+        rows = await self._read(lambda connection: connection.execute(sql, values).fetchall())
         return [SessionKey(*row) for row in rows]
 
     async def read(self, key: SessionKey) -> Stored | None:
