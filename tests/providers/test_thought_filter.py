@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conductor.errors import ModelError
 from conductor.messages import ToolCall
-from conductor.models.base import TextDelta
+from conductor.models.base import ModelEvent, TextDelta
 from conductor.models.thought_filter import PAIRS, ThoughtFilter, ThoughtHabit, without_thoughts
 
 HARMONY = "<|channel|>analysis<|message|>They greet me.<|end|><|start|>assistant<|channel|>final<|message|>"
@@ -124,11 +124,11 @@ def test_the_first_thought_without_a_beginning_is_asked_again_and_the_next_ones_
 
 
 def test_the_text_before_a_misplaced_end_of_thoughts_is_given_once() -> None:
-    events = [TextDelta("A long answer with words. "), ToolCall("1", "a", "{}")]
-    late = [TextDelta("More </thi"), TextDelta("nk> and more"), ToolCall("2", "b", "{}")]
+    events: list[ModelEvent] = [TextDelta("A long answer with words. "), ToolCall("1", "a", "{}")]
+    events += [TextDelta("More </thi"), TextDelta("nk> and more"), ToolCall("2", "b", "{}")]
     given: list[str] = []
     with pytest.raises(ModelError):
-        for event in without_thoughts([*events, *late], ThoughtFilter(ThoughtHabit()), ()):
+        for event in without_thoughts(events, ThoughtFilter(ThoughtHabit()), ()):
             if isinstance(event, TextDelta):
                 given.append(event.text)
     assert "".join(given) == "A long answer with words. More  and more"
