@@ -46,15 +46,20 @@ def missing(name: str) -> NoReturn:
 _PORTS = range(15_000, 30_000)
 """Below the ports of outgoing connections, so that a port stays free while its server is down."""
 
+_allocations: set[int] = set()
+
 
 def free_port() -> int:
-    """Find a free port."""
+    """Find a free port that this process has not given before: a server may not have bound it yet."""
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        if port in _allocations:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
+            _allocations.add(port)
             return port
     raise AssertionError("no port of this machine is free")
 
