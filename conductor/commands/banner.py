@@ -51,9 +51,13 @@ def banner(settings: Settings, port: int, lan_token: str | None) -> str:
     return "\n".join([*lines, f"  try       {shlex.join(_talk(settings, port, lan_token))}", *code])
 
 
+REFERRING_FILES = (load_profiles, load_mcp_servers, load_http_tools)
+"""Loaders of the files that refer to names in the environment; each adds them to `referenced_names`."""
+
+
 def unknown_names(settings: Settings) -> list[str]:
     """List the names in ``.env`` that are no settings and that no configuration file refers to."""
-    for load in (load_profiles, load_mcp_servers, load_http_tools):
+    for load in REFERRING_FILES:
         load(settings)
     file = read_settings(ENV_FILE, {}).file
     return [name for name in file.unknown if name not in referenced_names] if file else []

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from conductor.commands import check_server
+from conductor.commands.banner import REFERRING_FILES
 from conductor.commands.output import Item, fail, ok, warn
 from conductor.env_file import ENV_FILE
 from conductor.errors import ModelError, ModelFailure, SettingsError, StoreUnavailable
@@ -34,8 +35,6 @@ from conductor.stores.base import SessionKey, SessionStore
 from conductor.stores.registry import check_shared, describe_store, make_store
 from conductor.stores.sqlite import SqliteStore
 from conductor.stores.sqlite_file import existing_folder, why_not_made
-from conductor.tools.http_tools import load_http_tools
-from conductor.tools.mcp.config import load_mcp_servers
 
 log = structlog.get_logger(__name__)
 
@@ -144,7 +143,7 @@ async def check(
 
 def _referenced_names(settings: Settings) -> set[str]:
     # Errors of the files are reported by their own checks.
-    for load in (load_profiles, load_mcp_servers, load_http_tools):
+    for load in REFERRING_FILES:
         with suppress(SettingsError):
             load(settings)
     return referenced_names

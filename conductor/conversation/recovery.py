@@ -149,7 +149,9 @@ def _take(
 ) -> None:
     match decision:
         case PreparedCall():
-            (unfinished.round.held if record.consent == "held" else unfinished.round.ready).append(decision)
+            (unfinished.round.backlog if record.consent == "held" else unfinished.round.ready).append(
+                decision
+            )
         case ApprovalNeeded():
             unfinished.round.gated.append(decision)
             if approval is not None:

@@ -1,6 +1,7 @@
 """Snapshots: the session fields from which another process resumes the session.
 
-A field that cannot be decoded counts as missing: another version wrote it.
+A field that cannot be decoded counts as missing: another version wrote it. ``name=`` keeps the encoded
+name of a stored field.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ class ToolCallRunner:
             else:
                 prepared.refused.add(ready.call.call_id)
                 await self._record(prepared, ready, refusal)
-            prepared.held.remove(ready)
+            prepared.backlog.remove(ready)
 
     async def _dispatch(self, ready: PreparedCall) -> None:
         # From this commit on the call may have run.
@@ -254,7 +254,7 @@ class ToolCallRunner:
                 result = self._context.executor.to_result(call_id, outcome)
             prepared.results[call_id] = result
             self._end(ready, outcome)
-        for ready in prepared.held:
+        for ready in prepared.backlog:
             outcome = interrupted_outcome(ready.spec.effect, sent=False, reason=cause)
             self._context.pending.forget(ready.call.call_id)
             prepared.results[ready.call.call_id] = self._context.executor.to_result(

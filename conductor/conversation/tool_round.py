@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Literal
 
 from conductor.conversation.client_profile import ClientProfile
@@ -28,7 +29,7 @@ _CUT_OFF = (
 class ToolRound:
     """The calls of one reply.
 
-    ``ready`` calls may run, ``gated`` calls need an approval. ``held`` calls write and need none, but an
+    ``ready`` calls may run, ``gated`` calls need an approval. ``backlog`` calls write and need none, but an
     earlier gated call writes too, and the model's order counts. ``refused`` holds the ids of calls that a
     rule or a person denied. ``closed``: the results are in the log.
     """
@@ -36,7 +37,7 @@ class ToolRound:
     calls: tuple[ToolCall, ...]
     ready: list[PreparedCall] = field(default_factory=list)
     gated: list[ApprovalNeeded] = field(default_factory=list)
-    held: list[PreparedCall] = field(default_factory=list)
+    backlog: list[PreparedCall] = field(default_factory=list)
     results: dict[str, ToolResult] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
     closed: bool = False
@@ -53,26 +54,25 @@ class ToolRound:
         """Take a call that needs no approval."""
         writes = ready.spec.effect != "read"
         waits = writes and any(need.ready.spec.effect != "read" for need in self.gated)
-        (self.held if waits else self.ready).append(ready)
+        (self.backlog if waits else self.ready).append(ready)
 
     def released(self) -> list[PreparedCall]:
-        """Return the held calls whose earlier gated writes are all decided, in the model's order."""
+        """Return the backlog's calls whose earlier gated writes are all decided, in the model's order."""
         decided = {ready.call.call_id for ready in self.ready} | self.results.keys()
         undecided = {
             need.ready.call.call_id
             for need in self.gated
             if need.ready.spec.effect != "read" and need.ready.call.call_id not in decided
         }
-        order = [call.call_id for call in self.calls]
-        first = min((order.index(call_id) for call_id in undecided), default=len(order))
-        return [ready for ready in self.held if order.index(ready.call.call_id) < first]
+        earlier = {call.call_id for call in takewhile(lambda call: call.call_id not in undecided, self.calls)}
+        return [ready for ready in self.backlog if ready.call.call_id in earlier]
 
     def open(self, turn_id: str) -> list[Operation]:
         """Make the operations that record the calls, before they are sent or run."""
         now = time.time_ns() // 1_000_000
         gated = {need.ready.call.call_id: need.ready for need in self.gated}
-        held = {ready.call.call_id: ready for ready in self.held}
-        prepared = gated | held | {ready.call.call_id: ready for ready in self.ready}
+        backlog = {ready.call.call_id: ready for ready in self.backlog}
+        prepared = gated | backlog | {ready.call.call_id: ready for ready in self.ready}
         operations: list[Operation] = []
         for call in self.calls:
             ready = prepared.get(call.call_id)
@@ -81,7 +81,7 @@ class ToolRound:
             result = self.results.get(call.call_id)
             untrusted = ready is not None and ready.spec.untrusted
             consent: Literal["", "asked", "held"] = (
-                "asked" if call.call_id in gated else "held" if call.call_id in held else ""
+                "asked" if call.call_id in gated else "held" if call.call_id in backlog else ""
             )
             record = CallRecord(
                 call.call_id, call.name, turn_id, source, effect, now, result, notes, untrusted, consent

@@ -380,7 +380,7 @@ class Turn:
             if message is not None:
                 await self._say(message, prepared)
                 self._reply = ReplyBuffer()
-            if prepared.ready or prepared.gated or prepared.held:
+            if prepared.ready or prepared.gated or prepared.backlog:
                 await self._runner.run(prepared, batch)
         finally:
             for ready in prepared.device_calls:
