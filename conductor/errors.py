@@ -119,12 +119,12 @@ class Fenced(StoreError):
         self.gone = gone
 
 
-class Duplicate(StoreError):
-    """An inbound event id, an opened call or a finished call had been recorded before."""
-
-
 class Conflict(StoreError):
-    """The session's revision moved although this claim still owns it."""
+    """The session's revision moved, to ``revision``, although this claim still owns it."""
+
+    def __init__(self, message: str, revision: int = -1) -> None:
+        super().__init__(message)
+        self.revision = revision
 
 
 class Rollback(StoreError):

@@ -35,7 +35,6 @@ EXTENDED = (
     "end_to_end/test_mcp",
     "examples/test_openapi",
     "server/test_prometheus",
-    "stores/test_admin_redis",
     "stores/test_postgres.",
     "stores/test_redis.",
     "stores/test_redis_c",

@@ -238,7 +238,7 @@ class Pipe:
             self.closed.set()
             self.queue.clear()
             self.write(b"")  # wakes the reader
-            self.session.detach(self)
+            self.session.clients.detach(self)
 
     async def hang_up(self) -> None:
         self.cut()

@@ -16,6 +16,7 @@ import pytest
 
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
+from conductor.conversation.state import Conversation
 from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.messages import ToolCall
@@ -122,8 +123,7 @@ class Connection(Pipe):
     async def deliver(self, inbound: Inbound) -> None:
         if isinstance(inbound.event, client.SessionStart):
             readings = await read_declarations(inbound.event.tools or (), Admission())
-            self.session.start(inbound.event, self, resumed=False, readings=readings)
-            await self.session.flush()
+            await self.session.clients.start(inbound.event, self, resumed=False, readings=readings)
         else:
             await super().deliver(inbound)
 
@@ -170,7 +170,8 @@ async def play_turn(scene: Scene) -> None:
         rules=scene.rules,
         redactor=Redactor(SECRETS, paths=True),
     )
-    session = Session(services, await services.store.claim(SessionKey("ann", "s-1")))
+    claim = await services.store.claim(SessionKey("ann", "s-1"))
+    session = Session(services, services.store, claim, Conversation())
     frames: asyncio.Queue[bytes] = asyncio.Queue()
     app = SceneApp(scene)
     app.attach(Connection(frames.put_nowait, session))

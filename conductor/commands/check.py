@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 import structlog
@@ -30,8 +30,7 @@ from conductor.models.base import ModelProvider, ModelRequest
 from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import PROVIDERS, make_provider
 from conductor.settings import STORE_FILE, Settings, read_settings, referenced_names
-from conductor.stores.admin import StoredSessions
-from conductor.stores.base import SessionKey, SessionStore
+from conductor.stores.base import SessionKey, SessionLog
 from conductor.stores.registry import check_shared, describe_store, make_store
 from conductor.stores.sqlite import SqliteStore
 from conductor.stores.sqlite_file import existing_folder, why_not_made
@@ -302,10 +301,8 @@ async def _server_items(settings: Settings, name: str) -> list[Item]:
         settings = settings.model_copy(update={"session_ttl_s": 1.0})
     async with aclosing(make_store(settings)) as store:
         items = [ok("sessions", f"{name}; a write took {await _round_trip(store)}.")]
-        stored = cast(StoredSessions, store)
-        await stored.delete(_KEY.subject, _KEY.session_id)
-        warnings = await stored.warnings()
-        return items + [warn("sessions", f"{warning}.") for warning in warnings]
+        await store.delete(_KEY.subject, _KEY.session_id)
+        return items + [warn("sessions", f"{warning}.") for warning in await store.warnings()]
 
 
 async def _try_file(path: Path) -> str:
@@ -315,7 +312,7 @@ async def _try_file(path: Path) -> str:
         return duration
 
 
-async def _round_trip(store: SessionStore) -> str:
+async def _round_trip(store: SessionLog) -> str:
     await store.open()
     await store.claim(_KEY)  # prepares statements; the second claim is timed
     start = time.perf_counter()

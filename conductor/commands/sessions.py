@@ -1,4 +1,4 @@
-"""``conductor sessions``: list, show, export and delete stored sessions, and print their events."""
+"""``conductor sessions``: list, show, replay, export and delete stored sessions."""
 
 from __future__ import annotations
 
@@ -7,35 +7,23 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TextIO, cast
+from typing import Literal, TextIO
 
-import msgspec
 from msgspec.structs import asdict
 
 from conductor.commands.output import as_json, private_file, write_table
+from conductor.commands.replay import write_moments
+from conductor.commands.stored_sessions import SessionInfo, StoredSessions
 from conductor.conversation.fields import RECORD_ID
+from conductor.conversation.playback import plain_moment
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.logs import configure_logs
 from conductor.settings import Settings, load_settings
-from conductor.stores.admin import SessionAdmin, SessionInfo, StoredSessions
-from conductor.stores.base import (
-    NEVER_EXPIRES,
-    AckOutbound,
-    AppendLog,
-    FinishCall,
-    OpenCall,
-    Operation,
-    PutOutbound,
-    RememberInbound,
-    SessionKey,
-    SessionStore,
-)
-from conductor.stores.records import Record, Stored
-from conductor.stores.registry import describe_store, make_session_admin, make_store
+from conductor.stores.base import NEVER_EXPIRES, SessionKey
+from conductor.stores.registry import check_kept, describe_store, make_store
 
 _NUMBERS = ("messages", "open calls", "unacked", "size")
 _HEADINGS = ("subject", "session", "last written", *_NUMBERS, "owned")
@@ -49,26 +37,29 @@ class NoSuchSession(SettingsError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands and their options."""
-    commands = parser.add_subparsers(dest="action", required=True, metavar="list|show|events|export|delete")
+    commands = parser.add_subparsers(dest="action", required=True, metavar="list|show|replay|export|delete")
     listing = commands.add_parser("list", help="list sessions by subject and id")
     listing.add_argument("--limit", type=int, default=1000, help="maximum of lines (default: %(default)s)")
     listing.add_argument("--json", action="store_true", help="print JSON")
     showing = commands.add_parser(
         "show",
         help="print a session as JSON",
-        description="Prints all records of a session as JSON, including the conversation.",
+        description="Prints the state of a session as JSON, including the conversation.",
     )
-    events = commands.add_parser(
-        "events",
-        help="print a session's events, one a line",
-        description="Prints the events since the last snapshot of the session (up to 64 commits), in order: "
-        "time (UTC, if it is stored), revision, direction, type and fields.",
+    replaying = commands.add_parser(
+        "replay",
+        help="step through a session's records",
+        description="Prints the records since the last snapshot of the session (up to 64 commits) in order: "
+        "time (UTC), number, name and fields; below each, the events that it showed the client.",
     )
-    events.add_argument("--text", action="store_true", help="also print transcripts and arguments")
+    replaying.add_argument("--text", action="store_true", help="also print texts and arguments")
+    replaying.add_argument(
+        "--json", action="store_true", help="print each record as a line of JSON, with the state after it"
+    )
     exporting = commands.add_parser(
         "export",
         help="write sessions as lines of JSON",
-        description="Writes all records of each session as a line of JSON, including the conversation.",
+        description="Writes the state of each session as a line of JSON, including the conversation.",
     )
     exporting.add_argument("--output", type=Path, metavar="FILE", help="a new file, readable by its owner")
     exporting.add_argument("--force", action="store_true", help="replace an existing file")
@@ -80,9 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     deleting.add_argument("--all", action="store_true", help="delete all data of the subject")
     deleting.add_argument("--yes", action="store_true", help="do not ask; required without a terminal")
-    for command in (listing, showing, events, exporting, deleting):
+    for command in (listing, showing, replaying, exporting, deleting):
         command.add_argument("--subject", help="the session's subject; required if the id is ambiguous")
-    for command in (showing, events, deleting):
+    for command in (showing, replaying, deleting):
         command.add_argument("session", nargs="?" if command is deleting else None, help="the session's id")
 
 
@@ -93,7 +84,7 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None, stdin: TextIO
     """
     configure_logs("critical", "console", cache=False)  # this command prints errors of the store
     out, settings = stdout or sys.stdout, load_settings()
-    actions = {"list": _list, "show": _show, "events": _events, "export": _export}
+    actions = {"list": _list, "show": _show, "replay": _replay, "export": _export}
     try:
         if options.action not in actions:
             return _delete(options, settings, out, stdin or sys.stdin)
@@ -107,14 +98,14 @@ async def _list(options: argparse.Namespace, settings: Settings, out: TextIO) ->
     limit: int = options.limit
     if limit < 1:
         raise SettingsError("--limit must be at least 1.")
-    async with _opened(settings) as admin:
-        infos = await admin.sessions(options.subject, limit=min(limit + 1, sys.maxsize))
+    async with _opened(settings) as sessions:
+        infos = await sessions.infos(options.subject, limit=min(limit + 1, sys.maxsize))
     if not infos:
         raise _no_sessions(settings, options.subject)
     more = len(infos) > limit
     if options.json:
-        sessions = [{**asdict(info), "kind": kind(info.session_id)} for info in infos[:limit]]
-        out.write(as_json({"sessions": sessions, "more": more}, indent=2))
+        documents = [{**asdict(info), "kind": kind(info.session_id)} for info in infos[:limit]]
+        out.write(as_json({"sessions": documents, "more": more}, indent=2))
         return
     write_table(out, _HEADINGS, map(row, infos[:limit]), _NUMBERS)
     if more:
@@ -122,95 +113,32 @@ async def _list(options: argparse.Namespace, settings: Settings, out: TextIO) ->
 
 
 async def _show(options: argparse.Namespace, settings: Settings, out: TextIO) -> None:
-    async with _opened(settings) as admin:
-        key = await _find(admin, options.session, options.subject)
-        session = await admin.show(key)
+    async with _opened(settings) as sessions:
+        key = await _find(sessions, options.session, options.subject)
+        session = await sessions.show(key)
     if session is None:
         raise _no_session(key)
     out.write(as_json(session, indent=2))
 
 
-async def _events(options: argparse.Namespace, settings: Settings, out: TextIO) -> None:
-    async with aclosing(_existing_store(settings)) as store:
-        admin = make_session_admin(settings, store)
-        await store.open()
-        key = await _find(admin, options.session, options.subject)
-        stored = await cast(StoredSessions, store).read(key)
-    if stored is None:
+async def _replay(options: argparse.Namespace, settings: Settings, out: TextIO) -> None:
+    async with _opened(settings) as sessions:
+        key = await _find(sessions, options.session, options.subject)
+        moments = await sessions.moments(key)
+    if moments is None:
         raise _no_session(key)
-    stored.state()  # raises StoreUnavailable if a record is not readable
-    rows = event_rows(stored, text=options.text)
-    write_table(out, ("time", "revision", "", "event", "fields"), rows, ("revision",))
-
-
-_FIELDS = {
-    "id",
-    "turn",
-    "call_id",
-    "callId",
-    "approvalId",
-    "name",
-    "source",
-    "effect",
-    "position",
-    "is_error",
-}
-"""Fields that are printed without ``--text``; others may contain words of people."""
-
-
-def event_rows(stored: Stored, *, text: bool) -> Iterator[tuple[str, ...]]:
-    """Make a row for each stored event: time, revision, direction, type and fields."""
-    for revision, data in sorted(stored.records.items()):
-        record = msgspec.json.decode(data, type=Record)
-        if record.state is not None:
-            yield ("", str(revision), "", "snapshot", f"messages={len(record.state.log)}")
-        events = [_event(operation) for operation in record.operations]
-        # The events of a commit are simultaneous, but not all have a time.
-        times = [time_ms for time_ms, *_ in events if time_ms]
-        for time_ms, direction, kind, values in events:
-            time_ms = time_ms or next(iter(times), 0)
-            moment = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
-            fields = " ".join(
-                f"{name}={value}" if text or name in _FIELDS else f"{name}=({len(str(value))} characters)"
-                for name, value in values.items()
-                if value
-            )
-            yield (moment.replace("+00:00", "Z") if time_ms else "", str(revision), direction, kind, fields)
-
-
-def _event(operation: Operation) -> tuple[int, str, str, dict[str, Any]]:
-    # Epoch milliseconds (0: unknown), direction, type and fields.
-    match operation:
-        case PutOutbound(event=event):
-            frame = msgspec.json.decode(event.frame)
-            values = {"id": event.event_id, "turn": event.turn_id, **frame["payload"]}
-            if event.kind == "state":
-                values["name"] = f"{values['name']} {values.pop('arguments')}"
-            return event.created_ms, "out", frame["type"], values
-        case AckOutbound(event_id=event_id):
-            return 0, "in", "acknowledged", {"id": event_id}
-        case RememberInbound(event_id=event_id):
-            return 0, "in", "received", {"id": event_id}
-        case AppendLog(entry=entry):
-            values = msgspec.to_builtins(entry)
-            kind = values.pop("type")
-            values["name"] = ",".join(call["name"] for call in values.get("calls", ()))
-            return 0, "", f"log {kind}", values
-        case OpenCall(call=call):
-            values = {"turn": call.turn_id, "call_id": call.call_id, "name": call.name, "source": call.source}
-            return call.opened_ms, "", "call opened", values
-        case FinishCall(call_id=call_id, result=result):
-            return 0, "", "call finished", {"call_id": call_id, "is_error": result.is_error}
-        case _:
-            values = msgspec.to_builtins(operation)
-            return 0, "", str(values.pop("op")), values
+    if options.json:
+        for moment in moments:
+            out.write(as_json(plain_moment(moment)))
+    else:
+        write_moments(out, moments, text=options.text)
 
 
 async def _export(options: argparse.Namespace, settings: Settings, out: TextIO) -> None:
     async def write(file: TextIO) -> int:
         count = 0
-        async with _opened(settings) as admin:
-            async for session in admin.export(options.subject):
+        async with _opened(settings) as sessions:
+            async for session in sessions.export(options.subject):
                 file.write(as_json(session))
                 count += 1
         if not count:
@@ -244,8 +172,8 @@ def _delete(options: argparse.Namespace, settings: Settings, out: TextIO, answer
             return 1
 
     async def carry_out() -> int:
-        async with _opened(settings) as admin:
-            return await admin.delete(keys[0].subject, None if options.all else keys[0].session_id)
+        async with _opened(settings) as sessions:
+            return await sessions.delete(keys[0].subject, None if options.all else keys[0].session_id)
 
     count = asyncio.run(carry_out())
     if not count:
@@ -255,38 +183,38 @@ def _delete(options: argparse.Namespace, settings: Settings, out: TextIO, answer
 
 
 async def _matches(options: argparse.Namespace, settings: Settings) -> list[SessionKey]:
-    async with _opened(settings) as admin:
+    async with _opened(settings) as sessions:
         if options.all:
-            infos = await admin.sessions(options.subject, limit=sys.maxsize)
+            infos = await sessions.infos(options.subject, limit=sys.maxsize)
             if not infos:
                 raise _no_sessions(settings, options.subject)
             return [SessionKey(info.subject, info.session_id) for info in infos]
-        key = await _find(admin, options.session, options.subject)
+        key = await _find(sessions, options.session, options.subject)
         # Before the question, which is not needed for a missing session.
-        if key.subject not in await admin.subjects(key.session_id):
+        if key.subject not in await sessions.subjects(key.session_id):
             raise _no_session(key)
         return [key]
 
 
 @asynccontextmanager
-async def _opened(settings: Settings) -> AsyncIterator[SessionAdmin]:
-    async with aclosing(_existing_store(settings)) as store:
-        admin = make_session_admin(settings, store)
+async def _opened(settings: Settings) -> AsyncIterator[StoredSessions]:
+    _check_existence(settings)
+    async with aclosing(make_store(settings)) as store:
         await store.open()
-        yield admin
+        yield StoredSessions(store)
 
 
-def _existing_store(settings: Settings) -> SessionStore:
+def _check_existence(settings: Settings) -> None:
+    check_kept(settings)
     # A missing SQLite file must not be created.
     if settings.store_kind == "sqlite" and not os.path.exists(settings.store_path):
         raise SettingsError(f"There is no session store: {describe_store(settings)} does not exist.")
-    return make_store(settings)
 
 
-async def _find(admin: SessionAdmin, session_id: str, subject: str | None) -> SessionKey:
+async def _find(sessions: StoredSessions, session_id: str, subject: str | None) -> SessionKey:
     if subject is not None:
         return SessionKey(subject, session_id)
-    subjects = await admin.subjects(session_id)
+    subjects = await sessions.subjects(session_id)
     if not subjects:
         raise NoSuchSession(f"There is no session {session_id!r}.")
     if len(subjects) > 1:

@@ -1,448 +1,365 @@
-"""The pending approvals of a session: each is presented, and decided once."""
+"""Questions to the person: asking, and the meaning of words and taps, as pure functions."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import msgspec
-import structlog
+from msgspec.structs import replace
 
-from conductor.conversation.client_profile import ClientProfile
-from conductor.conversation.closed_approvals import ClosedApprovals
-from conductor.conversation.commit import Committer
-from conductor.conversation.grants import Grants
-from conductor.conversation.outbox import Outbox
-from conductor.conversation.pending_approvals import (
-    NO_UTTERANCE,
-    ApprovalBatch,
-    Decided,
-    PendingApproval,
-    SpokenPrompts,
-    Utterance,
-    make_approval,
-    make_pending,
+from conductor.conversation.live import Live, Rules
+from conductor.conversation.records import (
+    AnswerUnclear,
+    CallFinished,
+    PromptCut,
+    PromptHeard,
+    PromptSpoken,
+    QuestionDecided,
+    QuestionsAsked,
+    Record,
 )
-from conductor.conversation.snapshot import DECIDED, PROMPT
-from conductor.conversation.tasks import Tasks
-from conductor.errors import Duplicate, StoreError
+from conductor.conversation.state import Conversation, Profile, Question
+from conductor.errors import ErrorCode
 from conductor.events.client import Decision
-from conductor.events.envelope import IdGenerator, new_call_id
-from conductor.events.server import ApprovalResolved, ServerEvent, set_state
-from conductor.settings import Limits
-from conductor.stores.base import FinishCall, ForgetCall, OpenCall, Operation, SetField
-from conductor.tools.approvals import (
-    DEFINITION_CHANGED,
-    SCOPES,
-    Approval,
-    Outcome,
-    Scope,
-    denied,
-    encode_approvals,
-    not_answered,
-)
-from conductor.tools.audit import SessionAudit
-from conductor.tools.base import Caution, ToolOutcome, failed
-from conductor.tools.device import PendingCalls
-from conductor.tools.executor import ApprovalNeeded, PreparedCall
-from conductor.tools.metrics import ToolMetrics
-from conductor.tools.permissions import Verdict, grant
-from conductor.tools.rules import Rule
+from conductor.events.server import ApprovalResolved, ServerEvent
+from conductor.messages import ToolResult
+from conductor.tools.approvals import Outcome, denied, not_answered
+from conductor.tools.base import ToolOutcome
+from conductor.tools.spoken import Answer
 
-log = structlog.get_logger(__name__)
+_OUTCOMES: dict[str, Outcome] = {"allow": "allowed", "deny": "denied", "edit": "edited"}
+_DECIDED = "This was decided already."
+_GONE = "The question does not stand any more."
 
 
-# The source of questions that tools ask while they run: no call is recorded for them.
-QUESTION = "question"
-# The session field that holds the pending approvals.
-FIELD = "approvals"
-_batch_ids = IdGenerator("batch")
+@dataclass(frozen=True, slots=True)
+class Later:
+    """The same event is to be decided again at this time: it followed the prompt too soon to be sure."""
+
+    at: int
 
 
-@dataclass(slots=True)
-class Approvals:
-    """Asks a person about calls, and takes decisions. A decision is recorded before its call runs.
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The event is answered with an error and an ``idle``; nothing is recorded."""
 
-    ``pending`` is in the order of asking; ``deciding`` holds the ids whose decision is being recorded.
-    ``closed_at`` is the loop's time at which the last approval closed.
+    code: ErrorCode
+    message: str
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Records, and events that answer at once and may be lost."""
+
+    records: list[Record]
+    events: Sequence[ServerEvent] = ()
+
+
+Response: TypeAlias = list[Record] | Reply | Later | Refuse
+
+
+# -- asking
+
+
+def ask(state: Conversation, questions: Sequence[Question]) -> list[Record]:
+    """Ask about the calls of a reply: by cards at once, or the first one by voice."""
+    card = state.profile.has("approval")
+    asked = QuestionsAsked(tuple(replace(question, card=card) for question in questions))
+    if card:
+        return [asked]
+    return [asked, PromptSpoken(questions[0].id, questions[0].prompt)]
+
+
+def to_client(
+    state: Conversation,
+    profile: Profile,
+    *,
+    same_process: bool,
+    new: bool,
+    replayed_speeches: Sequence[str],
+    has_card: Sequence[str],
+) -> list[Record]:
+    """Ask the open questions of a client that has just connected, unless its replay does.
+
+    ``has_card``: ids of the questions whose cards are replayed, or shown still.
     """
-
-    limits: Limits
-    profile: ClientProfile
-    pending_calls: PendingCalls
-    committer: Committer
-    outbox: Outbox
-    prompts: SpokenPrompts
-    tasks: Tasks
-    grants: Grants
-    metrics: ToolMetrics
-    audit: SessionAudit
-    pending: OrderedDict[str, PendingApproval] = field(default_factory=OrderedDict)
-    deciding: set[str] = field(default_factory=set)
-    closed: ClosedApprovals = field(init=False)
-    closed_at: float = 0.0
-    _open: asyncio.Event = field(default_factory=asyncio.Event)
-    _settled: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def __post_init__(self) -> None:
-        self.closed = ClosedApprovals(self.outbox, self.committer.epoch)
-
-    @property
-    def open(self) -> bool:
-        return bool(self.pending)
-
-    @property
-    def focus(self) -> PendingApproval | None:
-        return next(iter(self.pending.values()), None)
-
-    async def opened(self) -> None:
-        """Wait until an approval is pending."""
-        await self._open.wait()
-
-    # -- from a turn
-
-    async def ask(self, turn_id: str, needs: Sequence[ApprovalNeeded]) -> ApprovalBatch:
-        """Ask about the calls of one reply. Raises `StoreError`."""
-        batch, batch_id = ApprovalBatch(len(needs)), _batch_ids()
-        by_card = "approval" in self.profile.capabilities
-        questions: list[PendingApproval] = []
-        for need in needs:
-            await asyncio.sleep(0)  # let other sessions run: 64 KiB of arguments take 30 ms in each step
-            arguments = self._redacted(need)
-            await asyncio.sleep(0)
-            preview = await self.profile.executor.preview(need.ready) if by_card else ""
-            timeout_s = self.limits.approval_timeout
-            approval = make_approval(need, turn_id, batch_id, self._scopes(need), preview, timeout_s)
-            questions.append(make_pending(approval, need, batch, arguments, self.profile.locale))
-        for question in questions:
-            self.pending[question.approval.approval_id] = question
-        try:
-            await self.commit([], self.cards(questions) if by_card else self.prompts.present(questions[0]))
-        except BaseException:
-            self.pending.clear()
-            raise
-        loop = asyncio.get_running_loop()
-        for question in questions:
-            question.timer = loop.call_later(self.limits.approval_timeout, self._expire, question)
-            self._open.set()
-            self.metrics.count_request(question.need.ready.spec.name, question.need.ready.spec.source)
-        return batch
-
-    @staticmethod
-    def cards(questions: Sequence[PendingApproval]) -> list[ServerEvent]:
-        """Make the events that show cards, with the microphone open for an answer."""
-        return [*(question.card() for question in questions), set_state(new_call_id(), "idle")]
-
-    def restore(self, standing: Sequence[tuple[ApprovalNeeded, Approval]]) -> ApprovalBatch | None:
-        """Restore pending approvals from the store, if there are any.
-
-        `SpokenApprovals.attached` presents them.
-        """
-        if not standing:
-            return None
-        batch = ApprovalBatch(len(standing))
-        loop = asyncio.get_running_loop()
-        for need, approval in standing:
-            question = make_pending(approval, need, batch, self._redacted(need), self.profile.locale)
-            question.by_card = self.outbox.is_outstanding(approval.approval_id)
-            remaining = approval.expires_ms / 1000 - time.time()
-            question.timer = loop.call_later(max(0.0, remaining), self._expire, question)
-            self.pending[approval.approval_id] = question
-            self._open.set()
-        self.prompts.restore(self.committer.state.fields.get(PROMPT))
-        return batch
-
-    async def withdraw(self) -> tuple[list[Operation], list[ServerEvent]]:
-        """Close all approvals because the turn ends; returns the operations and events of its last commit."""
-        await self.decisions_recorded()
-        if not self.pending:
-            return [], []
-        events: list[ServerEvent] = []
-        for question in list(self.pending.values()):
-            self._close(question, "superseded")
-            events += self._resolved(question, "superseded")
-        return [SetField(FIELD, ""), SetField(DECIDED, self.closed.dump())], events
-
-    def withdraw_cards(self) -> None:
-        """Withdraw all cards: the connected client may not support them, or gets new ones."""
-        for question in self.pending.values():
-            self.withdraw_card(question)
-            question.by_card = False
-
-    async def decisions_recorded(self) -> None:
-        """Wait until no decision is being recorded."""
-        while self.deciding:
-            self._settled.clear()
-            await self._settled.wait()
-
-    def close(self) -> None:
-        """Cancel the timers of all approvals."""
-        for question in self.pending.values():
-            if question.timer is not None:
-                question.timer.cancel()
-
-    # -- from the client
-
-    def card_shown(self, approval_id: str) -> None:
-        """Note that a card is visible: a spoken answer counts from now on."""
-        question = self.pending.get(approval_id)
-        if question is not None and question.by_card and self.outbox.was_written(approval_id):
-            question.visible_at = asyncio.get_running_loop().time()
-
-    async def decide(self, decision: Decision, answer: Callable[[ServerEvent], None]) -> None:
-        """Take a decision; a decision that is refused is answered. Raises `StoreError`."""
-        approval_id = decision.approval_id
-        question = self.pending.get(approval_id)
-        if question is None or approval_id in self.deciding:
-            is_deciding = approval_id in self.deciding
-            answer(self.closed.answer(approval_id, decision.decision, is_deciding=is_deciding))
-            return
-        approval, refusal = question.approval, None
-        if decision.arguments_digest != approval.digest:
-            refusal = "This decision is about other arguments; decide about the current card."
-        elif decision.decision == "deny":
-            await self.reject(question, "denied", denied(decision.message))
-        elif decision.decision == "edit":
-            refusal = await self._edit(question, decision)
-        else:
-            # A scope that would save no later question is not offered; a decision for it counts once.
-            scope = decision.scope if decision.scope in approval.scopes else "once"
-            await self.allow(question, question.need.ready, "allowed", scope, decision.message)
-        if refusal is not None:
-            answer(ApprovalResolved(approval_id, "refused", refusal))
-
-    def _redacted(self, need: ApprovalNeeded) -> dict[str, Any]:
-        return dict(self.profile.executor.redacted(need.ready.arguments))
-
-    def _scopes(self, need: ApprovalNeeded) -> tuple[Scope, ...]:
-        ready = need.ready
-        if ready.spec.source == QUESTION:
-            return SCOPES[:1]
-        granted = [grant(ready.spec, ready.arguments, scope="session")]
-        if self._judge(ready, need.verdict.cautions, granted).effect == "ask":
-            return SCOPES[:1]
-        return SCOPES if self.grants.lasting else SCOPES[:2]
-
-    def _judge(
-        self, ready: PreparedCall, cautions: Sequence[Caution], granted: Sequence[Rule] = ()
-    ) -> Verdict:
-        return self.profile.executor.gate.decide(
-            ready.spec,
-            ready.arguments,
-            tainted="untrusted" in cautions,
-            may_have_happened="may_have_happened" in cautions,
-            granted=granted,
+    focus = state.focus
+    if focus is None:
+        return []
+    if profile.has("approval"):
+        missing = [
+            question
+            for question in state.questions.values()
+            if not question.card or question.id not in has_card
+        ]
+        return (
+            [QuestionsAsked(tuple(replace(question, card=True) for question in missing))] if missing else []
         )
+    if focus.speech_id in replayed_speeches:
+        return []
+    if focus.presentations == 0 or (new and not (same_process and focus.presented_at)):
+        return [PromptSpoken(focus.id, focus.prompt, counts=False)]
+    return []
 
-    async def _edit(self, question: PendingApproval, decision: Decision) -> str | None:
-        edited = decision.edited_arguments or {}
-        # A client may send the card's redacted arguments back unchanged: the placeholder is no value.
-        if "[REDACTED:" in str(edited) and "[REDACTED:" not in str(question.need.ready.arguments):
-            return "A redacted value must be written out, or allowed without an edit."
-        ready = self.profile.executor.edited(question.need.ready, edited)
-        if isinstance(ready, str):
-            return ready
-        verdict = self._judge(ready, ())
-        if verdict.effect == "deny":
-            return " ".join(verdict.reasons)
-        await self.allow(question, ready, "edited", "once", decision.message)
-        self.audit.record_answer(ready.spec, ready.arguments, "edited", by_voice=False)  # the call that runs
+
+# -- words
+
+
+def answer(state: Conversation, live: Live, rules: Rules, event_id: str, text: str) -> Response | None:
+    """Take a transcript as an answer to the question in focus; None if it is no answer."""
+    focus = state.focus
+    if focus is None:
         return None
-
-    async def allow(
-        self,
-        question: PendingApproval,
-        ready: PreparedCall,
-        outcome: Outcome,
-        scope: Scope,
-        words: str | None,
-        utterance: Utterance = NO_UTTERANCE,
-    ) -> None:
-        """Record a decision and dispatch the call in one commit, so that a decision runs one call once."""
-        call_id = ready.call.call_id
-        # The model reads the person's words with the result ("yes, but only the first one").
-        note = f"The user allowed this call, saying: {words!r}." if words else "The user allowed this call."
-        ready = replace(ready, notes=(*ready.notes, note))
-        with self._decision(question):
-            granted = await self.grants.add(ready.spec, ready.arguments, scope)
-            # The tool or the rules may have changed in the meantime.
-            forbidden = self.forbidden(ready)
-            if forbidden is not None:
-                await self._record_rejection(question, "superseded", forbidden, utterance)
-                return
-            if ready.spec.source == QUESTION:
-                await self._commit_decision(question, outcome, [], [], utterance)
-                question.batch.put(Decided(question.need, ready, None))
-                return
-            record = self.committer.state.calls[call_id]
-            record = msgspec.structs.replace(
-                record,
-                notes=ready.notes,
-                consent="given",
-                # The call's time limit does not include the time that the person took.
-                opened_ms=time.time_ns() // 1_000_000,
-            )
-            operations = [ForgetCall(call_id), OpenCall(record), *granted]
-            calls: list[ServerEvent] = []
-            if ready.spec.source == "device":
-                self.pending_calls.expect(call_id)
-                calls.append(self.profile.tool_call(ready))
-            try:
-                await self._commit_decision(question, outcome, operations, calls, utterance)
-            except StoreError:
-                self.pending_calls.forget(call_id)
-                raise
-        question.batch.put(Decided(question.need, ready, None))
-        await self._apply_to_others(question, outcome, scope)
-
-    def forbidden(self, ready: PreparedCall) -> ToolOutcome | None:
-        """Return the outcome of a call whose tool changed or is denied by now; None if it may run."""
-        if ready.spec.source == QUESTION:
-            return None
-        spec = self.profile.executor.spec(ready.spec.name)
-        if spec is None or spec.fingerprint != ready.spec.fingerprint:
-            return failed("permission_denied", DEFINITION_CHANGED, reason="definition_changed")
-        verdict = self._judge(ready, ())
-        if verdict.effect == "deny":
-            return failed(
-                "permission_denied", f"{' '.join(verdict.reasons)} Nothing was run.", reason="policy"
-            )
+    answer = live.decisions.classify(focus, text)
+    if focus.card:
+        return _answer_cards(state, live, rules, event_id, text, answer)
+    if answer.kind == "other":
         return None
-
-    async def _apply_to_others(self, question: PendingApproval, outcome: Outcome, scope: Scope) -> None:
-        for key, sibling in list(self.pending.items()):
-            if self.pending.get(key) is not sibling or key in self.deciding:
-                continue  # it was decided while this waited for a commit
-            is_same_call = sibling.approval.digest == question.approval.digest
-            cautions = sibling.approval.cautions
-            if outcome == "denied" and is_same_call:
-                await self.reject(sibling, "denied", denied(None))
-            elif scope != "once" and self._judge(sibling.need.ready, cautions).effect == "allow":
-                await self.allow(sibling, sibling.need.ready, "allowed", "once", None)
-
-    async def reject(
-        self,
-        question: PendingApproval,
-        outcome: Outcome,
-        result: ToolOutcome,
-        utterance: Utterance = NO_UTTERANCE,
-    ) -> None:
-        """Record that a call is not run."""
-        with self._decision(question):
-            await self._record_rejection(question, outcome, result, utterance)
-        await self._apply_to_others(question, outcome, "once")
-
-    async def _record_rejection(
-        self, question: PendingApproval, outcome: Outcome, result: ToolOutcome, utterance: Utterance
-    ) -> None:
-        call_id = question.approval.call_id
-        is_call = question.need.ready.spec.source != QUESTION
-        finish = [FinishCall(call_id, self.profile.executor.to_result(call_id, result))] if is_call else []
-        await self._commit_decision(question, outcome, finish, [], utterance)
-        question.batch.put(Decided(question.need, None, result))
-
-    @contextmanager
-    def _decision(self, question: PendingApproval) -> Iterator[None]:
-        approval_id = question.approval.approval_id
-        self.deciding.add(approval_id)
-        try:
-            yield
-        finally:
-            self.deciding.discard(approval_id)
-            self._settled.set()
-
-    async def _commit_decision(
-        self,
-        question: PendingApproval,
-        outcome: Outcome,
-        operations: Sequence[Operation],
-        calls: Sequence[ServerEvent],
-        utterance: Utterance,
-    ) -> None:
-        approval_id = question.approval.approval_id
-        events = [*utterance.events, *self._resolved(question, outcome)]
-        following = next(
-            (question_after for key, question_after in self.pending.items() if key != approval_id), None
+    if answer.kind == "deny":
+        return decided(
+            state, live, focus, "denied", event_id, text, outcome_of=denied(answer.words), voice=True
         )
-        # The microphone stays open for the answer to a card. An expiry follows no speech of the person.
-        if outcome != "expired" and (following is None or not following.by_card):
-            events.append(set_state(new_call_id(), "thinking"))
-        events += calls
-        if following is not None and not following.by_card:
-            events += self.prompts.present(following)
-        decided = {approval_id: outcome}
-        await self.commit([*utterance.operations, *operations], events, decided)
-        self._close(question, outcome, by_voice=utterance is not NO_UTTERANCE)
+    if answer.kind != "allow" or not focus.presented_at:
+        return present_again(state, live, rules, focus, event_id, text)
+    if live.now() < focus.presented_at + rules.window_ms:  # it may be an echo of the prompt
+        return Later(focus.presented_at + rules.window_ms)
+    return _allowed(state, live, focus, answer, event_id, text)
 
-    async def commit(
-        self,
-        operations: Sequence[Operation],
-        events: Sequence[ServerEvent],
-        decided: Mapping[str, Outcome] | None = None,
-    ) -> None:
-        """Commit with the approvals that are still pending; ``decided`` are the outcomes of this commit."""
-        standing = [question.approval for key, question in self.pending.items() if key not in self.deciding]
-        pending_field = SetField(FIELD, encode_approvals(standing))
-        turn_id = next((question.approval.turn_id for question in self.pending.values()), "")
-        prompt_id = self.prompts.unsent
-        try:
-            snapshots = {PROMPT: self.prompts.dump if standing else str}
-            if decided:
-                snapshots[DECIDED] = lambda: self.closed.dump(decided)
-            await self.committer.commit([*operations, pending_field], events, turn_id, snapshots=snapshots)
-        except StoreError:
-            self.prompts.forget(prompt_id)
-            raise
-        finally:
-            self.prompts.end_commit(prompt_id)
 
-    def _close(self, question: PendingApproval, outcome: Outcome, *, by_voice: bool = False) -> None:
-        approval = question.approval
-        self.pending.pop(approval.approval_id, None)
-        self.closed_at = asyncio.get_running_loop().time()
-        if not self.pending:
-            self._open.clear()
-        if question.timer is not None:
-            question.timer.cancel()
-        self.withdraw_card(question)
-        self.closed.add(approval.approval_id, outcome, by_card=question.by_card)
-        ready = question.need.ready
-        seconds = self.closed_at - question.opened_at
-        self.metrics.count_decision(ready.spec.name, ready.spec.source, outcome, seconds, by_voice=by_voice)
-        self.audit.record_answer(ready.spec, ready.arguments, outcome, by_voice=by_voice)
+def _allowed(
+    state: Conversation, live: Live, question: Question, answer: Answer, event_id: str, text: str
+) -> list[Record]:
+    lasts = answer.scope == "session" and question.risk != "high" and "session" in question.scopes
+    return decided(
+        state, live, question, "allowed", event_id, text, words=answer.words, grant=lasts, voice=True
+    )
 
-    def withdraw_card(self, question: PendingApproval) -> None:
-        """Stop replaying a card."""
-        approval_id = question.approval.approval_id
-        if not self.outbox.withdraw(approval_id):
-            self.outbox.abandon(approval_id)
 
-    def _expire(self, question: PendingApproval) -> None:
-        if question.approval.approval_id not in self.deciding:
-            self.tasks.spawn(self._record_expiry(question))
-            return
-        # A decision is being recorded. If that fails, the question stays open and must still expire.
-        loop = asyncio.get_running_loop()
-        question.timer = loop.call_later(self.limits.close_timeout, self._expire, question)
+def _answer_cards(
+    state: Conversation, live: Live, rules: Rules, event_id: str, text: str, answer: Answer
+) -> list[Record] | None:
+    """Count a yes for a single card that was visible before the person spoke, a no for all cards."""
+    cards = list(state.questions.values())
+    if any(live.decisions.is_yes(card, answer.words) for card in cards):
+        visible_at = live.visible_cards.get(cards[0].id)
+        if answer.kind == "allow" and len(cards) == 1 and visible_at is not None:
+            since = max(visible_at, state.question_closed_at)
+            if live.utterance_began >= since + rules.window_ms:
+                return _allowed(state, live, cards[0], answer, event_id, text)
+        return [AnswerUnclear(cards[0].id, event_id, text, counts=False)]
+    if answer.kind != "deny":
+        return None
+    records: list[Record] = []
+    for card in cards:
+        if not any(
+            isinstance(record, QuestionDecided) and record.question_id == card.id for record in records
+        ):
+            records += decided(
+                state,
+                live,
+                card,
+                "denied",
+                "" if records else event_id,
+                "" if records else text,
+                outcome_of=denied(answer.words),
+                voice=not records,
+            )
+    return records
 
-    async def _record_expiry(self, question: PendingApproval) -> None:
-        result = not_answered("expired")
-        try:
-            await self.reject(question, "expired", result)
-        except Duplicate:
-            pass  # the turn ended first
-        except StoreError as error:
-            # The turn records the outcome once the store is back.
-            log.error("approval expiry not recorded", error=type(error).__name__)
-            self._close(question, "expired")
-            question.batch.put(Decided(question.need, None, result))
 
-    def _resolved(self, question: PendingApproval, outcome: Outcome) -> list[ServerEvent]:
-        if "approval" not in self.profile.capabilities:
-            return []
-        return [ApprovalResolved(question.approval.approval_id, outcome)]
+def present_again(
+    state: Conversation, live: Live, rules: Rules, question: Question, event_id: str = "", text: str = ""
+) -> list[Record]:
+    """Repeat a question that was not heard, or was answered unclearly, a limited number of times."""
+    presented = bool(question.presented_at)
+    if presented and not live.decisions.by_voice(question):
+        outcome = not_answered("screen")
+        return decided(state, live, question, "expired", event_id, text, outcome_of=outcome, voice=True)
+    unclear = question.unclear + presented
+    if unclear > rules.max_unclear or question.presentations >= rules.max_presentations:
+        outcome = not_answered("unclear")
+        return decided(state, live, question, "expired", event_id, text, outcome_of=outcome, voice=bool(text))
+    prompt = PromptSpoken(question.id, live.decisions.prompt(question, 1 + unclear))
+    return [AnswerUnclear(question.id, event_id, text, presented), prompt] if text else [prompt]
+
+
+def prompt_heard(state: Conversation, speech_id: str) -> list[Record]:
+    """Take the end of a prompt's speech: it counts as heard unless it was cut before."""
+    question = next(
+        (question for question in state.questions.values() if question.speech_id == speech_id), None
+    )
+    if question is None or question.card or question.presented_at or question.repeat_at:
+        return []
+    return [PromptHeard(question.id)]
+
+
+def prompt_cut(
+    state: Conversation, live: Live, rules: Rules, question_id: str, event_id: str
+) -> list[Record]:
+    """Take the interruption of a prompt: it is unheard, and repeated in the next silence."""
+    if question_id not in state.questions:
+        return []
+    return [PromptCut(question_id, event_id, live.now() + rules.floor_ms)]
+
+
+# -- taps
+
+
+def tapped(state: Conversation, live: Live, decision: Decision) -> Reply:
+    """Take a decision about a card; one that is refused is answered."""
+    question_id = decision.approval_id
+    question = state.questions.get(question_id)
+    if question is None:
+        return Reply([], [_closed(state, live, decision)])
+    if decision.arguments_digest != question.digest:
+        text = "This decision is about other arguments than those that are asked about."
+        return _refused(question_id, text)
+    if decision.decision == "deny":
+        return Reply(decided(state, live, question, "denied", outcome_of=denied(decision.message)))
+    if decision.decision == "edit":
+        return _edit(state, live, question, decision)
+    # A scope that would save no later question is not offered; a decision for it counts once.
+    scope = decision.scope if decision.scope in question.scopes else "once"
+    lasts = scope != "once"
+    return Reply(
+        decided(
+            state,
+            live,
+            question,
+            "allowed",
+            words=decision.message,
+            grant=scope == "session",
+            applies_to_others=lasts,
+        )
+    )
+
+
+def _edit(state: Conversation, live: Live, question: Question, decision: Decision) -> Reply:
+    arguments: dict[str, Any] = decision.edited_arguments or {}
+    # A client may return the card's redacted arguments unchanged: the placeholder is no value.
+    if "[REDACTED:" in str(arguments) and "[REDACTED:" not in question.arguments:
+        text = "What was withheld from the card must be written out, or left to an unedited allow."
+        return _refused(question.id, text)
+    edit = live.decisions.edited(question, arguments)
+    if isinstance(edit, str):
+        return _refused(question.id, edit)
+    records = decided(
+        state,
+        live,
+        question,
+        "edited",
+        words=decision.message,
+        arguments=edit.arguments,
+        digest=edit.digest,
+        note=edit.note,
+    )
+    return Reply(records)
+
+
+def _refused(question_id: str, text: str) -> Reply:
+    return Reply([], [ApprovalResolved(question_id, "refused", text)])
+
+
+def _closed(state: Conversation, live: Live, decision: Decision) -> ApprovalResolved:
+    """Answer a decision about a question that is not open."""
+    question_id = decision.approval_id
+    outcome = state.decided.get(question_id)
+    if outcome in ("expired", "superseded"):
+        return ApprovalResolved(question_id, outcome, _GONE)
+    is_told = question_id in live.told_outcomes
+    if outcome is not None and outcome == _OUTCOMES.get(decision.decision) and not is_told:
+        return ApprovalResolved(question_id, outcome, _DECIDED)  # it may have been lost with a connection
+    if outcome is not None:
+        return ApprovalResolved(question_id, "refused", _DECIDED)
+    # Under the first claim no other process has served the session; a later one may lack outcomes.
+    if len(state.claims) > 1:
+        return ApprovalResolved(question_id, "superseded", _GONE)
+    return ApprovalResolved(question_id, "refused", "There is no such question.")
+
+
+# -- deciding
+
+
+def decided(
+    state: Conversation,
+    live: Live,
+    question: Question,
+    outcome: Outcome,
+    event_id: str = "",
+    text: str = "",
+    *,
+    words: str | None = None,
+    outcome_of: ToolOutcome | None = None,
+    arguments: str = "",
+    digest: str = "",
+    note: str = "",
+    grant: bool = False,
+    applies_to_others: bool = False,
+    voice: bool = False,
+) -> list[Record]:
+    """Make the records of a decision, of the decisions that follow from it, and of the next question.
+
+    ``outcome_of`` is the result of a call that does not run. ``grant``: the decision holds for the session.
+    """
+    grants = live.decisions.granted(question, state.grants) if grant else ""
+    allows = outcome in ("allowed", "edited")
+    if allows and (forbidden := live.decisions.refusal(question, arguments)) is not None:
+        outcome, outcome_of, allows, grants = "superseded", forbidden, False, ""
+    notes: tuple[str, ...] = ()
+    if allows:
+        # The model reads the person's words with the result ("yes, but only the first").
+        allowed = (
+            f"The user allowed this call, saying: {words!r}." if words else "The user allowed this call."
+        )
+        notes = (*([note] if note else []), allowed)
+    decision = QuestionDecided(
+        question.id,
+        question.call_id,
+        outcome,
+        event_id,
+        text,
+        arguments,
+        digest,
+        notes,
+        grants,
+        voice,
+    )
+    records: list[Record] = [decision, *_result(state, live, question, outcome_of)]
+    closed = {question.id}
+    for other in state.questions.values():
+        if other.id in closed or other.form is not None:
+            continue
+        if outcome == "denied" and other.digest == question.digest:
+            records += [
+                QuestionDecided(other.id, other.call_id, "denied"),
+                *_result(state, live, other, denied(None)),
+            ]
+            closed.add(other.id)
+        elif (grant or applies_to_others) and allows and live.decisions.allows(other, grants or state.grants):
+            allowed_too = ("The user allowed this call.",)
+            records.append(QuestionDecided(other.id, other.call_id, "allowed", notes=allowed_too))
+            closed.add(other.id)
+    following = next((other for other in state.questions.values() if other.id not in closed), None)
+    if following is not None and not following.card and following.presentations == 0:
+        records.append(PromptSpoken(following.id, following.prompt))
+    return records
+
+
+def _result(state: Conversation, live: Live, question: Question, outcome: ToolOutcome | None) -> list[Record]:
+    call = state.open_call(question.call_id)
+    if outcome is None or call is None or question.form is not None:
+        return []
+    finished = live.decisions.result(call, outcome)
+    result = ToolResult(call.id, finished.content, finished.is_error, call.untrusted)
+    return [CallFinished(result, error_type=outcome.error_type, reason=outcome.metadata.reason)]
+
+
+def form_answer(question: Question, decision: QuestionDecided) -> dict[str, Any] | None:
+    """Give the values of a form; None unless it was allowed."""
+    if decision.outcome not in ("allowed", "edited"):
+        return None
+    values: dict[str, Any] = msgspec.json.decode(decision.arguments or question.arguments)
+    return values

@@ -1,14 +1,22 @@
-"""Named texts that outlive a turn: fields of a session, and of a subject across its sessions."""
+"""Named texts of tools: those of a session, and those of a person across sessions."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from conductor.conversation.commit import Committer
+from conductor.conversation.ledger import SNAPSHOT_COMMITS, replay
+from conductor.conversation.records import Commit, FieldSet, encode
 from conductor.errors import Conflict, Fenced, StoreUnavailable
 from conductor.events.envelope import IdGenerator
-from conductor.stores.base import SessionKey, SessionStore, SetField
+from conductor.rate_limit import ANONYMOUS
+from conductor.stores.base import SessionKey, SessionLog
+from conductor.tools.base import SessionFields
+
+if TYPE_CHECKING:
+    from conductor.conversation.session import Session
 
 # Prefix of the tools' fields, so that no tool can overwrite another field.
 PREFIX = "tool:"
@@ -23,7 +31,7 @@ _commit_ids = IdGenerator("record")
 class SubjectRecords:
     """Reads and writes the subjects' records."""
 
-    def __init__(self, store: SessionStore) -> None:
+    def __init__(self, store: SessionLog) -> None:
         self._store = store
         self._fields: dict[str, Mapping[str, str]] = {}
         self._lock = asyncio.Lock()
@@ -35,7 +43,7 @@ class SubjectRecords:
     async def load(self, subject: str) -> None:
         """Read a subject's record. Raises `StoreUnavailable`."""
         claim = await self._store.claim(SessionKey(subject, RECORD_ID))
-        self._fields[subject] = claim.state.fields
+        self._fields[subject] = replay(claim.commits, claim.revision).fields
 
     async def update(self, subject: str, name: str, change: Callable[[str], str]) -> None:
         """Replace a field by the result of ``change``; an empty text deletes it.
@@ -47,32 +55,37 @@ class SubjectRecords:
             for attempt in range(1, _ATTEMPTS + 1):
                 # The last claim wins: a writer with an earlier one is fenced, and tries again.
                 claim = await self._store.claim(SessionKey(subject, RECORD_ID))
-                text = change(claim.state.fields.get(name, ""))
+                state = replay(claim.commits, claim.revision)
+                value = change(state.fields.get(name, ""))
+                snapshot = len(claim.commits) >= SNAPSHOT_COMMITS
+                at = time.time_ns() // 1_000_000
+                commit = Commit(claim.token, at, (FieldSet(name, value),), state=state if snapshot else None)
                 try:
-                    await self._store.commit(claim, _commit_ids(), [SetField(name, text)])
+                    await self._store.append(claim, _commit_ids(), encode(commit), snapshot=snapshot)
                 except (Fenced, Conflict):
                     if attempt == _ATTEMPTS:
                         raise StoreUnavailable("other processes keep writing this person's record") from None
                     continue
-                self._fields[subject] = claim.state.fields
+                self._fields[subject] = {**state.fields, name: value}
                 return
 
 
 class Fields:
     """The `SessionFields` of one session."""
 
-    def __init__(self, committer: Committer) -> None:
-        self._committer = committer
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._lock = asyncio.Lock()
 
     def get(self, name: str) -> str | None:
         """Read a field."""
-        return self._committer.state.fields.get(PREFIX + name)
+        return self._session.state.fields.get(PREFIX + name)
 
     async def update(self, name: str, change: Callable[[str | None], str]) -> None:
         """Replace a field by the result of ``change``. Raises `StoreError`, and errors of ``change``."""
         async with self._lock:
-            await self._committer.commit([SetField(PREFIX + name, change(self.get(name)))])
+            value = change(self.get(name))
+            await self._session.decide(lambda: [FieldSet(PREFIX + name, value)])
 
 
 class PersonFields:
@@ -89,3 +102,10 @@ class PersonFields:
     async def update(self, name: str, change: Callable[[str | None], str]) -> None:
         """Replace a field by the result of ``change``. Raises `StoreError`, and errors of ``change``."""
         await self._records.update(self._subject, PREFIX + name, lambda text: change(text or None))
+
+
+def person_fields(records: SubjectRecords | None, key: SessionKey, fields: SessionFields) -> SessionFields:
+    """Give the fields of the person behind a token; for an anonymous person those of the session."""
+    if records is None or key.subject == ANONYMOUS:
+        return fields
+    return PersonFields(records, key.subject)

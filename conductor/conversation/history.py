@@ -27,13 +27,13 @@ LOST_RESULT = (
 )
 
 
-def repair(messages: Sequence[Message]) -> list[Message]:
-    """Return a valid history with as much of ``messages`` as can stay, in order.
+def repair(messages: Sequence[Message], sent: Sequence[Message] = ()) -> list[Message]:
+    """Return a valid history: ``sent``, which is valid, and as much of ``messages`` as can stay, in order.
 
     A missing result is replaced by a lost one. Results without a call, repeated results and all messages
     before the first user message are dropped.
     """
-    repaired: list[Message] = []
+    repaired = list(sent)
     index = 0
     while index < len(messages):
         message = messages[index]
@@ -114,6 +114,7 @@ class HistoryBudget:
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
         self._ratio = 1.0
+        self._estimated: tuple[Sequence[Message], int] = (), 0
 
     @property
     def tokens(self) -> int:
@@ -122,12 +123,24 @@ class HistoryBudget:
     def learn(self, request: ModelRequest, usage: Usage) -> None:
         """Compare the estimate for a request with the tokens that the service counted."""
         counted = usage.read_tokens
+        if counted <= _TELLING_TOKENS:
+            return
         running = request.messages[running_turn(request.messages) :]
         reasoning = sum(len(reply.opaque or "") for reply in running if isinstance(reply, AssistantMessage))
         fixed = len(request.system) + _size(tuple(request.tools)) + reasoning
-        estimated = sum(map(estimate_tokens, request.messages)) + fixed / CHARS_PER_TOKEN
-        if counted > _TELLING_TOKENS:
-            self._ratio = min(max(1.0, counted / estimated), _MAX_RATIO)
+        estimated = self._estimate(request.messages) + fixed / CHARS_PER_TOKEN
+        self._ratio = min(max(1.0, counted / estimated), _MAX_RATIO)
+
+    def _estimate(self, messages: Sequence[Message]) -> int:
+        """Sum the estimates; the requests of a turn begin with the messages of the one before."""
+        earlier, total = self._estimated
+        number = len(earlier)
+        continues = 0 < number <= len(messages) and messages[0] is earlier[0]
+        if not continues or messages[number - 1] is not earlier[-1]:
+            number, total = 0, 0
+        total += sum(map(estimate_tokens, messages[number:]))
+        self._estimated = messages, total
+        return total
 
     def halve(self, messages: Sequence[Message]) -> int:
         """Shrink to half of a history that was too long; return how many messages to drop."""

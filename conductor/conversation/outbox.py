@@ -1,448 +1,548 @@
-"""Outbound events of a session: order, replay, and the time limits of calls.
+"""The client's unacknowledged events on one connection: their order, replay, and time limits.
 
-The shipped client handles one event at a time and answers a call before it reads the next. So calls wait in
-a `SerialCallQueue`: only the first one's time limit runs. A second ``tts.speak`` is held, with everything
-after it, until the first one is over. A client with ``segments`` queues speeches itself.
+The shipped client handles one event at a time and answers a call before it reads the next. So calls wait in a
+line: only the first one's time limit runs. A second ``tts.speak`` is held, with all later events, until the
+first one is over. A client with ``segments`` queues speeches itself: none is held. All of this concerns the
+connection; it is built again from the events that are not acknowledged.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import takewhile
-from typing import cast
 
 import msgspec
 
-from conductor.conversation.serial_calls import SerialCallQueue, UnackedEvent
+from conductor.conversation.live import Live, Rules
+from conductor.conversation.state import Event
 from conductor.conversation.transport import Frame, Transport
-from conductor.events.envelope import precedes
+from conductor.events.envelope import PROTOCOL_VERSION, timestamp
 from conductor.events.server import ConversationState
-from conductor.settings import Limits
-from conductor.stores.base import OutboundRecord
 
 _UI_CALLS = ("state", "message", "speak")
-# Kinds that are never evicted: they are few, and a turn waits for each of them.
-_KEPT = ("call", "approval")
-# Minimum seconds for a call of another process: its client has just connected.
-_MIN_RESTORED_S = 1.0
-# A client with this many unanswered UI calls sends no acknowledgements; a turn sends four before its speech.
+# Kinds that a client has handled once it answers a later event.
+_READ_IN_ORDER = ("state", "message", "final", "resolved")
+# Unanswered UI calls (a turn sends four before its speech) of a client that acknowledges none.
 _SIGNS_OF_SILENCE = 4
+# Milliseconds of lateness of a timer that show that the process was suspended.
+_SUSPENDED_MS = 500
+# Least milliseconds left after a suspension, and to a call of another process: the client must be read first.
+_UNREAD_MS = 1_000
+
+
+class _Envelope(msgspec.Struct, frozen=True, rename="camel"):
+    id: str
+    type: str
+    timestamp: str
+    session_id: str
+    protocol_version: int
+    payload: msgspec.Raw
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def encode_frame(event_id: str, type_: str, session_id: str, payload: bytes) -> bytes:
+    """Encode an event with its envelope."""
+    raw = msgspec.Raw(payload)
+    return _encode(_Envelope(event_id, type_, timestamp(), session_id, PROTOCOL_VERSION, raw))
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """An unacknowledged event.
+
+    ``sent``: to any connection. ``replayed``: sent before the present connection. A speech and the state sent
+    just before it (``speaking``) refer to each other: they are replayed together.
+    """
+
+    event: Event
+    limit_ms: int
+    frame: Frame
+    sent: bool = False
+    replayed: bool = False
+    state: Entry | None = None
+    speech: Entry | None = None
 
 
 class Outbox:
     """The unacknowledged events of one session, and the transport that carries them.
 
-    ``on_expired`` is called for each call that timed out, and each speech that will not be acknowledged.
-    ``removed`` are the ids of events that the next commit removes from the store. ``shown_at`` is the loop's
-    time at which the client was last connected, sent a UI call, or answered one. ``last_written`` is the id
-    of the last durable event sent on this connection.
+    ``nonce`` is that of the claim. ``acked`` are the ids for the next commit. ``on_expired`` is called for
+    each call that timed out, and each speech that will not be acknowledged. ``shown_at`` is the time at which
+    the client was last connected, sent a UI call, or answered one. While ``deciding``, no event that a
+    decision rests on is sent.
     """
 
-    def __init__(self, limits: Limits, on_expired: Callable[[OutboundRecord], None]) -> None:
-        self._limits = limits
+    def __init__(
+        self, session_id: str, nonce: str, live: Live, rules: Rules, on_expired: Callable[[Event], None]
+    ) -> None:
+        self._session_id = session_id
+        self._nonce = nonce
+        self._live = live
+        self._rules = rules
         self._on_expired = on_expired
         self.transport: Transport | None = None
-        self.removed: list[str] = []
-        self._entries: OrderedDict[str, UnackedEvent] = OrderedDict()
-        self._by_call: dict[str, UnackedEvent] = {}
-        self._backlog: list[UnackedEvent | Frame] = []
-        self._speaking: UnackedEvent | None = None
-        self.calls = SerialCallQueue(self._expire)
+        self.acked: list[str] = []
+        self.shown_at = 0
+        self.last_written = ""
+        self.deciding = False
+        self._flashes = 0
+        self._withheld: list[Entry] = []
+        self._entries: dict[str, Entry] = {}
+        self._by_call: dict[str, Entry] = {}
+        self._backlog: list[Entry | Frame] = []
+        self._line: dict[str, Entry] = {}
+        self._head: Entry | None = None
+        self._head_since = 0
+        self._head_limit = 0
+        self._speaking: Entry | None = None
         self._client_acknowledges: bool | None = None
         self._probe = ""
-        self._probe_state: ConversationState = "thinking"
-        self._probed: list[UnackedEvent] = []
-        self._last_state: OutboundRecord | None = None
-        self.shown_at = 0.0
-        self.last_written = ""
+        self._last_state: ConversationState | None = None
+        live.sent = self.was_sent
+
+    # -- facts
 
     @property
     def speaking(self) -> bool:
+        """Whether a speech is being played."""
         return self._speaking is not None
 
     @property
     def has_backlog(self) -> bool:
+        """Whether events are held."""
         return bool(self._backlog)
 
     @property
     def outstanding(self) -> bool:
-        return bool(self.calls or self._backlog)
+        """Whether the client owes an answer, or events are held."""
+        return bool(self._line or self._backlog)
 
-    def records(self) -> list[OutboundRecord]:
-        """List the unacknowledged events."""
-        return [entry.record for entry in self._entries.values()]
+    @property
+    def deadline(self) -> int | None:
+        """The time at which the first call of the line is late."""
+        return self._head_since + self._head_limit if self._head is not None else None
+
+    @property
+    def replayed_speeches(self) -> list[str]:
+        """The speeches of a replay, in their order."""
+        speeches = (entry for entry in self._entries.values() if entry.event.kind == "speak")
+        return [entry.event.call_id for entry in speeches if not self._is_stale(entry)]
+
+    @property
+    def unconfirmed(self) -> bool:
+        """Whether the client may have handled UI calls that are about to be replayed."""
+        return any(entry.sent and entry.event.kind in _UI_CALLS for entry in self._entries.values())
+
+    @property
+    def last_state(self) -> ConversationState:
+        """The last state that was shown, or is held."""
+        return self._last_state or "thinking"
+
+    def was_sent(self, call_id: str) -> bool:
+        """Tell whether a call was ever written to a socket: one that is not outstanding was."""
+        entry = self._by_call.get(call_id)
+        return entry is None or entry.frame.written
+
+    def was_answered(self, call_id: str) -> bool:
+        """Tell whether a UI call is no longer outstanding."""
+        return call_id not in self._by_call
+
+    def is_ui_call(self, call_id: str) -> bool:
+        """Tell whether it is an unanswered UI call."""
+        entry = self._by_call.get(call_id)
+        return entry is not None and entry.event.kind in _UI_CALLS
+
+    def is_outstanding(self, call_id: str) -> bool:
+        """Tell whether a call has not been answered."""
+        return call_id in self._by_call
 
     def has_had(self, event_id: str) -> bool:
         """Tell whether an event was written or acknowledged."""
         entry = self._entries.get(event_id)
-        return entry.frame.written if entry is not None else event_id in self.removed
+        return entry.frame.written if entry is not None else event_id in self.acked
 
-    def restore(self, record: OutboundRecord, limit: float, *, was_sent: bool) -> None:
-        """Restore an event from the store; ``was_sent``: the client may have received it.
+    # -- from the conversation
 
-        A call's time limit includes the time since it was created.
-        """
-        if record.kind == "call":
-            limit = max(_MIN_RESTORED_S, limit - (time.time() - record.created_ms / 1000))
-        entry = UnackedEvent(record, limit)
-        entry.frame.written = was_sent
-        self._add(entry)
-        if record.kind == "call":
-            self.calls.join(entry)
+    def restore(self, event: Event, *, sent: bool) -> None:
+        """Take an event of another process; ``sent``: the client may have it."""
+        entry = self._make(event)
+        entry.sent = entry.frame.written = sent
+        if event.kind == "call":
+            entry.limit_ms = max(_UNREAD_MS, entry.limit_ms - (self._live.now() - event.at))
+            self._join(entry)
 
-    def stop_sending(self) -> None:
-        """Stop sending: another process owns the session."""
-        self.transport = None
-        self._backlog.clear()
+    def put(self, events: list[Event], outbound: dict[str, Event]) -> None:
+        """Send the events of a commit, and drop those that the state has dropped."""
+        for event in events:
+            if event.kind == "flash":
+                self.flash(event.type, event.payload)
+            elif event.id in outbound:
+                self._put(event)
+        for event_id in [event_id for event_id in self._entries if event_id not in outbound]:
+            self._abandon(self._entries[event_id])
+        self.settle()
 
-    def put(self, record: OutboundRecord, limit: float) -> None:
-        """Add a committed event, and send it unless it must wait."""
-        if self.is_probe(record.call_id):
-            self._put_probe(record, limit)
-            return
-        entry = UnackedEvent(record, limit)
-        if record.kind == "approval" and record.call_id in self._by_call:
-            self._remove(self._by_call[record.call_id])  # a new card replaces the old one
-        self._add(entry)
-        self._evict()
+    def withhold(self, call_ids: Iterable[str]) -> None:
+        """Keep calls that were not written from being written while the commit that closes them is stored."""
+        for call_id in call_ids:
+            entry = self._by_call.get(call_id)
+            if entry is not None and entry.sent and not entry.frame.written:
+                entry.frame.withdrawn = True
+                self._withheld.append(entry)
+
+    def _offer_withheld(self) -> None:
+        """Send them after all: their commit was not recorded."""
+        withheld, self._withheld = self._withheld, []
+        for entry in withheld:
+            if entry.event.id in self._entries and self.transport is not None:
+                entry.frame = Frame(entry.frame.data)
+                self._offer(entry)
+
+    def _put(self, event: Event) -> None:
+        former = self._by_call.get(event.call_id)
+        if event.kind == "approval" and former is not None:
+            self._remove(former)  # a new card replaces the former one
+        entry = self._make(event)
         if self.transport is not None:
+            if event.kind == "resolved":
+                self._live.told_outcomes.add(event.call_id)
             self._offer(entry)
-        elif record.kind == "call":
-            self.calls.join(entry)
+        elif event.kind == "call":
+            self._join(entry)
 
-    def _add(self, entry: UnackedEvent) -> None:
-        record = entry.record
-        if record.kind == "state":
-            self._last_state = record
+    def _make(self, event: Event) -> Entry:
+        frame = Frame(encode_frame(event.id, event.type, self._session_id, event.payload))
+        entry = Entry(event, self._limit(event), frame)
+        if event.kind == "state":
+            self._last_state = _state_of(event)
         last = next(reversed(self._entries.values()), None)
-        if record.kind == "speak" and last is not None and last.record.kind == "state":
+        if event.kind == "speak" and last is not None and last.event.kind == "state":
             entry.state, last.speech = last, entry
-        self._entries[record.event_id] = entry
-        if record.kind != "final":
-            self._by_call[record.call_id] = entry
+        self._entries[event.id] = entry
+        if event.call_id:
+            self._by_call[event.call_id] = entry
+        return entry
 
-    def _put_probe(self, record: OutboundRecord, limit: float) -> None:
-        self._probed = self.unconfirmed
-        if not self._probed or self.transport is None or self._state_sent() != self._probe_state:
-            self.removed.append(record.event_id)  # a newer state was sent and serves as the probe
-            return
-        entry = UnackedEvent(record, limit)
-        self._entries[record.event_id] = self._by_call[record.call_id] = entry
-        self._entries.move_to_end(record.event_id, last=False)  # it is sent ahead of the held events
-        self._write(entry)
+    def _limit(self, event: Event) -> int:
+        limits = self._rules.limits
+        if event.kind == "call":
+            return event.limit_ms
+        if event.kind == "speak":
+            characters = len(msgspec.json.decode(event.payload)["arguments"])
+            return round((limits.speech_timeout + characters * limits.speech_seconds_per_char) * 1000)
+        return round(limits.ui_timeout * 1000)
 
-    def _pass_probed(self) -> None:
-        for entry in self._probed:
-            if entry.record.event_id not in self._entries:
-                continue
-            if entry.record.kind != "speak":
-                self._remove(entry)
-            elif entry is self._speaking and not self._queues_speeches:
-                self._lose(entry)
-        self._probed = []
+    def flash(self, type_: str, payload: bytes, *, partial: bool = False, first: bool = False) -> None:
+        """Send an event that may be lost; it keeps its place among held events.
 
-    def send(self, frame: Frame) -> None:
-        """Send a frame that is not replayed, behind the events that are held."""
+        Its id is that of the last durable event of this process with a suffix: a client that names it in a
+        ``resume`` has handled that event, and none that is held. ``first``: nothing was sent on this
+        connection before.
+        """
         if self.transport is None:
             return
+        self._flashes += 1
+        own = f"evt_{self._nonce}_"
+        base = self.last_written if self.last_written.startswith(own) and not first else f"{own}0"
+        event_id = f"{base}.{self._flashes:x}"
+        frame = Frame(encode_frame(event_id, type_, self._session_id, payload), partial=partial)
         if self._backlog:
-            # A held partial would be out of date: the final text follows.
-            if not frame.partial:
+            if not partial:  # a held partial would be out of date
                 self._backlog.append(frame)
             return
         self.transport.send(frame)
 
-    def is_outstanding(self, call_id: str) -> bool:
-        """Tell whether a call has not been answered yet."""
-        return call_id in self._by_call
-
-    def is_ui_call(self, call_id: str) -> bool:
-        """Tell whether this is an unanswered UI call: state, message or speech."""
-        entry = self._by_call.get(call_id)
-        return entry is not None and entry.record.kind in _UI_CALLS
-
-    def was_written(self, call_id: str) -> bool:
-        """Tell whether a call's frame was ever handed to a socket."""
-        entry = self._by_call.get(call_id)
-        return entry is not None and entry.frame.written
-
     # -- from the client
 
-    def acknowledge(self, call_id: str) -> OutboundRecord | None:
-        """Take a call's answer; returns the call's record if it was outstanding.
+    def acknowledge(self, call_id: str) -> bool:
+        """Take a call's answer; returns whether the call was outstanding.
 
-        The client reads in order: an answer also acknowledges the UI events written before it, but no speech.
+        The client reads in order, so an answer also acknowledges the events written before it, but not a
+        speech: that ends with its own answer.
         """
         entry = self._by_call.get(call_id)
         if entry is None:
-            return None
-        # An abandoned call is not among the entries, so the events before it are unknown.
-        for earlier in self._before(entry) if entry.record.event_id in self._entries else ():
-            if earlier.record.kind in ("state", "message", "final") and earlier.frame.written:
-                self._finish(earlier)
-            elif earlier.record.kind == "speak" and earlier.replayed and not self._queues_speeches:
-                # Its answer was lost with the old socket; the app does not answer again.
-                self._lose(earlier)
-        if entry.record.kind in _UI_CALLS:
-            self._client_acknowledges = True
-            self.shown_at = asyncio.get_running_loop().time()
-        self._finish(entry)
-        if self.is_probe(call_id):
-            self._pass_probed()
-        self._settle()
-        return entry.record
-
-    def expect_no_acknowledgements(self) -> None:
-        """Stop waiting for acknowledgements if a whole turn of the client has passed without one."""
-        if self._client_acknowledges is False:
-            for entry in list(self._entries.values()):
-                if entry.record.kind == "speak" and entry.frame.written:
-                    self._lose(entry)
-            return
-        unanswered = [e for e in self._entries.values() if e.record.kind in _UI_CALLS and e.frame.written]
-        if self._client_acknowledges is None and len(unanswered) >= _SIGNS_OF_SILENCE:
-            self._client_acknowledges = False
-            for entry in self.calls.entries:
-                if entry.record.kind == "speak":
-                    self._lose(entry)
-                elif entry.record.kind != "call":
-                    self.calls.leave(entry)
-            self._settle()
-
-    def extend(self, call_id: str) -> None:
-        """Restart a call's time limit, if the call is outstanding."""
-        entry = self._by_call.get(call_id)
-        if entry is not None and entry.record.kind == "call":
-            self.calls.restart(entry)
-
-    def end_speech(self, call_id: str) -> None:
-        """End a speech before its answer, and never replay it: it was interrupted."""
-        entry = self._by_call.get(call_id)
-        if entry is not None and entry.record.kind == "speak":
-            entry.frame.withdrawn = True
-            self._remove(entry)
-            self._settle()
-
-    # -- from the session
-
-    @property
-    def unconfirmed(self) -> list[UnackedEvent]:
-        """The replayed UI calls: their answers may have been lost with the previous connection."""
-        backlog = {id(entry) for entry in self._backlog}
-        return [
-            entry
-            for entry in self._entries.values()
-            if entry.replayed and entry.record.kind in _UI_CALLS and id(entry) not in backlog
-        ]
-
-    def _state_sent(self) -> ConversationState:
-        if self._backlog and self._speaking is not None:
-            return "speaking"  # later states are held
-        if self._last_state is None:
-            return "thinking"
-        call = msgspec.json.decode(self._last_state.frame)
-        return cast(ConversationState, msgspec.json.decode(call["payload"]["arguments"])["state"])
-
-    def send_probe(self, call_id: str) -> ConversationState:
-        """Make this call the probe, which overtakes held events; returns the state that it repeats.
-
-        Its answer shows that the client has handled all events replayed before it.
-        """
-        self._probe, self._probe_state = call_id, self._state_sent()
-        return self._probe_state
-
-    def is_probe(self, call_id: str) -> bool:
-        """Tell whether a call is the probe."""
-        return bool(call_id) and call_id == self._probe
-
-    def withdraw(self, call_id: str) -> bool:
-        """Withdraw a call that was not written; False if it was written or is unknown."""
-        entry = self._by_call.get(call_id)
-        if entry is None or entry.frame.written:
             return False
-        entry.frame.withdrawn = True
-        self._remove(entry)
-        self._settle()
+        # An abandoned call is not among the entries: what preceded it is not known any more.
+        # What the probe shows of earlier events, `_pass_probed` says.
+        is_known = entry.event.id in self._entries and call_id != self._probe
+        for earlier in self._before(entry) if is_known else ():
+            if earlier.event.kind in _READ_IN_ORDER and earlier.frame.written:
+                self._finish(earlier)
+            elif earlier.event.kind == "speak" and earlier.replayed and not self._queues_speeches:
+                self._lose(earlier)  # its answer was lost with the old connection
+        if entry.event.kind in _UI_CALLS:
+            self._client_acknowledges, self.shown_at = True, self._live.now()
+        is_speech = entry.event.kind == "speak"
+        self._finish(entry)
+        if is_speech:
+            self._live.finished_speeches.setdefault(call_id, self._live.now())
+        if call_id == self._probe:
+            self._pass_probed()
+        self.settle()
         return True
 
-    def abandon(self, call_id: str) -> None:
-        """Stop replaying a call, and expect no answer.
+    def expect_no_acknowledgements(self) -> None:
+        """Stop waiting for acknowledgements of a client that sent none in a whole turn."""
+        written = [entry for entry in self._entries.values() if entry.frame.written]
+        if self._client_acknowledges is False:
+            for entry in written:
+                if entry.event.kind == "speak":
+                    self._lose(entry)
+            return
+        unanswered = sum(entry.event.kind in _UI_CALLS for entry in written)
+        if self._client_acknowledges is None and unanswered >= _SIGNS_OF_SILENCE:
+            self._client_acknowledges = False
+            for entry in list(self._line.values()):
+                if entry.event.kind == "speak":
+                    self._lose(entry)
+                elif entry.event.kind != "call":
+                    self._leave(entry)
+            self.settle()
 
-        The device may still be working on it: the calls behind it wait until it is answered or times out.
-        """
-        entry = self._by_call.get(call_id)
-        if entry is not None and self._entries.pop(entry.record.event_id, None) is not None:
-            self.removed.append(entry.record.event_id)
-            if entry.record.event_id not in self.calls:
-                del self._by_call[call_id]
+    def extend(self, call_id: str) -> None:
+        """Restart the time limit of the first call of the line: the device works on it."""
+        if self._head is not None and self._head.event.call_id == call_id:
+            self._head_since = self._live.now()
+            self._head_limit = self._head.limit_ms
 
-    def handled(self, event_id: str | None, *, queues_speeches: bool = False) -> None:
-        """Acknowledge all events up to the one that the client's ``resume`` names as handled.
+    def handled(self, event_id: str | None, *, queues_speeches: bool) -> None:
+        """Acknowledge everything up to an event that the client has handled.
 
         A client that ``queues_speeches`` may not have spoken the earlier speeches yet.
         """
-        if event_id is None:
-            return
+        claim, last = _place(event_id or "")
         for entry in list(self._entries.values()):
-            own_id, kind = entry.record.event_id, entry.record.kind
-            if not entry.frame.written or not (own_id == event_id or precedes(own_id, event_id)):
+            own_claim, own = _place(entry.event.id)
+            if not entry.frame.written or own_claim != claim or own > last:
                 continue
-            if kind in ("state", "message", "final"):
+            if entry.event.kind in _READ_IN_ORDER:
                 self._finish(entry)
-            elif kind == "speak" and own_id != event_id and not queues_speeches:
-                self._lose(entry)  # its answer was lost
-        self._settle()
+            elif entry.event.kind == "speak" and own < last and not queues_speeches:
+                self._lose(entry)  # the client is past it, so its answer was lost
+        self.settle()
 
-    def attach(self, transport: Transport, *, states: bool = True, relaunched: bool = False) -> None:
+    # -- connections
+
+    def attach(self, transport: Transport, *, states: bool, probe: str) -> None:
         """Send to this transport from now on, and replay the unacknowledged events to it.
 
-        Replays the latest state (not without ``states``: a new one follows), and each speech with its
-        ``speaking``, without which the app speaks with its microphone open. Drops stale speeches. Does not
-        replay a write call that was written: a ``relaunched`` app would run it twice, unless its client
-        reports the calls that it has run.
+        Replays only the latest state, without ``states`` none, but each speech with its ``speaking``. Drops
+        stale speeches. The call ``probe`` is sent first among held events: its answer shows that all replayed
+        events before it were handled.
         """
         self.transport = transport
-        self.shown_at = asyncio.get_running_loop().time()
+        self.shown_at = self._live.now()
         self.last_written = ""
-        self._probe = ""
         self._backlog.clear()
         self._speaking = None
+        self._probe = ""
         # Requeue the calls in the order of the events; abandoned ones stay in front.
-        self.calls.retain(lambda event_id: event_id not in self._entries)
-        latest = next((e for e in reversed(self._entries.values()) if e.record.kind == "state"), None)
-        may_repeat = relaunched or not transport.resumes
+        self._line = {key: entry for key, entry in self._line.items() if key not in self._entries}
+        states_shown = (e for e in reversed(self._entries.values()) if e.event.kind == "state")
+        latest = next((entry for entry in states_shown if entry.event.call_id != probe), None)
         for entry in list(self._entries.values()):
-            kind = entry.record.kind
-            entry.replayed = entry.frame.written
-            if kind == "state" and not (entry is latest and states) and not self._opens_speech(entry):
+            kind = entry.event.kind
+            entry.replayed = entry.sent
+            if probe and entry.event.call_id == probe:
+                self._probe = probe
+                self._write(entry)
+            elif kind == "state" and not (entry is latest and states) and not self._opens_speech(entry):
                 self._remove(entry)
             elif kind == "speak" and self._is_stale(entry):
                 self._lose(entry)
-            elif kind == "call" and entry.record.effect != "read" and entry.frame.written and may_repeat:
-                self.calls.join(entry)
+            elif entry.event.withheld:
+                self._join(entry)  # its result is awaited
             else:
                 self._offer(entry)
-        self._settle()
+        self.settle()
 
     def detach(self) -> None:
-        """Drop the transport. Time limits of tool calls keep running; time limits of UI calls stop."""
+        """Drop the transport. Time limits of tool calls run on; those of UI calls stop."""
         self.stop_sending()
         self._speaking = None
         for entry in list(self._entries.values()):
-            if entry.record.kind == "call":
-                self.calls.join(entry)
+            if entry.event.kind == "call":
+                self._join(entry)
             else:
-                self.calls.leave(entry)
-        self._settle()
+                self._leave(entry)
+        self.settle()
 
-    def close(self) -> None:
-        """Stop all time limits."""
-        self.stop_sending()
-        self.calls.clear()
+    def stop_sending(self) -> None:
+        """Send nothing more."""
+        self.transport = None
+        self._backlog.clear()
+        for entry in self._withheld:
+            entry.frame = Frame(entry.frame.data)
+        self._withheld.clear()
 
-    def _before(self, entry: UnackedEvent) -> Iterator[UnackedEvent]:
-        return takewhile(lambda earlier: earlier is not entry, list(self._entries.values()))
+    # -- time
 
-    def _is_stale(self, entry: UnackedEvent) -> bool:
-        return time.time() - entry.record.created_ms / 1000 > self._limits.stale_speech
+    def postpone(self, ms: int) -> None:
+        """Extend the first call's time: the process was suspended."""
+        if self._head is not None:
+            least = self._live.now() - self._head_since + _UNREAD_MS
+            self._head_limit = max(self._head_limit + min(ms, self._head.limit_ms), least)
 
-    def _offer(self, entry: UnackedEvent) -> None:
-        if self._backlog or self._waits_for_speech(entry):
+    def tick(self) -> None:
+        """Take what is late; a process that was suspended first reads what the client has sent."""
+        now = self._live.now()
+        while self._head is not None and now >= self._head_since + self._head_limit:
+            entry, late = self._head, now - self._head_since - self._head_limit
+            if late > _SUSPENDED_MS:
+                self._head_since, self._head_limit = now, max(_UNREAD_MS, min(late, entry.limit_ms))
+                return
+            event = entry.event
+            if event.kind in ("call", "speak"):
+                abandoned = event.id not in self._entries
+                self._remove(entry)
+                if not abandoned:
+                    self._expire(event)
+            else:
+                self._leave(entry)
+            self.settle()
+
+    # -- inside
+
+    def settle(self) -> None:
+        """Send the held events that no longer have to wait."""
+        if self._withheld and not self.deciding:
+            self._offer_withheld()
+        while self._backlog and self.transport is not None and not self.deciding:
+            first = self._backlog[0]
+            if isinstance(first, Entry) and self._waits_for_speech(first):
+                break
+            self._backlog.pop(0)
+            if isinstance(first, Frame):
+                self.transport.send(first)
+            elif not first.frame.withdrawn and first.event.id in self._entries:
+                self._write(first)
+        head = next(iter(self._line.values()), None)
+        if head is not self._head:
+            self._head, self._head_since = head, self._live.now()
+            self._head_limit = head.limit_ms if head is not None else 0
+
+    def _offer(self, entry: Entry) -> None:
+        if self._backlog or self.deciding or self._waits_for_speech(entry):
             self._backlog.append(entry)
         else:
             self._write(entry)
+
+    def _write(self, entry: Entry) -> None:
+        assert self.transport is not None
+        kind = entry.event.kind
+        if kind == "speak" and self._client_acknowledges is False:
+            # Without acknowledgements the client is assumed to play its newest speech.
+            for earlier in self._before(entry):
+                if earlier.event.kind == "speak":
+                    self._lose(earlier)
+        if kind == "call" or (kind in _UI_CALLS and self._client_acknowledges is not False):
+            self._join(entry)
+            if kind == "speak":
+                self._speaking = self._speaking or entry
+        if kind in _UI_CALLS:
+            self.shown_at = self._live.now()
+        entry.sent = True
+        self.transport.send(entry.frame)
+        if entry.event.call_id != self._probe or not self._probe:
+            self.last_written = entry.event.id
+
+    def _join(self, entry: Entry) -> None:
+        self._line.setdefault(entry.event.id, entry)
+
+    def _leave(self, entry: Entry) -> None:
+        self._line.pop(entry.event.id, None)
+
+    def _before(self, entry: Entry) -> Iterator[Entry]:
+        return takewhile(lambda earlier: earlier is not entry, list(self._entries.values()))
+
+    def _is_stale(self, entry: Entry) -> bool:
+        return self._live.now() - entry.event.at > self._rules.limits.stale_speech * 1000
 
     @property
     def _queues_speeches(self) -> bool:
         return self.transport is not None and self.transport.segments
 
-    def _waits_for_speech(self, entry: UnackedEvent) -> bool:
-        speaks = entry.record.kind == "speak" and not self._queues_speeches
+    def _waits_for_speech(self, entry: Entry) -> bool:
+        speaks = entry.event.kind == "speak" and not self._queues_speeches
         return speaks and self._speaking not in (None, entry)
 
-    def _write(self, entry: UnackedEvent) -> None:
-        assert self.transport is not None
-        kind = entry.record.kind
-        if kind == "speak" and self._client_acknowledges is False:
-            # Without acknowledgements, assume that the client plays the newest speech.
-            for earlier in self._before(entry):
-                if earlier.record.kind == "speak":
-                    self._lose(earlier)
-        if kind == "call" or (kind in _UI_CALLS and self._client_acknowledges is not False):
-            self.calls.join(entry)
-            if kind == "speak":
-                self._speaking = self._speaking or entry
-        if kind in _UI_CALLS:
-            self.shown_at = asyncio.get_running_loop().time()
-        self.transport.send(entry.frame)
-        if not self.is_probe(entry.record.call_id):
-            self.last_written = entry.record.event_id
-
-    def _settle(self) -> None:
-        while self._backlog and self.transport is not None:
-            first = self._backlog[0]
-            if isinstance(first, UnackedEvent) and self._waits_for_speech(first):
-                break
-            self._backlog.pop(0)
-            if isinstance(first, Frame):
-                self.transport.send(first)
-            elif not first.frame.withdrawn and first.record.event_id in self._entries:
-                self._write(first)
-        self.calls.watch()
-
-    def _evict(self) -> None:
-        while len(self._entries) > self._limits.max_unacknowledged:
-            oldest = next((e for e in self._entries.values() if e.record.kind not in _KEPT), None)
-            if oldest is None:
-                return
-            if oldest.record.kind == "speak":
-                self._lose(oldest)
-            else:
-                self._remove(oldest)
-            self._settle()
-
-    def _opens_speech(self, entry: UnackedEvent) -> bool:
+    def _opens_speech(self, entry: Entry) -> bool:
         speech = entry.speech
-        if speech is None or speech.record.event_id not in self._entries:
-            return False
-        return not self._is_stale(speech)
+        return speech is not None and speech.event.id in self._entries and not self._is_stale(speech)
 
-    def _finish(self, entry: UnackedEvent) -> None:
+    def _pass_probed(self) -> None:
+        self._probe = ""
+        backlog = {id(entry) for entry in self._backlog}
+        for entry in list(self._entries.values()):
+            if not entry.replayed or entry.event.kind not in _UI_CALLS or id(entry) in backlog:
+                continue
+            if entry.event.kind != "speak":
+                self._remove(entry)
+            elif entry is self._speaking and not self._queues_speeches:
+                self._lose(entry)
+
+    def _finish(self, entry: Entry) -> None:
         if self._opens_speech(entry):
-            self.calls.leave(entry)
+            self._leave(entry)
         else:
             self._remove(entry)
 
-    def _remove(self, entry: UnackedEvent) -> None:
-        if entry.record.kind != "final":
-            self._by_call.pop(entry.record.call_id, None)
-        if self._entries.pop(entry.record.event_id, None) is not None:
-            self.removed.append(entry.record.event_id)
-        self.calls.leave(entry)
+    def _remove(self, entry: Entry) -> None:
+        if self._by_call.get(entry.event.call_id) is entry:
+            del self._by_call[entry.event.call_id]
+        if self._entries.pop(entry.event.id, None) is not None:
+            self.acked.append(entry.event.id)
+        self._drop(entry)
+
+    def _drop(self, entry: Entry) -> None:
+        self._leave(entry)
         if self._speaking is entry:
-            speeches = (e for e in self._entries.values() if e.record.kind == "speak" and e.frame.written)
+            speeches = (e for e in self._entries.values() if e.event.kind == "speak" and e.frame.written)
             self._speaking = next(speeches, None) if self._queues_speeches else None
         if entry.state is not None:
             state, entry.state = entry.state, None
             state.speech = None
-            state.frame.withdrawn = True  # no effect if it was already written
-            self._remove(state)
+            if state.event.id in self._entries:
+                state.frame.withdrawn = True  # no effect on a frame that was written
+                self._remove(state)
 
-    def _lose(self, entry: UnackedEvent) -> None:
+    def _abandon(self, entry: Entry) -> None:
+        """Forget an event that the state has dropped.
+
+        The device may still work on a call: the calls behind it wait until it is answered or late.
+        """
+        self._entries.pop(entry.event.id, None)
+        if entry.event.kind == "call" and entry.frame.written and entry.event.id in self._line:
+            return
+        if self._by_call.get(entry.event.call_id) is entry:
+            del self._by_call[entry.event.call_id]
+        entry.frame.withdrawn = True
+        self._drop(entry)
+
+    def _lose(self, entry: Entry) -> None:
         entry.frame.withdrawn = True
         self._remove(entry)
-        self._on_expired(entry.record)
+        self._expire(entry.event)
 
-    def _expire(self, entry: UnackedEvent) -> None:
-        record = entry.record
-        if record.kind in ("call", "speak"):
-            abandoned = record.event_id not in self._entries
-            self._remove(entry)
-            if not abandoned:
-                self._on_expired(record)
-        else:
-            self.calls.leave(entry)
-        self._settle()
+    def _expire(self, event: Event) -> None:
+        if event.kind == "speak":
+            self._live.finished_speeches.setdefault(event.call_id, 0)
+        self._on_expired(event)
+
+
+def _state_of(event: Event) -> ConversationState:
+    arguments = msgspec.json.decode(event.payload)["arguments"]
+    state: ConversationState = msgspec.json.decode(arguments)["state"]
+    return state
+
+
+def _place(event_id: str) -> tuple[str, tuple[int, ...]]:
+    claim, _, place = event_id.rpartition("_")
+    try:
+        return claim, tuple(int(number, 16) for number in place.split("."))
+    except ValueError:
+        return "", ()

@@ -1,90 +1,70 @@
-"""Delivers a person's reminders when they are due, each as a notice in one session."""
+"""A person's reminders: each becomes a notice in one session when it is due."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 
-from conductor.conversation.commit import Committer
-from conductor.conversation.outbox import Outbox
-from conductor.conversation.pending_inputs import MAX_NOTICES, PendingInputs, ServerNotice
+from conductor.conversation.apply import MAX_NOTICES
 from conductor.conversation.phrases import reminder_notice
-from conductor.conversation.snapshot import WAITING
-from conductor.conversation.tasks import Tasks
-from conductor.errors import Duplicate, Fenced, StoreError
-from conductor.stores.base import RememberInbound
+from conductor.conversation.records import NoticeTaken, Record
+from conductor.conversation.state import Notice
+from conductor.errors import Fenced, StoreError
 from conductor.tools.base import SessionFields
 from conductor.tools.builtin.schedule import FIELD, Reminder, read_reminders, write_reminders
 
+if TYPE_CHECKING:
+    from conductor.conversation.session import Session
+
 log = structlog.get_logger(__name__)
 
-# Seconds between two checks of the clock: it may be set, and the process may be suspended.
+# Seconds between two looks at the clock: it may be set, and the process may be suspended.
 _LOOK_S = 60.0
 # Seconds until the next try after the store failed, or while too many notices wait.
 _RETRY_S = 2.0
-# Milliseconds until a reminder that a session claimed may be claimed by another one.
+# Milliseconds: a session that took a reminder and has not told it since is gone.
 _TAKEN_MS = 10 * 60 * 1000
-# Seconds: an older reminder starts no turn of its own; it joins the next one.
-_NOTICE_S = 600.0
-
-
-def wall_ms() -> int:
-    """Return the time in epoch milliseconds."""
-    return time.time_ns() // 1_000_000
 
 
 class Reminders:
-    """Delivers the reminders of a person while a client of this session is connected.
+    """Tells the reminders of a person while a client of this session is connected.
 
-    The first session of the person delivers it, in three writes: it is claimed in the person's fields,
-    recorded as a notice with its id, and dropped from the person's fields. A session that was killed in
-    between continues when it is restored. After ten minutes another session delivers the reminder, perhaps
-    again.
+    Each is told once, by whichever session of the person comes first. Three writes: it is taken in the
+    person's fields, recorded as a notice with its id, and dropped from the person's fields. If the session
+    is gone for ten minutes in between, another one tells the reminder, which may then be told twice.
     """
 
-    def __init__(
-        self,
-        person: SessionFields,
-        committer: Committer,
-        waiting: PendingInputs,
-        outbox: Outbox,
-        tasks: Tasks,
-        deliver: Callable[[], None],
-        now_ms: Callable[[], int] = wall_ms,
-    ) -> None:
+    def __init__(self, session: Session, person: SessionFields) -> None:
+        self._session = session
         self._person = person
-        self._session = committer.key.session_id
-        self._committer = committer
-        self._waiting = waiting
-        self._outbox = outbox
-        self._tasks = tasks
-        self._deliver = deliver
-        self._now_ms = now_ms
+        self._now: Callable[[], int] = session.live.now
         self._timer: asyncio.TimerHandle | None = None
-        self._delivering = False
+        self._is_telling = False
         self._not_before = 0.0
-        self._closed = False
+        self._is_closed = False
 
     def close(self) -> None:
-        """Stop delivering."""
-        self._closed = True
+        """Tell no more."""
+        self._is_closed = True
         self._cancel()
 
     def look(self) -> None:
-        """Deliver due reminders, and look again when the next one is due. Called when the session is idle."""
+        """Tell the due reminders, and look again when the next one is due."""
         self._cancel()
-        text = self._person.get(FIELD)
-        if self._closed or self._delivering or not text or self._outbox.transport is None:
+        session, text = self._session, self._person.get(FIELD)
+        if self._is_closed or self._is_telling or not text or not session.is_connected:
             return
-        loop, reminders, now = asyncio.get_running_loop(), read_reminders(text), self._now_ms()
+        if session.busy or session.live.draining:
+            return
+        loop, reminders, now = asyncio.get_running_loop(), read_reminders(text), self._now()
         if any(self._may_take(reminder, now) for reminder in reminders):
             if loop.time() >= self._not_before:
-                self._delivering = True
-                self._tasks.spawn(self._deliver_due())
+                self._is_telling = True
+                session.spawn(self._tell())
             else:
                 self._timer = loop.call_at(self._not_before, self.look)
         else:
@@ -97,65 +77,66 @@ class Reminders:
             self._timer = None
 
     def _may_take(self, reminder: Reminder, now: int) -> bool:
-        is_taken = reminder.session not in ("", self._session) and now - reminder.taken_ms < _TAKEN_MS
-        return reminder.due_ms <= now and not is_taken
+        own = self._session.key.session_id
+        taken = reminder.session not in ("", own) and now - reminder.taken_ms < _TAKEN_MS
+        return reminder.due_ms <= now and not taken
 
-    async def _deliver_due(self) -> None:
+    async def _tell(self) -> None:
+        session = self._session
         self._not_before = asyncio.get_running_loop().time() + _RETRY_S
         try:
-            reminders = await self._take(MAX_NOTICES - len(self._waiting.notices()))
-            for reminder in reminders:
+            taken = await self._take(MAX_NOTICES - len(session.state.notices))
+            for reminder in taken:
                 await self._record(reminder)
-            if reminders:
-                await self._drop(reminders)
+            if taken:
+                await self._drop(taken)
                 self._not_before = 0.0
         except Fenced:
             self.close()
         except StoreError as error:
-            log.warning("reminders not delivered", session=self._session, error=type(error).__name__)
+            log.warning("reminders not told", session=session.key.session_id, error=type(error).__name__)
         finally:
-            self._delivering = False
-        self._deliver()
+            self._is_telling = False
+        session.changed()
 
-    async def _take(self, limit: int) -> list[Reminder]:
-        claimed: dict[str, Reminder] = {}
+    async def _take(self, room: int) -> list[Reminder]:
+        taken: dict[str, Reminder] = {}
 
         def take(text: str | None) -> str:
-            reminders, now = read_reminders(text), self._now_ms()
-            due = [reminder for reminder in reminders if self._may_take(reminder, now)][:limit]
-            claimed.clear()
-            claimed.update(
-                (reminder.id, msgspec.structs.replace(reminder, session=self._session, taken_ms=now))
-                for reminder in due
-            )
-            return write_reminders(tuple(claimed.get(reminder.id, reminder) for reminder in reminders))
+            reminders, now = read_reminders(text), self._now()
+            due = [reminder for reminder in reminders if self._may_take(reminder, now)][:room]
+            taken.clear()
+            for reminder in due:
+                taken[reminder.id] = msgspec.structs.replace(
+                    reminder, session=self._session.key.session_id, taken_ms=now
+                )
+            return write_reminders(tuple(taken.get(reminder.id, reminder) for reminder in reminders))
 
         await self._person.update(FIELD, take)
-        return list(claimed.values())
+        return list(taken.values())
 
     async def _record(self, reminder: Reminder) -> None:
-        late = self._now_ms() - reminder.due_ms > _LOOK_S * 1000
-        expires = asyncio.get_running_loop().time() + _NOTICE_S
-        notice = ServerNotice(reminder_notice(reminder.text, reminder.local, late=late), expires)
-        self._waiting.add_notice(notice)
-        event = RememberInbound(f"{reminder.id}@{reminder.due_ms}")
-        try:
-            await self._committer.commit([event], snapshots={WAITING: self._waiting.dump})
-        except Duplicate:
-            self._waiting.drop_notices([notice])  # it was delivered before this session was restored
-        except StoreError:
-            self._waiting.drop_notices([notice])
-            raise
+        session = self._session
+        event_id = f"{reminder.id}@{reminder.due_ms}"
+        is_late = self._now() - reminder.due_ms > _LOOK_S * 1000
+        text = reminder_notice(reminder.text, reminder.local, late=is_late)
+        notice = Notice(text, self._now() + session.rules.notice_ms)
 
-    async def _drop(self, delivered: list[Reminder]) -> None:
-        due = {reminder.id: reminder.due_ms for reminder in delivered}
+        def decision() -> list[Record]:
+            # It may have been told before this session was restored.
+            return [] if event_id in session.state.seen else [NoticeTaken(event_id, notice)]
+
+        await session.decide(decision)
+
+    async def _drop(self, told: list[Reminder]) -> None:
+        due = {reminder.id: reminder.due_ms for reminder in told}
 
         def drop(text: str | None) -> str:
-            now = self._now_ms()
-            repetitions = (
+            now = self._now()
+            remaining = (
                 reminder.next(now) if due.get(reminder.id) == reminder.due_ms else reminder
                 for reminder in read_reminders(text)
             )
-            return write_reminders(tuple(reminder for reminder in repetitions if reminder is not None))
+            return write_reminders(tuple(reminder for reminder in remaining if reminder is not None))
 
         await self._person.update(FIELD, drop)

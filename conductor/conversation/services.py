@@ -16,7 +16,7 @@ from conductor.models.metrics import ModelMetrics
 from conductor.models.router import ModelRouter
 from conductor.rate_limit import ANONYMOUS, Admission, DailyBudget, SharedRate, TokenBucket
 from conductor.settings import Limits
-from conductor.stores.base import SessionStore
+from conductor.stores.base import SessionLog
 from conductor.tools.audit import AuditLog
 from conductor.tools.base import Toolset, ToolSpec
 from conductor.tools.metrics import ToolMetrics
@@ -42,7 +42,7 @@ class Services:
     the local network.
     """
 
-    store: SessionStore
+    store: SessionLog
     provider: ModelProvider
     toolsets: Sequence[Toolset]
     catalog: Sequence[ToolSpec]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from conductor.conversation.turn_state import EndReason, TurnState
+from conductor.conversation.turn_state import EndReason, TurnStats
 from conductor.errors import ErrorCode, SettingsError
 from conductor.models.base import Finished
 from conductor.stores.base import SessionKey
@@ -46,7 +46,9 @@ class TurnTracer:
 
     def end_turn(
         self,
-        turn: TurnState,
+        turn_id: str,
+        cause: str,
+        stats: TurnStats,
         reason: EndReason,
         error: ErrorCode | None,
         key: SessionKey,
@@ -60,15 +62,15 @@ class TurnTracer:
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.agent.name": "conductor",
             "gen_ai.conversation.id": key.session_id,
-            "conductor.turn.id": turn.id,
-            "conductor.turn.cause": turn.cause,
+            "conductor.turn.id": turn_id,
+            "conductor.turn.cause": cause,
             "conductor.turn.end": reason,
         }
         if self._content:
-            attributes["gen_ai.input.messages"] = _message("user", turn.stats.transcript)
-            attributes["gen_ai.output.messages"] = _message("assistant", turn.stats.reply)
+            attributes["gen_ai.input.messages"] = _message("user", stats.transcript)
+            attributes["gen_ai.output.messages"] = _message("assistant", stats.reply)
         end_ns = time.time_ns()
-        start_ns = end_ns - round((time.monotonic() - turn.stats.started) * 1e9)
+        start_ns = end_ns - round((time.monotonic() - stats.started) * 1e9)
         root = self._tracer.start_span(
             "invoke_agent conductor", parent, SpanKind.SERVER, attributes, start_time=start_ns
         )
@@ -78,7 +80,7 @@ class TurnTracer:
         if not root.is_recording():
             return  # not sampled; neither are its steps
         context = set_span_in_context(root)
-        for step in turn.stats.steps:
+        for step in stats.steps:
             kind = SpanKind.CLIENT if step.kind == "chat" else SpanKind.INTERNAL
             names: dict[str, str] = {} if step.kind == "approval" else {"gen_ai.operation.name": step.kind}
             if step.kind == "chat":

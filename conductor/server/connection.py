@@ -13,7 +13,7 @@ import structlog
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
-from conductor.conversation.inbound import InboundResult
+from conductor.conversation.clients import InboundResult
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
 from conductor.conversation.transport import Frame
@@ -186,16 +186,16 @@ class Connection(Writer):
                     # A second binding at the same time would lose the event that the first one delivers.
                     async with self._handling:
                         if self._session is None:
-                            self._rejoin_alone(await self._bind(self.session_id))
+                            await self._rejoin_alone(await self._bind(self.session_id))
                     return
                 except StoreError:
                     await asyncio.sleep(self._limits.store_retry)
         except Exception:
             log.exception("session could not be bound again", session=self.session_id)
 
-    def _rejoin_alone(self, session: Session) -> None:
+    async def _rejoin_alone(self, session: Session) -> None:
         if session.transport is None:
-            session.attach(self, resumed=True, same_process=True)
+            await session.clients.attach(self, resumed=True, same_process=True)
 
     def _arm_ping(self, share: float = 1.0) -> None:
         delay = self._limits.ping_interval * share
@@ -281,7 +281,7 @@ class Connection(Writer):
             self._send_error("internal_error", "The server made a mistake.", inbound.id, inbound.session_id)
         finally:
             idle = self._rejoining is None or self._rejoining.done()
-            if self._state is _State.STALE and idle:
+            if self._session is None and idle and self._state is _State.STALE:
                 self._rejoining = asyncio.create_task(self._rejoin())
 
     async def _dispatch(self, inbound: Inbound) -> None:
@@ -301,12 +301,13 @@ class Connection(Writer):
         claims = starts_turn or isinstance(event, client.SessionStart)
         received_at = _now()
         first_turn = starts_turn and self._session is not None and not self._session.messages
-        if self._state is _State.UNBOUND or first_turn:
+        if first_turn or (self._session is None and self._state is _State.UNBOUND):
             await self._admission.enter()  # a crowd of new clients must not slow running turns
         if self._session is None and not await self._may_bind(received_at):
             return
         may_claim = claims and self._close is None
-        if self._state is _State.LOST and not (may_claim and await self.is_alive()):
+        is_lost = self._session is None and self._state is _State.LOST
+        if is_lost and not (may_claim and await self.is_alive()):
             return
         # A claim may be lost between binding and the commit: bind again, and deliver the same event.
         for _ in range(DELIVERY_ATTEMPTS):
@@ -318,7 +319,7 @@ class Connection(Writer):
 
     async def _deliver(self, inbound: Inbound, *, starts_turn: bool) -> bool:
         event = inbound.event
-        former_state = self._state
+        former_state = None if isinstance(event, client.ToolResultEvent) else self._state
         new = self._session is None
         session = self._session or await self._bind(inbound.session_id)
         if isinstance(event, client.SessionStart):
@@ -329,7 +330,7 @@ class Connection(Writer):
             self._rate.settle(result, inbound.size)
             if new:  # an expected result shows that the app was not relaunched
                 same_process = result is InboundResult.EXPECTED
-                session.attach(self, resumed=self._resumed, same_process=same_process)
+                await session.clients.attach(self, resumed=self._resumed, same_process=same_process)
             return self._session is session
         match former_state:
             case _State.SERVED:
@@ -337,10 +338,11 @@ class Connection(Writer):
             case _State.PARKED if not starts_turn:
                 return True
             case _State.STALE if not starts_turn:
-                self._rejoin_alone(session)
+                await self._rejoin_alone(session)
             case _ if new or await self.is_alive():
                 resumed = self._resumed and not starts_turn
-                session.attach(self, resumed=resumed, same_process=former_state is _State.STALE)
+                same_process = former_state is _State.STALE
+                await session.clients.attach(self, resumed=resumed, same_process=same_process)
         self._rate.settle(await session.receive(inbound, self), inbound.size)
         return self._session is session
 
@@ -348,13 +350,12 @@ class Connection(Writer):
         tools = event.tools if "tools" in event.capabilities else None
         readings = await read_declarations(tools or (), self._admission)
         try:
-            answer = await session.learn(event)
+            answer = await session.clients.learn(event)
             if not (new or await session.verify()):
                 return False
         except Fenced:
             return False
-        session.start(event, self, resumed=self._resumed, answer=answer, readings=readings)
-        await session.flush()
+        await session.clients.start(event, self, resumed=self._resumed, answer=answer, readings=readings)
         self._resumed = True
         return True
 
@@ -396,7 +397,7 @@ class Connection(Writer):
             self._say_idle(self.session_id)
         elif self._session is None and session_id is not None:
             try:
-                (await self._bind(session_id)).attach(self, resumed=False)
+                await (await self._bind(session_id)).clients.attach(self, resumed=False)
             except StoreError:
                 self._say_idle(session_id)
         if self._session is not None:

@@ -264,7 +264,7 @@ class McpEndpoint:
     def _specs(self, caller: Caller) -> Sequence[ToolSpec]:
         session = self._session(caller)
         if session is not None:
-            return session.tools
+            return session.specs
         return [spec for spec in self._own_tools(caller).specs if not spec.needs_session]
 
     def _own_tools(self, caller: Caller) -> ToolExecutor:

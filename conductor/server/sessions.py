@@ -10,16 +10,15 @@ from typing import Protocol
 
 import structlog
 
-from conductor.conversation.client_profile import read_stored_tools
-from conductor.conversation.recovery import takeover_delay
+from conductor.conversation.ledger import replay
 from conductor.conversation.services import Services
-from conductor.conversation.session import Session
-from conductor.conversation.snapshot import PROFILE
+from conductor.conversation.session import Session, takeover_delay_s
 from conductor.conversation.transport import Transport
 from conductor.errors import StoreError, StoreUnavailable, TooManySessions
 from conductor.rate_limit import ANONYMOUS, STILL_S
 from conductor.server.access import Refusals
 from conductor.stores.base import SessionKey
+from conductor.tools.declarations import read_declarations
 
 log = structlog.get_logger(__name__)
 
@@ -171,7 +170,7 @@ class SessionRegistry:
             return
         binding.connections.discard(connection)
         if binding.session.done() and binding.session.exception() is None:
-            binding.session.result().detach(connection)
+            binding.session.result().clients.detach(connection)
             if not binding.connections:
                 self._remove(key)
                 self._put(key, binding)
@@ -183,7 +182,7 @@ class SessionRegistry:
     def _suspended_for(self, seconds: float) -> None:
         for session in self.sessions:
             session.suspended_for(seconds)
-        if self._services.store.is_async:
+        if self._services.store.durable:
             self.recheck_ownership()
 
     def recheck_ownership(self) -> None:
@@ -268,17 +267,27 @@ class SessionRegistry:
         if self._services.subject_records is not None:
             await self._services.subject_records.load(key.subject)
         claim = await self._services.store.claim(key)
-        wait = takeover_delay(claim.state.fields, self._services.limits)
+        state = replay(claim.commits, claim.revision)
+        wait = takeover_delay_s(state, self._services.limits)
         if wait:
             log.warning("session changes owner often; claim delayed", session=key.session_id, wait_s=wait)
             await asyncio.sleep(wait)
             await self._services.store.release(claim)
             await self._check_client_waits(key)
             claim = await self._services.store.claim(key)
+            state = replay(claim.commits, claim.revision)
         # Reads `self._services` again: it may have been reloaded during the claim.
-        readings = await read_stored_tools(claim.state.fields.get(PROFILE), self._services.admission)
+        tools, admission = state.profile.tools, self._services.admission
+        readings = await read_declarations(tools, admission) if tools is not None else None
+        services = self._services
         session: Session = Session(
-            self._services, claim, lambda stale: self._on_lost(session, stale), former, readings
+            services,
+            services.store,
+            claim,
+            state,
+            lambda stale: self._on_lost(session, stale),
+            former,
+            readings,
         )
         return session
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import structlog
 
 from conductor.errors import StoreUnavailable
-from conductor.stores.base import Claim, Operation, SessionKey, SessionStore
+from conductor.stores.base import Claim, SessionKey, SessionLog, Stored
 
 log = structlog.get_logger(__name__)
 
@@ -28,7 +28,7 @@ class HealthCheckedStore:
 
     def __init__(
         self,
-        store: SessionStore,
+        store: SessionLog,
         probe_s: float = PROBE_S,
         committed: Callable[[float], None] = lambda _: None,
     ) -> None:
@@ -39,8 +39,8 @@ class HealthCheckedStore:
         self._probing: asyncio.Task[None] | None = None
 
     @property
-    def is_async(self) -> bool:
-        return self.inner.is_async
+    def durable(self) -> bool:
+        return self.inner.durable
 
     async def open(self) -> None:
         await self.inner.open()
@@ -52,10 +52,10 @@ class HealthCheckedStore:
             self._fail(error)
             raise
 
-    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
+    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
         start = time.monotonic()
         try:
-            await self.inner.commit(claim, commit_id, operations)
+            await self.inner.append(claim, commit_id, data, snapshot=snapshot)
             self._committed(time.monotonic() - start)
         except StoreUnavailable as error:
             self._fail(error)
@@ -63,6 +63,20 @@ class HealthCheckedStore:
 
     async def release(self, claim: Claim) -> None:
         await self.inner.release(claim)
+
+    async def keys(
+        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
+    ) -> list[SessionKey]:
+        return await self.inner.keys(subject, session_id, after, limit)
+
+    async def read(self, key: SessionKey) -> Stored | None:
+        return await self.inner.read(key)
+
+    async def delete(self, subject: str, session_id: str | None = None) -> int:
+        return await self.inner.delete(subject, session_id)
+
+    async def warnings(self) -> list[str]:
+        return await self.inner.warnings()
 
     async def aclose(self) -> None:
         if self._probing is not None:

@@ -1,77 +1,106 @@
-"""The session store in memory, of one process: a session ends when its claim is released."""
+"""The session log of a single process: a session lives until its grace is over."""
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from conductor.events.envelope import IdGenerator
+from conductor.errors import Fenced
 from conductor.settings import Settings
-from conductor.stores.base import MAX_SESSIONS, Claim, Operation, SessionKey, SessionState, too_many
-from conductor.stores.records import SNAPSHOT_COMMITS, Meta, check
+from conductor.stores.base import MAX_SESSIONS, Claim, Meta, SessionKey, Stored, settle, too_many
 
 
 @dataclass(slots=True)
-class _Row:
+class _Session:
     meta: Meta = field(default_factory=lambda: Meta("", 0, 0, ""))
-    state: SessionState = field(default_factory=SessionState)
+    commits: list[bytes] = field(default_factory=list)
+
+    def stored(self) -> Stored:
+        first = self.meta.revision - len(self.commits) + 1
+        return Stored(replace(self.meta), dict(enumerate(self.commits, first)))
 
 
 class MemoryStore:
     """Keeps sessions in a dictionary, at most ``max_sessions`` of a subject."""
 
-    is_async = False
+    durable = False
 
     def __init__(self, *, max_sessions: int = MAX_SESSIONS) -> None:
-        self._rows: dict[SessionKey, _Row] = {}
+        self._sessions: dict[SessionKey, _Session] = {}
         self._max_sessions = max_sessions
         self._counts: Counter[str] = Counter()
-        self._tokens = IdGenerator("claim")
 
     async def open(self) -> None:
         """Do nothing."""
 
     async def claim(self, key: SessionKey) -> Claim:
-        row = self._rows.get(key)
-        if row is None:
+        session = self._sessions.get(key)
+        if session is None:
             if key.counted and self._counts[key.subject] >= self._max_sessions:
                 raise too_many(self._max_sessions)
-            row = self._rows[key] = _Row()
+            session = self._sessions[key] = _Session()
             self._counts[key.subject] += key.counted
-        meta = row.meta
-        meta.token = self._tokens()
-        meta.epoch += 1
-        # A copy: a commit advances the store's state and the claim's.
-        return Claim(key, meta.token, meta.epoch, meta.revision, row.state.copy())
+        meta = session.meta
+        meta.token, meta.epoch, meta.updated = secrets.token_hex(16), meta.epoch + 1, time.time()
+        return session.stored().claim(key)
 
-    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
-        row = self._rows.get(claim.key) or _Row()  # released sessions are deleted
-        meta = row.meta
-        if check(claim, commit_id, claim.state.duplicate(operations), meta):
-            meta.revision += 1
-            meta.commit_id = commit_id
-            if claim.commits >= SNAPSHOT_COMMITS:  # set by `with_state`
-                row.state, claim.commits = claim.state.copy(), 0
-            row.state.advance(operations, meta.token, meta.revision)
-        if claim.revision < meta.revision:
-            claim.revision = meta.revision
-            claim.state.advance(operations, claim.token, claim.revision)
+    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+        session = self._sessions.get(claim.key)
+        if session is None:
+            raise Fenced("This session was deleted or released.", gone=True)
+        meta = session.meta
+        if (meta.token, meta.revision) != (claim.token, claim.revision) or meta.commit_id == commit_id:
+            settle(claim, commit_id, meta)
+            return
+        if snapshot:
+            session.commits.clear()
+        session.commits.append(data)
+        claim.revision = meta.revision = meta.revision + 1
+        meta.commit_id, meta.updated = commit_id, time.time()
 
     async def release(self, claim: Claim) -> None:
-        """Delete the session."""
-        row = self._rows.get(claim.key)
-        # A late release must not delete the new owner's session.
-        if row is not None and row.meta.token == claim.token:
-            del self._rows[claim.key]
-            self._counts[claim.key.subject] -= claim.key.counted
+        """Delete the session: its grace is over, and memory keeps nothing longer."""
+        session = self._sessions.get(claim.key)
+        if session is not None and session.meta.token == claim.token:
+            self._delete(claim.key)
+
+    async def keys(
+        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
+    ) -> list[SessionKey]:
+        keys = sorted(
+            (key.subject, key.session_id)
+            for key in self._sessions
+            if subject in (None, key.subject) and session_id in (None, key.session_id)
+        )
+        first = ("", "") if after is None else (after.subject, after.session_id)
+        return [SessionKey(*key) for key in keys if after is None or key > first][:limit]
+
+    async def read(self, key: SessionKey) -> Stored | None:
+        session = self._sessions.get(key)
+        return None if session is None else session.stored()
+
+    async def delete(self, subject: str, session_id: str | None = None) -> int:
+        keys = await self.keys(subject, session_id, None, len(self._sessions))
+        for key in keys:
+            self._delete(key)
+        return len(keys)
+
+    async def warnings(self) -> list[str]:
+        """Give an empty list: all sessions end with the process, as documented."""
+        return []
 
     async def aclose(self) -> None:
         """Do nothing."""
 
+    def _delete(self, key: SessionKey) -> None:
+        del self._sessions[key]
+        self._counts[key.subject] -= key.counted
+
     def __len__(self) -> int:
         """Count the sessions."""
-        return len(self._rows)
+        return len(self._sessions)
 
 
 def from_settings(settings: Settings) -> MemoryStore:

@@ -17,8 +17,17 @@ import structlog
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.settings import Settings
 from conductor.stores.addresses import describe_postgres
-from conductor.stores.base import MAX_SESSIONS, Claim, Operation, SessionKey, too_many
-from conductor.stores.records import Draft, Meta, Stored, new_token, sweep_regularly
+from conductor.stores.base import (
+    MAX_SESSIONS,
+    Claim,
+    Meta,
+    SessionKey,
+    Stored,
+    new_token,
+    settle,
+    sweep_regularly,
+    too_many,
+)
 
 try:
     import asyncpg
@@ -137,7 +146,7 @@ class PostgresStore:
     A commit that fails for ``retry_for`` seconds is `StoreUnavailable`; it may have been recorded.
     """
 
-    is_async = True
+    durable = True
 
     def __init__(
         self,
@@ -191,15 +200,13 @@ class PostgresStore:
             raise too_many(self._max_sessions)
         return _stored(row).claim(key)
 
-    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
-        draft = Draft(claim, commit_id, operations)
+    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
         names = (claim.key.subject, claim.key.session_id)
-        values = (*names, claim.token, commit_id, claim.revision, draft.data, draft.snapshot)
-        if draft.data and await self._fetch(_APPEND, *values):
-            draft.accept()
+        if await self._fetch(_APPEND, *names, claim.token, commit_id, claim.revision, data, snapshot):
+            claim.revision += 1
         else:
             rows = await self._fetch(_FIND, *names)
-            draft.settle(Meta(*rows[0]) if rows else None)
+            settle(claim, commit_id, Meta(*rows[0]) if rows else None)
 
     async def release(self, claim: Claim) -> None:
         sql = f"UPDATE conductor_session SET token='' WHERE {_KEY} AND token=$3"

@@ -1,19 +1,16 @@
 """The scripts that run in Redis, and the names of its keys.
 
-A session is one hash: the fields of `Meta`, and its records under their revisions.
+A session is one hash: the fields of `Meta`, and its commits under their revisions.
 """
 
 from __future__ import annotations
 
 from hashlib import sha1
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from conductor.errors import StoreUnavailable
-from conductor.stores.base import SessionKey
-from conductor.stores.records import Meta, Stored
-
-Reply: TypeAlias = "bytes | int | list[Reply] | None"
+from conductor.stores.base import Meta, SessionKey, Stored
 
 STRANGE = "The session store gave an answer that this version cannot read."
 
@@ -48,13 +45,13 @@ return redis.call('HGETALL', key)
 """)
 
 COMMIT = _script("""
--- ARGV: token, milliseconds to live, revision, commit id, record ('': none), 1 for a snapshot.
--- Returns 1 if the record was appended, else the fields of the session.
+-- ARGV: token, milliseconds to live, revision, commit id, commit, 1 for a snapshot.
+-- Returns 1 if the commit was appended, else the fields of the session.
 local found = redis.call('HMGET', key, 'token', 'epoch', 'revision', 'commit')
 local revision = found[3] or '0'
 local owned = found[1] == ARGV[1] and ARGV[1] ~= ''
 if owned and found[4] == ARGV[4] then touch(ARGV[2]) end  -- a write, so that WAIT has something to wait for
-if not owned or revision ~= ARGV[3] or found[4] == ARGV[4] or ARGV[5] == '' then return found end
+if not owned or revision ~= ARGV[3] or found[4] == ARGV[4] then return found end
 if ARGV[6] == '1' then
   for _, name in ipairs(redis.call('HKEYS', key)) do
     if tonumber(name) then redis.call('HDEL', key, name) end
@@ -127,18 +124,18 @@ def _escaped(name: str) -> str:
     return quote(name, safe="", errors="surrogatepass")
 
 
-def read_session(reply: Reply) -> Stored | None:
+def read_session(reply: Any) -> Stored | None:
     """Read the reply of HGETALL; None for no session or a deleted one. Raises `StoreUnavailable`."""
-    flat = iter(reply if isinstance(reply, list) else ())
-    fields = {text(name): value for name, value in zip(flat, flat, strict=True) if isinstance(value, bytes)}
-    if "epoch" not in fields:
+    flat = iter(reply)
+    fields = dict(zip(flat, flat, strict=True))
+    if b"epoch" not in fields:
         return None
-    meta = read_meta([fields.get(name) for name in ("token", "epoch", "revision", "commit", "updated")])
+    meta = read_meta([fields.get(name) for name in (b"token", b"epoch", b"revision", b"commit", b"updated")])
     assert meta is not None
-    return Stored(meta, {int(name): data for name, data in fields.items() if name.isdecimal()})
+    return Stored(meta, {int(name): data for name, data in fields.items() if name.isdigit()})
 
 
-def read_meta(reply: Reply) -> Meta | None:
+def read_meta(reply: Any) -> Meta | None:
     """Read token, epoch, revision and commit id; None for no session. Raises `StoreUnavailable`."""
     match reply:
         case [None, *_]:
@@ -152,6 +149,6 @@ def read_meta(reply: Reply) -> Meta | None:
     raise StoreUnavailable(STRANGE)
 
 
-def text(value: Reply) -> str:
-    """Decode a name or a value."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
+def text(value: bytes | None) -> str:
+    """Decode a name or a value; nothing is empty."""
+    return (value or b"").decode("utf-8", "replace")

@@ -12,8 +12,7 @@ import structlog
 from conductor.errors import SettingsError, StoreLocked, StoreUnavailable
 from conductor.settings import Settings
 from conductor.stores.addresses import RedisAddress, describe_postgres, postgres_passwords
-from conductor.stores.admin import SessionAdmin, StoredSessions
-from conductor.stores.base import SessionStore
+from conductor.stores.base import SessionLog
 
 # Seconds that a start waits for the lock of the store's file.
 OPEN_S = 30.0
@@ -39,13 +38,13 @@ def check_shared(settings: Settings) -> None:
         )
 
 
-def make_store(settings: Settings) -> SessionStore:
+def make_store(settings: Settings) -> SessionLog:
     """Make the store that the settings choose; it is not open yet. Raises `SettingsError`."""
     module, _, name = STORES[settings.store_kind].partition(":")
-    return cast(SessionStore, getattr(import_module(module), name)(settings))
+    return cast(SessionLog, getattr(import_module(module), name)(settings))
 
 
-async def open_store(store: SessionStore, seconds: float = OPEN_S) -> None:
+async def open_store(store: SessionLog, seconds: float = OPEN_S) -> None:
     """Open the store; wait up to ``seconds`` while another process locks it. Raises `SettingsError`."""
     deadline = time.monotonic() + seconds
     is_waiting = False
@@ -61,14 +60,13 @@ async def open_store(store: SessionStore, seconds: float = OPEN_S) -> None:
         await asyncio.sleep(_PAUSE_S)
 
 
-def make_session_admin(settings: Settings, store: SessionStore) -> SessionAdmin:
-    """Make the operator's view of an open store. Raises `SettingsError` for a store in memory."""
+def check_kept(settings: Settings) -> None:
+    """Raise `SettingsError` if only the server itself can read the store."""
     if settings.store_kind == "memory":
         raise SettingsError(
             "Sessions are in memory, and only their server can read them; DATA_DIR or SESSION_STORE_URL "
             "chooses a store that outlives the server."
         )
-    return SessionAdmin(cast(StoredSessions, store))
 
 
 def describe_store(settings: Settings) -> str:

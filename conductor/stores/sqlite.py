@@ -17,8 +17,17 @@ import structlog
 
 from conductor.errors import StoreUnavailable, TooManySessions
 from conductor.settings import Settings
-from conductor.stores.base import MAX_SESSIONS, NEVER_EXPIRES, Claim, Operation, SessionKey, too_many
-from conductor.stores.records import Draft, Meta, Stored, sweep_regularly
+from conductor.stores.base import (
+    MAX_SESSIONS,
+    NEVER_EXPIRES,
+    Claim,
+    Meta,
+    SessionKey,
+    Stored,
+    settle,
+    sweep_regularly,
+    too_many,
+)
 from conductor.stores.sqlite_writer import Writer
 
 log = structlog.get_logger(__name__)
@@ -53,7 +62,7 @@ class SqliteStore:
     that the file exists. ``now`` gives epoch seconds. Use it in one event loop.
     """
 
-    is_async = True
+    durable = True
 
     def __init__(
         self,
@@ -91,18 +100,17 @@ class SqliteStore:
 
     async def claim(self, key: SessionKey) -> Claim:
         now = self._now()
-        stored = await self._run(partial(_claim, key, now, now - self._session_ttl, self._max_sessions))
-        assert isinstance(stored, Stored)
-        return stored.claim(key)
+        session = await self._run(partial(_claim, key, now, now - self._session_ttl, self._max_sessions))
+        assert isinstance(session, Stored)
+        return session.claim(key)
 
-    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
-        """Check all operations, then apply all or none; see `SessionStore`. A commit cannot be cancelled."""
-        draft = Draft(claim, commit_id, operations)
-        meta = await self._run(partial(_append, draft, self._now()))
+    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+        """Append a commit; it cannot be cancelled."""
+        meta = await self._run(partial(_append, claim, commit_id, data, snapshot, self._now()))
         if meta is None:
-            draft.accept()
+            claim.revision += 1
         else:
-            draft.settle(meta)
+            settle(claim, commit_id, meta)
 
     async def release(self, claim: Claim) -> None:
         await self._run(partial(_release, claim.token))
@@ -165,7 +173,7 @@ class SqliteStore:
             connection.execute("BEGIN")  # one snapshot for all rows
             sql = f"SELECT id, {_META} FROM session WHERE subject=? AND session_id=?"
             row = connection.execute(sql, (key.subject, key.session_id)).fetchone()
-            return None if row is None else Stored(Meta(*row[1:]), _records(connection, row[0]))
+            return None if row is None else Stored(Meta(*row[1:]), _commits(connection, row[0]))
 
         return await self._read(read)
 
@@ -224,10 +232,10 @@ def _claim(
     connection.execute(
         "UPDATE session SET token=?, epoch=?, updated=? WHERE id=?", (meta.token, meta.epoch, now, row)
     )
-    return Stored(meta, _records(connection, row))
+    return Stored(meta, _commits(connection, row))
 
 
-def _records(connection: sqlite3.Connection, row: int) -> dict[int, bytes]:
+def _commits(connection: sqlite3.Connection, row: int) -> dict[int, bytes]:
     return dict(connection.execute("SELECT revision, data FROM record WHERE session=?", (row,)))
 
 
@@ -240,18 +248,18 @@ def _count_up_to(connection: sqlite3.Connection, subject: str, most: int) -> int
     return int(count)
 
 
-def _append(draft: Draft, now: float, connection: sqlite3.Connection) -> Meta | None:
-    # None if the record was appended, else the session's fields.
-    claim = draft.claim
+def _append(
+    claim: Claim, commit_id: str, data: bytes, snapshot: bool, now: float, connection: sqlite3.Connection
+) -> Meta | None:
+    # None if the commit was appended, else the session's fields.
     number, _, secret = claim.token.partition(".")
     row = int(number) if secret and number.isdecimal() else -1  # a made-up token
-    if draft.data:
-        values = (draft.commit_id, now, row, claim.token, claim.revision)
-        if connection.execute(_ADVANCE, values).rowcount:
-            if draft.snapshot:
-                connection.execute("DELETE FROM record WHERE session=?", (row,))
-            connection.execute(_APPEND, (row, claim.revision + 1, draft.data))
-            return None
+    values = (commit_id, now, row, claim.token, claim.revision)
+    if connection.execute(_ADVANCE, values).rowcount:
+        if snapshot:
+            connection.execute("DELETE FROM record WHERE session=?", (row,))
+        connection.execute(_APPEND, (row, claim.revision + 1, data))
+        return None
     columns = connection.execute(f"SELECT {_META} FROM session WHERE id=?", (row,)).fetchone()
     return Meta("", 0, 0, "") if columns is None else Meta(*columns)
 

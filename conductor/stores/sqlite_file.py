@@ -9,7 +9,7 @@ from typing import Literal
 
 from conductor.errors import SettingsError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 APPLICATION_ID = 0x436F6E64  # "Cond"
 _OLDEST_SQLITE = (3, 35)
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import queue
 import random
 import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -46,20 +46,20 @@ _REASONS: dict[Failure, str] = {
     "refused": "The session store refuses the commit.",
 }
 
-# A value that cannot be stored fails its own job only.
-_MISTAKES = (sqlite3.Error, StoreUnavailable, SettingsError, ValueError, TypeError, ArithmeticError)
+# The outcome of a job whose turn has not come.
+_LATER = object()
 
 
 class _Job(NamedTuple):
-    # ``work`` None ends the thread; ``deadline`` is in monotonic seconds; ``alone``: outside a transaction.
-    work: Callable[[sqlite3.Connection], Any] | None
+    # ``deadline`` is in monotonic seconds; ``alone``: outside a transaction.
+    work: Callable[[sqlite3.Connection], Any]
     future: asyncio.Future[Any]
     deadline: float
     alone: bool
 
 
 class Writer:
-    """Takes work from the event loop, and answers there once for each group of jobs.
+    """Takes work from the event loop, and does all that has come meanwhile as one group in its thread.
 
     Work waits ``busy_timeout`` seconds for other processes. ``look_every`` seconds lie between checks that
     the file exists.
@@ -71,8 +71,9 @@ class Writer:
         self._busy_timeout = busy_timeout
         self._look_every = look_every
         self._loop = asyncio.get_running_loop()
-        self._queue: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-        self._waiting: deque[_Job] = deque()
+        self._thread = ThreadPoolExecutor(1, "session-store")
+        self._jobs: deque[_Job] = deque()
+        self._writing: asyncio.Task[None] | None = None
         self._connection: sqlite3.Connection | None = None
         self._inode: tuple[int, int] | None = None
         self._look_at = 0.0
@@ -80,14 +81,11 @@ class Writer:
         self._pause = threading.Event()
         self._failing = False
         self._closed = False
-        self._ended: asyncio.Future[None] = self._loop.create_future()
 
     async def open(self) -> None:
-        """Open the file and start the thread. Raises `SettingsError` and `StoreUnavailable`."""
-        opened: asyncio.Future[None] = self._loop.create_future()
-        threading.Thread(target=self._run, args=(opened,), name="session-store", daemon=True).start()
+        """Open the file. Raises `SettingsError` and `StoreUnavailable`."""
         try:
-            await opened
+            await self._loop.run_in_executor(self._thread, self._open)
         except (ConductorError, asyncio.CancelledError):
             self._end()
             raise
@@ -100,76 +98,73 @@ class Writer:
         if self._closed:
             raise StoreUnavailable("The session store is closed.")
         future: asyncio.Future[_T] = self._loop.create_future()
-        self._queue.put(_Job(work, future, time.monotonic() + self._busy_timeout, alone))
+        self._jobs.append(_Job(work, future, time.monotonic() + self._busy_timeout, alone))
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write_all())
         return future
 
     async def close(self, seconds: float) -> None:
         """Finish queued work and close the file; give up after ``seconds``."""
-        if not self._closed:
-            self._end()
-        finished, _ = await asyncio.wait([self._ended], timeout=seconds)
+        if self._closed:
+            return
+        self._closed = True
+        if self._writing is not None:
+            await asyncio.wait([self._writing], timeout=seconds)
+        finished, _ = await asyncio.wait([asyncio.wrap_future(self._end())], timeout=seconds)
         if not finished:
             log.error("session store not closed in time", seconds=seconds)
 
-    def _end(self) -> None:
+    def _end(self) -> Future[None]:
         self._closed = True
-        self._queue.put(_Job(None, self._ended, 0, alone=True))
+        closing = self._thread.submit(self._drop)
+        self._thread.shutdown(wait=False)
+        return closing
+
+    async def _write_all(self) -> None:
+        try:
+            while self._jobs:
+                group = [self._jobs.popleft()]
+                while not group[0].alone and self._jobs and not self._jobs[0].alone and len(group) < _GROUP:
+                    group.append(self._jobs.popleft())
+                self._settle(group, await self._loop.run_in_executor(self._thread, self._serve, group))
+        finally:
+            self._writing = None
+
+    def _settle(self, group: Sequence[_Job], outcomes: Sequence[object]) -> None:
+        later: list[_Job] = []
+        for job, outcome in zip_longest(group, outcomes, fillvalue=_LATER):
+            assert isinstance(job, _Job)
+            if outcome is _LATER:
+                later.append(job)
+            elif job.future.done():
+                continue  # cancelled
+            elif isinstance(outcome, ConductorError):
+                job.future.set_exception(outcome)
+            else:
+                job.future.set_result(outcome)
+        self._jobs.extendleft(reversed(later))
 
     # -- in the thread
 
-    def _run(self, opened: asyncio.Future[None]) -> None:
-        try:
-            if self._opens(opened):
-                while (group := self._gather())[0].work is not None:
-                    self._serve(group)
-        finally:
-            self._closed = True
-            self._drop()
-            self._drain()
-            self._refuse([job for job in self._waiting if job.work is not None], _REASONS["away"])
-            # Last, after all other futures.
-            self._answer([(self._ended, None)])
-
-    def _opens(self, opened: asyncio.Future[None]) -> bool:
-        outcome: ConductorError | None = None
+    def _open(self) -> None:
         try:
             self._begin(time.monotonic() + self._busy_timeout).execute("ROLLBACK")
-        except SettingsError as error:
-            outcome = error
         except sqlite3.Error as error:
             kind = failure(error)
-            outcome = (StoreLocked if kind == "locked" else StoreUnavailable)(_REASONS[kind])
-        self._answer([(opened, outcome)])
-        return outcome is None
+            raise (StoreLocked if kind == "locked" else StoreUnavailable)(_REASONS[kind]) from error
 
-    def _gather(self) -> list[_Job]:
-        waiting = self._waiting
-        if not waiting:
-            waiting.append(self._queue.get())
-        self._drain()
-        group = [waiting.popleft()]
-        while not group[0].alone and waiting and not waiting[0].alone and len(group) < _GROUP:
-            group.append(waiting.popleft())
-        return group
-
-    def _drain(self) -> None:
-        with suppress(queue.Empty):
-            while True:
-                self._waiting.append(self._queue.get_nowait())
-
-    def _serve(self, group: list[_Job], *, is_retry: bool = False) -> None:
+    def _serve(self, group: Sequence[_Job], *, is_retry: bool = False) -> list[object]:
+        # The outcome of each job; those that are missing at the end come later.
         kind: Failure
         try:
             outcomes = self._write(group)
-        except _MISTAKES as error:
+        except Exception as error:
             mistake = error
         else:
-            self._waiting.extendleft(reversed(group[len(outcomes) :]))
             if self._failing:
                 self._failing = False
                 log.info("session store available")
-            self._answer([(job.future, outcome) for job, outcome in zip(group, outcomes, strict=False)])
-            return
+            return outcomes
         if isinstance(mistake, sqlite3.Error):
             kind = failure(mistake)
         else:
@@ -178,23 +173,20 @@ class Writer:
             self._drop()
         if kind == "away" and not is_retry:
             # The commit may have succeeded; its id makes the retry safe.
-            self._serve(group, is_retry=True)
+            return self._serve(group, is_retry=True)
         # One by one: only the faulty job fails.
-        elif kind == "refused" and len(group) > 1:
-            for job in group:
-                self._serve([job])
-        else:
-            self._fail(group, kind, mistake)
+        if kind == "refused" and len(group) > 1:
+            return [self._serve([job])[0] for job in group]
+        return self._refuse(group, kind, mistake)
 
-    def _write(self, group: Sequence[_Job]) -> list[Any]:
+    def _write(self, group: Sequence[_Job]) -> list[object]:
         connection = self._begin(min(job.deadline for job in group))
         if group[0].alone:
             connection.execute("ROLLBACK")
-        outcomes: list[Any] = []
+        outcomes: list[object] = []
         until = time.monotonic() + _GROUP_S
         try:
             for job in group:
-                assert job.work is not None
                 outcomes.append(job.work(connection))
                 if time.monotonic() > until:
                     break
@@ -258,32 +250,15 @@ class Writer:
             log.warning("session store not closed cleanly", error=str(error))
         self._connection = None
 
-    def _fail(self, group: Sequence[_Job], kind: Failure, mistake: BaseException) -> None:
-        if kind == "locked":  # later jobs may wait longer
-            now = time.monotonic()
-            self._waiting.extendleft(job for job in reversed(group) if job.deadline > now)
-            group = [job for job in group if job.deadline <= now]
+    def _refuse(self, group: Sequence[_Job], kind: Failure, mistake: Exception) -> list[object]:
         if kind == "refused":
             log.error("session store refused a commit", error=type(mistake).__name__)
         elif not self._failing:
             self._failing = True
             log.error("session store unavailable", reason=kind, error=str(mistake))
-        self._refuse(group, _REASONS[kind])
-
-    def _refuse(self, jobs: Iterable[_Job], reason: str) -> None:
-        self._answer([(job.future, StoreUnavailable(reason)) for job in jobs])
-
-    def _answer(self, answers: Sequence[tuple[asyncio.Future[Any], object]]) -> None:
-        with suppress(RuntimeError):  # the loop is closed: no caller waits
-            # One wake-up of the loop for the whole group.
-            self._loop.call_soon_threadsafe(_settle, answers)
-
-
-def _settle(answers: Sequence[tuple[asyncio.Future[Any], object]]) -> None:
-    for future, outcome in answers:
-        if future.done():
-            continue  # cancelled
-        if isinstance(outcome, ConductorError):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
+        now = time.monotonic()
+        # Later jobs may wait longer for a lock.
+        return [
+            _LATER if kind == "locked" and job.deadline > now else StoreUnavailable(_REASONS[kind])
+            for job in group
+        ]

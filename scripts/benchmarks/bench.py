@@ -16,27 +16,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from benchmarks import scenarios
 from benchmarks.cluster import DURABLE
 from benchmarks.knowledge import DOCUMENTS, knowledge_base
 from benchmarks.nodes import Process, conductor, pin_load, postgres_program, redis_program
 from benchmarks.scenarios import ToolMetrics
 from benchmarks.talker import connected, disconnect
+from conductor.conversation.records import Commit, ReplyLogged, encode
+from conductor.conversation.state import Call
 from conductor.messages import AssistantMessage, ToolCall
 from conductor.settings import Limits
-from conductor.stores.base import (
-    AppendLog,
-    CallRecord,
-    OpenCall,
-    Operation,
-    OutboundRecord,
-    PutOutbound,
-    SessionKey,
-    SessionStore,
-    SetField,
-)
+from conductor.stores.base import SessionKey, SessionLog
 from conductor.stores.postgres import PostgresStore
 from conductor.stores.redis import RedisStore
 from conductor.stores.sqlite import SqliteStore
@@ -212,7 +202,7 @@ async def durable(*, pinned: bool, seconds: float) -> dict[str, ToolMetrics]:
     results: dict[str, ToolMetrics] = {}
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="conductor-bench-")))
-        stores: dict[str, tuple[str, SessionStore | None]] = {
+        stores: dict[str, tuple[str, SessionLog | None]] = {
             "memory": ("memory://", None),
             "sqlite": (f"sqlite:///{folder}/turns.db", SqliteStore(folder / "steps.db")),
         }
@@ -241,28 +231,25 @@ async def durable(*, pinned: bool, seconds: float) -> dict[str, ToolMetrics]:
     return results
 
 
-async def _steps(store: SessionStore) -> ToolMetrics:
+async def _steps(store: SessionLog) -> ToolMetrics:
     """Repeat the commit of a reply with a device call."""
     await store.open()
     claim = await store.claim(SessionKey("bench", "s-1"))
     times = []
     for number in range(STEPS):
         start = time.perf_counter()
-        await store.commit(claim, f"commit-{number}", _step(number))
+        await store.append(claim, f"commit-{number}", _step(claim.token, number))
         times.append(time.perf_counter() - start)
     await store.aclose()
     return {f"step_{name}": value for name, value in scenarios.milliseconds(times[STEPS // 10 :]).items()}
 
 
-def _step(number: int) -> list[Operation]:
-    call = ToolCall(f"call-{number}", "agent.status", '{"id":"a-77"}')
-    frame = msgspec.Raw(b'{"id":"evt","type":"tool.call","payload":{"callId":"call","name":"agent.status"}}')
-    return [
-        AppendLog(AssistantMessage("I look.", (call,))),
-        OpenCall(CallRecord(call.call_id, call.name, "turn-1", "device", "read", 0)),
-        PutOutbound(OutboundRecord(f"evt-{number}", "call", call.call_id, "turn-1", 0, frame, "read")),
-        SetField("turn", '{"turn_id":"turn-1","cause":"transcript","rounds":1,"calls":1}'),
-    ]
+def _step(token: str, number: int) -> bytes:
+    arguments = '{"id":"a-77"}'
+    call = ToolCall(f"call-{number}", "agent.status", arguments)
+    checked = Call(call.call_id, call.name, arguments, "device", "read", started_at=1, claim=token)
+    reply = ReplyLogged(AssistantMessage("I look.", (call,)), (checked,))
+    return encode(Commit(token, 1, (reply,)))
 
 
 async def _turns(url: str, *, pinned: bool, seconds: float) -> ToolMetrics:

@@ -21,6 +21,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from hashlib import sha1
 from importlib import import_module
@@ -30,11 +31,12 @@ from typing import Any, NoReturn, Self
 from benchmarks.chaos_book import Column
 from benchmarks.nodes import START_S, DidNotStart, Node, Running, clean_environment
 from conductor import cli
-from conductor.conversation.commit import Committer, EncodedEvent, EventEncoder
-from conductor.conversation.outbox import Outbox
+from conductor.conversation.apply import advance
+from conductor.conversation.outbox import Outbox, encode_frame
+from conductor.conversation.records import Commit, Record
+from conductor.conversation.session import Session
 from conductor.conversation.transport import Frame
 from conductor.events.envelope import IdGenerator
-from conductor.events.server import ServerEvent
 from conductor.stores import postgres, redis_scripts, sqlite
 
 SCRIPTS = Path(__file__).resolve().parents[1]
@@ -45,7 +47,7 @@ SERVER = (
     "conductor.models.http",
     "conductor.stores.postgres",
     "conductor.stores.redis",
-    "conductor.stores.redis_client",
+    "conductor.stores.redis_servers",
     "conductor.stores.sqlite",
     "uvloop",
 )
@@ -145,39 +147,34 @@ def _patch(owner: object, name: str, value: object) -> None:
     setattr(owner, name, value)
 
 
-class _Mute:
-    """An encoder that sends no events: they were sent before the commit."""
-
-    def __init__(self, encoder: EventEncoder) -> None:
-        self.outbox = encoder.outbox
-        self.loud = encoder
-
-    def make_ready(self, events: Sequence[ServerEvent], turn_id: str) -> list[EncodedEvent]:
-        return self.loud.make_ready(events, turn_id)
-
-    def send(self, outgoing: Sequence[EncodedEvent]) -> None:
-        pass
-
-
 def emit_first() -> None:
     """Send events before the commit that records them."""
-    begin: Callable[..., None] = Committer.__init__
-    commit: Callable[..., Any] = Committer._commit
+    record: Callable[..., Any] = Session._record
+    write: Callable[..., None] = Outbox._write
+    early: set[str] = set()
 
-    def muted(self: Any, *arguments: Any, **options: Any) -> None:
-        begin(self, *arguments, **options)
-        self._encoder = _Mute(self._encoder)
-
-    async def early(
-        self: Any, operations: Any, outgoing: Sequence[EncodedEvent], *other_arguments: Any
-    ) -> None:
-        if outgoing:
-            self._encoder.loud.send(outgoing)
+    async def recorded(session: Any, records: Sequence[Record]) -> None:
+        commit = Commit(session._ledger.token, session.live.now(), tuple(records))
+        events = advance(deepcopy(session.state), commit)
+        transport = session.outbox.transport
+        for event in events if transport is not None else ():
+            if event.kind != "flash":
+                early.add(event.id)
+                data = encode_frame(event.id, event.type, session.key.session_id, event.payload)
+                transport.send(Frame(data))
+        if events:
             await asyncio.sleep(_HEAD_START_S)
-        await commit(self, operations, outgoing, *other_arguments)
+        await record(session, records)
 
-    _patch(Committer, "__init__", muted)
-    _patch(Committer, "_commit", early)
+    def written(outbox: Any, entry: Any) -> None:
+        entry.frame.withdrawn = was_early = entry.event.id in early
+        write(outbox, entry)
+        if was_early:
+            early.discard(entry.event.id)
+            entry.frame = replace(entry.frame, written=True, withdrawn=False)
+
+    _patch(Session, "_record", recorded)
+    _patch(Outbox, "_write", written)
 
 
 def new_ids() -> None:
@@ -186,8 +183,7 @@ def new_ids() -> None:
 
     def renamed(self: Any, *arguments: Any, **options: Any) -> None:
         for entry in self._entries.values():
-            old = entry.record.event_id.encode()
-            entry.frame = _renamed(entry.frame, old)
+            entry.frame = _renamed(entry.frame, entry.event.id.encode())
         attach(self, *arguments, **options)
 
     _patch(Outbox, "attach", renamed)

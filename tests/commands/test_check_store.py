@@ -11,8 +11,7 @@ import pytest
 
 from conductor.commands.check import reported, store_items
 from conductor.settings import load_settings
-from conductor.stores.admin import SessionAdmin
-from conductor.stores.base import SessionKey, SetField
+from conductor.stores.base import SessionKey
 from conductor.stores.redis import RedisStore
 from conductor.stores.sqlite import SqliteStore
 from tests.stores.postgres_server import PostgresServer
@@ -57,8 +56,8 @@ async def test_a_store_in_use_keeps_its_sessions(tmp_path: Path) -> None:
     claim = await store.claim(SessionKey("subject", "s-1"))
     (line,) = await run_checks(data_dir=tmp_path)
     assert line.startswith(f"ok    sessions: {tmp_path}/conductor.db; a write took ")
-    await store.commit(claim, "commit-1", [SetField("a", "b")])
-    assert [info.session_id for info in await SessionAdmin(store).sessions()] == ["s-1"]
+    await store.append(claim, "commit-1", b"1")
+    assert await store.keys(None, None, None, 10) == [SessionKey("subject", "s-1")]
     await store.aclose()
 
 
@@ -159,7 +158,7 @@ async def test_the_check_does_not_affect_other_sessions(server: RedisServer) -> 
     store = RedisStore(url)
     claim = await store.claim(SessionKey("anonymous", "check"))
     await run_checks(session_store_url=url)
-    await store.commit(claim, "commit-1", [SetField("a", "b")])
+    await store.append(claim, "commit-1", b"1")
     await store.aclose()
 
 

@@ -14,45 +14,32 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import NoReturn
 
-import msgspec
 import pytest
 
 from conductor.commands import sessions
 from conductor.commands.output import private_file
 from conductor.commands.sessions import NoSuchSession, row
+from conductor.commands.stored_sessions import SessionInfo
+from conductor.conversation import records as r
 from conductor.conversation.fields import RECORD_ID, SubjectRecords
-from conductor.conversation.grants import FIELD as GRANTS
+from conductor.conversation.ledger import replay
+from conductor.conversation.state import Call, Profile
+from conductor.conversation.tools import GRANTS
 from conductor.errors import Fenced, SettingsError
-from conductor.events.envelope import encode_event
-from conductor.events.server import set_state
-from conductor.messages import UserMessage
+from conductor.messages import AssistantMessage, ToolCall, ToolResult
 from conductor.settings import load_settings
-from conductor.stores.admin import SessionInfo
-from conductor.stores.base import (
-    AckOutbound,
-    AppendLog,
-    CallRecord,
-    Claim,
-    OpenCall,
-    Operation,
-    OutboundRecord,
-    PutOutbound,
-    RememberInbound,
-    SessionKey,
-    SessionStore,
-    SetField,
-)
+from conductor.stores.base import Claim, SessionKey, SessionLog
 from conductor.stores.registry import make_store
 from conductor.tools.rules import Rule, encode_rules
-from tests.stores.contract import outbound
 from tests.stores.redis_server import RedisServer
 
 WAIT = 15.0
 TRANSCRIPT = "Remind me of 日本\x9b2J\u202e."
 FILE = Path("data/conductor.db")
-THINKING = '{"state":"thinking"}'
+AT = 1_772_366_400_123
+STATE = 'arguments={"state":"thinking"}'
+NOON = "2026-03-01T12:00:00.123Z"
 
 
 class Terminal(io.StringIO):
@@ -83,7 +70,7 @@ def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-async def store(url: str) -> AsyncIterator[SessionStore]:
+async def store(url: str) -> AsyncIterator[SessionLog]:
     """Open the store as a running server does."""
     opened = make_store(load_settings())
     await opened.open()
@@ -91,11 +78,31 @@ async def store(url: str) -> AsyncIterator[SessionStore]:
     await opened.aclose()
 
 
-async def talk(store: SessionStore, subject: str, session_id: str, transcript: str = TRANSCRIPT) -> Claim:
+async def append(
+    store: SessionLog, claim: Claim, *records: r.Record, acked: tuple[str, ...] = (), snapshot: bool = False
+) -> None:
+    """Commit records at noon; a snapshot has the state of the earlier commits."""
+    stored = await store.read(claim.key) if snapshot else None
+    state = replay(stored.commits()) if stored is not None else None
+    data = r.encode(r.Commit(claim.token, AT, records, acked, state))
+    await store.append(claim, f"commit-{claim.revision + 1}", data, snapshot=snapshot)
+
+
+async def talk(store: SessionLog, subject: str, session_id: str, transcript: str = TRANSCRIPT) -> Claim:
+    """Store a session in which the app runs a call."""
     claim = await store.claim(SessionKey(subject, session_id))
-    record = CallRecord("c-1", "agent.status", "turn-1", "device", "read", 1_772_366_400_123)
-    await store.commit(
-        claim, "commit-1", [AppendLog(UserMessage(transcript)), OpenCall(record), PutOutbound(outbound())]
+    arguments = '{"id":"agent-secret"}'
+    await append(
+        store,
+        claim,
+        r.Claimed(claim.token),
+        r.ProfileDeclared(Profile(("tools", "resume"), instructions="Speak of secret things.")),
+        r.InputQueued("in-1", transcript),
+        r.TurnStarted("turn-1", "transcript", 30_000, "in-1", transcript),
+        r.ReplyLogged(
+            AssistantMessage("", (ToolCall("c-1", "agent.status", arguments),)),
+            (Call("c-1", "agent.status", arguments, source="device"),),
+        ),
     )
     return claim
 
@@ -144,6 +151,9 @@ async def list_keys(*arguments: str) -> list[tuple[str, str]]:
     return [(session["subject"], session["session_id"]) for session in answer["sessions"]]
 
 
+# -- list
+
+
 @pytest.fixture(params=[("UTC0", "2026-03-01 12:00"), ("XST-5:45", "2026-03-01 17:45")])
 def noon(request: pytest.FixtureRequest) -> Iterator[str]:
     """Set the process's time zone; return noon UTC in that zone."""
@@ -155,12 +165,12 @@ def noon(request: pytest.FixtureRequest) -> Iterator[str]:
     time.tzset()
 
 
-async def test_sessions_are_listed_as_a_table(store: SessionStore) -> None:
+async def test_sessions_are_listed_as_a_table(store: SessionLog) -> None:
     await store.release(await talk(store, "token-2", "s-1", "x" * 3000))
     await talk(store, "anonymous", "s-2")
     headings, first, second = (await run_async("list")).splitlines()
     assert headings.split() == "subject session last written messages open calls unacked size owned".split()
-    assert first.split()[:2] == ["anonymous", "s-2"] and first.split()[4:7] == ["1", "1", "1"]
+    assert first.split()[:2] == ["anonymous", "s-2"] and first.split()[4:7] == ["2", "1", "3"]
     assert first.split()[-1] == "yes"
     assert second.split()[:2] == ["token-2", "s-1"] and second.split()[-2:] == ["KiB", "no"]
     assert len({len(line.rstrip()) - len(line.split()[-1]) for line in (first, second)}) == 1
@@ -170,7 +180,7 @@ def test_times_are_local(noon: str) -> None:
     assert noon in row(SessionInfo("anonymous", "s-1", 1_772_366_400.5, 1, 1, False, 1, 1, 1, 1))
 
 
-async def test_permissions_are_listed_as_a_record(store: SessionStore) -> None:
+async def test_permissions_are_listed_as_a_record(store: SessionLog) -> None:
     await SubjectRecords(store).update(
         "anonymous", GRANTS, lambda _: encode_rules([Rule("allow", "calendar.*")])
     )
@@ -182,14 +192,14 @@ async def test_permissions_are_listed_as_a_record(store: SessionStore) -> None:
     assert kinds == ["grants", "conversation"]
 
 
-async def test_sessions_of_one_subject_are_listed(store: SessionStore) -> None:
+async def test_sessions_of_one_subject_are_listed(store: SessionLog) -> None:
     for subject in ("a", "b"):
         await talk(store, subject, f"of-{subject}")
     assert await list_keys("--subject", "b") == [("b", "of-b")]
     assert await missing("list", "--subject", "c") == "There is no session of 'c'."
 
 
-async def test_a_list_has_a_limit(store: SessionStore) -> None:
+async def test_a_list_has_a_limit(store: SessionLog) -> None:
     keys = [("a", f"s-{number}") for number in range(5)]
     for key in keys:
         await talk(store, *key)
@@ -202,66 +212,152 @@ async def test_a_list_has_a_limit(store: SessionStore) -> None:
     assert await mistake("list", "--limit", "0") == "--limit must be at least 1."
 
 
-async def test_control_characters_in_names_are_escaped(store: SessionStore) -> None:
+async def test_control_characters_in_names_are_escaped(store: SessionLog) -> None:
     await talk(store, "\x1b[2J", "s\n1")
     listing = await run_async("list")
     assert "\\x1b[2J" in listing and "s\\n1" in listing and "\x1b" not in listing
 
 
-async def test_a_session_is_shown_without_fencing_its_owner(store: SessionStore) -> None:
+# -- show and export
+
+
+async def test_a_session_is_shown_without_fencing_its_owner(store: SessionLog) -> None:
     claim = await talk(store, "anonymous", "s-1")
     output = await run_async("show", "s-1")
     session = json.loads(output)
-    assert session["subject"] == "anonymous" and session["log"][0]["text"] == TRANSCRIPT
-    assert [record["call_id"] for record in session["call_records"]] == ["c-1"]
+    assert (session["subject"], session["calls"], session["outbound"]) == ("anonymous", 1, 3)
+    log = [(message["position"], message["type"]) for message in session["state"]["log"]]
+    assert log == [(0, "user"), (1, "assistant")] and session["state"]["log"][0]["text"] == TRANSCRIPT
+    assert [call["id"] for call in session["state"]["turn"]["calls"]] == ["c-1"]
+    assert session["state"]["outbound"][0]["payload"]["name"] == "convo.setState"
     assert "日本" in output and "\x9b" not in output and "\u202e" not in output
-    await store.commit(claim, "commit-2", [SetField("a", "b")])
-    assert json.loads(await run_async("show", "s-1", "--subject", "anonymous"))["fields"] == {"a": "b"}
+    await append(store, claim, r.FieldSet("a", "b"))
+    session = json.loads(await run_async("show", "s-1", "--subject", "anonymous"))
+    assert session["state"]["fields"] == {"a": "b"}
 
 
-async def test_events_are_rows_with_times_and_without_words_of_people(store: SessionStore) -> None:
+# -- replay
+
+
+async def test_a_replay_has_a_row_for_each_record_and_for_each_event(store: SessionLog) -> None:
+    claim = await talk(store, "anonymous", "s-1")
+    result = ToolResult("c-1", "the secret status")
+    shown = json.loads(await run_async("show", "s-1"))["state"]["outbound"]
+    await append(
+        store, claim, r.CallFinished(result, "agent.status", "device", took_ms=12), acked=(shown[0]["id"],)
+    )
+    headings, *lines = (await run_async("replay", "s-1")).splitlines()
+    assert headings.split() == ["time", "number", "record", "fields"]
+    rows = [line.split() for line in lines]
+    records = [row[1:] for row in rows if row[0] == NOON]
+    assert records == [
+        ["1", "Claimed", f"claim={claim.token}"],
+        ["2", *"ProfileDeclared profile=(capabilities=tools,resume instructions=(23 characters))".split()],
+        ["3", "InputQueued", "event_id=in-1", "text=(20", "characters)"],
+        ["4", *"TurnStarted turn_id=turn-1 cause=transcript event_id=in-1 text=(20 characters)".split()],
+        [
+            "5",
+            "ReplyLogged",
+            *"calls=(id=c-1 name=agent.status arguments=(21 characters) source=device)".split(),
+        ],
+        ["5", "Acknowledged", f"id={shown[0]['id']}"],
+        [
+            "6",
+            "CallFinished",
+            *"result=(call_id=c-1 content=(17 characters))".split(),
+            *"tool=agent.status source=device took_ms=12".split(),
+        ],
+    ]
+    events = [row for row in rows if row[0] != NOON]
+    assert [event[:2] for event in events] == [["tool.call", f"id={event['id']}"] for event in shown]
+    assert events[0][2:] == [f"callId={shown[0]['call_id']}", "name=convo.setState", STATE]
+    assert all(
+        line.index("tool.call") == headings.index("record") + 2 for line in lines if "tool.call" in line
+    )
+    assert "secret" not in str(rows) and "Remind" not in str(rows)
+
+
+async def test_a_replay_with_text_has_texts_and_arguments(store: SessionLog) -> None:
+    await talk(store, "anonymous", "s-1", "Remind me of 日本.")
+    output = await run_async("replay", "s-1", "--text")
+    assert "text=Remind me of 日本." in output and '"agent-secret"' in output
+
+
+async def test_a_replay_in_json_has_the_state_after_each_record(store: SessionLog) -> None:
+    claim = await talk(store, "anonymous", "s-1")
+    await append(store, claim, r.FieldSet("a", "1"))
+    await append(store, claim, r.FieldSet("a", "2"), r.FieldSet("b", "3"))
+    steps = [json.loads(line) for line in (await run_async("replay", "s-1", "--json")).splitlines()]
+    assert [(step["number"], step["name"], step["time"]) for step in steps] == [
+        (number, name, NOON)
+        for number, name in enumerate(
+            [
+                "Claimed",
+                "ProfileDeclared",
+                "InputQueued",
+                "TurnStarted",
+                "ReplyLogged",
+                "FieldSet",
+                "FieldSet",
+                "FieldSet",
+            ],
+            1,
+        )
+    ]
+    queues = [len(step["state"].get("queue", ())) for step in steps]
+    assert queues == [0, 0, 1, 0, 0, 0, 0, 0]
+    assert [step["state"].get("fields") for step in steps[5:]] == [
+        {"a": "1"},
+        {"a": "2"},
+        {"a": "2", "b": "3"},
+    ]
+    shown = [event for step in steps for event in step["events"]]
+    assert (
+        shown
+        == steps[-1]["state"]["outbound"]
+        == json.loads(await run_async("show", "s-1"))["state"]["outbound"]
+    )
+    assert steps[2]["record"] == {"type": "InputQueued", "event_id": "in-1", "text": TRANSCRIPT}
+
+
+async def test_a_replay_starts_at_the_snapshot(store: SessionLog) -> None:
+    claim = await talk(store, "anonymous", "s-1")
+    await append(store, claim, r.FieldSet("a", "1"), snapshot=True)
+    _, snapshot, record = (await run_async("replay", "s-1")).splitlines()
+    assert snapshot.split() == [NOON, "5", "Snapshot", "messages=2"]
+    assert record.split() == [NOON, "6", "FieldSet", "name=a", "value=(1", "characters)"]
+    steps = [json.loads(line) for line in (await run_async("replay", "s-1", "--json")).splitlines()]
+    assert [len(step["state"]["log"]) for step in steps] == [2, 2] and steps[0]["record"] is None
+
+
+async def test_commits_that_cannot_be_read_are_one_sentence(store: SessionLog) -> None:
     claim = await store.claim(SessionKey("anonymous", "s-1"))
-    frame = msgspec.Raw(encode_event("evt-1", "s-1", set_state("c-1", "thinking")))
-    state = OutboundRecord("evt-1", "state", "c-1", "turn-1", 1_772_366_400_123, frame)
-    operations: list[Operation] = [
-        RememberInbound("in-1"),
-        AppendLog(UserMessage(TRANSCRIPT)),
-        PutOutbound(state),
-    ]
-    await store.commit(claim, "commit-1", operations)
-    await store.commit(claim, "commit-2", [AckOutbound("evt-1"), SetField("a", "b")])
-    moment = "2026-03-01T12:00:00.123Z"
-    assert [line.split() for line in (await run_async("events", "s-1")).splitlines()[1:]] == [
-        [moment, "1", "in", "received", "id=in-1"],
-        [moment, "1", "log", "user", "text=(20", "characters)"],
-        [moment, *f"1 out tool.call id=evt-1 turn=turn-1 callId=c-1 name=convo.setState {THINKING}".split()],
-        ["2", "in", "acknowledged", "id=evt-1"],
-        ["2", "set", "name=a", "value=(1", "characters)"],
-    ]
-    assert "text=Remind me of" in await run_async("events", "s-1", "--text")
+    await store.append(claim, "commit-1", b"\x93unheard of")
+    sentence = "The store holds commits that this version cannot read."
+    for command in ("replay", "show"):
+        assert await mistake(command, "s-1") == sentence
+    assert await mistake("export") == sentence
+    _, line = (await run_async("list")).splitlines()
+    assert line.split()[4:7] == ["0", "0", "0"]
+    assert await run_async("delete", "s-1", "--yes") == "Deleted session 's-1' of 'anonymous'.\n"
 
 
-async def test_unreadable_events_are_one_sentence(
-    store: SessionStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await talk(store, "anonymous", "s-1")
-
-    def unreadable(data: bytes) -> NoReturn:
-        raise msgspec.ValidationError("Invalid value 'future'")
-
-    monkeypatch.setattr("conductor.stores.records._decode", unreadable)
-    assert await mistake("events", "s-1") == "The store has a record that this version cannot read."
+async def test_a_session_without_its_first_commits_is_unreadable(store: SessionLog) -> None:
+    claim = await talk(store, "anonymous", "s-1")
+    data = r.encode(r.Commit(claim.token, AT, (r.FieldSet("a", "1"),)))
+    await store.append(claim, "commit-2", data, snapshot=True)  # without the state
+    assert await mistake("show", "s-1") == "The store has lost a part of a conversation."
 
 
-async def test_an_ambiguous_id_needs_its_subject(store: SessionStore) -> None:
+async def test_an_ambiguous_id_needs_its_subject(store: SessionLog) -> None:
     for subject in ("a", "b"):
         await talk(store, subject, "s-1", f"of {subject}")
     sentence = "2 subjects have a session 's-1'; use --subject."
     assert await mistake("show", "s-1") == await mistake("delete", "s-1", "--yes") == sentence
-    assert json.loads(await run_async("show", "s-1", "--subject", "b"))["log"][0]["text"] == "of b"
+    assert json.loads(await run_async("show", "s-1", "--subject", "b"))["state"]["log"][0]["text"] == "of b"
 
 
-async def test_a_missing_session_is_exit_code_1(store: SessionStore) -> None:
+async def test_a_missing_session_is_exit_code_1(store: SessionLog) -> None:
     await talk(store, "a", "s-1")
     assert await missing("show", "s-2") == "There is no session 's-2'."
     assert await missing("show", "s-1", "--subject", "b") == "There is no session 's-1' of 'b'."
@@ -272,25 +368,25 @@ async def test_a_missing_session_is_exit_code_1(store: SessionStore) -> None:
     assert await list_keys() == [("a", "s-1")]
 
 
-async def test_an_export_has_a_line_for_each_session(store: SessionStore) -> None:
+async def test_an_export_has_a_line_for_each_session(store: SessionLog) -> None:
     keys = [("a", "s-1"), ("a", "s-2"), ("b", "s-1")]
     for key in keys:
         await talk(store, *key, "two\nlines\u2028")
     lines = (await run_async("export")).splitlines()
     assert [(session["subject"], session["session_id"]) for session in map(json.loads, lines)] == keys
-    assert {json.loads(line)["log"][0]["text"] for line in lines} == {"two\nlines\u2028"}
+    assert {json.loads(line)["state"]["log"][0]["text"] for line in lines} == {"two\nlines\u2028"}
     assert len((await run_async("export", "--subject", "a")).splitlines()) == 2
 
 
 async def test_an_exported_file_is_private_and_replaces_no_file(
-    store: SessionStore,
+    store: SessionLog,
 ) -> None:
     await talk(store, "a", "s-1")
     file = Path("kept.jsonl")
     assert await run_async("export", "--output", "kept.jsonl") == "1 session written to kept.jsonl.\n"
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
     first = text(file)
-    assert json.loads(first)["log"][0]["text"] == TRANSCRIPT
+    assert json.loads(first)["state"]["log"][0]["text"] == TRANSCRIPT
     await talk(store, "a", "s-2")
     sentence = "kept.jsonl exists; --force replaces it."
     assert await mistake("export", "--output", "kept.jsonl") == sentence
@@ -304,7 +400,7 @@ async def test_an_exported_file_is_private_and_replaces_no_file(
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
 
 
-async def test_a_failed_export_changes_no_file(store: SessionStore) -> None:
+async def test_a_failed_export_changes_no_file(store: SessionLog) -> None:
     before = set(os.listdir())
     assert "no sessions" in await mistake("export", "--output", "new.jsonl")
     assert set(os.listdir()) == before
@@ -323,16 +419,19 @@ def test_a_file_of_another_process_is_not_replaced(tmp_path: Path) -> None:
     assert target.read_text() == "theirs" and os.listdir(tmp_path) == ["new.jsonl"]
 
 
-async def test_a_deleted_session_fences_its_owner(store: SessionStore) -> None:
+# -- delete
+
+
+async def test_a_deleted_session_fences_its_owner(store: SessionLog) -> None:
     claim = await talk(store, "a", "s-1")
     await talk(store, "a", "s-2")
     assert await run_async("delete", "s-1", "--subject", "a", "--yes") == "Deleted session 's-1' of 'a'.\n"
     with pytest.raises(Fenced):
-        await store.commit(claim, "commit-2", [])
+        await append(store, claim)
     assert await list_keys() == [("a", "s-2")]
 
 
-async def test_all_sessions_of_a_subject_are_deleted_with_their_permissions(store: SessionStore) -> None:
+async def test_all_sessions_of_a_subject_are_deleted_with_their_permissions(store: SessionLog) -> None:
     for subject in ("a", "b"):
         await SubjectRecords(store).update(
             subject, GRANTS, lambda _: encode_rules([Rule("allow", "calendar.*")])
@@ -351,7 +450,7 @@ async def test_all_sessions_of_a_subject_are_deleted_with_their_permissions(stor
 
 
 @pytest.mark.parametrize(("answer", "deleted"), [("y\n", True), ("YES\n", True), ("\n", False), ("", False)])
-async def test_a_deletion_is_confirmed(store: SessionStore, answer: str, deleted: bool) -> None:
+async def test_a_deletion_is_confirmed(store: SessionLog, answer: str, deleted: bool) -> None:
     for number in range(2):
         await talk(store, "a", f"s-{number}")
     output = await run_async(
@@ -363,7 +462,7 @@ async def test_a_deletion_is_confirmed(store: SessionStore, answer: str, deleted
         assert len(await list_keys()) == 2
 
 
-async def test_a_deletion_without_a_terminal_needs_yes(store: SessionStore) -> None:
+async def test_a_deletion_without_a_terminal_needs_yes(store: SessionLog) -> None:
     await talk(store, "a", "s-1")
     assert await mistake("delete", "s-1") == "The input is not a terminal; use --yes."
     assert await list_keys() == [("a", "s-1")]
@@ -381,7 +480,9 @@ async def test_a_deletion_names_a_session_or_all(arguments: list[str], sentence:
     assert await mistake("delete", *arguments, "--yes") == sentence
 
 
-COMMANDS = [["list"], ["events", "s-1"], ["show", "s-1"], ["export"], ["delete", "s-1", "--yes"]]
+# -- unusable stores
+
+COMMANDS = [["list"], ["replay", "s-1"], ["show", "s-1"], ["export"], ["delete", "s-1", "--yes"]]
 
 
 @pytest.mark.parametrize("arguments", COMMANDS)
@@ -409,9 +510,12 @@ async def test_an_unreachable_store_is_an_error_without_the_password(
     assert sentence.startswith("SESSION_STORE_URL names redis://127.0.0.1:1/0, which cannot be used: ")
 
 
-async def test_an_empty_store_is_an_error(store: SessionStore, url: str) -> None:
+async def test_an_empty_store_is_an_error(store: SessionLog, url: str) -> None:
     sentence = f"There are no sessions in {url}."
     assert await mistake("list") == await mistake("list", "--json") == await mistake("export") == sentence
+
+
+# -- as a process
 
 
 def process(*arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:

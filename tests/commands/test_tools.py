@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import io
 import json
 import sys
@@ -13,14 +14,12 @@ from typing import Any
 import pytest
 
 from conductor.commands import tools
-from conductor.conversation.client_profile import ClientProfile
 from conductor.errors import SettingsError
 from conductor.settings import load_settings
-from conductor.tools.base import ToolSpec
+from conductor.stores.base import SessionKey
 from conductor.tools.builtin import BuiltinToolset
-from conductor.tools.device import PendingCalls
 from conductor.tools.policies import load, policies_path
-from tests.conversation.helpers import make_services
+from tests.conversation.helpers import make_services, open_session
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,12 +75,13 @@ def test_a_tool_may_be_disabled_in_one_session() -> None:
     services = make_services(toolsets=[BuiltinToolset()])
     rules = load(policies_path(load_settings(None))).rules
 
-    def offered(session: str) -> ToolSpec | None:
-        profile_services = replace(services, rules=rules)
-        return ClientProfile(profile_services, session, PendingCalls()).executor.spec("calculator")
+    async def offered(session_id: str) -> bool:
+        session = await open_session(replace(services, rules=rules), SessionKey("ann", session_id))
+        names = [spec.name for spec in session.specs]
+        await session.close()
+        return "calculator" in names
 
-    assert offered("s-1") is None
-    assert offered("s-2") is not None
+    assert not asyncio.run(offered("s-1")) and asyncio.run(offered("s-2"))
 
 
 def test_a_call_is_validated_and_needs_consent() -> None:

@@ -1,7 +1,7 @@
-"""A model of the permitted calls, from declarations, cards, words and runs; it uses nothing of the gate.
+"""A model of what may run, kept from what was declared, shown, said and run; it uses nothing of the gate.
 
-The `Book` records the declared tools, the model's calls, the person's cards and words, and all runs. It
-checks each run against the rules of permissions, approvals and unknown outcomes.
+The `Book` knows the tools as they were declared, what the model wished, what the person saw and said, and
+what ran where. It holds each run against that: tools, "Permissions", "Approvals" and "Unknown outcomes".
 """
 
 from __future__ import annotations
@@ -17,18 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+from conductor.conversation.apply import apply
+from conductor.conversation.records import CallFinished, Commit, QuestionDecided, Record, TurnEnded
+from conductor.conversation.state import Conversation, Question
 from conductor.events import client
-from conductor.messages import AssistantMessage, Message, Note, ToolResult, UserMessage
+from conductor.messages import AssistantMessage, Message, ToolResult
 from conductor.models.base import ModelRequest
-from conductor.stores.base import (
-    AppendLog,
-    FinishCall,
-    ForgetCall,
-    OpenCall,
-    Operation,
-    PutOutbound,
-    SetField,
-)
 from tests.conversation.helpers import faults
 from tests.shapes import Event
 
@@ -43,7 +37,7 @@ PHRASE = re.compile(r"say: (?P<phrase>[^.]+)\.", re.IGNORECASE)
 Arguments = dict[str, Any]
 
 
-# -- tools and calls
+# -- what is known of tools and calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +54,7 @@ class Kind:
 
     @property
     def silent(self) -> bool:
-        """Whether it may run without a question."""
+        """Whether it may run without a question (tools, "Permissions")."""
         return self.approval == "never" or (self.approval is None and self.effect == "read")
 
     @property
@@ -128,9 +122,9 @@ def digest_of(name: str, arguments: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True)
 class Wish:
-    """A call of the model, with the state at that time; ``versions`` are the versions of its tool.
+    """A call that the model made, with what was known when it did; ``versions`` are the tool's then.
 
-    ``released`` are the arguments that the person has allowed.
+    ``released`` are the arguments that somebody's word was for, once it was asked about and let go.
     """
 
     name: str
@@ -145,7 +139,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Consent:
-    """A person's consent to the call of a card or a prompt, with these arguments."""
+    """What a person said yes to: a card's call, or what a prompt named; with these arguments."""
 
     name: str
     arguments: Arguments
@@ -155,7 +149,7 @@ class Consent:
 
 
 Meaning: TypeAlias = Callable[[], list[Consent]]
-"""Lists the calls that some words allow, in the current state."""
+"""Says what a person agrees to by some words, as things stand."""
 
 
 @dataclass(slots=True)
@@ -195,7 +189,7 @@ class Prompt:
         self.unheard()
 
     def unheard(self) -> None:
-        """Count the prompt as not heard."""
+        """Take it that nobody has heard it yet."""
         self.heard, self.late = False, now() + 5.0 + 0.1 * len(self.text)
 
     @property
@@ -204,7 +198,7 @@ class Prompt:
 
 
 class Book:
-    """The calls, cards, words and runs of a world; ``faults`` lists the violations."""
+    """What was wished, shown, said and run; ``faults`` says what was wrong with that."""
 
     def __init__(self, kinds: Sequence[Kind]) -> None:
         self.kinds = {kind.version: kind for kind in kinds}
@@ -213,7 +207,7 @@ class Book:
         self.wishes: dict[str, Wish] = {}
         self.log: list[Message] = []
         self.kept: set[str] = set()
-        self.fields: dict[str, str] = {}
+        self.state = Conversation()
         self.cards: dict[str, Card] = {}
         self.relaunched = False
         self.prompt: Prompt | None = None
@@ -245,7 +239,7 @@ class Book:
         self._declared = {item["name"]: version_of(item["description"]) for item in declarations}
 
     def _has_changed(self, consent: Consent) -> bool:
-        """Whether the tool was redefined since the call of a consent."""
+        """Whether a tool was defined anew since the call that a person agrees to was made."""
         if self._declared is None or consent.name in self.local:
             return False
         wishes = [self.wishes[consent.call_id]] if consent.call_id else list(self.wishes.values())[-20:]
@@ -258,14 +252,14 @@ class Book:
         return [self.kinds[v] for v in versions if v in self.kinds and self.kinds[v].name == name]
 
     def is_untrusted(self, call_id: str) -> bool:
-        """Whether the result of a call is untrusted by all possible definitions of its tool."""
+        """Whether strangers write what a call gives, by every definition that it may have been made under."""
         wish = self.wishes.get(call_id)
         return wish is not None and all(item.untrusted for item in self._candidates(wish.name, wish.versions))
 
-    # -- the model's calls
+    # -- what the model wishes
 
     def asked_model(self, request: ModelRequest) -> None:
-        """Note the tools' versions in a request, and whether it has untrusted text."""
+        """Note what a request shows: the tools' versions, and whether strangers' words are in it."""
         versions = {
             t.name: version_of(t.description) for t in request.tools if t.description.startswith("Version")
         }
@@ -276,23 +270,30 @@ class Book:
         since = now() - WINDOW_S + 0.01
         return [(name, arguments) for name, arguments, at in self._unknown.values() if at > since]
 
-    def committed(self, operations: Sequence[Operation]) -> None:
-        """Read the operations of a commit."""
-        forgotten: set[str] = set()
-        for operation in operations:
-            match operation:
-                case AppendLog(entry=AssistantMessage() | ToolResult() | UserMessage() | Note() as message):
-                    self._logged(message)
-                case ForgetCall(call_id=call_id):
-                    forgotten.add(call_id)
-                case OpenCall(call=record) if record.call_id in forgotten and record.consent == "given":
-                    self._released(record.call_id)
-                case FinishCall(call_id=call_id):
-                    self._finished[call_id] = now()
-                case PutOutbound(event=event):
-                    self.kept.add(event.event_id)
-                case SetField(name=name, value=value):
-                    self.fields[name] = value
+    @property
+    def questions(self) -> list[Question]:
+        """The questions that are recorded and not decided."""
+        return list(self.state.questions.values())
+
+    def committed(self, commit: Commit) -> None:
+        """Read what was recorded."""
+        for event_id in commit.acked:
+            self.state.outbound.pop(event_id, None)
+        for record in commit.records:
+            self._recorded(record)
+            end = self.state.log_end
+            self.kept.update(event.id for event in apply(self.state, record, commit.at))
+            for message in self.state.log[max(0, end - self.state.log_start) :]:
+                self._logged(message)
+
+    def _recorded(self, record: Record) -> None:
+        match record:
+            case QuestionDecided(outcome="allowed" | "edited", call_id=call_id):
+                self._released(call_id)
+            case CallFinished(result=result):
+                self._finished[result.call_id] = now()
+            case TurnEnded(results=results):
+                self._finished.update({finished.result.call_id: now() for finished in results})
 
     def _logged(self, message: Message) -> None:
         self.log.append(message)
@@ -312,7 +313,7 @@ class Book:
     def _has_result(self, message: ToolResult) -> None:
         wish = self.wishes.get(message.call_id)
         if wish is None:
-            self.wrong(f"a result of an unknown call: {message.call_id}")
+            self.wrong(f"a result of a call that nobody made: {message.call_id}")
             return
         outcome = json.loads(message.content)
         wish.results.append(outcome)
@@ -329,11 +330,11 @@ class Book:
                 )
 
     def reported(self, call_id: str) -> None:
-        """Note that the session receives the outcome of a call."""
+        """Note that the session is told what became of a call."""
         self._reported.add(call_id)
         self._unknown.pop(call_id, None)
 
-    # -- the person's decisions
+    # -- what the person decides
 
     def shown(self, event: Event) -> None:
         """Take a card."""
@@ -383,9 +384,9 @@ class Book:
     def taking(
         self, event: client.ClientEvent | None, consents_before: Sequence[Consent], meaning: Meaning
     ) -> Iterator[None]:
-        """Count the consents of an event while the session takes it, and for the heard window.
+        """Let what an event says count while the session takes it, and no longer than words may wait.
 
-        Their meaning is taken when it was sent, and when it is taken.
+        It means what it did when it was ``said``, or what it does by the time that it is heard.
         """
         if isinstance(event, client.ToolResultEvent | client.ToolCancelled):
             self.reported(event.call_id)
@@ -408,7 +409,7 @@ class Book:
         self._consents = [item for item in self._consents if item not in consents]
 
     def _weigh(self, decision: client.Decision) -> Consent | None:
-        """Return the consent of a decision; the first valid one about a card counts."""
+        """Say what a decision allows: the first good one about a card settles it."""
         card = self.cards.get(decision.approval_id)
         if card is None or card.settled or decision.arguments_digest != card.digest:
             return None
@@ -423,10 +424,10 @@ class Book:
         scope = decision.scope if decision.decision == "allow" and decision.scope in card.scopes else "once"
         return Consent(card.name, arguments, scope, card.call_id)
 
-    # -- runs
+    # -- what runs
 
     def _released(self, call_id: str) -> None:
-        """Find the consent for a call that is released."""
+        """Find somebody's word for a call that was asked about and is let go."""
         wish = self.wishes[call_id]
         if wish.released or wish.results:
             self.wrong(f"released when it was over: {call_id} {wish}")
@@ -438,7 +439,7 @@ class Book:
         by_voice = (None, wish.name, wish.arguments)
         words = [c for c in active if c.call_id == call_id or (c.call_id, c.name, c.arguments) == by_voice]
         if wish.arguments is not None and self._is_covered(wish):
-            wish.released.append(wish.arguments)  # by an earlier grant
+            wish.released.append(wish.arguments)  # by what was allowed for longer than once, a moment ago
         wish.released += [item.arguments for item in words]
         if words:
             self._use(words[0], wish)
@@ -466,7 +467,7 @@ class Book:
         """Note that a call is run, on the device or here."""
         wish = self.wishes.get(call_id)
         if wish is None or wish.name != name:
-            self.wrong(f"{name} ran without a call: {call_id}")
+            self.wrong(f"{name} ran, and nobody called it: {call_id}")
             return
         wish.ran.append(arguments)
         self.tally["ran"] += 1
@@ -499,7 +500,7 @@ class Book:
             for name, versions, arguments in self._grants
         )
 
-    # -- checks at rest
+    # -- what must hold at rest
 
     def check(self) -> None:
         """Check every call's history, once nothing is under way."""
@@ -520,10 +521,8 @@ class Book:
             if agrees is None and card.outcome and wish.ran:
                 self.wrong(f"{card.outcome}, and it ran: {card} {wish}")
             if card.outcome == "edited" and card.settled != "edit":
-                self.wrong(f"edited without a decision: {card}")
-        self.faults += (
-            [f"left in the field: {self.fields['approvals']}"] if self.fields.get("approvals") else []
-        )
+                self.wrong(f"edited by nobody: {card}")
+        self.faults += [f"left: {question}" for question in self.questions]
 
 
 def now() -> float:

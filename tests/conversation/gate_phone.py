@@ -9,16 +9,16 @@ from collections import Counter, deque
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
+from conductor.conversation.records import decode
 from conductor.conversation.session import Session
 from conductor.conversation.transport import Frame
 from conductor.events import client
 from conductor.events.codec import Inbound
-from conductor.stores.base import Claim, Operation, SessionKey
+from conductor.stores.base import Claim, SessionKey, Stored
 from conductor.stores.memory import MemoryStore
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
 from tests.conversation.gate_book import LOCAL, STRANGER, Book, Consent, Meaning, Prompt
-from tests.conversation.helpers import SPOKEN, SlowStore, encode, later, steps, tool
-from tests.links import Pipe
+from tests.conversation.helpers import SPOKEN, SlowStore, inbound, later, steps, tool
 from tests.shapes import Event, arguments_of, shape_of
 
 
@@ -27,18 +27,35 @@ class Recorded:
 
     def __init__(self, inner: SlowStore | MemoryStore, book: Book) -> None:
         self.inner = inner
-        self.is_async = inner.is_async
+        self.durable = inner.durable
         self._book = book
+
+    async def open(self) -> None:
+        await self.inner.open()
 
     async def claim(self, key: SessionKey) -> Claim:
         return await self.inner.claim(key)
 
-    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
-        await self.inner.commit(claim, commit_id, operations)
-        self._book.committed(operations)
+    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+        await self.inner.append(claim, commit_id, data, snapshot=snapshot)
+        self._book.committed(decode(data))
 
     async def release(self, claim: Claim) -> None:
         await self.inner.release(claim)
+
+    async def keys(
+        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
+    ) -> list[SessionKey]:
+        return await self.inner.keys(subject, session_id, after, limit)
+
+    async def read(self, key: SessionKey) -> Stored | None:
+        return await self.inner.read(key)
+
+    async def delete(self, subject: str, session_id: str | None = None) -> int:
+        return await self.inner.delete(subject, session_id)
+
+    async def warnings(self) -> list[str]:
+        return await self.inner.warnings()
 
     async def aclose(self) -> None:
         await self.inner.aclose()
@@ -69,44 +86,98 @@ class LocalTools:
 # -- the client
 
 
-class Wire(Pipe):
-    """A pipe that also carries the person's meaning of each event."""
+class Wire:
+    """A connection: a `Transport`, and a reader that takes one event at a time as the server's does."""
+
+    resumes = False
+    segments = False
 
     def __init__(self, phone: Phone, session: Session, capabilities: Sequence[str], *, slow: bool) -> None:
-        super().__init__(lambda data: phone.receive(json.loads(data), self), session, slow=slow)
         self.phone = phone
+        self.session = session
         self.capabilities = capabilities
+        self.slow = slow
+        self.cut = False
+        self.parked = False
         self.decisions: Counter[str] = Counter()
         self.answers: Counter[str] = Counter()
         self.born: set[str] = set()
         self.shown: set[str] = set()
-        self._meanings: deque[tuple[list[Consent], Meaning]] = deque()
-
-    @property
-    def lost(self) -> bool:
-        return self.closed.is_set()
+        self._queue: deque[Frame] = deque()
+        self._up: asyncio.Queue[tuple[Inbound, list[Consent], Meaning]] = asyncio.Queue()
+        self.opened = asyncio.Event()
+        self._reader = asyncio.create_task(self._read())
 
     def send(self, frame: Frame) -> None:
-        if not self.parked:
-            super().send(frame)
-
-    def say(self, event: client.ClientEvent, meaning: Meaning = list) -> None:
-        """Send an event; its ``meaning`` is taken when it is sent, and when the session takes it."""
-        self._meanings.append((meaning(), meaning))
-        self.write(encode(event))
-
-    async def deliver(self, inbound: Inbound) -> None:
-        consents, meaning = self._meanings.popleft()
-        event = inbound.event
-        if self.session.transport is not self and not isinstance(event, client.ToolResultEvent):
+        if self.cut or self.parked:
             return
-        if isinstance(event, client.ApprovalResponse) and "approval" in self.capabilities:
-            self.decisions.update(decision.approval_id for decision in event.all())
-        is_ignored = isinstance(event, client.ToolCancelled) and "cancel" not in self.capabilities
-        with self.phone.book.taking(None if is_ignored else event, consents, meaning):
-            await super().deliver(inbound)
-        if isinstance(event, client.SessionUpdate) and "tools" in self.capabilities:
-            self.phone.book.declared(event.tools)
+        self._queue.append(frame)
+        if not self.slow:
+            self.flush()
+
+    def drop_partials(self) -> None:
+        for frame in self._queue:
+            frame.withdrawn = frame.withdrawn or frame.partial
+
+    def suspend(self) -> None:
+        self.parked = True
+        self._queue.clear()
+
+    def close(self, code: int, reason: str) -> None:
+        raise AssertionError("no session closes a line by itself")
+
+    def ownership_lost(self, *, stale: bool) -> None:
+        raise AssertionError("nobody else claims the session")
+
+    def flush(self, number: int = 1_000) -> None:
+        """Hand frames on to the phone."""
+        while self._queue and number:
+            frame = self._queue.popleft()
+            if not frame.withdrawn:
+                frame.written = True
+                self.phone.receive(json.loads(frame.data), self)
+                number -= 1
+
+    def say(self, event: client.ClientEvent | None, meaning: Meaning = list) -> None:
+        """Send an event; what the person means by it they know when they say it, or when it is heard."""
+        self._up.put_nowait((inbound(event), meaning(), meaning))
+
+    async def drained(self) -> None:
+        await self.opened.wait()
+        await self._up.join()
+
+    def hang_up(self) -> None:
+        """Lose the line, and what is on its way in either direction; an event that was taken is finished."""
+        self.cut = True
+        self._queue.clear()
+        self.say(None)
+        self.session.clients.detach(self)
+
+    async def start(self, event: client.SessionStart, *, resumed: bool) -> None:
+        """Start or resume the session."""
+        await self.session.clients.start(event, self, resumed=resumed)
+        self.opened.set()
+        if self.cut:
+            self.session.clients.detach(self)
+
+    async def _read(self) -> None:
+        await self.opened.wait()
+        while not self.cut:
+            item, consents, meaning = await self._up.get()
+            served = self.session.transport is self or isinstance(item.event, client.ToolResultEvent)
+            try:
+                if not self.cut and served:
+                    if isinstance(item.event, client.ApprovalResponse) and "approval" in self.capabilities:
+                        self.decisions.update(decision.approval_id for decision in item.event.all())
+                    event = item.event
+                    if isinstance(event, client.ToolCancelled) and "cancel" not in self.capabilities:
+                        event = None
+                    with self.phone.book.taking(event, consents, meaning):
+                        await self.session.receive(item, self)
+                    if isinstance(event, client.SessionUpdate) and "tools" in self.capabilities:
+                        self.phone.book.declared(event.tools)
+            finally:
+                self._up.task_done()
 
 
 class Phone:
@@ -145,7 +216,7 @@ class Phone:
         self.wire = Wire(self, session, capabilities, slow=self.rng.random() < 0.2)
         self.wires.append(self.wire)
         start = client.SessionStart(capabilities=list(capabilities), tools=tools)
-        session.start(start, self.wire, resumed=is_reconnect)
+        self.spawn(self.wire.start(start, resumed=is_reconnect))
         if "tools" in capabilities and tools is not None:
             self.book.declared(tools)
         return self.wire
@@ -180,12 +251,12 @@ class Phone:
     async def _look(self, approval_id: str, wire: Wire) -> None:
         """Have the person look at a card, if they do, and tell the session."""
         await later(self.rng.choice((0.0, 0.2, 2.0)))
-        if self.rng.random() < 0.9 and not wire.lost:
+        if self.rng.random() < 0.9 and not wire.cut:
             wire.shown.add(approval_id)
             wire.say(client.ApprovalShown(approval_id))
 
     def _called(self, event: Event) -> None:
-        """Take a call: messages are visible at once, the device handles calls in order."""
+        """Take a call: the person sees at once what is shown, the device comes to it in its turn."""
         book, shape, call_id = self.book, shape_of(event), event["payload"]["callId"]
         if shape.startswith("state "):
             self.states.append(shape.removeprefix("state "))
@@ -204,7 +275,7 @@ class Phone:
         self.book.relaunched = True
 
     def interrupted(self) -> None:
-        """Note an interruption of the last prompt, if it is certainly the one that plays."""
+        """Note that the person interrupts: the last prompt, where that is beyond doubt the one they hear."""
         speeches = list(self._speeches.values())
         prompt = self._prompts[list(self._speeches)[-1]] if speeches else None
         if prompt is not None and not prompt.heard and not speeches[-1] and all(speeches[:-1]):
@@ -212,11 +283,11 @@ class Phone:
 
     @property
     def is_listening(self) -> bool:
-        """Whether it has answered its last speech; otherwise later events wait."""
+        """Whether it has answered its last speech: what follows on a silent one has to wait."""
         return not self._speeches or list(self._speeches.values())[-1]
 
     def say(self, event: client.ClientEvent, meaning: Meaning = list) -> None:
-        if self.wire is not None and not self.wire.lost:
+        if self.wire is not None and not self.wire.cut:
             self.wire.say(event, meaning)
 
     # -- the device
@@ -294,5 +365,6 @@ class Phone:
         for task in list(self.jobs):
             task.cancel()
         for wire in self.wires:
-            wire.cut()
+            if not wire.cut:
+                wire.hang_up()
         await steps(20)

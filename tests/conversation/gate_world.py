@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from conductor.conversation.approvals import FIELD
 from conductor.conversation.fields import SubjectRecords
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
@@ -150,7 +149,7 @@ class World:
             await self.answer()
             await self.pause()
             return
-        if rng.random() < (0.1 if self.book.fields.get("approvals") else 0.01):
+        if rng.random() < (0.1 if self.book.questions else 0.01):
             await self.listen()
             return
         actions: dict[str, tuple[int, Callable[[], None]]] = {
@@ -173,7 +172,7 @@ class World:
         await self.pause()
 
     async def answer(self) -> None:
-        """Answer questions; sometimes the line is lost or replaced at the same time."""
+        """Answer what is asked; sometimes the line is lost, or there is another one, just then."""
         repeats = self.rng.random() < 0.15
         standing_questions = [item.name for item in self.book.standing] or [
             item.name for item in (self.book.prompt,) if item
@@ -194,16 +193,15 @@ class World:
     async def listen(self) -> None:
         """Do nothing for a while: by then a question that stands must have been put."""
         self.note("listen")
-        wire, standing_questions = self.wire, self.book.fields.get("approvals", "")
+        wire, questions = self.wire, self.book.questions
         await later(70.0)
-        if not standing_questions or wire is not self.wire or wire.lost or wire.slow:
+        if not questions or wire is not self.wire or wire.cut or wire.slow:
             return
-        if standing_questions != self.book.fields.get("approvals", ""):
+        if [item.id for item in questions] != [item.id for item in self.book.questions]:
             return
         self.book.tally["listened to a question"] += 1
-        questions = json.loads(standing_questions)
         if "approval" in wire.capabilities:
-            if any(item["approval_id"] not in self.book.cards for item in questions):
+            if any(item.id not in self.book.cards for item in questions):
                 self.book.wrong(f"not shown: {questions}")
             if self.phone.states[-1] != "idle":
                 self.book.wrong(f"the microphone is not open beside a card: {self.phone.states[-1]}")
@@ -211,7 +209,7 @@ class World:
         prompt, focus = self.book.prompt, questions[0]
         if not self.phone.is_listening:
             return
-        if prompt is None or (prompt.name, prompt.arguments) != (focus["tool"], focus["arguments"]):
+        if prompt is None or (prompt.name, prompt.arguments) != (focus.tool, json.loads(focus.arguments)):
             self.book.wrong(f"not put: {focus}; the last prompt: {prompt}")
         if self.phone.states[-1] != "idle":
             self.book.wrong(f"the microphone is not open for an answer: {self.phone.states[-1]}")
@@ -235,7 +233,7 @@ class World:
         self.phone.say(client.OutputInterrupted(**fields))
 
     def declare(self, name: str = "") -> None:
-        """Redefine a tool, remove it, or bring it back."""
+        """Define a tool anew, take it away, or bring it back."""
         rng = self.rng
         name = name if name in self.book.newest else rng.choice(sorted(self.book.newest))
         if name in self.declared and rng.random() < 0.2:
@@ -246,7 +244,7 @@ class World:
         self.phone.say(client.SessionUpdate([kind.declaration for kind in self.declared.values()]))
 
     def hang_up(self) -> None:
-        self.wire.cut()
+        self.wire.hang_up()
         if self.rng.random() < 0.3:
             self.phone.relaunch()
         self.phone.spawn(self._come_back(self.wire))
@@ -297,7 +295,7 @@ class World:
         return client.Decision(card.approval_id, digest, how, scope, message=message)
 
     def tap_again(self) -> None:
-        """Decide about a closed or an unknown card."""
+        """Decide what was decided, or what never was asked."""
         cards = list(self.book.cards.values())
         if cards and "approval" in self.wire.capabilities:
             self.tap([self.rng.choice(cards[-3:])])
@@ -312,14 +310,14 @@ class World:
         choices += [phrase for phrase in phrases if phrase for _ in range(8)]
         text = rng.choice(choices)
         self.note(f"speak: {text}")
-        shown = frozenset(self.wire.shown)  # later cards are not the subject of these words
+        shown = frozenset(self.wire.shown)  # what is shown from now on is not what these words are about
         self.phone.say(client.TranscriptFinal(text), lambda: self.meaning(text, shown))
 
     def meaning(self, text: str, shown: frozenset[str]) -> list[Consent]:
-        """List the calls that the words allow, by the visible cards and the heard prompt."""
+        """Say what the person agrees to with this, by the cards they see and the prompt they heard."""
         scope = "once" if text in YES else YES_FOR_LONG.get(text)
-        # The person does not know the outcome of a card that was decided while the line was lost.
-        open_now = self.book.fields.get("approvals", "")
+        # Of a card that was decided while the line was lost nobody told the person.
+        open_now = self.book.state.questions
         cards = [c for c in self.book.standing if c.approval_id in open_now and not c.tapped]
         standing_questions: list[tuple[str, dict[str, Any], str | None]] = []
         if len(cards) == 1 and cards[0].approval_id in shown:
@@ -347,15 +345,15 @@ class World:
     # -- rest
 
     async def rest(self) -> None:
-        """Let everything end, and check the remaining state."""
+        """Let everything come to its end, and check what is left."""
         self.note("rest")
         self.resting = True
-        if self.wire.lost:
+        if self.wire.cut:
             self.connect()
         self.wire.slow = False
         self.wire.flush()
         for _ in range(3_000):
-            if self.wire.lost:
+            if self.wire.cut:
                 self.connect()
             self.wire.slow = False
             self.wire.flush()
@@ -370,9 +368,9 @@ class World:
         if self.phone.states[-1] != "idle":
             book.wrong(f"the last state is {self.phone.states[-1]}")
         book.faults += faults(self.session.messages)
-        if self.session.state.fields.get(FIELD):
+        if self.session.state.questions:
             book.wrong("a question stands")
-        if any(entry.record.kind == "approval" for entry in self.session._outbox._entries.values()):
+        if any(event.kind == "approval" for event in self.session.state.outbound.values()):
             book.wrong("a card that is over would be shown to the next line")
         book.check()
         self.check_answers(self.wire)
@@ -399,6 +397,6 @@ class World:
             self.phone.say(client.ApprovalResponse(card.approval_id, card.digest, "allow"))
         await self.wire.drained()
         for approval_id in self.book.cards:
-            if self.wire.answers[approval_id] != 1:
+            if self.wire.answers[approval_id] not in (1, 2):  # the replayed end of a card, and the answer
                 self.book.wrong(f"{self.wire.answers[approval_id]} answers to a late tap")
         await self.rest()

@@ -1,7 +1,7 @@
-"""Helpers for the tests of a conversation: virtual time, a slow store, and an app on a line.
+"""What the tests of a conversation share: virtual time, a slow store, an app at the end of a line.
 
-The tests run in a loop whose time jumps to the next timer when nothing else is left to do. It fails at once
-when no timer is left.
+No test of a session needs a socket or a wait: `run` drives a loop whose time jumps to the next timer whenever
+nothing else is left to do, and which fails at once where nothing will ever happen again.
 """
 
 from __future__ import annotations
@@ -18,17 +18,21 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from conductor.conversation.apply import advance
+from conductor.conversation.clients import ResumeAnswer
+from conductor.conversation.ledger import replay
 from conductor.conversation.phrases import Failure
+from conductor.conversation.records import Commit, Record, decode
 from conductor.conversation.services import Services
-from conductor.conversation.session import ResumeAnswer, Session
-from conductor.conversation.tasks import Tasks
-from conductor.errors import StoreError
+from conductor.conversation.session import Session
+from conductor.conversation.state import Conversation
+from conductor.errors import Fenced, StoreError
 from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest
 from conductor.settings import Limits
-from conductor.stores.base import Claim, Operation, PutOutbound, SessionKey, SessionStore
+from conductor.stores.base import Claim, SessionKey, SessionLog, Stored
 from conductor.stores.memory import MemoryStore
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, succeeded
 from tests.app import App as VoiceApp
@@ -47,7 +51,7 @@ SPOKEN = '{"spoken":true}'
 
 
 class Stuck(AssertionError):
-    """A test waits for an event that cannot happen."""
+    """Something is waited for that nothing will bring about."""
 
 
 class _Selector(selectors.SelectSelector):
@@ -123,7 +127,7 @@ def jump(seconds: float) -> None:
 
 
 def at_every_step(scenario: Callable[[int], Coroutine[Any, Any, bool]]) -> None:
-    """Run a scenario after 0, 1, 2 ... steps until it returns True; report the steps that failed."""
+    """Run a scenario with 0, 1, 2 ... steps until it says that there are no more; tell which one failed."""
     over, after, failures = False, 0, []
     while not over:
         try:
@@ -133,14 +137,14 @@ def at_every_step(scenario: Callable[[int], Coroutine[Any, Any, bool]]) -> None:
         after += 1
         assert after < 500, failures
     assert not failures, failures
-    assert after > 8
+    assert after > 5
 
 
 # -- histories
 
 
 def faults(messages: Sequence[Message]) -> list[str]:
-    """List the faults of a history, by the rules of the messages' module and the service."""
+    """Say what is wrong with a history, by the rules as the messages' module and the service state them."""
     faults_found: list[str] = []
     if messages and not isinstance(messages[0], UserMessage | Note):
         faults_found.append(f"it begins with {messages[0]}")
@@ -166,20 +170,21 @@ def faults(messages: Sequence[Message]) -> list[str]:
 
 
 class SlowStore:
-    """A store whose commits suspend, and sometimes fail; ``kept`` are the ids of recorded events.
+    """A store whose commits really suspend, and sometimes fail; it knows what it has promised to keep.
 
     ``before`` and ``after`` say how many steps a commit takes until it is applied, and until its answer is
     back. ``fail`` may name the error that a commit meets. ``hold``, while it is set to an unset event, keeps
-    commits from being applied; ``hold_answer`` keeps their answers.
+    commits from being applied; ``hold_answer`` keeps their answers. ``commits`` has those that were applied,
+    and ``kept`` the ids of their events.
     """
 
-    is_async = True
+    durable = True
 
     def __init__(
         self,
         before: Callable[[], int] = lambda: 0,
         after: Callable[[], int] = lambda: 0,
-        fail: Callable[[Sequence[Operation]], StoreError | None] = lambda _: None,
+        fail: Callable[[Commit], StoreError | None] = lambda _: None,
     ) -> None:
         self.inner = MemoryStore()
         self.before = before
@@ -189,42 +194,62 @@ class SlowStore:
         self.hold_answer: asyncio.Event | None = None
         self.entered = asyncio.Event()
         self.kept: set[str] = set()
-        self.commits: list[list[Operation]] = []
+        self.commits: list[Commit] = []
         self.running: set[str] = set()
+        self._states: dict[SessionKey, Conversation] = {}
+
+    @property
+    def records(self) -> list[Record]:
+        """All records that were applied."""
+        return [record for commit in self.commits for record in commit.records]
 
     async def open(self) -> None:
         await self.inner.open()
 
     async def claim(self, key: SessionKey) -> Claim:
-        return await self.inner.claim(key)
+        claim = await self.inner.claim(key)
+        self._states[key] = replay(claim.commits)
+        return claim
 
-    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
+    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
         assert claim.token not in self.running, "commits of one claim follow each other"
         self.running.add(claim.token)
+        commit = decode(data)
         try:
             self.entered.set()
             await steps(self.before())
             if self.hold is not None:
                 await self.hold.wait()
-            error = self.fail(operations)
+            error = self.fail(commit)
             if error is not None:
                 raise error
-            unanswered = replace(claim, state=claim.state.copy())
-            await self.inner.commit(unanswered, commit_id, operations)
-            self.commits.append(list(operations))
-            for operation in operations:
-                if isinstance(operation, PutOutbound):
-                    self.kept.add(operation.event.event_id)
+            unanswered = replace(claim)
+            await self.inner.append(unanswered, commit_id, data, snapshot=snapshot)
+            self.commits.append(commit)
+            self.kept.update(event.id for event in advance(self._states[claim.key], commit))
             await steps(self.after())
             if self.hold_answer is not None:
                 await self.hold_answer.wait()
-            claim.revision, claim.commits = unanswered.revision, unanswered.commits
-            claim.state.advance(operations, claim.token, claim.revision)
+            claim.revision = unanswered.revision
         finally:
             self.running.discard(claim.token)
 
     async def release(self, claim: Claim) -> None:
         await self.inner.release(claim)
+
+    async def keys(
+        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
+    ) -> list[SessionKey]:
+        return await self.inner.keys(subject, session_id, after, limit)
+
+    async def read(self, key: SessionKey) -> Stored | None:
+        return await self.inner.read(key)
+
+    async def delete(self, subject: str, session_id: str | None = None) -> int:
+        return await self.inner.delete(subject, session_id)
+
+    async def warnings(self) -> list[str]:
+        return await self.inner.warnings()
 
     async def aclose(self) -> None:
         await self.inner.aclose()
@@ -287,13 +312,13 @@ def limits(**fields: Any) -> Limits:
 def make_services(
     replies: Iterable[Script] | Callable[[ModelRequest], Script] | ScriptedProvider = (),
     *,
-    store: SessionStore | None = None,
+    store: SessionLog | None = None,
     toolsets: Sequence[Toolset] = (),
     mode: str = "cancel",
     failures: Mapping[Failure, str] | None = None,
     **changed: Any,
 ) -> Services:
-    """Make the services of a session; other keyword arguments are fields of `Limits`."""
+    """Make what a session needs; the other keyword arguments are fields of `Limits`."""
     changed.setdefault("open_microphone", 0.0)
     provider = replies if isinstance(replies, ScriptedProvider) else ScriptedProvider(replies)
     services = Services(
@@ -308,8 +333,19 @@ def make_services(
     return services if failures is None else replace(services, failures=failures)
 
 
-async def open_session(services: Services) -> Session:
-    return Session(services, await services.store.claim(KEY))
+EPOCH_MS = 1_780_000_000_000
+
+
+def now_ms() -> int:
+    """Give the virtual time in epoch milliseconds."""
+    return EPOCH_MS + round(asyncio.get_running_loop().time() * 1000)
+
+
+async def open_session(services: Services, key: SessionKey = KEY) -> Session:
+    """Claim the session and go on with it, as a process does."""
+    claim = await services.store.claim(key)
+    state = replay(claim.commits)
+    return Session(services, services.store, claim, state, now=now_ms)
 
 
 # -- an app at the end of a line
@@ -322,33 +358,30 @@ def inbound(event: client.ClientEvent | None, event_id: str | None = None) -> In
     return Inbound(event_id or f"app-{next(_ids)}", name, KEY.session_id, 0, event)
 
 
-def encode(event: client.ClientEvent, event_id: str | None = None) -> bytes:
-    """Encode an event of the app."""
-    envelope = {
-        "id": event_id or f"line-{next(_ids)}",
-        "type": event.TYPE,
-        "timestamp": "2026-03-01T12:00:00.000Z",
-        "sessionId": KEY.session_id,
-        "protocolVersion": 1,
-        "payload": event,
-    }
-    return msgspec.json.encode(envelope)
-
-
 class Line(Pipe):
     """A pipe to a session, which also takes events as structs. ``sent`` are the ids of the app's events."""
 
     def __init__(self, app: App, session: Session, *, slow: bool = False) -> None:
         super().__init__(app.receive, session, slow=slow)
         self.sent: list[str] = []
+        self.data: list[bytes] = []
 
     def say(self, event: client.ClientEvent, event_id: str | None = None) -> None:
         """Send an event to the session, behind the earlier ones."""
-        self.write(encode(event, event_id))
+        envelope = {
+            "id": event_id or f"line-{next(_ids)}",
+            "type": event.TYPE,
+            "timestamp": "2026-03-01T12:00:00.000Z",
+            "sessionId": KEY.session_id,
+            "protocolVersion": 1,
+            "payload": event,
+        }
+        self.write(msgspec.json.encode(envelope))
 
     def write(self, data: bytes) -> None:
         if data:  # `cut` writes nothing, to wake the reader
             self.sent.append(msgspec.json.decode(data)["id"])
+            self.data.append(data)
         super().write(data)
 
 
@@ -382,7 +415,7 @@ class App(VoiceApp):
         self.attach(line)
         return line
 
-    def connect(
+    async def connect(
         self,
         session: Session,
         *,
@@ -390,11 +423,11 @@ class App(VoiceApp):
         slow: bool = False,
         answer: ResumeAnswer | None = None,
     ) -> Line:
-        """Open a line, and start or resume the session on it; ``answer`` is from `Session.learn`."""
+        """Open a line, and start or resume the session on it; ``answer`` is from `Clients.learn`."""
         is_reconnect = bool(self.lines) if resumed is None else resumed
         line = self.open_line(session, slow=slow)
         start = client.SessionStart(capabilities=list(self.capabilities))
-        session.start(start, line, resumed=is_reconnect, answer=answer)
+        await session.clients.start(start, line, resumed=is_reconnect, answer=answer)
         return line
 
     async def close(self) -> None:
@@ -454,7 +487,7 @@ class Stage:
         raise Stuck(f"busy: {self.session.busy}, {loose_ends(self.session)}")
 
     async def settled(self) -> None:
-        """Wait until no turn runs, even if device calls are outstanding."""
+        """Wait until no turn runs, whatever the device still owes."""
         calm = 0
         for _ in range(10_000):
             await asyncio.sleep(0)
@@ -478,25 +511,21 @@ async def open_stage(
     session = await open_session(services)
     store = services.store if isinstance(services.store, SlowStore) else None
     app = App(answer, store)
-    app.connect(session, slow=slow)
+    await app.connect(session, slow=slow)
     return Stage(session, app, services)
 
 
-def tasks_of(session: Session) -> Tasks:
-    return session._tasks
-
-
 def loose_ends(session: Session, *, calls: bool = True) -> dict[str, int]:
-    """Count the resources that an idle session must not hold.
+    """Count what a session that rests must not hold on to.
 
     Without ``calls`` it leaves the Futures out that calls wait on: they hold nothing up.
     """
     counts = {
-        "waiting calls": len(session._device._pending) if calls else 0,
-        "tasks": len(tasks_of(session)),
-        "open calls": len(session.state.calls),
-        "events that wait": int(session._outbox.outstanding),
-        "transcripts": session._turns.waiting.transcripts,
+        "waiting calls": len(session.pending) if calls else 0,
+        "tasks": len(session.tasks),
+        "open calls": sum(call.is_open for call in session.state.calls),
+        "events that wait": int(session.outbox.outstanding),
+        "transcripts": len(session.state.queue),
     }
     return {name: number for name, number in counts.items() if number}
 
@@ -504,11 +533,8 @@ def loose_ends(session: Session, *, calls: bool = True) -> dict[str, int]:
 def die(session: Session, app: App) -> None:
     """End a session as the death of its process does: nothing more is recorded, sent or waited for."""
     assert app.line is not None
+    session.lose(Fenced("The process has died."))
     app.line.cut()
-    session._outbox.close()
-    session._spoken_approvals.close()
-    session._approvals.close()
-    tasks_of(session).cancel()
 
 
 async def at_rest(session: Session) -> None:

@@ -1,4 +1,4 @@
-"""Questions about calls, by card and by voice."""
+"""Questions about calls: put by card or by voice, answered once, or not at all; in virtual time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from conductor.conversation.approvals import FIELD
 from conductor.conversation.fields import SubjectRecords
+from conductor.conversation.ledger import replay
 from conductor.conversation.services import Services
 from conductor.events import client
 from conductor.messages import AssistantMessage, ToolResult
 from conductor.models.base import TextDelta
 from conductor.stores.base import SessionKey
-from conductor.tools.approvals import decode_approvals
 from conductor.tools.base import ToolSpec
 from conductor.tools.rules import Rule
 from tests.conversation.helpers import (
@@ -48,7 +47,7 @@ MOVE: list[Script] = [[call("device.move", '{"x":1}')], [TextDelta("Well.")], [T
 
 
 class Scene:
-    """A stage with tools that need approvals."""
+    """A stage with tools that ask, and what one wants to know of it."""
 
     def __init__(self, stage: Stage, ran: list[str]) -> None:
         self.stage = stage
@@ -103,7 +102,7 @@ class Scene:
         await self.stage.quiet()
         assert faults(self.stage.session.messages) == []
         assert self.app.states()[-1] == "idle"
-        assert self.stage.session.state.fields.get("approvals") is None, "no approval is open"
+        assert not self.stage.session.state.questions, "nothing stands any more"
 
 
 @asynccontextmanager
@@ -130,7 +129,7 @@ async def scene(
     stage = await open_stage(services, handle)
     assert stage.app.line is not None
     start = client.SessionStart(capabilities=list(capabilities), locale=locale)
-    stage.session.start(start, stage.app.line, resumed=False)
+    await stage.session.clients.start(start, stage.app.line, resumed=False)
     stage.app.say("go")
     try:
         yield Scene(stage, ran)
@@ -152,7 +151,7 @@ async def test_nine_minutes_for_a_decision_end_well_in_a_turn_of_two_minutes() -
         assert on.app.finals() == ["Well."]
 
 
-async def test_an_unanswered_question_expires_and_a_late_decision_is_refused() -> None:
+async def test_a_question_that_no_answer_expires_and_a_late_decision_is_told_so() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         mark = len(on.app.log)
@@ -167,7 +166,7 @@ async def test_an_unanswered_question_expires_and_a_late_decision_is_refused() -
         assert on.resolved() == ["expired", "expired"] and on.ran == []
 
 
-async def test_edited_arguments_run_and_the_model_reads_the_changes() -> None:
+async def test_edited_arguments_are_run_and_the_model_is_told_what_was_changed() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         on.decide(card, "edit", edited_arguments={"x": 2})
@@ -183,7 +182,7 @@ async def test_edited_arguments_run_and_the_model_reads_the_changes() -> None:
 
 
 @pytest.mark.parametrize("edited", [{"x": "many"}, {"x": 666}])
-async def test_an_invalid_or_forbidden_edit_is_refused_and_the_question_stays_open(edited: Any) -> None:
+async def test_an_edit_that_is_invalid_or_forbidden_is_refused_and_the_question_stands(edited: Any) -> None:
 
     forbidden = Rule("deny", "device.move", args={"x": {"eq": 666}})
     async with scene(capabilities=ALL, rules=[forbidden]) as on:
@@ -230,7 +229,9 @@ async def test_changes_count_as_turns_and_other_decisions_do_not() -> None:
         assert on.ran == ["device.move"]
 
 
-async def test_a_denied_call_is_not_asked_again_and_two_such_rounds_end_without_tools() -> None:
+async def test_what_was_denied_is_not_asked_again_in_that_turn_and_two_such_rounds_end_without_tools() -> (
+    None
+):
 
     rounds: list[Script] = [MOVE[0], MOVE[0], [TextDelta("I leave it.")]]
     async with scene(rounds, capabilities=ALL) as on:
@@ -285,7 +286,7 @@ async def test_allowed_always_holds_in_other_sessions_of_the_person_until_the_to
         await on.over()
 
 
-async def test_a_tool_redefined_during_its_approval_does_not_run() -> None:
+async def test_a_tool_that_is_defined_anew_while_it_is_asked_about_does_not_run() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         spec = replace(CATALOG[1], description="Something else.")
@@ -303,7 +304,7 @@ async def test_an_open_question_is_shown_again_after_a_reconnect_and_its_answer_
         on.app.line.cut()
         await later(60)
         on.app.capabilities = ALL
-        on.app.connect(on.stage.session)
+        await on.app.connect(on.stage.session)
         await later(1)
         rounds = [e for e in on.app.repeated if e["type"] == "approval.request"]
         assert rounds and rounds[0]["payload"] == card, "the same event, with its id"
@@ -312,7 +313,7 @@ async def test_an_open_question_is_shown_again_after_a_reconnect_and_its_answer_
         assert on.ran == ["device.move"]
 
 
-async def test_a_visible_card_can_be_answered_by_voice_and_other_requests_supersede_it() -> None:
+async def test_a_card_that_was_shown_may_be_answered_by_voice_and_any_other_words_supersede_it() -> None:
     async with scene(capabilities=ALL) as on:
         await on.seen()
         on.app.say("yes please")
@@ -339,7 +340,7 @@ async def is_left_alone(on: Scene, words: str) -> None:
     assert on.resolved() == decided and on.ran == []
 
 
-async def test_without_approval_shown_only_the_card_decides() -> None:
+async def test_without_word_that_a_card_was_shown_only_the_card_decides() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         await later(60)
@@ -350,7 +351,7 @@ async def test_without_approval_shown_only_the_card_decides() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1])
-async def test_a_yes_sent_before_its_card_is_visible_does_not_count(seconds: float) -> None:
+async def test_a_yes_that_was_on_its_way_before_its_card_was_shown_does_not_count(seconds: float) -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         on.app.say("yes please")
@@ -371,7 +372,7 @@ async def test_a_yes_sent_before_its_card_is_visible_does_not_count(seconds: flo
         assert on.ran == ["device.move"]
 
 
-async def test_speech_that_began_before_the_card_was_visible_does_not_count() -> None:
+async def test_words_that_were_begun_before_a_card_was_shown_do_not_count_however_late_they_end() -> None:
     def partial(on: Scene, text: str) -> None:
         assert on.app.line is not None
         on.app.line.say(client.TranscriptPartial(text))
@@ -394,7 +395,7 @@ async def test_speech_that_began_before_the_card_was_visible_does_not_count() ->
         card = await on.card()
         partial(on, "hm")
         on.shows(card)
-        await later(20)  # the partials are out of date
+        await later(20)  # what was begun has no end any more
         on.app.say("yes please")
         await on.over()
         assert on.ran == ["device.move"]
@@ -414,7 +415,7 @@ async def test_a_card_must_be_shown_again_on_each_connection() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.seen()
         on.app.capabilities = ALL
-        on.app.connect(on.stage.session)
+        await on.app.connect(on.stage.session)
         await later(1)
         await is_left_alone(on, "yes please")
         on.shows(card)
@@ -424,7 +425,7 @@ async def test_a_card_must_be_shown_again_on_each_connection() -> None:
         assert on.ran == ["device.move"]
 
 
-async def test_approval_shown_counts_only_for_a_sent_card() -> None:
+async def test_what_is_said_to_be_shown_must_be_a_card_that_was_sent() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         on.shows({"approvalId": f"{card['approvalId']}-2"})
@@ -433,9 +434,9 @@ async def test_approval_shown_counts_only_for_a_sent_card() -> None:
     async with scene(capabilities=ALL) as on:
         assert on.app.line is not None
         on.app.line.slow = True
-        while not (mark := decode_approvals(on.stage.session.state.fields.get(FIELD, ""))):
+        while not (mark := list(on.stage.session.state.questions)):
             await later(0.1)
-        on.app.line.say(client.ApprovalShown(mark[0].approval_id))
+        on.app.line.say(client.ApprovalShown(mark[0]))
         await later(1)
         on.app.line.slow = False
         on.app.line.flush()
@@ -452,7 +453,7 @@ async def test_a_spoken_yes_to_two_cards_is_for_neither_and_a_no_is_for_both() -
         assert on.ran == [] and on.resolved() == ["denied", "denied"]
 
 
-async def test_a_yes_sent_while_two_cards_were_open_does_not_count_for_the_remaining_card() -> None:
+async def test_a_yes_that_was_on_its_way_while_two_cards_stood_is_not_for_the_one_that_is_left() -> None:
     async with scene(TWO, capabilities=ALL) as on:
         first, _ = await on.card(1), await on.seen(2)
         on.decide(first, "deny")
@@ -472,7 +473,7 @@ def phrase_of(prompt: str) -> str:
     return phrase
 
 
-async def test_a_visible_high_risk_card_accepts_only_its_phrase() -> None:
+async def test_a_high_risk_card_takes_the_words_that_it_asks_for_once_it_was_shown_and_no_others() -> None:
     async with scene(WIPE, capabilities=ALL) as on:
         card = await on.card()
         await is_left_alone(on, phrase_of(card["prompt"]))
@@ -482,10 +483,10 @@ async def test_a_visible_high_risk_card_accepts_only_its_phrase() -> None:
         on.app.say(phrase_of(card["prompt"]))
         await on.over()
         assert on.ran == ["device.wipe"] and on.resolved() == ["allowed"]
-        assert on.stage.session.state.fields.get("grants") is None
+        assert not on.stage.session.state.grants
 
 
-async def test_a_card_has_the_text_of_the_spoken_prompt() -> None:
+async def test_a_card_says_what_the_voice_says() -> None:
     prompts: list[str] = []
 
     for replies in (MOVE, WIPE):
@@ -496,7 +497,7 @@ async def test_a_card_has_the_text_of_the_spoken_prompt() -> None:
     assert prompts[0] == prompts[1] and prompts[2] == prompts[3]
 
 
-async def test_the_microphone_is_open_until_the_last_card_is_decided() -> None:
+async def test_the_microphone_is_open_as_long_as_a_card_stands_and_closed_when_the_last_is_decided() -> None:
     async with scene(TWO, capabilities=ALL) as on:
         first, second = await on.card(1), await on.card(2)
         await later(1)
@@ -510,7 +511,7 @@ async def test_the_microphone_is_open_until_the_last_card_is_decided() -> None:
         assert on.app.shapes(since)[1:3] == ["approval.resolved", "state thinking"]
 
 
-async def test_a_new_connection_gets_an_open_microphone_while_a_card_is_open() -> None:
+async def test_a_connection_that_comes_while_a_card_stands_finds_the_microphone_open() -> None:
     async with scene(capabilities=ALL) as on:
         await on.card()
         await later(1)
@@ -519,12 +520,12 @@ async def test_a_new_connection_gets_an_open_microphone_while_a_card_is_open() -
         await later(30)
         since = len(on.app.log)
         on.app.capabilities = ALL
-        on.app.connect(on.stage.session)
+        await on.app.connect(on.stage.session)
         await later(1)
         assert on.app.states(since) == ["idle"]
 
 
-async def test_the_time_for_an_approval_does_not_count_for_the_tool() -> None:
+async def test_the_time_that_a_person_takes_is_not_the_tools() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         time.sleep(0.05)  # noqa: ASYNC251, TID251  # durations are the wall clock's, which nothing moves
@@ -538,7 +539,7 @@ async def test_the_time_for_an_approval_does_not_count_for_the_tool() -> None:
 # -- voice
 
 
-async def test_an_unclear_answer_is_asked_again_twice_and_then_expires() -> None:
+async def test_a_bare_okay_is_asked_again_twice_and_then_given_up() -> None:
     async with scene() as on:
         prompts = []
         for number in range(1, 4):
@@ -597,7 +598,7 @@ async def test_a_prompt_that_is_interrupted_in_silence_is_spoken_five_times_at_m
         assert on.results()[0]["error_type"] == "approval_timeout" and on.ran == []
 
 
-async def test_a_failed_speech_counts_as_presented_because_its_text_is_visible() -> None:
+async def test_a_speech_that_fails_counts_as_presented_since_its_text_is_shown() -> None:
     def broken(name: str, call_id: str) -> str | None:
         return SPOKEN
 
@@ -615,7 +616,7 @@ async def test_a_failed_speech_counts_as_presented_because_its_text_is_visible()
     assert broken("", "") == SPOKEN
 
 
-async def test_high_risk_needs_its_phrase_and_gets_no_grant_by_voice() -> None:
+async def test_high_risk_needs_its_words_repeated_and_is_never_remembered_by_voice() -> None:
     async with scene([[call("device.wipe", '{"x":3}')], [TextDelta("Gone.")]]) as on:
         phrase = phrase_of(await on.prompt(1))
         on.app.say("yes")
@@ -623,13 +624,13 @@ async def test_high_risk_needs_its_phrase_and_gets_no_grant_by_voice() -> None:
         on.app.say(f"{phrase}, always")
         await later(1)
         if on.ran:  # the scope is not taken, the words are
-            assert on.stage.session.state.fields.get("grants") is None
+            assert not on.stage.session.state.grants
         else:
             await on.prompt(3)
             on.app.say(phrase)
             await later(1)
         assert on.ran == ["device.wipe"]
-        assert on.stage.session.state.fields.get("grants") is None
+        assert not on.stage.session.state.grants
 
 
 @pytest.mark.parametrize("mode", ["cancel", "queue"])
@@ -646,7 +647,7 @@ async def test_another_request_closes_the_question_and_is_answered(mode: str) ->
 
 
 def speaks_when_told(call_ids: list[str]) -> Callable[[str, str], str | None]:
-    """Make a device whose answers to ``tts.speak`` the test sends."""
+    """Make a device that answers its ``tts.speak`` only when it is told to."""
 
     def answer(name: str, call_id: str) -> str | None:
         if name == "tts.speak":
@@ -664,11 +665,11 @@ async def relaunches(on: Scene, away: float = 30.0) -> int:
     on.app.relaunch()
     await later(away)
     since = len(on.app.log)
-    on.app.connect(on.stage.session)
+    await on.app.connect(on.stage.session)
     return since
 
 
-async def test_a_spoken_question_is_repeated_after_a_relaunch_before_a_yes_counts() -> None:
+async def test_a_spoken_question_is_said_again_after_a_relaunch_before_a_yes_counts() -> None:
     call_ids: list[str] = []
 
     async with scene(answer=speaks_when_told(call_ids)) as on:
@@ -683,7 +684,7 @@ async def test_a_spoken_question_is_repeated_after_a_relaunch_before_a_yes_count
         assert first == second, "the whole question"
         on.app.say("yes")
         await later(1)
-        assert on.ran == [], "it was not heard"
+        assert on.ran == [], "nobody has heard it yet"
         for call_id in call_ids:
             on.app.result(call_id, SPOKEN)
             await later(1)
@@ -706,37 +707,38 @@ async def test_a_card_is_shown_again_after_a_relaunch() -> None:
 
 
 @pytest.mark.parametrize("delay", [0, 3])
-async def test_a_yes_before_the_question_is_repeated_on_a_new_connection_does_not_count(delay: int) -> None:
+async def test_words_that_come_first_on_a_new_connection_have_heard_no_question(delay: int) -> None:
     services = make_services(MOVE, store=SlowStore(lambda: delay, lambda: delay))
     async with scene(services=services) as on:
         await on.prompt()
         assert on.app.line is not None
         on.app.line.cut()
         on.app.relaunch()
-        on.stage.session.attach(on.app.open_line(on.stage.session), resumed=True)
+        await on.stage.session.clients.attach(on.app.open_line(on.stage.session), resumed=True)
         on.app.say("yes")
         await on.prompt(2)
-        assert on.ran == [] and len(on.app.speeches()) == 2, "it is repeated once"
+        await later(5)
+        assert on.ran == []
         on.app.say("yes")
         await on.over()
         assert on.ran == ["device.move"]
 
 
-async def test_a_late_session_start_repeats_the_question_once() -> None:
+async def test_a_session_start_that_follows_other_events_has_the_question_said_again_once() -> None:
     async with scene() as on:
         await on.prompt()
         assert on.app.line is not None
         on.app.line.cut()
         line = on.app.open_line(on.stage.session)
-        on.stage.session.attach(line, resumed=True)
+        await on.stage.session.clients.attach(line, resumed=True)
         await later(1)
-        on.stage.session.start(client.SessionStart(), line, resumed=True)
+        await on.stage.session.clients.start(client.SessionStart(), line, resumed=True)
         await later(1)
         assert len(on.app.speeches()) == 2
 
 
 @pytest.mark.parametrize("same", [True, False])
-async def test_a_client_that_resumes_does_not_hear_the_question_again(same: bool) -> None:
+async def test_a_client_that_says_what_it_knows_has_heard_what_it_heard(same: bool) -> None:
     async with scene(capabilities=["resume"]) as on:
         await on.prompt()
         assert on.app.line is not None
@@ -744,8 +746,8 @@ async def test_a_client_that_resumes_does_not_hear_the_question_again(same: bool
         line = on.app.open_line(on.stage.session)
         state = client.Resume(on.app.log[-1]["id"]) if same else None
         start = client.SessionStart(capabilities=["resume"], resume=state)
-        resume_answer = await on.stage.session.learn(start)
-        on.stage.session.start(start, line, resumed=True, answer=resume_answer)
+        resume_answer = await on.stage.session.clients.learn(start)
+        await on.stage.session.clients.start(start, line, resumed=True, answer=resume_answer)
         await later(1)
         assert len(on.app.speeches()) == (1 if same else 2)
         assert on.app.states()[-1] == "idle"
@@ -754,13 +756,13 @@ async def test_a_client_that_resumes_does_not_hear_the_question_again(same: bool
         assert on.ran == ["device.move"]
 
 
-async def test_a_rebound_connection_belongs_to_the_same_process() -> None:
+async def test_a_connection_that_is_bound_again_by_this_server_is_the_same_process() -> None:
     async with scene() as on:
         await on.prompt()
         line = on.app.line
         assert line is not None
-        on.stage.session.detach(line)
-        on.stage.session.attach(line, resumed=True, same_process=True)
+        on.stage.session.clients.detach(line)
+        await on.stage.session.clients.attach(line, resumed=True, same_process=True)
         await later(1)
         assert len(on.app.speeches()) == 1
         on.app.say("yes")
@@ -768,7 +770,7 @@ async def test_a_rebound_connection_belongs_to_the_same_process() -> None:
         assert on.ran == ["device.move"]
 
 
-async def test_a_replayed_prompt_is_spoken_once() -> None:
+async def test_a_prompt_that_is_replayed_is_not_said_twice() -> None:
     call_ids: list[str] = []
 
     async with scene(answer=speaks_when_told(call_ids)) as on:
@@ -784,7 +786,7 @@ async def test_a_replayed_prompt_is_spoken_once() -> None:
         assert on.ran == ["device.move"]
 
 
-async def test_a_prompt_recorded_during_a_reconnect_is_spoken_once() -> None:
+async def test_a_prompt_that_is_being_recorded_when_a_client_comes_is_said_once() -> None:
     store = SlowStore()
 
     async with scene(services=make_services(MOVE, store=store)) as on:
@@ -792,10 +794,11 @@ async def test_a_prompt_recorded_during_a_reconnect_is_spoken_once() -> None:
         on.app.say("okay")
         store.hold = asyncio.Event()
         await later(1)
-        await relaunches(on, away=0.0)
+        relaunch = asyncio.ensure_future(relaunches(on, away=0.0))
         await later(1)
         store.hold.set()
         store.hold = None
+        await relaunch
         await on.prompt(2)
         assert len(on.app.speeches()) == 2
         on.app.say("yes")
@@ -803,7 +806,7 @@ async def test_a_prompt_recorded_during_a_reconnect_is_spoken_once() -> None:
         assert on.ran == ["device.move"]
 
 
-async def test_reconnects_do_not_count_as_presentations() -> None:
+async def test_reconnects_use_up_none_of_the_times_that_a_question_is_asked_again() -> None:
     async with scene() as on:
         await on.prompt()
         for number in range(2, 12):
@@ -839,14 +842,14 @@ async def test_always_is_never_granted_by_voice_and_the_session_only_at_medium_r
         prompt = (await on.seen())["prompt"] if capabilities else await on.prompt()
         on.app.say(words.format(phrase=phrase_of(prompt) if replies is WIPE else ""))
         await later(1)
-        assert "always" not in str(on.stage.session.state.fields.get("grants"))
+        assert "always" not in on.stage.session.state.grants
         claim = await services.store.claim(SessionKey("ann", "$grants"))
-        assert not claim.state.fields.get("grants")
+        assert not replay(claim.commits).fields
         if granted:
             await on.over()
             assert on.ran == ["device.move", "device.move"], "the second is not asked about"
         if granted is False:
-            assert on.stage.session.state.fields.get("grants") is None
+            assert not on.stage.session.state.grants
 
 
 @pytest.mark.parametrize("locale", ["de-DE", "xx"])
@@ -868,10 +871,10 @@ async def test_a_locale_of_english_is_asked_and_answered_by_voice() -> None:
         assert on.ran == ["device.move"]
 
 
-# -- unknown outcomes
+# -- what may have happened
 
 
-async def test_an_identical_write_needs_an_approval_while_the_first_is_unknown() -> None:
+async def test_an_identical_write_asks_while_nobody_knows_whether_the_first_one_happened() -> None:
     free = (tool("device.move", effect="write", approval="never"),)
     silent = True
 
@@ -889,7 +892,7 @@ async def test_an_identical_write_needs_an_approval_while_the_first_is_unknown()
         assert on.ran == ["device.move", "device.move"]
 
 
-async def test_the_turns_clock_stops_during_a_question_which_expires_by_itself() -> None:
+async def test_time_stands_still_for_the_turn_but_the_question_has_its_own_end() -> None:
     before = time.monotonic()
 
     async with scene(capabilities=ALL, turn_timeout=10.0) as on:
@@ -902,10 +905,10 @@ async def test_the_turns_clock_stops_during_a_question_which_expires_by_itself()
     assert time.monotonic() - before < 30
 
 
-# -- edge cases
+# -- what a reviewer would try
 
 
-async def test_a_yes_counts_only_after_the_heard_window() -> None:
+async def test_a_yes_counts_only_once_no_interruption_can_come_any_more() -> None:
     call_ids: list[str] = []
 
     def deaf(name: str, call_id: str) -> str | None:
@@ -940,7 +943,7 @@ async def test_a_yes_counts_only_after_the_heard_window() -> None:
         assert on.ran == ["device.move"], "quick, but not too early"
 
 
-async def test_a_new_rule_stops_a_call_during_its_approval() -> None:
+async def test_a_rule_that_comes_while_it_is_asked_about_stops_the_call() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         rules = [Rule("deny", "device.move", args={"x": {"eq": 1}})]
@@ -962,7 +965,7 @@ async def test_an_empty_transcript_while_a_card_stands_opens_the_microphone_agai
         assert on.ran == ["device.move"]
 
 
-async def test_a_request_beyond_the_rate_leaves_the_question_open() -> None:
+async def test_another_request_beyond_the_rate_leaves_the_question_alone() -> None:
     async with scene(capabilities=ALL, turns_per_minute=1.0) as on:
         card = await on.card()
         on.app.say("what time is it in Paris")
@@ -973,7 +976,7 @@ async def test_a_request_beyond_the_rate_leaves_the_question_open() -> None:
         assert on.ran == ["device.move"]
 
 
-async def test_two_interruptions_of_a_prompt_leave_the_question_open() -> None:
+async def test_two_interruptions_of_one_prompt_leave_the_question_standing() -> None:
     call_ids: list[str] = []
 
     def deaf(name: str, call_id: str) -> str | None:
@@ -988,7 +991,7 @@ async def test_two_interruptions_of_a_prompt_leave_the_question_open() -> None:
         on.app.interrupt()
         on.app.interrupt()
         await later(6)
-        assert len(on.app.speeches()) == 2, "it is repeated"
+        assert len(on.app.speeches()) == 2, "it is said again"
         on.app.result(call_ids[-1], SPOKEN)
         await later(1)
         on.app.say("yes")
@@ -996,7 +999,7 @@ async def test_two_interruptions_of_a_prompt_leave_the_question_open() -> None:
         assert on.ran == ["device.move"]
 
 
-async def test_a_denial_covers_identical_calls_of_a_reply_and_a_grant_all_matching_calls() -> None:
+async def test_a_no_is_for_the_same_call_twice_in_one_reply_and_a_grant_for_all_that_it_covers() -> None:
 
     same: list[Script] = [[call("device.move", '{"x":1}')] * 2, [TextDelta("Well.")]]
     following_scripts: list[Script] = [
@@ -1013,7 +1016,7 @@ async def test_a_denial_covers_identical_calls_of_a_reply_and_a_grant_all_matchi
         assert on.ran == ["device.move", "device.move"] and on.resolved() == ["allowed", "allowed"]
 
 
-async def test_the_outcome_of_a_card_is_sent_after_a_reconnect() -> None:
+async def test_what_became_of_a_card_while_the_client_was_away_is_told_when_it_is_back() -> None:
     async with scene(capabilities=ALL) as on:
         await on.card()
         assert on.app.line is not None
@@ -1021,22 +1024,22 @@ async def test_the_outcome_of_a_card_is_sent_after_a_reconnect() -> None:
         await later(700)
         assert on.resolved() == []
         on.app.capabilities = ALL
-        on.app.connect(on.stage.session)
+        await on.app.connect(on.stage.session)
         await later(1)
         assert on.resolved() == ["expired"]
 
 
-async def test_scopes_without_effect_are_not_offered_and_count_as_once() -> None:
+async def test_scopes_that_would_change_nothing_are_not_offered_and_count_as_once() -> None:
     async with scene(capabilities=ALL, rules=[Rule("ask", "device.move")]) as on:
         card = await on.card()
         assert card["scopes"] == ["once"]
         on.decide(card, "allow", scope="session")
         await on.over()
         assert on.ran == ["device.move"]
-        assert on.stage.session.state.fields.get("grants") is None
+        assert not on.stage.session.state.grants
 
 
-async def test_a_spoken_yes_decides_neither_of_two_cards_in_any_order() -> None:
+async def test_two_cards_of_which_one_is_high_stand_whatever_their_order_after_a_spoken_yes() -> None:
 
     for calls in ([call("device.wipe"), call("device.move")], [call("device.move"), call("device.wipe")]):
         async with scene([calls, [TextDelta("Well.")]], capabilities=ALL) as on:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conductor.conversation.reply_speaker import without_invented
+from conductor.conversation.model import without_invented
 from conductor.messages import AssistantMessage, Message, ToolResult
 from conductor.models.base import TextDelta
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, succeeded

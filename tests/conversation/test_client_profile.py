@@ -7,15 +7,24 @@ from typing import Any
 
 import pytest
 
-from conductor.conversation.client_profile import ClientProfile
+from conductor.conversation.live import Live
+from conductor.conversation.services import Services
+from conductor.events import client
 from conductor.events.client import SessionStart
 from conductor.events.server import CAPABILITIES
 from conductor.messages import ToolCall
-from conductor.tools.base import ToolOutcome
-from conductor.tools.device import PendingCalls
-from conductor.tools.executor import ApprovalNeeded, PreparedCall
-from conductor.tools.rules import Rule
-from tests.conversation.helpers import CATALOG, LocalTools, make_services
+from conductor.stores.memory import MemoryStore
+from conductor.tools.rules import Rule, encode_rules
+from tests.conversation.helpers import (
+    CATALOG,
+    LocalTools,
+    Stage,
+    call,
+    make_services,
+    now_ms,
+    open_stage,
+    steps,
+)
 
 LAMP: dict[str, Any] = {
     "name": "lamp.dim",
@@ -26,140 +35,171 @@ LAMP: dict[str, Any] = {
 DOOR: dict[str, Any] = {"name": "door.open", "inputSchema": {"type": "object"}}
 
 
-def make_profile() -> ClientProfile:
-    return ClientProfile(make_services(toolsets=[LocalTools()]), "s-1", PendingCalls())
-
-
-def names(profile: ClientProfile) -> set[str]:
-    return {definition.name for definition in profile.executor.definitions}
-
-
 LOCAL = {spec.name for spec in LocalTools().specs()}
 
 
-def test_a_client_without_declarations_has_the_catalogs_tools() -> None:
-    profile = make_profile()
-    assert profile.start(SessionStart()) is None
-    assert names(profile) == LOCAL | {spec.name for spec in CATALOG}
-    assert profile.declared == []
+async def make_client(services: Services | None = None) -> Stage:
+    return await open_stage(services or make_services(toolsets=[LocalTools()]))
 
 
-def test_declared_tools_take_the_catalogs_place() -> None:
-    profile = make_profile()
-    assert profile.start(SessionStart(capabilities=["tools"], tools=[LAMP])) == []
-    assert names(profile) == LOCAL | {"lamp.dim"}
-    assert profile.capabilities == ("tools",)
-    terms = profile.limits_for("lamp.dim")
-    assert (terms.limit, terms.effect) == (1.5, "read")
+async def start(stage: Stage, event: SessionStart) -> dict[str, Any]:
+    """Send ``session.start``; returns the payload of the answer."""
+    since = len(stage.app.log)
+    assert stage.app.line is not None
+    await stage.session.clients.start(event, stage.app.line, resumed=True)
+    (started,) = stage.app.events("session.started", since)
+    payload: dict[str, Any] = started["payload"]
+    return payload
 
 
-def test_the_capabilities_of_this_version_are_accepted_in_its_own_order() -> None:
-    profile = make_profile()
-    for requested, accepted in (
+async def declare(stage: Stage, tools: list[Any]) -> dict[str, Any]:
+    """Send ``session.update``; returns the payload of the answer."""
+    since = len(stage.app.log)
+    assert stage.app.line is not None
+    stage.app.line.say(client.SessionUpdate(tools))
+    await stage.app.until("tools.changed", since=since)
+    (changed,) = stage.app.events("tools.changed", since)
+    payload: dict[str, Any] = changed["payload"]
+    return payload
+
+
+def names(stage: Stage) -> set[str]:
+    return {definition.name for definition in stage.session.tools.executor.definitions}
+
+
+async def consent(stage: Stage, name: str, **fields: Any) -> str:
+    """Have the gate decide about a call: it is free, or needs a yes; else the type of its error."""
+    live = Live(now_ms, stage.session.tools)
+    calls = [ToolCall("c1", name, fields.pop("arguments", "{}"))]
+    (made,) = await stage.session.tools.prepare(live, calls, whole=True)
+    return made.consent if made.result is None else "refused"
+
+
+async def test_a_client_without_declarations_has_the_catalogs_tools() -> None:
+    stage = await make_client()
+    assert "acceptedTools" not in await start(stage, SessionStart())
+    assert names(stage) == LOCAL | {spec.name for spec in CATALOG}
+    assert stage.session.tools.declared == []
+    await stage.close()
+
+
+async def test_declared_tools_take_the_catalogs_place() -> None:
+    stage = await make_client()
+    started = await start(stage, SessionStart(capabilities=["tools"], tools=[LAMP]))
+    assert started["acceptedTools"] == ["lamp.dim"] and not started.get("rejectedTools")
+    assert names(stage) == LOCAL | {"lamp.dim"}
+    live = Live(now_ms, stage.session.tools)
+    (made,) = await stage.session.tools.prepare(live, [call("lamp.dim")], whole=True)
+    assert (made.limit_ms, made.effect, made.source) == (1_500, "read", "device")
+    await stage.close()
+
+
+@pytest.mark.parametrize(
+    ("requested", "accepted"),
+    [
         (["telepathy", *reversed(list(CAPABILITIES)), "resume"], list(CAPABILITIES)),
         (["late", "approval", "late"], ["approval", "late"]),
         ([], []),
-    ):
-        profile.start(SessionStart(capabilities=requested))
-        assert list(profile.capabilities) == accepted
-
-
-@pytest.mark.parametrize(("capabilities", "timeout_ms"), [([], None), (["lease"], 600_000)])
-def test_a_client_with_a_lease_gets_the_time_limits_of_calls(
-    capabilities: list[str], timeout_ms: int | None
+    ],
+)
+async def test_the_capabilities_of_this_version_are_accepted_in_its_own_order(
+    requested: list[str], accepted: list[str]
 ) -> None:
-    profile = make_profile()
-    profile.start(SessionStart(capabilities=capabilities))
-    prepared = profile.executor.prepare(ToolCall("c1", "device.pick", '{"x":"7"}'))
-    assert isinstance(prepared, PreparedCall)
-    event = profile.tool_call(prepared)
-    assert (event.call_id, event.name, event.arguments) == ("c1", "device.pick", '{"x":7}')
-    assert event.timeout_ms == timeout_ms
+    stage = await make_client()
+    started = await start(stage, SessionStart(capabilities=requested))
+    assert list(stage.session.state.profile.capabilities) == accepted
+    assert started.get("capabilities", []) == accepted
+    await stage.close()
 
 
-def test_the_operators_rules_and_the_persons_grants_decide_for_every_tool() -> None:
-    services = replace(make_services(), rules=(Rule("deny", "device.pick"), Rule("ask", "device.look")))
-    granted: list[Rule] = []
-    profile = ClientProfile(services, "s-1", PendingCalls(), lambda: granted)
-    profile.declare([{**DOOR, "name": name} for name in ("device.pick", "device.look", "door.open")])
-
-    def kind(name: str) -> type:
-        return type(profile.executor.prepare(ToolCall("c1", name, "{}")))
-
-    assert "device.pick" not in names(profile)
-    assert (kind("device.look"), kind("door.open")) == (ApprovalNeeded, ApprovalNeeded)
-    granted.append(Rule("allow", "*"))
-    assert (kind("device.look"), kind("door.open")) == (ApprovalNeeded, PreparedCall)
-    profile.reload(replace(services, rules=()))
-    assert (kind("device.pick"), kind("device.look")) == (PreparedCall, PreparedCall)
+async def test_the_operators_rules_and_the_persons_grants_decide_for_every_tool() -> None:
+    services = make_services()
+    ruled = replace(services, rules=(Rule("deny", "device.pick"), Rule("ask", "device.look")))
+    stage = await make_client(ruled)
+    tools = [{**DOOR, "name": name} for name in ("device.pick", "device.look", "door.open")]
+    await start(stage, SessionStart(capabilities=["tools"], tools=tools))
+    assert "device.pick" not in names(stage)
+    assert [await consent(stage, name) for name in ("device.look", "door.open")] == ["needed", "needed"]
+    stage.session.state.grants = encode_rules([Rule("allow", "*")])
+    assert [await consent(stage, name) for name in ("device.look", "door.open")] == ["needed", "free"]
+    stage.session.reload(replace(services, rules=()))
+    assert [await consent(stage, name) for name in ("device.pick", "device.look")] == ["free", "free"]
+    await stage.close()
 
 
-def test_a_new_declaration_does_not_reset_a_tools_rate_limit() -> None:
-    profile = ClientProfile(make_services(calls_per_minute=2.0), "s-1", PendingCalls())
-    kinds = []
+async def test_a_tool_cannot_be_called_more_often_after_a_new_declaration() -> None:
+    stage = await make_client(make_services(calls_per_minute=2.0))
+    await start(stage, SessionStart(capabilities=["tools"], tools=[LAMP]))
+    made = []
     for _ in range(3):
-        profile.declare([LAMP])
-        kinds.append(type(profile.executor.prepare(ToolCall("c1", "lamp.dim", "{}"))))
-    assert kinds == [PreparedCall, PreparedCall, ToolOutcome]
+        await declare(stage, [LAMP])
+        made.append(await consent(stage, "lamp.dim"))
+    assert made == ["free", "free", "refused"]
+    await stage.close()
 
 
-def test_tools_without_the_capability_are_not_taken() -> None:
-    profile = make_profile()
-    assert profile.start(SessionStart(tools=[LAMP])) is None
-    assert "lamp.dim" not in names(profile)
+async def test_tools_without_the_capability_are_not_taken() -> None:
+    stage = await make_client()
+    assert "acceptedTools" not in await start(stage, SessionStart(tools=[LAMP]))
+    assert "lamp.dim" not in names(stage)
+    await stage.close()
 
 
-def test_a_declared_tool_cannot_take_the_name_of_the_servers_own_or_of_the_interface() -> None:
-    profile = make_profile()
+async def test_a_declared_tool_cannot_take_the_name_of_the_servers_own_or_of_the_interface() -> None:
+    stage = await make_client()
     bad = [{**LAMP, "name": name} for name in ("local.sum", "convo.setState", "tts.speak")]
-    rejected = profile.start(SessionStart(capabilities=["tools"], tools=[*bad, LAMP, "nonsense"]))
-    assert rejected is not None
-    assert len(rejected) == 4
-    assert profile.declared == ["lamp.dim"]
-    spec = profile.executor.spec("local.sum")
-    assert spec is not None
-    assert spec.source == "builtin"
+    started = await start(stage, SessionStart(capabilities=["tools"], tools=[*bad, LAMP, "nonsense"]))
+    assert len(started["rejectedTools"]) == 4
+    assert started["acceptedTools"] == ["lamp.dim"]
+    spec = stage.session.tools.spec("local.sum")
+    assert spec is not None and spec.source == "builtin"
+    await stage.close()
 
 
-def test_a_new_declaration_replaces_the_tools() -> None:
-    profile = make_profile()
-    profile.start(SessionStart(capabilities=["tools"], tools=[LAMP]))
-    profile.declare([{**LAMP, "name": "door.lock"}])
-    assert profile.declared == ["door.lock"]
-    profile.declare([])
-    assert names(profile) == LOCAL
+async def test_a_new_declaration_replaces_and_an_empty_one_leaves_none() -> None:
+    stage = await make_client()
+    await start(stage, SessionStart(capabilities=["tools"], tools=[LAMP]))
+    assert (await declare(stage, [{**LAMP, "name": "door.lock"}]))["acceptedTools"] == ["door.lock"]
+    await declare(stage, [])
+    assert names(stage) == LOCAL
+    await stage.close()
 
 
-def test_a_repeated_start_keeps_omitted_values() -> None:
-    profile = make_profile()
-    profile.start(
-        SessionStart(
-            locale="de-CH",
-            time_zone="Europe/Zurich",
-            instructions="Be formal about herons.",
-            capabilities=["tools"],
-            tools=[LAMP],
-        )
+async def test_a_repeated_start_keeps_absent_fields() -> None:
+    stage = await make_client()
+    event = SessionStart(
+        locale="de-CH",
+        time_zone="Europe/Zurich",
+        instructions="Be formal about herons.",
+        capabilities=["tools"],
+        tools=[LAMP],
     )
-    prompt = profile.system_prompt
-    profile.start(SessionStart(capabilities=["tools"]))
-    assert profile.system_prompt == prompt
+    await start(stage, event)
+    prompt = stage.session.tools.system_prompt
+    await start(stage, SessionStart(capabilities=["tools"]))
+    assert stage.session.tools.system_prompt == prompt
     assert "herons" in prompt
-    assert profile.declared == ["lamp.dim"]
-    context = profile.context("c1")
+    assert stage.session.tools.declared == ["lamp.dim"]
+    context = stage.session.tools.context("c1")
     assert (context.session_id, context.call_id) == ("s-1", "c1")
     assert (context.locale, context.time_zone) == ("de-CH", "Europe/Zurich")
+    await stage.close()
 
 
-def test_instructions_can_be_taken_back() -> None:
-    profile = make_profile()
-    profile.start(SessionStart(instructions="Be formal about herons."))
-    profile.start(SessionStart(instructions=""))
-    assert "herons" not in profile.system_prompt
+async def test_instructions_can_be_taken_back() -> None:
+    stage = await make_client()
+    await start(stage, SessionStart(instructions="Be formal about herons."))
+    await start(stage, SessionStart(instructions=""))
+    assert "herons" not in stage.session.tools.system_prompt
+    await stage.close()
 
 
-def test_the_github_token_is_not_stored() -> None:
-    profile = make_profile()
-    profile.start(SessionStart(github_token="ghp_not_to_be_found"))
-    assert "ghp_not_to_be_found" not in repr(vars(profile))
-    assert "ghp_not_to_be_found" not in profile.system_prompt
+async def test_the_github_token_is_kept_nowhere() -> None:
+    store = MemoryStore()
+    stage = await make_client(make_services(store=store))
+    await start(stage, SessionStart(github_token="ghp_not_to_be_found"))
+    await steps(5)
+    claim = await store.claim(stage.session.key)
+    assert b"ghp_not_to_be_found" not in b"".join(claim.commits)
+    assert "ghp_not_to_be_found" not in stage.session.tools.system_prompt
+    await stage.close()

@@ -1,23 +1,21 @@
-"""The device's answers: in time, late, repeated or missing, with slow commits."""
+"""The device's answers, in time, late, repeated or never, while commits really take time."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
 
-from conductor.conversation.device_calls import LateCalls, Unknowns
+from conductor.conversation.records import CallFinished, Commit, ReplyLogged
 from conductor.conversation.services import Services
 from conductor.errors import StoreError, StoreUnavailable
 from conductor.events import client
 from conductor.messages import Note, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.stores.base import CallRecord, OpenCall, Operation
 from conductor.tools.base import ToolSpec
 from tests.conversation.helpers import (
     SPOKEN,
@@ -40,7 +38,7 @@ from tests.models import Script
 from tests.shapes import PLAIN_TURN
 
 SERVERS_TURN = PLAIN_TURN[2:]
-"""The shape of a turn of the server: without "thinking" and a user's message."""
+"""A turn of the server's own leaves "thinking" out, and nobody said anything."""
 ONE_CALL: list[Script] = [
     [call("device.do")],
     [TextDelta("Done.")],
@@ -68,7 +66,7 @@ async def device_call(stage: Stage, name: str = "device.do") -> str:
 
 
 def told(stage: Stage, marker: str) -> bool:
-    """Whether the history has a result, as the call's result or as a note."""
+    """Whether the model was, or will be, told of a result: by its call's result, or by a note."""
     return any(r["data"] == marker for r in results(stage)) or any(marker in text for text in notes(stage))
 
 
@@ -87,7 +85,7 @@ async def test_a_result_reaches_the_model_once(seed: int) -> None:
     await stage.close()
 
 
-async def test_an_unanswered_call_is_unknown_and_its_late_result_becomes_a_note() -> None:
+async def test_a_call_without_an_answer_is_unknown_at_its_limit_and_its_late_result_is_told() -> None:
     stage = await open_stage(make_services(ONE_CALL, tool_timeout=30.0), silent_tools)
     loop = asyncio.get_running_loop()
     stage.app.say("go")
@@ -111,7 +109,7 @@ async def test_an_unanswered_call_is_unknown_and_its_late_result_becomes_a_note(
 async def test_a_late_result_is_acknowledged_once_it_is_recorded() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(ONE_CALL, store=store, tool_timeout=30.0), silent_tools)
-    declare(stage, "resume")
+    await declare(stage, "resume")
     stage.app.say("go")
     call_id = await device_call(stage)
     await stage.app.until("assistant.speech.final")
@@ -140,7 +138,7 @@ async def test_a_late_result_is_too_late_after_ten_minutes() -> None:
 
 
 @pytest.mark.parametrize("name", ["device.look", "device.do"])
-async def test_a_result_after_an_interruption_joins_the_next_turn(name: str) -> None:
+async def test_a_result_after_an_interruption_is_told_in_the_next_turn(name: str) -> None:
     stage = await open_stage(make_services([[call(name)], [TextDelta("Next.")]]), silent_tools)
     stage.app.say("go")
     call_id = await device_call(stage, name)
@@ -163,7 +161,7 @@ async def test_a_call_whose_turn_was_stopped_is_not_replayed() -> None:
     assert stage.app.line is not None
     stage.app.line.cut()
     since = len(stage.app.raw)
-    stage.app.connect(stage.session)
+    await stage.app.connect(stage.session)
     await steps(10)
     assert "device.look" not in [e["payload"].get("name") for e in stage.app.raw[since:]]
     await stage.close()
@@ -179,7 +177,7 @@ async def held_expiry(stage: Stage, store: SlowStore) -> str:
     return call_id
 
 
-async def test_a_result_during_the_commit_of_a_timeout_becomes_a_note() -> None:
+async def test_a_result_that_comes_while_the_time_out_is_committed_is_told_later() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
     call_id = await held_expiry(stage, store)
@@ -194,7 +192,7 @@ async def test_a_result_during_the_commit_of_a_timeout_becomes_a_note() -> None:
     await stage.close()
 
 
-async def test_a_timeout_during_the_commit_of_a_result_is_ignored() -> None:
+async def test_a_time_out_that_comes_while_the_result_is_committed_changes_nothing() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
     stage.app.say("go")
@@ -213,7 +211,7 @@ async def test_a_timeout_during_the_commit_of_a_result_is_ignored() -> None:
     await stage.close()
 
 
-async def test_a_result_committed_at_the_end_of_its_turn_reaches_the_model() -> None:
+async def test_a_result_that_is_being_committed_when_the_turn_ends_is_told() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
     stage.app.say("go")
@@ -233,7 +231,7 @@ async def test_a_result_committed_at_the_end_of_its_turn_reaches_the_model() -> 
     await stage.close()
 
 
-async def test_a_result_during_the_commit_of_the_turns_end_becomes_a_note() -> None:
+async def test_a_result_that_comes_while_the_turns_end_is_committed_is_told() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
     stage.app.say("go")
@@ -252,7 +250,7 @@ async def test_a_result_during_the_commit_of_the_turns_end_becomes_a_note() -> N
     await stage.close()
 
 
-async def test_a_timeout_after_the_turns_end_keeps_the_call_as_late() -> None:
+async def test_a_time_out_that_finds_its_turn_over_keeps_the_call_as_late() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
     stage.app.say("go")
@@ -272,7 +270,7 @@ async def test_a_timeout_after_the_turns_end_keeps_the_call_as_late() -> None:
     await stage.close()
 
 
-async def test_an_unrecorded_result_still_reaches_the_model() -> None:
+async def test_a_result_that_could_not_be_recorded_still_reaches_the_model() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
     stage.app.say("go")
@@ -288,7 +286,7 @@ async def test_an_unrecorded_result_still_reaches_the_model() -> None:
     await stage.close()
 
 
-async def test_a_result_that_waits_for_the_store_does_not_time_out() -> None:
+async def test_a_result_whose_time_is_over_while_it_waits_for_the_store_counts() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(ONE_CALL, store=store, tool_timeout=30.0), silent_tools)
     stage.app.say("go")
@@ -307,7 +305,7 @@ async def test_a_result_that_waits_for_the_store_does_not_time_out() -> None:
     await stage.close()
 
 
-async def test_a_suspension_of_the_process_extends_a_calls_time() -> None:
+async def test_a_call_has_more_time_when_the_process_stood_still() -> None:
     stage = await open_stage(make_services(ONE_CALL, tool_timeout=30.0), silent_tools)
     stage.app.say("go")
     call_id = await device_call(stage)
@@ -321,7 +319,7 @@ async def test_a_suspension_of_the_process_extends_a_calls_time() -> None:
     await stage.close()
 
 
-async def test_an_unrecorded_timeout_still_ends_the_wait() -> None:
+async def test_a_time_out_that_could_not_be_recorded_still_ends_the_wait() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
     stage.app.say("go")
@@ -336,7 +334,7 @@ async def test_an_unrecorded_timeout_still_ends_the_wait() -> None:
     await stage.close()
 
 
-async def test_a_result_after_an_unrecorded_timeout_does_not_fail_the_turn() -> None:
+async def test_a_result_that_overtakes_a_time_out_which_was_not_recorded_does_not_fail_the_turn() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
     call_id = await held_expiry(stage, store)
@@ -355,7 +353,7 @@ async def test_a_result_after_an_unrecorded_timeout_does_not_fail_the_turn() -> 
     await stage.close()
 
 
-async def test_a_new_declaration_during_the_commit_of_a_call_does_not_fail_the_turn() -> None:
+async def test_tools_declared_anew_while_a_call_is_committed_do_not_fail_the_turn() -> None:
     store = SlowStore()
     hold = asyncio.Event()
     scripts: list[Script] = [[hold, call("device.do")], [TextDelta("Done.")]]
@@ -376,12 +374,12 @@ async def test_a_new_declaration_during_the_commit_of_a_call_does_not_fail_the_t
 
 
 @pytest.mark.parametrize("how", ["stopped", "not recorded"])
-async def test_no_future_remains_for_a_call_without_a_waiting_turn(how: str) -> None:
+async def test_no_future_is_left_of_a_call_that_was_never_waited_for(how: str) -> None:
     store = SlowStore(lambda: 5, lambda: 5)
     stage = await open_stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
 
-    def fail(operations: Sequence[Operation]) -> StoreError | None:
-        opens = any(isinstance(o, OpenCall) for o in operations)
+    def fail(commit: Commit) -> StoreError | None:
+        opens = any(isinstance(record, ReplyLogged) and record.calls for record in commit.records)
         if opens and how == "stopped":
             jump(TURN_S)
         return StoreUnavailable("away") if opens and how == "not recorded" else None
@@ -394,7 +392,7 @@ async def test_no_future_remains_for_a_call_without_a_waiting_turn(how: str) -> 
     await stage.close()
 
 
-async def test_the_last_result_is_one_commit_with_the_rounds_messages() -> None:
+async def test_the_results_of_a_round_are_logged_in_the_order_of_its_calls() -> None:
     store = SlowStore()
     scripts: list[Script] = [[call("device.do"), call("device.look")], [TextDelta("Done.")]]
     stage = await open_stage(make_services(scripts, store=store), silent_tools)
@@ -403,19 +401,16 @@ async def test_the_last_result_is_one_commit_with_the_rounds_messages() -> None:
     stage.app.result(read_call, "a heron")
     stage.app.result(write_call, "written")
     await stage.quiet()
-    kinds = [[type(operation).__name__ for operation in commit] for commit in store.commits]
-    first, last = [item for item in kinds if "FinishCall" in item]
-    assert "AppendLog" not in first
-    assert last.count("AppendLog") == last.count("ForgetCall") == 2
-    assert sum("ForgetCall" in item for item in kinds) == 1
+    finished = [record.result.call_id for record in store.records if isinstance(record, CallFinished)]
+    assert finished == [read_call, write_call]
     assert [result["data"] for result in results(stage)] == ["written", "a heron"]
     await stage.close()
 
 
-async def test_a_turn_stopped_during_the_commit_of_its_last_result_keeps_the_result() -> None:
+async def test_a_turn_that_is_stopped_while_its_last_result_is_recorded_keeps_it() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
-    declare(stage, "activity")
+    await declare(stage, "activity")
     stage.app.say("go")
     call_id = await device_call(stage)
     store.hold_answer = asyncio.Event()
@@ -431,13 +426,13 @@ async def test_a_turn_stopped_during_the_commit_of_its_last_result_keeps_the_res
     await stage.close()
 
 
-async def test_a_result_during_the_end_of_its_turn_is_logged_once() -> None:
+async def test_a_result_that_comes_while_its_turn_is_closed_is_logged_once() -> None:
     store = SlowStore()
     scripts: list[Script] = [[call("device.do"), call("device.look")], [TextDelta("Next.")]]
     stage = await open_stage(
         make_services(scripts, store=store, turn_timeout=TURN_S, tool_timeout=2 * TURN_S), silent_tools
     )
-    declare(stage, "activity")
+    await declare(stage, "activity")
     stage.app.say("go")
     write_call, read_call = await device_call(stage), await device_call(stage, "device.look")
     stage.app.result(read_call, "a heron")
@@ -458,17 +453,19 @@ async def test_a_result_during_the_end_of_its_turn_is_logged_once() -> None:
     await stage.close()
 
 
-# -- late results
+# -- what a late result brings about
 
 
 def with_tools(services: Services, *specs: ToolSpec) -> Services:
     return replace(services, catalog=specs)
 
 
-def declare(stage: Stage, *capabilities: str) -> None:
-    """Start with these capabilities."""
+async def declare(stage: Stage, *capabilities: str) -> None:
+    """Have the app say what it can do."""
     assert stage.app.line is not None
-    stage.session.start(client.SessionStart(capabilities=list(capabilities)), stage.app.line, resumed=False)
+    await stage.session.clients.start(
+        client.SessionStart(capabilities=list(capabilities)), stage.app.line, resumed=False
+    )
 
 
 def say(stage: Stage, event: client.ClientEvent) -> None:
@@ -477,7 +474,7 @@ def say(stage: Stage, event: client.ClientEvent) -> None:
 
 
 def acknowledged(stage: Stage) -> bool:
-    """Whether the app's last event was acknowledged."""
+    """Whether the app was told that the last event it sent is recorded."""
     assert stage.app.line is not None
     told = [event_id for payload in payloads(stage, "event.ack") for event_id in payload["eventIds"]]
     return stage.app.line.sent[-1] in told
@@ -488,10 +485,10 @@ def payloads(stage: Stage, event_type: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["device.look", "device.do"])
-async def test_a_late_result_after_a_timeout_starts_a_turn(name: str) -> None:
+async def test_the_late_result_of_a_call_that_timed_out_begins_a_turn_of_its_own(name: str) -> None:
     scripts: list[Script] = [[call(name)], [TextDelta("No answer.")], [TextDelta("A heron.")]]
     stage = await open_stage(make_services(scripts), silent_tools)
-    declare(stage, "late")
+    await declare(stage, "late")
     stage.app.say("go")
     call_id = await device_call(stage, name)
     await stage.quiet()
@@ -509,12 +506,12 @@ async def test_a_late_result_after_a_timeout_starts_a_turn(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "own_turn"), [("device.look", False), ("device.do", True)])
-async def test_after_an_interruption_only_the_result_of_a_write_starts_a_turn(
+async def test_after_an_interruption_a_write_is_told_at_once_and_a_read_with_the_next_turn(
     name: str, own_turn: bool
 ) -> None:
     scripts: list[Script] = [[call(name)], [TextDelta("One.")], [TextDelta("Two.")]]
     stage = await open_stage(make_services(scripts), silent_tools)
-    declare(stage, "late")
+    await declare(stage, "late")
     stage.app.say("go")
     call_id = await device_call(stage, name)
     stage.app.interrupt()
@@ -534,7 +531,7 @@ async def test_after_an_interruption_only_the_result_of_a_write_starts_a_turn(
     await stage.close()
 
 
-async def test_a_late_result_during_another_turn_joins_the_next_one() -> None:
+async def test_a_result_that_comes_late_during_another_turn_is_told_with_the_next_one() -> None:
     hold = asyncio.Event()
     scripts: list[Script] = [
         [call("device.do")],
@@ -543,7 +540,7 @@ async def test_a_late_result_during_another_turn_joins_the_next_one() -> None:
         [TextDelta("Three.")],
     ]
     stage = await open_stage(make_services(scripts), silent_tools)
-    declare(stage, "late")
+    await declare(stage, "late")
     stage.app.say("go")
     call_id = await device_call(stage)
     await stage.quiet()
@@ -564,7 +561,7 @@ async def test_a_late_result_during_another_turn_joins_the_next_one() -> None:
     await stage.close()
 
 
-async def test_a_turn_for_a_late_result_waits_for_the_floor_or_joins_a_transcript() -> None:
+async def test_a_turn_for_a_late_result_waits_for_the_floor_and_goes_with_what_the_person_says() -> None:
     scripts: list[Script] = [[call("device.do")], [TextDelta("No answer.")], [TextDelta("Both.")]]
     stage = await open_stage(make_services(scripts), silent_tools)
     stage.app.say("go")
@@ -582,7 +579,7 @@ async def test_a_turn_for_a_late_result_waits_for_the_floor_or_joins_a_transcrip
     await stage.close()
 
 
-async def test_without_the_capability_late_a_late_result_counts_too() -> None:
+async def test_without_the_capability_a_late_result_is_told_all_the_same() -> None:
     stage = await open_stage(make_services(ONE_CALL), silent_tools)
     stage.app.say("go")
     call_id = await device_call(stage)
@@ -594,7 +591,7 @@ async def test_without_the_capability_late_a_late_result_counts_too() -> None:
     await stage.close()
 
 
-async def test_after_its_late_result_an_identical_call_needs_no_approval() -> None:
+async def test_after_its_late_result_an_identical_call_is_not_asked_about() -> None:
     scripts: list[Script] = [
         [call("device.do")],
         [TextDelta("No answer.")],
@@ -608,7 +605,7 @@ async def test_after_its_late_result_an_identical_call_needs_no_approval() -> No
         return next(answers) if name == "device.do" else SPOKEN
 
     stage = await open_stage(make_services(scripts), answer)
-    declare(stage, "approval")
+    await declare(stage, "approval")
     stage.app.say("go")
     call_id = await device_call(stage)
     await stage.quiet()
@@ -621,7 +618,7 @@ async def test_after_its_late_result_an_identical_call_needs_no_approval() -> No
     await stage.close()
 
 
-# -- corrected arguments
+# -- what is noted about the arguments
 
 COERCED: list[Script] = [[call("device.do", '{"x":"7"}')], [TextDelta("Done.")]]
 
@@ -634,7 +631,7 @@ def noted(stage: Stage) -> object:
 
 
 @pytest.mark.parametrize("how", ["in time", "not recorded", "never", "interrupted"])
-async def test_the_model_reads_the_corrections_of_arguments_for_every_outcome(
+async def test_the_model_reads_how_arguments_were_corrected_however_the_call_ends(
     how: str,
 ) -> None:
     store = SlowStore()
@@ -654,7 +651,7 @@ async def test_the_model_reads_the_corrections_of_arguments_for_every_outcome(
     await stage.close()
 
 
-async def test_arguments_without_corrections_have_no_note() -> None:
+async def test_nothing_is_noted_where_nothing_was_changed() -> None:
     stage = await open_stage(make_services(ONE_CALL))
     stage.app.say("go")
     await stage.quiet()
@@ -669,7 +666,7 @@ JOB: list[Script] = [[call("device.do")], [TextDelta("It has begun.")], [TextDel
 
 async def test_an_accepted_call_frees_the_turn_and_its_result_has_a_turn_hours_later() -> None:
     stage = await open_stage(make_services(JOB), silent_tools)
-    declare(stage, "async", "late")
+    await declare(stage, "async", "late")
     stage.app.say("go")
     call_id = await device_call(stage)
     say(stage, client.ToolAccepted(call_id, "job-7"))
@@ -699,7 +696,7 @@ async def test_without_the_capability_a_call_is_not_accepted() -> None:
 async def test_the_result_of_a_job_that_is_accepted_while_its_turn_ends_is_not_lost(delay: int) -> None:
     store = SlowStore(lambda: 2, lambda: 2)
     stage = await open_stage(make_services(JOB, store=store), silent_tools)
-    declare(stage, "async", "late")
+    await declare(stage, "async", "late")
     stage.app.say("go")
     call_id = await device_call(stage)
     await steps(20)
@@ -728,11 +725,11 @@ KEPT = tool("device.do", effect="write", approval="never", on_interrupt="keep")
     ("spec", "capabilities", "is_sent"),
     [(STOPPABLE, ["cancel"], True), (KEPT, ["cancel"], False), (STOPPABLE, [], False)],
 )
-async def test_an_interruption_cancels_calls_of_tools_that_declare_it(
+async def test_an_interruption_cancels_the_calls_that_are_to_be_cancelled(
     spec: ToolSpec, capabilities: list[str], is_sent: bool
 ) -> None:
     stage = await open_stage(with_tools(make_services(ONE_CALL), spec), silent_tools)
-    declare(stage, *capabilities)
+    await declare(stage, *capabilities)
     stage.app.say("go")
     call_id = await device_call(stage)
     stage.app.interrupt()
@@ -743,9 +740,9 @@ async def test_an_interruption_cancels_calls_of_tools_that_declare_it(
     await stage.close()
 
 
-async def test_an_unsent_call_is_not_cancelled_at_the_device() -> None:
+async def test_a_call_that_no_socket_had_is_not_cancelled_there() -> None:
     stage = await open_stage(with_tools(make_services(ONE_CALL), STOPPABLE), silent_tools, slow=True)
-    declare(stage, "cancel")
+    await declare(stage, "cancel")
     assert stage.app.line is not None
     stage.app.line.flush()
     stage.app.say("go")
@@ -764,11 +761,11 @@ async def test_an_unsent_call_is_not_cancelled_at_the_device() -> None:
     ("effect", "success", "error_type"),
     [("none", False, "cancelled"), ("partial", False, "cancelled"), ("complete", True, "none")],
 )
-async def test_a_cancellation_in_time_records_its_effect(
+async def test_a_device_that_cancels_in_time_says_how_far_it_got(
     effect: Literal["none", "partial", "complete"], success: bool, error_type: str
 ) -> None:
     stage = await open_stage(make_services(ONE_CALL), silent_tools)
-    declare(stage, "cancel")
+    await declare(stage, "cancel")
     stage.app.say("go")
     say(stage, client.ToolCancelled(await device_call(stage), effect, "two of three"))
     await stage.quiet()
@@ -782,12 +779,12 @@ async def test_a_cancellation_in_time_records_its_effect(
 
 
 @pytest.mark.parametrize("effect", ["none", "partial", "complete"])
-async def test_a_late_cancellation_becomes_a_note_and_settles_the_unknown_call(
+async def test_what_was_done_of_an_interrupted_call_is_told_late_and_nothing_is_unknown_any_more(
     effect: Literal["none", "partial", "complete"],
 ) -> None:
     scripts: list[Script] = [[call("device.do")], [TextDelta("I see.")], [TextDelta("Next.")]]
     stage = await open_stage(with_tools(make_services(scripts), STOPPABLE), silent_tools)
-    declare(stage, "cancel")
+    await declare(stage, "cancel")
     stage.app.say("go")
     call_id = await device_call(stage)
     stage.app.interrupt()
@@ -804,7 +801,7 @@ def told_late(stage: Stage) -> bool:
 
 async def test_a_call_that_timed_out_is_cancelled_at_the_device() -> None:
     stage = await open_stage(make_services(ONE_CALL), silent_tools)
-    declare(stage, "cancel")
+    await declare(stage, "cancel")
     stage.app.say("go")
     call_id = await device_call(stage)
     await stage.quiet()
@@ -829,7 +826,7 @@ async def test_the_limit_counts_the_silence_since_the_last_sign_of_life(
 
     services = make_services(replies, tool_timeout=30.0, turn_timeout=900.0)
     stage = await open_stage(services, silent_tools)
-    declare(stage, *capabilities)
+    await declare(stage, *capabilities)
     stage.app.say("go")
     event = await stage.app.until("device.do")
     call_id, start = event["payload"]["callId"], asyncio.get_running_loop().time()
@@ -849,42 +846,24 @@ async def test_the_limit_counts_the_silence_since_the_last_sign_of_life(
 
 
 @pytest.mark.parametrize("same", [True, False])
-async def test_a_write_is_sent_again_only_to_a_client_that_resumes(same: bool) -> None:
+async def test_a_write_is_sent_again_only_to_a_client_that_says_what_it_knows(same: bool) -> None:
     stage = await open_stage(make_services(ONE_CALL, tool_timeout=5.0), silent_tools)
     stage.app.capabilities = ["resume"]
-    stage.app.connect(stage.session)
+    await stage.app.connect(stage.session)
     stage.app.say("go")
     call_id = await device_call(stage)
     assert stage.app.line is not None
     stage.app.line.cut()
     stage.app.relaunch()
     state = client.Resume(stage.app.log[0]["id"]) if same else None
-    resume_answer = await stage.session.learn(client.SessionStart(capabilities=["resume"], resume=state))
+    resume_answer = await stage.session.clients.learn(
+        client.SessionStart(capabilities=["resume"], resume=state)
+    )
     since = len(stage.app.log)
-    stage.app.connect(stage.session, answer=resume_answer)
+    await stage.app.connect(stage.session, answer=resume_answer)
     await later(1)
     assert stage.app.shapes(since).count("device.do") == same
     if same:
         stage.app.result(call_id, "done")
     await stage.quiet()
     assert [r["error_type"] for r in results(stage)] == ["none" if same else "unknown"]
-
-
-# -- bounds
-
-
-def test_only_a_bounded_number_of_late_calls_is_remembered() -> None:
-    late = LateCalls(3, 600.0)
-    for number in range(5):
-        late.add(CallRecord(f"c{number}", "device.do", "t1", "device", "write", 0), now=0.0, starts_turn=True)
-    assert [late.holds(f"c{n}", now=1.0) for n in range(5)] == [False, False, True, True, True]
-
-
-def test_two_identical_calls_that_may_have_run_must_both_be_settled() -> None:
-    unknowns = Unknowns(2, 600.0)
-    for call_id in ("c0", "c1", "c2"):
-        unknowns.add(call_id, "digest", now=0.0)
-    unknowns.settle("c1")
-    assert unknowns.holds("digest", now=1.0) and not unknowns.holds("digest", now=600.0)
-    unknowns.settle("c2")
-    assert not unknowns.holds("digest", now=1.0)

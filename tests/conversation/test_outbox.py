@@ -5,37 +5,35 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal
 
-import msgspec
 import pytest
-import uvloop
 
-from conductor.conversation.commit import CallLimits, EventEncoder
+from conductor.conversation.live import Live, Rules
 from conductor.conversation.outbox import Outbox
+from conductor.conversation.state import Event
 from conductor.conversation.transport import Frame
-from conductor.events.server import EventAck, append_message, set_state, speak
 from conductor.rate_limit import STILL_S
-from conductor.settings import Limits
-from conductor.stores.base import OutboundRecord
-from tests.conversation.helpers import jump, later, limits, run, virtual_loop
+from tests.conversation.helpers import jump, later, limits, now_ms, run, virtual_loop
+from tests.conversation.pure import Gate
 
 Kind = Literal["call", "final", "message", "state", "speak", "approval"]
 CALL_LIMIT, UI_LIMIT, SPEECH_LIMIT = 30.0, 5.0, 20.0
-LIMITS = {"call": CALL_LIMIT, "speak": SPEECH_LIMIT}
 
 
-def make_record(number: int, kind: Kind, *, effect: str = "", age_s: float = 0.0) -> OutboundRecord:
-    """Make a record whose frame describes it; ``number`` is its position."""
-    event_id, call_id = f"e{number}", "" if kind == "final" else f"c{number}"
-    data = json.dumps({"id": event_id, "kind": kind, "callId": call_id, "n": number, "effect": effect})
-    created = round((time.time() - age_s) * 1000)
-    return OutboundRecord(event_id, kind, call_id, "t1", created, msgspec.Raw(data.encode()), effect)
+def make_event(number: int, kind: Kind, *, effect: Any = "write", age_s: float = 0.0) -> Event:
+    """Make an event whose payload describes it; ``number`` is its position."""
+    call_id = "" if kind == "final" else f"c{number}"
+    arguments = json.dumps({"state": "idle"})
+    shown = effect if kind == "call" else ""
+    payload = {"kind": kind, "callId": call_id, "n": number, "effect": shown, "arguments": arguments}
+    at = now_ms() - round(age_s * 1000)
+    data = json.dumps(payload).encode()
+    return Event(f"evt_a_{number:x}", kind, kind, data, at, call_id, effect, round(CALL_LIMIT * 1000))
 
 
 class Wire:
@@ -74,45 +72,114 @@ class Wire:
         raise AssertionError("the outbox has no session")
 
     def events(self) -> list[dict[str, Any]]:
-        return [json.loads(frame.data) for frame in self.frames]
+        return [described(frame) for frame in self.frames]
 
     def ids(self) -> list[str]:
         return [event["id"] for event in self.events()]
 
-    def call_ids(self) -> list[str]:
-        return [event["payload"]["callId"] for event in self.events()]
+
+def described(frame: Frame) -> dict[str, Any]:
+    """Read a frame; the id of a durable event is its position."""
+    payload: dict[str, Any] = json.loads(frame.data)["payload"]
+    return {"id": f"e{payload['n']}", **payload}
 
 
 class Bench:
-    """An outbox with its limits and expired calls."""
+    """An outbox with its timer, the events that are not acknowledged, and the calls that expired."""
 
     def __init__(self, **changed: Any) -> None:
-        self.limits: Limits = limits(**changed)
+        bounds = {"ui_timeout": UI_LIMIT, "speech_timeout": SPEECH_LIMIT, "speech_seconds_per_char": 0.0}
         self.expired: list[tuple[str, float]] = []
-        self.outbox = Outbox(self.limits, self._expire)
+        self.live = Live(now_ms, Gate())
+        rules = Rules(limits(**{**bounds, "stale_speech": 1e6, **changed}))
+        self.outbox = Outbox("s-1", "a", self.live, rules, self._expire)
+        self.outbound: dict[str, Event] = {}
         self.numbers = 0
+        self._timer: asyncio.TimerHandle | None = None
 
-    def _expire(self, record: OutboundRecord) -> None:
-        self.expired.append((record.call_id, asyncio.get_running_loop().time()))
+    def _expire(self, event: Event) -> None:
+        self.expired.append((event.call_id, asyncio.get_running_loop().time()))
+
+    def look(self) -> None:
+        """Move the timer, as a session does after each change."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, at = None, self.outbox.deadline
+        if at is not None:
+            seconds = max(0.001, (at - now_ms()) / 1000)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
+
+    def _tick(self) -> None:
+        self.outbox.tick()
+        self.look()
 
     def put(self, kind: Kind, *, effect: str = "write", age_s: float = 0.0) -> str:
-        """Put an event; returns its event id, whose call id has a "c" for the "e"."""
+        """Put an event; returns its name, whose call id has a "c" for the "e"."""
         self.numbers += 1
-        record = make_record(self.numbers, kind, effect=effect if kind == "call" else "", age_s=age_s)
-        self.outbox.put(record, LIMITS.get(kind, UI_LIMIT))
-        return record.event_id
+        event = make_event(self.numbers, kind, effect=effect, age_s=age_s)
+        self.outbound = {event.id: event for event in self.kept()}
+        self.outbound[event.id] = event
+        self.outbox.put([event], self.outbound)
+        self.look()
+        return f"e{self.numbers}"
+
+    def acknowledge(self, call_id: str) -> bool:
+        answered = self.outbox.acknowledge(call_id)
+        self.look()
+        return answered
+
+    def forget(self, call_id: str) -> None:
+        """Have the conversation drop a call, a speech or a card."""
+        self.outbound = {event.id: event for event in self.kept() if event.call_id != call_id}
+        self.outbox.put([], self.outbound)
+        self.look()
+
+    def withdraw(self, call_id: str) -> bool:
+        """Drop what no socket had; False if one had it."""
+        if self.live.sent(call_id) or not self.outbox.is_outstanding(call_id):
+            return False
+        self.forget(call_id)
+        return True
+
+    def kept(self) -> list[Event]:
+        """List the events that are not acknowledged."""
+        return [event for event in self.outbound.values() if event.id not in self.outbox.acked]
+
+    def removed(self) -> set[str]:
+        return {f"e{int(event_id.rpartition('_')[2], 16)}" for event_id in self.outbox.acked}
+
+    def attach(self, wire: Wire) -> None:
+        """Connect a client that does not tell what it has run: writes that were sent are withheld from it."""
+        if self.outbox.transport is not None:
+            self.outbox.detach()
+        for event in self.kept():
+            event.withheld = event.kind == "call" and event.effect != "read" and self.live.sent(event.call_id)
+        self.outbox.attach(wire, states=True, probe="")
+        self.look()
+
+    def detach(self) -> None:
+        self.outbox.detach()
+        self.look()
+
+    def extend(self, call_id: str) -> None:
+        self.outbox.extend(call_id)
+        self.look()
 
     def connect(self, *, slow: bool = False) -> Wire:
         wire = Wire(slow=slow)
-        self.outbox.attach(wire)
+        self.attach(wire)
         return wire
+
+    async def quiet(self) -> None:
+        while self.outbox.outstanding:
+            await later(0.01)
 
     def rests(self) -> bool:
         """Whether nothing is kept, nothing held, and no clock running."""
         outbox = self.outbox
         waited_for = any(outbox.is_outstanding(f"c{number}") for number in range(1, self.numbers + 1))
-        kept = outbox.records() or outbox.outstanding or outbox.speaking or waited_for
-        return not kept and not virtual_loop().timers
+        left = self.kept() or outbox.outstanding or outbox.speaking or waited_for
+        return not left and not virtual_loop().timers
 
 
 async def test_an_answer_acknowledges_earlier_events_except_speeches_calls_and_questions() -> None:
@@ -121,8 +188,8 @@ async def test_an_answer_acknowledges_earlier_events_except_speeches_calls_and_q
     for kind in ("state", "final", "approval", "speak", "call", "message", "state"):
         bench.put(kind)
     wire.write(5)
-    bench.outbox.acknowledge("c7")
-    assert set(bench.outbox.removed) == {"e1", "e2", "e7"}, "the message was not written"
+    bench.acknowledge("c7")
+    assert bench.removed() == {"e1", "e2", "e7"}, "the message was not written"
     assert bench.outbox.speaking
     wire.write(2)
     assert wire.ids()[-2:] == ["e6", "e7"]
@@ -133,10 +200,10 @@ async def test_a_second_speech_is_held_with_all_later_events() -> None:
     wire = bench.connect()
     for kind in ("speak", "state", "speak", "state", "call"):
         bench.put(kind)
-    bench.outbox.send(Frame(b'{"id":"shown"}'))
-    bench.outbox.send(Frame(b'{"id":"partial"}', partial=True))  # a later one comes anyway
+    bench.outbox.flash("shown", b'{"id":"shown","n":0}')
+    bench.outbox.flash("partial", b'{"id":"partial","n":0}', partial=True)  # a later one comes anyway
     assert wire.ids() == ["e1", "e2"]
-    bench.outbox.acknowledge("c1")
+    bench.acknowledge("c1")
     assert wire.ids() == ["e1", "e2", "e3", "e4", "e5", "shown"]
 
 
@@ -156,11 +223,11 @@ async def test_an_interrupted_speech_is_over_at_once() -> None:
     wire = bench.connect()
     bench.put("speak")
     bench.put("speak")
-    bench.outbox.end_speech("c1")
+    bench.forget("c1")
     assert wire.ids() == ["e1", "e2"]
-    bench.outbox.acknowledge("c1")
+    bench.acknowledge("c1")
     assert bench.outbox.speaking  # the second
-    bench.outbox.acknowledge("c2")
+    bench.acknowledge("c2")
     assert bench.rests()
 
 
@@ -172,7 +239,7 @@ async def test_the_limit_of_a_call_runs_from_the_answer_to_the_call_before_it() 
     bench.put("call")
     bench.put("call")
     await later(20)
-    bench.outbox.acknowledge("c1")
+    bench.acknowledge("c1")
     answered_at = loop.time()
     await later(100)
     assert bench.expired == [("c2", answered_at + CALL_LIMIT), ("c3", answered_at + 2 * CALL_LIMIT)]
@@ -184,10 +251,10 @@ async def test_an_abandoned_call_stays_in_the_queue_until_its_answer() -> None:
     wire = bench.connect()
     bench.put("call")
     bench.put("call")
-    bench.outbox.abandon("c1")
-    assert bench.outbox.removed == ["e1"]
+    bench.forget("c1")
+    assert bench.removed() == set()
     await later(CALL_LIMIT - 1)
-    assert bench.outbox.acknowledge("c1") is not None
+    assert bench.acknowledge("c1") is not None
     answered_at = asyncio.get_running_loop().time()
     await later(100)
     assert bench.expired == [("c2", answered_at + CALL_LIMIT)]
@@ -204,7 +271,7 @@ async def test_a_replay_has_only_the_latest_state_and_no_stale_speech_and_is_in_
     bench.put("state")
     bench.put("message")
     assert bench.connect().ids() == ["e2", "e3", "e4", "e7", "e8", "e9"]
-    assert set(bench.outbox.removed) == {"e1", "e5", "e6"}
+    assert bench.removed() == {"e1", "e5", "e6"}
 
 
 async def test_calls_time_out_without_a_connection() -> None:
@@ -217,14 +284,13 @@ async def test_calls_time_out_without_a_connection() -> None:
 
 
 async def test_a_client_without_acknowledgements_is_recognised_after_its_first_turn() -> None:
-    bench = Bench(max_unacknowledged=20)
+    bench = Bench()
     wire = bench.connect()
     for _ in range(10):
         bench.outbox.expect_no_acknowledgements()
         for kind in ("state", "message", "final", "message", "state", "speak", "state"):
             bench.put(kind)
     assert wire.ids() == [f"e{n}" for n in range(1, 71)]
-    assert len(bench.outbox.records()) == 20
     began_at = asyncio.get_running_loop().time()
     bench.put("call")
     await later(100)
@@ -238,7 +304,7 @@ async def test_the_limit_of_a_replayed_call_starts_after_the_speech_before_it() 
     wire = bench.connect()
     assert wire.ids() == ["e1", "e2"]
     await later(SPEECH_LIMIT - 1)
-    bench.outbox.acknowledge("c1")
+    bench.acknowledge("c1")
     end_of_speech = asyncio.get_running_loop().time()
     await later(100)
     assert bench.expired == [("c2", end_of_speech + CALL_LIMIT)]
@@ -250,31 +316,23 @@ async def test_a_speech_with_a_lost_answer_does_not_hold_the_next_one() -> None:
     bench.connect()
     bench.put("speak")
     bench.put("state")
-    bench.outbox.detach()  # its answer is lost: the app sends each only once
+    bench.detach()  # its answer is lost: the app sends each only once
     wire = bench.connect()
     assert wire.ids() == ["e1", "e2"]
     for kind in ("state", "message"):
         event_id = bench.put(kind)
-        bench.outbox.acknowledge(event_id.replace("e", "c"))
+        bench.acknowledge(event_id.replace("e", "c"))
     bench.put("speak")
     assert wire.ids()[-1] == "e5"
-
-
-async def test_held_events_are_sent_when_the_speech_before_them_is_evicted() -> None:
-    bench = Bench(max_unacknowledged=4)
-    wire = bench.connect()
-    for _ in range(5):
-        bench.put("speak")
-    assert wire.ids() == ["e1", "e2"]
 
 
 async def test_an_interrupted_speech_is_not_replayed_and_blocks_no_other() -> None:
     bench = Bench()
     bench.connect()
     bench.put("speak")
-    bench.outbox.end_speech("c1")  # and its answer is lost with the socket
+    bench.forget("c1")  # and its answer is lost with the socket
     bench.put("speak")
-    bench.outbox.detach()
+    bench.detach()
     wire = bench.connect()
     bench.put("state")
     await later(10 * SPEECH_LIMIT)
@@ -296,7 +354,7 @@ async def test_a_question_has_no_time_limit_and_holds_no_event() -> None:
     assert wire.ids() == ["e1", "e2", "e3"]
     assert bench.expired == [("c2", began_at + CALL_LIMIT)]
     assert bench.outbox.is_outstanding("c1") and bench.outbox.is_outstanding("c3")
-    assert len(bench.outbox.records()) == 2
+    assert len(bench.kept()) == 2
 
 
 async def test_a_held_question_can_be_abandoned() -> None:
@@ -304,22 +362,11 @@ async def test_a_held_question_can_be_abandoned() -> None:
     wire = bench.connect()
     for kind in ("speak", "speak", "approval"):
         bench.put(kind)
-    bench.outbox.abandon("c3")
-    bench.outbox.acknowledge("c1")
-    bench.outbox.acknowledge("c2")
+    bench.forget("c3")
+    bench.acknowledge("c1")
+    bench.acknowledge("c2")
     assert wire.ids() == ["e1", "e2"]
     assert bench.rests()
-
-
-async def test_questions_and_calls_are_never_evicted() -> None:
-    bench = Bench(max_unacknowledged=4)
-    bench.connect()
-    for kind in ("approval", "call", "approval", "call", "approval", "state", "message", "final"):
-        bench.put(kind)
-    assert all(bench.outbox.is_outstanding(f"c{number}") for number in range(1, 6))
-    assert set(bench.outbox.removed) == {"e6", "e7", "e8"}
-    bench.outbox.detach()
-    assert bench.connect(slow=True).queue[0].data == bytes(make_record(1, "approval").frame)
 
 
 @pytest.mark.parametrize(("silent", "waited_for"), [("approval", True), ("state", False)])
@@ -334,7 +381,6 @@ async def test_unanswered_questions_do_not_count_as_missing_acknowledgements(
     bench.outbox.expect_no_acknowledgements()
     bench.put("speak")
     assert (wire.ids()[-1] == "e5") == waited_for
-    bench.outbox.close()
 
 
 # -- signs of life
@@ -348,7 +394,7 @@ async def test_a_sign_of_life_extends_only_its_own_call() -> None:
         bench.put(kind)
     await later(10)
     for call_id in ("c2", "c3", "c4", "unknown"):
-        bench.outbox.extend(call_id)
+        bench.extend(call_id)
     await later(200)
     assert bench.expired == [
         ("c1", began_at + CALL_LIMIT),
@@ -375,7 +421,7 @@ async def test_a_timer_that_fires_late_gives_its_call_more_time(seconds: float, 
     bench.put("call")
     await later(10)
     jump(seconds)
-    await bench.outbox.calls.quiet()
+    await bench.quiet()
     assert [time - start for _, time in bench.expired] == pytest.approx([expires])
 
 
@@ -386,8 +432,8 @@ async def test_an_answer_that_arrived_during_a_suspension_can_still_be_read() ->
     bench.put("call")
     await later(29.5)
     jump(0.6)
-    bench.outbox.calls.postpone(0.1)
-    await bench.outbox.calls.quiet()
+    bench.outbox.postpone(100)
+    await bench.quiet()
     assert [time - start for _, time in bench.expired] == pytest.approx([31.1])
 
 
@@ -398,25 +444,10 @@ async def test_calls_expire_in_a_process_that_is_suspended_again_and_again() -> 
     active = 0.0
     while not bench.expired:
         jump(2.0)
-        bench.outbox.calls.postpone(2.0)
+        bench.outbox.postpone(2_000)
         await later(1.0)
         active += 1.0
     assert active == pytest.approx(CALL_LIMIT, abs=2.0)
-
-
-def test_a_call_without_time_expires_unless_the_process_was_suspended_in_uvloop_too() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        bench.connect()
-        bench.outbox.put(make_record(1, "call"), 0.0)
-        await bench.outbox.calls.quiet()
-        bench.outbox.put(make_record(2, "call"), 0.0)
-        bench.outbox.calls.postpone(CALL_LIMIT)
-        await asyncio.sleep(0)
-        assert [call_id for call_id, _ in bench.expired] == ["c1"]
-        bench.outbox.close()
-
-    uvloop.run(scenario())
 
 
 # -- the model
@@ -461,7 +492,7 @@ class Phone:
 
     def answer(self, event: dict[str, Any]) -> None:
         if self.wire is not None:
-            self.bench.outbox.acknowledge(event["callId"])
+            self.bench.acknowledge(event["callId"])
 
 
 OPERATIONS = (
@@ -490,7 +521,7 @@ class Walk:
     def __init__(self, rng: random.Random, *, answers_interrupted: bool) -> None:
         self.rng = rng
         self.answers_interrupted = answers_interrupted
-        self.bench = Bench(max_unacknowledged=40)
+        self.bench = Bench()
         self.phone = Phone(self.bench)
         self.over: set[str] = set()
         self.calls: list[str] = []
@@ -515,8 +546,8 @@ class Walk:
     async def show(self) -> None:
         self.bench.numbers += 1
         number = self.bench.numbers
-        data = json.dumps({"id": f"e{number}", "kind": "shown", "callId": "", "n": number})
-        self.bench.outbox.send(Frame(data.encode()))
+        data = json.dumps({"kind": "shown", "callId": "", "n": number})
+        self.bench.outbox.flash("shown", data.encode())
 
     async def write(self) -> None:
         if self.phone.wire is not None:
@@ -540,14 +571,14 @@ class Walk:
     async def cut(self) -> None:
         self.let_go()
         self.phone.taken = 0
-        self.bench.outbox.detach()
+        self.bench.detach()
 
     async def connect(self) -> None:
         self.let_go()
         self.phone.wire = Wire(slow=True)
         self.phone.taken = 0
-        self.bench.outbox.attach(self.phone.wire)
-        replayed = [json.loads(f.data) for f in self.phone.wire.queue]
+        self.bench.attach(self.phone.wire)
+        replayed = [described(f) for f in self.phone.wire.queue]
         kinds = [event["kind"] for event in replayed]
         alone = [
             kind
@@ -560,32 +591,31 @@ class Walk:
         """Interrupt the phone's speech."""
         if self.phone.busy is not None and self.phone.busy["kind"] == "speak" and self.phone.wire is not None:
             self.over.add(self.phone.busy["id"])
-            self.bench.outbox.end_speech(self.phone.busy["callId"])
+            self.bench.forget(self.phone.busy["callId"])
             if self.answers_interrupted:
                 self.phone.finish()
 
     async def withdraw(self) -> None:
         if self.calls:
             event_id = self.rng.choice(self.calls)
-            if self.bench.outbox.withdraw(event_id.replace("e", "c")):
+            if self.bench.withdraw(event_id.replace("e", "c")):
                 self.over.add(event_id)
 
     async def abandon(self) -> None:
         if self.calls:
-            self.bench.outbox.abandon(self.rng.choice(self.calls).replace("e", "c"))
+            self.bench.forget(self.rng.choice(self.calls).replace("e", "c"))
 
     def check(self) -> None:
         outbox, wire = self.bench.outbox, self.phone.wire
-        assert len(outbox.records()) <= 40 + len(self.calls)
         assert bool(virtual_loop().timers) == outbox.outstanding
         assert len({call_id for call_id, _ in self.bench.expired}) == len(self.bench.expired)
         if wire is None:
             return
-        queued_events = [json.loads(f.data) for f in [*wire.frames, *wire.queue]]
+        queued_events = [described(f) for f in [*wire.frames, *wire.queue]]
         numbers = [event["n"] for event in queued_events]
         assert numbers == sorted(set(numbers)), f"out of order, or twice: {numbers}"
         expired = {call_id for call_id, _ in self.bench.expired}
-        kept = {record.event_id for record in outbox.records()}
+        kept = {f"e{int(record.id.rpartition('_')[2], 16)}" for record in self.bench.kept()}
         speaking = [
             event["id"]
             for event in queued_events
@@ -632,7 +662,7 @@ class ApprovalPrompt(Walk):
 
     async def extend(self) -> None:
         if self.calls:
-            self.bench.outbox.extend(self.rng.choice(self.calls).replace("e", "c"))
+            self.bench.extend(self.rng.choice(self.calls).replace("e", "c"))
 
     def check(self) -> None:
         super().check()
@@ -640,18 +670,18 @@ class ApprovalPrompt(Walk):
         assert not {call_id for call_id, _ in self.bench.expired} & self.questions(), "a question expired"
         if self.phone.wire is not None and not outbox.speaking:  # a speech holds later events
             queued = [*self.phone.wire.frames, *self.phone.wire.queue]
-            card_ids = {json.loads(frame.data)["callId"] for frame in queued if not frame.withdrawn}
+            card_ids = {described(frame)["callId"] for frame in queued if not frame.withdrawn}
             assert self.questions() <= card_ids, "a question is not shown"
 
     def questions(self) -> set[str]:
         """Name the questions that stand."""
-        records = self.bench.outbox.records()
+        records = self.bench.kept()
         return {record.call_id for record in records if record.kind == "approval"}
 
     async def settle(self) -> None:
         for call_id in self.questions():
-            if not self.bench.outbox.withdraw(call_id):
-                self.bench.outbox.abandon(call_id)
+            if not self.bench.withdraw(call_id):
+                self.bench.forget(call_id)
         await super().settle()
 
 
@@ -685,33 +715,29 @@ def test_no_walk_with_questions_breaks_the_rules() -> None:
 
 
 async def test_events_that_a_client_has_handled_are_acknowledged() -> None:
-    outbox = Outbox(Limits(), lambda record: None)
-    encoder = EventEncoder("s-1", outbox, Limits(), lambda name: CallLimits(30.0, "write"))
-    wire = Wire()
-    outbox.attach(wire)
-    events = [set_state("c1", "thinking"), append_message("c2", "user", "hi"), speak("c3", "hello")]
-    encoder.send(encoder.make_ready([*events, set_state("c4", "idle")], "t1"))
-    ids = wire.ids()
-    outbox.acknowledge("c4")  # acknowledges the earlier events except the speech
-    assert [record.call_id for record in outbox.records()] == ["c3"]
-    outbox.handled("evt_of-another-process_1")
-    assert outbox.outstanding
-    outbox.handled(ids[3])  # it is gone from here, and still says how far the client is
-    assert outbox.records() == [] and not outbox.outstanding
+    bench = Bench()
+    bench.connect()
+    for kind in ("state", "message", "speak", "state"):
+        bench.put(kind)
+    bench.acknowledge("c4")  # acknowledges the earlier events except the speech
+    assert [event.call_id for event in bench.kept()] == ["c3"]
+    bench.outbox.handled("evt_b_9", queues_speeches=False)
+    assert bench.outbox.outstanding
+    bench.outbox.handled("evt_a_4", queues_speeches=False)  # it is gone, and still says how far the client is
+    assert bench.kept() == [] and not bench.outbox.outstanding
 
 
 async def test_an_event_that_overtook_others_does_not_acknowledge_them() -> None:
-    outbox = Outbox(Limits(), lambda record: None)
-    encoder = EventEncoder("s-1", outbox, Limits(), lambda name: CallLimits(30.0, "write"))
-    wire = Wire()
-    outbox.attach(wire)
-    encoder.send(encoder.make_ready([append_message("c1", "user", "hi")], "t1"))
-    encoder.send(encoder.make_ready([speak("c2", "hello"), speak("c3", "held")], "t1"))
-    wire.send(encoder.frame(EventAck(["e"])))
-    assert len(wire.ids()) == 3
+    bench = Bench()
+    wire = bench.connect()
+    for kind in ("message", "speak", "speak"):
+        bench.put(kind)
+    bench.outbox.flash("event.ack", b'{"n":0}', first=False)
+    assert wire.ids() == ["e1", "e2"], "the flash is held with the second speech"
     # Another process takes the session, and does not know the sent events.
-    restored = Outbox(Limits(), lambda record: None)
-    for record in outbox.records():
-        restored.restore(record, 30.0, was_sent=True)
-    restored.handled(wire.ids()[-1])
-    assert [record.call_id for record in restored.records()] == ["c3"]
+    restored = Bench()
+    for event in bench.kept():
+        restored.outbound[event.id] = event
+        restored.outbox.restore(event, sent=True)
+    restored.outbox.handled("evt_a_2.1", queues_speeches=False)
+    assert [event.call_id for event in restored.kept()] == ["c3"]

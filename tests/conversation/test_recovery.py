@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from conductor.conversation.approvals import FIELD
+from conductor.conversation.phrases import FAILURES
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
+from conductor.conversation.state import Question
 from conductor.events import client
 from conductor.messages import AssistantMessage, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.tools.approvals import Approval, decode_approvals
 from tests.conversation.helpers import (
     SPOKEN,
     App,
@@ -34,7 +34,6 @@ from tests.conversation.helpers import (
     make_services,
     open_session,
     steps,
-    tasks_of,
     tool,
 )
 from tests.models import Script
@@ -90,12 +89,12 @@ class Phone:
             start = client.SessionStart(
                 capabilities=self.capabilities, resume=client.Resume(last_event_id=last, done=done)
             )
-            resume_answer = await session.learn(start)
+            resume_answer = await session.clients.learn(start)
             assert resume_answer is not None
             for call_id in resume_answer.drop:
                 self.done.pop(call_id)
         self.app.capabilities = self.capabilities
-        self.app.connect(session, resumed=line is not None, answer=resume_answer)
+        await self.app.connect(session, resumed=line is not None, answer=resume_answer)
         return session
 
     def writes(self) -> list[str]:
@@ -151,7 +150,8 @@ async def check(session: Session, phone: Phone, local: LocalTools) -> None:
     else:
         assert write["data"] == "device.do is done" or write["error_type"] == "unknown"
     assert local.ran.count("local.write") <= 1
-    assert not {"turn", "waiting", "approvals"} & session.state.fields.keys()
+    state = session.state
+    assert state.turn is None and not state.queue and not state.questions
 
 
 def calls(session: Session) -> list[ToolCall]:
@@ -201,7 +201,7 @@ async def test_a_turn_is_attempted_at_most_twice() -> None:
         session = await phone.connect()
     await at_rest(session)
     assert attempts == 2
-    assert phone.app.error_codes() == ["model_provider_failed"]
+    assert phone.app.finals() == [FAILURES["model_provider_failed"]]
     assert phone.app.states()[-1] == "idle"
     await session.close()
     await phone.app.close()
@@ -230,14 +230,14 @@ async def test_a_late_result_reaches_the_next_process() -> None:
     services = make_services(reply, store=store)
     app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
     session = await open_session(services)
-    app.connect(session)
+    await app.connect(session)
     app.say("go")
     done = await app.until("device.do")
     await app.until("assistant.speech.final")
     await at_rest(session)
     die(session, app)
     session = await open_session(services)
-    app.connect(session, resumed=True)
+    await app.connect(session, resumed=True)
     app.result(done["payload"]["callId"], "heron")
     await at_rest(session)
     assert app.finals() == ["Unknown: 1.", "It was done."]
@@ -251,13 +251,13 @@ async def test_the_next_process_asks_before_it_repeats_a_call_that_may_have_run(
     app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
     app.capabilities = ["approval"]
     session = await open_session(services)
-    app.connect(session)
+    await app.connect(session)
     app.say("go")
     await app.until("assistant.speech.final")
     await at_rest(session)
     die(session, app)
     session = await open_session(services)
-    app.connect(session, resumed=True)
+    await app.connect(session, resumed=True)
     app.say("again")
     assert "may have happened" in reasons(await app.until("approval.request"))
     assert app.shapes().count("device.do") == 1
@@ -281,13 +281,13 @@ async def test_the_next_process_asks_before_it_repeats_a_running_call_of_its_rou
     app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
     app.capabilities = ["approval"]
     session = await open_session(services)
-    app.connect(session)
+    await app.connect(session)
     app.say("go")
     await later(6)
     die(session, app)
     local.go.set()
     session = await open_session(services)
-    app.connect(session, resumed=True)
+    await app.connect(session, resumed=True)
     assert "may have happened" in reasons(await app.until("approval.request"))
     assert app.shapes().count("device.do") <= 1 and "local.write" not in local.ran
     await session.close()
@@ -299,13 +299,13 @@ async def test_an_interruption_after_a_takeover_truncates_the_reply() -> None:
     services = make_services([[TextDelta("One two three four.")]], store=store)
     app = App(lambda name, call_id: None if name == "tts.speak" else SPOKEN, store)
     session = await open_session(services)
-    app.connect(session)
+    await app.connect(session)
     app.say("go")
     await app.until("tts.speak")
     await steps(30)
     die(session, app)
     session = await open_session(services)
-    app.connect(session, resumed=True)
+    await app.connect(session, resumed=True)
     app.interrupt(spokenText="One two")
     await steps(50)
     (reply_text,) = [item.text for item in session.messages if isinstance(item, AssistantMessage)]
@@ -324,12 +324,12 @@ def acknowledged(app: App) -> list[str]:
 
 def test_an_interrupted_turn_stays_interrupted_after_a_crash_at_any_step() -> None:
     async def scenario(after: int) -> bool:
-        store = SlowStore(lambda: 1, lambda: 1)
+        store = SlowStore(lambda: 3, lambda: 3)
         services = make_services(do_again, store=store)
         app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
         app.capabilities = ["resume"]
         session = await open_session(services)
-        line = app.connect(session)
+        line = await app.connect(session)
         app.say("go")
         await app.until("device.do")
         await later(1)
@@ -339,7 +339,7 @@ def test_an_interrupted_turn_stays_interrupted_after_a_crash_at_any_step() -> No
         over = resume_answer and "state idle" in app.shapes()
         die(session, app)
         session = await open_session(services)
-        line = app.connect(session, resumed=True)
+        line = await app.connect(session, resumed=True)
         if not resume_answer:
             line.say(client.OutputInterrupted(), "stop-1")
         await at_rest(session)
@@ -367,14 +367,14 @@ async def test_an_interrupted_reply_names_actions_of_the_previous_process(rounds
     services = make_services(reply, store=store, toolsets=[local])
     app = App(lambda name, call_id: None if name == "tts.speak" else SPOKEN, store)
     session = await open_session(services)
-    app.connect(session)
+    await app.connect(session)
     app.say("go")
     await local.started.wait()
     await steps(30)
     die(session, app)
     local.go.set()
     session = await open_session(services)
-    app.connect(session, resumed=True)
+    await app.connect(session, resumed=True)
     await app.until("tts.speak")
     app.interrupt(spokenText="All")
     await later(1)
@@ -399,7 +399,7 @@ async def test_the_limits_of_a_turn_hold_across_processes(bound: dict[str, Any])
     services = make_services(reply, store=store, toolsets=[local], **bound)
     app = App(store=store)
     session = await open_session(services)
-    app.connect(session)
+    await app.connect(session)
     app.say("go")
     await local.started.wait()
     while local.ran != ["local.sum"]:
@@ -408,7 +408,7 @@ async def test_the_limits_of_a_turn_hold_across_processes(bound: dict[str, Any])
     die(session, app)
     local.go.set()
     session = await open_session(services)
-    app.connect(session, resumed=True)
+    await app.connect(session, resumed=True)
     await at_rest(session)
     assert app.error_codes() == ["tool_round_limit_exceeded"]
     assert app.finals() == ["Enough."]
@@ -514,7 +514,7 @@ def test_a_question_stays_open_in_the_next_process(delay: int, resume: bool, car
             )
         else:
             await later(1)
-            while not any(question.presented for question in asked(session)):
+            while not any(question.presented_at for question in asked(session)):
                 await later(1)
             phone.app.say("yes")
         await at_rest(session)
@@ -528,11 +528,11 @@ def test_a_question_stays_open_in_the_next_process(delay: int, resume: bool, car
     at_every_step(scenario)
 
 
-WAITS_FOR_A_PERSON = {"tasks": 1, "open calls": 1}
+WAITS_FOR_A_PERSON = {"waiting calls": 1, "tasks": 1, "open calls": 1}
 
 
-def asked(session: Session) -> Sequence[Approval]:
-    return decode_approvals(session.state.fields.get(FIELD, ""))
+def asked(session: Session) -> Sequence[Question]:
+    return list(session.state.questions.values())
 
 
 @pytest.mark.parametrize("delay", [0, 2])
@@ -604,7 +604,7 @@ async def at_calm(session: Session) -> None:
     """Wait until all started commits are recorded."""
     for _ in range(1_000):
         await steps(5)
-        if len(tasks_of(session)) == 1:  # the turn's
+        if len(session.tasks) == 1:  # the turn's
             return
     raise AssertionError("it does not come to rest")
 

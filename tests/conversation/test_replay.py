@@ -42,7 +42,7 @@ async def test_a_relaunched_app_gets_the_speaking_state_before_the_speech(moves:
     since = len(stage.app.log)
     stage.app.relaunch()
     stage.app.reply = lambda name, call_id: SPOKEN
-    stage.app.connect(stage.session)
+    await stage.app.connect(stage.session)
     await stage.quiet()
     assert stage.app.shapes(since)[-3:] == ["state speaking", "tts.speak", "state idle"]
     assert [e["id"] for e in stage.app.log][-3:-1] == ids
@@ -66,7 +66,7 @@ async def test_a_speech_whose_answer_was_lost_does_not_hold_up_an_idle_session(m
         stage.session = await open_session(stage.services)
     since, at = len(stage.app.log), asyncio.get_running_loop().time()
     stage.app.reply = lambda name, call_id: SPOKEN
-    stage.app.connect(stage.session)
+    await stage.app.connect(stage.session)
     await stage.app.until("tts.speak", since=since)
     await stage.app.until("state idle", since=since)
     assert asyncio.get_running_loop().time() - at < 1
@@ -83,11 +83,11 @@ async def test_a_restored_speech_has_the_time_limit_of_its_text() -> None:
     at = asyncio.get_running_loop().time()
     stage.app.relaunch()
     stage.app.reply = lambda name, call_id: None
-    stage.app.connect(moved)
+    await stage.app.connect(moved)
     await moved.settled()
     limits = services.limits
     speech = limits.speech_timeout + limits.speech_seconds_per_char * len('{"text":"One."}')
-    assert asyncio.get_running_loop().time() - at < speech + 3 * limits.ui_timeout + 1
+    assert asyncio.get_running_loop().time() - at < speech + 4 * limits.ui_timeout + 1
     await stage.session.close()
     stage.session = moved
     await stage.close()
@@ -102,7 +102,7 @@ async def test_the_idle_of_a_resume_precedes_the_turn_of_a_resent_transcript(
     stage.app.line.cut()
     since = len(stage.app.log)
     line = stage.app.open_line(stage.session)
-    stage.session.start(client.SessionStart(), line, resumed=True)
+    await stage.session.clients.start(client.SessionStart(), line, resumed=True)
     await stage.session.receive(inbound(client.TranscriptFinal("hi")), line)
     await stage.quiet()
     assert stage.app.shapes(since) == ["session.started", "state idle", *PLAIN_TURN]
@@ -117,7 +117,7 @@ async def test_the_idle_of_a_resume_precedes_notices() -> None:
     stage.app.line.cut()
     await stage.session.receive(inbound(client.AgentCompleted("a-1", "FINISHED")), stage.app.line)
     since = len(stage.app.log)
-    stage.app.connect(stage.session)
+    await stage.app.connect(stage.session)
     await stage.quiet()
     assert stage.app.shapes(since) == ["session.started", "state idle", *PLAIN_TURN[2:]]
     await stage.close()
@@ -131,7 +131,7 @@ async def test_results_of_ui_calls_are_acknowledged_together() -> None:
     stage.app.capabilities = ["resume"]
     assert stage.app.line is not None
     stage.app.line.cut()
-    line = stage.app.connect(stage.session)
+    line = await stage.app.connect(stage.session)
     await later(1)
     for number in (1, 2):
         stage.app.say("hi", id=f"words-{number}")
@@ -155,10 +155,10 @@ async def test_a_resume_with_many_old_results_is_bounded() -> None:
     stage.app.line.cut()
     ui_results = [client.ResumeDone(f"shown-{number}", SPOKEN) for number in range(600)]
     resume = client.Resume(done=[*ui_results, client.ResumeDone(look, "a lamp")])
-    answer = await stage.session.learn(client.SessionStart(capabilities=["resume"], resume=resume))
+    answer = await stage.session.clients.learn(client.SessionStart(capabilities=["resume"], resume=resume))
     assert answer is not None and answer.resend == [] and look not in answer.drop
     assert len(answer.drop) == client.MAX_RESUMED
-    stage.app.connect(stage.session)
+    await stage.app.connect(stage.session)
     await stage.quiet()
     assert stage.app.finals()[-1] == "There it is."
     await stage.close()
@@ -171,6 +171,6 @@ async def test_a_resume_neither_requests_nor_drops_ui_calls() -> None:
     assert stage.app.line is not None
     stage.app.line.cut()
     resume = client.Resume(done=[client.ResumeDone(speech)], pending=[speech])
-    answer = await stage.session.learn(client.SessionStart(capabilities=["resume"], resume=resume))
+    answer = await stage.session.clients.learn(client.SessionStart(capabilities=["resume"], resume=resume))
     assert answer is not None and (answer.resend, answer.drop) == ([], [])
     await stage.close()

@@ -49,7 +49,7 @@ async def capable(services: Services, answer: Any = None) -> Stage:
     session = await open_session(services)
     app = App(answer)
     app.capabilities = ["segments"]
-    app.connect(session)
+    await app.connect(session)
     assert app.line is not None and app.line.segments
     return Stage(session, app, services)
 
@@ -264,7 +264,7 @@ def test_another_process_speaks_the_remaining_segments_after_a_crash_at_any_step
         die(stage.session, app)
         session = await open_session(services)
         app.relaunch()
-        app.connect(session)
+        await app.connect(session)
         app.say("owls", id="app-owls")
         more.set()
         await at_rest(session)
@@ -287,7 +287,7 @@ def test_another_process_speaks_the_remaining_segments_after_a_crash_at_any_step
 def test_an_interruption_survives_a_crash_at_any_step() -> None:
     async def scenario(after: int) -> bool:
         scripts: list[Script] = [[TextDelta(OWLS[0] + "They"), FOREVER], [TextDelta("And that is all.")]]
-        services = make_services(scripts, store=Disk(lambda: 1, lambda: 1), turn_timeout=5_000.0)
+        services = make_services(scripts, store=Disk(lambda: 3, lambda: 3), turn_timeout=5_000.0)
         stage = await capable(services)
         stage.app.say("owls")
         await stage.app.until("tts.speak")
@@ -297,7 +297,7 @@ def test_an_interruption_survives_a_crash_at_any_step() -> None:
         die(stage.session, stage.app)
         session = await open_session(services)
         stage.app.relaunch()
-        stage.app.connect(session)
+        await stage.app.connect(session)
         await at_rest(session)
         assert faults(session.messages) == []
         logged = [m.text for m in session.messages if isinstance(m, AssistantMessage)]

@@ -28,6 +28,6 @@ async def test_turns_are_counted_as_they_end() -> None:
     assert "conductor_turn_first_partial_seconds_count 2.0" in text
     assert "conductor_turn_first_speech_seconds_count 1.0" in text
     assert 'conductor_session_starts_total{result="new"} 1.0' in text
-    stage.app.connect(stage.session)
+    await stage.app.connect(stage.session)
     await stage.quiet()
     assert 'conductor_session_starts_total{result="resumed"} 1.0' in generate_latest(registry).decode()

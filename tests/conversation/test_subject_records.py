@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 
 import pytest
 
 from conductor.conversation.fields import RECORD_ID, SubjectRecords
-from conductor.conversation.grants import FIELD, MAX_GRANTS, decode_grants, with_grant
+from conductor.conversation.records import Commit, FieldSet, encode
+from conductor.conversation.tools import GRANTS as FIELD
+from conductor.conversation.tools import MAX_GRANTS, decode_grants, with_grant
 from conductor.errors import Conflict, Fenced, StoreError, StoreUnavailable
-from conductor.stores.base import Operation, SessionKey, SessionStore, SetField
+from conductor.stores.base import SessionKey, SessionLog
 from conductor.stores.memory import MemoryStore
 from conductor.tools.rules import Rule, encode_rules
 from tests.conversation.helpers import SlowStore, steps
@@ -22,22 +23,18 @@ def rule(name: str) -> Rule:
 
 
 async def add(records: SubjectRecords, subject: str, granted: Rule) -> None:
-    """Keep a grant, as `Grants.add` does."""
-
-    def added(text: str) -> str:
-        return encode_rules(with_grant(decode_grants(text, subject), granted))
-
-    await records.update(subject, FIELD, added)
+    """Keep a grant, as a session does."""
+    await records.update(subject, FIELD, lambda text: with_grant(text, granted, subject))
 
 
 def rules(records: SubjectRecords, subject: str) -> list[Rule]:
     return list(decode_grants(records.get(subject, FIELD), subject))
 
 
-async def write(store: SessionStore, subject: str, text: str) -> None:
+async def write(store: SessionLog, subject: str, text: str) -> None:
     """Write a person's grants as another process."""
     claim = await store.claim(SessionKey(subject, RECORD_ID))
-    await store.commit(claim, "other", [SetField(FIELD, text)])
+    await store.append(claim, "other", encode(Commit(claim.token, 0, (FieldSet(FIELD, text),))))
 
 
 async def test_a_record_is_loaded_by_another_process() -> None:
@@ -96,7 +93,7 @@ async def test_a_fenced_writer_retries_with_the_current_record(error: StoreError
 async def test_an_unrecorded_grant_allows_nothing(error: StoreError, tries: int) -> None:
     tried = 0
 
-    def fail(operations: Sequence[Operation]) -> StoreError:
+    def fail(commit: Commit) -> StoreError:
         nonlocal tried
         tried += 1
         return error
@@ -127,10 +124,10 @@ def test_one_invalid_rule_invalidates_the_record() -> None:
 
 
 def test_a_grant_is_stored_once_and_the_oldest_are_dropped() -> None:
-    grants: tuple[Rule, ...] = ()
+    text = ""
     for number in range(MAX_GRANTS + 5):
-        grants = with_grant(grants, rule(f"t{number}"))
-    grants = with_grant(grants, rule("t100"))
+        text = with_grant(text, rule(f"t{number}"), "ann")
+    grants = decode_grants(with_grant(text, rule("t100"), "ann"), "ann")
     assert len(grants) == MAX_GRANTS
     assert grants[0] == rule("t5")
     assert grants[-1] == rule("t100")

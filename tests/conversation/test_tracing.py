@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from conductor.conversation.tracing import TurnTracer, make_tracer
-from conductor.conversation.turn_state import TurnState
+from conductor.conversation.turn_state import TurnStats
 from conductor.errors import ModelError
 from conductor.events import client
 from conductor.models.base import Finished, TextDelta, Usage
@@ -53,7 +53,9 @@ def spans_of(
             replace(services, tracer=TurnTracer(provider, content=content, prompt=("voice", "v1")))
         )
         assert stage.app.line is not None
-        stage.session.start(client.SessionStart(traceparent=traceparent), stage.app.line, resumed=True)
+        await stage.session.clients.start(
+            client.SessionStart(traceparent=traceparent), stage.app.line, resumed=True
+        )
         stage.app.say("hello")
         if interrupt:
             await stage.app.until("assistant.speech.partial")
@@ -157,7 +159,7 @@ def test_traces_are_sent_to_a_collector() -> None:
     with collector() as (url, received):
         tracer = make_tracer(url, content=False)
         assert tracer is not None
-        tracer.end_turn(TurnState("turn_1", "transcript", 1.0), "answered", None, KEY, None)
+        tracer.end_turn("turn_1", "transcript", TurnStats(), "answered", None, KEY, None)
         tracer.close()
     (body,) = received
     (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
@@ -170,7 +172,7 @@ def test_an_unresponsive_collector_does_not_delay_the_stop() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         tracer = make_tracer(f"http://127.0.0.1:{silent.getsockname()[1]}", content=False)
         assert tracer is not None
-        tracer.end_turn(TurnState("turn_1", "transcript", 1.0), "answered", None, KEY, None)
+        tracer.end_turn("turn_1", "transcript", TurnStats(), "answered", None, KEY, None)
         tracer.close(0.05)
         assert any(thread.name == "traces" for thread in enumerate_threads())
 

@@ -410,7 +410,7 @@ async def test_an_expired_question_is_not_a_denial() -> None:
     scripts: list[Script] = [[call("device.move")], [call("device.move")], [TextDelta("Well.")]]
     stage = await open_stage(asking(scripts))
     stage.app.capabilities = ["approval"]
-    stage.app.connect(stage.session, resumed=False)
+    await stage.app.connect(stage.session, resumed=False)
     stage.app.say("go")
     await stage.quiet()
     assert [o["error_type"] for o in outcomes(stage)] == ["approval_timeout", "approval_timeout"]
@@ -422,7 +422,7 @@ async def test_two_refused_rounds_end_without_tools() -> None:
     scripts: list[Script] = [[call("device.move", f'{{"x":{n}}}')] for n in range(3)]
     stage = await open_stage(asking([*scripts[:2], [TextDelta("Well.")]]))
     stage.app.capabilities = ["approval"]
-    stage.app.connect(stage.session, resumed=False)
+    await stage.app.connect(stage.session, resumed=False)
     stage.app.say("go")
     await stage.quiet()
     assert [request.tool_choice for request in stage.provider.requests] == ["auto", "auto", "none"]

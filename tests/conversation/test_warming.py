@@ -6,14 +6,23 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from conductor.conversation.session import Session
 from conductor.errors import ModelError
 from conductor.events import client
 from conductor.messages import AssistantMessage, UserMessage
 from conductor.models.base import CACHE_S, Finished, ModelRequest, TextDelta, Usage
 from conductor.models.budget import BudgetedProvider
 from conductor.rate_limit import DailyBudget
-from tests.conversation.helpers import App, Disk, Stage, later, loose_ends, make_services, open_stage, steps
+from tests.conversation.helpers import (
+    App,
+    Disk,
+    Stage,
+    later,
+    loose_ends,
+    make_services,
+    open_session,
+    open_stage,
+    steps,
+)
 from tests.models import ScriptedProvider
 
 
@@ -83,9 +92,9 @@ async def test_the_history_of_a_resumed_session_is_warmed_when_its_person_speaks
     stage.app.say("Hello")
     await stage.quiet()
     await stage.close()
-    session = Session(services, await services.store.claim(stage.session.key))
+    session = await open_session(services)
     app = App()
-    app.connect(session, resumed=True)
+    await app.connect(session, resumed=True)
     two = Stage(session, app, services)
     await steps(5)
     assert [len(request.messages) for request in service.warmed] == [0, 0]

@@ -137,7 +137,7 @@ class World:
         session = await open_session(self._services())
         app = App(self._answer)
         app.capabilities = self.rng.choice((["tools", "late"], ["tools", "late", "cancel", "segments"]))
-        app.connect(session)
+        await app.connect(session)
         self._change_tools(app)
         for number in range(TURNS):
             app.say(f"words {number}")
@@ -204,7 +204,7 @@ class World:
                 die(session, app)
                 await steps(3)
                 session = await open_session(self._services())
-                app.connect(session, resumed=True)
+                await app.connect(session, resumed=True)
         return session
 
     def _change_tools(self, app: App) -> None:

@@ -16,10 +16,11 @@ import pytest
 
 from conductor.app import make_services, running
 from conductor.conversation.fields import SubjectRecords
+from conductor.conversation.ledger import replay
 from conductor.messages import UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.settings import load_settings
-from conductor.stores.base import SessionKey, SessionStore
+from conductor.stores.base import SessionKey, SessionLog
 from conductor.stores.health import HealthCheckedStore
 from conductor.stores.redis import RedisStore
 from conductor.stores.redis_scripts import session_name
@@ -50,7 +51,7 @@ def echo(request: ModelRequest) -> Script:
 
 @asynccontextmanager
 async def serving(
-    store: SessionStore, replies: Any = echo, mode: str = "queue", **limits: Any
+    store: SessionLog, replies: Any = echo, mode: str = "queue", **limits: Any
 ) -> AsyncIterator[Served]:
     """Run a server with this store."""
     watched = HealthCheckedStore(store, 0.02)
@@ -309,7 +310,7 @@ async def test_a_replica_that_has_lost_commits_is_given_them_again(
                 assert phone.finals(since) == ["You said one, two, three."] and not phone.errors()
                 await calm(served)
             store = RedisStore(replica.url)
-            log = (await store.claim(SessionKey("anonymous", "s-1"))).state.log
+            log = replay((await store.claim(SessionKey("anonymous", "s-1"))).commits).log
             await store.aclose()
             texts = [message.text for message in log if isinstance(message, UserMessage)]
             assert texts == ["one", "two", "three"]

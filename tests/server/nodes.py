@@ -11,14 +11,16 @@ from typing import Any, TypeAlias
 
 from conductor.app import make_services
 from conductor.conversation.fields import SubjectRecords
+from conductor.conversation.ledger import replay
 from conductor.conversation.session import Session
+from conductor.conversation.state import Conversation
 from conductor.errors import StoreUnavailable
 from conductor.messages import UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
-from conductor.stores.base import Claim, Operation, SessionKey, SessionState, SessionStore
+from conductor.stores.base import Claim, SessionKey, SessionLog, Stored
 from tests.app import App
 from tests.end_to_end.conftest import Served
 from tests.models import Script, ScriptedProvider
@@ -36,7 +38,7 @@ Replies: TypeAlias = Callable[[ModelRequest], Script]
 class Shelf:
     """A shared place for sessions; each node has its own store object for it."""
 
-    make: Callable[[], SessionStore]
+    make: Callable[[], SessionLog]
     path: Path | None = None
 
 
@@ -46,9 +48,9 @@ class LosesReplies:
     ``loses`` is asked about each commit, counted from 0. While it is ``away`` no commit reaches it.
     """
 
-    is_async = True
+    durable = True
 
-    def __init__(self, inner: SessionStore, loses: Callable[[int], bool] = lambda _: False) -> None:
+    def __init__(self, inner: SessionLog, loses: Callable[[int], bool] = lambda _: False) -> None:
         self.inner = inner
         self.loses = loses
         self.away = False
@@ -66,31 +68,45 @@ class LosesReplies:
     async def claim(self, key: SessionKey) -> Claim:
         return await self.inner.claim(key)
 
-    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
+    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
         if self.away:
             raise StoreUnavailable("The store is away.")
         number, self.commits = self.commits, self.commits + 1
         if not self.loses(number):
-            await self.inner.commit(claim, commit_id, operations)
+            await self.inner.append(claim, commit_id, data, snapshot=snapshot)
             return
         unanswered = deepcopy(claim)
-        await self.inner.commit(unanswered, commit_id, operations)
+        await self.inner.append(unanswered, commit_id, data, snapshot=snapshot)
         self.lost += 1
         raise StoreUnavailable("The reply was lost.")
 
     async def release(self, claim: Claim) -> None:
         await self.inner.release(claim)
 
+    async def keys(
+        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
+    ) -> list[SessionKey]:
+        return await self.inner.keys(subject, session_id, after, limit)
+
+    async def read(self, key: SessionKey) -> Stored | None:
+        return await self.inner.read(key)
+
+    async def delete(self, subject: str, session_id: str | None = None) -> int:
+        return await self.inner.delete(subject, session_id)
+
+    async def warnings(self) -> list[str]:
+        return await self.inner.warnings()
+
     async def aclose(self) -> None:
         await self.inner.aclose()
 
 
-async def stored(shelf: Shelf) -> SessionState:
-    """Read the stored session by a claim; the session must have no owner."""
+async def stored(shelf: Shelf) -> Conversation:
+    """Read what is kept; nobody may have the session any more, for this claims it."""
     store = shelf.make()
     await store.open()
     try:
-        return (await store.claim(KEY)).state
+        return replay((await store.claim(KEY)).commits)
     finally:
         await store.aclose()
 
@@ -109,7 +125,7 @@ class Node(Served):
 
     listener: Listener
     provider: ScriptedProvider
-    store: SessionStore
+    store: SessionLog
 
     def __post_init__(self) -> None:
         super().__init__(self.listener)
@@ -121,7 +137,7 @@ class Node(Served):
 
 @asynccontextmanager
 async def node(
-    store: SessionStore, replies: Replies | Sequence[Script], *, mode: str = "cancel", **limits: Any
+    store: SessionLog, replies: Replies | Sequence[Script], *, mode: str = "cancel", **limits: Any
 ) -> AsyncIterator[Node]:
     """Run a node; ``mode`` is the interruption mode; the others are fields of `Limits`."""
     provider = ScriptedProvider(replies)

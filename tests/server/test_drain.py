@@ -15,7 +15,7 @@ from conductor.models.base import TextDelta
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
-from conductor.stores.base import Claim, Operation
+from conductor.stores.base import Claim
 from tests.app import App
 from tests.end_to_end.conftest import serving
 from tests.models import Script, ScriptedProvider
@@ -278,10 +278,10 @@ class SlowStore(WiredStore):
         self.commit_gate = asyncio.Event()
         self.commit_gate.set()
 
-    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
+    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
         self.committing.set()
         await self.commit_gate.wait()
-        await super().commit(claim, commit_id, operations)
+        await super().append(claim, commit_id, data, snapshot=snapshot)
 
 
 @pytest.mark.parametrize("present", [True, False])

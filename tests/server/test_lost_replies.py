@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
 
-import msgspec
 import pytest
 
+from conductor.conversation.apply import advance
+from conductor.conversation.ledger import Ledger, replay
+from conductor.conversation.records import Commit, InputQueued, ReplyLogged, decode
 from conductor.conversation.session import Session
+from conductor.conversation.state import Conversation, Input
 from conductor.errors import Fenced, StoreUnavailable
 from conductor.messages import Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.stores.base import (
-    AppendLog,
-    Claim,
-    Operation,
-    OutboundRecord,
-    PutOutbound,
-    SessionKey,
-    SessionStore,
-)
+from conductor.stores.base import Claim, SessionKey, SessionLog
+from conductor.stores.memory import MemoryStore
 from conductor.stores.sqlite import SqliteStore
 from tests.app import WAIT
 from tests.conversation import helpers
-from tests.conversation.test_commit import FailingOver, make_committer
 from tests.models import Script
 from tests.server.nodes import KEY, LosesReplies, Shelf, calm, echo, moves, node, two_nodes
 from tests.server.wires import until
@@ -93,7 +88,7 @@ async def test_a_result_for_a_stale_session_is_not_lost(file_shelf: Shelf, capab
 class SlowClaims(LosesReplies):
     """A store that loses replies, and answers claims while ``gate`` is set."""
 
-    def __init__(self, inner: SessionStore) -> None:
+    def __init__(self, inner: SessionLog) -> None:
         super().__init__(inner)
         self.gate = asyncio.Event()
         self.claims = 0
@@ -173,11 +168,13 @@ def test_waiting_commits_of_a_lost_session_fail() -> None:
         closing: list[asyncio.Task[None]] = []
         session = Session(
             helpers.make_services(store=store),
+            store,
             await store.claim(helpers.KEY),
+            Conversation(),
             lambda stale: closing.append(asyncio.create_task(session.close())),
         )
         await store.claim(helpers.KEY)
-        commits = [session._committer.commit([AppendLog(UserMessage(str(n)))]) for n in range(2)]
+        commits = [session.decide(lambda: [InputQueued("event", "hi")]) for _ in range(2)]
         results = await asyncio.gather(*commits, session.verify(), return_exceptions=True)
         await closing[0]
         assert [type(result) for result in results] == [Fenced, Fenced, bool], results
@@ -185,8 +182,8 @@ def test_waiting_commits_of_a_lost_session_fail() -> None:
     helpers.run(scenario())
 
 
-class UnansweredClaim(FailingOver):
-    """A store that can return to an older state, and can leave a claim unanswered.
+class UnansweredClaim(MemoryStore):
+    """A store that can go back in time, and leaves a claim without an answer where it is told so.
 
     ``applied`` says whether that claim counts all the same.
     """
@@ -206,21 +203,25 @@ class UnansweredClaim(FailingOver):
 
 
 @pytest.mark.parametrize("applied", [True, False])
-def test_a_failed_claim_does_not_lose_recovered_commits(applied: bool) -> None:
-    async def scenario() -> None:
-        store, losses = UnansweredClaim(applied=applied), list[bool]()
-        committer, _, _ = await make_committer(store, losses)
-        store.remember()
-        await committer.commit([AppendLog(UserMessage("one"))])
-        store.fail_over()
-        store.unanswered = True
-        with pytest.raises(StoreUnavailable):
-            await committer.commit([AppendLog(UserMessage("two"))])
-        await committer.commit([AppendLog(UserMessage("three"))])
-        log = (await store.claim(helpers.KEY)).state.log
-        assert losses == [] and log == [UserMessage("one"), UserMessage("three")]
+async def test_a_failed_claim_does_not_lose_recovered_commits(applied: bool) -> None:
+    store, state = UnansweredClaim(applied=applied), Conversation()
+    claim = await store.claim(KEY)
+    ledger = Ledger(store, claim, state)
 
-    helpers.run(scenario())
+    async def commit(text: str) -> None:
+        made = Commit(ledger.token, 0, (InputQueued(text, text),))
+        await ledger.commit(made)
+        advance(state, made)
+
+    earlier = deepcopy(store._sessions)
+    await commit("one")
+    store._sessions = earlier
+    store.unanswered = True
+    with pytest.raises(StoreUnavailable):
+        await commit("two")
+    assert (await ledger.settle()).records == ()
+    await commit("three")
+    assert replay((await store.claim(KEY)).commits).queue == [Input("one", "one"), Input("three", "three")]
 
 
 # -- notices
@@ -260,13 +261,11 @@ async def test_news_with_a_lost_reply_is_told(file_shelf: Shelf) -> None:
 class LosesACall(LosesReplies):
     """A store that loses the reply to the first commit with a device call."""
 
-    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
-        if any(
-            isinstance(operation, PutOutbound) and operation.event.kind == "call" for operation in operations
-        ):
+    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+        if any(isinstance(record, ReplyLogged) and record.calls for record in decode(data).records):
             if not self.lost:
                 self.lose()
-        await super().commit(claim, commit_id, operations)
+        await super().append(claim, commit_id, data, snapshot=snapshot)
 
 
 async def test_a_write_call_with_a_lost_reply_is_sent(file_shelf: Shelf) -> None:
@@ -292,16 +291,8 @@ async def test_events_of_another_claim_do_not_count_as_unsent(file_shelf: Shelf)
     store = file_shelf.make()
     await store.open()
     services = helpers.make_services(store=store)
-    session = Session(services, await store.claim(KEY))
-    await session.flush()
-    record = OutboundRecord("evt-1", "call", "call-1", "turn-1", 0, msgspec.Raw(b"{}"), "write")
-    claim = deepcopy(session._committer._claim)
-    await store.commit(claim, "unanswered", [PutOutbound(record)])
+    session = Session(services, store, await store.claim(KEY), Conversation())
     own = await store.claim(KEY)
-    assert session.unsent(own) == {"evt-1"}
-    assert session.unsent(await store.claim(KEY)) == set()
-    successor = Session(services, own)
-    assert own.state.fields["claims"] != successor._committer._snapshots["claims"]()
-    own.state.fields["claims"] = successor._committer._snapshots["claims"]()
-    assert session.unsent(own) == set()
+    assert session.is_unsent("evt_1", own)
+    assert not session.is_unsent("evt_1", await store.claim(KEY))
     await store.aclose()

@@ -62,7 +62,7 @@ async def bind(registry: SessionRegistry, wire: Wire, key: SessionKey = KEY) -> 
 
 async def say(session: Session, wire: Wire, text: str, event_id: str = "in-1") -> None:
     event = client.TranscriptFinal(text)
-    session.attach(wire, resumed=False)
+    await session.clients.attach(wire, resumed=False)
     await session.receive(Inbound(event_id, event.TYPE, KEY.session_id, 0, event), wire)
 
 
@@ -183,7 +183,7 @@ async def test_unbinding_an_unknown_connection_has_no_effect(key: SessionKey) ->
     registry = make_registry(WiredStore(), grace=0.0)
     wire = Wire()
     session, _ = await bind(registry, wire)
-    session.attach(wire, resumed=False)
+    await session.clients.attach(wire, resumed=False)
     registry.unbind(key, Wire())
     served = [session.transport]
     registry.unbind(KEY, wire)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import cast
 
@@ -17,7 +17,7 @@ from conductor.rate_limit import STILL_S
 from conductor.server.sessions import SuspendDetector
 from conductor.server.websocket import MAX_WRITE, Socket, Writer
 from conductor.settings import Limits
-from conductor.stores.base import Claim, Operation, SessionKey, SessionStore
+from conductor.stores.base import Claim, SessionKey, SessionLog
 from tests.app import App
 from tests.server.nodes import KEY, LosesReplies, Node, Shelf, calm, comes, shapes_sent, still_open, two_nodes
 from tests.server.wires import until
@@ -102,20 +102,20 @@ async def test_a_resumed_node_keeps_its_sessions(shelf: Shelf) -> None:
 class Hanging(LosesReplies):
     """A store that answers commits only while ``answers`` is set."""
 
-    def __init__(self, inner: SessionStore) -> None:
+    def __init__(self, inner: SessionLog) -> None:
         super().__init__(inner)
         self.answers = asyncio.Event()
         self.answers.set()
 
-    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
+    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
         await self.answers.wait()
-        await super().commit(claim, commit_id, operations)
+        await super().append(claim, commit_id, data, snapshot=snapshot)
 
 
 class SlowClaims(LosesReplies):
     """A store that answers claims only while ``answers`` is set."""
 
-    def __init__(self, inner: SessionStore) -> None:
+    def __init__(self, inner: SessionLog) -> None:
         super().__init__(inner)
         self.claiming = asyncio.Event()
         self.answers = asyncio.Event()
@@ -220,7 +220,7 @@ async def test_a_second_suspend_verifies_again(shelf: Shelf) -> None:
             await calm(a)
             registry = a.listener.registry
             (session,) = registry.sessions
-            async with session._committer._lock:
+            async with session._lock:
                 registry.recheck_ownership()
                 await asyncio.sleep(0)
                 first = registry._verifying

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +12,13 @@ import pytest
 import structlog
 from websockets.protocol import State
 
+from conductor.conversation.records import decode
 from conductor.conversation.speech import CUT_HERE
-from conductor.errors import StoreUnavailable
+from conductor.errors import Fenced, StoreUnavailable
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.rate_limit import Admission
-from conductor.stores.base import Claim, Operation, RememberInbound, SessionKey, SessionStore
+from conductor.stores.base import Claim, SessionKey, SessionLog
 from conductor.stores.sqlite import SqliteStore
 from tests.app import WAIT
 from tests.models import Script
@@ -140,6 +140,19 @@ async def test_an_interruption_at_another_node_cuts_the_current_speech(shelf: Sh
             await until(lambda: answers()[1] != "Three and four.")
             assert answers() == [f"One {CUT_HERE}", f"Three {CUT_HERE}"]
             assert phone.speeches(since) == ["One and two.", "Three and four."]
+
+
+async def test_a_speech_that_was_heard_at_another_node_stays_in_the_history(file_shelf: Shelf) -> None:
+    async with two_nodes(file_shelf) as (a, b):
+        async with a.phone() as phone:
+            await phone.ask("one")
+            await calm(a)
+            await moves(phone, b)
+            await phone.ask("two")
+            await calm(b)
+    log = await stored_log(file_shelf)
+    answers = [message.text for message in log if isinstance(message, AssistantMessage)]
+    assert answers == ["You said one.", "You said one, two."]
 
 
 def follow_up(request: ModelRequest) -> Script:
@@ -341,16 +354,16 @@ async def test_late_events_of_a_dead_client_claim_nothing(shelf: Shelf) -> None:
 class Contested(LosesReplies):
     """A store in which a rival claims the session just before the commit of a client's event."""
 
-    def __init__(self, inner: SessionStore, rival: SessionStore) -> None:
+    def __init__(self, inner: SessionLog, rival: SessionLog) -> None:
         super().__init__(inner)
         self.rival = rival
         self.contests = 0
 
-    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
-        if self.contests and any(isinstance(operation, RememberInbound) for operation in operations):
+    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+        if self.contests and any(getattr(record, "event_id", "") for record in decode(data).records):
             self.contests -= 1
             await self.rival.claim(KEY)
-        await super().commit(claim, commit_id, operations)
+        await super().append(claim, commit_id, data, snapshot=snapshot)
 
 
 async def test_a_transcript_is_recorded_despite_rival_claims(shelf: Shelf) -> None:
@@ -517,7 +530,7 @@ async def test_a_client_that_left_before_its_admission_claims_nothing(
 class NoClaims(LosesReplies):
     """A store that refuses claims while it is away; ``refused`` is set at the first refusal."""
 
-    def __init__(self, inner: SessionStore) -> None:
+    def __init__(self, inner: SessionLog) -> None:
         super().__init__(inner)
         self.refused = asyncio.Event()
 
@@ -537,7 +550,7 @@ async def test_an_old_connection_that_binds_again_yields_to_a_newer_one(file_she
             await calm(served)
             (connection,) = served.listener._connections
             store.away = True
-            session_of(served)._committer._lose(stale=True)
+            session_of(served).lose(Fenced("It is stale.", gone=True))
             await asyncio.wait_for(store.refused.wait(), WAIT)  # it tries again in a while
             store.away = False
             async with served.phone(start_fields=resumes) as new:

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from conductor.conversation.approvals import FIELD as APPROVALS
+from conductor.errors import Fenced
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.tools.approvals import decode_approvals
 from tests.app import App
 from tests.conversation.helpers import faults
 from tests.models import Script
@@ -93,8 +92,8 @@ async def prompted(phone: App, served: Node, number: int = 1) -> None:
     prompt = phone.events("tts.speak")[number - 1]
     assert "May I" in prompt["payload"]["arguments"]
     await phone.until("state idle", since=phone.log.index(prompt))
-    fields = session_of(served).state.fields
-    await until(lambda: all(record.presented for record in decode_approvals(fields[APPROVALS])))
+    questions = session_of(served).state.questions
+    await until(lambda: all(question.presented_at for question in questions.values()))
     await recorded(served)
 
 
@@ -145,7 +144,7 @@ async def test_the_other_node_reports_a_decision_that_the_client_missed(
             phone.socket.transport.pause_reading()
             await decides(phone, card, "allow")
             session = session_of(a)
-            await until(lambda: APPROVALS not in session.state.fields)
+            await until(lambda: not session.state.questions)
             assert not phone.runs
             since = await goes(phone, b)
             await is_told(phone, card, "allow", "allowed")
@@ -156,11 +155,10 @@ async def test_the_other_node_reports_a_decision_that_the_client_missed(
 
 @pytest.mark.parametrize("decision", ["allow", "deny"])
 async def test_a_card_stays_open_when_its_session_is_loaded_again(file_shelf: Shelf, decision: str) -> None:
-    store = LosesReplies(file_shelf.make())
-    async with node(store, move) as served:
+    async with node(file_shelf.make(), move) as served:
         async with phone_at(served, "approval") as phone:
             card = await question(phone)
-            await rejoins(phone, store, served)
+            await rejoins(served)
             await until(lambda: card["id"] in [event["id"] for event in phone.repeated])
             expected = {"allow": "allowed", "deny": "denied"}[decision]
             await is_told(phone, card, decision, expected)
@@ -193,18 +191,14 @@ async def test_a_repeated_decision_after_a_lost_reply_is_reported(
     await is_fine(file_shelf)
 
 
-async def rejoins(phone: App, store: LosesReplies, served: Node) -> None:
-    """Lose the reply to another commit, and wait until the session is claimed again."""
+async def rejoins(served: Node) -> None:
+    """Lose the session's state, and wait until it was loaded again."""
     await recorded(served)
     session = session_of(served)
-    store.lose()
-    phone.send("session.update", {"tools": [MOVE]})
-    await until(
-        lambda: session not in served.listener.registry.sessions and bool(served.listener.registry.sessions)
-    )
-    anew = session_of(served)
-    await until(lambda: anew.transport is not None)
-    assert store.lost == 1
+    session.lose(Fenced("It is stale.", gone=True))
+    await until(lambda: bool(served.listener.registry.sessions))
+    assert session_of(served) is not session
+    await until(lambda: session_of(served).transport is not None)
 
 
 # -- by voice
@@ -217,8 +211,8 @@ async def test_the_other_node_repeats_a_prompt_before_a_yes_counts(
         async with phone_at(a) as phone:
             phone.say("move it")
             await prompted(phone, a)
-            since = await goes(phone, b)
             phone.acknowledge = lambda name: name != "tts.speak"
+            since = await goes(phone, b)
             repeated = await phone.until("tts.speak", since=since)
             await phone.until("state idle", since=phone.log.index(repeated))
             phone.say("yes")
@@ -273,13 +267,12 @@ async def test_a_relaunched_app_is_asked_again(shelf: Shelf) -> None:
 async def test_a_spoken_question_stays_open_when_its_session_is_loaded_again(
     file_shelf: Shelf, answer: str
 ) -> None:
-    store = LosesReplies(file_shelf.make())
-    async with node(store, move) as served:
+    async with node(file_shelf.make(), move) as served:
         async with phone_at(served) as phone:
             phone.say("move it")
             await prompted(phone, served)
             since = len(phone.log)
-            await rejoins(phone, store, served)
+            await rejoins(served)
             await phone.idle(since=since)
             phone.say(answer)
             await reply_to(phone)

@@ -11,7 +11,6 @@ from typing import Any
 
 from conductor.client import Client, ClientLimits, ConnectionLost, Reconnect, Turn, connect
 from conductor.conversation.phrases import FAILURES
-from conductor.conversation.snapshot import TURN
 from conductor.events.server import SpeechFinal
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
@@ -143,7 +142,7 @@ async def play(shelf: Shelf, seed: int) -> None:
                     raise AssertionError(f"seed {seed}: {error!r}; {walk.trail}") from error
     state = await stored(shelf)
     assert faults(state.log) == [], (seed, walk.trail)
-    assert not state.calls and not state.fields.get(TURN), (seed, walk.trail)
+    assert state.turn is None and not state.queue, (seed, walk.trail)
     results = [json.loads(message.content) for message in state.log if isinstance(message, ToolResult)]
     assert {message["error_type"] for message in results} == {"none"}, (seed, walk.trail)
 

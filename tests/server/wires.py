@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from conductor.conversation.transport import Frame
 from conductor.errors import StoreUnavailable
-from conductor.stores.base import Claim, Operation, SessionKey
+from conductor.stores.base import Claim, SessionKey, Stored
 from conductor.stores.memory import MemoryStore
 
 WAIT = 15.0
@@ -17,7 +17,7 @@ WAIT = 15.0
 class WiredStore:
     """A memory store that may be ``away``, and answers claims and releases while the gates are open."""
 
-    is_async = True
+    durable = True
 
     def __init__(self) -> None:
         self.memory = MemoryStore()
@@ -40,15 +40,32 @@ class WiredStore:
         self._reach()
         return await self.memory.claim(key)
 
-    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
+    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
         self._reach()
-        await self.memory.commit(claim, commit_id, operations)
+        await self.memory.append(claim, commit_id, data, snapshot=snapshot)
 
     async def release(self, claim: Claim) -> None:
         self.releasing.set()
         await self.release_gate.wait()
         self._reach()
         await self.memory.release(claim)
+
+    async def keys(
+        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
+    ) -> list[SessionKey]:
+        self._reach()
+        return await self.memory.keys(subject, session_id, after, limit)
+
+    async def read(self, key: SessionKey) -> Stored | None:
+        self._reach()
+        return await self.memory.read(key)
+
+    async def delete(self, subject: str, session_id: str | None = None) -> int:
+        self._reach()
+        return await self.memory.delete(subject, session_id)
+
+    async def warnings(self) -> list[str]:
+        return await self.memory.warnings()
 
     async def aclose(self) -> None:
         await self.memory.aclose()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from conductor.errors import Conflict, Fenced, Rollback
-from conductor.messages import Message, UserMessage
-from conductor.stores.base import AppendLog, Claim, SessionKey
+from conductor.stores.base import Claim, SessionKey
 from conductor.stores.redis import RedisStore
 
 
@@ -15,7 +14,7 @@ class Owner:
 
     def __init__(self, store: RedisStore, key: SessionKey) -> None:
         self.key = key
-        self.messages: list[Message] = []
+        self.messages: list[bytes] = []
         self._store = store
         self._commits = 0
 
@@ -23,9 +22,9 @@ class Owner:
         """Commit messages until the event is set."""
         claim = await self._store.claim(self.key)
         while not until.is_set():
-            message = UserMessage(f"message {len(self.messages)}")
+            message = b"message %d" % len(self.messages)
             try:
-                await self._commit(claim, [message])
+                await self._append(claim, message)
             except (Conflict, Rollback, Fenced):
                 claim = await self._repaired()
             else:
@@ -33,15 +32,15 @@ class Owner:
 
     async def _repaired(self) -> Claim:
         claim = await self._store.claim(self.key)
-        log = claim.state.log
+        log = list(claim.commits)
         assert log == self.messages[: len(log)], "something was lost in the middle, or is there twice"
-        await self._commit(claim, self.messages[len(log) :])
+        for message in self.messages[len(log) :]:
+            await self._append(claim, message)
         return claim
 
-    async def _commit(self, claim: Claim, messages: list[Message]) -> None:
+    async def _append(self, claim: Claim, message: bytes) -> None:
         self._commits += 1
-        operations = [AppendLog(message) for message in messages]
-        await self._store.commit(claim, f"commit-{self._commits}", operations)
+        await self._store.append(claim, f"commit-{self._commits}", message)
 
 
 class Load:
@@ -69,4 +68,4 @@ class Load:
         await asyncio.gather(*self._tasks)
         for owner in self.owners:
             claim = await self._store.claim(owner.key)
-            assert claim.state.log == owner.messages
+            assert list(claim.commits) == owner.messages

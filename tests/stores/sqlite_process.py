@@ -6,22 +6,10 @@ import asyncio
 import sqlite3
 import sys
 
-from conductor.messages import UserMessage
-from conductor.stores.base import AppendLog, OpenCall, Operation, PutOutbound, SessionKey, SetField
+from conductor.stores.base import SessionKey
 from conductor.stores.sqlite import SqliteStore
-from tests.stores.contract import call, outbound
 
 SESSIONS = 40
-
-
-def operations(number: int) -> list[Operation]:
-    """Make a commit whose halves would be seen."""
-    return [
-        AppendLog(UserMessage(str(number))),
-        OpenCall(call(f"c-{number}")),
-        PutOutbound(outbound(f"evt-{number}")),
-        SetField("number", str(number)),
-    ]
 
 
 async def _write(path: str) -> None:
@@ -33,7 +21,7 @@ async def _write(path: str) -> None:
         number = 0
         while True:
             number += 1
-            await store.commit(claim, f"commit-{number}", operations(number))
+            await store.append(claim, f"commit-{number}", b"%d" % number)
             sys.stdout.write(f"{session} {number}\n")
             sys.stdout.flush()
 

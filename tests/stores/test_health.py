@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
 from conductor.errors import Fenced, StoreUnavailable
-from conductor.stores.base import Claim, Operation, SessionKey, SetField
+from conductor.stores.base import Claim, SessionKey
 from conductor.stores.health import PROBE, HealthCheckedStore
 from conductor.stores.memory import MemoryStore
 from tests.server.wires import WAIT, WiredStore, until
-from tests.stores.contract import KEY
+from tests.stores.engines import KEY
 
 SOON = 0.005
 
@@ -31,10 +31,10 @@ class Counted(WiredStore):
         self.probes += key == PROBE
         return await super().claim(key)
 
-    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
+    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
         if self.full:
             raise StoreUnavailable("The disk is full.")
-        await super().commit(claim, commit_id, operations)
+        await super().append(claim, commit_id, data, snapshot=snapshot)
 
     async def aclose(self) -> None:
         self.closed = True
@@ -54,26 +54,26 @@ async def test_a_store_that_answers_is_available_and_is_not_probed() -> None:
     inner = Counted()
     async with watching(inner) as store:
         claim = await store.claim(KEY)
-        await store.commit(claim, "commit-1", [SetField("a", "b")])
+        await store.append(claim, "commit-1", b"1")
         await store.release(claim)
         assert store.available and inner.probes == 0
 
 
-@pytest.mark.parametrize("operation", ["claim", "commit"])
+@pytest.mark.parametrize("operation", ["claim", "append"])
 async def test_a_store_is_unavailable_from_its_first_failure_until_a_probe_succeeds(operation: str) -> None:
     inner = Counted()
     async with watching(inner) as store:
         claim = await store.claim(KEY)
         inner.away = True
         with pytest.raises(StoreUnavailable):
-            await (store.claim(KEY) if operation == "claim" else store.commit(claim, "commit-1", []))
+            await (store.claim(KEY) if operation == "claim" else store.append(claim, "commit-1", b"1"))
         assert not store.available
         await until(lambda: inner.probes >= 3)
         assert not store.available
         inner.away = False
         await until(lambda: store.available)
         probes = inner.probes
-        await store.commit(claim, "commit-2", [])
+        await store.append(claim, "commit-2", b"1")
         await asyncio.sleep(3 * SOON)
         assert inner.probes == probes, "it is probed only while it is away"
 
@@ -97,7 +97,7 @@ async def test_a_refused_commit_leaves_the_store_available() -> None:
         claim = await store.claim(KEY)
         await store.claim(KEY)
         with pytest.raises(Fenced):
-            await store.commit(claim, "commit-1", [])
+            await store.append(claim, "commit-1", b"1")
         assert store.available
 
 
@@ -132,6 +132,13 @@ async def test_it_closes_while_it_probes() -> None:
     assert inner.probes == probes
 
 
-def test_a_checked_store_is_async_if_the_inner_store_is() -> None:
-    assert not HealthCheckedStore(MemoryStore()).is_async
-    assert HealthCheckedStore(WiredStore()).is_async
+async def test_a_checked_store_delegates_everything() -> None:
+    inner = Counted()
+    async with watching(inner) as store:
+        assert store.durable and not HealthCheckedStore(MemoryStore()).durable
+        await store.append(await store.claim(KEY), "commit-1", b"1")
+        assert await store.keys(None, None, None, 10) == [KEY]
+        stored = await store.read(KEY)
+        assert stored is not None and stored.commits() == [b"1"]
+        assert await store.warnings() == []
+        assert await store.delete("subject") == 1

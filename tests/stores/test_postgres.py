@@ -1,34 +1,19 @@
-"""The PostgreSQL store keeps the contract, also when its server restarts, hangs or says no."""
+"""The PostgreSQL store when its server restarts, hangs, says no, or goes back in time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from itertools import count
-from typing import ClassVar
 
 import pytest
 import structlog
-from hypothesis import settings
 
 from conductor.errors import Conflict, Rollback, SettingsError, StoreUnavailable
-from conductor.messages import UserMessage
-from conductor.stores.base import AppendLog, Claim, RememberInbound, SessionKey, SetField
+from conductor.stores.base import Claim, SessionKey
 from conductor.stores.postgres import PostgresStore
-from conductor.stores.records import with_state
-from tests.stores.contract import (
-    HISTORY,
-    KEY,
-    AdminContract,
-    ExpiryContract,
-    SessionLimitContract,
-    StoreContract,
-    contents,
-    filled,
-    stored,
-)
-from tests.stores.machine import StoreMachine
+from tests.stores.engines import FIRST, KEY, commits, filled
 from tests.stores.postgres_server import PostgresServer
 from tests.stores.redis_server import WAIT, free_port
 
@@ -41,7 +26,6 @@ SHORT = 0.4
 def server() -> Iterator[PostgresServer]:
     running = PostgresServer("fsync=off", "max_connections=50")
     running.start()
-    PostgresMachine.server = running
     yield running
     running.stop()
 
@@ -65,72 +49,18 @@ async def store(url: str) -> AsyncIterator[PostgresStore]:
         yield store
 
 
-class PostgresMachine(StoreMachine):
-    """Random histories, over PostgreSQL."""
-
-    server: ClassVar[PostgresServer]
-    forgets_on_release = False
-
-    @staticmethod
-    def make_store() -> PostgresStore:
-        PostgresMachine.server.ask("DROP TABLE IF EXISTS conductor_session, conductor_record CASCADE")
-        return PostgresStore(PostgresMachine.server.url)
-
-    def __init__(self) -> None:
-        super().__init__()
-        assert isinstance(self.store, PostgresStore)
-        self.run(self.store.open())
-
-
-TestPostgresMachine = pytest.mark.usefixtures("server")(PostgresMachine.TestCase)
-TestPostgresMachine.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
-
-
-class TestPostgresStore(StoreContract):
-    """The contract, over PostgreSQL."""
-
-
-class TestPostgresAdmin(AdminContract):
-    """The operator's operations, over PostgreSQL."""
-
-
-class TestPostgresSessionLimit(SessionLimitContract):
-    """The limit of sessions per subject, over PostgreSQL."""
-
-    @pytest.fixture
-    async def few(self, url: str) -> AsyncIterator[PostgresStore]:
-        async with aclosing(PostgresStore(url, max_sessions=2)) as store:
-            await store.open()
-            yield store
-
-
-class TestPostgresExpiry(ExpiryContract):
-    """Expiry, over PostgreSQL."""
-
-    @pytest.fixture
-    async def brief(self, url: str) -> AsyncIterator[PostgresStore]:
-        async with aclosing(PostgresStore(url, session_ttl=0.1)) as store:
-            await store.open()
-            yield store
-
-    @pytest.fixture
-    def wait(self, server: PostgresServer, brief: PostgresStore) -> Callable[[], Awaitable[None]]:
-        async def wait() -> None:
-            server.ask("SELECT pg_sleep(0.11)")
-
-        return wait
-
-    async def test_expired_sessions_are_swept_and_the_others_stay(
-        self, brief: PostgresStore, wait: Callable[[], Awaitable[None]]
-    ) -> None:
-        expired = [SessionKey("subject", f"s-{number}") for number in range(3)]
-        for key in (*expired, self.GRANTS):
-            await brief.commit(await brief.claim(key), "commit-1", [SetField("a", "b")])
+async def test_expired_sessions_are_swept_and_the_others_stay(server: PostgresServer, url: str) -> None:
+    grants = SessionKey("subject", "$grants")
+    expired = [SessionKey("subject", f"s-{number}") for number in range(3)]
+    async with aclosing(PostgresStore(url, session_ttl=0.1)) as brief:
+        await brief.open()
+        for key in (*expired, grants):
+            await filled(brief, key)
         await brief.delete("subject", "s-2")
-        await wait()
+        server.ask("SELECT pg_sleep(0.11)")
         await brief.claim(expired[0])
         assert await brief.sweep() == 2
-        assert await brief.keys(None, None, None, 10) == [self.GRANTS, expired[0]]
+        assert await brief.keys(None, None, None, 10) == [grants, expired[0]]
 
 
 # -- names and values
@@ -143,8 +73,7 @@ async def test_a_name_that_the_database_cannot_hold_is_refused_and_costs_no_othe
         with pytest.raises(StoreUnavailable, match="refuses"):
             await store.claim(SessionKey("subject", name))
     claim = await store.claim(KEY)
-    await store.commit(claim, "commit-1", [AppendLog(UserMessage("\x00\ud800")), RememberInbound("\x00")])
-    assert (await stored(store)).log == [UserMessage("\x00?")]
+    await store.append(claim, "commit-1", b"1")
 
 
 async def test_servers_that_start_at_the_same_time_share_the_tables(url: str) -> None:
@@ -173,8 +102,8 @@ async def opened(server: PostgresServer, retry_for: float) -> PostgresStore:
     return store
 
 
-def append(number: int) -> AppendLog:
-    return AppendLog(UserMessage(f"message {number}"))
+def message(number: int) -> bytes:
+    return b"message %d" % number
 
 
 async def test_a_restart_loses_no_acknowledged_commit(own: PostgresServer) -> None:
@@ -186,8 +115,7 @@ async def test_a_restart_loses_no_acknowledged_commit(own: PostgresServer) -> No
         async def talk(claim: Claim) -> None:
             while not stop.is_set():
                 number = next(numbers)
-                operations = append(number), RememberInbound(f"in-{number}")
-                await store.commit(claim, f"commit-{number}", operations)
+                await store.append(claim, f"commit-{number}", message(number))
                 acknowledged.append(number)
                 reached.set()
 
@@ -202,7 +130,7 @@ async def test_a_restart_loses_no_acknowledged_commit(own: PostgresServer) -> No
         stop.set()
         await asyncio.wait_for(talking, WAIT)
         claim = await store.claim(KEY)
-        assert claim.state.log == [UserMessage(f"message {number}") for number in acknowledged]
+        assert list(claim.commits) == [message(number) for number in acknowledged]
         assert claim.revision == len(acknowledged)
 
 
@@ -212,10 +140,10 @@ async def test_a_server_that_stays_away_is_unavailable_and_then_is_used_again(ow
         own.kill()
         for number in range(2):
             with pytest.raises(StoreUnavailable, match="cannot be reached"):
-                await asyncio.wait_for(store.commit(claim, f"commit-{number}", [append(number)]), WAIT)
+                await asyncio.wait_for(store.append(claim, f"commit-{number}", message(number)), WAIT)
         own.start()
-        await store.commit(claim, "commit-2", [append(2)])
-        assert (await stored(store)).log == [*HISTORY, UserMessage("message 2")]
+        await store.append(claim, "commit-2", message(2))
+        assert await commits(store) == [FIRST, message(2)]
 
 
 async def test_a_server_that_hangs_is_waited_for_and_given_up_in_time(own: PostgresServer) -> None:
@@ -224,18 +152,18 @@ async def test_a_server_that_hangs_is_waited_for_and_given_up_in_time(own: Postg
         later = await patient.claim(SessionKey("subject", "later"))
         own.freeze()
         with pytest.raises(StoreUnavailable, match="did not answer in time"):
-            await asyncio.wait_for(store.commit(claim, "commit-1", [append(1)]), WAIT)
-        commit = asyncio.create_task(patient.commit(later, "commit-1", [append(1)]))
+            await asyncio.wait_for(store.append(claim, "commit-1", message(1)), WAIT)
+        commit = asyncio.create_task(patient.append(later, "commit-1", message(1)))
         finished, _ = await asyncio.wait([commit], timeout=0.05)
         assert not finished
         own.thaw()
         await asyncio.wait_for(commit, LONG)
         try:
-            await store.commit(claim, "commit-2", [append(2)])
+            await store.append(claim, "commit-2", message(2))
         except Conflict:  # the server had read the first commit
             claim = await store.claim(KEY)
-            assert claim.state.log == [*HISTORY, UserMessage("message 1")]
-            await store.commit(claim, "commit-3", [append(3)])
+            assert list(claim.commits) == [FIRST, message(1)]
+            await store.append(claim, "commit-3", message(3))
 
 
 async def test_commits_that_a_failover_lost_are_a_rollback_and_may_be_repeated(
@@ -245,22 +173,21 @@ async def test_commits_that_a_failover_lost_are_a_rollback_and_may_be_repeated(
     claim = await filled(store)
     for table in ("session", "record"):
         server.ask(f"CREATE TABLE {schema}.kept_{table} AS TABLE {schema}.conductor_{table}")
-    await store.commit(claim, "commit-1", [append(1)])
+    await store.append(claim, "commit-1", message(1))
     for table in ("session", "record"):
         server.ask(f"TRUNCATE {schema}.conductor_{table}")
         server.ask(
             f"INSERT INTO {schema}.conductor_{table} OVERRIDING SYSTEM VALUE TABLE {schema}.kept_{table}"
         )
     with pytest.raises(Rollback):
-        await store.commit(claim, "commit-2", [append(2)])
+        await store.append(claim, "commit-2", message(2))
     fresh = await store.claim(KEY)
-    assert fresh.revision == 1 and claim.state.continues(fresh.state)
-    fresh = with_state(fresh, claim.state)
-    await store.commit(fresh, "commit-3", [append(2)])
-    assert contents(await stored(store)) == contents(fresh.state)
+    assert fresh.revision == 1 and list(fresh.commits) == [FIRST]
+    await store.append(fresh, "commit-3", message(2), snapshot=True)
+    assert await commits(store) == [message(2)]
     server.ask(f"TRUNCATE {schema}.conductor_session")
     with pytest.raises(Rollback):
-        await store.commit(fresh, "commit-4", [])
+        await store.append(fresh, "commit-4", b"1")
 
 
 # -- the start

@@ -1,64 +1,26 @@
-"""The Redis store keeps the contract, with one key for each session."""
+"""The Redis store has one key for each session, whatever its name; sessions expire by themselves."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import count
-from typing import ClassVar
 
 import pytest
-from hypothesis import settings
 
 from conductor.errors import StoreUnavailable
-from conductor.messages import UserMessage
-from conductor.stores.base import (
-    AppendLog,
-    OpenCall,
-    Operation,
-    PutOutbound,
-    RememberInbound,
-    SessionKey,
-    SetField,
-)
+from conductor.stores.base import SessionKey
 from conductor.stores.redis import RedisStore
-from tests.stores.contract import (
-    HISTORY,
-    KEY,
-    AdminContract,
-    ExpiryContract,
-    SessionLimitContract,
-    StoreContract,
-    call,
-    filled,
-    outbound,
-    stored,
-)
-from tests.stores.machine import StoreMachine
+from tests.stores.conftest import StoreMaker
+from tests.stores.engines import FIRST, KEY, commits, filled
 from tests.stores.redis_server import RedisServer
 
 _prefixes = (f"test-{number}" for number in count(1))
-
-
-class RedisMachine(StoreMachine):
-    """Random histories, over Redis."""
-
-    url: ClassVar[str]
-    forgets_on_release = False
-
-    @staticmethod
-    def make_store() -> RedisStore:
-        return RedisStore(RedisMachine.url, prefix=next(_prefixes))
-
-
-TestRedisMachine = pytest.mark.usefixtures("server")(RedisMachine.TestCase)
-TestRedisMachine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     running = RedisServer(tmp_path_factory.mktemp("redis"), "--save", "")
     running.start()
-    RedisMachine.url = running.url
     yield running
     running.kill()
 
@@ -75,20 +37,11 @@ async def store(server: RedisServer, prefix: str) -> AsyncIterator[RedisStore]:
     await redis.aclose()
 
 
-class TestRedisStore(StoreContract):
-    """The contract, over Redis."""
-
-
-class TestRedisAdmin(AdminContract):
-    """The operator's operations, over Redis."""
-
-    async def test_a_deleted_session_leaves_a_token_that_expires(
-        self, server: RedisServer, store: RedisStore
-    ) -> None:
-        await filled(store)
-        await store.delete("subject", "s-1")
-        (name,) = server.ask("KEYS", f"{store.prefix}:*").splitlines()
-        assert server.ask("HGETALL", name) == "token" and int(server.ask("PTTL", name)) > 0
+async def test_a_deleted_session_leaves_a_token_that_expires(server: RedisServer, store: RedisStore) -> None:
+    await filled(store)
+    await store.delete("subject", "s-1")
+    (name,) = server.ask("KEYS", f"{store.prefix}:*").splitlines()
+    assert server.ask("HGETALL", name) == "token" and int(server.ask("PTTL", name)) > 0
 
 
 # -- names
@@ -119,15 +72,9 @@ async def test_odd_names_are_sessions_of_their_own(
     for key in keys:
         claim = await store.claim(key)
         assert claim.epoch == 1
-        operations: list[Operation] = [
-            AppendLog(UserMessage(repr(key))),
-            OpenCall(call()),
-            RememberInbound("in-1"),
-            PutOutbound(outbound()),
-        ]
-        await store.commit(claim, "commit-1", operations)
+        await store.append(claim, "commit-1", ascii(key).encode())
     for key in keys:
-        assert (await stored(store, key)).log == [UserMessage(repr(key))]
+        assert await commits(store, key) == [ascii(key).encode()]
     names = server.ask("KEYS", f"{prefix}:*").splitlines()
     names = [name for name in names if not name.endswith(":kept")]  # the indexes of subjects
     assert len(names) == len(set(names)) == len(keys)
@@ -135,12 +82,6 @@ async def test_odd_names_are_sessions_of_their_own(
         # What a cluster hashes: from the first opening brace to the first closing one after it.
         tag = name.partition("{")[2].partition("}")[0]
         assert tag and name.isascii() and name.isprintable()
-
-
-# -- the log
-
-
-# -- order
 
 
 # -- expiry
@@ -162,79 +103,50 @@ async def test_a_session_expires_and_a_commit_and_a_claim_put_it_off(
             server.ask("PEXPIRE", name, "100000")
 
     shorten()
-    await store.commit(claim, "commit-1", [SetField("c", "d")])
+    await store.append(claim, "commit-1", b"1")
     assert all(remaining > day - 60_000 for remaining in remaining_ms())
     shorten()
-    await store.commit(claim, "commit-1", [SetField("c", "d")])  # a retry, which writes nothing else
+    await store.append(claim, "commit-1", b"1")  # a retry, which writes nothing else
     assert all(remaining > day - 60_000 for remaining in remaining_ms())
     shorten()
     await store.claim(KEY)
     assert all(remaining > day - 60_000 for remaining in remaining_ms())
 
 
-class TestRedisSessionLimit(SessionLimitContract):
-    """The limit of sessions per subject, over Redis."""
-
-    @pytest.fixture
-    async def few(self, server: RedisServer, prefix: str) -> AsyncIterator[RedisStore]:
-        store = RedisStore(server.url, prefix=prefix, max_sessions=2)
-        yield store
-        await store.aclose()
-
-    async def test_a_stored_session_that_is_not_counted_may_be_claimed(
-        self, few: RedisStore, server: RedisServer, prefix: str
-    ) -> None:
-        for number in range(2):
-            await few.claim(SessionKey("subject", f"s-{number}"))
-        server.ask("ZREM", f"{prefix}:{{subject}}:kept", "s-0")
-        await few.claim(SessionKey("subject", "s-2"))
-        assert (await few.claim(SessionKey("subject", "s-0"))).epoch == 2
-
-    async def test_sessions_that_have_expired_are_not_counted(self, server: RedisServer, prefix: str) -> None:
-        brief = RedisStore(server.url, prefix=prefix, max_sessions=1, session_ttl=0.1)
-        await brief.claim(SessionKey("subject", "s-0"))
-        # Each question takes a few milliseconds.
-        assert any(server.ask("KEYS", f"{prefix}:*") == "" for _ in range(1_000))
-        assert (await brief.claim(SessionKey("subject", "s-1"))).epoch == 1
-        await brief.aclose()
+async def test_a_stored_session_that_is_not_counted_may_be_claimed(
+    server: RedisServer, prefix: str, make_store: StoreMaker
+) -> None:
+    few = make_store(server.url, prefix=prefix, max_sessions=2)
+    for number in range(2):
+        await few.claim(SessionKey("subject", f"s-{number}"))
+    server.ask("ZREM", f"{prefix}:{{subject}}:kept", "s-0")
+    await few.claim(SessionKey("subject", "s-2"))
+    assert (await few.claim(SessionKey("subject", "s-0"))).epoch == 2
 
 
-class TestRedisExpiry(ExpiryContract):
-    """Expiry, over Redis."""
-
-    @pytest.fixture
-    async def brief(self, server: RedisServer, prefix: str) -> AsyncIterator[RedisStore]:
-        store = RedisStore(server.url, prefix=prefix, session_ttl=0.1)
-        yield store
-        await store.aclose()
-
-    @pytest.fixture
-    def wait(self, server: RedisServer, prefix: str) -> Callable[[], Awaitable[None]]:
-        async def wait() -> None:
-            # Each question takes a few milliseconds.
-            assert any(server.ask("KEYS", f"{prefix}:*s-1*") == "" for _ in range(1_000))
-
-        return wait
+async def test_sessions_that_have_expired_are_not_counted(
+    server: RedisServer, prefix: str, make_store: StoreMaker
+) -> None:
+    brief = make_store(server.url, prefix=prefix, max_sessions=1, session_ttl=0.1)
+    await brief.claim(SessionKey("subject", "s-0"))
+    # Each question takes a few milliseconds.
+    assert any(server.ask("KEYS", f"{prefix}:*") == "" for _ in range(1_000))
+    assert (await brief.claim(SessionKey("subject", "s-1"))).epoch == 1
 
 
 # -- unreadable data
 
 
 async def test_unreadable_data_is_unavailable(server: RedisServer, store: RedisStore, prefix: str) -> None:
-    await filled(store)
+    await store.append(await filled(store), "commit-1", b"1")
     name = f"{prefix}:{{subject/s-1}}"
     server.ask("COPY", name, "aside")
-    for field, value in [
-        ("1", "{"),
-        ("1", '{"by":"t","operations":[{"op":"unheard of"}]}'),
-        ("revision", "many"),
-    ]:
-        server.ask("HSET", name, field, value)
-        with pytest.raises(StoreUnavailable, match="cannot read"):
-            await store.claim(KEY)
-        server.ask("COPY", "aside", name, "REPLACE")
-    server.ask("HDEL", name, "1")
+    server.ask("HSET", name, "revision", "many")
+    with pytest.raises(StoreUnavailable, match="cannot read"):
+        await store.claim(KEY)
+    server.ask("COPY", "aside", name, "REPLACE")
+    server.ask("HDEL", name, "2")
     with pytest.raises(StoreUnavailable, match="lost a part"):
         await store.claim(KEY)
     server.ask("COPY", "aside", name, "REPLACE")
-    assert (await stored(store)).log == HISTORY
+    assert await commits(store) == [FIRST, b"1"]

@@ -16,7 +16,7 @@ import structlog
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.stores.redis import RedisStore
 from tests.stores.conftest import StoreMaker
-from tests.stores.contract import HISTORY, KEY, filled, stored
+from tests.stores.engines import FIRST, KEY, commits, filled
 from tests.stores.redis_server import WAIT, RedisServer, free_port, missing
 
 PASSWORD = "s3cret/p@ss:{word}"
@@ -93,7 +93,7 @@ async def test_the_password_is_in_no_error_and_no_log(locked: RedisServer, conne
 async def test_databases_are_kept_apart(locked: RedisServer, connect: Connect) -> None:
     address = f"redis://:{CODED}@127.0.0.1:{locked.port}"
     await filled(connect(f"{address}/3"))
-    assert (await stored(connect(f"{address}/3"))).log == HISTORY
+    assert await commits(connect(f"{address}/3")) == [FIRST]
     assert (await connect(f"{address}/4").claim(KEY)).epoch == 1
     names = locked.ask("KEYS", "*/*", options=("-n", "3", "-a", PASSWORD, "--no-auth-warning"))
     assert names == "conductor:{subject/s-1}"
@@ -107,7 +107,7 @@ async def test_a_socket_of_this_machine_is_used(tmp_path: Path, connect: Connect
     server.start()
     try:
         await filled(connect(f"unix://:{CODED}@{socket}?db=3"))
-        assert (await stored(connect(f"redis://:{CODED}@127.0.0.1:{server.port}/3"))).log == HISTORY
+        assert await commits(connect(f"redis://:{CODED}@127.0.0.1:{server.port}/3")) == [FIRST]
         with pytest.raises(SettingsError, match="cannot be used: it answered WRONGPASS.$"):
             await connect(f"unix://:wr0ng@{socket}").open()
         with pytest.raises(SettingsError, match="cannot be used: No such file or directory.$"):
@@ -181,7 +181,7 @@ async def test_a_server_with_tls_is_used_if_its_certificate_is_trusted(
     store = connect(f"rediss://127.0.0.1:{secure.port}")
     await store.open()
     await filled(store)
-    assert (await stored(store)).log == HISTORY
+    assert await commits(store) == [FIRST]
 
 
 async def test_a_server_with_tls_is_refused_if_its_certificate_is_not_trusted(
@@ -203,7 +203,7 @@ async def test_a_configuration_that_may_lose_sessions_is_logged(tmp_path: Path, 
             with structlog.testing.capture_logs() as lines:
                 await connect(server.url).open()
             assert [line["event"] for line in lines] == ["sessions may be lost"] * number
-            warnings = await connect(server.url).client.warnings()
+            warnings = await connect(server.url).warnings()
             assert len(warnings) == number and "appendonly" in warnings[0]
         server.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
         server.ask("CONFIG", "SET", "appendonly", "yes")

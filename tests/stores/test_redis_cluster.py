@@ -11,12 +11,11 @@ import pytest
 from redis.crc import key_slot
 
 from conductor.errors import Fenced, SettingsError, StoreUnavailable
-from conductor.stores.admin import SessionAdmin
-from conductor.stores.base import SessionKey, SetField
+from conductor.stores.base import SessionKey
 from conductor.stores.redis import RedisStore
 from conductor.stores.redis_scripts import session_name
 from tests.stores.conftest import StoreMaker
-from tests.stores.contract import HISTORY, KEY, SessionLimitContract, StoreContract, contents, filled
+from tests.stores.engines import FIRST, KEY, commits, filled
 from tests.stores.redis_cluster import RedisCluster
 from tests.stores.redis_load import Load
 from tests.stores.redis_server import WAIT, RedisServer, free_port
@@ -38,23 +37,6 @@ def store(shared: RedisCluster, make_store: StoreMaker) -> RedisStore:
     return make_store(shared.url, prefix=next(_prefixes))
 
 
-@pytest.fixture
-def admin(store: RedisStore) -> SessionAdmin:
-    return SessionAdmin(store)
-
-
-class TestClusterStore(StoreContract):
-    """The contract, on a cluster."""
-
-
-class TestClusterSessionLimit(SessionLimitContract):
-    """What it keeps of one subject."""
-
-    @pytest.fixture
-    def few(self, shared: RedisCluster, make_store: StoreMaker) -> RedisStore:
-        return make_store(shared.url, prefix=next(_prefixes), max_sessions=2)
-
-
 def slot_of(store: RedisStore, key: SessionKey) -> int:
     """Say which slot a session is in."""
     slot: int = key_slot(session_name(store.prefix, key).encode())
@@ -64,21 +46,16 @@ def slot_of(store: RedisStore, key: SessionKey) -> int:
 # -- an operator
 
 
-async def test_sessions_of_all_nodes_are_listed_and_deleted(
-    shared: RedisCluster, store: RedisStore, admin: SessionAdmin
-) -> None:
+async def test_sessions_of_all_nodes_are_listed_and_deleted(shared: RedisCluster, store: RedisStore) -> None:
     keys = [SessionKey(subject, f"s-{number:02}") for subject in ("a", "b") for number in range(20)]
     assert len({shared.owner(slot_of(store, key)).port for key in keys}) == 3
     claims = [await store.claim(key) for key in keys]
-    listed = [SessionKey(info.subject, info.session_id) for info in await admin.sessions()]
-    assert listed == keys
-    assert await admin.subjects("s-07") == ["a", "b"]
-    exported = [session["session_id"] async for session in admin.export("b")]
-    assert exported == [key.session_id for key in keys[20:]]
-    assert await admin.delete("a") == 20
+    assert await store.keys(None, None, None, 100) == keys
+    assert await store.keys(None, "s-07", None, 100) == [SessionKey("a", "s-07"), SessionKey("b", "s-07")]
+    assert await store.delete("a") == 20
     with pytest.raises(Fenced):
-        await store.commit(claims[0], "commit-1", [SetField("a", "b")])
-    assert len(await admin.sessions()) == 20
+        await store.append(claims[0], "commit-1", b"1")
+    assert len([key for key in keys if await store.read(key) is not None]) == 20
 
 
 # -- slots that move
@@ -122,22 +99,21 @@ async def test_a_session_that_has_moved_is_used_before_its_slot_has(
     target = next(node for node in shared.primaries if node is not source)
     await store.claim(SessionKey("subject", "another"))
     claim = await store.claim(KEY)
-    before = contents(claim.state)
     shared.begin_move(slot, source, target)
     try:
         name = session_name(store.prefix, KEY)
         source.ask("MIGRATE", "127.0.0.1", str(target.port), "", "0", "5000", "KEYS", name)
-        for number in range(3):
-            await store.commit(claim, f"commit-{number}", [SetField("a", str(number))])
+        for number in range(1, 4):
+            await store.append(claim, f"commit-{number}", b"1")
         claim = await store.claim(KEY)
-        assert contents(claim.state) != before and claim.state.log == HISTORY
+        assert list(claim.commits) == [FIRST, b"1", b"1", b"1"]
     finally:
         shared.end_move(slot, target)
-    await store.commit(claim, "commit-4", [SetField("a", "4")])
+    await store.append(claim, "commit-4", b"1")
     shared.begin_move(slot, target, source)
     target.ask("MIGRATE", "127.0.0.1", str(source.port), "", "0", "5000", "KEYS", name)
     shared.end_move(slot, source)
-    assert (await store.claim(KEY)).state.fields["a"] == "4"
+    assert len(await commits(store)) == 5
 
 
 # -- primaries that die
@@ -187,8 +163,8 @@ async def test_a_primary_without_a_replica_is_waited_for_or_is_unavailable(
         claims = {key: await brief.claim(key) for key in (dead, alive)}
         cluster.primaries[0].kill()
         with pytest.raises(StoreUnavailable, match="cannot be reached"):
-            await brief.commit(claims[dead], "commit-1", [SetField("a", "b")])
-        await brief.commit(claims[alive], "commit-1", [SetField("a", "b")])
+            await brief.append(claims[dead], "commit-1", b"1")
+        await brief.append(claims[alive], "commit-1", b"1")
         claiming = asyncio.create_task(patient.claim(dead))
         await asyncio.to_thread(cluster.primaries[0].start)
         assert (await asyncio.wait_for(claiming, LONG)).epoch == 2

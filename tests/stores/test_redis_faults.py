@@ -14,11 +14,10 @@ import pytest
 from redis.asyncio import Connection
 
 from conductor.errors import Conflict, Fenced, Rollback, StoreUnavailable
-from conductor.messages import UserMessage
-from conductor.stores.base import AppendLog, Claim, RememberInbound, SessionKey, SetField
-from conductor.stores.redis_batch import Batcher, ConnectionLost, Copies
+from conductor.stores.base import Claim, SessionKey
+from conductor.stores.redis_servers import ConnectionLost, Lane, Limits
 from tests.stores.conftest import StoreMaker
-from tests.stores.contract import HISTORY, KEY, filled, stored
+from tests.stores.engines import FIRST, KEY, commits, filled
 from tests.stores.redis_server import WAIT, RedisServer
 
 LONG = 30.0
@@ -52,8 +51,8 @@ def make_store(make_store: StoreMaker, server: RedisServer) -> StoreMaker:
     return lambda url=server.url, **options: make_store(url, **options)
 
 
-def append(number: int) -> AppendLog:
-    return AppendLog(UserMessage(f"message {number}"))
+def message(number: int) -> bytes:
+    return b"message %d" % number
 
 
 async def bounded(work: Awaitable[None]) -> None:
@@ -124,12 +123,11 @@ async def test_a_commit_whose_reply_is_lost_is_recorded_once(
         store = make_store(url)
         claim = await filled(store)  # and now the server knows the script
         proxy.swallows = 1
-        await bounded(store.commit(claim, "commit-1", [append(1), RememberInbound("in-2")]))
+        await bounded(store.append(claim, "commit-1", message(1)))
         assert proxy.swallowed.is_set() and claim.revision == 2
-        await store.commit(claim, "commit-2", [append(2)])
+        await store.append(claim, "commit-2", message(2))
         await store.aclose()
-    state = await stored(make_store())
-    assert state.log == [*HISTORY, UserMessage("message 1"), UserMessage("message 2")]
+    assert await commits(make_store()) == [FIRST, message(1), message(2)]
 
 
 async def test_a_claim_whose_reply_is_lost_counts_once(server: RedisServer, make_store: StoreMaker) -> None:
@@ -140,7 +138,7 @@ async def test_a_claim_whose_reply_is_lost_counts_once(server: RedisServer, make
         proxy.swallows = 1
         claim = await asyncio.wait_for(store.claim(KEY), WAIT)
         assert proxy.swallowed.is_set() and claim.epoch == 1
-        await store.commit(claim, "commit-1", [append(1)])
+        await store.append(claim, "commit-1", message(1))
         await store.aclose()
 
 
@@ -153,15 +151,15 @@ async def test_a_recorded_commit_is_fenced_when_it_is_retried_after_a_takeover(
         store = make_store(url, retry_for=LONG)
         claim = await filled(store)
         proxy.swallows = 1_000
-        commit = asyncio.create_task(store.commit(claim, "commit-1", [append(1)]))
+        commit = asyncio.create_task(store.append(claim, "commit-1", message(1)))
         await asyncio.wait_for(proxy.swallowed.wait(), WAIT)
         new_claim = await successor.claim(KEY)
         proxy.swallows = 0
         with pytest.raises(Fenced):
             await bounded(commit)
         await store.aclose()
-    assert new_claim.state.log == [*HISTORY, UserMessage("message 1")]
-    await successor.commit(new_claim, "commit-2", [append(2)])
+    assert list(new_claim.commits) == [FIRST, message(1)]
+    await successor.append(new_claim, "commit-2", message(2))
 
 
 async def test_commits_of_one_pass_of_the_loop_leave_in_one_write(
@@ -171,14 +169,11 @@ async def test_commits_of_one_pass_of_the_loop_leave_in_one_write(
     async with proxy.running() as url:
         store = make_store(url)
         claims = [await store.claim(SessionKey("subject", f"s-{number}")) for number in range(10)]
-        await store.commit(claims[0], "commit-1", [append(1)])  # and now the server knows the script
+        await store.append(claims[0], "commit-1", message(1))  # and now the server knows the script
         before = proxy.requests
-        await asyncio.gather(*(store.commit(claim, "commit-2", [append(2)]) for claim in claims))
+        await asyncio.gather(*(store.append(claim, "commit-2", message(2)) for claim in claims))
         assert proxy.requests == before + 1
         await store.aclose()
-
-
-# -- zombies
 
 
 # -- restarts
@@ -193,7 +188,7 @@ async def test_a_restart_loses_no_acknowledged_commit(server: RedisServer, make_
     async def talk(claim: Claim) -> None:
         while not stop.is_set() or len(acknowledged) < 100:
             number = next(numbers)
-            await store.commit(claim, f"commit-{number}", [append(number), RememberInbound(f"in-{number}")])
+            await store.append(claim, f"commit-{number}", message(number))
             acknowledged.append(number)
             if number >= 20:
                 reached.set()
@@ -207,7 +202,7 @@ async def test_a_restart_loses_no_acknowledged_commit(server: RedisServer, make_
     stop.set()
     await bounded(talking)
     claim = await make_store().claim(KEY)
-    assert claim.state.log == [UserMessage(f"message {number}") for number in acknowledged]
+    assert list(claim.commits) == [message(number) for number in acknowledged]
     assert claim.revision == len(acknowledged)
 
 
@@ -219,14 +214,14 @@ async def test_a_server_that_stays_away_is_unavailable_and_then_is_used_again(
     server.kill()
     for number in range(2):
         with pytest.raises(StoreUnavailable, match="cannot be reached: nothing listens there"):
-            await bounded(store.commit(claim, f"commit-{number}", [append(number)]))
+            await bounded(store.append(claim, f"commit-{number}", message(number)))
     with pytest.raises(StoreUnavailable):
         await asyncio.wait_for(store.claim(KEY), WAIT)
     await store.release(claim)  # needs no server
     server.start()
     claim = await store.claim(KEY)
-    assert claim.state.log == HISTORY
-    await store.commit(claim, "commit-3", [append(3)])
+    assert list(claim.commits) == [FIRST]
+    await store.append(claim, "commit-3", message(3))
 
 
 # -- a server that hangs
@@ -238,12 +233,12 @@ async def test_a_connection_that_hangs_is_replaced_in_time(
     store = make_store(retry_for=1.0)
     claim = await filled(store)
     server.freeze()
-    commit = asyncio.create_task(store.commit(claim, "commit-1", [append(1)]))
+    commit = asyncio.create_task(store.append(claim, "commit-1", message(1)))
     finished, _ = await asyncio.wait([commit], timeout=0.6)  # one try takes half a second
     assert not finished
     server.thaw()
     await bounded(commit)
-    assert claim.revision == 2 and len((await stored(store)).log) == len(HISTORY) + 1
+    assert claim.revision == 2 and len(await commits(store)) == 1 + 1
 
 
 async def test_a_commit_that_was_given_up_during_a_hang_is_a_conflict_for_the_next(
@@ -253,16 +248,16 @@ async def test_a_commit_that_was_given_up_during_a_hang_is_a_conflict_for_the_ne
     claim = await filled(store)
     server.freeze()
     with pytest.raises(StoreUnavailable):
-        await bounded(store.commit(claim, "commit-1", [append(1)]))
+        await bounded(store.append(claim, "commit-1", message(1)))
     server.thaw()  # now it reads the commit
     patient = make_store(retry_for=LONG)
     later = await patient.claim(SessionKey("subject", "another"))
     assert later.epoch == 1
     with pytest.raises(Conflict):
-        await store.commit(claim, "commit-2", [append(2)])
+        await store.append(claim, "commit-2", message(2))
     claim = await store.claim(KEY)
-    assert claim.state.log == [*HISTORY, UserMessage("message 1")]
-    await store.commit(claim, "commit-3", [append(3)])
+    assert list(claim.commits) == [FIRST, message(1)]
+    await store.append(claim, "commit-3", message(3))
 
 
 async def test_a_cancelled_commit_does_not_delay_the_others(
@@ -271,12 +266,12 @@ async def test_a_cancelled_commit_does_not_delay_the_others(
     store = make_store(retry_for=LONG)
     claims = [await store.claim(SessionKey("subject", f"s-{number}")) for number in range(4)]
     server.freeze()
-    commits = [asyncio.create_task(store.commit(claim, "commit-1", [append(1)])) for claim in claims]
-    await asyncio.wait(commits, timeout=0.05)
-    commits[1].cancel()
+    appends = [asyncio.create_task(store.append(claim, "commit-1", message(1))) for claim in claims]
+    await asyncio.wait(appends, timeout=0.05)
+    appends[1].cancel()
     server.thaw()
     connections = connections_made(server)
-    results = await asyncio.wait_for(asyncio.gather(*commits, return_exceptions=True), WAIT)
+    results = await asyncio.wait_for(asyncio.gather(*appends, return_exceptions=True), WAIT)
     assert [type(result) for result in results] == [
         type(None),
         asyncio.CancelledError,
@@ -285,7 +280,7 @@ async def test_a_cancelled_commit_does_not_delay_the_others(
     ]
     # Each has its own reply, not the one before.
     for claim in claims[2:]:
-        await store.commit(claim, "commit-2", [append(2)])
+        await store.append(claim, "commit-2", message(2))
         assert claim.revision == 2
     assert connections_made(server) == connections + 1  # the one that asks
 
@@ -312,18 +307,17 @@ async def test_commits_that_a_failover_lost_are_a_rollback(
     store = make_store()
     claim = await filled(store)
     shutil.copytree(server.folder, server.folder.with_name("copy"))
-    operations = [append(number) for number in range(2)]
-    for number, operation in enumerate(operations):
-        await store.commit(claim, f"commit-{number}", [operation])
+    for number in range(2):
+        await store.append(claim, f"commit-{number}", message(number))
     await back_to_a_copy(server)
     with pytest.raises(Rollback):
-        await store.commit(claim, "commit-3", [append(3)])
-    # The owner claims again and repeats the lost commits.
+        await store.append(claim, "commit-3", message(3))
+    # The owner claims again and writes its state.
     claim = await store.claim(KEY)
-    assert (claim.revision, claim.state.log) == (1, HISTORY)
-    await store.commit(claim, "commit-4", operations)
-    await store.commit(claim, "commit-5", [append(3)])
-    assert len((await stored(store)).log) == len(HISTORY) + 3
+    assert (claim.revision, list(claim.commits)) == (1, [FIRST])
+    await store.append(claim, "commit-4", message(2), snapshot=True)
+    await store.append(claim, "commit-5", message(3))
+    assert await commits(store) == [message(2), message(3)]
 
 
 async def test_a_lost_session_is_a_rollback(server: RedisServer, make_store: StoreMaker) -> None:
@@ -331,10 +325,10 @@ async def test_a_lost_session_is_a_rollback(server: RedisServer, make_store: Sto
     claim = await filled(store)
     server.ask("FLUSHALL")
     with pytest.raises(Rollback):
-        await store.commit(claim, "commit-1", [append(1)])
+        await store.append(claim, "commit-1", message(1))
     claim = await store.claim(KEY)
-    assert (claim.epoch, claim.revision, claim.state.log) == (1, 0, [])
-    await store.commit(claim, "commit-2", [append(2)])
+    assert (claim.epoch, claim.revision, list(claim.commits)) == (1, 0, [])
+    await store.append(claim, "commit-2", message(2))
 
 
 # -- a server that refuses
@@ -346,9 +340,9 @@ async def test_scripts_that_the_server_forgot_are_given_to_it_again(
     store = make_store()
     claim = await filled(store)
     server.ask("SCRIPT", "FLUSH")
-    await store.commit(claim, "commit-1", [append(1)])
+    await store.append(claim, "commit-1", message(1))
     server.ask("SCRIPT", "FLUSH")
-    assert (await store.claim(KEY)).state.log == [*HISTORY, UserMessage("message 1")]
+    assert await commits(store) == [FIRST, message(1)]
 
 
 async def test_a_server_that_is_full_records_nothing_and_works_again_when_there_is_room(
@@ -358,11 +352,10 @@ async def test_a_server_that_is_full_records_nothing_and_works_again_when_there_
     claim = await filled(store)
     server.ask("CONFIG", "SET", "maxmemory", "1")
     with pytest.raises(StoreUnavailable, match="OOM"):
-        await store.commit(claim, "commit-1", [append(1), SetField("a", "c")])
+        await store.append(claim, "commit-1", message(1))
     server.ask("CONFIG", "SET", "maxmemory", "0")
-    await store.commit(claim, "commit-2", [append(2)])
-    state = await stored(store)
-    assert state.log == [*HISTORY, UserMessage("message 2")] and state.fields == {"a": "b"}
+    await store.append(claim, "commit-2", message(2))
+    assert await commits(store) == [FIRST, message(2)]
 
 
 async def test_after_a_failover_the_new_primary_is_found_under_the_old_name(
@@ -377,8 +370,8 @@ async def test_after_a_failover_the_new_primary_is_found_under_the_old_name(
         replica.ask("REPLICAOF", "NO", "ONE")
         server.ask("REPLICAOF", "127.0.0.1", str(replica.port))
         proxy.server_port = replica.port
-        await bounded(store.commit(claim, "commit-1", [append(1)]))
-    assert (await stored(make_store(replica.url))).log == [*HISTORY, UserMessage("message 1")]
+        await bounded(store.append(claim, "commit-1", message(1)))
+    assert await commits(make_store(replica.url)) == [FIRST, message(1)]
 
 
 async def test_a_foreign_key_of_the_same_name_is_not_changed(
@@ -388,7 +381,7 @@ async def test_a_foreign_key_of_the_same_name_is_not_changed(
     claim = await filled(store)
     server.ask("SET", "conductor:{subject/s-1}", "a string")
     with pytest.raises(StoreUnavailable, match="WRONGTYPE|ERR"):
-        await store.commit(claim, "commit-1", [append(1)])
+        await store.append(claim, "commit-1", message(1))
     assert server.ask("GET", "conductor:{subject/s-1}") == "a string"
 
 
@@ -399,7 +392,7 @@ async def test_a_commit_waits_for_the_replica(replica: RedisServer, make_store: 
     # The first claim is retried until the replica is connected.
     store = make_store(replicas=1, wait_ms=200, retry_for=LONG)
     claim = await asyncio.wait_for(filled(store), LONG)
-    await store.commit(claim, "commit-1", [append(1)])
+    await store.append(claim, "commit-1", message(1))
     assert replica.ask("HGET", "conductor:{subject/s-1}", "revision") == "2"
 
 
@@ -411,7 +404,7 @@ async def test_a_commit_that_no_replica_takes_is_unavailable(
     claim = await filled(store)
     replica.freeze()
     with pytest.raises(StoreUnavailable, match="fewer than 1 replicas"):
-        await store.commit(claim, "commit-1", [append(1)])
+        await store.append(claim, "commit-1", message(1))
 
 
 async def test_a_retried_commit_still_waits_for_the_replica(
@@ -420,7 +413,7 @@ async def test_a_retried_commit_still_waits_for_the_replica(
     store = make_store(replicas=1, wait_ms=20, retry_for=LONG)
     claim = await asyncio.wait_for(filled(store), LONG)
     replica.freeze()
-    commit = asyncio.create_task(store.commit(claim, "commit-1", [append(1)]))
+    commit = asyncio.create_task(store.append(claim, "commit-1", message(1)))
     finished, _ = await asyncio.wait([commit], timeout=0.3)  # several retries
     assert not finished
     replica.thaw()
@@ -442,7 +435,7 @@ async def test_a_server_without_its_replica_is_resolved_again(
         third.start()
         try:
             proxy.server_port = replica.port
-            await bounded(store.commit(claim, "commit-1", [append(1)]))
+            await bounded(store.append(claim, "commit-1", message(1)))
         finally:
             third.kill()
 
@@ -462,12 +455,9 @@ class Closed(Connection):  # type: ignore[misc]  # of a library that has no type
 async def test_a_connection_that_was_reset_under_uvloop_is_lost_without_a_traceback() -> None:
     unhandled: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
-    batcher = Batcher(Closed(), WAIT, Copies(0, 0))
+    lane = Lane(Closed(), Limits(WAIT))
     with pytest.raises(ConnectionLost, match="the connection was closed"):
-        await batcher.ask(b"")
-    await batcher.aclose()
+        await lane.ask("PING")
+    await lane.aclose()
     gc.collect()
     assert unhandled == []
-
-
-# -- the start

@@ -13,7 +13,7 @@ from conductor.errors import SettingsError, StoreUnavailable
 from conductor.stores.base import SessionKey
 from conductor.stores.redis import RedisStore
 from tests.stores.conftest import StoreMaker
-from tests.stores.contract import HISTORY, KEY, SessionLimitContract, StoreContract, filled, stored
+from tests.stores.engines import FIRST, KEY, commits, filled
 from tests.stores.redis_load import Load
 from tests.stores.redis_sentinel import SENTINEL_PASSWORD, SentinelServers
 from tests.stores.redis_server import WAIT, free_port
@@ -42,18 +42,6 @@ def servers(tmp_path: Path) -> Iterator[SentinelServers]:
 @pytest.fixture
 def store(shared: SentinelServers, make_store: StoreMaker) -> RedisStore:
     return make_store(shared.url, prefix=next(_prefixes))
-
-
-class TestSentinelStore(StoreContract):
-    """The contract, on the primary that a Sentinel names."""
-
-
-class TestSentinelSessionLimit(SessionLimitContract):
-    """What it keeps of one subject."""
-
-    @pytest.fixture
-    def few(self, shared: SentinelServers, make_store: StoreMaker) -> RedisStore:
-        return make_store(shared.url, prefix=next(_prefixes), max_sessions=2)
 
 
 # -- failovers
@@ -96,7 +84,7 @@ async def test_passwords_of_the_servers_and_of_the_sentinel_are_used(
         store = make_store(right)
         await store.open()
         await filled(store)
-        assert (await stored(store)).log == HISTORY
+        assert await commits(store) == [FIRST]
         for url in (right.replace(CODED, "wr0ng"), right.replace(SENTINEL_PASSWORD, "wr0ng")):
             with pytest.raises(SettingsError, match="cannot be used: it answered WRONGPASS.$") as caught:
                 await make_store(url).open()

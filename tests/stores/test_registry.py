@@ -11,7 +11,7 @@ from conductor.settings import Settings, load_settings
 from conductor.stores.memory import MemoryStore
 from conductor.stores.postgres import PostgresStore
 from conductor.stores.redis import RedisStore
-from conductor.stores.registry import STORES, describe_store, make_session_admin, make_store, store_secrets
+from conductor.stores.registry import STORES, check_kept, describe_store, make_store, store_secrets
 from conductor.stores.sqlite import SqliteStore
 
 PASSWORD = "hunter2-hunter2"
@@ -59,6 +59,6 @@ def test_a_wrong_address_is_one_sentence_without_its_password() -> None:
 
 def test_an_operator_may_read_a_durable_store() -> None:
     for url in ("sqlite:///a.db", "redis://h", "valkey://h"):
-        make_session_admin(settings(url), make_store(settings(url)))
+        check_kept(settings(url))
     with pytest.raises(SettingsError, match=r"in memory.*DATA_DIR"):
-        make_session_admin(settings(None), MemoryStore())
+        check_kept(settings(None))

@@ -1,0 +1,446 @@
+"""The only place that changes a `Conversation`.
+
+Total: a record about a part that no longer exists does nothing, so every stored record can be applied. Reads
+no clock, no chance and no settings: these values are in the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec.structs import replace
+
+from conductor.conversation import records as r
+from conductor.conversation.events import events, reply_id, segments_id, speech_id, ui_call_id
+from conductor.conversation.phrases import CONTINUE
+from conductor.conversation.state import Conversation, Event, Input, Notice, Question, Speech, Turn
+from conductor.messages import AssistantMessage, Message, Note, UserMessage
+from conductor.tools.approvals import Outcome
+from conductor.tools.base import truncate
+
+MAX_CLAIMS, MAX_CLAIM_TIMES, MAX_SEEN, MAX_DECIDED = 8, 12, 512, 8
+MAX_LATE, MAX_NOTICES, MAX_OUTBOUND = 64, 16, 256
+# Bytes of all notices of a turn together.
+MAX_NOTICES_BYTES = 16_384
+# Kinds that are never evicted: they are few, and a turn waits for each.
+_LASTING = ("call", "approval")
+
+
+def advance(state: Conversation, commit: r.Commit) -> list[Event]:
+    """Apply a commit; returns the client's events, in order."""
+    return [event for _, shown in walk(state, commit) for event in shown]
+
+
+def walk(state: Conversation, commit: r.Commit) -> Iterator[tuple[r.Record, list[Event]]]:
+    """Apply a commit record by record: each step applies one, and gives it with its events."""
+    for event_id in commit.acked:
+        state.outbound.pop(event_id, None)
+    state.revision += 1
+    state.claims[commit.claim] = state.revision
+    _bound(state.claims, MAX_CLAIMS)
+    return ((record, apply(state, record, commit.at)) for record in commit.records)
+
+
+def apply(state: Conversation, record: r.Record, at: int) -> list[Event]:
+    """Apply one record; returns its events, which are in ``outbound`` unless they are flashes."""
+    state.record_count += 1
+    _remember(state, getattr(record, "event_id", ""))
+    _change(state, record, at)
+    _run_clock(state, at)
+    shown = events(state, record, at)
+    for event in shown:
+        if event.kind != "flash":
+            state.outbound[event.id] = event
+    _evict(state)
+    return shown
+
+
+def _change(state: Conversation, record: r.Record, at: int) -> None:  # noqa: C901 -- a branch a record
+    match record:
+        case r.Claimed():
+            _claim(state, record, at)
+        case r.Released():
+            state.released = True
+        case r.ProfileDeclared():
+            state.profile = record.profile
+        case r.CallsWithheld():
+            for event_id in record.event_ids:
+                if event_id in state.outbound:
+                    state.outbound[event_id].withheld = True
+        case r.FieldSet():
+            _set_field(state, record)
+        case r.InputQueued():
+            state.queue.append(Input(record.event_id, record.text))
+        case r.NoticeTaken():
+            _add_notice(state, record.notice)
+        case r.SpeechCut() if record.speech_id in state.speeches:
+            _cut(state, state.speeches[record.speech_id], record.text)
+        case r.LateFinished() if state.late_calls.pop(record.call_id, None) is not None:
+            state.unknown_calls.pop(record.call_id, None)
+            _add_notice(state, record.notice)
+        case r.TurnStarted():
+            _start(state, record, at)
+        case r.CallFinished():
+            _finish(state, record)
+            _close_round(state)
+        case r.TurnEnded():
+            _end(state, record, at)
+        case _ if state.turn is not None:
+            _change_turn(state, state.turn, record, at)
+
+
+def _change_turn(state: Conversation, turn: Turn, record: r.Record, at: int) -> None:
+    match record:
+        case r.HistoryTrimmed():
+            _trim(state, record.before)
+        case r.SegmentSpoken():
+            _speak_segment(state, turn, record)
+        case r.BridgeSpoken():
+            turn.bridged = True
+            _speak(state, Speech(speech_id(state), turn.id, record.spoken, "", reply_id(state)))
+        case r.ReplyBroken():
+            _break(state, turn, record)
+        case r.ReplyLogged():
+            _reply(state, turn, record, at)
+        case r.CallReleased():
+            _release(state, record, at)
+        case r.QuestionsAsked():
+            _ask(state, record, at)
+        case r.CardsWithdrawn():
+            for question in state.questions.values():
+                question.card = False
+                _forget(state, question.id)
+        case _:
+            question_id = getattr(record, "question_id", "")
+            if question_id in state.questions:
+                _change_question(state, state.questions[question_id], record, at)
+
+
+def _change_question(state: Conversation, question: Question, record: r.Record, at: int) -> None:
+    match record:
+        case r.PromptSpoken():
+            _prompt(state, question, record)
+        case r.PromptHeard():
+            question.presented_at, question.repeat_at = at, 0
+        case r.PromptForgotten():
+            question.presented_at = 0
+        case r.PromptCut():
+            question.presented_at, question.repeat_at = 0, record.repeat_at
+            _silence(state, question.speech_id)
+        case r.AnswerUnclear():
+            question.unclear += record.counts
+            question.repeat_at = 0
+        case r.QuestionDecided():
+            _decide(state, question, record, at)
+
+
+# -- owners, clients, fields
+
+
+def _claim(state: Conversation, record: r.Claimed, at: int) -> None:
+    state.claim = record.claim
+    state.claim_times = [*state.claim_times, at][-MAX_CLAIM_TIMES:]
+    turn = state.turn
+    if turn is not None:
+        turn.running_since = 0  # its clock stood while no process owned it
+        turn.attempts += not (turn.calls or state.released)
+        turn.retries = 0
+    state.released = False
+    # The tool that asked ended with its process.
+    for question in [question for question in state.questions.values() if question.form is not None]:
+        _close(state, question, "superseded", at)
+
+
+def _set_field(state: Conversation, record: r.FieldSet) -> None:
+    if record.value:
+        state.fields[record.name] = record.value
+    else:
+        state.fields.pop(record.name, None)
+
+
+def _add_notice(state: Conversation, notice: Notice) -> None:
+    if notice.late or all(notice.text != other.text for other in state.notices):
+        state.notices = [*state.notices, notice][-MAX_NOTICES:]
+
+
+# -- a turn
+
+
+def _start(state: Conversation, record: r.TurnStarted, at: int) -> None:
+    _trim(state, record.trim)
+    if record.summary is not None:
+        state.summary = record.summary
+    state.late_calls = {key: call for key, call in state.late_calls.items() if call.expires_at > at}
+    state.unknown_calls = {key: call for key, call in state.unknown_calls.items() if call.expires_at > at}
+    state.queue = [waiting for waiting in state.queue if waiting.event_id != record.event_id]
+    state.log += _take_notices(state, record, at)
+    if record.tool:
+        text = f"A program of the user calls {record.tool[:128]}. This is not the user speaking."
+        state.log.append(Note(text))
+    if record.text:
+        state.log.append(UserMessage(record.text))
+    state.turn = Turn(record.turn_id, record.cause, record.limit_ms, started_at=at)
+
+
+def _take_notices(state: Conversation, record: r.TurnStarted, at: int) -> list[Message]:
+    """Take the notices of a turn: all of them, or for a transcript the late results and expired ones."""
+    if record.cause not in ("transcript", "news"):
+        return []
+    all_of_them = record.cause == "news"
+    taken = [notice for notice in state.notices if all_of_them or notice.late or notice.expires_at <= at]
+    state.notices = [notice for notice in state.notices if notice not in taken]
+    notes: list[Message] = [Note(notice.text, notice.untrusted) for notice in taken if notice.late]
+    if texts := [notice.text for notice in taken if not notice.late]:
+        notes.append(Note(truncate("\n\n".join(texts), MAX_NOTICES_BYTES)))
+    return notes
+
+
+def _trim(state: Conversation, before: int) -> None:
+    del state.log[: max(0, before - state.log_start)]
+    state.log_start = max(state.log_start, before)
+
+
+def _speak_segment(state: Conversation, turn: Turn, record: r.SegmentSpoken) -> None:
+    if not turn.reply_id:
+        turn.reply_id, turn.segments = segments_id(turn, state.log_end), 0
+    preceding = turn.spoken.strip()
+    turn.spoken += record.text
+    if record.spoken:
+        speech = Speech(
+            speech_id(state),
+            turn.id,
+            record.spoken,
+            turn.spoken.strip(),
+            turn.reply_id,
+            preceding,
+            segment=turn.segments,
+            last=False,
+            actions=tuple(turn.actions),
+        )
+        _speak(state, speech)
+        turn.segments += 1
+
+
+def _break(state: Conversation, turn: Turn, record: r.ReplyBroken) -> None:
+    if record.text:
+        state.log += [AssistantMessage(record.text), Note(CONTINUE)]
+        _place_segments(state, turn, state.log_end - 2)
+    turn.retries += not record.lost
+    turn.spoken, turn.reply_id, turn.segments = "", "", 0
+
+
+def _reply(state: Conversation, turn: Turn, record: r.ReplyLogged, at: int) -> None:
+    message = record.message
+    state.log.append(message)
+    position = state.log_end - 1
+    _place_segments(state, turn, position)
+    if not turn.reply_id:
+        turn.segments = 0
+    if record.spoken:
+        speech = Speech(
+            speech_id(state),
+            turn.id,
+            record.spoken,
+            message.text,
+            turn.reply_id or segments_id(turn, position),
+            turn.spoken.strip() if turn.segments else "",
+            position,
+            turn.segments,
+            actions=tuple(turn.actions),
+        )
+        _speak(state, speech)
+        turn.segments += 1
+    turn.spoken, turn.reply_id, turn.attempts, turn.retries = "", "", 1, 0
+    turn.calls = [replace(call) for call in record.calls]
+    turn.calls_made += len(record.calls)
+    turn.rounds += record.paused
+    for call in turn.calls:
+        if call.consent == "free" and call.is_open:
+            call.started_at, call.claim = at, state.claim
+    _close_round(state)
+
+
+def _release(state: Conversation, record: r.CallReleased, at: int) -> None:
+    call = state.open_call(record.call_id)
+    if call is not None and call.consent == "held":
+        call.consent, call.started_at, call.claim = "free", at, state.claim
+
+
+def _finish(state: Conversation, record: r.CallFinished) -> None:
+    call = state.open_call(record.result.call_id)
+    if call is None:
+        return
+    call.result = record.result
+    if call.consent == "held" and record.error_type == "permission_denied":
+        call.consent = "denied"
+    if record.late is not None:
+        state.late_calls[call.id] = record.late
+        _bound(state.late_calls, MAX_LATE)
+    if record.unknown is not None:
+        state.unknown_calls[call.id] = record.unknown
+        _bound(state.unknown_calls, MAX_LATE)
+    changed = not record.result.is_error and record.reason != "accepted" and call.effect != "read"
+    if changed and state.turn is not None:
+        state.turn.actions.append(call.name)
+    _forget(state, call.id)
+
+
+def _close_round(state: Conversation) -> None:
+    turn = state.turn
+    if turn is None or not turn.calls or any(call.is_open for call in turn.calls):
+        return
+    state.log += [call.result for call in turn.calls if call.result is not None]
+    turn.rounds += 1
+    refused = all(call.consent == "denied" for call in turn.calls)
+    turn.refused_rounds = turn.refused_rounds + 1 if refused else 0
+    turn.calls = []
+
+
+def _end(state: Conversation, record: r.TurnEnded, at: int) -> None:
+    for finished in record.results:
+        _finish(state, finished)
+    for question_id in record.superseded:
+        if question_id in state.questions:
+            _close(state, state.questions[question_id], "superseded", at)
+    _close_round(state)
+    turn, state.turn = state.turn, None
+    text = " ".join(part for part in (record.text, record.apology) if part)
+    if turn is None or not text:
+        return
+    state.log.append(AssistantMessage(text))
+    position = state.log_end - 1
+    _place_segments(state, turn, position)
+    if record.spoken:
+        preceding = record.text if turn.spoken else ""
+        actions = tuple(turn.actions)
+        speech = Speech(
+            speech_id(state),
+            turn.id,
+            record.spoken,
+            text,
+            reply_id(state),
+            preceding,
+            position,
+            actions=actions,
+        )
+        _speak(state, speech)
+
+
+def _run_clock(state: Conversation, at: int) -> None:
+    """Stop the clock of a turn while a person decides."""
+    turn = state.turn
+    if turn is None:
+        return
+    waits = bool(state.questions) or any(
+        call.interactive and call.started_at and call.is_open for call in turn.calls
+    )
+    if waits and turn.running_since:
+        turn.left_ms, turn.running_since = turn.left_ms - (at - turn.running_since), 0
+    elif not waits and not turn.running_since:
+        turn.running_since = at
+
+
+# -- questions
+
+
+def _ask(state: Conversation, record: r.QuestionsAsked, at: int) -> None:
+    for question in record.questions:
+        asked = state.questions[question.id] = replace(question)
+        asked.asked_at = asked.asked_at or at
+        call = state.open_call(question.call_id)
+        if call is not None and question.form is None:
+            call.consent = "asked"
+
+
+def _prompt(state: Conversation, question: Question, record: r.PromptSpoken) -> None:
+    question.card, question.presented_at, question.repeat_at = False, 0, 0
+    question.presentations = max(1, question.presentations + record.counts)
+    question.speech_id, question.message_id = speech_id(state), ui_call_id(state, "message")
+    _speak(
+        state,
+        Speech(question.speech_id, "", record.text, record.text, reply_id(state), question_id=question.id),
+    )
+
+
+def _decide(state: Conversation, question: Question, record: r.QuestionDecided, at: int) -> None:
+    _close(state, question, record.outcome, at)
+    state.grants = record.grants or state.grants
+    call = state.open_call(question.call_id)
+    if call is None or question.form is not None:
+        return
+    call.notes += record.notes
+    if record.outcome in ("allowed", "edited"):
+        call.consent, call.started_at, call.claim = "given", at, state.claim
+        call.arguments, call.digest = record.arguments or call.arguments, record.digest or call.digest
+        return
+    call.consent = "denied"
+    if record.outcome == "denied" and state.turn is not None:
+        state.turn.denied.append(question.digest)
+
+
+def _close(state: Conversation, question: Question, outcome: Outcome, at: int) -> None:
+    state.questions.pop(question.id, None)
+    state.decided[question.id] = outcome
+    _bound(state.decided, MAX_DECIDED)
+    state.question_closed_at = at
+    _silence(state, question.speech_id)
+    _forget(state, question.id)
+
+
+# -- speech
+
+
+def _speak(state: Conversation, speech: Speech) -> None:
+    pending = {event.call_id for event in state.outbound.values() if event.kind == "speak"}
+    state.speeches = {key: other for key, other in state.speeches.items() if key in pending}
+    state.speeches[speech.id] = speech
+
+
+def _place_segments(state: Conversation, turn: Turn, position: int) -> None:
+    """Move the segments of the unfinished reply to the message at ``position``."""
+    for speech in state.speeches.values():
+        if turn.reply_id and speech.reply_id == turn.reply_id and speech.position < 0:
+            speech.position = position
+
+
+def _cut(state: Conversation, cut: Speech, text: str) -> None:
+    index = cut.position - state.log_start
+    message = state.log[index] if 0 <= index < len(state.log) else None
+    if isinstance(message, AssistantMessage):
+        state.log[index] = replace(message, text=text)
+    for speech in [speech for speech in state.speeches.values() if speech.reply_id == cut.reply_id]:
+        _silence(state, speech.id)
+
+
+def _silence(state: Conversation, speech: str) -> None:
+    state.speeches.pop(speech, None)
+    _forget(state, speech)
+
+
+# -- the client's events
+
+
+def _forget(state: Conversation, call_id: str) -> None:
+    if call_id:
+        for event in [event for event in state.outbound.values() if event.call_id == call_id]:
+            del state.outbound[event.id]
+
+
+def _remember(state: Conversation, event_id: str) -> None:
+    if event_id:
+        state.seen[event_id] = None
+        _bound(state.seen, MAX_SEEN)
+
+
+def _evict(state: Conversation) -> None:
+    while len(state.outbound) > MAX_OUTBOUND:
+        oldest = next((event for event in state.outbound.values() if event.kind not in _LASTING), None)
+        if oldest is None:
+            return
+        del state.outbound[oldest.id]
+
+
+def _bound(table: dict[str, Any], most: int) -> None:
+    while len(table) > most:
+        del table[next(iter(table))]

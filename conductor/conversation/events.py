@@ -1,0 +1,336 @@
+"""The client's events of a record, as pure functions: the only place that makes durable events.
+
+An id consists of the claim, the record's number and a slot. Each thing that a record can show has a slot of
+its own, in the order of the wire: so an id always means the same event, and ids of one claim are in the order
+of sending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from conductor.conversation import records as r
+from conductor.conversation.phrases import CUT_OFF, MESSAGES
+from conductor.conversation.state import Call, Conversation, Event, Kind, Question, Speech, Turn
+from conductor.events.envelope import Payload
+from conductor.events.server import (
+    ApprovalRequest,
+    ApprovalResolved,
+    ConversationState,
+    ErrorEvent,
+    Segment,
+    ServerEvent,
+    SpeechFinal,
+    ToolActivity,
+    ToolCallEvent,
+    ToolCancel,
+    ToolLate,
+    append_message,
+    set_state,
+    speak,
+)
+
+_SLOT_BITS = 8
+# In the order of the wire within a record.
+_SLOTS = {
+    "cancel": 0,  # and 39 more
+    "resolved": 40,  # and 15 more
+    "opening": 56,
+    "user": 57,
+    "error": 59,
+    "final": 60,
+    "message": 61,
+    "speaking": 62,
+    "speak": 63,
+    "thinking": 64,
+    "idle": 65,
+    "state": 66,
+    "late": 67,
+    "calls": 80,  # and 39 more
+    "activity": 120,  # and 39 more
+    "cards": 160,  # and 39 more
+    "cards_idle": 200,
+}
+
+_payload = msgspec.json.Encoder().encode
+
+
+def nonce(claim: str) -> str:
+    """Return the part of a claim's token that its ids carry."""
+    return claim.replace(".", ":").rpartition(":")[2][:16]
+
+
+def place(state: Conversation, slot: int = 0) -> str:
+    """Name a slot of the record that is being applied."""
+    return f"{nonce(state.claim)}_{state.record_count << _SLOT_BITS | slot:x}"
+
+
+def ui_call_id(state: Conversation, slot: str) -> str:
+    """Make the call id of a UI call of this record."""
+    return f"call_{place(state, _SLOTS[slot])}"
+
+
+def speech_id(state: Conversation) -> str:
+    """Make the call id of this record's ``tts.speak``."""
+    return ui_call_id(state, "speak")
+
+
+def segments_id(turn: Turn, position: int) -> str:
+    """Name the reply that a turn's model writes, which is to be at a position of the log."""
+    return f"speech_{turn.id.removeprefix('turn_')}_{position:x}"
+
+
+def reply_id(state: Conversation) -> str:
+    """Name a speech of this record that is no reply of the model."""
+    return f"speech_{place(state)}"
+
+
+def probe_call_id(state: Conversation, claim: str, number: int) -> str:
+    """Name the call of a `StateShown` that will be the ``number``th of the next records of a claim."""
+    count = state.record_count + number
+    return f"call_{nonce(claim)}_{count << _SLOT_BITS | _SLOTS['state']:x}"
+
+
+def events(state: Conversation, record: r.Record, at: int) -> list[Event]:
+    """Make the events of a record, in the order of the wire; ``state`` is the one after it."""
+    return [_event(state, slot, kind, event, at) for slot, kind, event in _shown(state, record)]
+
+
+Shown = tuple[int, Kind, ServerEvent]
+
+
+def _event(state: Conversation, slot: int, kind: Kind, event: ServerEvent, at: int) -> Event:
+    made = Event(f"evt_{place(state, slot)}", kind, event.TYPE, encode_payload(event), at)
+    match event:
+        case ToolCallEvent():
+            made.call_id = event.call_id
+        case ApprovalRequest() | ApprovalResolved():
+            made.call_id = event.approval_id
+    if kind == "call" and (call := state.open_call(made.call_id)) is not None:
+        made.effect, made.limit_ms = call.effect, call.limit_ms
+    return made
+
+
+def encode_payload(event: Payload) -> bytes:
+    """Encode a payload."""
+    return _payload(event)
+
+
+def _shown(state: Conversation, record: r.Record) -> Iterator[Shown]:  # noqa: C901 -- a branch a record
+    match record:
+        case r.StateShown():
+            yield _state(state, "state", record.state)
+        case r.TurnStarted() if record.text:  # in a turn about notices it would stop the transcriber
+            yield _state(state, "opening", "thinking")
+            yield _message(state, "user", record.text)
+        case r.SegmentSpoken() if record.spoken:
+            yield from _speech(state)
+        case r.BridgeSpoken():
+            yield from _speech(state)
+            if state.turn is not None and state.turn.cause != "news":
+                yield _state(state, "thinking", "thinking")
+        case r.ReplyBroken() if record.text:
+            yield from _final(state, record.text, "")
+        case r.ReplyLogged() if state.turn is not None:
+            yield from _reply(state, record)
+        case r.CallReleased() if (call := state.open_call(record.call_id)) is not None and call.started_at:
+            yield from _call(state, 0, call)
+        case r.CallFinished():
+            if record.reason == "tool_result_timeout" and record.late is not None:
+                yield from _cancel(state, 0, record.result.call_id, "timeout")
+            yield from _finished(state, record)
+        case r.TurnEnded():
+            yield from _end(state, record)
+        case r.QuestionsAsked():
+            yield from _cards(state, record)
+        case r.PromptSpoken() if record.question_id in state.questions:
+            yield _message(state, "assistant", record.text, _message_id(state))
+            yield from _speech(state)
+            yield _state(state, "idle", "idle")
+        case r.AnswerUnclear():
+            yield _message(state, "user", record.text)
+            if state.focus is not None and state.focus.card:
+                yield _state(state, "idle", "idle")
+        case r.QuestionDecided():
+            yield from _decision(state, record)
+        case r.LateFinished() if state.profile.has("late"):
+            late = ToolLate(record.call_id, "turn" if record.starts_turn else "context")
+            yield _SLOTS["late"], "flash", late
+
+
+def _reply(state: Conversation, record: r.ReplyLogged) -> Iterator[Shown]:
+    turn, text = state.turn, record.message.text
+    assert turn is not None
+    speech = next(reversed(state.speeches.values()), None) if turn.segments else None
+    if text:
+        yield from _final(state, text, speech.reply_id if speech is not None else "")
+    if record.spoken:
+        yield from _speech(state)
+    if turn.segments and record.message.calls and turn.cause != "news":
+        yield _state(state, "thinking", "thinking")
+    for number, call in enumerate(record.calls):
+        if call.consent == "free" and call.is_open:
+            yield from _call(state, number, call)
+
+
+def _call(state: Conversation, number: int, call: Call) -> Iterator[Shown]:
+    if call.is_device:
+        timeout_ms = call.limit_ms if state.profile.has("lease") else None
+        event = ToolCallEvent(call.id, call.name, call.arguments, timeout_ms)
+        yield _SLOTS["calls"] + number, "call", event
+    if state.profile.has("activity"):
+        started = ToolActivity(call.id, call.name, call.source, "started", display=f"{call.name} …")
+        yield _SLOTS["activity"] + number, "flash", started
+
+
+def _finished(state: Conversation, record: r.CallFinished) -> Iterator[Shown]:
+    activity = record_activity(state, record)
+    if activity is not None:
+        yield _SLOTS["activity"], "flash", activity
+
+
+def record_activity(state: Conversation, record: r.CallFinished) -> ToolActivity | None:
+    """Make the report of a finished call; None without the capability."""
+    name, source = record.tool, record.source
+    if not state.profile.has("activity") or not name:
+        return None
+    status = "done" if record.error_type == "none" else record.error_type.replace("_", " ")
+    if record.reason == "device_error":
+        status = "failed on the device"
+    return ToolActivity(
+        record.result.call_id,
+        name,
+        source,
+        "finished",
+        record.error_type,
+        record.took_ms,
+        record.size,
+        f"{name}: {status}, {record.size} bytes, {record.took_ms} ms",
+    )
+
+
+_CancelReason: TypeAlias = Literal["barge_in", "timeout", "session_end"]
+_CANCEL_REASONS: dict[str, _CancelReason] = {"timed_out": "timeout", "session_end": "session_end"}
+
+
+def _end(state: Conversation, record: r.TurnEnded) -> Iterator[Shown]:
+    for number, call_id in enumerate(record.cancelled):
+        yield from _cancel(state, number, call_id, _CANCEL_REASONS.get(record.reason, "barge_in"))
+    if state.profile.has("approval"):
+        for number, question_id in enumerate(record.superseded):
+            resolved = ApprovalResolved(question_id, "superseded")
+            yield _SLOTS["resolved"] + number, "resolved", resolved
+    for number, finished in enumerate(record.results):
+        activity = record_activity(state, finished)
+        if activity is not None:
+            yield _SLOTS["activity"] + number, "flash", activity
+    if record.error is not None:
+        message = MESSAGES.get(record.error, MESSAGES["internal_error"])
+        yield _SLOTS["error"], "flash", ErrorEvent(record.error, message)
+        text = record.apology or record.text.removesuffix(CUT_OFF).strip()
+        if text:
+            yield from _final(state, text, _message_id(state))
+    elif record.apology:
+        yield from _final(state, record.apology, _message_id(state))
+    if record.spoken:
+        yield from _speech(state)
+    if not record.follows:
+        yield _state(state, "idle", "idle")
+
+
+def _cards(state: Conversation, record: r.QuestionsAsked) -> Iterator[Shown]:
+    shown = [question for question in record.questions if question.card]
+    for number, question in enumerate(shown):
+        yield _SLOTS["cards"] + number, "approval", _card(question)
+    if shown:
+        yield _state(state, "cards_idle", "idle")
+
+
+def _card(question: Question) -> ApprovalRequest:
+    return ApprovalRequest(
+        question.id,
+        question.batch_id,
+        question.call_id,
+        question.tool,
+        msgspec.json.decode(question.shown),
+        question.digest,
+        question.risk,
+        question.reasons,
+        question.prompt,
+        question.scopes,
+        _iso(question.expires_at),
+        question.preview,
+    )
+
+
+def _decision(state: Conversation, record: r.QuestionDecided) -> Iterator[Shown]:
+    if record.text:
+        yield _message(state, "user", record.text)
+    if state.profile.has("approval"):
+        resolved = ApprovalResolved(record.question_id, record.outcome)
+        yield _SLOTS["user"] + 1, "resolved", resolved
+    # The microphone stays open for the answer to a card, and when a question expires nobody has spoken.
+    if record.outcome != "expired" and (state.focus is None or not state.focus.card):
+        yield _state(state, "thinking", "thinking")
+    call = state.open_call(record.call_id)
+    if call is not None and call.started_at and record.outcome in ("allowed", "edited"):
+        yield from _call(state, 0, call)
+
+
+def _final(state: Conversation, text: str, message_id: str) -> Iterator[Shown]:
+    yield _SLOTS["final"], "final", SpeechFinal(text)
+    yield _message(state, "assistant", text, message_id, slot="message")
+
+
+def _speech(state: Conversation) -> Iterator[Shown]:
+    speech = _own_speech(state)
+    if speech is None:
+        return
+    if speech.segment == 0:
+        yield _state(state, "speaking", "speaking")
+    segment = None
+    if state.profile.has("segments"):
+        segment = Segment(speech.reply_id, speech.segment, speech.last)
+    yield _SLOTS["speak"], "speak", speak(speech.id, speech.spoken, segment)
+
+
+def _own_speech(state: Conversation) -> Speech | None:
+    """Find the speech that this record has made."""
+    return state.speeches.get(speech_id(state))
+
+
+def _message_id(state: Conversation) -> str:
+    """Name the message that this record speaks; empty if it speaks none."""
+    speech = _own_speech(state)
+    return speech.reply_id if speech is not None else ""
+
+
+def _state(state: Conversation, slot: str, value: ConversationState) -> Shown:
+    return _SLOTS[slot], "state", set_state(ui_call_id(state, slot), value)
+
+
+def _message(
+    state: Conversation,
+    role: Literal["user", "assistant"],
+    text: str,
+    message_id: str = "",
+    slot: str = "",
+) -> Shown:
+    slot = slot or ("message" if role == "assistant" else "user")
+    call_id = ui_call_id(state, slot)
+    shown_id = (message_id or call_id) if state.profile.has("segments") else None
+    return _SLOTS[slot], "message", append_message(call_id, role, text, shown_id)
+
+
+def _cancel(state: Conversation, number: int, call_id: str, reason: _CancelReason) -> Iterator[Shown]:
+    if state.profile.has("cancel"):
+        yield _SLOTS["cancel"] + number, "flash", ToolCancel(call_id, reason)
+
+
+def _iso(at_ms: int) -> str:
+    time = datetime.fromtimestamp(at_ms / 1000, UTC)
+    return f"{time:%Y-%m-%dT%H:%M:%S}.{at_ms % 1000:03d}Z"

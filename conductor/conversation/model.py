@@ -1,0 +1,347 @@
+"""Requests to the model: the growing reply, its partials and segments, retries, and the end of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from conductor.conversation.events import segments_id
+from conductor.conversation.history import repair
+from conductor.conversation.receive import ended, replied
+from conductor.conversation.records import HistoryTrimmed, Record, ReplyBroken, SegmentSpoken
+from conductor.conversation.steps import AskModel
+from conductor.conversation.tracing import request_attributes
+from conductor.errors import ConductorError, ModelError
+from conductor.events.envelope import new_call_id
+from conductor.events.server import ErrorEvent, SpeechPartial
+from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult
+from conductor.models.base import CACHE_S, Finished, ModelRequest, TextDelta, ToolDefinition
+from conductor.models.retry import BROKEN_OFF
+from conductor.segments import SegmentSplitter
+from conductor.speech import CODE_PHRASE, TABLE_PHRASE, for_the_ear
+
+if TYPE_CHECKING:
+    from conductor.conversation.session import Session
+
+_NO_ANSWER = "I have nothing to say to that."
+_CITATION = re.compile(r"[ \t]?\[(\d{1,3}(?:, ?\d{1,3})*)\](?!\()")
+_CODE = re.compile(r"(```.*?(?:```|\Z)|`[^`\n]*`)", re.DOTALL)
+# Of a result as JSON; the quotes of a document are escaped there.
+_RESULTS = '"results":['
+_NUMBER = re.compile(r'(?<=[{,])"number":(\d{1,3})(?=[,}])')
+
+
+def without_invented(text: str, messages: Iterable[Message]) -> str:
+    """Drop the citations of a reply that no search in the history has returned.
+
+    Without a search, numbers in brackets are no citations, and stay.
+    """
+    if not _CITATION.search(text):
+        return text
+    results = [
+        message.content
+        for message in messages
+        if isinstance(message, ToolResult) and _RESULTS in message.content
+    ]
+    returned = {number for content in results for number in _NUMBER.findall(content)}
+    if not results:
+        return text
+
+    def valid(citation: re.Match[str]) -> str:
+        numbers = [number for number in re.findall(r"\d+", citation[1]) if number in returned]
+        begin = citation[0][: citation[0].index("[")]
+        return f"{begin}[{', '.join(numbers)}]" if numbers else ""
+
+    prose_and_code = _CODE.split(text)
+    prose_and_code[::2] = [_CITATION.sub(valid, prose) for prose in prose_and_code[::2]]
+    return "".join(prose_and_code)
+
+
+class ModelSteps:
+    """Asks the model for the replies of a session.
+
+    Within a turn the prompt, the tools and the messages that were sent stay as they were: the service's cache
+    and a model's reasoning depend on them. Changes reach the model in the next turn.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._shown: tuple[str, str, Sequence[ToolDefinition]] | None = None
+        self._sent: tuple[list[Message], int] | None = None
+        self._avoid: str | None = None
+        self._pieces: list[str] = []
+        self._partial_timer: asyncio.TimerHandle | None = None
+        self._partial_at = 0.0
+        self._start_ns = self._first_ns = 0
+        self.cached_until = float("-inf")
+
+    def stop(self) -> None:
+        """End the request, and send no more partials of its reply."""
+        self._observe()
+        self._pieces, self._partial_at = [], 0.0
+        if self._partial_timer is not None:
+            self._partial_timer.cancel()
+            self._partial_timer = None
+
+    @property
+    def messages(self) -> list[Message]:
+        """The history to send: the summary, if there is one, and the log."""
+        state = self._session.state
+        messages = repair(state.log)
+        if state.summary is not None:
+            text = f"Summary of the conversation so far: {state.summary.text}"
+            messages.insert(0, Note(text, state.summary.untrusted))
+        return messages
+
+    # -- one request
+
+    async def ask(self, step: AskModel) -> None:
+        """Ask for a reply, and commit its meaning."""
+        session = self._session
+        if not step.with_tools:
+            session.note_limit(step)
+        reply: list[str] = []
+        calls: list[ToolCall] = []
+        self._pieces = reply
+        session.live.draft, session.live.request = "", (step.turn_id, step.rounds, step.retries)
+        try:
+            finished = await self._read(step, reply, calls)
+        except ModelError as error:
+            await self._take_failure(step, error, has_reply=bool(reply or calls))
+            return
+        except ConductorError as error:
+            await self._fail(step, error)
+            return
+        self.stop()
+        await self._take_reply(step, "".join(reply).strip(), calls, finished)
+
+    def _is_wanted(self, step: AskModel) -> bool:
+        return self._session.next_step() == step
+
+    async def _read(self, step: AskModel, reply: list[str], calls: list[ToolCall]) -> Finished:
+        session = self._session
+        request = self._request(step)
+        speaker = Speaker(session, step) if session.in_segments else None
+        self._start_ns, self._first_ns = time.time_ns(), 0
+        self.cached_until = asyncio.get_running_loop().time() + CACHE_S
+        finished: Finished | None = None
+        error_code = ""
+        try:
+            # Closed on every way out: until then the request goes on, and holds a connection.
+            async with aclosing(session.provider.stream(request)) as stream:
+                async for event in stream:
+                    self._first_ns = self._first_ns or time.time_ns()
+                    if isinstance(event, TextDelta):
+                        session.observer.token()
+                        # Lone surrogates, which no UTF-8 text holds, become ``?``.
+                        reply.append(event.text.encode("utf-8", "replace").decode())
+                        session.live.draft = "".join(reply)
+                        self._show_partial()
+                        if speaker is not None:
+                            await speaker.add(reply[-1])
+                    elif isinstance(event, ToolCall):
+                        session.observer.token()
+                        calls.append(msgspec.structs.replace(event, call_id=new_call_id()))
+                    else:
+                        finished = event
+        except ModelError as error:
+            error_code = error.reason
+            raise
+        finally:
+            self._observe(finished, error_code)
+        if finished is None:
+            raise ModelError("protocol", "The model's reply did not end.")
+        if finished.stop == "context_window" and not ("".join(reply).strip() or calls):
+            raise ModelError("context_too_long", "The conversation is too long for the model.")
+        session.observer.replied(request, finished)
+        session.history.learn(request, finished.usage)
+        return finished
+
+    def _observe(self, finished: Finished | None = None, error_code: str = "") -> None:
+        """Observe the end of a request, once."""
+        start_ns, self._start_ns = self._start_ns, 0
+        if not start_ns:
+            return
+        name, attributes = request_attributes(self._session.provider.name, finished)
+        if self._first_ns:
+            first_s = (self._first_ns - start_ns) / 1e9
+            attributes = {**attributes, "gen_ai.response.time_to_first_chunk": first_s}
+        self._session.observer.step("chat", name, start_ns, error_code, attributes)
+
+    def _request(self, step: AskModel) -> ModelRequest:
+        session = self._session
+        state, turn = session.state, session.state.turn
+        assert turn is not None
+        if self._shown is None or self._shown[0] != turn.id:
+            self._shown = (turn.id, session.tools.system_prompt, session.tools.executor.definitions)
+            self._sent = None
+        if step.retries == 0:
+            self._avoid = None
+        if self._sent is None:
+            messages = self.messages
+        else:
+            sent, position = self._sent
+            messages = repair(state.log[max(0, position - state.log_start) :], sent)
+        self._sent = messages, state.log_end
+        left_ms = turn.left_ms - (session.live.now() - turn.running_since if turn.running_since else 0)
+        return ModelRequest(
+            self._shown[1],
+            messages,
+            self._shown[2],
+            "auto" if step.with_tools else "none",
+            silence_s=session.rules.limits.model_silence,
+            deadline_s=max(0.0, left_ms / 1000),
+            profile=state.profile.model,
+            avoid=self._avoid,
+            cache_key=session.cache_key,
+        )
+
+    # -- the reply
+
+    async def _take_reply(self, step: AskModel, text: str, calls: list[ToolCall], finished: Finished) -> None:
+        session, state = self._session, self._session.state
+        if finished.stop == "refusal":
+            await self._fail(step, ModelError("refused", "The model declined to answer."))
+            return
+        provider = finished.provider or session.provider.name
+        message = AssistantMessage(text, opaque=finished.opaque, provider=provider)
+        if calls and step.with_tools:
+            whole = finished.stop == "tool_use"
+            prepared = await session.tools.prepare(session.live, calls, whole=whole)
+            message = msgspec.structs.replace(message, calls=tuple(calls))
+        else:
+            prepared = ()
+        paused = not prepared and finished.stop == "pause_turn" and bool(text) and step.with_tools
+        if not prepared and not paused:
+            answer = without_invented(text, state.log) or _NO_ANSWER
+            message = msgspec.structs.replace(message, text=answer) if answer != text else message
+
+        def decision() -> list[Record]:
+            if not self._is_wanted(step) or state.turn is None:
+                return []
+            spoken = self._speech_of(message.text)
+            return replied(state, session.live, session.rules, message, prepared, spoken, paused=paused)
+
+        await session.insist(decision, gives_up=True)
+
+    def _speech_of(self, text: str) -> str:
+        """Make the rest of a reply in segments, or the whole reply, for the ear."""
+        turn = self._session.state.turn
+        assert turn is not None
+        tail = text
+        if turn.reply_id and turn.segments:
+            tail = text[len(turn.spoken.strip()) :] if text.startswith(turn.spoken.strip()) else ""
+        return for_the_ear(tail)
+
+    async def _take_failure(self, step: AskModel, error: ModelError, *, has_reply: bool) -> None:
+        session, state = self._session, self._session.state
+        self.stop()
+        if step.retries == 0 and error.reason == "context_too_long":
+            cut = session.history.halve(state.log)
+            if cut:
+                self._sent = None
+                before = state.log_start + cut
+                await session.insist(
+                    lambda: [HistoryTrimmed(before), ReplyBroken()] if self._is_wanted(step) else [],
+                    gives_up=True,
+                )
+                return
+        backoff_s = session.rules.limits.model_retry * random.uniform(0.5, 1.0)
+        pause_s = max(backoff_s, error.retry_after or 0.0)
+        broke_off = error.reason in BROKEN_OFF and has_reply
+        if step.retries == 0 and broke_off and pause_s < session.left_s:
+            session.observer.note(f"retry:{error.reason}")
+            self._avoid = error.profile
+
+            def decision() -> list[Record]:
+                if not self._is_wanted(step) or state.turn is None:
+                    return []
+                return [ReplyBroken(state.turn.spoken.strip())]
+
+            has_spoken = state.turn is not None and bool(state.turn.spoken)
+            await session.insist(decision, gives_up=True)
+            # An interruption still finds the text; a spoken part is in the history.
+            session.live.draft = "" if has_spoken else session.live.draft
+            session.live.request = (step.turn_id, step.rounds, step.retries + 1)
+            await asyncio.sleep(pause_s)
+            return
+        await self._fail(step, error)
+
+    async def _fail(self, step: AskModel, error: ConductorError) -> None:
+        session, state = self._session, self._session.state
+        session.observer.failed(error)
+        # Within a turn only the subject's budget raises ``rate_limited``.
+        failure = "budget_spent" if error.code == "rate_limited" else error.code
+
+        def decision() -> list[Record]:
+            if not self._is_wanted(step):
+                return []
+            return [ended(state, session.live, session.rules, "failed", error=error.code, failure=failure)]
+
+        await session.insist(decision, gives_up=True)
+
+    # -- partials
+
+    def _show_partial(self) -> None:
+        if self._partial_timer is None and self._session.is_connected:
+            loop = asyncio.get_running_loop()
+            if loop.time() >= self._partial_at:
+                self._send_partial()
+            else:
+                self._partial_timer = loop.call_at(self._partial_at, self._send_partial)
+
+    def _send_partial(self) -> None:
+        self._partial_timer = None
+        session = self._session
+        text = session.live.draft.lstrip()
+        if not text:
+            return
+        interval = session.rules.limits.partial_interval
+        self._partial_at = asyncio.get_running_loop().time() + interval
+        turn = session.state.turn
+        speech_id = ""
+        if turn is not None and session.state.profile.has("segments"):
+            speech_id = turn.reply_id or segments_id(turn, session.state.log_end)
+        session.observer.partial()
+        session.flash(SpeechPartial(text, speech_id or None), partial=True)
+
+
+class Speaker:
+    """Speaks a reply in segments while the model writes it."""
+
+    def __init__(self, session: Session, step: AskModel) -> None:
+        self._session = session
+        self._step = step
+        self._splitter = SegmentSplitter(session.state.profile.locale)
+        self._phrases: set[str] = set()
+
+    async def add(self, text: str) -> None:
+        """Append text of the model, and speak the segments that it completes."""
+        for segment in self._splitter.feed(text):
+            spoken = for_the_ear(without_invented(segment, self._session.state.log))
+            if spoken in self._phrases:
+                spoken = ""
+            if spoken in (CODE_PHRASE, TABLE_PHRASE):
+                self._phrases.add(spoken)
+            turn = self._session.state.turn
+            if turn is not None:
+                work = partial(self._spoken, turn.spoken, segment, spoken)
+                await self._session.insist(work, gives_up=True)
+
+    def _spoken(self, preceding: str, segment: str, spoken: str) -> list[Record]:
+        turn = self._session.state.turn
+        wanted = self._session.next_step() == self._step and turn is not None and turn.spoken == preceding
+        return [SegmentSpoken(segment, spoken)] if wanted else []
+
+
+LIMIT_REACHED = ErrorEvent(
+    "tool_round_limit_exceeded", "The limit of tool calls is reached; the model answers with what it has."
+)

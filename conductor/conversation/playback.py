@@ -1,0 +1,91 @@
+"""The records of a stored session one by one, with the client's events and the state after each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from conductor.conversation.apply import walk
+from conductor.conversation.ledger import read_commits
+from conductor.conversation.records import Record
+from conductor.conversation.state import Conversation, Event
+
+
+class Moment(NamedTuple):
+    """A record and its effects; ``at`` is in epoch milliseconds.
+
+    Without a ``record`` it is the start of a commit: ``acked`` events are acknowledged, or the ``state`` is
+    that of a snapshot, before which no records are stored. The next moment changes ``state``.
+    """
+
+    at: int
+    state: Conversation
+    record: Record | None = None
+    shown: Sequence[Event] = ()
+    acked: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the record."""
+        if self.record is not None:
+            return type(self.record).__name__
+        return "Acknowledged" if self.acked else "Snapshot"
+
+    @property
+    def number(self) -> int:
+        """The number of the record, or of the last one."""
+        return self.state.record_count
+
+    @property
+    def time(self) -> str:
+        """The time in UTC."""
+        moment = datetime.fromtimestamp(self.at / 1000, UTC).isoformat(timespec="milliseconds")
+        return moment.replace("+00:00", "Z")
+
+
+def moments(commits: Sequence[bytes], revision: int) -> Iterator[Moment]:
+    """Step through the commits of a session at ``revision``. Raises `StoreUnavailable`, as `replay` does."""
+    state = Conversation()
+    for commit in read_commits(commits, revision):
+        if commit.state is not None:
+            state = commit.state
+            yield Moment(commit.at, state)
+        records = walk(state, commit)
+        if commit.acked:
+            yield Moment(commit.at, state, acked=commit.acked)
+        for record, shown in records:
+            yield Moment(commit.at, state, record, shown)
+
+
+def plain_moment(moment: Moment) -> dict[str, Any]:
+    """Give a moment as JSON values, with the state."""
+    return {
+        "time": moment.time,
+        "number": moment.number,
+        "name": moment.name,
+        "record": None if moment.record is None else _plain(moment.record),
+        "acked": list(moment.acked),
+        "events": [plain_event(event) for event in moment.shown],
+        "state": plain_state(moment.state),
+    }
+
+
+def plain_state(state: Conversation) -> dict[str, Any]:
+    """Give a state as JSON values: messages have their positions, and events their payloads."""
+    plain: dict[str, Any] = _plain(state)
+    log = plain.get("log", ())
+    plain["log"] = [{"position": index, **message} for index, message in enumerate(log, state.log_start)]
+    plain["outbound"] = [plain_event(event) for event in state.outbound.values()]
+    return plain
+
+
+def plain_event(event: Event) -> dict[str, Any]:
+    """Give an event as JSON values, with its payload."""
+    return {**_plain(event), "payload": msgspec.json.decode(event.payload)}
+
+
+def _plain(value: object) -> Any:
+    return msgspec.to_builtins(value, str_keys=True)

@@ -1,0 +1,372 @@
+"""Records: the facts of a conversation in the past tense, each complete in itself.
+
+A record holds every value that a clock, a setting or chance decided; its time is that of its commit. The
+store keeps commits, and `conductor.conversation.apply` makes the state of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from conductor.conversation.state import (
+    Call,
+    Cause,
+    Conversation,
+    EndReason,
+    LateCall,
+    Notice,
+    Profile,
+    Question,
+    Summary,
+    UnknownCall,
+    Value,
+)
+from conductor.errors import ErrorCode
+from conductor.events.server import ConversationState
+from conductor.messages import AssistantMessage, ToolResult
+from conductor.tools.approvals import Outcome
+from conductor.tools.base import ErrorType
+
+
+class Fact(Value, frozen=True, tag=True):
+    """A record."""
+
+
+# -- the session
+
+
+class Claimed(Fact, frozen=True):
+    """A process took the session over."""
+
+    claim: str
+
+
+class Released(Fact, frozen=True):
+    """The owner gave the session up in order."""
+
+
+class ProfileDeclared(Fact, frozen=True):
+    """The client declared itself, or changed its declaration."""
+
+    profile: Profile
+
+
+class CallsWithheld(Fact, frozen=True):
+    """The app was relaunched: it may have run these calls, which are never sent again."""
+
+    event_ids: tuple[str, ...]
+
+
+class StateShown(Fact, frozen=True):
+    """A state was shown outside of a turn. A ``probe`` repeats the present one to a reconnected client."""
+
+    state: ConversationState
+    probe: bool = False
+
+
+class FieldSet(Fact, frozen=True):
+    """A tool stored a text; an empty one deletes the field."""
+
+    name: str
+    value: str
+
+
+# -- inputs
+
+
+class InputQueued(Fact, frozen=True):
+    """A transcript waits for its turn."""
+
+    event_id: str
+    text: str
+
+
+class EventHandled(Fact, frozen=True):
+    """An event had no other effect; its repetition is ignored."""
+
+    event_id: str
+
+
+class NoticeTaken(Fact, frozen=True):
+    """The model is to be told something."""
+
+    event_id: str
+    notice: Notice
+
+
+# -- a turn
+
+
+class TurnStarted(Fact, frozen=True):
+    """A turn started: about ``text``, about the notices, or about the call of a ``tool`` by a program.
+
+    Messages before the position ``trim`` are dropped; ``summary`` covers them.
+    """
+
+    turn_id: str
+    cause: Cause
+    limit_ms: int
+    event_id: str = ""
+    text: str = ""
+    tool: str = ""
+    trim: int = 0
+    summary: Summary | None = None
+
+
+class HistoryTrimmed(Fact, frozen=True):
+    """The history was too long for the model: messages before a position were dropped."""
+
+    before: int
+
+
+class SegmentSpoken(Fact, frozen=True):
+    """A part of the running reply was spoken: ``text`` as written, ``spoken`` for the ear, "" for neither."""
+
+    text: str
+    spoken: str
+
+
+class BridgeSpoken(Fact, frozen=True):
+    """A phrase was spoken while the turn waits for a tool. It is no part of the history."""
+
+    spoken: str
+
+
+class ReplyBroken(Fact, frozen=True):
+    """A reply broke off. ``text`` was spoken and stays; the model continues from there.
+
+    ``lost``: its process did, not the model.
+    """
+
+    text: str = ""
+    lost: bool = False
+
+
+class ReplyLogged(Fact, frozen=True):
+    """The model replied. ``spoken`` is the whole reply, or the rest of it after its segments, for the ear.
+
+    ``calls`` are the reply's calls as the gate decided about them.
+    """
+
+    message: AssistantMessage
+    calls: tuple[Call, ...] = ()
+    spoken: str = ""
+    paused: bool = False
+
+
+class CallReleased(Fact, frozen=True):
+    """The earlier writes of a held call's reply are decided: it starts."""
+
+    call_id: str
+
+
+class CallFinished(Fact, frozen=True):
+    """A call has its only result; the last one of a reply closes the round.
+
+    ``late``: the true result may still come. ``unknown``: the call may have changed something. ``tool`` and
+    ``source`` are empty for a call that never ran.
+    """
+
+    result: ToolResult
+    tool: str = ""
+    source: str = ""
+    error_type: ErrorType = "none"
+    reason: str = ""
+    took_ms: int = 0
+    size: int = 0
+    late: LateCall | None = None
+    unknown: UnknownCall | None = None
+
+
+class TurnEnded(Fact, frozen=True):
+    """The turn ended.
+
+    ``results`` finish the open calls; the app is told to cancel the device calls ``cancelled``. The questions
+    ``superseded`` close. ``text`` stays of an unfinished reply. After a failure with the code ``error`` the
+    ``apology`` is shown, and ``spoken`` for the ear. ``follows``: another turn starts at once, without
+    ``idle``.
+    """
+
+    reason: EndReason
+    event_id: str = ""
+    text: str = ""
+    results: tuple[CallFinished, ...] = ()
+    cancelled: tuple[str, ...] = ()
+    superseded: tuple[str, ...] = ()
+    error: ErrorCode | None = None
+    apology: str = ""
+    spoken: str = ""
+    follows: bool = False
+
+
+# -- questions
+
+
+class QuestionsAsked(Fact, frozen=True):
+    """Calls wait for a person. Cards are shown by this record, a spoken question by `PromptSpoken`."""
+
+    questions: tuple[Question, ...]
+
+
+class CardsWithdrawn(Fact, frozen=True):
+    """The client shows no cards any longer."""
+
+
+class PromptSpoken(Fact, frozen=True):
+    """A question was spoken; ``counts`` as a presentation, unless a new client only hears it again."""
+
+    question_id: str
+    text: str
+    counts: bool = True
+
+
+class PromptHeard(Fact, frozen=True):
+    """A spoken question was heard to its end."""
+
+    question_id: str
+
+
+class PromptForgotten(Fact, frozen=True):
+    """A relaunched client has not heard the question."""
+
+    question_id: str
+
+
+class PromptCut(Fact, frozen=True):
+    """A spoken question was interrupted; it is repeated in the silence after ``repeat_at``."""
+
+    question_id: str
+    event_id: str
+    repeat_at: int
+
+
+class AnswerUnclear(Fact, frozen=True):
+    """The person's words decided nothing. One that ``counts`` uses up one of the repetitions."""
+
+    question_id: str
+    event_id: str
+    text: str
+    counts: bool
+
+
+class QuestionDecided(Fact, frozen=True):
+    """A question was decided, by the words ``text`` of a transcript or by a tap.
+
+    ``arguments`` and ``digest`` replace those of an edited call. ``grants`` are the session's encoded grants
+    after a decision that lasts.
+    """
+
+    question_id: str
+    call_id: str
+    outcome: Outcome
+    event_id: str = ""
+    text: str = ""
+    arguments: str = ""
+    digest: str = ""
+    notes: tuple[str, ...] = ()
+    grants: str = ""
+    by_voice: bool = False
+
+
+# -- speech, and results after their turn
+
+
+class SpeechCut(Fact, frozen=True):
+    """A speech was interrupted, or withdrawn; ``text`` is what stays of its message."""
+
+    speech_id: str
+    text: str
+    event_id: str = ""
+
+
+class LateFinished(Fact, frozen=True):
+    """A result came after its call was closed. ``starts_turn``: a turn reports it."""
+
+    call_id: str
+    notice: Notice
+    starts_turn: bool
+
+
+Record: TypeAlias = (
+    Claimed
+    | Released
+    | ProfileDeclared
+    | CallsWithheld
+    | StateShown
+    | FieldSet
+    | InputQueued
+    | EventHandled
+    | NoticeTaken
+    | TurnStarted
+    | HistoryTrimmed
+    | SegmentSpoken
+    | BridgeSpoken
+    | ReplyBroken
+    | ReplyLogged
+    | CallReleased
+    | CallFinished
+    | TurnEnded
+    | QuestionsAsked
+    | CardsWithdrawn
+    | PromptSpoken
+    | PromptHeard
+    | PromptForgotten
+    | PromptCut
+    | AnswerUnclear
+    | QuestionDecided
+    | SpeechCut
+    | LateFinished
+)
+
+
+def closed_calls(records: Sequence[Record]) -> Iterator[str]:
+    """List the calls and speeches that are over by these records."""
+    for record in records:
+        match record:
+            case CallFinished():
+                yield record.result.call_id
+            case TurnEnded():
+                yield from (finished.result.call_id for finished in record.results)
+            case SpeechCut():
+                yield record.speech_id
+
+
+class Commit(Value, frozen=True):
+    """Records that happened together: one append to the store.
+
+    ``claim`` is its author and ``at`` its time in epoch milliseconds. ``acked`` are ids of events that the
+    client has handled since the last commit. A snapshot has the ``state`` before the commit, and replaces all
+    earlier commits.
+    """
+
+    claim: str
+    at: int
+    records: tuple[Record, ...] = ()
+    acked: tuple[str, ...] = ()
+    state: Conversation | None = None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(Commit).decode
+
+
+def encode(commit: Commit) -> bytes:
+    """Encode a commit. Lone surrogates, which no UTF-8 text holds, become ``?``."""
+    try:
+        return _encode(commit)
+    except UnicodeEncodeError:
+        return _encode(_without_surrogates(msgspec.to_builtins(commit, builtin_types=(bytes,))))
+
+
+def _without_surrogates(value: object) -> object:
+    match value:
+        case str():
+            return value.encode("utf-8", "replace").decode()
+        case list() | tuple():
+            return [_without_surrogates(item) for item in value]
+        case dict():
+            return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,309 @@
+"""The state of a conversation: everything that outlives the process, as plain data.
+
+Only `conductor.conversation.apply` changes it. Times are epoch milliseconds. Facts of one process are in
+`conductor.conversation.live`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from conductor.messages import Message, ToolResult
+from conductor.tools.approvals import Outcome, Scope
+from conductor.tools.base import Caution, Effect, OnInterrupt, Risk
+
+Cause: TypeAlias = Literal["transcript", "news", "request", "refused"]
+EndReason: TypeAlias = Literal["answered", "interrupted", "session_end", "timed_out", "failed"]
+Consent: TypeAlias = Literal["free", "held", "needed", "asked", "given", "denied"]
+Kind: TypeAlias = Literal["call", "final", "message", "state", "speak", "approval", "resolved", "flash"]
+
+
+class Part(msgspec.Struct, omit_defaults=True):
+    """A part of the state."""
+
+
+class Value(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A part of the state that is replaced, never changed."""
+
+
+class Profile(Value, frozen=True):
+    """The client's declaration; ``tools`` are MCP declarations, None for the catalog."""
+
+    capabilities: tuple[str, ...] = ()
+    locale: str | None = None
+    time_zone: str | None = None
+    instructions: str | None = None
+    tools: list[Any] | None = None
+    model: str | None = None
+    traceparent: str | None = None
+
+    def has(self, capability: str) -> bool:
+        """Tell whether the client has a capability."""
+        return capability in self.capabilities
+
+
+class Call(Part):
+    """A tool call of the running turn.
+
+    ``arguments`` is JSON as the call runs; ``digest`` binds a decision to tool and arguments. A call with the
+    consent "needed" starts only after a recorded yes. One that is "held", with the ``fingerprint`` of its
+    tool, starts after the decisions on the earlier writes of its reply. From ``started_at`` on it may be on
+    the wire, or may have run in the process with ``claim``. ``reasons`` and ``cautions`` are those of the
+    gate. ``result`` is the only result.
+    """
+
+    id: str
+    name: str
+    arguments: str = ""
+    source: str = "none"
+    effect: Effect = "read"
+    risk: Risk = "medium"
+    limit_ms: int = 30_000
+    interactive: bool = False
+    untrusted: bool = False
+    on_interrupt: OnInterrupt = "keep"
+    digest: str = ""
+    consent: Consent = "free"
+    reasons: tuple[str, ...] = ()
+    cautions: tuple[Caution, ...] = ()
+    notes: tuple[str, ...] = ()
+    started_at: int = 0
+    claim: str = ""
+    fingerprint: str = ""
+    result: ToolResult | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has no result."""
+        return self.result is None
+
+    @property
+    def is_device(self) -> bool:
+        """Whether the app runs it."""
+        return self.source == "device"
+
+
+class Turn(Part):
+    """The running turn.
+
+    The clock stands while a person decides: ``left_ms`` is what is left of the limit at ``running_since``, 0
+    while it stands. ``attempts`` counts the processes that asked the model since its last reply; ``retries``
+    the requests of this process that broke off. ``spoken`` is the part of the unfinished reply that is spoken
+    or on its way under ``reply_id``; ``segments`` counts the speeches of the last reply.
+    ``denied`` are digests of refused calls, ``actions`` names of tools that changed something.
+    """
+
+    id: str
+    cause: Cause
+    left_ms: int
+    started_at: int = 0
+    running_since: int = 0
+    attempts: int = 1
+    retries: int = 0
+    rounds: int = 0
+    calls_made: int = 0
+    calls: list[Call] = []
+    spoken: str = ""
+    reply_id: str = ""
+    segments: int = 0
+    denied: list[str] = []
+    refused_rounds: int = 0
+    actions: list[str] = []
+    bridged: bool = False
+
+
+class Form(Value, frozen=True):
+    """A question of a running tool, with a form to fill in."""
+
+    source: str
+    message: str
+    schema: dict[str, Any]
+
+
+class Question(Part):
+    """A call that waits for a person's decision.
+
+    ``id`` is the approval id. ``arguments`` is JSON, ``shown`` the redacted one; ``prompt`` the question in
+    words. ``card``: it is shown, else spoken. ``form``: a running tool asks, and its call is not decided.
+    ``presented_at`` is 0 until the prompt was heard to the end, ``presentations`` counts how often it was
+    spoken, ``unclear`` the answers that decided nothing. After an interruption the prompt is repeated in the
+    next silence, from ``repeat_at`` on.
+    """
+
+    id: str
+    batch_id: str
+    call_id: str
+    tool: str
+    arguments: str
+    shown: str
+    digest: str
+    prompt: str
+    risk: Risk
+    expires_at: int
+    reasons: tuple[str, ...] = ()
+    scopes: tuple[Scope, ...] = ()
+    cautions: tuple[Caution, ...] = ()
+    fingerprint: str = ""
+    source: str = ""
+    preview: str = ""
+    asked_at: int = 0
+    card: bool = False
+    form: Form | None = None
+    speech_id: str = ""
+    message_id: str = ""
+    presented_at: int = 0
+    presentations: int = 0
+    unclear: int = 0
+    repeat_at: int = 0
+
+
+class Speech(Part):
+    """A ``tts.speak``.
+
+    ``text`` is its message up to the end of this speech, ``preceding`` the part before, ``spoken`` the text
+    for the ear. The speeches of one reply share ``reply_id``. ``position`` is the message's place in the log,
+    -1 before it is logged. ``actions`` are the tools that had changed something by then.
+    """
+
+    id: str
+    turn_id: str
+    spoken: str
+    text: str
+    reply_id: str = ""
+    preceding: str = ""
+    position: int = -1
+    segment: int = 0
+    last: bool = True
+    question_id: str = ""
+    actions: tuple[str, ...] = ()
+
+
+class LateCall(Value, frozen=True):
+    """A device call that was closed without its result, which may still come.
+
+    ``starts_turn``: the result starts a turn of its own if none is running; that of a ``job`` always does.
+    """
+
+    call_id: str
+    name: str
+    effect: Effect
+    expires_at: int
+    started_at: int = 0
+    untrusted: bool = False
+    starts_turn: bool = True
+    job: bool = False
+
+
+class UnknownCall(Value, frozen=True):
+    """A call that may have changed something: an identical one asks first."""
+
+    digest: str
+    expires_at: int
+
+
+class Input(Value, frozen=True):
+    """A transcript that waits for its turn."""
+
+    event_id: str
+    text: str
+
+
+class Notice(Value, frozen=True):
+    """A text of the server for the model. Until ``expires_at`` it starts a turn of its own."""
+
+    text: str
+    expires_at: int = 0
+    untrusted: bool = False
+    late: bool = False
+
+
+class Summary(Value, frozen=True):
+    """The history before the log. ``untrusted``: outsiders wrote part of it."""
+
+    text: str
+    untrusted: bool = False
+
+
+class Event(Part):
+    """An event for the client; every kind but ``flash`` stays until it is acknowledged.
+
+    ``payload`` is JSON. ``effect`` and ``limit_ms`` are those of a call. ``withheld``: an earlier process of
+    the app may have run this call; it is never sent again.
+    """
+
+    id: str
+    kind: Kind
+    type: str
+    payload: bytes
+    at: int
+    call_id: str = ""
+    effect: Effect = "read"
+    limit_ms: int = 5_000
+    withheld: bool = False
+
+
+class Conversation(Part):
+    """A session. The first message of ``log`` has the position ``log_start``.
+
+    ``claim`` is the token of the owner; ``claims`` maps the last owners to their last revisions, and
+    ``claim_times`` are the recent takeovers. Event ids are made of the claim and ``record_count``.
+    ``fields`` belong to tools. ``decided`` are the outcomes of the last questions.
+    """
+
+    revision: int = 0
+    record_count: int = 0
+    claim: str = ""
+    claims: dict[str, int] = {}
+    claim_times: list[int] = []
+    released: bool = False
+    profile: Profile = Profile()
+    log: list[Message] = []
+    log_start: int = 0
+    summary: Summary | None = None
+    queue: list[Input] = []
+    notices: list[Notice] = []
+    turn: Turn | None = None
+    questions: dict[str, Question] = {}
+    decided: dict[str, Outcome] = {}
+    question_closed_at: int = 0
+    grants: str = ""
+    speeches: dict[str, Speech] = {}
+    late_calls: dict[str, LateCall] = {}
+    unknown_calls: dict[str, UnknownCall] = {}
+    outbound: dict[str, Event] = {}
+    seen: dict[str, None] = {}
+    fields: dict[str, str] = {}
+
+    @property
+    def log_end(self) -> int:
+        """The position of the next message."""
+        return self.log_start + len(self.log)
+
+    @property
+    def focus(self) -> Question | None:
+        """The question that a spoken answer concerns."""
+        return next(iter(self.questions.values()), None)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was recorded but claims."""
+        return self.profile == Profile() and not (self.log or self.seen or self.fields or self.outbound)
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        """The calls of the running round."""
+        return self.turn.calls if self.turn is not None else ()
+
+    def open_call(self, call_id: str) -> Call | None:
+        """Find a call of the running round that has no result."""
+        return next((call for call in self.calls if call.id == call_id and call.is_open), None)
+
+    def continues(self, earlier: Conversation) -> bool:
+        """Tell whether this state was in the state ``earlier``: it contains its last commit."""
+        if not earlier.claims:
+            return True
+        claim, revision = next(reversed(earlier.claims.items()))
+        return self.claims.get(claim, 0) >= revision

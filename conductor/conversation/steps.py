@@ -1,0 +1,187 @@
+"""The next step of a conversation, as pure functions: the loop does only these, also after a takeover."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from conductor.conversation import approvals
+from conductor.conversation.live import Live, Rules, follows
+from conductor.conversation.receive import ended, finish, lost
+from conductor.conversation.records import CallReleased, Record, ReplyBroken, TurnEnded
+from conductor.conversation.state import Call, Cause, Conversation
+from conductor.tools.approvals import not_answered
+from conductor.tools.executor import interrupted_outcome
+
+
+@dataclass(frozen=True, slots=True)
+class StartTurn:
+    """A turn is to start, about a transcript or the notices; ``passed_over``: another input follows."""
+
+    cause: Cause
+    event_id: str = ""
+    text: str = ""
+    passed_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AskModel:
+    """The model is to be asked. Its reply counts only while this is still the next step."""
+
+    turn_id: str
+    rounds: int
+    retries: int
+    with_tools: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareRequest:
+    """The gate is to decide about the call of a program."""
+
+    turn_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunCalls:
+    """Server calls are to run."""
+
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AskPerson:
+    """Questions are to be worded and asked."""
+
+    calls: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitResults:
+    """Nothing is to be done until one of these calls has a result, or the state changes otherwise."""
+
+    calls: tuple[str, ...] = ()
+
+
+Step: TypeAlias = list[Record] | StartTurn | AskModel | PrepareRequest | RunCalls | AskPerson | AwaitResults
+
+
+def next_step(state: Conversation, live: Live, rules: Rules) -> Step:
+    """Give the records to commit at once, or the work that takes time."""
+    turn = state.turn
+    if turn is None:
+        return _begin(state, live, rules)
+    if turn.calls:
+        return _round(state, live, rules, turn.calls)
+    if turn.cause == "request":
+        if turn.rounds or live.request != (turn.id, 0, 0):
+            return [TurnEnded("answered", follows=follows(state, live, rules))]
+        return PrepareRequest(turn.id)
+    if turn.attempts > rules.max_attempts:
+        return [ended(state, live, rules, "failed", error="model_provider_failed")]
+    if turn.spoken and live.request != (turn.id, turn.rounds, turn.retries):
+        return [ReplyBroken(turn.spoken.strip(), lost=True)]  # it was spoken by another process
+    limits = rules.limits
+    spent = (
+        turn.rounds >= limits.max_tool_rounds
+        or turn.calls_made >= limits.max_calls_per_turn
+        or turn.refused_rounds >= rules.max_refused_rounds
+    )
+    return AskModel(turn.id, turn.rounds, turn.retries, not spent)
+
+
+def _begin(state: Conversation, live: Live, rules: Rules) -> Step:
+    if live.closing or live.is_suspended(rules):
+        return AwaitResults()
+    if state.queue:
+        waiting = state.queue[0]
+        # The person has spoken again: earlier words stay in the history, and only the last are answered.
+        passed_over = rules.cancels and len(state.queue) > 1
+        return StartTurn("transcript", waiting.event_id, waiting.text, passed_over)
+    if live.refused_input:
+        return StartTurn("refused")
+    if live.draining:
+        return AwaitResults()
+    if live.request_waits:
+        return StartTurn("request")
+    floor_at = live.floor_at
+    if not state.notices or floor_at is None:
+        return AwaitResults()
+    now = live.now()
+    has_notices = any(notice.expires_at > now for notice in state.notices)
+    if has_notices and now >= max(floor_at, live.notices_after) and live.may_start():
+        return StartTurn("news")
+    return AwaitResults()
+
+
+def _round(state: Conversation, live: Live, rules: Rules, calls: list[Call]) -> Step:
+    released = _released(live, calls)
+    if released:
+        return released
+    started = [
+        call
+        for call in calls
+        if not call.is_device and call.started_at and call.is_open and call.id not in live.running_calls
+    ]
+    # A call of another process may have run. A read without consent runs again; no other call does.
+    gone = [
+        call
+        for call in started
+        if call.claim != state.claim and (call.effect != "read" or call.consent == "given")
+    ]
+    if gone:
+        outcomes = [interrupted_outcome(call.effect, sent=True, reason="connection_lost") for call in gone]
+        return [
+            lost(call, live, rules, outcome, starts_turn=False)
+            for call, outcome in zip(gone, outcomes, strict=True)
+        ]
+    if started:
+        return RunCalls(tuple(started))
+    gated = [call for call in calls if call.consent == "needed" and call.is_open]
+    running = [call.id for call in calls if call.is_open and call.started_at]
+    if gated and not running:
+        return AskPerson(tuple(call.id for call in gated))
+    return AwaitResults(tuple(call.id for call in calls if call.is_open))
+
+
+def _released(live: Live, calls: list[Call]) -> list[Record]:
+    """Let the held writes go whose earlier writes are decided, unless they are forbidden by now."""
+    records: list[Record] = []
+    for call in calls:
+        if call.is_open and call.effect != "read" and call.consent in ("needed", "asked"):
+            break
+        if call.is_open and call.consent == "held":
+            refusal = live.decisions.held_refusal(live, call)
+            records.append(CallReleased(call.id) if refusal is None else finish(call, live, refusal))
+    return records
+
+
+def due(state: Conversation, live: Live, rules: Rules) -> list[Record]:
+    """Make the records of a deadline that has passed."""
+    now, turn, focus = live.now(), state.turn, state.focus
+    for question in state.questions.values():
+        if question.expires_at <= now:
+            outcome = not_answered("expired")
+            return approvals.decided(state, live, question, "expired", outcome_of=outcome)
+    if focus is not None and not focus.card and focus.repeat_at:
+        if now >= max(focus.repeat_at, live.speaking_until):
+            return approvals.present_again(state, live, rules, focus)
+    if turn is not None and turn.running_since and now >= turn.running_since + turn.left_ms:
+        return [ended(state, live, rules, "timed_out", error="turn_timeout")]
+    return []
+
+
+def deadline(state: Conversation, live: Live) -> int | None:
+    """Give the time at which `due` or `next_step` may have something new; None if there is none."""
+    turn, times = state.turn, []
+    if state.questions:
+        times += [question.expires_at for question in state.questions.values()]
+        focus = state.focus
+        if focus is not None and not focus.card and focus.repeat_at:
+            times.append(max(focus.repeat_at, live.speaking_until))
+    if turn is not None and turn.running_since:
+        times.append(turn.running_since + turn.left_ms)
+    if turn is None and state.notices and live.floor_at is not None and not live.draining:
+        at, now = max(live.floor_at, live.notices_after), live.now()
+        if at > now and any(notice.expires_at > now for notice in state.notices):
+            times.append(at)
+    return min(times, default=None)

@@ -1,0 +1,532 @@
+"""A session's tools: the executor for its profile, decisions about calls, and questions in words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import structlog
+
+from conductor.conversation.fields import SubjectRecords
+from conductor.conversation.live import Edit, Finished, Live, is_tainted, verdict_words
+from conductor.conversation.services import Services
+from conductor.conversation.state import Call, Conversation, Form, Profile, Question
+from conductor.events.envelope import IdGenerator
+from conductor.events.server import RejectedTool
+from conductor.messages import ToolCall, ToolResult
+from conductor.prompts import session_prompt
+from conductor.rate_limit import TokenBucket
+from conductor.speech import for_the_ear
+from conductor.stores.base import SessionKey
+from conductor.tools.approvals import DEFINITION_CHANGED, SCOPES, Scope
+from conductor.tools.audit import SessionAudit
+from conductor.tools.base import (
+    CallContext,
+    Caution,
+    PersonQuestion,
+    SessionFields,
+    ToolOutcome,
+    ToolSpec,
+    failed,
+)
+from conductor.tools.declarations import Reading, parse_declarations
+from conductor.tools.device import DeviceToolset, PendingCalls
+from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor, with_timing
+from conductor.tools.permissions import Gate, Verdict, grant
+from conductor.tools.rules import Rule, arguments_digest, decode_rules, encode_rules
+from conductor.tools.spoken import Answer, classify_answer, make_question, prompt
+from conductor.tools.spoken import Question as SpokenQuestion
+
+log = structlog.get_logger(__name__)
+
+# The field of a subject's record that holds lasting grants.
+GRANTS = "grants"
+# Grants of a session or a subject; the oldest is dropped, and its call is asked about again.
+MAX_GRANTS = 200
+# The source of questions that running tools ask.
+FORM = "question"
+
+_CUT_OFF = (
+    "The reply reached its length limit inside this call's arguments, so they were cut off. Nothing was run. "
+    "Call it again with shorter arguments."
+)
+_NOT_OFFERED = "the server's operator does not allow this tool"
+_DENIED_BEFORE = Verdict("deny", ("The user said no to this very call already.",), None, warn=False)
+
+new_approval_id = IdGenerator("appr")
+new_batch_id = IdGenerator("batch")
+
+
+def decode_grants(text: str, subject: str) -> tuple[Rule, ...]:
+    """Decode grants; an unreadable text grants nothing."""
+    try:
+        return decode_rules(text) if text else ()
+    except ValueError:
+        log.error("grants not readable", subject=subject)
+        return ()
+
+
+def with_grant(text: str, rule: Rule, subject: str) -> str:
+    """Add a grant to encoded ones, and drop the oldest over the limit."""
+    others = [other for other in decode_grants(text, subject) if other != rule]
+    return encode_rules((*others, rule)[-MAX_GRANTS:])
+
+
+class SessionTools:
+    """The tools of one session as its client declared them, and every decision about their calls.
+
+    Implements `conductor.conversation.live.Decisions`.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        key: SessionKey,
+        state: Conversation,
+        fields: SessionFields,
+        person: SessionFields,
+        audit: SessionAudit,
+    ) -> None:
+        self._services = services
+        self._key = key
+        self._state = state
+        self._fields = fields
+        self._person = person
+        self._audit = audit
+        self._records: SubjectRecords | None = services.subject_records
+        self._rates: dict[str, TokenBucket] = {}
+        self._pending = PendingCalls()
+        self._declared: tuple[ToolSpec, ...] | None = None
+        self._executor: ToolExecutor | None = None
+        self._rules: tuple[str, str, tuple[Rule, ...]] = ("", "", ())
+        self._questions: OrderedDict[str, SpokenQuestion] = OrderedDict()
+
+    # -- the declaration
+
+    def declare(self, tools: list[Any], readings: Sequence[Reading] | None = None) -> list[RejectedTool]:
+        """Take the client's tools as the device's; returns the refused ones."""
+        reserved = [spec.name for toolset in self._services.toolsets for spec in toolset.specs()]
+        accepted, rejected = parse_declarations(tools, readings=readings, reserved_names=reserved)
+        self._declared = tuple(accepted)  # also those not offered: a reload may change the rules
+        self._executor = None
+        rejected += [(spec.name, _NOT_OFFERED) for spec in accepted if not self.executor.gate.offers(spec)]
+        return [RejectedTool(name, reason) for name, reason in rejected]
+
+    @property
+    def declared(self) -> list[str]:
+        """The names of the client's tools that the model is offered."""
+        return [spec.name for spec in self._declared or () if self.executor.gate.offers(spec)]
+
+    def reload(self, services: Services) -> None:
+        """Use another prompt, catalog and rules from now on."""
+        self._services = services
+        self._executor = None  # made on demand: a reload reaches thousands of sessions at once
+
+    def close(self) -> None:
+        """Free the tools."""
+        self._declared = self._executor = None
+
+    @property
+    def system_prompt(self) -> str:
+        """The system prompt for this client."""
+        profile = self._state.profile
+        return session_prompt(
+            self._services.system_prompt,
+            locale=profile.locale,
+            time_zone=profile.time_zone,
+            instructions=profile.instructions,
+        )
+
+    @property
+    def executor(self) -> ToolExecutor:
+        """The executor for the present declaration."""
+        if self._executor is None:
+            services = self._services
+            specs: Sequence[ToolSpec] = services.catalog if self._declared is None else self._declared
+            toolsets = [*services.toolsets, DeviceToolset(specs, self._pending)]
+            rules = [rule for rule in services.rules if rule.session in (None, self._key.session_id)]
+            gate = Gate(rules, services.gate_options, self.grants)
+            self._executor = ToolExecutor(toolsets, services.limits, gate, services.redactor, self._rates)
+        return self._executor
+
+    def grants(self) -> Sequence[Rule]:
+        """List the person's grants, for this session and lasting."""
+        subject = self._key.subject
+        lasting = self._records.get(subject, GRANTS) if self._records is not None else ""
+        own = self._state.grants
+        if (own, lasting) != self._rules[:2]:
+            rules = (*decode_grants(own, subject), *decode_grants(lasting, subject))
+            self._rules = (own, lasting, rules)
+        return self._rules[2]
+
+    def context(self, call_id: str) -> CallContext:
+        """Make the context of a call."""
+        profile = self._state.profile
+        own = (self._fields, self._person, self._key.subject)
+        return CallContext(self._key.session_id, call_id, profile.time_zone, profile.locale, *own)
+
+    # -- calls of a reply
+
+    async def prepare(
+        self, live: Live, calls: Sequence[ToolCall], *, whole: bool, with_limit: bool = True
+    ) -> tuple[Call, ...]:
+        """Validate each call of a reply and decide about it.
+
+        If the reply is not ``whole``, because it reached its length limit, no call runs: the arguments of the
+        last one are incomplete.
+        """
+        turn, limits = self._state.turn, self._services.limits
+        made = turn.calls_made if turn is not None else 0
+        room = min(limits.max_calls_per_turn - made, limits.max_calls_per_round)
+        prepared = []
+        for number, call in enumerate(calls):
+            if number:
+                await asyncio.sleep(0)  # validation takes up to 30 ms with a client's hostile schema
+            if not whole:
+                prepared.append(self._refused(call, failed("parse_error", _CUT_OFF)))
+            elif with_limit and number >= room:
+                text = f"Too many calls at once; the first {room} were run, not this one."
+                prepared.append(self._refused(call, failed("rate_limited", text)))
+            else:
+                prepared.append(await self._prepare_call(live, call))
+        return tuple(self._with_held(prepared))
+
+    def _with_held(self, calls: Sequence[Call]) -> Iterator[Call]:
+        """Hold the writes behind a write that needs a yes: the model's order counts."""
+        waits = False
+        for call in calls:
+            writes = call.is_open and call.effect != "read"
+            waits = waits or (writes and call.consent == "needed")
+            if waits and writes and call.consent == "free" and (spec := self.spec(call.name)) is not None:
+                call = msgspec.structs.replace(call, consent="held", fingerprint=spec.fingerprint)
+            yield call
+
+    async def _prepare_call(self, live: Live, call: ToolCall) -> Call:
+        executor = self.executor
+
+        def permit(spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
+            return self._permit(live, spec, arguments)
+
+        checked = executor.prepare(call, permit)
+        if isinstance(checked, DryRun):
+            checked = await executor.dry_run(checked.ready)
+        if isinstance(checked, ToolOutcome):
+            return self._refused(call, checked)
+        verdict = checked.verdict if isinstance(checked, ApprovalNeeded) else None
+        ready = checked.ready if isinstance(checked, ApprovalNeeded) else checked
+        spec = ready.spec
+        return Call(
+            call.call_id,
+            call.name,
+            msgspec.json.encode(ready.arguments).decode(),
+            spec.source,
+            spec.effect,
+            spec.risk,
+            round(executor.timeout(spec) * 1000),
+            spec.interactive,
+            spec.untrusted,
+            spec.on_interrupt,
+            arguments_digest(spec.name, ready.arguments),
+            "free" if verdict is None else "needed",
+            () if verdict is None else verdict.reasons,
+            () if verdict is None else verdict.cautions,
+            ready.notes,
+        )
+
+    def _refused(self, call: ToolCall, outcome: ToolOutcome) -> Call:
+        is_denied = outcome.error_type == "permission_denied"
+        return Call(
+            call.call_id,
+            call.name,
+            consent="denied" if is_denied else "free",
+            result=self.executor.to_result(call.call_id, outcome),
+        )
+
+    def _permit(self, live: Live, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
+        verdict = self._verdict(live, spec, arguments)
+        if verdict is not _DENIED_BEFORE:
+            self._audit.record_decision(spec, arguments, verdict)
+        return verdict
+
+    def _verdict(self, live: Live, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
+        state, digest = self._state, arguments_digest(spec.name, arguments)
+        if state.turn is not None and digest in state.turn.denied:
+            return _DENIED_BEFORE
+        # Untrusted text in the history may steer the model.
+        tainted = is_tainted(state, [call.result for call in state.calls if call.result is not None])
+        return self.executor.gate.decide(
+            spec,
+            arguments,
+            tainted=tainted,
+            may_have_happened=spec.effect != "read" and self._may_have_happened(live, digest),
+        )
+
+    def _may_have_happened(self, live: Live, digest: str) -> bool:
+        now = live.now()
+        return any(
+            call.digest == digest and call.expires_at > now for call in self._state.unknown_calls.values()
+        )
+
+    def ready(self, call: Call) -> PreparedCall | None:
+        """Prepare a recorded call to run; None if its tool no longer exists."""
+        arguments = msgspec.json.decode(call.arguments) if call.arguments else {}
+        return self.executor.restore(ToolCall(call.id, call.name, call.arguments), call.notes, arguments)
+
+    # -- questions
+
+    async def questions(self, live: Live, calls: Sequence[Call]) -> list[Question]:
+        """Word the questions about calls of a reply."""
+        batch_id, card = new_batch_id(), self._state.profile.has("approval")
+        expires_at = live.now() + round(self._services.limits.approval_timeout * 1000)
+        questions = []
+        for call in calls:
+            await asyncio.sleep(0)  # 64 KiB of arguments take 30 ms in each step
+            ready = self.ready(call)
+            if ready is None:
+                continue
+            shown = dict(self.executor.redacted(ready.arguments))
+            await asyncio.sleep(0)
+            preview = await self.executor.preview(ready) if card else ""
+            scopes = self._scopes(ready, call.cautions)
+            question = Question(
+                new_approval_id(),
+                batch_id,
+                call.id,
+                call.name,
+                call.arguments,
+                msgspec.json.encode(shown).decode(),
+                call.digest,
+                "",
+                ready.spec.risk,
+                expires_at,
+                call.reasons,
+                scopes,
+                call.cautions,
+                ready.spec.fingerprint,
+                ready.spec.source,
+                preview,
+            )
+            question.prompt = self.prompt(question, 1)
+            questions.append(question)
+        return questions
+
+    def form(self, live: Live, call: Call, asked: PersonQuestion) -> Question:
+        """Word the question of a running tool: a card with a form."""
+        form = Form(asked.source, asked.message, dict(asked.schema))
+        fields = asked.schema.get("properties", {})
+        values = msgspec.json.encode({name: field.get("default") for name, field in fields.items()}).decode()
+        spec = form_spec(form)
+        question = Question(
+            new_approval_id(),
+            new_batch_id(),
+            call.id,
+            spec.name,
+            values,
+            values,
+            arguments_digest(spec.name, msgspec.json.decode(values)),
+            "",
+            "high",
+            live.now() + round(self._services.limits.approval_timeout * 1000),
+            (f"{asked.source} asks: {asked.message}",),
+            SCOPES[:1],
+            source=FORM,
+            form=form,
+        )
+        question.prompt = self.prompt(question, 1)
+        return question
+
+    def _scopes(self, ready: PreparedCall, cautions: Sequence[Caution]) -> tuple[Scope, ...]:
+        granted = [grant(ready.spec, ready.arguments, scope="session")]
+        if self._judge(ready.spec, ready.arguments, cautions, granted).effect == "ask":
+            return SCOPES[:1]
+        return SCOPES if self._records is not None else SCOPES[:2]
+
+    def _judge(
+        self,
+        spec: ToolSpec,
+        arguments: Mapping[str, Any],
+        cautions: Sequence[Caution] = (),
+        granted: Sequence[Rule] = (),
+    ) -> Verdict:
+        return self.executor.gate.decide(
+            spec,
+            arguments,
+            tainted="untrusted" in cautions,
+            may_have_happened="may_have_happened" in cautions,
+            granted=granted,
+        )
+
+    async def grant_always(self, question: Question) -> None:
+        """Record a lasting grant for a question. Raises `StoreError`."""
+        spec = self.spec_of(question)
+        if self._records is None or spec is None:
+            return
+        rule = grant(spec, msgspec.json.decode(question.arguments), scope="always")
+        subject = self._key.subject
+        await self._records.update(subject, GRANTS, lambda text: with_grant(text, rule, subject))
+
+    def spec_of(self, question: Question) -> ToolSpec | None:
+        """Return the tool that a question is about."""
+        return form_spec(question.form) if question.form is not None else self.spec(question.tool)
+
+    # -- Decisions
+
+    def spec(self, name: str) -> ToolSpec | None:
+        """Find a tool."""
+        return self.executor.spec(name)
+
+    def classify(self, question: Question, utterance: str) -> Answer:
+        """Classify a spoken answer."""
+        return classify_answer(utterance, self._spoken_question(question))
+
+    def is_yes(self, question: Question, words: str) -> bool:
+        """Tell whether words are a yes at any risk."""
+        spoken = self._spoken_question(question)
+        medium = replace(spoken, risk="medium", by_voice=True)
+        return "allow" in (classify_answer(words, spoken).kind, classify_answer(words, medium).kind)
+
+    def prompt(self, question: Question, attempt: int) -> str:
+        """Word a question."""
+        return prompt(self._spoken_question(question), attempt)
+
+    def by_voice(self, question: Question) -> bool:
+        """Tell whether a question can be allowed by voice."""
+        return self._spoken_question(question).by_voice
+
+    def _spoken_question(self, question: Question) -> SpokenQuestion:
+        spoken = self._questions.get(question.id)
+        if spoken is None:
+            spec = self.spec_of(question) or ToolSpec(question.tool, "", {}, risk=question.risk)
+            arguments = msgspec.json.decode(question.shown)
+            locale = self._state.profile.locale
+            spoken = make_question(spec, arguments, question.cautions, question.scopes, locale)
+            self._questions[question.id] = spoken
+            while len(self._questions) > 2 * self._services.limits.max_calls_per_round:
+                self._questions.popitem(last=False)
+        return spoken
+
+    def refusal(self, question: Question, arguments: str) -> ToolOutcome | None:
+        """Give the outcome of a call whose tool or rules have changed since it was asked about."""
+        if question.form is not None:
+            return None
+        spec = self.spec(question.tool)
+        if spec is None or spec.fingerprint != question.fingerprint:
+            return failed("permission_denied", DEFINITION_CHANGED, reason="definition_changed")
+        verdict = self._judge(spec, msgspec.json.decode(arguments or question.arguments))
+        if verdict.effect == "deny":
+            text = f"{verdict_words(verdict)} Nothing was run."
+            return failed("permission_denied", text, reason="policy")
+        return None
+
+    def held_refusal(self, live: Live, call: Call) -> ToolOutcome | None:
+        """Give the outcome of a held call whose tool changed or that may not run unasked by now."""
+        spec = self.spec(call.name)
+        if spec is None or spec.fingerprint != call.fingerprint:
+            return failed("permission_denied", DEFINITION_CHANGED, reason="definition_changed")
+        verdict = self._verdict(live, spec, msgspec.json.decode(call.arguments))
+        if verdict.effect != "allow":
+            text = f"{verdict_words(verdict)} Nothing was run."
+            return failed("permission_denied", text, reason="policy")
+        return None
+
+    def edited(self, question: Question, arguments: Mapping[str, Any]) -> Edit | str:
+        """Validate edited arguments; a text is the refusal."""
+        spec = self.spec_of(question)
+        if spec is None:
+            return DEFINITION_CHANGED
+        before = msgspec.json.decode(question.arguments)
+        ready = PreparedCall(ToolCall(question.call_id, spec.name, ""), spec, _NOWHERE, before)
+        edited = self.executor.edited(ready, arguments)
+        if isinstance(edited, str):
+            return edited
+        verdict = self._judge(spec, edited.arguments) if question.form is None else None
+        if verdict is not None and verdict.effect == "deny":
+            return verdict_words(verdict)
+        encoded = msgspec.json.encode(edited.arguments).decode()
+        return Edit(encoded, arguments_digest(spec.name, edited.arguments), " ".join(edited.notes))
+
+    def granted(self, question: Question, grants: str) -> str:
+        """Add the session's grant for a question."""
+        spec = self.spec_of(question)
+        if spec is None:
+            return grants
+        rule = grant(spec, msgspec.json.decode(question.arguments), scope="session")
+        return with_grant(grants, rule, self._key.subject)
+
+    def allows(self, question: Question, grants: str) -> bool:
+        """Tell whether a question needs no answer with these grants of the session."""
+        spec = self.spec_of(question)
+        if spec is None:
+            return False
+        granted = decode_grants(grants, self._key.subject)
+        arguments = msgspec.json.decode(question.arguments)
+        return self._judge(spec, arguments, question.cautions, granted).effect == "allow"
+
+    def result(self, call: Call, outcome: ToolOutcome) -> Finished:
+        """Redact and shorten an outcome for the model."""
+        outcome = with_timing(outcome, 0.0, call.notes)
+        result: ToolResult = self.executor.to_result(call.id, outcome, untrusted=call.untrusted)
+        facts = outcome.metadata
+        return Finished(
+            result.content,
+            result.is_error,
+            outcome.error_type,
+            facts.reason,
+            facts.execution_time_ms,
+            facts.data_size_bytes,
+        )
+
+    def timed_out(self, effect: str, took_s: float) -> ToolOutcome:
+        """Make the outcome of a call that timed out."""
+        return ToolExecutor.timed_out(effect, took_s)
+
+    def spoken(self, text: str) -> str:
+        """Make the text for the ear."""
+        return for_the_ear(text)
+
+
+def form_spec(form: Form) -> ToolSpec:
+    """Make the tool that stands for a form."""
+    return ToolSpec(
+        f"{form.source}.{FORM}", form.message, form.schema, source=FORM, risk="high", effect="read"
+    )
+
+
+class _Nowhere:
+    """A toolset that runs nothing: an edited call is prepared again before it runs."""
+
+    def specs(self) -> Sequence[ToolSpec]:
+        return ()
+
+    async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        raise NotImplementedError(name)
+
+
+_NOWHERE = _Nowhere()
+
+
+def profile_with(
+    profile: Profile,
+    *,
+    capabilities: Sequence[str],
+    locale: str | None,
+    time_zone: str | None,
+    instructions: str | None,
+    tools: list[Any] | None,
+    model: str | None,
+    traceparent: str | None,
+) -> Profile:
+    """Apply a ``session.start``: absent fields keep their former values."""
+    return Profile(
+        tuple(capabilities),
+        locale or profile.locale,
+        time_zone or profile.time_zone,
+        instructions if instructions is not None else profile.instructions,
+        tools if tools is not None else profile.tools,
+        model or profile.model,
+        traceparent or profile.traceparent,
+    )

@@ -1,0 +1,158 @@
+"""What the tables of the pure functions share: a gate of few words, and states made of records."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from conductor.conversation import records as r
+from conductor.conversation.apply import advance
+from conductor.conversation.live import Edit, Finished, Live, Rules
+from conductor.conversation.phrases import FAILURES
+from conductor.conversation.state import Call, Conversation, Event, Profile, Question
+from conductor.messages import AssistantMessage, ToolCall, ToolResult
+from conductor.settings import Limits
+from conductor.tools.base import ToolOutcome, ToolSpec, failed
+from conductor.tools.spoken import Answer, AnswerKind
+from tests.shapes import shape_of
+
+NOW = 1_780_000_000_000
+CLAIM = "token.1:claim"
+
+
+class Gate:
+    """`Decisions` of few words: "yes", "no" and "hm" are answers, and nothing is forbidden."""
+
+    forbids = False
+    speaks = True
+
+    def classify(self, question: Question, utterance: str) -> Answer:
+        kinds: dict[str, AnswerKind] = {"yes": "allow", "no": "deny", "hm": "unclear"}
+        return Answer(kinds.get(utterance, "other"), "once", utterance)
+
+    def is_yes(self, question: Question, words: str) -> bool:
+        return words == "yes"
+
+    def timed_out(self, effect: str, took_s: float) -> ToolOutcome:
+        return failed("unknown", "no answer", reason="tool_result_timeout", took_s=took_s)
+
+    def prompt(self, question: Question, attempt: int) -> str:
+        return f"{question.tool}? ({attempt})"
+
+    def by_voice(self, question: Question) -> bool:
+        return self.speaks
+
+    def refusal(self, question: Question, arguments: str) -> ToolOutcome | None:
+        return failed("permission_denied", "forbidden", reason="policy") if self.forbids else None
+
+    def held_refusal(self, live: Live, call: Call) -> ToolOutcome | None:
+        return failed("permission_denied", "forbidden", reason="policy") if self.forbids else None
+
+    def edited(self, question: Question, arguments: Mapping[str, Any]) -> Edit | str:
+        text = msgspec.json.encode(dict(arguments)).decode()
+        return Edit(text, f"digest {text}", "edited") if arguments else "Nothing is left."
+
+    def granted(self, question: Question, grants: str) -> str:
+        return f"{grants}{question.tool};"
+
+    def allows(self, question: Question, grants: str) -> bool:
+        return question.tool in grants
+
+    def result(self, call: Call, outcome: ToolOutcome) -> Finished:
+        facts = outcome.metadata
+        return Finished(outcome.content, not outcome.success, outcome.error_type, facts.reason, 0, 0)
+
+    def spec(self, name: str) -> ToolSpec | None:
+        return None
+
+    def spoken(self, text: str) -> str:
+        return text
+
+
+def make_live(now: int = NOW, **fields: Any) -> Live:
+    live = Live(lambda: now, Gate())
+    for name, value in fields.items():
+        setattr(live, name, value)
+    return live
+
+
+RULES = Rules(Limits(), failures=FAILURES)
+QUEUE = replace(RULES, cancels=False)
+DURABLE = replace(RULES, durable=True)
+
+CARDS = Profile(("approval", "cancel", "late", "activity"))
+VOICE = Profile()
+
+
+def told(*records: r.Record, at: int = NOW, state: Conversation | None = None) -> Conversation:
+    """Make a state of records, each a commit of its own; a given state is not changed."""
+    state = copy.deepcopy(state) if state is not None else Conversation()
+    if not state.claims:
+        advance(state, r.Commit(CLAIM, at, (r.Claimed(CLAIM),)))
+    for record in records:
+        advance(state, r.Commit(CLAIM, at, (record,)))
+    return state
+
+
+def shown(state: Conversation, *records: r.Record, at: int = NOW) -> list[Event]:
+    """Give the events of records, in a commit after a state, which is not changed."""
+    return advance(copy.deepcopy(state), r.Commit(CLAIM, at, records))
+
+
+def shapes(events: Sequence[Event]) -> list[str]:
+    return [shape_of({"type": e.type, "payload": msgspec.json.decode(e.payload)}) for e in events]
+
+
+# -- parts of a story
+
+STARTED = r.TurnStarted("turn_1", "transcript", 120_000, "words-1", "go")
+
+
+def device(call_id: str = "c1", effect: Any = "write", **fields: Any) -> Call:
+    return Call(call_id, "device.do", "{}", "device", effect, digest=f"digest {call_id}", **fields)
+
+
+def local(call_id: str = "c1", effect: Any = "read", **fields: Any) -> Call:
+    return Call(call_id, "local.sum", "{}", "builtin", effect, digest=f"digest {call_id}", **fields)
+
+
+def replied(*calls: Call, text: str = "", spoken: str = "") -> r.ReplyLogged:
+    made = tuple(ToolCall(call.id, call.name, call.arguments) for call in calls)
+    return r.ReplyLogged(AssistantMessage(text, made), calls, spoken)
+
+
+def finished(call_id: str = "c1", **fields: Any) -> r.CallFinished:
+    fields = {"tool": "device.do", "source": "device", **fields}
+    return r.CallFinished(ToolResult(call_id, '{"success":true}'), **fields)
+
+
+def question(number: int = 1, call_id: str = "c1", **fields: Any) -> Question:
+    fields = {"expires_at": NOW + 600_000, **fields}
+    return Question(
+        f"q{number}",
+        "batch",
+        call_id,
+        "device.do",
+        "{}",
+        "{}",
+        f"digest {call_id}",
+        "May I?",
+        "medium",
+        scopes=("once", "session"),
+        **fields,
+    )
+
+
+def asked(*questions: Question, profile: Profile = VOICE) -> Conversation:
+    """Make a turn whose calls wait for a person."""
+    calls = [device(item.call_id, consent="needed") for item in questions]
+    state = told(r.ProfileDeclared(profile), STARTED, replied(*calls))
+    card = profile.has("approval")
+    state = told(
+        r.QuestionsAsked(tuple(msgspec.structs.replace(q, card=card) for q in questions)), state=state
+    )
+    return state if card else told(r.PromptSpoken(questions[0].id, "May I?"), state=state)

@@ -1,0 +1,386 @@
+"""The state that records make: `apply` as a table, and its promises for any records in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conductor.conversation import records as r
+from conductor.conversation.apply import MAX_NOTICES, MAX_OUTBOUND, MAX_SEEN, advance
+from conductor.conversation.ledger import replay
+from conductor.conversation.state import (
+    Cause,
+    Conversation,
+    EndReason,
+    LateCall,
+    Notice,
+    Profile,
+    Summary,
+    UnknownCall,
+)
+from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
+from tests.conversation.helpers import faults
+from tests.conversation.pure import (
+    CARDS,
+    CLAIM,
+    NOW,
+    STARTED,
+    VOICE,
+    asked,
+    device,
+    finished,
+    local,
+    question,
+    replied,
+    told,
+)
+
+ENDED = r.TurnEnded("answered")
+LATE = LateCall("c1", "device.do", "write", NOW + 1_000)
+SPEECH = told(STARTED, replied(text="One two.", spoken="One two."), ENDED)
+
+
+def last_speech(state: Conversation) -> str:
+    return next(reversed(state.speeches))
+
+
+TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], Callable[[Any], object], object]] = [
+    ("a claim", Conversation(), (r.Claimed("b"),), lambda s: (s.claim, len(s.claim_times)), ("b", 2)),
+    ("a release", Conversation(), (r.Released(),), lambda s: s.released, True),
+    ("a claim after a release", told(r.Released()), (r.Claimed("b"),), lambda s: s.released, False),
+    ("a declaration", Conversation(), (r.ProfileDeclared(CARDS),), lambda s: s.profile, CARDS),
+    ("a field", Conversation(), (r.FieldSet("a", "1"),), lambda s: s.fields, {"a": "1"}),
+    ("an empty field", told(r.FieldSet("a", "1")), (r.FieldSet("a", ""),), lambda s: s.fields, {}),
+    (
+        "an input",
+        Conversation(),
+        (r.InputQueued("e", "hi"),),
+        lambda s: (s.queue[0].text, [*s.seen]),
+        ("hi", ["e"]),
+    ),
+    ("an event", Conversation(), (r.EventHandled("e"),), lambda s: [*s.seen], ["e"]),
+    ("a turn", Conversation(), (STARTED,), lambda s: (s.log, [*s.seen]), ([UserMessage("go")], ["words-1"])),
+    ("a turn from the queue", told(r.InputQueued("words-1", "go")), (STARTED,), lambda s: s.queue, []),
+    (
+        "a summary",
+        told(STARTED, ENDED),
+        (r.TurnStarted("t", "transcript", 9, trim=1, summary=Summary("s")),),
+        lambda s: (s.log, s.log_start, s.summary),
+        ([], 1, Summary("s")),
+    ),
+    (
+        "a program's turn",
+        Conversation(),
+        (r.TurnStarted("t", "request", 9, tool="x"),),
+        lambda s: type(s.log[0]),
+        Note,
+    ),
+    ("a reply", told(STARTED), (replied(text="Yes."),), lambda s: s.log[-1].text, "Yes."),
+    (
+        "a call",
+        told(STARTED),
+        (replied(device()),),
+        lambda s: (s.calls[0].started_at, s.calls[0].claim),
+        (NOW, CLAIM),
+    ),
+    ("a gated call", told(STARTED), (replied(device(consent="needed")),), lambda s: s.calls[0].started_at, 0),
+    (
+        "a held call",
+        told(STARTED, replied(device(consent="held"))),
+        (r.CallReleased("c1"),),
+        lambda s: (s.calls[0].consent, s.calls[0].started_at, s.calls[0].claim),
+        ("free", NOW, CLAIM),
+    ),
+    (
+        "a result",
+        told(STARTED, replied(device(), device("c2"))),
+        (finished(),),
+        lambda s: (s.calls[0].is_open, len(s.log)),
+        (False, 2),
+    ),
+    (
+        "the last result",
+        told(STARTED, replied(device())),
+        (finished(),),
+        lambda s: (list(s.calls), type(s.log[-1]), s.turn.rounds),
+        ([], ToolResult, 1),
+    ),
+    (
+        "results in another order",
+        told(STARTED, replied(device(), device("c2"))),
+        (finished("c2"), finished()),
+        lambda s: [m.call_id for m in s.log[2:]],
+        ["c1", "c2"],
+    ),
+    (
+        "a second result",
+        told(STARTED, replied(device(), device("c2")), finished()),
+        (finished(late=LATE),),
+        lambda s: s.late_calls,
+        {},
+    ),
+    ("an action", told(STARTED, replied(device())), (finished(),), lambda s: s.turn.actions, ["device.do"]),
+    ("a read is no action", told(STARTED, replied(local())), (finished(),), lambda s: s.turn.actions, []),
+    (
+        "a job is no action yet",
+        told(STARTED, replied(device())),
+        (finished(reason="accepted"),),
+        lambda s: s.turn.actions,
+        [],
+    ),
+    (
+        "a late call",
+        told(STARTED, replied(device())),
+        (finished(late=LATE),),
+        lambda s: [*s.late_calls],
+        ["c1"],
+    ),
+    (
+        "an unknown call",
+        told(STARTED, replied(device())),
+        (finished(unknown=UnknownCall("d", NOW)),),
+        lambda s: [*s.unknown_calls],
+        ["c1"],
+    ),
+    (
+        "a late result",
+        told(STARTED, replied(device()), finished(late=LATE, unknown=UnknownCall("d", NOW + 9))),
+        (r.LateFinished("c1", Notice("done", NOW, late=True), True),),
+        lambda s: (s.late_calls, s.unknown_calls, len(s.notices)),
+        ({}, {}, 1),
+    ),
+    ("an end", told(STARTED), (ENDED,), lambda s: s.turn, None),
+    (
+        "an end with open calls",
+        told(STARTED, replied(device())),
+        (r.TurnEnded("interrupted", results=(finished(),)),),
+        lambda s: (s.turn, faults(s.log)),
+        (None, []),
+    ),
+    (
+        "an end in a reply",
+        told(STARTED),
+        (r.TurnEnded("interrupted", text="One"),),
+        lambda s: s.log[-1].text,
+        "One",
+    ),
+    (
+        "an apology",
+        told(STARTED),
+        (r.TurnEnded("failed", text="One", apology="Sorry.", spoken="Sorry."),),
+        lambda s: (s.log[-1].text, len(s.speeches)),
+        ("One Sorry.", 1),
+    ),
+    (
+        "a segment",
+        told(STARTED),
+        (r.SegmentSpoken("One. ", "One."),),
+        lambda s: (s.turn.spoken, s.turn.segments, len(s.log)),
+        ("One. ", 1, 1),
+    ),
+    (
+        "a reply of segments",
+        told(STARTED, r.SegmentSpoken("One. ", "One.")),
+        (replied(text="One. Two.", spoken="Two."),),
+        lambda s: ([x.position for x in s.speeches.values()], len({x.reply_id for x in s.speeches.values()})),
+        ([1, 1], 1),
+    ),
+    (
+        "a broken reply",
+        told(STARTED, r.SegmentSpoken("One. ", "One.")),
+        (r.ReplyBroken("One."),),
+        lambda s: (s.turn.spoken, s.turn.retries, len(s.log)),
+        ("", 1, 3),
+    ),
+    ("a lost reply", told(STARTED), (r.ReplyBroken("One.", lost=True),), lambda s: s.turn.retries, 0),
+    (
+        "a trim",
+        told(STARTED, replied(text="Yes.")),
+        (r.HistoryTrimmed(1),),
+        lambda s: (s.log_start, len(s.log)),
+        (1, 1),
+    ),
+    (
+        "cards",
+        told(r.ProfileDeclared(CARDS), STARTED, replied(device(consent="needed"))),
+        (r.QuestionsAsked((question(card=True),)),),
+        lambda s: (s.focus.id, s.calls[0].consent),
+        ("q1", "asked"),
+    ),
+    (
+        "withdrawn cards",
+        asked(question(), profile=CARDS),
+        (r.CardsWithdrawn(),),
+        lambda s: (s.focus.card, any(e.kind == "approval" for e in s.outbound.values())),
+        (False, False),
+    ),
+    ("a heard prompt", asked(question()), (r.PromptHeard("q1"),), lambda s: s.focus.presented_at, NOW),
+    (
+        "a cut prompt",
+        told(r.PromptHeard("q1"), state=asked(question())),
+        (r.PromptCut("q1", "e", NOW + 5),),
+        lambda s: (s.focus.presented_at, s.focus.repeat_at, s.speeches),
+        (0, NOW + 5, {}),
+    ),
+    (
+        "a forgotten prompt",
+        told(r.PromptHeard("q1"), state=asked(question())),
+        (r.PromptForgotten("q1"),),
+        lambda s: s.focus.presented_at,
+        0,
+    ),
+    (
+        "an unclear answer",
+        asked(question()),
+        (r.AnswerUnclear("q1", "e", "hm", counts=True),),
+        lambda s: (s.focus.unclear, "e" in s.seen),
+        (1, True),
+    ),
+    (
+        "a yes",
+        asked(question()),
+        (r.QuestionDecided("q1", "c1", "allowed"),),
+        lambda s: (s.questions, s.calls[0].consent, s.calls[0].started_at),
+        ({}, "given", NOW),
+    ),
+    (
+        "an edit",
+        asked(question()),
+        (r.QuestionDecided("q1", "c1", "edited", arguments='{"x":1}', digest="d"),),
+        lambda s: (s.calls[0].arguments, s.calls[0].digest),
+        ('{"x":1}', "d"),
+    ),
+    (
+        "a no",
+        asked(question()),
+        (r.QuestionDecided("q1", "c1", "denied"),),
+        lambda s: (s.calls[0].consent, s.turn.denied, s.decided),
+        ("denied", ["digest c1"], {"q1": "denied"}),
+    ),
+    (
+        "a grant",
+        asked(question()),
+        (r.QuestionDecided("q1", "c1", "allowed", grants="all"),),
+        lambda s: s.grants,
+        "all",
+    ),
+    (
+        "a cut speech",
+        SPEECH,
+        (r.SpeechCut(last_speech(SPEECH), "One [cut]"),),
+        lambda s: (s.log[-1].text, s.speeches),
+        ("One [cut]", {}),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("state", "records", "look", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
+)
+def test_a_record_changes_the_state(
+    state: Conversation, records: tuple[r.Record, ...], look: Callable[[Any], object], expected: object
+) -> None:
+    assert look(told(*records, state=state)) == expected
+
+
+def test_the_clock_of_a_turn_stands_while_a_person_decides() -> None:
+    state = asked(question())
+    assert state.turn is not None and state.turn.running_since == 0
+    state = told(r.QuestionDecided("q1", "c1", "allowed"), at=NOW + 5_000, state=state)
+    assert state.turn is not None and state.turn.running_since == NOW + 5_000
+    assert state.turn.left_ms == 120_000
+
+
+def test_the_clock_of_a_turn_stands_while_no_process_owns_it() -> None:
+    state = told(STARTED)
+    state = told(r.StateShown("thinking"), at=NOW + 1_000, state=state)
+    state = told(r.Claimed("b"), at=NOW + 60_000, state=state)
+    assert state.turn is not None
+    assert (state.turn.left_ms, state.turn.running_since, state.turn.attempts) == (120_000, NOW + 60_000, 2)
+
+
+def test_what_grows_is_bounded() -> None:
+    state = Conversation()
+    for number in range(1_000):
+        advance(state, r.Commit(CLAIM, NOW, (r.EventHandled(f"e{number}"), r.StateShown("idle"))))
+        advance(
+            state, r.Commit(CLAIM, NOW, (r.NoticeTaken("", Notice(f"n{number}")), r.Claimed(f"c{number}")))
+        )
+    assert (len(state.seen), len(state.outbound), len(state.notices)) == (MAX_SEEN, MAX_OUTBOUND, MAX_NOTICES)
+    assert len(state.claim_times) < 20 and len(state.claims) < 20
+
+
+# -- any records in any order
+
+IDS = st.sampled_from(["c1", "c2", "q1", "q2", "nobody"])
+CAUSES: st.SearchStrategy[Cause] = st.sampled_from(["transcript", "news", "request"])
+REASONS: st.SearchStrategy[EndReason] = st.sampled_from(["answered", "interrupted", "failed"])
+CALLS = st.sampled_from(
+    [(), (device(),), (device(), device("c2")), (local(),), (device(consent="needed"), local("c2"))]
+)
+RECORDS: st.SearchStrategy[r.Record] = st.one_of(
+    st.sampled_from([r.Claimed("a"), r.Claimed("b"), r.Released(), r.CardsWithdrawn(), r.StateShown("idle")]),
+    st.sampled_from(
+        [r.ProfileDeclared(VOICE), r.ProfileDeclared(CARDS), r.ProfileDeclared(Profile(("segments",)))]
+    ),
+    st.sampled_from(
+        [r.InputQueued("e1", "hi"), r.EventHandled("e2"), r.NoticeTaken("e3", Notice("n", NOW + 9))]
+    ),
+    CAUSES.map(lambda c: r.TurnStarted(f"t-{c}", c, 9, text="go")),
+    st.sampled_from(
+        [r.SegmentSpoken("One. ", "One."), r.BridgeSpoken("Wait."), r.ReplyBroken("One."), r.ReplyBroken()]
+    ),
+    st.builds(replied, text=st.sampled_from(["", "One. Two."]), spoken=st.sampled_from(["", "Two."])),
+    CALLS.map(lambda calls: replied(*calls)),
+    st.builds(finished, IDS, late=st.sampled_from([None, LATE])),
+    REASONS.map(lambda reason: r.TurnEnded(reason, superseded=("q1",))),
+    st.builds(
+        lambda a, b: r.QuestionsAsked((question(1, a, card=b), question(2, "c2", card=b))), IDS, st.booleans()
+    ),
+    st.builds(r.PromptSpoken, IDS, st.just("May I?")),
+    st.builds(r.PromptHeard, IDS),
+    st.builds(r.PromptCut, IDS, st.just("e4"), st.just(NOW)),
+    st.builds(r.AnswerUnclear, IDS, st.just("e5"), st.just("hm"), st.booleans()),
+    st.builds(r.QuestionDecided, IDS, IDS, st.sampled_from(["allowed", "denied", "expired", "edited"])),
+    st.builds(r.SpeechCut, IDS, st.just("One [cut]")),
+    st.builds(r.LateFinished, IDS, st.just(Notice("late", NOW, late=True)), st.booleans()),
+    st.builds(r.HistoryTrimmed, st.integers(0, 9)),
+    st.just(r.CallsWithheld(("evt_1",))),
+)
+
+
+@given(st.lists(RECORDS, max_size=40))
+def test_any_records_can_be_applied_and_replayed(records: list[r.Record]) -> None:
+    commits = [r.Commit(CLAIM, NOW + number, (record,)) for number, record in enumerate(records)]
+    state = Conversation()
+    ids = [event.id for commit in commits for event in advance(state, commit)]
+    assert len(ids) == len(set(ids)), "one id, two events"
+    assert replay([r.encode(commit) for commit in commits]) == state
+
+
+@given(st.lists(RECORDS, max_size=40), st.integers(0, 40))
+def test_a_snapshot_says_all(records: list[r.Record], cut: int) -> None:
+    commits = [r.Commit(CLAIM, NOW + number, (record,)) for number, record in enumerate(records)]
+    before = replay([r.encode(commit) for commit in commits[:cut]])
+    after = [r.encode(commit) for commit in commits[cut:]]
+    if after:
+        after[0] = r.encode(msgspec.structs.replace(commits[cut], state=before))
+        assert replay(after) == replay([r.encode(commit) for commit in commits])
+
+
+def test_every_record_can_be_applied_to_nothing() -> None:
+    kinds = {type(record) for _, _, records, *_ in TABLE for record in records}
+    kinds |= {r.CallsWithheld, r.StateShown, r.NoticeTaken, r.BridgeSpoken, r.PromptSpoken}
+    assert kinds == set(get_args(r.Record))
+    for _, _, records, *_ in TABLE:
+        assert isinstance(told(*records).revision, int)
+
+
+def test_messages_of_a_reply_stand_before_their_results() -> None:
+    state = told(STARTED, replied(device(), text="I do it."), finished())
+    assert [type(item) for item in state.log] == [UserMessage, AssistantMessage, ToolResult]
