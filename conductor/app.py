@@ -41,7 +41,7 @@ from conductor.settings import Settings
 from conductor.stores.health import HealthCheckedStore
 from conductor.stores.registry import make_store, open_store, store_secrets
 from conductor.tools.audit import AuditLog
-from conductor.tools.base import ToolSpec
+from conductor.tools.base import Toolset, ToolSpec
 from conductor.tools.builtin import BuiltinTool, BuiltinToolset, builtin_specs, standard_tools
 from conductor.tools.builtin.knowledge_index import KnowledgeIndex
 from conductor.tools.device import known_tools, load_catalog
@@ -79,18 +79,21 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
     http = load_http_tools(settings, _own_names(settings))
     metrics = ToolMetrics()
     session_metrics = SessionMetrics(metrics.registry)
-    store = HealthCheckedStore(make_store(settings), committed=session_metrics.committed)
+    store = HealthCheckedStore(make_store(settings), committed=session_metrics.commits.observe)
     model_metrics = ModelMetrics(metrics.registry)
     system_prompt = load_system_prompt(settings.system_prompt_file)
+    toolsets: list[Toolset] = [
+        BuiltinToolset(builtin_tools(settings)),
+        PythonToolset(python_tools(settings.tools_path)),
+        HttpToolset(http.tools),
+        McpToolset(servers, roots=roots, local_only=settings.local_only, folder=mcp_folder(settings)),
+    ]
+    for spec in (*catalog, *(spec for toolset in toolsets for spec in toolset.specs())):
+        _ = spec.definition  # made now, not in the first turn
     return Services(
         store=store,
         provider=provider or make_router(load_profiles(settings), settings, model_metrics),
-        toolsets=[
-            BuiltinToolset(builtin_tools(settings)),
-            PythonToolset(python_tools(settings.tools_path)),
-            HttpToolset(http.tools),
-            McpToolset(servers, roots=roots, local_only=settings.local_only, folder=mcp_folder(settings)),
-        ],
+        toolsets=toolsets,
         catalog=catalog,
         system_prompt=system_prompt,
         limits=settings.limits,

@@ -254,4 +254,4 @@ class Pipe:
 
     async def deliver(self, inbound: Inbound) -> None:
         """Give an event to the session."""
-        await self.session.receive(inbound, self)
+        await self.session.clients.receive(inbound, self)

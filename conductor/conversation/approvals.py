@@ -66,7 +66,7 @@ Response: TypeAlias = list[Record] | Reply | Later | Refuse
 
 def ask(state: Conversation, questions: Sequence[Question]) -> list[Record]:
     """Ask about the calls of a reply: by cards at once, or the first one by voice."""
-    card = state.profile.has("approval")
+    card = "approval" in state.profile.capabilities
     asked = QuestionsAsked(tuple(replace(question, card=card) for question in questions))
     if card:
         return [asked]
@@ -89,7 +89,7 @@ def to_client(
     focus = state.focus
     if focus is None:
         return []
-    if profile.has("approval"):
+    if "approval" in profile.capabilities:
         missing = [
             question
             for question in state.questions.values()

@@ -270,7 +270,7 @@ class Clients:
 
     def say_goodbye(self, seconds: float) -> None:
         """Announce the end of the connection."""
-        if self._session.state.profile.has("goaway"):
+        if "goaway" in self._session.state.profile.capabilities:
             self._session.flash(SessionGoaway(round(seconds * 1000), "service restart"))
 
     # -- events
@@ -327,7 +327,7 @@ class Clients:
                     session.outbox.expect_no_acknowledgements()
                 elif session.outbox.transport is not None:
                     session.outbox.transport.drop_partials()
-            case client.SessionUpdate() if session.state.profile.has("tools"):
+            case client.SessionUpdate() if "tools" in session.state.profile.capabilities:
                 await self._declare(event, inbound.id, transport)
             case client.SessionStart():
                 raise AssertionError("the connection starts the session")
@@ -359,7 +359,9 @@ class Clients:
             expected = True
         else:
             expected = outbox.acknowledge(event.call_id)
-            if receive(session.state, session.live, session.rules, "", event, ""):
+            state = session.state
+            may_matter = bool(state.questions) or event.call_id in state.late_calls
+            if may_matter and receive(state, session.live, session.rules, "", event, ""):
                 await session.take("", event)
         session.changed()
         if expected and not (session.busy or outbox.outstanding):
@@ -396,20 +398,20 @@ class Clients:
     async def _take_extension(self, inbound: Inbound, transport: Transport) -> None:
         session, profile = self._session, self._session.state.profile
         match event := inbound.event:
-            case client.ApprovalResponse() if profile.has("approval"):
+            case client.ApprovalResponse() if "approval" in profile.capabilities:
                 await self._take_decisions(event, transport)
-            case client.ApprovalShown() if profile.has("approval"):
+            case client.ApprovalShown() if "approval" in profile.capabilities:
                 question = session.state.questions.get(event.approval_id)
                 if question is not None and question.card and session.outbox.was_sent(event.approval_id):
                     session.live.visible_cards[event.approval_id] = session.live.now()
-            case client.ResponseCancel() if profile.has("cancel"):
+            case client.ResponseCancel() if "cancel" in profile.capabilities:
                 await session.take("", event)
-            case client.ToolCancelled() | client.ToolAccepted() if profile.has(
+            case client.ToolCancelled() | client.ToolAccepted() if (
                 "cancel" if isinstance(event, client.ToolCancelled) else "async"
-            ):
+            ) in profile.capabilities:
                 await session.take("", event)
                 session.outbox.acknowledge(event.call_id)
-            case client.ToolStarted() | client.ToolProgress() if profile.has("lease"):
+            case client.ToolStarted() | client.ToolProgress() if "lease" in profile.capabilities:
                 session.outbox.extend(event.call_id)
                 session.changed()
             case _:
@@ -497,7 +499,7 @@ class Clients:
             if diagnostic.code not in self._diagnosed:
                 self._diagnosed.add(diagnostic.code)
                 log.info("diagnostic", code=diagnostic.code, session=session.key.session_id)
-            is_wanted = session.state.profile.has("diagnostics")
+            is_wanted = "diagnostics" in session.state.profile.capabilities
             if is_wanted and len(self._diagnosed) < _MAX_DIAGNOSTICS:
                 if diagnostic.message not in self._diagnosed:
                     self._diagnosed.add(diagnostic.message)

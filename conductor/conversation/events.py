@@ -157,7 +157,7 @@ def _shown(state: Conversation, record: r.Record) -> Iterator[Shown]:  # noqa: C
                 yield _state(state, "idle", "idle")
         case r.QuestionDecided():
             yield from _decision(state, record)
-        case r.LateFinished() if state.profile.has("late"):
+        case r.LateFinished() if "late" in state.profile.capabilities:
             late = ToolLate(record.call_id, "turn" if record.starts_turn else "context")
             yield _SLOTS["late"], "flash", late
 
@@ -179,10 +179,10 @@ def _reply(state: Conversation, record: r.ReplyLogged) -> Iterator[Shown]:
 
 def _call(state: Conversation, number: int, call: Call) -> Iterator[Shown]:
     if call.is_device:
-        timeout_ms = call.limit_ms if state.profile.has("lease") else None
+        timeout_ms = call.limit_ms if "lease" in state.profile.capabilities else None
         event = ToolCallEvent(call.id, call.name, call.arguments, timeout_ms)
         yield _SLOTS["calls"] + number, "call", event
-    if state.profile.has("activity"):
+    if "activity" in state.profile.capabilities:
         started = ToolActivity(call.id, call.name, call.source, "started", display=f"{call.name} …")
         yield _SLOTS["activity"] + number, "flash", started
 
@@ -196,7 +196,7 @@ def _finished(state: Conversation, record: r.CallFinished) -> Iterator[Shown]:
 def record_activity(state: Conversation, record: r.CallFinished) -> ToolActivity | None:
     """Make the report of a finished call; None without the capability."""
     name, source = record.tool, record.source
-    if not state.profile.has("activity") or not name:
+    if "activity" not in state.profile.capabilities or not name:
         return None
     status = "done" if record.error_type == "none" else record.error_type.replace("_", " ")
     if record.reason == "device_error":
@@ -220,7 +220,7 @@ _CANCEL_REASONS: dict[str, _CancelReason] = {"timed_out": "timeout", "session_en
 def _end(state: Conversation, record: r.TurnEnded) -> Iterator[Shown]:
     for number, call_id in enumerate(record.cancelled):
         yield from _cancel(state, number, call_id, _CANCEL_REASONS.get(record.reason, "barge_in"))
-    if state.profile.has("approval"):
+    if "approval" in state.profile.capabilities:
         for number, question_id in enumerate(record.superseded):
             resolved = ApprovalResolved(question_id, "superseded")
             yield _SLOTS["resolved"] + number, "resolved", resolved
@@ -270,7 +270,7 @@ def _card(question: Question) -> ApprovalRequest:
 def _decision(state: Conversation, record: r.QuestionDecided) -> Iterator[Shown]:
     if record.text:
         yield _message(state, "user", record.text)
-    if state.profile.has("approval"):
+    if "approval" in state.profile.capabilities:
         resolved = ApprovalResolved(record.question_id, record.outcome)
         yield _SLOTS["user"] + 1, "resolved", resolved
     # The microphone stays open for the answer to a card, and when a question expires nobody has spoken.
@@ -293,7 +293,7 @@ def _speech(state: Conversation) -> Iterator[Shown]:
     if speech.segment == 0:
         yield _state(state, "speaking", "speaking")
     segment = None
-    if state.profile.has("segments"):
+    if "segments" in state.profile.capabilities:
         segment = Segment(speech.reply_id, speech.segment, speech.last)
     yield _SLOTS["speak"], "speak", speak(speech.id, speech.spoken, segment)
 
@@ -322,12 +322,12 @@ def _message(
 ) -> Shown:
     slot = slot or ("message" if role == "assistant" else "user")
     call_id = ui_call_id(state, slot)
-    shown_id = (message_id or call_id) if state.profile.has("segments") else None
+    shown_id = (message_id or call_id) if "segments" in state.profile.capabilities else None
     return _SLOTS[slot], "message", append_message(call_id, role, text, shown_id)
 
 
 def _cancel(state: Conversation, number: int, call_id: str, reason: _CancelReason) -> Iterator[Shown]:
-    if state.profile.has("cancel"):
+    if "cancel" in state.profile.capabilities:
         yield _SLOTS["cancel"] + number, "flash", ToolCancel(call_id, reason)
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from conductor.conversation.ledger import SNAPSHOT_COMMITS, replay
 from conductor.conversation.records import Commit, FieldSet, encode
 from conductor.errors import Conflict, Fenced, StoreUnavailable
-from conductor.events.envelope import IdGenerator
 from conductor.rate_limit import ANONYMOUS
 from conductor.stores.base import SessionKey, SessionLog
 from conductor.tools.base import SessionFields
@@ -24,8 +23,6 @@ PREFIX = "tool:"
 RECORD_ID = "$grants"
 # Attempts to write a record that other processes write, too.
 _ATTEMPTS = 5
-
-_commit_ids = IdGenerator("record")
 
 
 class SubjectRecords:
@@ -61,7 +58,7 @@ class SubjectRecords:
                 at = time.time_ns() // 1_000_000
                 commit = Commit(claim.token, at, (FieldSet(name, value),), state=state if snapshot else None)
                 try:
-                    await self._store.append(claim, _commit_ids(), encode(commit), snapshot=snapshot)
+                    await self._store.append(claim, claim.token, encode(commit), snapshot=snapshot)
                 except (Fenced, Conflict):
                     if attempt == _ATTEMPTS:
                         raise StoreUnavailable("other processes keep writing this person's record") from None

@@ -12,7 +12,6 @@ from conductor.conversation.apply import advance
 from conductor.conversation.records import Commit, decode, encode
 from conductor.conversation.state import Conversation
 from conductor.errors import Conflict, Fenced, Rollback, StoreUnavailable
-from conductor.events.envelope import IdGenerator
 from conductor.stores.base import Claim, SessionLog
 
 log = structlog.get_logger(__name__)
@@ -20,8 +19,6 @@ log = structlog.get_logger(__name__)
 # Commits, and their bytes, after which the next commit has a snapshot: a claim replays no more than these.
 SNAPSHOT_COMMITS = 64
 SNAPSHOT_BYTES = 256 * 1024
-
-_commit_ids = IdGenerator("commit")
 
 
 def replay(commits: Sequence[bytes], revision: int | None = None) -> Conversation:
@@ -61,78 +58,66 @@ class Ledger:
         self._bytes = sum(len(data) for data in claim.commits[1:])
         claim.commits = ()  # they are in the state
         self._is_behind = False
-        self._doubtful: Commit | None = None
-        self._filler_id = ""
-
-    @property
-    def token(self) -> str:
-        """The author of the next commit."""
-        return self._claim.token
+        self.token = claim.token
+        self.doubtful: Commit | None = None
 
     @property
     def epoch(self) -> int:
         """How often the session was claimed."""
         return self._claim.epoch
 
-    @property
-    def in_doubt(self) -> bool:
-        """Whether a commit that failed may be recorded."""
-        return self._doubtful is not None
-
     async def commit(self, commit: Commit) -> None:
         """Append a commit. Raises `StoreError`; after `StoreUnavailable` it is in doubt until `settle`."""
-        assert self._doubtful is None
-        self._doubtful, self._filler_id = commit, ""
-        await self._append(commit, _commit_ids())
-        self._doubtful = None
+        assert self.doubtful is None
+        self.doubtful = commit
+        await self._append(commit, "commit")
+        self.doubtful = None
 
     async def settle(self) -> Commit:
         """Find out about the commit in doubt: returns it if it is recorded, else an empty one in its place.
 
         Raises `StoreError` while the store does not tell.
         """
-        doubtful = self._doubtful
+        doubtful = self.doubtful
         assert doubtful is not None
         filler = Commit(self.token, doubtful.at)
-        self._filler_id = self._filler_id or _commit_ids()
         try:
-            await self._append(filler, self._filler_id)
+            await self._append(filler, "filler")
         except Conflict as conflict:
             # Only this claim writes under its token: the one commit too many is the doubtful one.
             if conflict.revision != self._claim.revision + 1:
                 raise Fenced("The session has to be loaded from the store again.", gone=True) from conflict
             self._claim.revision += 1
             self._count(encode(doubtful), snapshot=False)
-            self._doubtful = None
+            self.doubtful = None
             return doubtful
-        self._doubtful = None
+        self.doubtful = None
         return filler
-
-    async def verify(self, at: int) -> None:
-        """Raise `Fenced` if another claim owns the session, or its log differs from ``state``."""
-        await self.commit(Commit(self.token, at))
 
     async def release(self) -> None:
         """Release the claim. Raises `StoreError`."""
         await self._store.release(self._claim)
 
-    async def _append(self, commit: Commit, commit_id: str) -> None:
+    async def _append(self, commit: Commit, kind: str) -> None:
         try:
-            await self._write(commit, commit_id)
+            await self._write(commit, kind)
         except Rollback:
             log.warning("session store lost commits", session=self.key.session_id)
             self._is_behind = True
-            await self._write(commit, commit_id)
+            await self._write(commit, kind)
 
-    async def _write(self, commit: Commit, commit_id: str) -> None:
+    async def _write(self, commit: Commit, kind: str) -> None:
         if self._is_behind:
             # A failover lost the log's last commits: the state, which has them, is written again.
             claim = await self._store.claim(self.key)
             if not self._state.continues(replay(claim.commits, claim.revision)):
                 raise Fenced("Another claim came between.", gone=True)
             self._claim, self._commits, self._is_behind = claim, SNAPSHOT_COMMITS, False
+            self.token = claim.token
         snapshot = self._commits >= SNAPSHOT_COMMITS or self._bytes >= SNAPSHOT_BYTES
         data = encode(replace(commit, state=self._state) if snapshot else commit)
+        # A repetition has the same id: the store then records nothing.
+        commit_id = f"{self.token}/{self._claim.revision}/{kind}"
         await self._store.append(self._claim, commit_id, data, snapshot=snapshot)
         self._count(data, snapshot=snapshot)
 

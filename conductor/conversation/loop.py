@@ -207,7 +207,7 @@ class Loop:
     async def _fill_in(self, call: Call, asked: PersonQuestion) -> Mapping[str, Any] | None:
         """Ask the person on behalf of a running tool, by a card with a form."""
         session = self._session
-        if not session.state.profile.has("approval"):
+        if "approval" not in session.state.profile.capabilities:
             return None  # text by outsiders is never spoken
         question = session.tools.form(session.live, call, asked)
         answer = session.pending.expect(question.id)

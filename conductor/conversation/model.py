@@ -308,7 +308,7 @@ class ModelSteps:
         self._partial_at = asyncio.get_running_loop().time() + interval
         turn = session.state.turn
         speech_id = ""
-        if turn is not None and session.state.profile.has("segments"):
+        if turn is not None and "segments" in session.state.profile.capabilities:
             speech_id = turn.reply_id or segments_id(turn, session.state.log_end)
         session.observer.partial()
         session.flash(SpeechPartial(text, speech_id or None), partial=True)

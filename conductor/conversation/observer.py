@@ -10,8 +10,8 @@ import msgspec
 import structlog
 
 from conductor.conversation import records as r
+from conductor.conversation.session_metrics import Output, Step, TurnStats
 from conductor.conversation.state import Call, Question, Turn
-from conductor.conversation.turn_state import Step, TurnStats
 from conductor.errors import ConductorError
 from conductor.events.server import TurnEnded as TurnEndedEvent
 from conductor.events.server import TurnMetrics
@@ -38,11 +38,16 @@ class Observer:
 
     def token(self) -> None:
         """Note that the model has written."""
-        self._stats.mark_first("token")
+        self._mark_first("token")
 
     def partial(self) -> None:
         """Note that a partial is sent."""
-        self._stats.mark_first("partial")
+        self._mark_first("partial")
+
+    def _mark_first(self, output: Output) -> None:
+        first_s = self._stats.first_s
+        if output not in first_s:
+            first_s[output] = time.monotonic() - self._stats.started
 
     def note(self, mark: str) -> None:
         """Add to the trace of the turn's log line."""
@@ -72,8 +77,11 @@ class Observer:
 
     def replied(self, request: ModelRequest, finished: Finished) -> None:
         """Note that a reply is complete."""
-        self._stats.add(finished)
-        profile = finished.profile or self._session.provider.name
+        stats, profile = self._stats, finished.profile or self._session.provider.name
+        stats.usage += finished.usage
+        stats.cost += finished.cost
+        if finished.profile is not None and finished.profile not in stats.models:
+            stats.models.append(finished.profile)
         self._session.services.model_metrics.count(profile, finished.usage, finished.cost)
 
     def warmed(self, finished: Finished) -> None:
@@ -127,7 +135,7 @@ class Observer:
                 case r.ReplyLogged():
                     self._reply(record, about)
                 case r.SegmentSpoken() if record.spoken:
-                    self._stats.mark_first("speech")
+                    self._mark_first("speech")
                 case r.CallFinished():
                     self._finished(record, about)
                 case r.QuestionsAsked():
@@ -145,7 +153,7 @@ class Observer:
         stats.trace += [f"tool.call:{call.name[:64]}" for call in record.message.calls]
         stats.reply = record.message.text or stats.reply
         if record.spoken:
-            stats.mark_first("speech")
+            self._mark_first("speech")
         if record.calls:
             stats.rounds += 1
             about.update({call.id: call for call in record.calls})
@@ -211,7 +219,7 @@ class Observer:
             self._finished(finished, about)
         session, stats, services = self._session, self._stats, self._session.services
         if record.spoken:
-            stats.mark_first("speech")
+            self._mark_first("speech")
         if record.reason != "answered":
             stats.trace.append(f"error:{record.error}" if record.error else record.reason)
         services.session_metrics.ended(turn.cause, record.reason, stats)
@@ -236,7 +244,7 @@ class Observer:
             trace=" -> ".join(stats.trace),
             **content,
         )
-        if session.state.profile.has("metrics"):
+        if "metrics" in session.state.profile.capabilities:
             session.flash(TurnEndedEvent(turn.id, record.reason))
             session.flash(
                 TurnMetrics(

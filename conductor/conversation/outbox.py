@@ -72,7 +72,7 @@ class Outbox:
     ``nonce`` is that of the claim. ``acked`` are the ids for the next commit. ``on_expired`` is called for
     each call that timed out, and each speech that will not be acknowledged. ``shown_at`` is the time at which
     the client was last connected, sent a UI call, or answered one. While ``deciding``, no event that a
-    decision rests on is sent.
+    decision rests on is sent. ``deadline``: when the first call of the line is late.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class Outbox:
         self.shown_at = 0
         self.last_written = ""
         self.deciding = False
+        self.deadline: int | None = None
         self._flashes = 0
         self._withheld: list[Entry] = []
         self._entries: dict[str, Entry] = {}
@@ -95,8 +96,6 @@ class Outbox:
         self._backlog: list[Entry | Frame] = []
         self._line: dict[str, Entry] = {}
         self._head: Entry | None = None
-        self._head_since = 0
-        self._head_limit = 0
         self._speaking: Entry | None = None
         self._client_acknowledges: bool | None = None
         self._probe = ""
@@ -119,11 +118,6 @@ class Outbox:
     def outstanding(self) -> bool:
         """Whether the client owes an answer, or events are held."""
         return bool(self._line or self._backlog)
-
-    @property
-    def deadline(self) -> int | None:
-        """The time at which the first call of the line is late."""
-        return self._head_since + self._head_limit if self._head is not None else None
 
     @property
     def replayed_speeches(self) -> list[str]:
@@ -306,8 +300,7 @@ class Outbox:
     def extend(self, call_id: str) -> None:
         """Restart the time limit of the first call of the line: the device works on it."""
         if self._head is not None and self._head.event.call_id == call_id:
-            self._head_since = self._live.now()
-            self._head_limit = self._head.limit_ms
+            self.deadline = self._live.now() + self._head.limit_ms
 
     def handled(self, event_id: str | None, *, queues_speeches: bool) -> None:
         """Acknowledge everything up to an event that the client has handled.
@@ -383,17 +376,17 @@ class Outbox:
 
     def postpone(self, ms: int) -> None:
         """Extend the first call's time: the process was suspended."""
-        if self._head is not None:
-            least = self._live.now() - self._head_since + _UNREAD_MS
-            self._head_limit = max(self._head_limit + min(ms, self._head.limit_ms), least)
+        if self._head is not None and self.deadline is not None:
+            later = self.deadline + min(ms, self._head.limit_ms)
+            self.deadline = max(later, self._live.now() + _UNREAD_MS)
 
     def tick(self) -> None:
         """Take what is late; a process that was suspended first reads what the client has sent."""
         now = self._live.now()
-        while self._head is not None and now >= self._head_since + self._head_limit:
-            entry, late = self._head, now - self._head_since - self._head_limit
+        while self._head is not None and self.deadline is not None and now >= self.deadline:
+            entry, late = self._head, now - self.deadline
             if late > _SUSPENDED_MS:
-                self._head_since, self._head_limit = now, max(_UNREAD_MS, min(late, entry.limit_ms))
+                self.deadline = now + max(_UNREAD_MS, min(late, entry.limit_ms))
                 return
             event = entry.event
             if event.kind in ("call", "speak"):
@@ -422,8 +415,8 @@ class Outbox:
                 self._write(first)
         head = next(iter(self._line.values()), None)
         if head is not self._head:
-            self._head, self._head_since = head, self._live.now()
-            self._head_limit = head.limit_ms if head is not None else 0
+            self._head = head
+            self.deadline = self._live.now() + head.limit_ms if head is not None else None
 
     def _offer(self, entry: Entry) -> None:
         if self._backlog or self.deciding or self._waits_for_speech(entry):
@@ -444,7 +437,7 @@ class Outbox:
             if kind == "speak":
                 self._speaking = self._speaking or entry
         if kind in _UI_CALLS:
-            self.shown_at = self._live.now()
+            self.shown_at = max(self.shown_at, entry.event.at)
         entry.sent = True
         self.transport.send(entry.frame)
         if entry.event.call_id != self._probe or not self._probe:

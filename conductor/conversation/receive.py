@@ -414,7 +414,7 @@ def connected(
     replayed events. ``shown_state`` is the state that it sees.
     """
     records: list[Record] = []
-    if new and not (same_process and profile.has("resume")):
+    if new and not (same_process and "resume" in profile.capabilities):
         # A relaunched app would run them again, now and whenever it reconnects.
         withheld = [
             event.id

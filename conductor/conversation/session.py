@@ -18,7 +18,7 @@ import structlog
 from conductor.conversation.apply import advance
 from conductor.conversation.approvals import Later, Refuse, Reply, Response, tapped
 from conductor.conversation.background import CacheWarming, HistorySummarizer
-from conductor.conversation.clients import Clients, InboundResult
+from conductor.conversation.clients import Clients
 from conductor.conversation.events import encode_payload, nonce, probe_call_id
 from conductor.conversation.fields import Fields, person_fields
 from conductor.conversation.history import HistoryBudget, lost_result
@@ -53,7 +53,6 @@ from conductor.conversation.tools import SessionTools
 from conductor.conversation.transport import Transport
 from conductor.errors import ConductorError, ErrorCode, Fenced, StoreError
 from conductor.events import client
-from conductor.events.codec import Inbound
 from conductor.events.envelope import Payload, new_call_id
 from conductor.events.server import ErrorEvent, set_state
 from conductor.messages import Message, ToolCall, ToolResult
@@ -250,7 +249,7 @@ class Session:
                 raise self._fenced
             self.outbox.deciding = self._ledger.durable
             try:
-                if self._ledger.in_doubt:
+                if self._ledger.doubtful is not None:
                     self._apply(await self._ledger.settle())
                 response = decision()
                 records = response.records if isinstance(response, Reply) else response
@@ -261,8 +260,8 @@ class Session:
                 self.lose(error)
                 raise
             finally:
-                self.outbox.deciding = self._ledger.in_doubt
-                self.outbox.put([], self.state.outbound)
+                self.outbox.deciding = self._ledger.doubtful is not None
+                self.outbox.settle()
         self.changed()
         return response
 
@@ -320,7 +319,7 @@ class Session:
             self.outbox.stop_sending()
             self.is_closed = True
             self._reminders.close()
-            self._set_timer(None)
+            self._stop_timer()
             self.tasks.cancel()
 
     def fail(self, error: Exception) -> None:
@@ -367,7 +366,7 @@ class Session:
     @property
     def in_segments(self) -> bool:
         """Whether replies are spoken in segments."""
-        return self.state.profile.has("segments") or self.services.speak_segments
+        return "segments" in self.state.profile.capabilities or self.services.speak_segments
 
     @property
     def left_s(self) -> float:
@@ -412,10 +411,6 @@ class Session:
         return max(0.0, (due_ms - self.live.now()) / 1000)
 
     # -- what the client sends
-
-    async def receive(self, inbound: Inbound, transport: Any) -> InboundResult:
-        """Handle one event of a connection that is bound to this session. Never waits for a turn."""
-        return await self.clients.receive(inbound, transport)
 
     async def take(self, event_id: str, event: object) -> Response:
         """Commit the meaning of an event. Raises `StoreError`."""
@@ -486,7 +481,7 @@ class Session:
         try:
             await self.decide(list)
             async with self._lock:
-                if self._ledger.in_doubt:
+                if self._ledger.doubtful is not None:
                     self._apply(await self._ledger.settle())
                 else:
                     await self._record([])
@@ -500,7 +495,7 @@ class Session:
         if self.outbox.acked and self._ledger.durable:
             try:
                 async with self._lock:
-                    if not self._ledger.in_doubt:
+                    if self._ledger.doubtful is None:
                         await self._record([])
             except StoreError:
                 log.debug("not flushed", session=self.key.session_id)
@@ -637,24 +632,32 @@ class Session:
         if self.state.turn is None:
             self._reminders.look()
         if not self._is_expiring:
-            at, late_at = deadline(self.state, live), outbox.deadline
-            self._set_timer(at if late_at is None or (at is not None and at < late_at) else late_at)
+            at = self._deadline
+            if at is not None and (self._timer_at is None or at < self._timer_at):
+                self._stop_timer()
+                seconds = max(0.001, (at - live.now()) / 1000)
+                self._timer_at = at
+                self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
         self.loop.wake()
 
-    def _set_timer(self, at: int | None) -> None:
-        if at == self._timer_at:
-            return
+    @property
+    def _deadline(self) -> int | None:
+        at, late_at = deadline(self.state, self.live), self.outbox.deadline
+        return at if late_at is None or (at is not None and at < late_at) else late_at
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._timer_at = None, at
-        if at is not None:
-            seconds = max(0.001, (at - self.live.now()) / 1000)
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
+        self._timer = self._timer_at = None
 
     def _tick(self) -> None:
         self._timer = self._timer_at = None
-        self._is_expiring = True
-        self.spawn(self._expire())
+        at = self._deadline
+        if at is None or at > self.live.now():  # it has moved since the timer was set
+            self.changed()
+        else:
+            self._is_expiring = True
+            self.spawn(self._expire())
 
     async def _expire(self) -> None:
         try:
@@ -727,7 +730,7 @@ class Session:
         """Stop the turn, and release the session in the store."""
         self.live.closing = True
         self._reminders.close()
-        self._set_timer(None)
+        self._stop_timer()
         if self._ledger.durable:
             self.is_closed = True
             self.loop.stop()

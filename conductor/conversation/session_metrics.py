@@ -1,17 +1,53 @@
-"""The metrics of sessions and their turns, as Prometheus metrics."""
+"""The figures of a turn, and the metrics of sessions and turns, as Prometheus metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from conductor.conversation.turn_state import EndReason, Output, TurnStats
+from conductor.conversation.state import EndReason
+from conductor.models.base import Usage
 
+if TYPE_CHECKING:
+    from opentelemetry.util.types import AttributeValue
+
+Output: TypeAlias = Literal["token", "partial", "speech"]
 BOUNDS_S = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 COMMIT_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 """Upper bounds of the histograms' buckets in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A part of a turn; times are nanoseconds since the epoch. ``error`` is a code, empty for a success."""
+
+    kind: Literal["chat", "execute_tool", "approval"]
+    name: str
+    start_ns: int
+    end_ns: int
+    error: str = ""
+    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class TurnStats:
+    """The figures of a turn. ``first_s``: seconds until its first outputs."""
+
+    trace: list[str] = field(default_factory=list)
+    transcript: str = ""
+    reply: str = ""
+    rounds: int = 0
+    usage: Usage = field(default_factory=Usage)
+    cost: float = 0.0
+    models: list[str] = field(default_factory=list)
+    first_s: dict[Output, float] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    tool_s: float = 0.0
+    started: float = field(default_factory=time.monotonic)
 
 
 class SessionMetrics:
@@ -44,7 +80,7 @@ class SessionMetrics:
             ("result",),
             registry=registry,
         )
-        self._commits = seconds(
+        self.commits = seconds(
             "conductor_store_commit_seconds", "Time of one commit to the session store.", COMMIT_BOUNDS_S
         )
         self._loop_lag = seconds(
@@ -56,10 +92,6 @@ class SessionMetrics:
     def started(self, result: Literal["new", "resumed", "not_kept"]) -> None:
         """Count an answer to ``session.start``."""
         self._starts.labels(result).inc()
-
-    def committed(self, seconds: float) -> None:
-        """Observe a commit to the session store."""
-        self._commits.observe(seconds)
 
     def lagged(self, seconds: float) -> None:
         """Observe how late the event loop ran a timer."""

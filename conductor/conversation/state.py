@@ -40,10 +40,6 @@ class Profile(Value, frozen=True):
     model: str | None = None
     traceparent: str | None = None
 
-    def has(self, capability: str) -> bool:
-        """Tell whether the client has a capability."""
-        return capability in self.capabilities
-
 
 class Call(Part):
     """A tool call of the running turn.

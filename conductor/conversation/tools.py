@@ -34,7 +34,7 @@ from conductor.tools.base import (
     failed,
 )
 from conductor.tools.declarations import Reading, parse_declarations
-from conductor.tools.device import DeviceToolset, PendingCalls
+from conductor.tools.device import DeviceToolset
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor, with_timing
 from conductor.tools.permissions import Gate, Verdict, grant
 from conductor.tools.rules import Rule, arguments_digest, decode_rules, encode_rules
@@ -99,7 +99,6 @@ class SessionTools:
         self._audit = audit
         self._records: SubjectRecords | None = services.subject_records
         self._rates: dict[str, TokenBucket] = {}
-        self._pending = PendingCalls()
         self._declared: tuple[ToolSpec, ...] | None = None
         self._executor: ToolExecutor | None = None
         self._rules: tuple[str, str, tuple[Rule, ...]] = ("", "", ())
@@ -147,7 +146,7 @@ class SessionTools:
         if self._executor is None:
             services = self._services
             specs: Sequence[ToolSpec] = services.catalog if self._declared is None else self._declared
-            toolsets = [*services.toolsets, DeviceToolset(specs, self._pending)]
+            toolsets = [*services.toolsets, DeviceToolset(specs)]
             rules = [rule for rule in services.rules if rule.session in (None, self._key.session_id)]
             gate = Gate(rules, services.gate_options, self.grants)
             self._executor = ToolExecutor(toolsets, services.limits, gate, services.redactor, self._rates)
@@ -280,7 +279,7 @@ class SessionTools:
 
     async def questions(self, live: Live, calls: Sequence[Call]) -> list[Question]:
         """Word the questions about calls of a reply."""
-        batch_id, card = new_batch_id(), self._state.profile.has("approval")
+        batch_id, card = new_batch_id(), "approval" in self._state.profile.capabilities
         expires_at = live.now() + round(self._services.limits.approval_timeout * 1000)
         questions = []
         for call in calls:
@@ -439,7 +438,7 @@ class SessionTools:
         if spec is None:
             return DEFINITION_CHANGED
         before = msgspec.json.decode(question.arguments)
-        ready = PreparedCall(ToolCall(question.call_id, spec.name, ""), spec, _NOWHERE, before)
+        ready = PreparedCall(ToolCall(question.call_id, spec.name, ""), spec, DeviceToolset(()), before)
         edited = self.executor.edited(ready, arguments)
         if isinstance(edited, str):
             return edited
@@ -494,19 +493,6 @@ def form_spec(form: Form) -> ToolSpec:
     return ToolSpec(
         f"{form.source}.{FORM}", form.message, form.schema, source=FORM, risk="high", effect="read"
     )
-
-
-class _Nowhere:
-    """A toolset that runs nothing: an edited call is prepared again before it runs."""
-
-    def specs(self) -> Sequence[ToolSpec]:
-        return ()
-
-    async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
-        raise NotImplementedError(name)
-
-
-_NOWHERE = _Nowhere()
 
 
 def profile_with(

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from conductor.conversation.turn_state import EndReason, TurnStats
+from conductor.conversation.session_metrics import TurnStats
+from conductor.conversation.state import EndReason
 from conductor.errors import ErrorCode, SettingsError
 from conductor.models.base import Finished
 from conductor.stores.base import SessionKey

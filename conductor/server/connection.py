@@ -67,10 +67,14 @@ class EventRate(TokenBucket):
         self._limits = limits
         self._on_flood = on_flood
         self._flooding_since = self._waited_until = -inf
+        self._is_admitted = False
 
     async def admit(self, size: int) -> bool:
         """Wait until an event of ``size`` bytes is allowed; False after ``flood_timeout`` of flooding."""
-        now, cost = _now(), self._cost(size)
+        is_admitted, self._is_admitted = self._is_admitted, False
+        if is_admitted:
+            return True
+        now, cost = _now(), 1 + size // BYTES_PER_TOKEN
         is_flooding = now - self._waited_until <= self._limits.flood_pause
         wait = self.reserve(now, cost * self._limits.flood_cost if is_flooding else cost)
         if not wait:
@@ -86,20 +90,15 @@ class EventRate(TokenBucket):
         await asyncio.sleep(wait)
         return True
 
-    def settle(self, result: InboundResult, size: int) -> None:
-        """Return the tokens of an event that the server requested; charge a refused one for its answer."""
-        match result:
-            case InboundResult.EXPECTED:
-                self.give_back(self._cost(size))
-            case InboundResult.REFUSED:
-                self.refuse()
+    def settle(self, result: InboundResult) -> None:
+        """Admit an event that the server requested; charge a refused one for its answer."""
+        self._is_admitted = result is InboundResult.EXPECTED
+        if result is InboundResult.REFUSED:
+            self.refuse()
 
     def refuse(self) -> None:
         """Charge an event that was refused."""
         self.reserve(_now(), REFUSED_COST)
-
-    def _cost(self, size: int) -> int:
-        return 1 + size // BYTES_PER_TOKEN
 
 
 class Connection(Writer):
@@ -326,8 +325,8 @@ class Connection(Writer):
             return await self._start(event, session, new=new)
         if isinstance(event, client.ToolResultEvent):
             # Before attaching, so that its call is not replayed.
-            result = await session.receive(inbound, self)
-            self._rate.settle(result, inbound.size)
+            result = await session.clients.receive(inbound, self)
+            self._rate.settle(result)
             if new:  # an expected result shows that the app was not relaunched
                 same_process = result is InboundResult.EXPECTED
                 await session.clients.attach(self, resumed=self._resumed, same_process=same_process)
@@ -343,7 +342,7 @@ class Connection(Writer):
                 resumed = self._resumed and not starts_turn
                 same_process = former_state is _State.STALE
                 await session.clients.attach(self, resumed=resumed, same_process=same_process)
-        self._rate.settle(await session.receive(inbound, self), inbound.size)
+        self._rate.settle(await session.clients.receive(inbound, self))
         return self._session is session
 
     async def _start(self, event: client.SessionStart, session: Session, *, new: bool) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,56 +16,19 @@ from conductor.tools.python_tools import python_tools
 from conductor.tools.rules import read_json
 
 
-class PendingCalls:
-    """The pending calls of one session. A result is committed before its Future wakes the waiter."""
-
-    def __init__(self) -> None:
-        self._futures: dict[str, asyncio.Future[ToolOutcome]] = {}
-
-    def __len__(self) -> int:
-        return len(self._futures)
-
-    def expect(self, call_id: str) -> None:
-        """Create the Future. Call this before the call is sent: its result may arrive before `wait`."""
-        self._futures[call_id] = asyncio.get_running_loop().create_future()
-
-    async def wait(self, call_id: str) -> ToolOutcome:
-        """Wait for the result of an expected call, and forget the call; the session has the time limit."""
-        try:
-            return await self._futures[call_id]
-        finally:
-            self.forget(call_id)
-
-    def answer(self, call_id: str, outcome: ToolOutcome) -> bool:
-        """Wake the waiter; False for a late, unknown or repeated result."""
-        future = self._futures.get(call_id)
-        # Done: a barge-in or the time limit came first, and the result is late.
-        if future is None or future.done():
-            return False
-        future.set_result(outcome)
-        return True
-
-    def forget(self, call_id: str) -> None:
-        """Stop expecting a result."""
-        future = self._futures.pop(call_id, None)
-        if future is not None:
-            future.cancel()
-
-
 class DeviceToolset:
-    """The device's tools. A call waits for its ``tool.result``; the commit that records it sends it."""
+    """The device's tools: the app runs them, once the commit that records a call has sent it."""
 
-    def __init__(self, specs: Sequence[ToolSpec], pending: PendingCalls) -> None:
+    def __init__(self, specs: Sequence[ToolSpec]) -> None:
         self._specs = tuple(specs)
-        self._pending = pending
 
     def specs(self) -> Sequence[ToolSpec]:
         """List the tools offered now."""
         return self._specs
 
     async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
-        """Wait for the device's answer."""
-        return await self._pending.wait(context.call_id)
+        """Raise: no tool of the device runs here."""
+        raise AssertionError(name)
 
 
 MAX_CATALOG_BYTES = 1024 * 1024

@@ -173,7 +173,7 @@ class Wire:
                     if isinstance(event, client.ToolCancelled) and "cancel" not in self.capabilities:
                         event = None
                     with self.phone.book.taking(event, consents, meaning):
-                        await self.session.receive(item, self)
+                        await self.session.clients.receive(item, self)
                     if isinstance(event, client.SessionUpdate) and "tools" in self.capabilities:
                         self.phone.book.declared(event.tools)
             finally:

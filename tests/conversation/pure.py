@@ -151,7 +151,7 @@ def asked(*questions: Question, profile: Profile = VOICE) -> Conversation:
     """Make a turn whose calls wait for a person."""
     calls = [device(item.call_id, consent="needed") for item in questions]
     state = told(r.ProfileDeclared(profile), STARTED, replied(*calls))
-    card = profile.has("approval")
+    card = "approval" in profile.capabilities
     state = told(
         r.QuestionsAsked(tuple(msgspec.structs.replace(q, card=card) for q in questions)), state=state
     )

@@ -103,7 +103,7 @@ async def test_the_idle_of_a_resume_precedes_the_turn_of_a_resent_transcript(
     since = len(stage.app.log)
     line = stage.app.open_line(stage.session)
     await stage.session.clients.start(client.SessionStart(), line, resumed=True)
-    await stage.session.receive(inbound(client.TranscriptFinal("hi")), line)
+    await stage.session.clients.receive(inbound(client.TranscriptFinal("hi")), line)
     await stage.quiet()
     assert stage.app.shapes(since) == ["session.started", "state idle", *PLAIN_TURN]
     await stage.close()
@@ -115,7 +115,7 @@ async def test_the_idle_of_a_resume_precedes_notices() -> None:
     stage.app.line.say(client.TranscriptPartial("he"))
     await later(10)
     stage.app.line.cut()
-    await stage.session.receive(inbound(client.AgentCompleted("a-1", "FINISHED")), stage.app.line)
+    await stage.session.clients.receive(inbound(client.AgentCompleted("a-1", "FINISHED")), stage.app.line)
     since = len(stage.app.log)
     await stage.app.connect(stage.session)
     await stage.quiet()

@@ -538,7 +538,7 @@ async def test_news_waits_for_somebody_to_listen() -> None:
     assert line is not None
     await stage.quiet()
     line.cut()
-    await stage.session.receive(inbound(client.AgentCompleted("a-1", "FINISHED")), line)
+    await stage.session.clients.receive(inbound(client.AgentCompleted("a-1", "FINISHED")), line)
     await later(100)
     assert stage.provider.requests == []
     await stage.app.connect(stage.session)
@@ -578,7 +578,7 @@ async def test_news_that_is_too_old_to_be_told_by_itself_goes_with_the_next_turn
     assert line is not None
     await stage.quiet()
     line.cut()
-    await stage.session.receive(inbound(client.AgentCompleted("a-1", "FINISHED")), line)
+    await stage.session.clients.receive(inbound(client.AgentCompleted("a-1", "FINISHED")), line)
     await later(700)
     await stage.app.connect(stage.session)
     await stage.quiet()
@@ -595,7 +595,7 @@ async def test_a_resume_opens_the_microphone_although_there_is_expired_news() ->
     assert line is not None
     await stage.quiet()
     line.cut()
-    await stage.session.receive(inbound(client.AgentCompleted("a-1", "FINISHED")), line)
+    await stage.session.clients.receive(inbound(client.AgentCompleted("a-1", "FINISHED")), line)
     await later(700)
     await stage.app.connect(stage.session)
     await stage.quiet()

@@ -63,7 +63,7 @@ async def bind(registry: SessionRegistry, wire: Wire, key: SessionKey = KEY) -> 
 async def say(session: Session, wire: Wire, text: str, event_id: str = "in-1") -> None:
     event = client.TranscriptFinal(text)
     await session.clients.attach(wire, resumed=False)
-    await session.receive(Inbound(event_id, event.TYPE, KEY.session_id, 0, event), wire)
+    await session.clients.receive(Inbound(event_id, event.TYPE, KEY.session_id, 0, event), wire)
 
 
 async def test_the_first_connection_makes_the_session_and_the_second_joins_it() -> None:
