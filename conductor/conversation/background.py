@@ -11,6 +11,7 @@ import structlog
 
 from conductor.conversation.history import cut_point
 from conductor.conversation.live import ReadySummary
+from conductor.conversation.model import history_of
 from conductor.conversation.state import Summary
 from conductor.errors import ConductorError, ModelError
 from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
@@ -47,7 +48,7 @@ class HistorySummarizer:
         """Start a summary if the history nears its limits."""
         session = self._session
         max_turns = int(session.rules.limits.max_turns * _FULL)
-        cut = cut_point(session.state.log, max_turns, int(session.history.tokens * _FULL))
+        cut = cut_point(session.state.log, max_turns, int(session.live.history.tokens * _FULL))
         is_running = self._task is not None and not self._task.done()
         if cut and session.live.summary is None and session.state.turn is None and not is_running:
             messages = session.state.log[:cut]
@@ -103,46 +104,41 @@ def _call(call: ToolCall) -> str:
     return f"{call.name}({call.arguments[:_READ_CHARS]})"
 
 
-class CacheWarming:
-    """Warms the prompt cache of a session, unless a request did so within the cache's lifetime."""
+def warm_shared_part(session: Session) -> None:
+    """Warm the prompt cache for the part that sessions share: system prompt and tools."""
+    # The history may be of a person who never returns to it.
+    _warm_cache(session, [], is_all=not session.state.log)
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
-    def session_starts(self) -> None:
-        """Warm the part that sessions share: system prompt and tools."""
-        # The history may be of a person who never returns to it.
-        self._begin([], is_all=not self._session.state.log)
+def warm_next_turn(session: Session) -> None:
+    """Warm the prompt cache for everything that the person's next turn sends."""
+    _warm_cache(session, None, is_all=True)
 
-    def person_speaks(self) -> None:
-        """Warm everything that the person's next turn sends."""
-        self._begin(None, is_all=True)
 
-    def _begin(self, messages: Sequence[Message] | None, *, is_all: bool) -> None:
-        model, provider = self._session.model, self._session.provider
-        now = asyncio.get_running_loop().time()
-        if now < model.cached_until or not isinstance(provider, CacheWarmer):
-            return
-        if is_all:
-            model.cached_until = now + CACHE_S
-        self._session.spawn(self._warm(provider, messages))
+def _warm_cache(session: Session, messages: Sequence[Message] | None, *, is_all: bool) -> None:
+    now = asyncio.get_running_loop().time()
+    if now < session.cached_until or not isinstance(session.provider, CacheWarmer):
+        return
+    if is_all:
+        session.cached_until = now + CACHE_S
+    session.spawn(_warm(session, session.provider, messages))
 
-    async def _warm(self, provider: CacheWarmer, messages: Sequence[Message] | None) -> None:
-        session = self._session
-        try:
-            request = ModelRequest(
-                session.tools.system_prompt,
-                session.model.messages if messages is None else messages,
-                session.tools.executor.definitions,
-                silence_s=session.rules.limits.model_silence,
-                may_retry=False,
-                profile=session.state.profile.model,
-            )
-            finished = await provider.warm(request)
-        except ModelError as error:
-            log.debug("cache not warmed", reason=error.reason)
-        except Exception:
-            log.exception("cache not warmed")
-        else:
-            if finished is not None:
-                session.observer.warmed(finished)
+
+async def _warm(session: Session, provider: CacheWarmer, messages: Sequence[Message] | None) -> None:
+    try:
+        request = ModelRequest(
+            session.tools.system_prompt,
+            history_of(session.state) if messages is None else messages,
+            session.tools.executor.definitions,
+            silence_s=session.rules.limits.model_silence,
+            may_retry=False,
+            profile=session.state.profile.model,
+        )
+        finished = await provider.warm(request)
+    except ModelError as error:
+        log.debug("cache not warmed", reason=error.reason)
+    except Exception:
+        log.exception("cache not warmed")
+    else:
+        if finished is not None:
+            session.observer.warmed(finished)

@@ -82,7 +82,7 @@ class Fields:
         """Replace a field by the result of ``change``. Raises `StoreError`, and errors of ``change``."""
         async with self._lock:
             value = change(self.get(name))
-            await self._session.decide(lambda: [FieldSet(PREFIX + name, value)])
+            await self._session.ledger.decide(lambda: [FieldSet(PREFIX + name, value)])
 
 
 class PersonFields:

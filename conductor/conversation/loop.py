@@ -1,21 +1,28 @@
 """The loop of a session: it does the next step of the conversation, commits its records, and asks again.
 
-It remembers no place in a turn. After a takeover it does the same with the same state.
+It remembers no place in a turn. After a takeover it does the same with the same state. It waits for the app's
+results and for the person's answers in one map of Futures, `PendingCalls`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from conductor.conversation import approvals
-from conductor.conversation.receive import finish, lost
+from conductor.conversation.model import ModelSteps
+from conductor.conversation.questions import word_form, word_questions
+from conductor.conversation.receive import ended, finish, lost, turn_started
 from conductor.conversation.records import (
     BridgeSpoken,
+    CallFinished,
+    QuestionDecided,
     QuestionsAsked,
     Record,
     ReplyLogged,
@@ -30,7 +37,6 @@ from conductor.conversation.steps import (
     RunCalls,
     StartTurn,
     Step,
-    next_step,
 )
 from conductor.events.envelope import IdGenerator
 from conductor.messages import AssistantMessage
@@ -41,30 +47,56 @@ from conductor.tools.validation import Valid, validate
 if TYPE_CHECKING:
     from conductor.conversation.session import Session
 
+log = structlog.get_logger(__name__)
+
 new_turn_id = IdGenerator("turn")
 
 
+class PendingCalls:
+    """The pending calls and questions of a session: id -> Future.
+
+    The result is recorded before its Future is set. The state decides; the Future only wakes its waiter.
+    """
+
+    def __init__(self) -> None:
+        self._futures: dict[str, asyncio.Future[Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    def expect(self, key: str) -> asyncio.Future[Any]:
+        """Return the Future of a call or question; the same one each time until it is answered."""
+        future = self._futures.get(key)
+        if future is None:
+            future = self._futures[key] = asyncio.get_running_loop().create_future()
+        return future
+
+    def answer(self, key: str, value: Any) -> None:
+        """Wake the waiter, if there is one."""
+        future = self._futures.pop(key, None)
+        if future is not None and not future.done():
+            future.set_result(value)
+
+    def forget(self, key: str) -> None:
+        """Drop a Future."""
+        self._futures.pop(key, None)
+
+
 class Loop:
-    """Runs while a turn runs or waits; an idle session has no task."""
+    """Runs while a turn runs or waits; an idle session has none."""
 
     def __init__(self, session: Session) -> None:
+        self.pending = PendingCalls()
         self._session = session
-        self._task: asyncio.Task[None] | None = None
+        self._model = ModelSteps(session)
         self._work: asyncio.Task[None] | None = None
         self._calls: dict[str, asyncio.Task[None]] = {}
+        self._round_at = 0
         self._changed = asyncio.Event()
-
-    @property
-    def busy(self) -> bool:
-        """Whether a turn runs, or is about to."""
-        return self._task is not None
 
     def wake(self) -> None:
         """Look at the state again: it has changed."""
-        if self._task is not None:
-            self._changed.set()
-        elif not self._session.is_closed and self._next() != AwaitResults():
-            self._task = self._session.spawn(self._run())
+        self._changed.set()
 
     def stop(self) -> None:
         """Stop the work for a turn that has ended."""
@@ -73,12 +105,24 @@ class Loop:
         for task in self._calls.values():
             if task is not asyncio.current_task():
                 task.cancel()
-        self._session.model.stop()
+        self._model.stop()
 
-    async def finished(self) -> None:
-        """Wait until nothing runs."""
-        while self._task is not None:
-            await asyncio.wait([self._task])
+    def resolve(self, records: Sequence[Record]) -> None:
+        """Set the Futures of the calls and questions that records have closed."""
+        for record in records:
+            match record:
+                case CallFinished():
+                    self.pending.answer(record.result.call_id, record.result.content)
+                case TurnEnded():
+                    for finished in record.results:
+                        self.pending.answer(finished.result.call_id, finished.result.content)
+                    for question_id in record.superseded:
+                        self.pending.answer(question_id, None)
+                case QuestionDecided():
+                    allowed = record.outcome in ("allowed", "edited")
+                    self.pending.answer(record.question_id, record.arguments if allowed else None)
+                case ReplyLogged():
+                    self._round_at = self._session.live.now()
 
     @property
     def waits_for_device(self) -> bool:
@@ -86,33 +130,42 @@ class Loop:
         calls = [call for call in self._session.state.calls if call.is_open]
         return bool(calls) and all(call.is_device and call.started_at for call in calls)
 
-    def _next(self) -> Step:
-        session = self._session
-        return next_step(session.state, session.live, session.rules)
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Do the steps until nothing is to be done."""
         session = self._session
         try:
             while not session.is_closed:
                 self._changed.clear()
-                step = self._next()
+                step = session.next_step()
                 if step == AwaitResults():
                     return
                 await self._do(step)
         except Exception as error:
-            session.fail(error)
-            await asyncio.sleep(session.rules.limits.failed_turn_retry)
+            log.error("turns failed", session=session.key.session_id, exc_info=error)
+            retry_s = session.rules.limits.failed_turn_retry
+            session.live.notices_after = session.live.now() + round(retry_s * 1000)
+            session.spawn(self._end_failed())
+            await asyncio.sleep(retry_s)
         finally:
-            self._task = None
-            session.after_turn()
+            session.loop_ended()
+
+    async def _end_failed(self) -> None:
+        session = self._session
+
+        def decision() -> list[Record]:
+            if session.state.turn is None:
+                return []
+            return [ended(session.state, session.live, session.rules, "failed", error="internal_error")]
+
+        await session.insist(decision)
 
     async def _do(self, step: Step) -> None:
         session = self._session
         match step:
             case StartTurn():
-                await session.start_turn(step, new_turn_id())
+                await self._start_turn(step)
             case AskModel():
-                await self._cancellable(session.model.ask(step))
+                await self._cancellable(self._model.ask(step))
             case PrepareRequest():
                 await self._cancellable(self._prepare_request(step))
             case AskPerson():
@@ -127,8 +180,34 @@ class Loop:
                 await session.insist(self._records, gives_up=True)
 
     def _records(self) -> list[Record]:
-        step = self._next()
+        step = self._session.next_step()
         return step if isinstance(step, list) else []
+
+    async def _start_turn(self, step: StartTurn) -> None:
+        """Record the start of a turn."""
+        session, state, turn_id = self._session, self._session.state, new_turn_id()
+        if step.cause == "request":
+            await session.requests.start(turn_id)
+            return
+        if step.cause == "news":
+            session.take_rate()
+
+        def decision() -> list[Record]:
+            if state.turn is not None:
+                return []
+            live, rules = session.live, session.rules
+            started = turn_started(state, live, rules, turn_id, step.cause, step.event_id, step.text)
+            if step.cause == "refused":
+                live.refused_input = False
+                apology = rules.failures.get("rate_limited", "")
+                spoken = session.tools.spoken(apology)
+                return [
+                    started,
+                    TurnEnded("answered", apology=apology, spoken=spoken, follows=bool(state.queue)),
+                ]
+            return [started, TurnEnded("interrupted", follows=True)] if step.passed_over else [started]
+
+        await session.insist(decision)
 
     async def _cancellable(self, work: Any) -> None:
         self._work = self._session.spawn(work)
@@ -144,11 +223,11 @@ class Loop:
         """Wait for the first result, another change, or the moment for a bridging phrase."""
         session = self._session
         changed = asyncio.ensure_future(self._changed.wait())
-        waits = {session.pending.expect(call_id) for call_id in step.calls}
+        waits = {self.pending.expect(call_id) for call_id in step.calls}
         try:
             done, _ = await asyncio.wait(
                 {changed, *waits},
-                timeout=session.bridge_wait_s(),
+                timeout=self._bridge_wait_s(),
                 return_when=asyncio.FIRST_COMPLETED,
             )
         finally:
@@ -156,9 +235,24 @@ class Loop:
         if not done:
             await session.insist(self._bridge)
 
+    def _bridge_wait_s(self) -> float | None:
+        """Give the seconds until a bridging phrase is due; None if none is."""
+        session, turn = self._session, self._session.state.turn
+        if turn is None or not session.services.bridge_phrases or turn.bridged or turn.segments:
+            return None
+        calls = [call for call in turn.calls if call.is_open and call.started_at]
+        transport = session.outbox.transport
+        if not calls or turn.cause == "request" or session.asks or transport is None:
+            return None
+        device = any(call.is_device for call in calls)
+        if (device and not transport.segments) or session.observer.has_spoken:
+            return None  # the app would say it after the call
+        due_ms = self._round_at + round(session.rules.limits.bridge_after * 1000)
+        return max(0.0, (due_ms - session.live.now()) / 1000)
+
     def _bridge(self) -> list[Record]:
         session = self._session
-        if session.bridge_wait_s() != 0.0:
+        if self._bridge_wait_s() != 0.0:
             return []
         phrase = session.tools.spoken(random.choice(session.services.bridge_phrases))
         return [BridgeSpoken(phrase)] if phrase else []
@@ -167,26 +261,30 @@ class Loop:
 
     async def _prepare_request(self, step: PrepareRequest) -> None:
         session = self._session
-        call = session.request_call(step.turn_id)
+        call = session.requests.call_of(step.turn_id)
         if call is None:
             await session.insist(lambda: self._end_request(step))
             return
         prepared = await session.tools.prepare(session.live, [call], whole=True)
         message = AssistantMessage("", (call,))
-        await session.insist(lambda: [ReplyLogged(message, prepared)] if self._next() == step else [])
+        await session.insist(
+            lambda: [ReplyLogged(message, prepared)] if self._session.next_step() == step else []
+        )
 
     def _end_request(self, step: PrepareRequest) -> list[Record]:
-        return [TurnEnded("answered")] if self._next() == step else []
+        return [TurnEnded("answered")] if self._session.next_step() == step else []
 
     # -- questions
 
     async def _ask_person(self, step: AskPerson) -> None:
         session, state = self._session, self._session.state
         calls = [call for call in state.calls if call.id in step.calls]
-        questions = await session.tools.questions(session.live, calls)
+        card = "approval" in state.profile.capabilities
+        expires_at = session.live.now() + session.rules.question_ms
+        questions = await word_questions(session.tools, calls, expires_at, with_preview=card)
 
         def decision() -> list[Record]:
-            if self._next() != step:
+            if self._session.next_step() != step:
                 return []
             asked = {question.call_id for question in questions}
             gone = [call for call in calls if call.id not in asked and call.is_open]
@@ -209,8 +307,9 @@ class Loop:
         session = self._session
         if "approval" not in session.state.profile.capabilities:
             return None  # text by outsiders is never spoken
-        question = session.tools.form(session.live, call, asked)
-        answer = session.pending.expect(question.id)
+        expires_at = session.live.now() + session.rules.question_ms
+        question = word_form(session.tools, call, asked, expires_at)
+        answer = self.pending.expect(question.id)
 
         def decision() -> list[Record]:
             if session.state.open_call(call.id) is None:
@@ -220,7 +319,7 @@ class Loop:
 
         await session.insist(decision)
         if question.id not in session.state.questions and not answer.done():
-            session.pending.forget(question.id)
+            self.pending.forget(question.id)
             return None
         arguments = await answer
         return None if arguments is None else self._checked(question, arguments)

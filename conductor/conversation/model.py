@@ -17,6 +17,7 @@ from conductor.conversation.events import segments_id
 from conductor.conversation.history import repair
 from conductor.conversation.receive import ended, replied
 from conductor.conversation.records import HistoryTrimmed, Record, ReplyBroken, SegmentSpoken
+from conductor.conversation.state import Conversation
 from conductor.conversation.steps import AskModel
 from conductor.conversation.tracing import request_attributes
 from conductor.errors import ConductorError, ModelError
@@ -65,6 +66,15 @@ def without_invented(text: str, messages: Iterable[Message]) -> str:
     return "".join(prose_and_code)
 
 
+def history_of(state: Conversation) -> list[Message]:
+    """Give the history to send: the summary, if there is one, and the log."""
+    messages = repair(state.log)
+    if state.summary is not None:
+        text = f"Summary of the conversation so far: {state.summary.text}"
+        messages.insert(0, Note(text, state.summary.untrusted))
+    return messages
+
+
 class ModelSteps:
     """Asks the model for the replies of a session.
 
@@ -81,7 +91,6 @@ class ModelSteps:
         self._partial_timer: asyncio.TimerHandle | None = None
         self._partial_at = 0.0
         self._start_ns = self._first_ns = 0
-        self.cached_until = float("-inf")
 
     def stop(self) -> None:
         """End the request, and send no more partials of its reply."""
@@ -91,23 +100,13 @@ class ModelSteps:
             self._partial_timer.cancel()
             self._partial_timer = None
 
-    @property
-    def messages(self) -> list[Message]:
-        """The history to send: the summary, if there is one, and the log."""
-        state = self._session.state
-        messages = repair(state.log)
-        if state.summary is not None:
-            text = f"Summary of the conversation so far: {state.summary.text}"
-            messages.insert(0, Note(text, state.summary.untrusted))
-        return messages
-
     # -- one request
 
     async def ask(self, step: AskModel) -> None:
         """Ask for a reply, and commit its meaning."""
         session = self._session
         if not step.with_tools:
-            session.note_limit(step)
+            self._note_limit(step)
         reply: list[str] = []
         calls: list[ToolCall] = []
         self._pieces = reply
@@ -123,6 +122,15 @@ class ModelSteps:
         self.stop()
         await self._take_reply(step, "".join(reply).strip(), calls, finished)
 
+    def _note_limit(self, step: AskModel) -> None:
+        """Tell the client that the turn's tool calls are used up."""
+        session, turn, rules = self._session, self._session.state.turn, self._session.rules
+        if turn is not None and step.retries == 0 and turn.refused_rounds < rules.max_refused_rounds:
+            limits = rules.limits
+            if turn.rounds >= limits.max_tool_rounds or turn.calls_made >= limits.max_calls_per_turn:
+                session.observer.note("limit")
+                session.flash(LIMIT_REACHED)
+
     def _is_wanted(self, step: AskModel) -> bool:
         return self._session.next_step() == step
 
@@ -131,7 +139,7 @@ class ModelSteps:
         request = self._request(step)
         speaker = Speaker(session, step) if session.in_segments else None
         self._start_ns, self._first_ns = time.time_ns(), 0
-        self.cached_until = asyncio.get_running_loop().time() + CACHE_S
+        session.cached_until = asyncio.get_running_loop().time() + CACHE_S
         finished: Finished | None = None
         error_code = ""
         try:
@@ -162,7 +170,7 @@ class ModelSteps:
         if finished.stop == "context_window" and not ("".join(reply).strip() or calls):
             raise ModelError("context_too_long", "The conversation is too long for the model.")
         session.observer.replied(request, finished)
-        session.history.learn(request, finished.usage)
+        session.live.history.learn(request, finished.usage)
         return finished
 
     def _observe(self, finished: Finished | None = None, error_code: str = "") -> None:
@@ -186,7 +194,7 @@ class ModelSteps:
         if step.retries == 0:
             self._avoid = None
         if self._sent is None:
-            messages = self.messages
+            messages = history_of(state)
         else:
             sent, position = self._sent
             messages = repair(state.log[max(0, position - state.log_start) :], sent)
@@ -245,7 +253,7 @@ class ModelSteps:
         session, state = self._session, self._session.state
         self.stop()
         if step.retries == 0 and error.reason == "context_too_long":
-            cut = session.history.halve(state.log)
+            cut = session.live.history.halve(state.log)
             if cut:
                 self._sent = None
                 before = state.log_start + cut

@@ -9,18 +9,22 @@ connection; it is built again from the events that are not acknowledged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import takewhile
-
-import msgspec
 
 from conductor.conversation.live import Live, Rules
 from conductor.conversation.state import Event
-from conductor.conversation.transport import Frame, Transport
-from conductor.events.envelope import PROTOCOL_VERSION, timestamp
+from conductor.conversation.transport import (
+    UI_CALLS,
+    Entry,
+    Frame,
+    Transport,
+    encode_frame,
+    limit_ms,
+    place_of,
+    shown_state,
+)
 from conductor.events.server import ConversationState
 
-_UI_CALLS = ("state", "message", "speak")
 # Kinds that a client has handled once it answers a later event.
 _READ_IN_ORDER = ("state", "message", "final", "resolved")
 # Unanswered UI calls (a turn sends four before its speech) of a client that acknowledges none.
@@ -29,41 +33,6 @@ _SIGNS_OF_SILENCE = 4
 _SUSPENDED_MS = 500
 # Least milliseconds left after a suspension, and to a call of another process: the client must be read first.
 _UNREAD_MS = 1_000
-
-
-class _Envelope(msgspec.Struct, frozen=True, rename="camel"):
-    id: str
-    type: str
-    timestamp: str
-    session_id: str
-    protocol_version: int
-    payload: msgspec.Raw
-
-
-_encode = msgspec.json.Encoder().encode
-
-
-def encode_frame(event_id: str, type_: str, session_id: str, payload: bytes) -> bytes:
-    """Encode an event with its envelope."""
-    raw = msgspec.Raw(payload)
-    return _encode(_Envelope(event_id, type_, timestamp(), session_id, PROTOCOL_VERSION, raw))
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """An unacknowledged event.
-
-    ``sent``: to any connection. ``replayed``: sent before the present connection. A speech and the state sent
-    just before it (``speaking``) refer to each other: they are replayed together.
-    """
-
-    event: Event
-    limit_ms: int
-    frame: Frame
-    sent: bool = False
-    replayed: bool = False
-    state: Entry | None = None
-    speech: Entry | None = None
 
 
 class Outbox:
@@ -110,11 +79,6 @@ class Outbox:
         return self._speaking is not None
 
     @property
-    def has_backlog(self) -> bool:
-        """Whether events are held."""
-        return bool(self._backlog)
-
-    @property
     def outstanding(self) -> bool:
         """Whether the client owes an answer, or events are held."""
         return bool(self._line or self._backlog)
@@ -128,7 +92,7 @@ class Outbox:
     @property
     def unconfirmed(self) -> bool:
         """Whether the client may have handled UI calls that are about to be replayed."""
-        return any(entry.sent and entry.event.kind in _UI_CALLS for entry in self._entries.values())
+        return any(entry.sent and entry.event.kind in UI_CALLS for entry in self._entries.values())
 
     @property
     def last_state(self) -> ConversationState:
@@ -140,14 +104,10 @@ class Outbox:
         entry = self._by_call.get(call_id)
         return entry is None or entry.frame.written
 
-    def was_answered(self, call_id: str) -> bool:
-        """Tell whether a UI call is no longer outstanding."""
-        return call_id not in self._by_call
-
     def is_ui_call(self, call_id: str) -> bool:
         """Tell whether it is an unanswered UI call."""
         entry = self._by_call.get(call_id)
-        return entry is not None and entry.event.kind in _UI_CALLS
+        return entry is not None and entry.event.kind in UI_CALLS
 
     def is_outstanding(self, call_id: str) -> bool:
         """Tell whether a call has not been answered."""
@@ -209,9 +169,9 @@ class Outbox:
 
     def _make(self, event: Event) -> Entry:
         frame = Frame(encode_frame(event.id, event.type, self._session_id, event.payload))
-        entry = Entry(event, self._limit(event), frame)
+        entry = Entry(event, limit_ms(event, self._rules.limits), frame)
         if event.kind == "state":
-            self._last_state = _state_of(event)
+            self._last_state = shown_state(event)
         last = next(reversed(self._entries.values()), None)
         if event.kind == "speak" and last is not None and last.event.kind == "state":
             entry.state, last.speech = last, entry
@@ -219,15 +179,6 @@ class Outbox:
         if event.call_id:
             self._by_call[event.call_id] = entry
         return entry
-
-    def _limit(self, event: Event) -> int:
-        limits = self._rules.limits
-        if event.kind == "call":
-            return event.limit_ms
-        if event.kind == "speak":
-            characters = len(msgspec.json.decode(event.payload)["arguments"])
-            return round((limits.speech_timeout + characters * limits.speech_seconds_per_char) * 1000)
-        return round(limits.ui_timeout * 1000)
 
     def flash(self, type_: str, payload: bytes, *, partial: bool = False, first: bool = False) -> None:
         """Send an event that may be lost; it keeps its place among held events.
@@ -268,7 +219,7 @@ class Outbox:
                 self._finish(earlier)
             elif earlier.event.kind == "speak" and earlier.replayed and not self._queues_speeches:
                 self._lose(earlier)  # its answer was lost with the old connection
-        if entry.event.kind in _UI_CALLS:
+        if entry.event.kind in UI_CALLS:
             self._client_acknowledges, self.shown_at = True, self._live.now()
         is_speech = entry.event.kind == "speak"
         self._finish(entry)
@@ -287,7 +238,7 @@ class Outbox:
                 if entry.event.kind == "speak":
                     self._lose(entry)
             return
-        unanswered = sum(entry.event.kind in _UI_CALLS for entry in written)
+        unanswered = sum(entry.event.kind in UI_CALLS for entry in written)
         if self._client_acknowledges is None and unanswered >= _SIGNS_OF_SILENCE:
             self._client_acknowledges = False
             for entry in list(self._line.values()):
@@ -307,9 +258,9 @@ class Outbox:
 
         A client that ``queues_speeches`` may not have spoken the earlier speeches yet.
         """
-        claim, last = _place(event_id or "")
+        claim, last = place_of(event_id or "")
         for entry in list(self._entries.values()):
-            own_claim, own = _place(entry.event.id)
+            own_claim, own = place_of(entry.event.id)
             if not entry.frame.written or own_claim != claim or own > last:
                 continue
             if entry.event.kind in _READ_IN_ORDER:
@@ -432,11 +383,11 @@ class Outbox:
             for earlier in self._before(entry):
                 if earlier.event.kind == "speak":
                     self._lose(earlier)
-        if kind == "call" or (kind in _UI_CALLS and self._client_acknowledges is not False):
+        if kind == "call" or (kind in UI_CALLS and self._client_acknowledges is not False):
             self._join(entry)
             if kind == "speak":
                 self._speaking = self._speaking or entry
-        if kind in _UI_CALLS:
+        if kind in UI_CALLS:
             self.shown_at = max(self.shown_at, entry.event.at)
         entry.sent = True
         self.transport.send(entry.frame)
@@ -471,7 +422,7 @@ class Outbox:
         self._probe = ""
         backlog = {id(entry) for entry in self._backlog}
         for entry in list(self._entries.values()):
-            if not entry.replayed or entry.event.kind not in _UI_CALLS or id(entry) in backlog:
+            if not entry.replayed or entry.event.kind not in UI_CALLS or id(entry) in backlog:
                 continue
             if entry.event.kind != "speak":
                 self._remove(entry)
@@ -525,17 +476,3 @@ class Outbox:
         if event.kind == "speak":
             self._live.finished_speeches.setdefault(event.call_id, 0)
         self._on_expired(event)
-
-
-def _state_of(event: Event) -> ConversationState:
-    arguments = msgspec.json.decode(event.payload)["arguments"]
-    state: ConversationState = msgspec.json.decode(arguments)["state"]
-    return state
-
-
-def _place(event_id: str) -> tuple[str, tuple[int, ...]]:
-    claim, _, place = event_id.rpartition("_")
-    try:
-        return claim, tuple(int(number, 16) for number in place.split("."))
-    except ValueError:
-        return "", ()

@@ -133,7 +133,7 @@ def turn_started(
     tool: str = "",
 ) -> TurnStarted:
     """Make the start of a turn; it drops the old part of a long history."""
-    trim = state.log_start + cut_point(state.log, rules.limits.max_turns - 1, rules.history_tokens())
+    trim = state.log_start + cut_point(state.log, rules.limits.max_turns - 1, live.history.tokens)
     summary = None
     # An interruption, or a history that was too long, may have dropped the summarised messages.
     if live.summary is not None and live.summary.before > state.log_start:

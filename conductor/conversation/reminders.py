@@ -126,7 +126,7 @@ class Reminders:
             # It may have been told before this session was restored.
             return [] if event_id in session.state.seen else [NoticeTaken(event_id, notice)]
 
-        await session.decide(decision)
+        await session.ledger.decide(decision)
 
     async def _drop(self, told: list[Reminder]) -> None:
         due = {reminder.id: reminder.due_ms for reminder in told}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from conductor.conversation.fields import SubjectRecords
+from conductor.conversation.live import Rules
 from conductor.conversation.phrases import FAILURES, Failure
 from conductor.conversation.session_metrics import SessionMetrics
 from conductor.conversation.tracing import TurnTracer
@@ -29,7 +31,7 @@ from conductor.tools.rules import Rule
 HISTORY_TOKENS = 60_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Services:
     """The services that all sessions of a server share.
 
@@ -68,6 +70,12 @@ class Services:
     turn_rates: dict[str, TokenBucket] = field(default_factory=dict)
     budget: DailyBudget | None = None
     admission: Admission = field(default_factory=Admission)
+
+    @cached_property
+    def conduct(self) -> Rules:
+        """The settings that decide how a conversation goes."""
+        cancels = self.interruption_mode == "cancel"
+        return Rules(self.limits, cancels, self.store.durable, self.failures)
 
     def turn_rate(self, subject: str, now: float) -> SharedRate:
         """Make the rate limit of a session's turns, shared with its subject's other sessions."""

@@ -13,9 +13,9 @@ import structlog
 
 from conductor.conversation.fields import SubjectRecords
 from conductor.conversation.live import Edit, Finished, Live, is_tainted, verdict_words
+from conductor.conversation.questions import form_spec
 from conductor.conversation.services import Services
-from conductor.conversation.state import Call, Conversation, Form, Profile, Question
-from conductor.events.envelope import IdGenerator
+from conductor.conversation.state import Call, Conversation, Question
 from conductor.events.server import RejectedTool
 from conductor.messages import ToolCall, ToolResult
 from conductor.prompts import session_prompt
@@ -27,7 +27,6 @@ from conductor.tools.audit import SessionAudit
 from conductor.tools.base import (
     CallContext,
     Caution,
-    PersonQuestion,
     SessionFields,
     ToolOutcome,
     ToolSpec,
@@ -47,8 +46,6 @@ log = structlog.get_logger(__name__)
 GRANTS = "grants"
 # Grants of a session or a subject; the oldest is dropped, and its call is asked about again.
 MAX_GRANTS = 200
-# The source of questions that running tools ask.
-FORM = "question"
 
 _CUT_OFF = (
     "The reply reached its length limit inside this call's arguments, so they were cut off. Nothing was run. "
@@ -56,9 +53,6 @@ _CUT_OFF = (
 )
 _NOT_OFFERED = "the server's operator does not allow this tool"
 _DENIED_BEFORE = Verdict("deny", ("The user said no to this very call already.",), None, warn=False)
-
-new_approval_id = IdGenerator("appr")
-new_batch_id = IdGenerator("batch")
 
 
 def decode_grants(text: str, subject: str) -> tuple[Rule, ...]:
@@ -77,10 +71,7 @@ def with_grant(text: str, rule: Rule, subject: str) -> str:
 
 
 class SessionTools:
-    """The tools of one session as its client declared them, and every decision about their calls.
-
-    Implements `conductor.conversation.live.Decisions`.
-    """
+    """The tools of one session as its client declared them, and every decision about their calls."""
 
     def __init__(
         self,
@@ -277,68 +268,8 @@ class SessionTools:
 
     # -- questions
 
-    async def questions(self, live: Live, calls: Sequence[Call]) -> list[Question]:
-        """Word the questions about calls of a reply."""
-        batch_id, card = new_batch_id(), "approval" in self._state.profile.capabilities
-        expires_at = live.now() + round(self._services.limits.approval_timeout * 1000)
-        questions = []
-        for call in calls:
-            await asyncio.sleep(0)  # 64 KiB of arguments take 30 ms in each step
-            ready = self.ready(call)
-            if ready is None:
-                continue
-            shown = dict(self.executor.redacted(ready.arguments))
-            await asyncio.sleep(0)
-            preview = await self.executor.preview(ready) if card else ""
-            scopes = self._scopes(ready, call.cautions)
-            question = Question(
-                new_approval_id(),
-                batch_id,
-                call.id,
-                call.name,
-                call.arguments,
-                msgspec.json.encode(shown).decode(),
-                call.digest,
-                "",
-                ready.spec.risk,
-                expires_at,
-                call.reasons,
-                scopes,
-                call.cautions,
-                ready.spec.fingerprint,
-                ready.spec.source,
-                preview,
-            )
-            question.prompt = self.prompt(question, 1)
-            questions.append(question)
-        return questions
-
-    def form(self, live: Live, call: Call, asked: PersonQuestion) -> Question:
-        """Word the question of a running tool: a card with a form."""
-        form = Form(asked.source, asked.message, dict(asked.schema))
-        fields = asked.schema.get("properties", {})
-        values = msgspec.json.encode({name: field.get("default") for name, field in fields.items()}).decode()
-        spec = form_spec(form)
-        question = Question(
-            new_approval_id(),
-            new_batch_id(),
-            call.id,
-            spec.name,
-            values,
-            values,
-            arguments_digest(spec.name, msgspec.json.decode(values)),
-            "",
-            "high",
-            live.now() + round(self._services.limits.approval_timeout * 1000),
-            (f"{asked.source} asks: {asked.message}",),
-            SCOPES[:1],
-            source=FORM,
-            form=form,
-        )
-        question.prompt = self.prompt(question, 1)
-        return question
-
-    def _scopes(self, ready: PreparedCall, cautions: Sequence[Caution]) -> tuple[Scope, ...]:
+    def scopes(self, ready: PreparedCall, cautions: Sequence[Caution]) -> tuple[Scope, ...]:
+        """List what a yes may hold for: this call, the session, always."""
         granted = [grant(ready.spec, ready.arguments, scope="session")]
         if self._judge(ready.spec, ready.arguments, cautions, granted).effect == "ask":
             return SCOPES[:1]
@@ -486,33 +417,3 @@ class SessionTools:
     def spoken(self, text: str) -> str:
         """Make the text for the ear."""
         return for_the_ear(text)
-
-
-def form_spec(form: Form) -> ToolSpec:
-    """Make the tool that stands for a form."""
-    return ToolSpec(
-        f"{form.source}.{FORM}", form.message, form.schema, source=FORM, risk="high", effect="read"
-    )
-
-
-def profile_with(
-    profile: Profile,
-    *,
-    capabilities: Sequence[str],
-    locale: str | None,
-    time_zone: str | None,
-    instructions: str | None,
-    tools: list[Any] | None,
-    model: str | None,
-    traceparent: str | None,
-) -> Profile:
-    """Apply a ``session.start``: absent fields keep their former values."""
-    return Profile(
-        tuple(capabilities),
-        locale or profile.locale,
-        time_zone or profile.time_zone,
-        instructions if instructions is not None else profile.instructions,
-        tools if tools is not None else profile.tools,
-        model or profile.model,
-        traceparent or profile.traceparent,
-    )

@@ -13,7 +13,7 @@ import structlog
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
-from conductor.conversation.clients import InboundResult
+from conductor.conversation.inbound import InboundResult
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
 from conductor.conversation.transport import Frame

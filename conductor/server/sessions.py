@@ -12,15 +12,29 @@ import structlog
 
 from conductor.conversation.ledger import replay
 from conductor.conversation.services import Services
-from conductor.conversation.session import Session, takeover_delay_s
+from conductor.conversation.session import Session, epoch_ms
+from conductor.conversation.state import Conversation
 from conductor.conversation.transport import Transport
 from conductor.errors import StoreError, StoreUnavailable, TooManySessions
 from conductor.rate_limit import ANONYMOUS, STILL_S
 from conductor.server.access import Refusals
+from conductor.settings import Limits
 from conductor.stores.base import SessionKey
 from conductor.tools.declarations import read_declarations
 
 log = structlog.get_logger(__name__)
+
+# Two clients that take a session from each other claim often within this time.
+TAKEOVER_WINDOW_MS = 30_000
+MAX_TAKEOVER_DELAY_S = 5.0
+
+
+def takeover_delay_s(state: Conversation, limits: Limits) -> float:
+    """Give the pause before a claim that follows many recent ones."""
+    now = epoch_ms()
+    recent = sum(abs(now - at) < TAKEOVER_WINDOW_MS for at in state.claim_times)
+    over = recent - limits.free_takeovers
+    return 0.0 if over < 0 else min(MAX_TAKEOVER_DELAY_S, limits.takeover_backoff * 2.0**over)
 
 
 class SuspendDetector:

@@ -32,10 +32,10 @@ from benchmarks.chaos_book import Column
 from benchmarks.nodes import START_S, DidNotStart, Node, Running, clean_environment
 from conductor import cli
 from conductor.conversation.apply import advance
-from conductor.conversation.outbox import Outbox, encode_frame
+from conductor.conversation.ledger import Ledger
+from conductor.conversation.outbox import Outbox
 from conductor.conversation.records import Commit, Record
-from conductor.conversation.session import Session
-from conductor.conversation.transport import Frame
+from conductor.conversation.transport import Frame, encode_frame
 from conductor.events.envelope import IdGenerator
 from conductor.stores import postgres, redis_scripts, sqlite
 
@@ -149,12 +149,13 @@ def _patch(owner: object, name: str, value: object) -> None:
 
 def emit_first() -> None:
     """Send events before the commit that records them."""
-    record: Callable[..., Any] = Session._record
+    record: Callable[..., Any] = Ledger._record
     write: Callable[..., None] = Outbox._write
     early: set[str] = set()
 
-    async def recorded(session: Any, records: Sequence[Record]) -> None:
-        commit = Commit(session._ledger.token, session.live.now(), tuple(records))
+    async def recorded(ledger: Any, records: Sequence[Record]) -> None:
+        session = ledger._session
+        commit = Commit(ledger.token, session.live.now(), tuple(records))
         events = advance(deepcopy(session.state), commit)
         transport = session.outbox.transport
         for event in events if transport is not None else ():
@@ -164,7 +165,7 @@ def emit_first() -> None:
                 transport.send(Frame(data))
         if events:
             await asyncio.sleep(_HEAD_START_S)
-        await record(session, records)
+        await record(ledger, records)
 
     def written(outbox: Any, entry: Any) -> None:
         entry.frame.withdrawn = was_early = entry.event.id in early
@@ -173,7 +174,7 @@ def emit_first() -> None:
             early.discard(entry.event.id)
             entry.frame = replace(entry.frame, written=True, withdrawn=False)
 
-    _patch(Session, "_record", recorded)
+    _patch(Ledger, "_record", recorded)
     _patch(Outbox, "_write", written)
 
 

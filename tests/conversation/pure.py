@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -14,6 +14,7 @@ from conductor.conversation.apply import advance
 from conductor.conversation.live import Edit, Finished, Live, Rules
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.state import Call, Conversation, Event, Profile, Question
+from conductor.conversation.tools import SessionTools
 from conductor.messages import AssistantMessage, ToolCall, ToolResult
 from conductor.settings import Limits
 from conductor.tools.base import ToolOutcome, ToolSpec, failed
@@ -25,7 +26,7 @@ CLAIM = "token.1:claim"
 
 
 class Gate:
-    """`Decisions` of few words: "yes", "no" and "hm" are answers, and nothing is forbidden."""
+    """`SessionTools` of few words: "yes", "no" and "hm" are answers, and nothing is forbidden."""
 
     forbids = False
     speaks = True
@@ -74,7 +75,7 @@ class Gate:
 
 
 def make_live(now: int = NOW, **fields: Any) -> Live:
-    live = Live(lambda: now, Gate())
+    live = Live(lambda: now, cast(SessionTools, Gate()))
     for name, value in fields.items():
         setattr(live, name, value)
     return live

@@ -8,11 +8,10 @@ from copy import deepcopy
 
 import pytest
 
-from conductor.conversation.apply import advance
-from conductor.conversation.ledger import Ledger, replay
-from conductor.conversation.records import Commit, InputQueued, ReplyLogged, decode
+from conductor.conversation.ledger import replay
+from conductor.conversation.records import EventHandled, InputQueued, ReplyLogged, decode
 from conductor.conversation.session import Session
-from conductor.conversation.state import Conversation, Input
+from conductor.conversation.state import Conversation
 from conductor.errors import Fenced, StoreUnavailable
 from conductor.messages import Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
@@ -174,7 +173,7 @@ def test_waiting_commits_of_a_lost_session_fail() -> None:
             lambda stale: closing.append(asyncio.create_task(session.close())),
         )
         await store.claim(helpers.KEY)
-        commits = [session.decide(lambda: [InputQueued("event", "hi")]) for _ in range(2)]
+        commits = [session.ledger.decide(lambda: [InputQueued("event", "hi")]) for _ in range(2)]
         results = await asyncio.gather(*commits, session.verify(), return_exceptions=True)
         await closing[0]
         assert [type(result) for result in results] == [Fenced, Fenced, bool], results
@@ -204,14 +203,12 @@ class UnansweredClaim(MemoryStore):
 
 @pytest.mark.parametrize("applied", [True, False])
 async def test_a_failed_claim_does_not_lose_recovered_commits(applied: bool) -> None:
-    store, state = UnansweredClaim(applied=applied), Conversation()
-    claim = await store.claim(KEY)
-    ledger = Ledger(store, claim, state)
+    store = UnansweredClaim(applied=applied)
+    services = helpers.make_services(store=store)
+    session = Session(services, store, await store.claim(KEY), Conversation())
 
-    async def commit(text: str) -> None:
-        made = Commit(ledger.token, 0, (InputQueued(text, text),))
-        await ledger.commit(made)
-        advance(state, made)
+    async def commit(event_id: str) -> None:
+        await session.ledger.decide(lambda: [EventHandled(event_id)])
 
     earlier = deepcopy(store._sessions)
     await commit("one")
@@ -219,9 +216,9 @@ async def test_a_failed_claim_does_not_lose_recovered_commits(applied: bool) -> 
     store.unanswered = True
     with pytest.raises(StoreUnavailable):
         await commit("two")
-    assert (await ledger.settle()).records == ()
     await commit("three")
-    assert replay((await store.claim(KEY)).commits).queue == [Input("one", "one"), Input("three", "three")]
+    assert list(session.state.seen) == ["one", "three"]
+    assert list(replay((await store.claim(KEY)).commits).seen) == ["one", "three"]
 
 
 # -- notices

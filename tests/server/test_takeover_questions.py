@@ -195,7 +195,7 @@ async def rejoins(served: Node) -> None:
     """Lose the session's state, and wait until it was loaded again."""
     await recorded(served)
     session = session_of(served)
-    session.lose(Fenced("It is stale.", gone=True))
+    session.ledger.lose(Fenced("It is stale.", gone=True))
     await until(lambda: bool(served.listener.registry.sessions))
     assert session_of(served) is not session
     await until(lambda: session_of(served).transport is not None)

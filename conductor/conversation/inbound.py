@@ -1,0 +1,248 @@
+"""The events of a client: each is recorded by `receive`, or acts at once on what is not stored."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+import structlog
+from msgspec.structs import replace
+
+from conductor.conversation.approvals import Later, Refuse, Reply, Response, answer, tapped
+from conductor.conversation.background import warm_next_turn
+from conductor.conversation.diagnostics import of_ignored, of_tools, of_unknown_call
+from conductor.conversation.loop import new_turn_id
+from conductor.conversation.receive import receive
+from conductor.conversation.records import ProfileDeclared
+from conductor.conversation.transport import Transport
+from conductor.errors import Fenced, StoreError
+from conductor.events import client
+from conductor.events.codec import Inbound
+from conductor.events.server import ApprovalResolved, ErrorEvent, ToolsChanged
+from conductor.tools.declarations import read_declarations
+
+if TYPE_CHECKING:
+    from conductor.conversation.session import Session
+
+log = structlog.get_logger(__name__)
+
+_TOO_OFTEN = "Too many changes; wait."
+_TWICE = "One decision at a time about each question."
+
+
+class InboundResult(Enum):
+    """The kind of an event. ``EXPECTED`` answers a call; ``REFUSED`` is a transcript without a turn."""
+
+    ORDINARY = auto()
+    EXPECTED = auto()
+    REFUSED = auto()
+
+
+async def take(session: Session, inbound: Inbound, transport: Transport) -> InboundResult:
+    """Handle an event of the connection that serves the session. Raises `StoreError`."""
+    live = session.live
+    match event := inbound.event:
+        case client.ToolResultEvent():
+            return await _take_result(session, inbound.id, event)
+        case client.TranscriptFinal():
+            return await _take_transcript(session, inbound.id, event)
+        case client.TranscriptPartial():
+            now = live.now()
+            live.sends_partials = True
+            live.utterance_began = live.utterance_began if now < live.speaking_until else now
+            live.speaking_until = now + session.rules.floor_ms
+            _repeat_prompt_after(session, live.speaking_until)
+            warm_next_turn(session)
+            session.changed()
+        case client.OutputInterrupted() | client.AgentCompleted():
+            await record(session, inbound.id, event)
+            if isinstance(event, client.AgentCompleted):
+                session.outbox.expect_no_acknowledgements()
+            elif session.outbox.transport is not None:
+                session.outbox.transport.drop_partials()
+        case client.SessionUpdate() if "tools" in session.state.profile.capabilities:
+            await _declare(session, event, inbound.id, transport)
+        case client.SessionStart():
+            raise AssertionError("the connection starts the session")
+        case _:
+            await _take_extension(session, inbound)
+    return InboundResult.ORDINARY
+
+
+async def record(session: Session, event_id: str, event: object) -> Response:
+    """Commit the meaning of an event. Raises `StoreError`."""
+
+    def decision() -> Response:
+        return receive(session.state, session.live, session.rules, event_id, event, new_turn_id())
+
+    response = await session.ledger.decide(decision)
+    if isinstance(response, Later):
+        session.spawn(_record_later(session, response.at, event_id, event))
+    return response
+
+
+async def _record_later(session: Session, at: int, event_id: str, event: object) -> None:
+    await asyncio.sleep(max(0, at - session.live.now()) / 1000)
+    try:
+        response = await record(session, event_id, event)
+    except StoreError as error:
+        session.report_store_failure(error)
+        return
+    if isinstance(response, Refuse):
+        await session.reopen_microphone()
+
+
+def _repeat_prompt_after(session: Session, at: int) -> None:
+    """Repeat an unheard prompt in the silence after the person's words."""
+    focus = session.state.focus
+    if focus is None or focus.card or focus.presented_at:
+        return
+    if not session.outbox.is_outstanding(focus.speech_id):
+        session.live.repeat_prompt_at = at
+
+
+# -- results
+
+
+async def _take_result(session: Session, event_id: str, event: client.ToolResultEvent) -> InboundResult:
+    outbox, state = session.outbox, session.state
+    if not event.call_id.startswith("call_"):  # as all ids of this server do
+        session.clients.diagnose([of_unknown_call(event_id)])
+    call = state.open_call(event.call_id)
+    if call is not None and call.is_device:
+        outbox.extend(event.call_id)  # it must not time out while its result is recorded
+        await record_result(session, event)
+        expected = True
+    else:
+        expected = outbox.acknowledge(event.call_id)
+        may_matter = bool(state.questions) or event.call_id in state.late_calls
+        if may_matter and receive(state, session.live, session.rules, "", event, ""):
+            await record(session, "", event)
+    session.changed()
+    if expected and not (session.busy or outbox.outstanding):
+        session.clients.flush_soon()
+    return InboundResult.EXPECTED if expected else InboundResult.ORDINARY
+
+
+async def record_result(session: Session, event: client.ToolResultEvent) -> None:
+    """Commit a result; if the store is away, later, so that the app need not send it again."""
+    try:
+        await record(session, "", event)
+    except Fenced:
+        raise
+    except StoreError:
+        session.spawn(_insist_result(session, event))
+    else:
+        session.outbox.acknowledge(event.call_id)
+
+
+async def _insist_result(session: Session, event: client.ToolResultEvent) -> None:
+    def decision() -> Response:
+        return receive(session.state, session.live, session.rules, "", event, "")
+
+    if await session.insist(decision):
+        session.outbox.acknowledge(event.call_id)
+        session.changed()
+
+
+# -- words
+
+
+async def _take_transcript(session: Session, event_id: str, event: client.TranscriptFinal) -> InboundResult:
+    live, now = session.live, session.live.now()
+    live.utterance_began = live.utterance_began if now < live.speaking_until else now
+    live.speaking_until = 0
+    if event_id in session.state.seen:
+        return InboundResult.ORDINARY
+    wait_s = 0.0
+    if event.text.strip() and answer(session.state, live, session.rules, event_id, event.text) is None:
+        wait_s = session.take_rate()
+    if wait_s:
+        response: Response = Refuse("rate_limited", "Too many turns; wait.", wait_s)
+    else:
+        session.outbox.expect_no_acknowledgements()
+        response = await record(session, event_id, event)
+        if isinstance(response, Refuse) and response.code == "rate_limited":
+            live.refused_input = not live.draining and bool(session.rules.failures.get("rate_limited"))
+            session.give_back_rate()
+    if not isinstance(response, Refuse):
+        return InboundResult.ORDINARY
+    refuse(session, response, event_id)
+    await session.reopen_microphone()
+    return InboundResult.REFUSED
+
+
+def refuse(session: Session, refusal: Refuse, event_id: str) -> None:
+    """Tell the client that an event was refused."""
+    retry_ms = None if refusal.retry_after_s is None else math.ceil(refusal.retry_after_s * 1000)
+    session.flash(ErrorEvent(refusal.code, refusal.message, event_id=event_id, retry_after_ms=retry_ms))
+
+
+# -- extensions
+
+
+async def _take_extension(session: Session, inbound: Inbound) -> None:
+    capabilities, outbox = session.state.profile.capabilities, session.outbox
+    match event := inbound.event:
+        case client.ApprovalResponse() if "approval" in capabilities:
+            await _take_decisions(session, event)
+        case client.ApprovalShown() if "approval" in capabilities:
+            question = session.state.questions.get(event.approval_id)
+            if question is not None and question.card and outbox.was_sent(event.approval_id):
+                session.live.visible_cards[event.approval_id] = session.live.now()
+        case client.ResponseCancel() if "cancel" in capabilities:
+            await record(session, "", event)
+        case client.ToolCancelled() | client.ToolAccepted() if (
+            "cancel" if isinstance(event, client.ToolCancelled) else "async"
+        ) in capabilities:
+            await record(session, "", event)
+            outbox.acknowledge(event.call_id)
+        case client.ToolStarted() | client.ToolProgress() if "lease" in capabilities:
+            outbox.extend(event.call_id)
+            session.changed()
+        case _:
+            log.debug("event ignored", type=inbound.type[:64], session=session.key.session_id)
+            session.clients.diagnose([of_ignored(inbound)])
+
+
+async def _take_decisions(session: Session, event: client.ApprovalResponse) -> None:
+    decided: set[str] = set()
+    for decision in event.all():
+        question_id, refusal = decision.approval_id, ""
+        if question_id in decided:
+            refusal = _TWICE
+        elif decision.decision == "edit" and session.take_rate():
+            refusal = _TOO_OFTEN  # an edit is validated again, so it costs as much as a turn
+        if refusal:
+            session.flash(ApprovalResolved(question_id, "refused", refusal))
+        else:
+            await _take_decision(session, decision)
+            await asyncio.sleep(0)  # validating an edit takes up to 30 ms: let other sessions run
+        decided.add(question_id)
+
+
+async def _take_decision(session: Session, decision: client.Decision) -> None:
+    question = session.state.questions.get(decision.approval_id)
+    is_lasting = decision.decision == "allow" and decision.scope == "always"
+    if question is not None and is_lasting and "always" in question.scopes:
+        if decision.arguments_digest == question.digest:
+            await session.tools.grant_always(question)
+    response = await session.ledger.decide(lambda: tapped(session.state, session.live, decision))
+    for event in response.events if isinstance(response, Reply) else ():
+        session.flash(event)
+        session.live.told_outcomes.add(decision.approval_id)
+
+
+async def _declare(
+    session: Session, event: client.SessionUpdate, event_id: str, transport: Transport
+) -> None:
+    readings = await read_declarations(event.tools, session.services.admission)
+    if await session.clients.is_superseded(transport):
+        return
+    rejected = session.tools.declare(event.tools, readings)
+    changed = replace(session.state.profile, tools=event.tools)
+    await session.ledger.decide(lambda: [ProfileDeclared(changed)])
+    session.flash(ToolsChanged(session.tools.declared, rejected))
+    session.clients.diagnose(of_tools(event.tools, event_id))

@@ -1,0 +1,93 @@
+"""The wording of questions to the person: about calls that need a yes, and forms of running tools."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from conductor.conversation.state import Call, Form, Question
+from conductor.events.envelope import IdGenerator
+from conductor.tools.approvals import SCOPES
+from conductor.tools.base import PersonQuestion, ToolSpec
+from conductor.tools.rules import arguments_digest
+
+if TYPE_CHECKING:
+    from conductor.conversation.tools import SessionTools
+
+# The source of questions that running tools ask.
+FORM = "question"
+
+new_approval_id = IdGenerator("appr")
+new_batch_id = IdGenerator("batch")
+
+
+async def word_questions(
+    tools: SessionTools, calls: Sequence[Call], expires_at: int, *, with_preview: bool
+) -> list[Question]:
+    """Word the questions about calls of a reply; a call whose tool is gone has none."""
+    batch_id = new_batch_id()
+    questions = []
+    for call in calls:
+        await asyncio.sleep(0)  # 64 KiB of arguments take 30 ms in each step
+        ready = tools.ready(call)
+        if ready is None:
+            continue
+        shown = dict(tools.executor.redacted(ready.arguments))
+        await asyncio.sleep(0)
+        question = Question(
+            new_approval_id(),
+            batch_id,
+            call.id,
+            call.name,
+            call.arguments,
+            msgspec.json.encode(shown).decode(),
+            call.digest,
+            "",
+            ready.spec.risk,
+            expires_at,
+            call.reasons,
+            tools.scopes(ready, call.cautions),
+            call.cautions,
+            ready.spec.fingerprint,
+            ready.spec.source,
+            await tools.executor.preview(ready) if with_preview else "",
+        )
+        question.prompt = tools.prompt(question, 1)
+        questions.append(question)
+    return questions
+
+
+def word_form(tools: SessionTools, call: Call, asked: PersonQuestion, expires_at: int) -> Question:
+    """Word the question of a running tool: a card with a form."""
+    form = Form(asked.source, asked.message, dict(asked.schema))
+    fields = asked.schema.get("properties", {})
+    values = msgspec.json.encode({name: field.get("default") for name, field in fields.items()}).decode()
+    spec = form_spec(form)
+    question = Question(
+        new_approval_id(),
+        new_batch_id(),
+        call.id,
+        spec.name,
+        values,
+        values,
+        arguments_digest(spec.name, msgspec.json.decode(values)),
+        "",
+        "high",
+        expires_at,
+        (f"{asked.source} asks: {asked.message}",),
+        SCOPES[:1],
+        source=FORM,
+        form=form,
+    )
+    question.prompt = tools.prompt(question, 1)
+    return question
+
+
+def form_spec(form: Form) -> ToolSpec:
+    """Make the tool that stands for a form."""
+    return ToolSpec(
+        f"{form.source}.{FORM}", form.message, form.schema, source=FORM, risk="high", effect="read"
+    )
