@@ -14,6 +14,7 @@ from websockets.frames import Opcode
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
+from conductor.conversation.inbound import handle
 from conductor.events.codec import Inbound, decode_event
 
 if TYPE_CHECKING:  # the load's processes start faster without a session's modules
@@ -254,4 +255,4 @@ class Pipe:
 
     async def deliver(self, inbound: Inbound) -> None:
         """Give an event to the session."""
-        await self.session.clients.receive(inbound, self)
+        await handle(self.session, inbound, self)

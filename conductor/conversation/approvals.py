@@ -110,7 +110,7 @@ def to_client(
 
 def answer(state: Conversation, live: Live, rules: Rules, event_id: str, text: str) -> Response | None:
     """Take a transcript as an answer to the question in focus; None if it is no answer."""
-    focus = state.focus
+    focus = state.focus if state.questions else None
     if focus is None:
         return None
     answer = live.decisions.classify(focus, text)

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from conductor.conversation.approvals import Refuse, Response
+from conductor.conversation.approvals import Response
 from conductor.conversation.background import warm_shared_part
 from conductor.conversation.diagnostics import of_start
-from conductor.conversation.inbound import InboundResult, record_result, refuse, take
-from conductor.conversation.phrases import MESSAGES
+from conductor.conversation.inbound import record_result
 from conductor.conversation.receive import connected
 from conductor.conversation.records import (
     CardsWithdrawn,
@@ -24,9 +23,7 @@ from conductor.conversation.records import (
 )
 from conductor.conversation.state import Profile
 from conductor.conversation.transport import Transport
-from conductor.errors import Fenced, StoreError
 from conductor.events import client
-from conductor.events.codec import Inbound
 from conductor.events.envelope import SUPERSEDED
 from conductor.events.server import (
     CAPABILITIES,
@@ -42,14 +39,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-# Events that are recorded, and acknowledged to a client with the capability ``resume``.
-_RECORDED = (
-    client.TranscriptFinal,
-    client.ToolResultEvent,
-    client.OutputInterrupted,
-    client.AgentCompleted,
-    client.ApprovalResponse,
-)
 # Seconds: one event.ack for all events of a burst.
 _BURST_S = 0.1
 # Diagnostics of a session; a client could cause any number of different ones.
@@ -73,7 +62,7 @@ class Clients:
         self._acking: asyncio.TimerHandle | None = None
         self._flushing: asyncio.TimerHandle | None = None
         self._diagnosed: set[str] = set()
-        self._opening = asyncio.Lock()
+        self.opening = asyncio.Lock()
 
     # -- connections
 
@@ -181,7 +170,7 @@ class Clients:
 
         ``same_process``: the app was not relaunched since its last connection. Raises `StoreError`.
         """
-        async with self._opening:
+        async with self.opening:
             session, outbox, live = self._session, self._session.outbox, self._session.live
             previous = outbox.transport
             is_new = previous is not transport
@@ -254,46 +243,20 @@ class Clients:
         if "goaway" in self._session.state.profile.capabilities:
             self._session.flash(SessionGoaway(round(seconds * 1000), "service restart"))
 
-    # -- events
-
-    async def receive(self, inbound: Inbound, transport: Transport) -> InboundResult:
-        """Handle one event. Never waits for a turn."""
-        session, event = self._session, inbound.event
-        if await self.is_superseded(transport) and not isinstance(event, client.ToolResultEvent):
-            return InboundResult.ORDINARY
-        is_repeated = inbound.id in session.state.seen or any(
-            waiting.event_id == inbound.id for waiting in session.state.queue
-        )
-        try:
-            result = await take(session, inbound, transport)
-        except Fenced:
-            # Another process owns the session and answers the client.
-            log.warning("session taken over", session=session.key.session_id)
-            return InboundResult.ORDINARY
-        except StoreError as error:
-            refuse(session, Refuse(error.code, MESSAGES.get(error.code, "")), inbound.id)
-            await session.reopen_microphone()
-            return InboundResult.ORDINARY
-        if result is not InboundResult.REFUSED:
-            self._acknowledge(inbound, transport)
-        if is_repeated and isinstance(event, client.TranscriptFinal):
-            await session.reopen_microphone()  # its turn may be over
-        return result
-
     async def is_superseded(self, transport: Transport) -> bool:
         """Tell whether another connection serves the session, once one that is opening does."""
-        if self._opening.locked():
-            async with self._opening:
+        if self.opening.locked():
+            async with self.opening:
                 pass  # its ``idle`` precedes what an event causes
         return self._session.outbox.transport not in (None, transport)
 
     # -- acknowledgements
 
-    def _acknowledge(self, inbound: Inbound, transport: Transport) -> None:
-        if transport.resumes and isinstance(inbound.event, _RECORDED):
-            self._taken.append(inbound.id)
-            if self._acking is None:
-                self._send_acks()
+    def acknowledge(self, event_id: str) -> None:
+        """Tell a client with ``resume`` that an event is recorded."""
+        self._taken.append(event_id)
+        if self._acking is None:
+            self._send_acks()
 
     def _send_acks(self) -> None:
         self._acking = None

@@ -14,6 +14,7 @@ from conductor.conversation.approvals import Later, Refuse, Reply, Response, ans
 from conductor.conversation.background import warm_next_turn
 from conductor.conversation.diagnostics import of_ignored, of_tools, of_unknown_call
 from conductor.conversation.loop import new_turn_id
+from conductor.conversation.phrases import MESSAGES
 from conductor.conversation.receive import receive
 from conductor.conversation.records import ProfileDeclared
 from conductor.conversation.transport import Transport
@@ -28,6 +29,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+# Events that are recorded, and acknowledged to a client with the capability ``resume``.
+_RECORDED = (
+    client.TranscriptFinal,
+    client.ToolResultEvent,
+    client.OutputInterrupted,
+    client.AgentCompleted,
+    client.ApprovalResponse,
+)
 _TOO_OFTEN = "Too many changes; wait."
 _TWICE = "One decision at a time about each question."
 
@@ -40,8 +49,32 @@ class InboundResult(Enum):
     REFUSED = auto()
 
 
-async def take(session: Session, inbound: Inbound, transport: Transport) -> InboundResult:
-    """Handle an event of the connection that serves the session. Raises `StoreError`."""
+async def handle(session: Session, inbound: Inbound, transport: Transport) -> InboundResult:
+    """Handle one event of a connection. Never waits for a turn."""
+    event, state, clients = inbound.event, session.state, session.clients
+    serves = session.outbox.transport is transport and not clients.opening.locked()
+    if not serves and await clients.is_superseded(transport):
+        if not isinstance(event, client.ToolResultEvent):
+            return InboundResult.ORDINARY
+    is_repeated = inbound.id in state.seen or any(waiting.event_id == inbound.id for waiting in state.queue)
+    try:
+        result = await _take(session, inbound, transport)
+    except Fenced:
+        # Another process owns the session and answers the client.
+        log.warning("session taken over", session=session.key.session_id)
+        return InboundResult.ORDINARY
+    except StoreError as error:
+        _refuse(session, Refuse(error.code, MESSAGES.get(error.code, "")), inbound.id)
+        await session.reopen_microphone()
+        return InboundResult.ORDINARY
+    if transport.resumes and result is not InboundResult.REFUSED and isinstance(event, _RECORDED):
+        clients.acknowledge(inbound.id)
+    if is_repeated and isinstance(event, client.TranscriptFinal):
+        await session.reopen_microphone()  # its turn may be over
+    return result
+
+
+async def _take(session: Session, inbound: Inbound, transport: Transport) -> InboundResult:
     live = session.live
     match event := inbound.event:
         case client.ToolResultEvent():
@@ -121,7 +154,7 @@ async def _take_result(session: Session, event_id: str, event: client.ToolResult
         if may_matter and receive(state, session.live, session.rules, "", event, ""):
             await record(session, "", event)
     session.changed()
-    if expected and not (session.busy or outbox.outstanding):
+    if expected and session.loop is None and not outbox.outstanding:
         session.clients.flush_soon()
     return InboundResult.EXPECTED if expected else InboundResult.ORDINARY
 
@@ -169,13 +202,12 @@ async def _take_transcript(session: Session, event_id: str, event: client.Transc
             session.give_back_rate()
     if not isinstance(response, Refuse):
         return InboundResult.ORDINARY
-    refuse(session, response, event_id)
+    _refuse(session, response, event_id)
     await session.reopen_microphone()
     return InboundResult.REFUSED
 
 
-def refuse(session: Session, refusal: Refuse, event_id: str) -> None:
-    """Tell the client that an event was refused."""
+def _refuse(session: Session, refusal: Refuse, event_id: str) -> None:
     retry_ms = None if refusal.retry_after_s is None else math.ceil(refusal.retry_after_s * 1000)
     session.flash(ErrorEvent(refusal.code, refusal.message, event_id=event_id, retry_after_ms=retry_ms))
 

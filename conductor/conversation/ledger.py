@@ -130,8 +130,9 @@ class Ledger:
                 self.lose(error)
                 raise
             finally:
-                outbox.deciding = self.doubtful is not None
-                outbox.settle()
+                if self.durable:
+                    outbox.deciding = self.doubtful is not None
+                    outbox.settle()
         self._session.changed()
         return response
 

@@ -37,6 +37,7 @@ from conductor.conversation.steps import (
     RunCalls,
     StartTurn,
     Step,
+    next_step,
 )
 from conductor.events.envelope import IdGenerator
 from conductor.messages import AssistantMessage
@@ -130,13 +131,17 @@ class Loop:
         calls = [call for call in self._session.state.calls if call.is_open]
         return bool(calls) and all(call.is_device and call.started_at for call in calls)
 
+    def _next(self) -> Step:
+        session = self._session
+        return next_step(session.state, session.live, session.rules)
+
     async def run(self) -> None:
         """Do the steps until nothing is to be done."""
         session = self._session
         try:
             while not session.is_closed:
                 self._changed.clear()
-                step = session.next_step()
+                step = self._next()
                 if step == AwaitResults():
                     return
                 await self._do(step)
@@ -180,7 +185,7 @@ class Loop:
                 await session.insist(self._records, gives_up=True)
 
     def _records(self) -> list[Record]:
-        step = self._session.next_step()
+        step = self._next()
         return step if isinstance(step, list) else []
 
     async def _start_turn(self, step: StartTurn) -> None:
@@ -267,12 +272,10 @@ class Loop:
             return
         prepared = await session.tools.prepare(session.live, [call], whole=True)
         message = AssistantMessage("", (call,))
-        await session.insist(
-            lambda: [ReplyLogged(message, prepared)] if self._session.next_step() == step else []
-        )
+        await session.insist(lambda: [ReplyLogged(message, prepared)] if self._next() == step else [])
 
     def _end_request(self, step: PrepareRequest) -> list[Record]:
-        return [TurnEnded("answered")] if self._session.next_step() == step else []
+        return [TurnEnded("answered")] if self._next() == step else []
 
     # -- questions
 
@@ -284,7 +287,7 @@ class Loop:
         questions = await word_questions(session.tools, calls, expires_at, with_preview=card)
 
         def decision() -> list[Record]:
-            if self._session.next_step() != step:
+            if self._next() != step:
                 return []
             asked = {question.call_id for question in questions}
             gone = [call for call in calls if call.id not in asked and call.is_open]

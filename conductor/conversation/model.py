@@ -18,7 +18,7 @@ from conductor.conversation.history import repair
 from conductor.conversation.receive import ended, replied
 from conductor.conversation.records import HistoryTrimmed, Record, ReplyBroken, SegmentSpoken
 from conductor.conversation.state import Conversation
-from conductor.conversation.steps import AskModel
+from conductor.conversation.steps import AskModel, next_step
 from conductor.conversation.tracing import request_attributes
 from conductor.errors import ConductorError, ModelError
 from conductor.events.envelope import new_call_id
@@ -132,7 +132,8 @@ class ModelSteps:
                 session.flash(LIMIT_REACHED)
 
     def _is_wanted(self, step: AskModel) -> bool:
-        return self._session.next_step() == step
+        session = self._session
+        return next_step(session.state, session.live, session.rules) == step
 
     async def _read(self, step: AskModel, reply: list[str], calls: list[ToolCall]) -> Finished:
         session = self._session
@@ -345,8 +346,9 @@ class Speaker:
                 await self._session.insist(work, gives_up=True)
 
     def _spoken(self, preceding: str, segment: str, spoken: str) -> list[Record]:
-        turn = self._session.state.turn
-        wanted = self._session.next_step() == self._step and turn is not None and turn.spoken == preceding
+        session, turn = self._session, self._session.state.turn
+        step = next_step(session.state, session.live, session.rules)
+        wanted = step == self._step and turn is not None and turn.spoken == preceding
         return [SegmentSpoken(segment, spoken)] if wanted else []
 
 

@@ -115,10 +115,9 @@ class Observer:
                     for question_id in record.superseded:
                         if question_id in state.questions:
                             about[question_id] = msgspec.structs.replace(state.questions[question_id])
-        for call in state.calls:
-            about[call.id] = call
         if state.turn is not None:
             about["turn"] = state.turn
+            about.update({call.id: call for call in state.turn.calls})
         return about
 
     def after(self, commit: r.Commit, about: dict[str, Call | Question | Turn]) -> None:

@@ -18,11 +18,11 @@ from conductor.conversation.transport import (
     Entry,
     Frame,
     Transport,
-    encode_frame,
     limit_ms,
     place_of,
     shown_state,
 )
+from conductor.events.envelope import encode_frame
 from conductor.events.server import ConversationState
 
 # Kinds that a client has handled once it answers a later event.

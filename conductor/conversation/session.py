@@ -34,13 +34,12 @@ from conductor.conversation.reminders import Reminders
 from conductor.conversation.requests import Requests
 from conductor.conversation.services import Services
 from conductor.conversation.state import Conversation, Event, Profile, Turn
-from conductor.conversation.steps import AwaitResults, Step, deadline, due, next_step
+from conductor.conversation.steps import AwaitResults, deadline, due, next_step
 from conductor.conversation.tools import SessionTools
-from conductor.conversation.transport import Transport
 from conductor.errors import ConductorError, ErrorCode, Fenced, StoreError
 from conductor.events.envelope import Payload, new_call_id
 from conductor.events.server import ErrorEvent, set_state
-from conductor.messages import Message, ToolResult
+from conductor.messages import ToolResult
 from conductor.stores.base import Claim, SessionKey, SessionLog
 from conductor.tools.audit import SessionAudit
 from conductor.tools.base import ToolSpec
@@ -216,19 +215,9 @@ class Session:
     # -- facts
 
     @property
-    def transport(self) -> Transport | None:
-        """The attached connection."""
-        return self.outbox.transport
-
-    @property
     def is_connected(self) -> bool:
         """Whether a client is attached."""
         return self.outbox.transport is not None
-
-    @property
-    def messages(self) -> Sequence[Message]:
-        """The history."""
-        return self.state.log
 
     @property
     def busy(self) -> bool:
@@ -258,10 +247,6 @@ class Session:
     def specs(self) -> Sequence[ToolSpec]:
         """The tools of the session."""
         return self.tools.executor.specs
-
-    def next_step(self) -> Step:
-        """Return the next step of the conversation."""
-        return next_step(self.state, self.live, self.rules)
 
     # -- what the client sends
 
@@ -337,7 +322,7 @@ class Session:
                 self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
         if self.loop is not None:
             self.loop.wake()
-        elif self.next_step() != AwaitResults():
+        elif next_step(self.state, live, self.rules) != AwaitResults():
             self.loop = Loop(self)
             self.spawn(self.loop.run())
 

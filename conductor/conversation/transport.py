@@ -8,7 +8,6 @@ from typing import Protocol
 import msgspec
 
 from conductor.conversation.state import Event
-from conductor.events.envelope import PROTOCOL_VERSION, timestamp
 from conductor.events.server import ConversationState
 from conductor.settings import Limits
 
@@ -49,24 +48,6 @@ class Transport(Protocol):
 
     def ownership_lost(self, *, stale: bool) -> None:
         """Unbind from the session; if its state is only ``stale``, bind to it again."""
-
-
-class _Envelope(msgspec.Struct, frozen=True, rename="camel"):
-    id: str
-    type: str
-    timestamp: str
-    session_id: str
-    protocol_version: int
-    payload: msgspec.Raw
-
-
-_encode = msgspec.json.Encoder().encode
-
-
-def encode_frame(event_id: str, type_: str, session_id: str, payload: bytes) -> bytes:
-    """Encode an event with its envelope."""
-    raw = msgspec.Raw(payload)
-    return _encode(_Envelope(event_id, type_, timestamp(), session_id, PROTOCOL_VERSION, raw))
 
 
 @dataclass(slots=True, eq=False)

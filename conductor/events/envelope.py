@@ -31,7 +31,7 @@ class Envelope(msgspec.Struct, frozen=True, rename="camel"):
     timestamp: str
     session_id: str
     protocol_version: int
-    payload: Payload
+    payload: Payload | msgspec.Raw
 
 
 _encode = msgspec.json.Encoder().encode
@@ -40,6 +40,12 @@ _encode = msgspec.json.Encoder().encode
 def encode_event(event_id: str, session_id: str, payload: Payload) -> bytes:
     """Encode an event as a frame of UTF-8 JSON with the present time."""
     return _encode(Envelope(event_id, payload.TYPE, timestamp(), session_id, PROTOCOL_VERSION, payload))
+
+
+def encode_frame(event_id: str, type_: str, session_id: str, payload: bytes) -> bytes:
+    """Encode an event whose payload is encoded as a frame with the present time."""
+    raw = msgspec.Raw(payload)
+    return _encode(Envelope(event_id, type_, timestamp(), session_id, PROTOCOL_VERSION, raw))
 
 
 class IdGenerator:

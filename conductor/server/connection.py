@@ -13,7 +13,7 @@ import structlog
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
-from conductor.conversation.inbound import InboundResult
+from conductor.conversation.inbound import InboundResult, handle
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
 from conductor.conversation.transport import Frame
@@ -193,7 +193,7 @@ class Connection(Writer):
             log.exception("session could not be bound again", session=self.session_id)
 
     async def _rejoin_alone(self, session: Session) -> None:
-        if session.transport is None:
+        if session.outbox.transport is None:
             await session.clients.attach(self, resumed=True, same_process=True)
 
     def _arm_ping(self, share: float = 1.0) -> None:
@@ -299,7 +299,7 @@ class Connection(Writer):
         )
         claims = starts_turn or isinstance(event, client.SessionStart)
         received_at = _now()
-        first_turn = starts_turn and self._session is not None and not self._session.messages
+        first_turn = starts_turn and self._session is not None and not self._session.state.log
         if first_turn or (self._session is None and self._state is _State.UNBOUND):
             await self._admission.enter()  # a crowd of new clients must not slow running turns
         if self._session is None and not await self._may_bind(received_at):
@@ -325,7 +325,7 @@ class Connection(Writer):
             return await self._start(event, session, new=new)
         if isinstance(event, client.ToolResultEvent):
             # Before attaching, so that its call is not replayed.
-            result = await session.clients.receive(inbound, self)
+            result = await handle(session, inbound, self)
             self._rate.settle(result)
             if new:  # an expected result shows that the app was not relaunched
                 same_process = result is InboundResult.EXPECTED
@@ -342,7 +342,7 @@ class Connection(Writer):
                 resumed = self._resumed and not starts_turn
                 same_process = former_state is _State.STALE
                 await session.clients.attach(self, resumed=resumed, same_process=same_process)
-        self._rate.settle(await session.clients.receive(inbound, self))
+        self._rate.settle(await handle(session, inbound, self))
         return self._session is session
 
     async def _start(self, event: client.SessionStart, session: Session, *, new: bool) -> bool:
@@ -369,7 +369,7 @@ class Connection(Writer):
     @property
     def _state(self) -> _State:
         if self._session is not None:
-            return _State.SERVED if self._session.transport is self else _State.PARKED
+            return _State.SERVED if self._session.outbox.transport is self else _State.PARKED
         if self._bound_to is None:
             return _State.UNBOUND
         return _State.STALE if self._stale else _State.LOST

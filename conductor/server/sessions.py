@@ -126,7 +126,7 @@ class SessionRegistry:
         for key, binding in reversed(self._subjects.get(subject, {}).items()):
             if session_id in (None, key.session_id) and binding.session.done():
                 session = binding.session.result() if binding.session.exception() is None else None
-                if session is not None and session.transport is not None:
+                if session is not None and session.outbox.transport is not None:
                     return session
         return None
 

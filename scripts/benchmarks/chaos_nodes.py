@@ -35,8 +35,8 @@ from conductor.conversation.apply import advance
 from conductor.conversation.ledger import Ledger
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.records import Commit, Record
-from conductor.conversation.transport import Frame, encode_frame
-from conductor.events.envelope import IdGenerator
+from conductor.conversation.transport import Frame
+from conductor.events.envelope import IdGenerator, encode_frame
 from conductor.stores import postgres, redis_scripts, sqlite
 
 SCRIPTS = Path(__file__).resolve().parents[1]

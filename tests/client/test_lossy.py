@@ -64,6 +64,6 @@ async def test_every_text_is_answered_once_and_every_call_runs_once(round_: int,
                 assert result.text.endswith(f"number {number}.")
             assert back
         (session,) = listener.registry.sessions
-        transcripts = [message for message in session.messages if isinstance(message, UserMessage)]
+        transcripts = [message for message in session.state.log if isinstance(message, UserMessage)]
     assert runs == list(range(TURNS))
     assert len(transcripts) == TURNS

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
+from conductor.conversation.inbound import handle
 from conductor.conversation.records import decode
 from conductor.conversation.session import Session
 from conductor.conversation.transport import Frame
@@ -164,7 +165,7 @@ class Wire:
         await self.opened.wait()
         while not self.cut:
             item, consents, meaning = await self._up.get()
-            served = self.session.transport is self or isinstance(item.event, client.ToolResultEvent)
+            served = self.session.outbox.transport is self or isinstance(item.event, client.ToolResultEvent)
             try:
                 if not self.cut and served:
                     if isinstance(item.event, client.ApprovalResponse) and "approval" in self.capabilities:
@@ -173,7 +174,7 @@ class Wire:
                     if isinstance(event, client.ToolCancelled) and "cancel" not in self.capabilities:
                         event = None
                     with self.phone.book.taking(event, consents, meaning):
-                        await self.session.clients.receive(item, self)
+                        await handle(self.session, item, self)
                     if isinstance(event, client.SessionUpdate) and "tools" in self.capabilities:
                         self.phone.book.declared(event.tools)
             finally:

@@ -367,7 +367,7 @@ class World:
             book.wrong(f"no rest: busy {self.session.busy}, {ends}")
         if self.phone.states[-1] != "idle":
             book.wrong(f"the last state is {self.phone.states[-1]}")
-        book.faults += faults(self.session.messages)
+        book.faults += faults(self.session.state.log)
         if self.session.state.questions:
             book.wrong("a question stands")
         if any(event.kind == "approval" for event in self.session.state.outbound.values()):

@@ -96,11 +96,11 @@ class Scene:
         return [e["payload"]["outcome"] for e in self.app.log if e["type"] == "approval.resolved"]
 
     def results(self) -> list[dict[str, Any]]:
-        return [json.loads(m.content) for m in self.stage.session.messages if isinstance(m, ToolResult)]
+        return [json.loads(m.content) for m in self.stage.session.state.log if isinstance(m, ToolResult)]
 
     async def over(self) -> None:
         await self.stage.quiet()
-        assert faults(self.stage.session.messages) == []
+        assert faults(self.stage.session.state.log) == []
         assert self.app.states()[-1] == "idle"
         assert not self.stage.session.state.questions, "nothing stands any more"
 
@@ -901,7 +901,7 @@ async def test_time_stands_still_for_the_turn_but_the_question_has_its_own_end()
         assert on.stage.session.busy
         await later(2)
         await on.over()
-        assert isinstance(on.stage.session.messages[-1], AssistantMessage)
+        assert isinstance(on.stage.session.state.log[-1], AssistantMessage)
     assert time.monotonic() - before < 30
 
 

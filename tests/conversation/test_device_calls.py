@@ -53,11 +53,11 @@ def silent_tools(name: str, call_id: str) -> str | None:
 
 
 def results(stage: Stage) -> list[dict[str, object]]:
-    return [json.loads(m.content) for m in stage.session.messages if isinstance(m, ToolResult)]
+    return [json.loads(m.content) for m in stage.session.state.log if isinstance(m, ToolResult)]
 
 
 def notes(stage: Stage) -> list[str]:
-    return [m.text for m in stage.session.messages if isinstance(m, Note)]
+    return [m.text for m in stage.session.state.log if isinstance(m, Note)]
 
 
 async def device_call(stage: Stage, name: str = "device.do") -> str:
@@ -148,7 +148,7 @@ async def test_a_result_after_an_interruption_is_told_in_the_next_turn(name: str
     stage.app.say("and?")
     await stage.quiet()
     assert any("heron" in text for text in notes(stage))
-    assert faults(stage.session.messages) == []
+    assert faults(stage.session.state.log) == []
     await stage.close()
 
 
@@ -227,7 +227,7 @@ async def test_a_result_that_is_being_committed_when_the_turn_ends_is_told() -> 
     stage.app.say("and?")
     await stage.quiet()
     assert told(stage, "heron")
-    assert faults(stage.session.messages) == []
+    assert faults(stage.session.state.log) == []
     await stage.close()
 
 
@@ -421,7 +421,7 @@ async def test_a_turn_that_is_stopped_while_its_last_result_is_recorded_keeps_it
     store.hold_answer.set()
     await stage.quiet()
     (result,) = results(stage)
-    assert result["data"] == "heron" and faults(stage.session.messages) == []
+    assert result["data"] == "heron" and faults(stage.session.state.log) == []
     assert [item["status"] for item in payloads(stage, "tool.activity")] == ["started", "finished"]
     await stage.close()
 
@@ -446,7 +446,7 @@ async def test_a_result_that_comes_while_its_turn_is_closed_is_logged_once() -> 
     await steps(5)
     store.hold.set()
     await stage.quiet()
-    assert faults(stage.session.messages) == [] and len(results(stage)) == 2
+    assert faults(stage.session.state.log) == [] and len(results(stage)) == 2
     assert told(stage, "written")
     ended = [item["callId"] for item in payloads(stage, "tool.activity") if item["status"] == "finished"]
     assert sorted(ended) == sorted([write_call, read_call])
@@ -500,7 +500,7 @@ async def test_the_late_result_of_a_call_that_timed_out_begins_a_turn_of_its_own
     assert payloads(stage, "tool.late") == [{"callId": call_id, "deliveredAs": "turn"}]
     (note,) = notes(stage)
     assert name in note and "heron" in note
-    assert faults(stage.session.messages) == []
+    assert faults(stage.session.state.log) == []
     assert len(stage.provider.requests) == 3
     await stage.close()
 
@@ -527,7 +527,7 @@ async def test_after_an_interruption_a_write_is_told_at_once_and_a_read_with_the
         "turn" if own_turn else "context"
     ]
     assert len([text for text in notes(stage) if "heron" in text]) == 1
-    assert faults(stage.session.messages) == []
+    assert faults(stage.session.state.log) == []
     await stage.close()
 
 

@@ -134,14 +134,14 @@ def test_a_turn_continues_in_another_process_after_a_crash_at_any_step(delay: in
 async def check(session: Session, phone: Phone, local: LocalTools) -> None:
     """Check that the words were answered once, and that nothing that counts was run twice."""
     app = phone.app
-    assert faults(session.messages) == []
-    assert [item.text for item in session.messages if isinstance(item, UserMessage)] == ["go"]
+    assert faults(session.state.log) == []
+    assert [item.text for item in session.state.log if isinstance(item, UserMessage)] == ["go"]
     assert app.shapes().count("append user") == 1
     assert app.finals().count("All done.") == 1, app.finals()
     assert app.states()[-1] == "idle"
     assert all(number == 1 for number in phone.ran.values()), phone.ran
     results = {
-        item.call_id: json.loads(item.content) for item in session.messages if isinstance(item, ToolResult)
+        item.call_id: json.loads(item.content) for item in session.state.log if isinstance(item, ToolResult)
     }
     (write,) = [results[c.call_id] for c in calls(session) if c.name == "device.do"]
     if phone.resume:
@@ -155,7 +155,7 @@ async def check(session: Session, phone: Phone, local: LocalTools) -> None:
 
 
 def calls(session: Session) -> list[ToolCall]:
-    return [item for m in session.messages if isinstance(m, AssistantMessage) for item in m.calls]
+    return [item for m in session.state.log if isinstance(m, AssistantMessage) for item in m.calls]
 
 
 async def test_waiting_transcripts_are_answered_by_the_next_process() -> None:
@@ -308,7 +308,7 @@ async def test_an_interruption_after_a_takeover_truncates_the_reply() -> None:
     await app.connect(session, resumed=True)
     app.interrupt(spokenText="One two")
     await steps(50)
-    (reply_text,) = [item.text for item in session.messages if isinstance(item, AssistantMessage)]
+    (reply_text,) = [item.text for item in session.state.log if isinstance(item, AssistantMessage)]
     assert reply_text.startswith("One two [")
     await session.close()
     await app.close()
@@ -344,7 +344,7 @@ def test_an_interrupted_turn_stays_interrupted_after_a_crash_at_any_step() -> No
             line.say(client.OutputInterrupted(), "stop-1")
         await at_rest(session)
         assert app.finals() == []
-        assert faults(session.messages) == []
+        assert faults(session.state.log) == []
         await session.close()
         await app.close()
         return over
@@ -379,7 +379,7 @@ async def test_an_interrupted_reply_names_actions_of_the_previous_process(rounds
     app.interrupt(spokenText="All")
     await later(1)
     (reply_text,) = [
-        item.text for item in session.messages if isinstance(item, AssistantMessage) and item.text
+        item.text for item in session.state.log if isinstance(item, AssistantMessage) and item.text
     ]
     assert reply_text.startswith("All [") and "device.do" in reply_text
     await session.close()
@@ -518,8 +518,8 @@ def test_a_question_stays_open_in_the_next_process(delay: int, resume: bool, car
                 await later(1)
             phone.app.say("yes")
         await at_rest(session)
-        assert faults(session.messages) == []
-        assert phone.app.finals() == ["Moved."], (phone.app.shapes(), session.messages)
+        assert faults(session.state.log) == []
+        assert phone.app.finals() == ["Moved."], (phone.app.shapes(), session.state.log)
         assert len(phone.ran) == 1 and set(phone.ran.values()) == {1}
         await session.close()
         await phone.app.close()

@@ -48,7 +48,7 @@ class Talker:
         await self.app.close()
 
     def said(self) -> list[str]:
-        notes = [note.text for note in self.session.messages if isinstance(note, Note)]
+        notes = [note.text for note in self.session.state.log if isinstance(note, Note)]
         return [line for text in notes for line in reminded(text)]
 
 
@@ -75,7 +75,7 @@ async def test_a_reminder_is_delivered_when_it_is_due() -> None:
     await keep(store, in_s(200))
     ann = await Talker(store, "s-1").open()
     await later(199)
-    assert ann.session.messages == []
+    assert ann.session.state.log == []
     await later(2)
     assert ann.said() == ["thing 1"]
     assert await left(store) == ()
@@ -91,7 +91,7 @@ async def test_a_reminder_is_delivered_in_any_session_of_the_person() -> None:
     back = await Talker(store, "s-2").open()
     await later(1)
     assert back.said() == ["thing 1"]
-    assert "was away then" in str(back.session.messages)
+    assert "was away then" in str(back.session.state.log)
 
 
 async def test_a_repetition_recurs_and_missed_ones_are_delivered_once() -> None:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from conductor.conversation.inbound import handle
 from conductor.events import client
 from conductor.models.base import TextDelta
 from conductor.stores.memory import MemoryStore
@@ -103,7 +104,7 @@ async def test_the_idle_of_a_resume_precedes_the_turn_of_a_resent_transcript(
     since = len(stage.app.log)
     line = stage.app.open_line(stage.session)
     await stage.session.clients.start(client.SessionStart(), line, resumed=True)
-    await stage.session.clients.receive(inbound(client.TranscriptFinal("hi")), line)
+    await handle(stage.session, inbound(client.TranscriptFinal("hi")), line)
     await stage.quiet()
     assert stage.app.shapes(since) == ["session.started", "state idle", *PLAIN_TURN]
     await stage.close()
@@ -115,7 +116,7 @@ async def test_the_idle_of_a_resume_precedes_notices() -> None:
     stage.app.line.say(client.TranscriptPartial("he"))
     await later(10)
     stage.app.line.cut()
-    await stage.session.clients.receive(inbound(client.AgentCompleted("a-1", "FINISHED")), stage.app.line)
+    await handle(stage.session, inbound(client.AgentCompleted("a-1", "FINISHED")), stage.app.line)
     since = len(stage.app.log)
     await stage.app.connect(stage.session)
     await stage.quiet()

@@ -68,7 +68,7 @@ def call_ids(app: App) -> list[str]:
 
 
 def answers(stage: Stage) -> list[str]:
-    return [message.text for message in stage.session.messages if isinstance(message, AssistantMessage)]
+    return [message.text for message in stage.session.state.log if isinstance(message, AssistantMessage)]
 
 
 async def test_a_sentence_is_spoken_while_the_reply_streams() -> None:
@@ -156,7 +156,7 @@ async def test_an_interruption_keeps_the_segments_that_were_heard(
     stage.app.interrupt(**fields)
     await stage.settled()
     assert answers(stage) == [heard_text]
-    assert stage.session.transport is not None
+    assert stage.session.outbox.transport is not None
     for call_id in call_ids(stage.app)[1:]:
         stage.app.result(call_id, SPOKEN)
     await stage.quiet()
@@ -208,7 +208,7 @@ async def test_a_broken_reply_continues_after_its_spoken_part() -> None:
     await stage.quiet()
     assert stage.app.speeches() == ["Owls hunt at night.", "They hear well."]
     assert stage.app.finals() == ["Owls hunt at night.", "They hear well."]
-    assert stage.session.messages[1:] == [
+    assert stage.session.state.log[1:] == [
         AssistantMessage("Owls hunt at night."),
         Note(CONTINUE),
         AssistantMessage("They hear well.", provider="scripted"),
@@ -268,14 +268,14 @@ def test_another_process_speaks_the_remaining_segments_after_a_crash_at_any_step
         app.say("owls", id="app-owls")
         more.set()
         await at_rest(session)
-        assert faults(session.messages) == []
+        assert faults(session.state.log) == []
         voice_texts = app.speeches()
         # Replayed segments count once, by their call.
         distinct = list(dict.fromkeys(zip(call_ids(app), voice_texts, strict=True)))
         texts = [text for _, text in distinct]
         # The first reply is spoken once, and the second one after it.
         assert len(texts) == len(set(texts)), texts
-        logged = " ".join(m.text for m in session.messages if isinstance(m, AssistantMessage))
+        logged = " ".join(m.text for m in session.state.log if isinstance(m, AssistantMessage))
         assert all(text in logged for text in texts), (texts, logged)
         await session.close()
         await app.close()
@@ -299,8 +299,8 @@ def test_an_interruption_survives_a_crash_at_any_step() -> None:
         stage.app.relaunch()
         await stage.app.connect(session)
         await at_rest(session)
-        assert faults(session.messages) == []
-        logged = [m.text for m in session.messages if isinstance(m, AssistantMessage)]
+        assert faults(session.state.log) == []
+        logged = [m.text for m in session.state.log if isinstance(m, AssistantMessage)]
         assert sum(OWLS[0].strip() in text for text in logged) == 1, logged
         await session.close()
         return over
@@ -325,7 +325,7 @@ def test_an_interruption_at_every_step_leaves_a_valid_history() -> None:
         stage.app.interrupt()
         stage.app.say("stop")
         await stage.quiet()
-        assert faults(stage.session.messages) == []
+        assert faults(stage.session.state.log) == []
         assert stage.app.shapes()[-1] == "state idle"
         assert stage.app.finals()[-1] == answers(stage)[-1]
         await stage.close()
@@ -355,7 +355,7 @@ async def test_a_slow_tool_is_bridged_once_by_an_unlogged_phrase() -> None:
     local.go.set()
     await stage.quiet()
     assert stage.app.speeches() == ["One moment.", "Done."]
-    assert "One moment." not in str(stage.session.messages)
+    assert "One moment." not in str(stage.session.state.log)
     await stage.close()
 
 

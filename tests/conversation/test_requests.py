@@ -26,10 +26,10 @@ async def test_a_device_call_of_a_program_is_silent() -> None:
     assert (result["success"], result["data"]) == (True, "device.do done")
     assert stage.app.speeches() == [] and stage.app.finals() == [] and stage.provider.requests == []
     assert stage.app.states()[-1] == "idle"
-    note, call, logged = stage.session.messages
+    note, call, logged = stage.session.state.log
     assert isinstance(note, Note) and "device.do" in note.text
     assert isinstance(call, AssistantMessage) and isinstance(logged, ToolResult)
-    assert faults(stage.session.messages) == []
+    assert faults(stage.session.state.log) == []
 
 
 async def test_server_calls_and_invalid_calls_have_results() -> None:
@@ -59,7 +59,7 @@ async def test_a_call_waits_for_the_running_turn_and_a_transcript_stops_it() -> 
     assert result["error_type"] == "unknown"
     await stage.quiet()
     assert stage.app.finals() == ["Hello.", "Yes?"]
-    assert faults(stage.session.messages) == []
+    assert faults(stage.session.state.log) == []
 
 
 async def test_a_call_that_is_cancelled_ends() -> None:
@@ -110,6 +110,6 @@ async def test_the_next_process_ends_the_call_without_asking_the_model() -> None
     next_stage = await open_stage(services)  # claims the session
     await next_stage.quiet()
     assert next_stage.provider.requests == [] and next_stage.app.speeches() == []
-    assert "unknown" in str(next_stage.session.messages[-1])
+    assert "unknown" in str(next_stage.session.state.log[-1])
     request.cancel()
     await stage.app.close()

@@ -67,7 +67,7 @@ def check_rest(stage: Stage, *, calls: bool = True) -> None:
     """Check what must be true of any session that rests and whose app has answered everything."""
     assert not stage.session.busy
     assert stage.app.states()[-1] == "idle"
-    assert faults(stage.session.messages) == []
+    assert faults(stage.session.state.log) == []
     assert loose_ends(stage.session, calls=calls) == {}
 
 
@@ -167,12 +167,12 @@ class Chaos:
         stage = self.stage
         check_rest(stage, calls=False)
         assert "internal_error" not in stage.app.error_codes()
-        texts = [m.text for m in stage.session.messages if isinstance(m, UserMessage)]
+        texts = [m.text for m in stage.session.state.log if isinstance(m, UserMessage)]
         assert len(texts) == len(set(texts)), f"answered twice: {texts}"
         records = self.store.records
         assert [record.text for record in records if isinstance(record, TurnStarted) and record.text] == texts
         opened = opened_calls(self.store)
-        results = [m.call_id for m in stage.session.messages if isinstance(m, ToolResult)]
+        results = [m.call_id for m in stage.session.state.log if isinstance(m, ToolResult)]
         assert sorted(opened) == sorted(results)
         finished = finished_calls(self.store)
         assert len(finished) == len(set(finished))
@@ -286,7 +286,7 @@ async def test_a_plain_turn_has_the_shape_of_the_protocol(seed: int | None) -> N
     stage.app.say("hi")
     await stage.quiet()
     assert stage.app.shapes(since) == PLAIN_TURN
-    assert stage.session.messages == [
+    assert stage.session.state.log == [
         UserMessage("hi"),
         AssistantMessage("Hello there.", provider="scripted"),
     ]
@@ -432,7 +432,7 @@ def test_a_session_may_be_closed_at_any_step() -> None:
         count = len(stage.app.log)
         await later(1000)
         assert len(stage.app.log) == count, "a closed session is silent"
-        assert faults(stage.session.messages) == []
+        assert faults(stage.session.state.log) == []
         assert loose_ends(stage.session, calls=False).keys() <= {"open calls"}  # the store has let go of them
         await stage.close()
         return over
@@ -464,7 +464,7 @@ async def open_with(stage: Stage, capabilities: Sequence[str]) -> None:
 def check_honest(stage: Stage) -> None:
     """Check that no call that the app was sent is said not to have been run, nor one that nobody allowed."""
     call_ids = {e["payload"]["callId"] for e in stage.app.raw if shape_of(e).startswith("device.")}
-    for message in stage.session.messages:
+    for message in stage.session.state.log:
         if isinstance(message, ToolResult) and message.call_id in call_ids:
             outcome = json.loads(message.content)
             assert outcome["error_type"] not in ("approval_timeout", "permission_denied"), outcome
@@ -564,7 +564,7 @@ class Doubts(Chaos):
         assert "internal_error" not in self.stage.app.error_codes()
         check_honest(self.stage)
         opened = opened_calls(self.store)
-        results = [m.call_id for m in self.stage.session.messages if isinstance(m, ToolResult)]
+        results = [m.call_id for m in self.stage.session.state.log if isinstance(m, ToolResult)]
         assert sorted(opened) == sorted(results)
         assert not self.stage.session.state.questions
         approval_ids = [

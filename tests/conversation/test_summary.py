@@ -118,7 +118,7 @@ async def test_a_summary_of_untrusted_text_is_untrusted() -> None:
     await talk(stage, "read", "two", "three", "four", "five", "six")
     first = stage.provider.requests[-1].messages[0]
     assert isinstance(first, Note) and first.untrusted
-    assert not any(getattr(message, "untrusted", False) for message in stage.session.messages)
+    assert not any(getattr(message, "untrusted", False) for message in stage.session.state.log)
     since = len(stage.app.log)
     stage.app.say("write")
     await stage.app.until("tts.speak", since=since)

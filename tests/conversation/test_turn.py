@@ -38,7 +38,7 @@ def silent_tools(name: str, call_id: str) -> str | None:
 
 
 def outcomes(stage: Stage) -> list[dict[str, Any]]:
-    return [json.loads(m.content) for m in stage.session.messages if isinstance(m, ToolResult)]
+    return [json.loads(m.content) for m in stage.session.state.log if isinstance(m, ToolResult)]
 
 
 async def test_the_calls_of_a_reply_run_concurrently_and_their_results_keep_the_order() -> None:
@@ -60,7 +60,7 @@ async def test_the_calls_of_a_reply_run_concurrently_and_their_results_keep_the_
     await stage.quiet()
     data = [outcome["data"] for outcome in outcomes(stage)]
     assert data == [{"ran": "local.wait", "x": None}, "did", {"ran": "local.sum", "x": 3}, "looked"]
-    assert faults(stage.session.messages) == []
+    assert faults(stage.session.state.log) == []
     request = stage.provider.requests[1]
     assert faults(request.messages) == []
     await stage.close()
@@ -80,13 +80,13 @@ async def test_a_history_that_is_too_long_is_halved_and_sent_again(refused: Scri
     for text in ("one", "two", "three", "four", "five"):
         stage.app.say(text)
         await stage.quiet()
-    assert stage.session.messages[-1] == AssistantMessage("Yes.", provider="scripted")
+    assert stage.session.state.log[-1] == AssistantMessage("Yes.", provider="scripted")
     requests = [
         message.text for message in stage.provider.requests[-1].messages if isinstance(message, UserMessage)
     ]
     assert requests == ["four", "five"]
     assert [
-        message.text for message in stage.session.messages if isinstance(message, UserMessage)
+        message.text for message in stage.session.state.log if isinstance(message, UserMessage)
     ] == requests
     await stage.close()
 
@@ -141,7 +141,7 @@ def test_a_broken_reply_is_requested_once_more_and_discarded(
         assert stage.app.partials() == ["Let me think about it", "I do it.", "Done."]
         assert stage.app.finals() == ["I do it.", "Done."]
         assert stage.app.shapes(since).count("device.do") == 1
-        assert [m.text for m in stage.session.messages if isinstance(m, AssistantMessage)] == [
+        assert [m.text for m in stage.session.state.log if isinstance(m, AssistantMessage)] == [
             "I do it.",
             "Done.",
         ]
@@ -187,7 +187,7 @@ async def test_a_turn_can_be_interrupted_before_its_retry() -> None:
     await later(60)
     assert len(stage.provider.requests) == 1
     assert stage.app.error_codes() == [] and stage.app.states()[-1] == "idle"
-    (message,) = [m for m in stage.session.messages if isinstance(m, AssistantMessage)]
+    (message,) = [m for m in stage.session.state.log if isinstance(m, AssistantMessage)]
     assert message.text == f"Let me see {CUT_BEFORE_SPEECH}"
     await stage.close()
 
@@ -250,7 +250,7 @@ async def test_a_refusal_of_the_model_is_a_failure() -> None:
     stage.app.say("go")
     await stage.quiet()
     assert stage.app.error_codes() == ["model_provider_failed"]
-    assert faults(stage.session.messages) == []
+    assert faults(stage.session.state.log) == []
     await stage.close()
 
 
@@ -316,7 +316,7 @@ async def test_an_interrupted_stream_is_closed_and_logged_as_not_heard() -> None
     stage.app.interrupt()
     await stage.quiet()
     assert stage.provider.record(0).closed_early
-    last = stage.session.messages[-1]
+    last = stage.session.state.log[-1]
     assert isinstance(last, AssistantMessage)
     assert last.text.startswith("Once upon [")
     assert stage.app.finals() == []
@@ -347,7 +347,7 @@ async def test_a_client_cannot_report_more_than_the_reply(arriving: bool) -> Non
     await stage.app.until("assistant.speech.partial" if arriving else "tts.speak")
     stage.app.interrupt(spokenText="Once upon a time " * 1_000)
     await stage.settled()
-    (text,) = [m.text for m in stage.session.messages if isinstance(m, AssistantMessage)]
+    (text,) = [m.text for m in stage.session.state.log if isinstance(m, AssistantMessage)]
     assert text.startswith("Once upon [")
     await stage.close()
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from conductor.conversation.inbound import handle
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.records import Commit, ReplyLogged, TurnStarted
 from conductor.conversation.speech import HEARD_NOTHING
@@ -66,7 +67,7 @@ async def test_at_most_three_transcripts_wait_and_a_fourth_is_refused() -> None:
     assert stage.app.error_codes() == ["rate_limited"]
     hold.set()
     await stage.quiet()
-    assert users(stage.session.messages) == ["q0", "q1", "q2", "q3"]
+    assert users(stage.session.state.log) == ["q0", "q1", "q2", "q3"]
     assert stage.app.finals() == ["To q0.", "To q1.", "To q2.", "To q3.", FAILURES["rate_limited"]]
     await stage.close()
 
@@ -106,7 +107,7 @@ async def test_a_repeated_transcript_is_answered_once() -> None:
     stage.app.say("hello", id="event-1")
     await stage.quiet()
     assert stage.app.finals() == ["Yes."]
-    assert users(stage.session.messages) == ["hello"]
+    assert users(stage.session.state.log) == ["hello"]
     await stage.close()
 
 
@@ -122,7 +123,7 @@ async def test_of_transcripts_that_follow_each_other_only_the_last_is_answered()
     stage.app.say("two")
     stage.app.say("three")
     await stage.quiet()
-    assert users(stage.session.messages) == ["one", "two", "three"]
+    assert users(stage.session.state.log) == ["one", "two", "three"]
     assert [users(r.messages)[-1] for r in stage.provider.requests] == ["one", "three"]
     assert stage.app.shapes(since) == [*PLAIN_TURN[:2], *PLAIN_TURN]
     await stage.close()
@@ -138,7 +139,7 @@ async def test_an_interrupted_answer_names_what_was_done() -> None:
     await stage.settled()
     stage.app.interrupt(spokenText="It")
     await steps(20)
-    sentences = answers(stage.session.messages)[-1]
+    sentences = answers(stage.session.state.log)[-1]
     assert sentences.startswith("It [")
     assert "local.write" in sentences
     assert "local.sum" not in sentences
@@ -158,7 +159,7 @@ async def test_what_was_heard_of_an_earlier_answer_is_shown_to_the_model_from_th
     await local.started.wait()
     stage.app.interrupt(spokenText="Fi")
     await steps(20)
-    assert answers(stage.session.messages)[0].startswith("Fi [")
+    assert answers(stage.session.state.log)[0].startswith("Fi [")
     local.go.set()
     await stage.settled()
     stage.app.say("three")
@@ -192,7 +193,7 @@ async def test_a_transcript_repeated_on_another_line_during_its_commit_is_answer
     store.hold.set()
     await opening
     await stage.quiet()
-    assert users(stage.session.messages) == ["hello"]
+    assert users(stage.session.state.log) == ["hello"]
     await stage.close()
 
 
@@ -211,10 +212,10 @@ async def test_a_transcript_that_was_refused_for_the_store_is_not_answered_all_t
     store.fail = lambda operations: None
     hold.set()
     await stage.quiet()
-    assert users(stage.session.messages) == ["one"]
+    assert users(stage.session.state.log) == ["one"]
     stage.app.say("two", id="event-2")  # as the person, or the app, does after the error
     await stage.quiet()
-    assert users(stage.session.messages) == ["one", "two"]
+    assert users(stage.session.state.log) == ["one", "two"]
     await stage.close()
 
 
@@ -261,7 +262,7 @@ async def test_transcripts_that_waited_for_a_store_are_answered_before_the_next_
     store.fail = lambda operations: None
     stage.app.say("four")
     await stage.quiet()
-    texts = users(stage.session.messages)
+    texts = users(stage.session.state.log)
     assert texts == ["one", "two", "three", "four"]
     await stage.close()
 
@@ -314,7 +315,7 @@ async def test_a_transcript_never_stops_the_turn_that_answers_it(begins_while_re
     await steps(50)
     slow_begin.set()
     await stage.quiet()
-    assert users(stage.session.messages) == ["one", "two"]
+    assert users(stage.session.state.log) == ["one", "two"]
     assert "Second." in stage.app.finals()
     await stage.close()
 
@@ -344,7 +345,7 @@ async def test_a_speech_that_was_taken_back_is_no_speech_to_interrupt() -> None:
     stage.app.interrupt()  # nothing is being said: it is the running answer that is meant
     await steps(20)
     assert not stage.session.busy, "the running turn goes on"
-    assert HEARD_NOTHING in answers(stage.session.messages)[1]
+    assert HEARD_NOTHING in answers(stage.session.state.log)[1]
     hold.set()
     await stage.close()
 
@@ -364,7 +365,7 @@ async def test_a_speech_that_was_too_old_to_replay_is_no_speech_to_interrupt() -
     stage.app.interrupt()
     await steps(20)
     assert not stage.session.busy, "the running turn goes on"
-    assert answers(stage.session.messages)[0] == "First.", "another answer was marked as interrupted"
+    assert answers(stage.session.state.log)[0] == "First.", "another answer was marked as interrupted"
     await stage.close()
 
 
@@ -380,7 +381,7 @@ async def test_a_client_that_acknowledges_nothing_can_interrupt_its_second_answe
     stage.app.interrupt()
     await steps(20)
     assert not stage.session.busy, "the running turn goes on"
-    assert answers(stage.session.messages)[0] == "First."
+    assert answers(stage.session.state.log)[0] == "First."
     await stage.close()
 
 
@@ -397,7 +398,7 @@ async def test_a_speech_whose_commit_failed_is_no_speech_to_interrupt() -> None:
     await steps(20)
     stage.app.interrupt()
     await steps(20)
-    assert users(stage.session.messages) == ["one", "two"], "the user's words were overwritten"
+    assert users(stage.session.state.log) == ["one", "two"], "the user's words were overwritten"
     assert not stage.session.busy
     await stage.close()
 
@@ -418,7 +419,7 @@ async def test_an_answer_interrupted_during_its_commit_is_either_heard_or_not_sp
     stage.app.line.slow = False
     stage.app.line.flush()
     await stage.quiet()
-    history = answers(stage.session.messages)
+    history = answers(stage.session.state.log)
     assert stage.app.speeches() == [] or history == ["A long story."], (stage.app.speeches(), history)
     await stage.close()
 
@@ -440,7 +441,7 @@ async def test_news_waits_for_the_running_turn_and_leaves_thinking_out() -> None
     await stage.quiet()
     assert stage.app.finals() == ["Sure.", "Both are done."]
     assert stage.app.shapes()[1:] == [*PLAIN_TURN, *PLAIN_TURN[2:]]
-    (note,) = [m for m in stage.session.messages if isinstance(m, Note)]
+    (note,) = [m for m in stage.session.state.log if isinstance(m, Note)]
     assert note.text.count("a-1") == 1
     assert note.text.count("a-2") == 1
     await stage.close()
@@ -538,7 +539,7 @@ async def test_news_waits_for_somebody_to_listen() -> None:
     assert line is not None
     await stage.quiet()
     line.cut()
-    await stage.session.clients.receive(inbound(client.AgentCompleted("a-1", "FINISHED")), line)
+    await handle(stage.session, inbound(client.AgentCompleted("a-1", "FINISHED")), line)
     await later(100)
     assert stage.provider.requests == []
     await stage.app.connect(stage.session)
@@ -557,7 +558,7 @@ async def test_at_most_sixteen_pieces_of_news_wait() -> None:
     await steps(60)
     hold.set()
     await stage.quiet()
-    (note,) = [m for m in stage.session.messages if isinstance(m, Note)]
+    (note,) = [m for m in stage.session.state.log if isinstance(m, Note)]
     assert [f"agent-{n:02}" in note.text for n in range(20)] == [False] * 4 + [True] * 16
     await stage.close()
 
@@ -578,14 +579,14 @@ async def test_news_that_is_too_old_to_be_told_by_itself_goes_with_the_next_turn
     assert line is not None
     await stage.quiet()
     line.cut()
-    await stage.session.clients.receive(inbound(client.AgentCompleted("a-1", "FINISHED")), line)
+    await handle(stage.session, inbound(client.AgentCompleted("a-1", "FINISHED")), line)
     await later(700)
     await stage.app.connect(stage.session)
     await stage.quiet()
     assert stage.provider.requests == []
     stage.app.say("hello")
     await stage.quiet()
-    assert any(isinstance(m, Note) and "a-1" in m.text for m in stage.session.messages)
+    assert any(isinstance(m, Note) and "a-1" in m.text for m in stage.session.state.log)
     await stage.close()
 
 
@@ -595,7 +596,7 @@ async def test_a_resume_opens_the_microphone_although_there_is_expired_news() ->
     assert line is not None
     await stage.quiet()
     line.cut()
-    await stage.session.clients.receive(inbound(client.AgentCompleted("a-1", "FINISHED")), line)
+    await handle(stage.session, inbound(client.AgentCompleted("a-1", "FINISHED")), line)
     await later(700)
     await stage.app.connect(stage.session)
     await stage.quiet()
@@ -611,7 +612,7 @@ async def test_news_survives_a_store_that_is_away() -> None:
     store.fail = lambda operations: None
     stage.app.say("hello")
     await stage.quiet()
-    assert any(isinstance(m, Note) and "a-1" in m.text for m in stage.session.messages)
+    assert any(isinstance(m, Note) and "a-1" in m.text for m in stage.session.state.log)
     await stage.close()
 
 

@@ -231,5 +231,5 @@ async def test_two_hundred_interruptions_at_seeded_points_leave_every_request_va
             await served.quiet()
             (session,) = served.listener.registry.sessions
             assert not session.busy
-            users = [m for m in session.messages if type(m).__name__ == "UserMessage"]
+            users = [m for m in session.state.log if type(m).__name__ == "UserMessage"]
             assert users[-1].text == "the last one"  # type: ignore[union-attr]

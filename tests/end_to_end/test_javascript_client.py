@@ -75,7 +75,7 @@ async def node_tests(listener: Listener, *files: str, seed: int = 1) -> str:
 async def test_it_holds_conversations() -> None:
     async with demo() as listener:
         await node_tests(listener, "conductor.test.js")
-        sessions = {session.key.session_id: session.messages for session in listener.registry.sessions}
+        sessions = {session.key.session_id: session.state.log for session in listener.registry.sessions}
     texts = [message.text for message in sessions["js-reconnect"] if isinstance(message, UserMessage)]
     assert texts == ['call notes.find with {"number": 7}']
     (answer,) = (message for message in sessions["js-barge-in"] if isinstance(message, AssistantMessage))
@@ -91,10 +91,10 @@ async def test_nothing_is_lost_or_doubled_by_300_cuts() -> None:
         sessions = [session for session in listener.registry.sessions if "cuts" in session.key.session_id]
     for session in sessions:
         number = session.key.session_id.rpartition("-")[2]
-        texts = [message.text for message in session.messages if isinstance(message, UserMessage)]
+        texts = [message.text for message in session.state.log if isinstance(message, UserMessage)]
         results = [
             json.loads(message.content)["data"]
-            for message in session.messages
+            for message in session.state.log
             if isinstance(message, ToolResult)
         ]
         assert texts == [f'call notes.add with {{"number": {number}}}']

@@ -46,8 +46,8 @@ async def test_a_refused_transcript_is_not_part_of_the_conversation() -> None:
         await phone.ask("hi")
         await phone.ask("what nobody heard")
         (session,) = served.listener.registry.sessions
-        assert len(session.messages) == 2
-        assert "what nobody heard" not in str(list(session.messages))
+        assert len(session.state.log) == 2
+        assert "what nobody heard" not in str(list(session.state.log))
 
 
 async def test_a_result_is_taken_however_many_turns_there_were() -> None:

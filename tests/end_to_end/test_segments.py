@@ -31,7 +31,7 @@ class Voice:
 
 def messages(served: Served) -> list[str]:
     (session,) = served.listener.registry.sessions
-    return [message.text for message in session.messages if isinstance(message, AssistantMessage)]
+    return [message.text for message in session.state.log if isinstance(message, AssistantMessage)]
 
 
 async def test_a_tool_runs_while_the_app_speaks_the_words_before_it() -> None:
@@ -72,8 +72,8 @@ async def test_a_lost_connection_does_not_say_anything_twice() -> None:
         await voice.starts.get()
         await voice.starts.get()
         (session,) = served.listener.registry.sessions
-        assert session.transport is not None
-        session.transport.close(1012, "restart")
+        assert session.outbox.transport is not None
+        session.outbox.transport.close(1012, "restart")
         for _ in range(2):
             voice.go.release()
         assert await voice.starts.get() == SENTENCES[2]

@@ -137,7 +137,7 @@ async def test_fifty_turns_with_three_tools_each_in_one_session(claude: Anthropi
                 assert phone.finals()[-1] == f"Answer {number}."
             assert len(phone.runs) == 150
             (session,) = served.listener.registry.sessions
-            assert len([m for m in session.messages if type(m).__name__ == "UserMessage"]) <= 20
+            assert len([m for m in session.state.log if type(m).__name__ == "UserMessage"]) <= 20
     assert all(len(request["messages"]) < 100 for request in claude.requests)
 
 

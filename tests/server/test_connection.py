@@ -32,7 +32,7 @@ BIG = b'"' + b"x" * 2_000_000 + b'"'
 
 def connection_of(served: Served) -> Connection:
     """Return the served connection of the only session."""
-    transport = served.listener.registry.sessions[0].transport
+    transport = served.listener.registry.sessions[0].outbox.transport
     assert isinstance(transport, Connection)
     return transport
 
@@ -176,7 +176,7 @@ async def test_a_client_that_does_not_read_is_cut_and_its_session_survives() -> 
             for _ in range(20):
                 connection.send(Frame(BIG))
             await until(lambda: served.listener.connections == 0)
-            assert session.transport is None
+            assert session.outbox.transport is None
         async with served.phone() as phone:
             assert phone.log[0]["payload"]["resumed"] is True
             assert served.listener.registry.sessions == [session]

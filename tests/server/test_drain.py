@@ -146,7 +146,7 @@ async def test_a_turn_without_a_client_ends_before_the_stop() -> None:
         await asyncio.wait([stopping], timeout=0)
         go_on.set()
         await asyncio.wait_for(stopping, WAIT)
-        assert session.messages[-1] == AssistantMessage("One, two.", provider=provider.name)
+        assert session.state.log[-1] == AssistantMessage("One, two.", provider=provider.name)
         assert not provider.record(0).closed_early
 
 
@@ -304,7 +304,7 @@ async def test_a_turn_whose_transcript_is_being_recorded_is_answered(present: bo
         assert await still_open(phone), "no client is delayed"
     store.commit_gate.set()
     await asyncio.wait_for(stopping, WAIT)
-    assert [type(message) for message in session.messages] == [UserMessage, AssistantMessage]
+    assert [type(message) for message in session.state.log] == [UserMessage, AssistantMessage]
     if present:
         assert await closed(phone) == 1012 and phone.speeches() == ["Hi."]
         await phone.close()

@@ -171,8 +171,8 @@ async def test_a_client_that_does_not_read_does_not_delay_the_stop() -> None:
         socket_.transport.pause_reading()
         for _ in range(20):
             session = listener.registry.sessions[0]
-            assert session.transport is not None
-            session.transport.send(_frame(1_000_000))
+            assert session.outbox.transport is not None
+            session.outbox.transport.send(_frame(1_000_000))
         await asyncio.wait_for(listener.stop(drain_s=0.01), WAIT)
         assert listener.connections == 0
         socket_.transport.abort()

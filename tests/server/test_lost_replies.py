@@ -58,7 +58,7 @@ async def test_a_session_continues_after_a_lost_reply(file_shelf: Shelf, number:
             assert phone.finals().count("It runs.") == 1
             assert len([s for s in phone.shapes() if s == "append user"]) <= 1
             assert len(phone.runs) == 1
-            log = list(served.listener.registry.sessions[0].messages)
+            log = list(served.listener.registry.sessions[0].state.log)
             assert [m.text for m in log if isinstance(m, UserMessage)] == ["how is it?"]
             assert len([m for m in log if isinstance(m, ToolResult)]) == 1
             for _ in range(2):

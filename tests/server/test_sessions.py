@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from conductor.app import make_services
+from conductor.conversation.inbound import handle
 from conductor.conversation.session import Session
 from conductor.errors import StoreUnavailable, TooManySessions
 from conductor.events import client
@@ -63,7 +64,7 @@ async def bind(registry: SessionRegistry, wire: Wire, key: SessionKey = KEY) -> 
 async def say(session: Session, wire: Wire, text: str, event_id: str = "in-1") -> None:
     event = client.TranscriptFinal(text)
     await session.clients.attach(wire, resumed=False)
-    await session.clients.receive(Inbound(event_id, event.TYPE, KEY.session_id, 0, event), wire)
+    await handle(session, Inbound(event_id, event.TYPE, KEY.session_id, 0, event), wire)
 
 
 async def test_the_first_connection_makes_the_session_and_the_second_joins_it() -> None:
@@ -185,10 +186,10 @@ async def test_unbinding_an_unknown_connection_has_no_effect(key: SessionKey) ->
     session, _ = await bind(registry, wire)
     await session.clients.attach(wire, resumed=False)
     registry.unbind(key, Wire())
-    served = [session.transport]
+    served = [session.outbox.transport]
     registry.unbind(KEY, wire)
     registry.unbind(KEY, wire)
-    served.append(session.transport)
+    served.append(session.outbox.transport)
     assert served == [wire, None]
     await until(lambda: len(registry) == 0)
     await registry.close()

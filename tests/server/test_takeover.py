@@ -133,7 +133,7 @@ async def test_an_interruption_at_another_node_cuts_the_current_speech(shelf: Sh
             def answers() -> list[str]:
                 return [
                     message.text
-                    for message in session_of(b).messages
+                    for message in session_of(b).state.log
                     if isinstance(message, AssistantMessage)
                 ]
 

@@ -198,7 +198,7 @@ async def rejoins(served: Node) -> None:
     session.ledger.lose(Fenced("It is stale.", gone=True))
     await until(lambda: bool(served.listener.registry.sessions))
     assert session_of(served) is not session
-    await until(lambda: session_of(served).transport is not None)
+    await until(lambda: session_of(served).outbox.transport is not None)
 
 
 # -- by voice

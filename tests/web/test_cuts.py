@@ -61,7 +61,7 @@ async def test_nothing_is_lost_or_doubled_by_300_cuts_in_a_browser() -> None:
     assert len(sessions) >= 60
     for session in sessions:
         number = session.key.session_id.rpartition("-")[2]
-        texts = [message.text for message in session.messages if isinstance(message, UserMessage)]
+        texts = [message.text for message in session.state.log if isinstance(message, UserMessage)]
         assert texts == [f'call notes.add with {{"number": {number}}}']
-        results = [message for message in session.messages if isinstance(message, ToolResult)]
+        results = [message for message in session.state.log if isinstance(message, ToolResult)]
         assert [json.loads(message.content)["data"] for message in results] == [f"number {number}"]
