@@ -328,6 +328,15 @@ def decided(
         voice,
     )
     records: list[Record] = [decision, *_result(state, live, question, outcome_of)]
+    lasts = allows and (grant or applies_to_others)
+    return records + _following(state, live, question, outcome, grants or state.grants, lasts=lasts)
+
+
+def _following(
+    state: Conversation, live: Live, question: Question, outcome: Outcome, grants: str, *, lasts: bool
+) -> list[Record]:
+    """Make the decisions that follow from one about ``question``, and the prompt of the next question."""
+    records: list[Record] = []
     closed = {question.id}
     for other in state.questions.values():
         if other.id in closed or other.form is not None:
@@ -338,7 +347,7 @@ def decided(
                 *_result(state, live, other, denied(None)),
             ]
             closed.add(other.id)
-        elif (grant or applies_to_others) and allows and live.decisions.allows(other, grants or state.grants):
+        elif lasts and live.decisions.allows(other, grants):
             allowed_too = ("The user allowed this call.",)
             records.append(QuestionDecided(other.id, other.call_id, "allowed", notes=allowed_too))
             closed.add(other.id)

@@ -118,20 +118,12 @@ class Clients:
         rejected = session.tools.declare(event.tools or [], readings) if declares else None
 
         def records() -> list[Record]:
-            former = session.state.profile  # absent fields keep their values
-            profile = Profile(
-                capabilities,
-                event.locale or former.locale,
-                event.time_zone or former.time_zone,
-                event.instructions if event.instructions is not None else former.instructions,
-                event.tools if declares else former.tools,
-                model or former.model,
-                event.traceparent or former.traceparent,
-            )
-            made: list[Record] = [ProfileDeclared(profile)] if profile != former else []
+            former = session.state.profile
+            profile = _declared(event, former, capabilities, model, with_tools=declares)
+            declaration: list[Record] = [ProfileDeclared(profile)] if profile != former else []
             if "approval" not in capabilities and session.state.questions:
-                made.append(CardsWithdrawn())
-            return made
+                declaration.append(CardsWithdrawn())
+            return declaration
 
         transport.resumes, transport.segments = "resume" in capabilities, "segments" in capabilities
         started = SessionStarted(
@@ -188,36 +180,16 @@ class Clients:
 
             def decision() -> Response:
                 nonlocal probe
-                state = session.state
-                made = records()
-                cards = [question.id for question in state.questions.values() if question.card]
-                has_card = [
-                    question_id for question_id in cards if outbox.is_outstanding(question_id) or same_process
-                ]
-                focus = state.focus
-                if is_new and focus is not None and not focus.card and not same_process:
-                    made.append(PromptForgotten(focus.id))
-                declared = (record.profile for record in made if isinstance(record, ProfileDeclared))
-                speeches = outbox.replayed_speeches
-                held = len(speeches) > 1 and not transport.segments
-                made += connected(
-                    state,
-                    live,
-                    next(declared, state.profile),
-                    resumed=resumed,
-                    same_process=same_process,
-                    new=is_new,
-                    replayed_speeches=speeches,
-                    held=held,
-                    has_card=has_card,
-                    unconfirmed=is_new and outbox.unconfirmed and not transport.resumes,
-                    shown_state="speaking" if held else outbox.last_state,
+                connection = self._connection(
+                    transport, records(), resumed=resumed, same_process=same_process, is_new=is_new
                 )
-                probe = ""
-                for number, record in enumerate(made, 1):
-                    if isinstance(record, StateShown) and record.probe:
-                        probe = session.ledger.probe_call_id(number)
-                return made
+                probes = (
+                    session.ledger.probe_call_id(number)
+                    for number, record in enumerate(connection, 1)
+                    if isinstance(record, StateShown) and record.probe
+                )
+                probe = next(probes, "")
+                return connection
 
             if started is not None and is_new:
                 outbox.stop_sending()
@@ -229,6 +201,37 @@ class Clients:
             if is_new:
                 outbox.attach(transport, states=True, probe=probe)
             session.changed()
+
+    def _connection(
+        self,
+        transport: Transport,
+        records: list[Record],
+        *,
+        resumed: bool,
+        same_process: bool,
+        is_new: bool,
+    ) -> list[Record]:
+        """Make the records of a connection, after ``records`` of its declaration."""
+        state, outbox, focus = self._session.state, self._session.outbox, self._session.state.focus
+        cards = [question.id for question in state.questions.values() if question.card]
+        if is_new and focus is not None and not focus.card and not same_process:
+            records.append(PromptForgotten(focus.id))
+        profiles = (record.profile for record in records if isinstance(record, ProfileDeclared))
+        speeches = outbox.replayed_speeches
+        waits = len(speeches) > 1 and not transport.segments
+        return records + connected(
+            state,
+            self._session.live,
+            next(profiles, state.profile),
+            resumed=resumed,
+            same_process=same_process,
+            new=is_new,
+            replayed_speeches=speeches,
+            held=waits,
+            has_card=[card for card in cards if outbox.is_outstanding(card) or same_process],
+            unconfirmed=is_new and outbox.unconfirmed and not transport.resumes,
+            shown_state="speaking" if waits else outbox.last_state,
+        )
 
     def detach(self, transport: Transport) -> None:
         """Take note of a closed connection; the running turn continues."""
@@ -290,3 +293,23 @@ class Clients:
                 if diagnostic.message not in self._diagnosed:
                     self._diagnosed.add(diagnostic.message)
                     session.flash(diagnostic)
+
+
+def _declared(
+    event: client.SessionStart,
+    former: Profile,
+    capabilities: tuple[str, ...],
+    model: str | None,
+    *,
+    with_tools: bool,
+) -> Profile:
+    """Make the profile that a start declares; absent fields keep their former values."""
+    return Profile(
+        capabilities,
+        event.locale or former.locale,
+        event.time_zone or former.time_zone,
+        event.instructions if event.instructions is not None else former.instructions,
+        event.tools if with_tools else former.tools,
+        model or former.model,
+        event.traceparent or former.traceparent,
+    )

@@ -8,22 +8,13 @@ connection; it is built again from the events that are not acknowledged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import takewhile
+from collections.abc import Callable, Iterable
 
+from conductor.conversation.entries import UI_CALLS, Entries, Entry, place_of, shown_state
 from conductor.conversation.live import Live, Rules
 from conductor.conversation.state import Event
-from conductor.conversation.transport import (
-    UI_CALLS,
-    Entry,
-    Frame,
-    Transport,
-    limit_ms,
-    place_of,
-    shown_state,
-)
+from conductor.conversation.transport import Frame, Transport
 from conductor.events.envelope import encode_frame
-from conductor.events.server import ConversationState
 
 # Kinds that a client has handled once it answers a later event.
 _READ_IN_ORDER = ("state", "message", "final", "resolved")
@@ -35,7 +26,7 @@ _SUSPENDED_MS = 500
 _UNREAD_MS = 1_000
 
 
-class Outbox:
+class Outbox(Entries):
     """The unacknowledged events of one session, and the transport that carries them.
 
     ``nonce`` is that of the claim. ``acked`` are the ids for the next commit. ``on_expired`` is called for
@@ -47,76 +38,21 @@ class Outbox:
     def __init__(
         self, session_id: str, nonce: str, live: Live, rules: Rules, on_expired: Callable[[Event], None]
     ) -> None:
+        super().__init__(live, rules.limits)
         self._session_id = session_id
         self._nonce = nonce
-        self._live = live
-        self._rules = rules
         self._on_expired = on_expired
         self.transport: Transport | None = None
-        self.acked: list[str] = []
         self.shown_at = 0
         self.last_written = ""
         self.deciding = False
         self.deadline: int | None = None
         self._flashes = 0
         self._withheld: list[Entry] = []
-        self._entries: dict[str, Entry] = {}
-        self._by_call: dict[str, Entry] = {}
-        self._backlog: list[Entry | Frame] = []
-        self._line: dict[str, Entry] = {}
         self._head: Entry | None = None
-        self._speaking: Entry | None = None
         self._client_acknowledges: bool | None = None
         self._probe = ""
-        self._last_state: ConversationState | None = None
         live.sent = self.was_sent
-
-    # -- facts
-
-    @property
-    def speaking(self) -> bool:
-        """Whether a speech is being played."""
-        return self._speaking is not None
-
-    @property
-    def outstanding(self) -> bool:
-        """Whether the client owes an answer, or events are held."""
-        return bool(self._line or self._backlog)
-
-    @property
-    def replayed_speeches(self) -> list[str]:
-        """The speeches of a replay, in their order."""
-        speeches = (entry for entry in self._entries.values() if entry.event.kind == "speak")
-        return [entry.event.call_id for entry in speeches if not self._is_stale(entry)]
-
-    @property
-    def unconfirmed(self) -> bool:
-        """Whether the client may have handled UI calls that are about to be replayed."""
-        return any(entry.sent and entry.event.kind in UI_CALLS for entry in self._entries.values())
-
-    @property
-    def last_state(self) -> ConversationState:
-        """The last state that was shown, or is held."""
-        return self._last_state or "thinking"
-
-    def was_sent(self, call_id: str) -> bool:
-        """Tell whether a call was ever written to a socket: one that is not outstanding was."""
-        entry = self._by_call.get(call_id)
-        return entry is None or entry.frame.written
-
-    def is_ui_call(self, call_id: str) -> bool:
-        """Tell whether it is an unanswered UI call."""
-        entry = self._by_call.get(call_id)
-        return entry is not None and entry.event.kind in UI_CALLS
-
-    def is_outstanding(self, call_id: str) -> bool:
-        """Tell whether a call has not been answered."""
-        return call_id in self._by_call
-
-    def has_had(self, event_id: str) -> bool:
-        """Tell whether an event was written or acknowledged."""
-        entry = self._entries.get(event_id)
-        return entry.frame.written if entry is not None else event_id in self.acked
 
     # -- from the conversation
 
@@ -169,7 +105,7 @@ class Outbox:
 
     def _make(self, event: Event) -> Entry:
         frame = Frame(encode_frame(event.id, event.type, self._session_id, event.payload))
-        entry = Entry(event, limit_ms(event, self._rules.limits), frame)
+        entry = Entry(event, self._limit(event), frame)
         if event.kind == "state":
             self._last_state = shown_state(event)
         last = next(reversed(self._entries.values()), None)
@@ -399,12 +335,6 @@ class Outbox:
 
     def _leave(self, entry: Entry) -> None:
         self._line.pop(entry.event.id, None)
-
-    def _before(self, entry: Entry) -> Iterator[Entry]:
-        return takewhile(lambda earlier: earlier is not entry, list(self._entries.values()))
-
-    def _is_stale(self, entry: Entry) -> bool:
-        return self._live.now() - entry.event.at > self._rules.limits.stale_speech * 1000
 
     @property
     def _queues_speeches(self) -> bool:

@@ -1,17 +1,9 @@
-"""The connection as a session sees it, and the frames and entries that it carries."""
+"""The connection as a session sees it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
-
-import msgspec
-
-from conductor.conversation.state import Event
-from conductor.events.server import ConversationState
-from conductor.settings import Limits
-
-UI_CALLS = ("state", "message", "speak")
 
 
 @dataclass(slots=True, eq=False)
@@ -48,46 +40,3 @@ class Transport(Protocol):
 
     def ownership_lost(self, *, stale: bool) -> None:
         """Unbind from the session; if its state is only ``stale``, bind to it again."""
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """An unacknowledged event.
-
-    ``sent``: to any connection. ``replayed``: sent before the present connection. A speech and the state sent
-    just before it (``speaking``) refer to each other: they are replayed together.
-    """
-
-    event: Event
-    limit_ms: int
-    frame: Frame
-    sent: bool = False
-    replayed: bool = False
-    state: Entry | None = None
-    speech: Entry | None = None
-
-
-def limit_ms(event: Event, limits: Limits) -> int:
-    """Give the milliseconds within which the client must answer an event."""
-    if event.kind == "call":
-        return event.limit_ms
-    if event.kind == "speak":
-        characters = len(msgspec.json.decode(event.payload)["arguments"])
-        return round((limits.speech_timeout + characters * limits.speech_seconds_per_char) * 1000)
-    return round(limits.ui_timeout * 1000)
-
-
-def shown_state(event: Event) -> ConversationState:
-    """Read the state that an event of the kind ``state`` shows."""
-    arguments = msgspec.json.decode(event.payload)["arguments"]
-    state: ConversationState = msgspec.json.decode(arguments)["state"]
-    return state
-
-
-def place_of(event_id: str) -> tuple[str, tuple[int, ...]]:
-    """Read the claim and the place among its events from an event's id."""
-    claim, _, place = event_id.rpartition("_")
-    try:
-        return claim, tuple(int(number, 16) for number in place.split("."))
-    except ValueError:
-        return "", ()

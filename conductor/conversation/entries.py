@@ -1,0 +1,130 @@
+"""The unacknowledged events of a session, and what is known about each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+
+import msgspec
+
+from conductor.conversation.live import Live
+from conductor.conversation.state import Event
+from conductor.conversation.transport import Frame
+from conductor.events.server import ConversationState
+from conductor.settings import Limits
+
+UI_CALLS = ("state", "message", "speak")
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """An unacknowledged event.
+
+    ``sent``: to any connection. ``replayed``: sent before the present connection. A speech and the state sent
+    just before it (``speaking``) refer to each other: they are replayed together.
+    """
+
+    event: Event
+    limit_ms: int
+    frame: Frame
+    sent: bool = False
+    replayed: bool = False
+    state: Entry | None = None
+    speech: Entry | None = None
+
+
+class Entries:
+    """The events by id and by call; ``acked`` are the ids for the next commit.
+
+    Calls without an answer are in a line. The backlog holds what waits for the end of a speech.
+    """
+
+    def __init__(self, live: Live, limits: Limits) -> None:
+        self.acked: list[str] = []
+        self._live = live
+        self._limits = limits
+        self._entries: dict[str, Entry] = {}
+        self._by_call: dict[str, Entry] = {}
+        self._line: dict[str, Entry] = {}
+        self._backlog: list[Entry | Frame] = []
+        self._speaking: Entry | None = None
+        self._last_state: ConversationState | None = None
+
+    @property
+    def speaking(self) -> bool:
+        """Whether a speech is being played."""
+        return self._speaking is not None
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether the client owes an answer, or events are held."""
+        return bool(self._line or self._backlog)
+
+    @property
+    def replayed_speeches(self) -> list[str]:
+        """The speeches of a replay, in their order."""
+        speeches = (entry for entry in self._entries.values() if entry.event.kind == "speak")
+        return [entry.event.call_id for entry in speeches if not self._is_stale(entry)]
+
+    @property
+    def unconfirmed(self) -> bool:
+        """Whether the client may have handled UI calls that are about to be replayed."""
+        return any(entry.sent and entry.event.kind in UI_CALLS for entry in self._entries.values())
+
+    @property
+    def last_state(self) -> ConversationState:
+        """The last state that was shown, or is held."""
+        return self._last_state or "thinking"
+
+    def was_sent(self, call_id: str) -> bool:
+        """Tell whether a call was ever written to a socket: one that is not outstanding was."""
+        entry = self._by_call.get(call_id)
+        return entry is None or entry.frame.written
+
+    def is_ui_call(self, call_id: str) -> bool:
+        """Tell whether it is an unanswered UI call."""
+        entry = self._by_call.get(call_id)
+        return entry is not None and entry.event.kind in UI_CALLS
+
+    def is_outstanding(self, call_id: str) -> bool:
+        """Tell whether a call has not been answered."""
+        return call_id in self._by_call
+
+    def has_had(self, event_id: str) -> bool:
+        """Tell whether an event was written or acknowledged."""
+        entry = self._entries.get(event_id)
+        return entry.frame.written if entry is not None else event_id in self.acked
+
+    def _before(self, entry: Entry) -> Iterator[Entry]:
+        return takewhile(lambda earlier: earlier is not entry, list(self._entries.values()))
+
+    def _is_stale(self, entry: Entry) -> bool:
+        return self._live.now() - entry.event.at > self._limits.stale_speech * 1000
+
+    def _limit(self, event: Event) -> int:
+        """Give the milliseconds within which the client must answer."""
+        if event.kind == "call":
+            return event.limit_ms
+        if event.kind == "speak":
+            characters = len(msgspec.json.decode(event.payload)["arguments"])
+            return round(
+                (self._limits.speech_timeout + characters * self._limits.speech_seconds_per_char) * 1000
+            )
+        return round(self._limits.ui_timeout * 1000)
+
+
+def shown_state(event: Event) -> ConversationState:
+    """Read the state that an event of the kind ``state`` shows."""
+    arguments = msgspec.json.decode(event.payload)["arguments"]
+    state: ConversationState = msgspec.json.decode(arguments)["state"]
+    return state
+
+
+def place_of(event_id: str) -> tuple[str, tuple[int, ...]]:
+    """Read the claim and the place among its events from an event's id."""
+    claim, _, place = event_id.rpartition("_")
+    try:
+        return claim, tuple(int(number, 16) for number in place.split("."))
+    except ValueError:
+        return "", ()
