@@ -84,10 +84,11 @@ def _parse(words: Sequence[str]) -> tuple[argparse.Namespace, _Run]:
         terminal.add_arguments(parsers["talk"])
         run = _talk
     elif words[0] == "rehearse":
-        from conductor.rehearse import command
+        from conductor.rehearse import command, record
 
-        command.add_arguments(parsers["rehearse"])
-        run = command.run
+        rehearse = record if words[1:2] == ["record"] else command
+        rehearse.add_arguments(parsers["rehearse"])
+        run = rehearse.run
     elif words[0] in parsers:
         module = import_module(f"conductor.commands.{words[0].replace('-', '_')}")
         module.add_arguments(parsers[words[0]])

@@ -7,7 +7,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Literal, TextIO
@@ -18,7 +18,7 @@ from conductor.commands.output import as_json, private_file, write_table
 from conductor.commands.replay import write_moments
 from conductor.commands.stored_sessions import SessionInfo, StoredSessions
 from conductor.conversation.fields import RECORD_ID
-from conductor.conversation.playback import plain_moment
+from conductor.conversation.playback import Moment, plain_moment
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.logs import configure_logs
 from conductor.settings import Settings, load_settings
@@ -121,12 +121,21 @@ async def _show(options: argparse.Namespace, settings: Settings, out: TextIO) ->
     out.write(as_json(session, indent=2))
 
 
-async def _replay(options: argparse.Namespace, settings: Settings, out: TextIO) -> None:
+async def read_moments(settings: Settings, session_id: str, subject: str | None) -> Iterator[Moment]:
+    """Step through a stored session's records.
+
+    Raises `NoSuchSession`, `StoreUnavailable`, and `SettingsError` for an ambiguous id or an unusable store.
+    """
     async with _opened(settings) as sessions:
-        key = await _find(sessions, options.session, options.subject)
+        key = await _find(sessions, session_id, subject)
         moments = await sessions.moments(key)
     if moments is None:
         raise _no_session(key)
+    return moments
+
+
+async def _replay(options: argparse.Namespace, settings: Settings, out: TextIO) -> None:
+    moments = await read_moments(settings, options.session, options.subject)
     if options.json:
         for moment in moments:
             out.write(as_json(plain_moment(moment)))

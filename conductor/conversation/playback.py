@@ -60,17 +60,17 @@ def moments(commits: Sequence[bytes], revision: int) -> Iterator[Moment]:
             yield Moment(commit.at, state, record, shown)
 
 
-def plain_moment(moment: Moment) -> dict[str, Any]:
-    """Give a moment as JSON values, with the state."""
-    return {
+def plain_moment(moment: Moment, *, with_state: bool = True) -> dict[str, Any]:
+    """Give a moment as JSON values."""
+    plain = {
         "time": moment.time,
         "number": moment.number,
         "name": moment.name,
         "record": None if moment.record is None else _plain(moment.record),
         "acked": list(moment.acked),
         "events": [plain_event(event) for event in moment.shown],
-        "state": plain_state(moment.state),
     }
+    return {**plain, "state": plain_state(moment.state)} if with_state else plain
 
 
 def plain_state(state: Conversation) -> dict[str, Any]:

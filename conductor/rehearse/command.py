@@ -44,6 +44,7 @@ _JUDGE = "You judge a part of a conversation. Answer the question about it with 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
+    parser.epilog = "conductor rehearse record SESSION writes such a file of a stored session."
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a rehearsal, as YAML")
     parser.add_argument("--model", help="a profile, a provider or PROVIDER:MODEL, for all files")
     parser.add_argument("--judge", metavar="MODEL", help="the model that answers judge questions")

@@ -53,6 +53,15 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads: a text that looks like another value is quoted."""
+
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
 for _tag, _pattern, _first in (
     ("null", r"null|~|", ["n", "~", ""]),
     ("bool", r"true|false", "tf"),
@@ -250,6 +259,11 @@ class Rehearsal(_Part):
             if call.arguments and call.tool not in names:
                 raise ValueError(f"arguments of {call.tool} are unknown: it is not one of the file's tools")
         return self
+
+
+def dump(document: dict[str, Any]) -> str:
+    """Write the document of a file as YAML."""
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
 def load(path: Path) -> Rehearsal:

@@ -269,6 +269,17 @@ class Access:
             self.refusals.count(decision.reason, address or peer, **decision.facts)
         return decision
 
+    def decide_read(self, request: Request, peer: str) -> Client | Refusal:
+        """Admit the page's own GET.
+
+        A browser sends no Origin with it, so the Host stands for it, which DNS rebinding cannot forge.
+        """
+        headers = request.headers.copy()
+        for host in () if headers.get_all("Origin") else headers.get_all("Host")[:1]:
+            secure = f"https://{host}"
+            headers["Origin"] = secure if secure in self._origins else f"http://{host}"
+        return self.decide(Request(request.path, headers), peer)
+
     def address(self, request: Request, peer: str) -> str:
         """Return the client's address; empty without trusted proxies."""
         return client_address(peer, request.headers.get_all("X-Forwarded-For"), self._proxies) or ""

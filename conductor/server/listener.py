@@ -6,6 +6,7 @@ import asyncio
 import http
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
+from urllib.parse import parse_qs
 
 import structlog
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
@@ -16,6 +17,7 @@ from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
 from conductor.conversation.services import Services
+from conductor.errors import StoreUnavailable
 from conductor.events.envelope import PATH, SUBPROTOCOL
 from conductor.rate_limit import Network
 from conductor.server.access import (
@@ -28,9 +30,10 @@ from conductor.server.access import (
 )
 from conductor.server.connection import Connection
 from conductor.server.metrics import METRICS_PATH, MetricsEndpoint, ProcessState
-from conductor.server.page import HEADERS, Page
+from conductor.server.page import HEADERS, REPLAY_PATH, Page, read_replay
 from conductor.server.sessions import SessionRegistry
 from conductor.server.websocket import Handshakes, Socket
+from conductor.stores.base import SessionKey
 from conductor.tools.mcp.toolset import McpToolset
 
 log = structlog.get_logger(__name__)
@@ -200,6 +203,8 @@ class Listener:
         peer = socket.remote_address[0] if socket.remote_address else ""
         if path == METRICS_PATH and self._admin is not None:
             return await self._answer_operator(self._admin, request, peer)
+        if path == REPLAY_PATH and self._page is not None and request.method == "GET":
+            return await self._answer_replay(request, peer)
         return self._answer(socket, path, request, peer)
 
     def _answer(self, socket: ServerConnection, path: str, request: Request, peer: str) -> Response | None:
@@ -226,6 +231,24 @@ class Listener:
         assert isinstance(socket, Socket)
         socket.client = decision
         return None
+
+    async def _answer_replay(self, request: Request, peer: str) -> Response:
+        client = self.access.decide_read(request, peer)
+        if isinstance(client, Refusal):
+            return _text(client.status, f"{client.text}\n")
+        query = parse_qs(request.path.partition("?")[2])
+        key = SessionKey(client.subject, query.get("session", [""])[0])
+        await self.services.admission.enter()
+        try:
+            # The server's own records are of no session.
+            stored = None if key.never_expires else await self.services.store.read(key)
+            if stored is None:
+                return _text(http.HTTPStatus.NOT_FOUND, "There is no such session.\n")
+            # In a thread: a long history would block the event loop for too long.
+            body = await asyncio.to_thread(read_replay, stored, query.get("number", [None])[0])
+        except StoreUnavailable as error:
+            return _text(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n")
+        return _response(http.HTTPStatus.OK, body, {"Content-Type": "application/json", **HEADERS})
 
     async def _answer_operator(self, admin: MetricsEndpoint, request: Request, peer: str) -> Response:
         refusal = admin.refusal(request.headers)

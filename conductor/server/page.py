@@ -1,11 +1,18 @@
-"""The page at ``/``: the package's files in ``web/``, with headers that allow no other host."""
+"""The page at ``/``: the package's files in ``web/``, and the records of its session.
+
+Its headers allow no other host.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import msgspec
+
 from conductor import __version__
+from conductor.conversation.playback import moments, plain_moment
+from conductor.stores.base import Stored
 
 FOLDER = Path(__file__).resolve().parent.parent / "web"
 # Only this server's own files; no inline script or style, and no text that becomes markup.
@@ -22,6 +29,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+REPLAY_PATH = "/replay.json"
 _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -49,3 +57,14 @@ class Page:
     def file(self, path: str) -> tuple[str, bytes] | None:
         """Return the content type and the content of a request's path, or None."""
         return self._files.get(path)
+
+
+def read_replay(stored: Stored, number: str | None) -> bytes:
+    """Give a session's records as JSON: all without their states, or those of a ``number`` with them.
+
+    A state for each record would take megabytes. Raises `StoreUnavailable`.
+    """
+    steps = moments(stored.commits(), stored.meta.revision)
+    if number is None:
+        return msgspec.json.encode([plain_moment(step, with_state=False) for step in steps])
+    return msgspec.json.encode([plain_moment(step) for step in steps if str(step.number) == number])

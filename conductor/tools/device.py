@@ -36,18 +36,23 @@ MAX_CATALOG_BYTES = 1024 * 1024
 _PACKAGED = Path(__file__).parents[1] / "catalogs" / "ios.json"
 
 
-def load_catalog(path: Path | None) -> tuple[ToolSpec, ...]:
-    """Read a catalog: a JSON object whose ``tools`` is a list of declarations; None is the iOS app's.
+def read_catalog(path: Path | None) -> list[Any]:
+    """Read a catalog's declarations: a list under ``tools`` of a JSON object. None is the iOS app's catalog.
 
-    Raises `SettingsError` for a file that cannot be read, and for the first tool that is rejected.
+    Raises `SettingsError` for a file that cannot be read.
     """
     path = path or _PACKAGED
-    name = path.name
-    catalog = read_json(path, f"The tool catalog {name}", MAX_CATALOG_BYTES)
+    catalog = read_json(path, f"The tool catalog {path.name}", MAX_CATALOG_BYTES)
     declarations = catalog.get("tools") if isinstance(catalog, dict) else None
     if not isinstance(declarations, list):
-        raise SettingsError(f'The tool catalog {name} must be a JSON object with a list under "tools".')
-    accepted, rejected = parse_declarations(declarations)
+        raise SettingsError(f'The tool catalog {path.name} must be a JSON object with a list under "tools".')
+    return declarations
+
+
+def load_catalog(path: Path | None) -> tuple[ToolSpec, ...]:
+    """Read the tools of a catalog; raises `SettingsError`, also for the first tool that is rejected."""
+    name = (path or _PACKAGED).name
+    accepted, rejected = parse_declarations(read_catalog(path))
     if rejected:
         tool, reason = rejected[0]
         raise SettingsError(

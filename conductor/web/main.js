@@ -7,6 +7,7 @@ import { byId } from "./dom.js";
 import { FaultySocket, faultButtons } from "./faults.js";
 import { isEcho, microphone } from "./microphone.js";
 import { answer, ownTools } from "./own_tools.js";
+import { replay } from "./replay.js";
 import { stateLine } from "./state.js";
 import { keep, recall } from "./store.js";
 import { tabs } from "./tabs.js";
@@ -27,6 +28,7 @@ const cards = approvals({
   schemaOf: (name) => ownTools.find(name)?.declaration.inputSchema,
   changed: state.asking,
 });
+const records = replay({ session: () => recall("session"), token: () => known });
 const tools = toolList({ changed: () => client.declare(...declared()), tryOut: words.put });
 microphone({ started: speech.on, partial: hear, final: heard, ended: () => state.hearing(false) });
 
@@ -144,7 +146,7 @@ byId("new-session").addEventListener("click", () => {
   client.close();
   keep("session", undefined);
   speech.stop();
-  for (const part of [log, events, turn, tools, cards]) part.clear();
+  for (const part of [log, events, turn, tools, cards, records]) part.clear();
   state.show("idle");
   open();
 });

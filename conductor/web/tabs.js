@@ -6,7 +6,9 @@ export function tabs(list) {
     for (const tab of all) {
       tab.setAttribute("aria-selected", String(tab === chosen));
       tab.tabIndex = tab === chosen ? 0 : -1;
-      document.getElementById(tab.getAttribute("aria-controls")).hidden = tab !== chosen;
+      const panel = document.getElementById(tab.getAttribute("aria-controls"));
+      panel.hidden = tab !== chosen;
+      if (tab === chosen) panel.dispatchEvent(new Event("shown"));
     }
   }
 

@@ -57,6 +57,52 @@ async def test_there_are_no_barriers(user: PageUser) -> None:
     await look_at_all(user)
     await user.tab("faults")
     assert await user.axe() == []
+    await open_replay(user)
+    assert await user.axe() == []
+
+
+async def open_replay(user: PageUser) -> None:
+    """Open the tab, and wait for the record that is shown first: the last one."""
+    await user.tab("replay")
+    await user.page.locator("#record h2", has_text="State").wait_for()
+
+
+async def test_a_session_is_stepped_through_by_keyboard(user: PageUser) -> None:
+    records = user.page.get_by_role("listbox", name="Records")
+    chosen, part = records.locator("[aria-selected=true]"), user.page.locator("#record details")
+
+    async def press(key: str, *, until: str) -> None:
+        # Acknowledgements lie between the records as it happens.
+        for _ in range(await records.locator("[role=option]").count()):
+            await user.page.keyboard.press(key)
+            if until in await chosen.inner_text():
+                return
+        raise AssertionError(f"{key} does not lead to {until}")
+
+    await user.ask("say hello", "hello")
+    await open_replay(user)
+    assert "TurnEnded" in await chosen.inner_text()
+    await records.focus()
+    await press("ArrowUp", until="ReplyLogged")
+    await part.filter(has_text="assistant.speech.final").locator("summary").click()
+    assert '"text": "hello"' in await part.locator("pre").inner_text()
+    await user.page.get_by_role("button", name="Previous").focus()
+    await press("Enter", until="TurnStarted")
+    await user.page.locator("#record .changed", has_text="log1 item, changed").wait_for()
+    assert await records.get_attribute("aria-activedescendant") == await chosen.get_attribute("id")
+    await user.page.get_by_role("button", name="Next").focus()
+    await press("Space", until="ReplyLogged")
+    await records.focus()
+    await press("Home", until="Claimed")
+    await press("ArrowLeft", until="Claimed")  # there is none before
+    await press("End", until="TurnEnded")
+    # What comes later is there after a press of the button.
+    count = await records.locator("[role=option]").count()
+    await user.ask("say again", "again")
+    await user.page.get_by_role("button", name="Read again").click()
+    await user.page.locator(f"#record-{count}").wait_for()
+    await user.page.click("#new-session")
+    assert await records.locator("[role=option]").count() == 0
 
 
 async def test_there_is_enough_contrast_in_the_dark(browser: Any, address: str) -> None:
@@ -96,6 +142,8 @@ async def test_the_page_can_be_used_by_keyboard(user: PageUser) -> None:
     await user.page.keyboard.press("ArrowRight")
     assert await focused() == "tab-turn" and await user.page.is_visible("#waterfall")
     await user.page.keyboard.press("End")
+    assert await focused() == "tab-replay"
+    await user.page.keyboard.press("ArrowLeft")
     assert await focused() == "tab-faults"
     await tab_to("fault-slow")
     await user.page.keyboard.press("Space")
@@ -108,7 +156,7 @@ async def test_it_fits_into_320_pixels(user: PageUser) -> None:
     await user.page.locator(".card").wait_for()
     media = await user.page.locator("#media").bounding_box()
     assert media["y"] + media["height"] <= 640  # all of Talk is on the screen
-    for tab in ("timeline", "turn", "tools", "faults"):
+    for tab in ("timeline", "turn", "tools", "faults", "replay"):
         await user.tab(tab)
         assert await user.page.evaluate("document.documentElement.scrollWidth") <= 320, tab
         out = await user.page.evaluate(

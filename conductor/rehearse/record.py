@@ -1,0 +1,241 @@
+"""``conductor rehearse record``: write a stored session as a rehearsal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+
+from conductor.commands.output import private_file
+from conductor.commands.sessions import read_moments
+from conductor.conversation import records as r
+from conductor.conversation.playback import Moment
+from conductor.conversation.state import Call, Profile, Question
+from conductor.errors import SettingsError, StoreUnavailable
+from conductor.logs import configure_logs
+from conductor.rehearse.player import holds
+from conductor.rehearse.script import dump
+from conductor.settings import load_settings
+from conductor.tools.device import read_catalog
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    recording = parser.add_subparsers(metavar="record", required=True).add_parser(
+        "record",
+        help="write a stored session as a rehearsal",
+        description="Writes the turns since the last snapshot of a stored session as a rehearsal, with texts "
+        "and arguments.",
+    )
+    recording.add_argument("session", help="the session's id")
+    recording.add_argument("--subject", help="the session's subject; required if the id is ambiguous")
+    recording.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="a new file, readable by its owner"
+    )
+    recording.add_argument("--force", action="store_true", help="replace an existing file")
+
+
+def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
+    """Write the rehearsal. Raises `SettingsError` if there is no such session, or no turn of it."""
+    configure_logs("critical", "console", cache=False)
+    out, settings = stdout or sys.stdout, load_settings()
+    try:
+        moments = asyncio.run(read_moments(settings, options.session, options.subject))
+        recording = Recording(moments)
+    except StoreUnavailable as error:
+        raise SettingsError(str(error)) from None
+    if not recording.steps:
+        raise SettingsError(f"The stored records of session {options.session!r} hold no turn of a person.")
+    text = dump(recording.document(read_catalog(settings.device_tools_file)))
+    if recording.missing:
+        text = f"# {recording.missing} earlier messages of the session are no longer in its records.\n{text}"
+    if options.output is None:
+        out.write(text)
+    else:
+        with private_file(options.output, replace=options.force) as file:
+            file.write(text)
+        out.write(f"{len(recording.steps)} steps written to {options.output}.\n")
+    return 0
+
+
+@dataclass(slots=True)
+class _Step:
+    # What the person said, the decisions by question, and what followed.
+    say: str
+    decisions: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    uses: list[Call] = field(default_factory=list)
+    speeches: list[str] = field(default_factory=list)
+    heard: int | None = None
+    answered: bool = True
+
+
+class Recording:
+    """The turns of a person in a session's records. ``missing`` counts the messages before them."""
+
+    def __init__(self, moments: Iterable[Moment]) -> None:
+        self.steps: list[_Step] = []
+        self.profile = Profile()
+        self.missing = 0
+        self._step = _Step("")  # that of a turn without a person
+        self._calls: dict[str, Call] = {}
+        self._questions: dict[str, Question] = {}
+        self._answers: dict[str, list[dict[str, Any]]] = {}
+        for moment in moments:
+            self.profile = moment.state.profile
+            if moment.name == "Snapshot":
+                self.missing = moment.state.log_end
+            elif moment.record is not None:
+                self._take(moment.record)
+                self._listen(moment.record)
+
+    def _add_step(self, text: str) -> None:
+        self._step = _Step(text)
+        self.steps.append(self._step)
+
+    def _take(self, record: r.Record) -> None:
+        match record:
+            case r.TurnStarted(cause="transcript"):
+                self._add_step(record.text)
+            case r.TurnStarted():
+                self._step = _Step("")
+            case r.ReplyLogged():
+                self._calls |= {call.id: call for call in record.calls}
+            case r.CallFinished() if record.tool and record.result.call_id in self._calls:
+                self._finish(self._calls[record.result.call_id], record)
+            case r.QuestionsAsked():
+                for question in record.questions:
+                    self._questions[question.id] = question
+                    if question.card:  # until it is decided
+                        self._step.decisions.setdefault(question.id, ("deny", "denied"))
+            case r.QuestionDecided() | r.AnswerUnclear() if record.question_id in self._questions:
+                self._answer(self._questions[record.question_id], record)
+
+    def _listen(self, record: r.Record) -> None:
+        step = self._step
+        match record:
+            case r.ReplyLogged() | r.SegmentSpoken() if record.spoken:
+                step.speeches.append(record.spoken)
+            case r.PromptSpoken():
+                step.speeches.append(record.text)
+            case r.TurnEnded() if record.reason != "answered":
+                step.answered = False
+        # The end of a turn without a text interrupts no speech.
+        if isinstance(record, r.SpeechCut | r.TurnEnded) and record.event_id and record.text:
+            if step.speeches and step.heard is None:
+                step.heard = _heard(step.speeches, record.text)
+
+    def _finish(self, call: Call, record: r.CallFinished) -> None:
+        self._step.uses.append(call)
+        if record.source != "device":
+            return
+        outcome = msgspec.json.decode(record.result.content)
+        if record.reason == "device_error":
+            answer = {"error": outcome["error_message"]}
+        elif record.error_type == "none" and record.late is None:
+            answer = {"result": _value(outcome["data"])}
+        else:
+            return  # the device gave no answer
+        answers = self._answers.setdefault(call.name, [])
+        arguments = msgspec.json.decode(call.arguments)
+        answer = {"when": arguments, **answer}
+        former = next((other for other in reversed(answers) if other["when"] == arguments), None)
+        if former != answer:
+            if former is not None:
+                former["once"] = True
+            answers.append(answer)
+
+    def _answer(self, question: Question, record: r.QuestionDecided | r.AnswerUnclear) -> None:
+        if not question.card and record.text:
+            self._add_step(record.text)
+        if not question.card or isinstance(record, r.AnswerUnclear):
+            return
+        if record.arguments and question.form is None and question.call_id in self._calls:
+            call = self._calls[question.call_id]
+            self._calls[call.id] = msgspec.structs.replace(call, arguments=record.arguments)
+        decision: Any = "deny"
+        if record.by_voice:
+            decision = {"by": "voice", "words": record.text}
+        elif record.outcome == "edited":
+            decision = {"by": "tap", "edit": msgspec.json.decode(record.arguments)}
+        elif record.outcome == "allowed":
+            decision = {"by": "tap", "scope": "session"} if record.grants else "tap"
+        outcome = "denied" if decision == "deny" else record.outcome
+        self._step.decisions[question.id] = (decision, outcome)
+
+    def document(self, catalog: list[Any]) -> dict[str, Any]:
+        """Make the file's document; ``catalog`` has the tools of an app that declared none."""
+        profile = self.profile
+        # Without device calls a file needs no tools: the server offers the catalog's.
+        is_catalog_used = profile.tools is None and any(call.is_device for call in self._calls.values())
+        declarations = catalog if is_catalog_used else profile.tools or []
+        tools = [self._tool(declaration) for declaration in declarations]
+        names = {tool["name"] for tool in tools}
+        fields = {
+            "model": profile.model,
+            "locale": profile.locale,
+            "time_zone": profile.time_zone,
+            "segments": profile.has("segments") or None,
+            "cards": None if profile.has("approval") else False,
+            "tools": tools,
+            "steps": [_document_of(step, names) for step in self.steps],
+        }
+        return _without_empty(fields)
+
+    def _tool(self, declaration: dict[str, Any]) -> dict[str, Any]:
+        answers = self._answers.get(declaration["name"], [])
+        # The first that fits is given: one with fewer arguments fits more calls.
+        answers = sorted(answers, key=lambda answer: -len(msgspec.json.encode(answer["when"])))
+        return {**declaration, "answers": answers} if answers else declaration
+
+
+def _document_of(step: _Step, device: set[str]) -> dict[str, Any]:
+    uses = [
+        (call.name, msgspec.json.decode(call.arguments) if call.name in device else {}) for call in step.uses
+    ]
+    called: list[dict[str, Any]] = []
+    for name, arguments in uses:
+        times = sum(other == name and holds(given, arguments) for other, given in uses)
+        expected = {"tool": name, **({"arguments": arguments} if arguments else {}), "times": times}
+        if expected not in called:
+            called.append(expected)
+    expect: dict[str, Any] = {"called": called} if called else {}
+    if step.speeches and step.answered and step.heard is None:
+        expect["said"] = r"\S"
+    decisions = list(step.decisions.values())
+    if decisions:
+        expect["approvals"] = [outcome for _, outcome in decisions]
+    fields = {
+        "say": step.say,
+        "approve": [decision for decision, _ in decisions],
+        "interrupt": None if step.heard is None else {"after_characters": step.heard},
+        "expect": expect,
+    }
+    return _without_empty(fields)
+
+
+def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value not in (None, [], {})}
+
+
+def _heard(speeches: list[str], text: str) -> int:
+    """Count the characters that were spoken when a message was cut to ``text``, which a mark follows."""
+    earlier, last = "".join(speeches[:-1]), "".join(speeches[-1:])
+    of_last = len(os.path.commonprefix([text, last]))
+    of_all = len(os.path.commonprefix([text, " ".join(speeches)]))
+    return min(max(of_all, len(earlier) + of_last if of_last else 0), len(earlier) + len(last))
+
+
+def _value(data: Any) -> Any:
+    """Read a device's result, which is a text, as the JSON value that it was made of."""
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, TypeError):
+        return data
+    return data if isinstance(value, str) else value

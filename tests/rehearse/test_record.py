@@ -1,0 +1,303 @@
+"""``conductor rehearse record``: stored sessions as rehearsals, which play as they were."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import textwrap
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conductor.app import running
+from conductor.conversation import records as r
+from conductor.conversation.playback import moments
+from conductor.conversation.state import Call, Conversation, LateCall, Profile, Question
+from conductor.messages import AssistantMessage, ToolResult, UserMessage
+from conductor.rehearse.record import Recording
+from conductor.rehearse.script import Expectation, Interruption, Rehearsal, dump, load
+from conductor.settings import load_settings
+from conductor.stores.base import SessionKey
+from tests.conftest import Main
+
+TOOLS = """
+tools:
+  - name: lamp.switch
+    description: Switch a lamp.
+    inputSchema: {type: object, properties: {room: {type: string}, on: {type: boolean}}, required: [room]}
+    answers:
+      - {when: {room: hall}, result: {on: true}}
+      - {when: {room: cellar, on: true}, result: bright, once: true}
+      - {when: {room: cellar, on: true}, result: "12"}
+  - name: lamp.list
+    inputSchema: {type: object}
+    annotations: {readOnlyHint: true}
+    answers: [{error: "yes: no lamp"}]
+"""
+CARDS = f"""
+locale: en-GB
+time_zone: Europe/London
+{TOOLS}
+steps:
+  - {{say: 'call lamp.switch with {{"room":"hall"}}', approve: tap}}
+  - {{say: 'call lamp.switch with {{"room":"hall"}}', approve: {{by: voice, words: "yes"}}}}
+  - {{say: 'call lamp.switch with {{"room":"attic"}}', approve: deny}}
+  - {{say: 'call lamp.switch with {{"room":"bath"}}', approve: {{by: tap, edit: {{room: hall, on: true}}}}}}
+  - {{say: 'call lamp.switch with {{"room":"cellar","on":true}}', approve: {{by: tap, scope: session}}}}
+  - {{say: 'call lamp.switch with {{"room":"cellar","on":true}}'}}
+  - {{say: 'call lamp.list with {{}}'}}
+  - {{say: what is 17 percent of 2340}}
+  - {{say: count to 20, interrupt: {{after_characters: 9}}}}
+  - {{say: say 1e5}}
+"""
+VOICE = f"""
+cards: false
+{TOOLS}
+steps:
+  - {{say: 'call lamp.switch with {{"room":"hall"}}'}}
+  - {{say: well}}
+  - {{say: "yes"}}
+  - {{say: say hello}}
+"""
+SEGMENTS = """
+segments: true
+steps:
+  - say: say This is a first sentence of some length. This is a second one, of some length. And a third one.
+    interrupt: {after_characters: 60}
+"""
+
+
+@pytest.fixture
+async def recorded(conductor: Main, tmp_path: Path) -> AsyncIterator[Any]:
+    """Give a function that has a rehearsal played on a server with a store, and records its session."""
+    store = f"sqlite:///{tmp_path / 'sessions.db'}"
+    settings = load_settings(None, port=0, model_provider="demo", session_store_url=store)
+    async with running(settings) as listener:
+
+        async def play_and_record(text: str) -> Path:
+            (tmp_path / "played.yaml").write_text(textwrap.dedent(text), encoding="utf-8")
+            url = f"ws://127.0.0.1:{listener.port}/ws"
+            code, out, _ = await asyncio.to_thread(conductor, "rehearse", "played.yaml", "--url", url)
+            assert code == 0, out
+            (session,) = listener.registry.sessions
+            file = tmp_path / "recorded.yaml"
+            code, out, err = await asyncio.to_thread(
+                conductor,
+                *("rehearse", "record", session.key.session_id, "-o", str(file)),
+                SESSION_STORE_URL=store,
+            )
+            assert (code, err) == (0, "") and out.endswith(f" steps written to {file}.\n")
+            return file
+
+        yield play_and_record
+
+
+@pytest.mark.parametrize("text", [CARDS, VOICE, SEGMENTS], ids=["cards", "voice", "segments"])
+async def test_a_session_of_the_demo_model_plays_as_it_was(
+    recorded: Any, conductor: Main, tmp_path: Path, text: str
+) -> None:
+    file = await recorded(text)
+    original, again = load(tmp_path / "played.yaml"), load(file)
+    for name in ("locale", "time_zone", "cards", "segments"):
+        assert getattr(again, name) == getattr(original, name)
+    assert [(step.say, step.approve) for step in again.steps] == [
+        (step.say, step.approve) for step in original.steps
+    ]
+    assert [tool.declaration for tool in again.tools] == [tool.declaration for tool in original.tools]
+    code, out, err = await asyncio.to_thread(conductor, "rehearse", str(file), "--model", "demo")
+    assert (code, err) == (0, ""), out
+    # The file holds conversations.
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+async def test_the_file_expects_what_was_recorded(recorded: Any) -> None:
+    again = load(await recorded(CARDS))
+    lamp = {"tool": "lamp.switch", "times": 1}
+    hall, bright = {"room": "hall"}, {"room": "cellar", "on": True}
+    allowed = {"called": [{**lamp, "arguments": hall}], "said": r"\S", "approvals": ["allowed"]}
+    expected = [
+        allowed,
+        allowed,
+        {"said": r"\S", "approvals": ["denied"]},
+        {"called": [{**lamp, "arguments": {**hall, "on": True}}], "said": r"\S", "approvals": ["edited"]},
+        {"called": [{**lamp, "arguments": bright}], "said": r"\S", "approvals": ["allowed"]},
+        {"called": [{**lamp, "arguments": bright}], "said": r"\S"},
+        {"called": [{"tool": "lamp.list", "times": 1}], "said": r"\S"},
+        # The arguments of the server's tools are not on the wire.
+        {"called": [{"tool": "calculator", "times": 1}], "said": r"\S"},
+        {},
+        {"said": r"\S"},
+    ]
+    assert [step.expect for step in again.steps] == list(map(Expectation.model_validate, expected))
+    assert [step.interrupt for step in again.steps if step.interrupt] == [Interruption(after_characters=9)]
+    answers = [[answer.model_dump(exclude_defaults=True) for answer in tool.answers] for tool in again.tools]
+    assert answers == [
+        [
+            {"when": bright, "result": "bright", "once": True},
+            {"when": bright, "result": 12},
+            {"when": {**hall, "on": True}, "result": {"on": True}},
+            {"when": hall, "result": {"on": True}},
+        ],
+        [{"error": "yes: no lamp"}],
+    ]
+
+
+async def test_another_answer_of_the_model_fails(recorded: Any, conductor: Main) -> None:
+    file = await recorded(CARDS)
+    text = file.read_text(encoding="utf-8").replace("what is 17 percent of 2340", "say nothing")
+    file.write_text(text, encoding="utf-8")
+    code, out, _ = await asyncio.to_thread(conductor, "rehearse", str(file), "--model", "demo")
+    assert code == 1 and "expected calculator once, was no call" in out
+
+
+# -- records of a server that fared worse
+
+
+def recording(*records: r.Record, state: Conversation | None = None) -> Recording:
+    """Record a session of one commit; ``state``: that of a snapshot before it."""
+    data = r.encode(r.Commit("claim", 1, (r.Claimed("claim"), *records), (), state))
+    return Recording(moments([data], 1))
+
+
+def document(*records: r.Record, state: Conversation | None = None) -> dict[str, Any]:
+    """Make the document, which must be valid."""
+    made = recording(*records, state=state).document([])
+    Rehearsal.model_validate(made)
+    return made
+
+
+def started(text: str = "Light.", turn_id: str = "turn-1") -> r.TurnStarted:
+    return r.TurnStarted(turn_id, "transcript", 30_000, f"in-{turn_id}", text)
+
+
+def asked(tool: str = "lamp.switch", **fields: Any) -> r.ReplyLogged:
+    return r.ReplyLogged(AssistantMessage(""), (Call("c-1", tool, '{"room":"hall"}', "device", **fields),))
+
+
+def finished(content: str = '{"data":"ok"}', **fields: Any) -> r.CallFinished:
+    return r.CallFinished(ToolResult("c-1", content), "lamp.switch", "device", **fields)
+
+
+LAMP = Profile(("tools", "approval"), tools=[{"name": "lamp.switch", "inputSchema": {"type": "object"}}])
+CARD = Question(
+    "q-1", "b", "c-1", "lamp.switch", '{"room":"hall"}', "{}", "", "May I?", "medium", 9, card=True
+)
+
+
+@pytest.mark.parametrize("outcome", ["expired", "superseded"])
+def test_a_question_without_an_answer_is_denied(outcome: Any) -> None:
+    end = (r.QuestionDecided("q-1", "c-1", "expired"),) if outcome == "expired" else ()
+    (step,) = document(
+        r.ProfileDeclared(LAMP), started(), asked(consent="needed"), r.QuestionsAsked((CARD,)), *end
+    )["steps"]
+    assert step == {"say": "Light.", "approve": ["deny"], "expect": {"approvals": ["denied"]}}
+
+
+def test_a_call_without_a_result_has_no_answer() -> None:
+    late = LateCall("c-1", "lamp.switch", "write", 9)
+    made = document(r.ProfileDeclared(LAMP), started(), asked(), finished(error_type="unknown", late=late))
+    assert "answers" not in made["tools"][0]
+    called = [{"tool": "lamp.switch", "arguments": {"room": "hall"}, "times": 1}]
+    assert made["steps"] == [{"say": "Light.", "expect": {"called": called}}]
+
+
+def test_a_turn_without_a_person_is_no_step_but_its_answers_count() -> None:
+    news = r.TurnStarted("turn-2", "news", 30_000)
+    made = document(
+        r.ProfileDeclared(LAMP),
+        started(),
+        r.ReplyLogged(AssistantMessage("Yes."), spoken="Yes."),
+        r.TurnEnded("answered"),
+        news,
+        asked(),
+        finished(),
+    )
+    assert made["steps"] == [{"say": "Light.", "expect": {"said": r"\S"}}]
+    assert made["tools"][0]["answers"] == [{"when": {"room": "hall"}, "result": "ok"}]
+
+
+def test_a_failed_turn_expects_no_speech() -> None:
+    failed = r.TurnEnded("failed", error="model_provider_failed", apology="Sorry.", spoken="Sorry.")
+    (step,) = document(started(), r.ReplyLogged(AssistantMessage("Let"), spoken="Let"), failed)["steps"]
+    assert step == {"say": "Light."}
+
+
+def test_an_interruption_counts_all_speeches_of_the_step() -> None:
+    (step,) = document(
+        started(),
+        r.ReplyLogged(AssistantMessage("Let me look."), spoken="Let me look."),
+        r.ReplyLogged(AssistantMessage("It is on."), spoken="It is on."),
+        r.SpeechCut("speech-2", "It is [The user interrupted here and did not hear the rest.]", "in-2"),
+    )["steps"]
+    assert step["interrupt"] == {"after_characters": len("Let me look.It is ")}
+
+
+def test_an_interruption_between_speeches_is_none() -> None:
+    end = r.TurnEnded("interrupted", "in-2")
+    (step,) = document(started(), r.ReplyLogged(AssistantMessage("Let"), spoken="Let me look."), end)["steps"]
+    assert step == {"say": "Light."}
+
+
+def test_a_snapshot_is_where_it_begins() -> None:
+    state = Conversation(log=[UserMessage("Before."), AssistantMessage("Yes.")])
+    made = recording(finished(), started(), state=state)
+    assert made.missing == 2 and [step.say for step in made.steps] == ["Light."]
+
+
+# -- the file and the command
+
+
+def test_texts_that_look_like_other_values_stay_texts(tmp_path: Path) -> None:
+    texts = [
+        "1e5",
+        "yes",
+        "null",
+        "~",
+        "",
+        "12:30",
+        "0x10",
+        "<<",
+        "=",
+        "- a",
+        "a: b",
+        "#",
+        "\u2028\x07é",
+        "2026-03-01",
+    ]
+    path = tmp_path / "one.yaml"
+    path.write_text(dump({"steps": [{"say": text} for text in texts]}), encoding="utf-8")
+    assert [step.say for step in load(path).steps] == texts
+    assert dump({"a": texts[:1], "b": texts[:1]}).count("&") == 0
+
+
+async def test_the_tools_of_an_app_without_declarations_are_those_of_the_catalog(
+    conductor: Main, tmp_path: Path
+) -> None:
+    store = f"sqlite:///{tmp_path / 'sessions.db'}"
+    async with running(
+        load_settings(None, port=0, model_provider="demo", session_store_url=store)
+    ) as listener:
+        claim = await listener.services.store.claim(SessionKey("s", "empty"))
+        claim = await listener.services.store.claim(SessionKey("s", "legacy"))
+        data = r.encode(r.Commit(claim.token, 1, (r.Claimed(claim.token), started(), asked("agent.status"))))
+        await listener.services.store.append(claim, "commit-1", data)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        return conductor("rehearse", "record", *arguments, SESSION_STORE_URL=store)
+
+    code, out, _ = await asyncio.to_thread(run, "legacy", "--subject", "s")
+    assert code == 0
+    names = [tool["name"] for tool in yaml.safe_load(out)["tools"]]
+    assert "agent.status" in names and len(names) > 1
+    for arguments, code, sentence in (
+        (("none",), 1, "There is no session 'none'."),
+        (("empty",), 2, "The stored records of session 'empty' hold no turn of a person."),
+        (("legacy", "-o", str(tmp_path / "sessions.db")), 2, f"{tmp_path / 'sessions.db'} exists; --force"),
+    ):
+        ended, out, err = await asyncio.to_thread(run, *arguments)
+        assert (
+            (ended, out) == (code, "") and err.startswith(f"conductor: {sentence}") and err.count("\n") == 1
+        )

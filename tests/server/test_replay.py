@@ -1,0 +1,123 @@
+"""The records of a session over HTTP, for the page: content and access."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from websockets.datastructures import Headers
+from websockets.http11 import Request
+
+from conductor.app import make_services, running
+from conductor.conversation import records as r
+from conductor.conversation.playback import moments, plain_moment
+from conductor.errors import StoreUnavailable
+from conductor.rate_limit import ANONYMOUS
+from conductor.server.access import Authenticator
+from conductor.server.listener import Listener
+from conductor.settings import load_settings
+from conductor.stores.base import SessionKey, Stored
+from tests.models import ScriptedProvider
+from tests.server.wires import get, http
+
+TOKEN, OTHER = "a-token-of-a-person", "a-token-of-another"
+AT = 1_772_366_400_123
+PATH = "/replay.json?session=talk-1"
+
+
+@asynccontextmanager
+async def served(**values: Any) -> AsyncIterator[Listener]:
+    """Run a server."""
+    loaded = load_settings(None, port=0, **values)
+    async with running(loaded, make_services(loaded, ScriptedProvider([]))) as listener:
+        yield listener
+
+
+def subject_of(token: str) -> str:
+    subject = Authenticator([token]).subject(Request("/", Headers(Authorization=f"Bearer {token}")))
+    assert subject is not None
+    return subject
+
+
+async def talk(listener: Listener, subject: str, session_id: str = "talk-1") -> Stored:
+    """Store a session of a turn and an acknowledgement."""
+    store, key = listener.services.store, SessionKey(subject, session_id)
+    claim = await store.claim(key)
+    records = (r.Claimed(claim.token), r.TurnStarted("turn-1", "transcript", 30_000, "in-1", "Hello."))
+    await store.append(claim, "commit-1", r.encode(r.Commit(claim.token, AT, records)))
+    end = r.Commit(claim.token, AT + 5, (r.TurnEnded("answered"),), ("evt-1",))
+    await store.append(claim, "commit-2", r.encode(end))
+    stored = await store.read(key)
+    assert stored is not None
+    return stored
+
+
+async def read(listener: Listener, path: str, *headers: str) -> tuple[int, Any]:
+    """Ask; returns the status and the content, as JSON after a success."""
+    status, answer = await http(listener.port, get(path, *headers))
+    body = answer.partition("\r\n\r\n")[2]
+    return status, json.loads(body) if status == 200 else body
+
+
+def bearer(token: str) -> str:
+    return f"Authorization: Bearer {token}"
+
+
+async def test_it_gives_what_the_command_prints() -> None:
+    async with served() as listener:
+        stored = await talk(listener, ANONYMOUS)
+        lines = [plain_moment(moment) for moment in moments(stored.commits(), stored.meta.revision)]
+        plain = json.loads(json.dumps(lines))
+        assert [line["name"] for line in plain] == ["Claimed", "TurnStarted", "Acknowledged", "TurnEnded"]
+        status, steps = await read(listener, PATH)
+        assert status == 200
+        assert steps == [{name: line[name] for name in line if name != "state"} for line in plain]
+        # The states are read one by one: all of them may take megabytes.
+        for number in (1, 2, 3):
+            of_number = [line for line in plain if line["number"] == number]
+            assert await read(listener, f"{PATH}&number={number}") == (200, of_number)
+        assert await read(listener, f"{PATH}&number=x") == (200, [])
+
+
+async def test_another_token_does_not_read_it() -> None:
+    async with served(auth_tokens=(TOKEN, OTHER)) as listener:
+        await talk(listener, subject_of(TOKEN))
+        assert (await read(listener, PATH, bearer(TOKEN)))[0] == 200
+        assert (await read(listener, PATH, bearer(OTHER)))[0] == 404
+        assert (await read(listener, PATH, bearer("wrong")))[0] == 401
+        assert (await read(listener, PATH))[0] == 401
+
+
+async def test_the_records_of_the_server_are_of_no_session() -> None:
+    async with served() as listener:
+        await talk(listener, ANONYMOUS, "$grants")
+        assert (await read(listener, "/replay.json?session=$grants"))[0] == 404
+        assert (await read(listener, "/replay.json"))[0] == 404
+
+
+async def test_without_the_page_it_is_not_there() -> None:
+    async with served(web="off") as listener:
+        await talk(listener, ANONYMOUS)
+        status, text = await read(listener, PATH)
+        assert status == 404 and "Connect a WebSocket" in text
+
+
+@pytest.mark.parametrize("headers", [("Origin: http://evil.test",), ()])
+async def test_a_page_of_another_host_may_not_read_it(headers: tuple[str, ...]) -> None:
+    async with served() as listener:
+        await talk(listener, ANONYMOUS)
+        host = "localhost:8080" if headers else "evil.test"  # without Origin: DNS rebinding
+        request = f"GET {PATH} HTTP/1.1\r\nHost: {host}\r\n" + "".join(f"{line}\r\n" for line in headers)
+        assert (await http(listener.port, f"{request}\r\n"))[0] == 403
+
+
+async def test_a_store_that_is_away_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(key: SessionKey) -> Stored | None:
+        raise StoreUnavailable("The session store cannot be reached.")
+
+    async with served() as listener:
+        monkeypatch.setattr(listener.services.store, "read", fail)
+        assert await read(listener, PATH) == (503, "The session store cannot be reached.\n")
