@@ -4,16 +4,71 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from conductor.conversation.history import HistoryBudget
 from conductor.conversation.phrases import Failure
-from conductor.conversation.state import Conversation, Summary
+from conductor.conversation.state import Call, Conversation, Question, Summary
 from conductor.settings import Limits
+from conductor.tools.base import ToolOutcome, ToolSpec
 from conductor.tools.permissions import Verdict
+from conductor.tools.spoken import Answer
 
-if TYPE_CHECKING:
-    from conductor.conversation.tools import SessionTools
+
+class Decisions(Protocol):
+    """The gate, the grammar of spoken answers and the executor, as the pure functions use them."""
+
+    def classify(self, question: Question, utterance: str) -> Answer:
+        """Classify a spoken answer."""
+        ...
+
+    def is_yes(self, question: Question, words: str) -> bool:
+        """Tell whether words are a yes at any risk."""
+        ...
+
+    def timed_out(self, effect: str, took_s: float) -> ToolOutcome:
+        """Make the outcome of a call that timed out."""
+        ...
+
+    def prompt(self, question: Question, attempt: int) -> str:
+        """Word a question for its ``attempt``, counted from 1."""
+        ...
+
+    def by_voice(self, question: Question) -> bool:
+        """Tell whether a question can be allowed by voice."""
+        ...
+
+    def refusal(self, question: Question, arguments: str) -> ToolOutcome | None:
+        """Give the outcome of a call whose tool changed or is forbidden by now; None if it may run."""
+        ...
+
+    def held_refusal(self, live: Live, call: Call) -> ToolOutcome | None:
+        """Give the outcome of a held call whose tool changed or that may not run unasked by now."""
+        ...
+
+    def edited(self, question: Question, arguments: Mapping[str, Any]) -> Edit | str:
+        """Validate edited arguments; a text is the refusal."""
+        ...
+
+    def granted(self, question: Question, grants: str) -> str:
+        """Add the session's grant for a question; returns the encoded grants."""
+        ...
+
+    def allows(self, question: Question, grants: str) -> bool:
+        """Tell whether a question needs no answer with these grants of the session."""
+        ...
+
+    def result(self, call: Call, outcome: ToolOutcome) -> Finished:
+        """Redact and shorten an outcome for the model."""
+        ...
+
+    def spec(self, name: str) -> ToolSpec | None:
+        """Find a tool."""
+        ...
+
+    def spoken(self, text: str) -> str:
+        """Make the text for the ear."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +146,17 @@ class Rules:
 class Live:
     """Facts of this process.
 
-    ``now`` gives epoch milliseconds. ``decisions`` are the gate, the grammar of spoken answers and the
-    executor. ``history`` bounds the history in a request. ``sent``: whether a call was handed to a socket.
-    ``draft``: the text of the reply that the model is writing, for the request ``request`` (turn id, rounds,
-    retries). ``running_calls``: server calls that run here. ``finished_speeches``: speech id -> when it was
-    acknowledged. ``visible_cards``: question id -> since when. ``told_outcomes``: questions whose outcome was
-    sent to the present connection. ``utterance_began`` and ``speaking_until`` follow the partial transcripts.
-    ``floor_at``: when the server may start a turn of its own, None while it may not. ``request_waits``: a
-    program's call waits. ``notices_after``: notices wait until then.
+    ``now`` gives epoch milliseconds. ``history`` bounds the history in a request. ``sent``: whether a call was
+    handed to a socket. ``draft``: the text of the reply that the model is writing, for the request ``request``
+    (turn id, rounds, retries). ``running_calls``: server calls that run here. ``finished_speeches``: speech
+    id -> when it was acknowledged. ``visible_cards``: question id -> since when. ``told_outcomes``: questions
+    whose outcome was sent to the present connection. ``utterance_began`` and ``speaking_until`` follow the
+    partial transcripts. ``floor_at``: when the server may start a turn of its own, None while it may not.
+    ``request_waits``: a program's call waits. ``notices_after``: notices wait until then.
     """
 
     now: Callable[[], int]
-    decisions: SessionTools
+    decisions: Decisions
     history: HistoryBudget = field(default_factory=lambda: HistoryBudget(60_000))
     sent: Callable[[str], bool] = lambda call_id: True
     draft: str = ""

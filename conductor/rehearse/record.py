@@ -181,8 +181,8 @@ class Recording:
             "model": profile.model,
             "locale": profile.locale,
             "time_zone": profile.time_zone,
-            "segments": profile.has("segments") or None,
-            "cards": None if profile.has("approval") else False,
+            "segments": "segments" in profile.capabilities or None,
+            "cards": None if "approval" in profile.capabilities else False,
             "tools": tools,
             "steps": [_document_of(step, names) for step in self.steps],
         }

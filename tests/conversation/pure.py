@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -14,7 +14,6 @@ from conductor.conversation.apply import advance
 from conductor.conversation.live import Edit, Finished, Live, Rules
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.state import Call, Conversation, Event, Profile, Question
-from conductor.conversation.tools import SessionTools
 from conductor.messages import AssistantMessage, ToolCall, ToolResult
 from conductor.settings import Limits
 from conductor.tools.base import ToolOutcome, ToolSpec, failed
@@ -26,7 +25,7 @@ CLAIM = "token.1:claim"
 
 
 class Gate:
-    """`SessionTools` of few words: "yes", "no" and "hm" are answers, and nothing is forbidden."""
+    """`Decisions` of few words: "yes", "no" and "hm" are answers, and nothing is forbidden."""
 
     forbids = False
     speaks = True
@@ -75,7 +74,7 @@ class Gate:
 
 
 def make_live(now: int = NOW, **fields: Any) -> Live:
-    live = Live(lambda: now, cast(SessionTools, Gate()))
+    live = Live(lambda: now, Gate())
     for name, value in fields.items():
         setattr(live, name, value)
     return live

@@ -9,14 +9,13 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import pytest
 
 from conductor.conversation.live import Live, Rules
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.state import Event
-from conductor.conversation.tools import SessionTools
 from conductor.conversation.transport import Frame
 from conductor.rate_limit import STILL_S
 from tests.conversation.helpers import jump, later, limits, now_ms, run, virtual_loop
@@ -91,7 +90,7 @@ class Bench:
     def __init__(self, **changed: Any) -> None:
         bounds = {"ui_timeout": UI_LIMIT, "speech_timeout": SPEECH_LIMIT, "speech_seconds_per_char": 0.0}
         self.expired: list[tuple[str, float]] = []
-        self.live = Live(now_ms, cast(SessionTools, Gate()))
+        self.live = Live(now_ms, Gate())
         rules = Rules(limits(**{**bounds, "stale_speech": 1e6, **changed}))
         self.outbox = Outbox("s-1", "a", self.live, rules, self._expire)
         self.outbound: dict[str, Event] = {}
