@@ -146,13 +146,14 @@ class Rules:
 class Live:
     """Facts of this process.
 
-    ``now`` gives epoch milliseconds. ``history`` bounds the history in a request. ``sent``: whether a call was
-    handed to a socket. ``draft``: the text of the reply that the model is writing, for the request ``request``
-    (turn id, rounds, retries). ``running_calls``: server calls that run here. ``finished_speeches``: speech
-    id -> when it was acknowledged. ``visible_cards``: question id -> since when. ``told_outcomes``: questions
-    whose outcome was sent to the present connection. ``utterance_began`` and ``speaking_until`` follow the
-    partial transcripts. ``floor_at``: when the server may start a turn of its own, None while it may not.
-    ``request_waits``: a program's call waits. ``notices_after``: notices wait until then.
+    ``now`` gives epoch milliseconds. ``history`` bounds the history in a request. ``sent``: whether a
+    call was handed to a socket. ``draft``: the text of the reply that the model is writing, for the
+    request ``request`` (turn id, rounds, retries). ``running_calls``: server calls that run here.
+    ``finished_speeches``: speech id -> when it was acknowledged. ``visible_cards``: question id -> since
+    when. ``told_outcomes``: questions whose outcome was sent to the present connection.
+    ``utterance_began`` and ``speaking_until`` follow the partial transcripts. ``floor_at``: when the
+    server may start a turn of its own, None while it may not. ``request_waits``: a program's call waits.
+    ``notices_after``: notices wait until then.
     """
 
     now: Callable[[], int]
