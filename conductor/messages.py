@@ -18,7 +18,7 @@ class UserMessage(msgspec.Struct, frozen=True, tag="user"):
     text: str
 
 
-class Note(msgspec.Struct, frozen=True, tag="note"):
+class Note(msgspec.Struct, frozen=True, tag="note", omit_defaults=True):
     """A message of the server to the model: a late result, or the end of an agent.
 
     ``untrusted``: part of it comes from third parties and may contain injected instructions.
@@ -42,7 +42,7 @@ class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
     repaired: bool = False
 
 
-class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
+class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant", omit_defaults=True):
     """One reply of the model: text, calls, or both.
 
     ``opaque`` holds blocks that the provider ``provider`` needs back unchanged (such as thinking), as JSON
@@ -55,7 +55,7 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
     provider: str | None = None
 
 
-class ToolResult(msgspec.Struct, frozen=True, tag="result"):
+class ToolResult(msgspec.Struct, frozen=True, tag="result", omit_defaults=True):
     """The result of one call. ``content`` is the text for the model, usually JSON.
 
     ``untrusted``: it comes from third parties and may contain injected instructions.

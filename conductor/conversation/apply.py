@@ -37,7 +37,7 @@ def walk(state: Conversation, commit: r.Commit) -> Iterator[tuple[r.Record, list
     for event_id in commit.acked:
         state.outbound.pop(event_id, None)
     state.revision += 1
-    state.claims[commit.claim] = state.revision
+    state.claims[commit.claim or state.claim] = state.revision
     _bound(state.claims, MAX_CLAIMS)
     return ((record, apply(state, record, commit.at)) for record in commit.records)
 

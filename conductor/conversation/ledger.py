@@ -175,7 +175,7 @@ class Ledger:
     async def _record(self, records: Sequence[Record]) -> None:
         session, outbox = self._session, self._session.outbox
         acked, outbox.acked = outbox.acked, []
-        commit = Commit(self.token, session.live.now(), tuple(records), tuple(acked))
+        commit = self._commit(session.live.now(), tuple(records), tuple(acked))
         if self.durable:
             outbox.withhold(closed_calls(records))
         assert self.doubtful is None
@@ -188,6 +188,9 @@ class Ledger:
         self.doubtful = None
         session.apply(commit)
 
+    def _commit(self, at: int, records: tuple[Record, ...] = (), acked: tuple[str, ...] = ()) -> Commit:
+        return Commit("" if self._session.state.claim == self.token else self.token, at, records, acked)
+
     async def _settle(self) -> bool:
         """Find out about the commit in doubt, and apply it if it is recorded; False if there is none.
 
@@ -196,7 +199,7 @@ class Ledger:
         commit = self.doubtful
         if commit is None:
             return False
-        filler = Commit(self.token, commit.at)
+        filler = self._commit(commit.at)
         try:
             await self._append(filler, "filler")
             commit = filler

@@ -337,13 +337,13 @@ def closed_calls(records: Sequence[Record]) -> Iterator[str]:
 class Commit(Value, frozen=True):
     """Records that happened together: one append to the store.
 
-    ``claim`` is its author and ``at`` its time in epoch milliseconds. ``acked`` are ids of events that the
-    client has handled since the last commit. A snapshot has the ``state`` before the commit, and replaces all
-    earlier commits.
+    ``claim`` is its author, empty for that of the commit before, and ``at`` its time in epoch milliseconds.
+    ``acked`` are ids of events that the client has handled since the last commit. A snapshot has the
+    ``state`` before the commit, and replaces all earlier commits.
     """
 
-    claim: str
-    at: int
+    claim: str = ""
+    at: int = 0
     records: tuple[Record, ...] = ()
     acked: tuple[str, ...] = ()
     state: Conversation | None = None

@@ -220,7 +220,8 @@ class SessionTools:
             spec.interactive,
             spec.untrusted,
             spec.on_interrupt,
-            arguments_digest(spec.name, ready.arguments),
+            # A free read is never asked about, and never has an unknown effect.
+            arguments_digest(spec.name, ready.arguments) if verdict or spec.effect != "read" else "",
             "free" if verdict is None else "needed",
             () if verdict is None else verdict.reasons,
             () if verdict is None else verdict.cautions,
