@@ -138,7 +138,7 @@ class Clients:
             services.serving(model or session.state.profile.model),
             services.local_only or None,
         )
-        services.session_metrics.started("resumed" if resumed else started.reason or "new")
+        session.observer.started("resumed" if resumed else started.reason or "new")
         await self.attach(
             transport,
             resumed=resumed,

@@ -10,14 +10,15 @@ import msgspec
 import structlog
 
 from conductor.conversation import records as r
-from conductor.conversation.session_metrics import Output, Step, TurnStats
+from conductor.conversation.session_metrics import Output, SessionStart, Step, TurnStats
 from conductor.conversation.state import Call, Question, Turn
 from conductor.errors import ConductorError
 from conductor.events.server import TurnEnded as TurnEndedEvent
 from conductor.events.server import TurnMetrics
 from conductor.models.base import Finished, ModelRequest
 from conductor.tools.audit import SessionAudit
-from conductor.tools.base import ToolOutcome
+from conductor.tools.base import ToolOutcome, ToolSpec
+from conductor.tools.permissions import Verdict
 
 if TYPE_CHECKING:
     from conductor.conversation.session import Session
@@ -28,9 +29,10 @@ log = structlog.get_logger(__name__)
 class Observer:
     """Watches one session; no other code calls metrics, audit or traces."""
 
-    def __init__(self, session: Session, audit: SessionAudit) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._audit = audit
+        key = session.key
+        self._audit = SessionAudit(session.services.audit, key.subject, key.session_id)
         self._stats = TurnStats()
         self._error: ConductorError | None = None
 
@@ -88,6 +90,14 @@ class Observer:
         """Count a request that has filled the prompt cache."""
         profile = finished.profile or self._session.provider.name
         self._session.services.model_metrics.warmed(profile, finished.usage, finished.cost)
+
+    def started(self, result: SessionStart) -> None:
+        """Note the answer to a ``session.start``."""
+        self._session.services.session_metrics.started(result)
+
+    def decided(self, spec: ToolSpec, arguments: Mapping[str, Any], verdict: Verdict) -> None:
+        """Note the gate's verdict about a call."""
+        self._audit.record_decision(spec, arguments, verdict)
 
     def step(
         self,

@@ -41,7 +41,6 @@ from conductor.events.envelope import Payload, new_call_id
 from conductor.events.server import ErrorEvent, set_state
 from conductor.messages import ToolResult
 from conductor.stores.base import Claim, SessionKey, SessionLog
-from conductor.tools.audit import SessionAudit
 from conductor.tools.base import ToolSpec
 from conductor.tools.declarations import Reading
 
@@ -89,15 +88,14 @@ class Session:
         # A key that discloses no identity.
         identity = f"{subject} {self.key.session_id}".encode("utf-8", "replace")
         self.cache_key = hashlib.sha256(identity).hexdigest()[:32]
-        audit = SessionAudit(services.audit, subject, self.key.session_id)
+        self.observer = Observer(self)
         fields = Fields(self)
         person = person_fields(services.subject_records, self.key, fields)
-        self.tools = SessionTools(services, self.key, self.state, fields, person, audit)
+        self.tools = SessionTools(services, self.key, self.state, fields, person, self.observer.decided)
         self.live = Live(now, self.tools, history=HistoryBudget(services.history_tokens))
         self.rules = services.conduct
         self.outbox = Outbox(self.key.session_id, nonce(claim.token), self.live, self.rules, self._expired)
         self.ledger = Ledger(self, store, claim)
-        self.observer = Observer(self, audit)
         self.clients = Clients(self)
         self._summarizer = HistorySummarizer(self) if services.summarize_history else None
         self._reminders = Reminders(self, person)

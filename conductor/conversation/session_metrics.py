@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
 
 Output: TypeAlias = Literal["token", "partial", "speech"]
+SessionStart: TypeAlias = Literal["new", "resumed", "not_kept"]
 BOUNDS_S = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 COMMIT_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 """Upper bounds of the histograms' buckets in seconds."""
@@ -89,7 +90,7 @@ class SessionMetrics:
             COMMIT_BOUNDS_S,
         )
 
-    def started(self, result: Literal["new", "resumed", "not_kept"]) -> None:
+    def started(self, result: SessionStart) -> None:
         """Count an answer to ``session.start``."""
         self._starts.labels(result).inc()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,6 @@ from conductor.rate_limit import TokenBucket
 from conductor.speech import for_the_ear
 from conductor.stores.base import SessionKey
 from conductor.tools.approvals import DEFINITION_CHANGED, SCOPES, Scope
-from conductor.tools.audit import SessionAudit
 from conductor.tools.base import (
     CallContext,
     Caution,
@@ -71,7 +70,10 @@ def with_grant(text: str, rule: Rule, subject: str) -> str:
 
 
 class SessionTools:
-    """The tools of one session as its client declared them, and every decision about their calls."""
+    """The tools of one session as its client declared them, and every decision about their calls.
+
+    ``decided`` is called with each verdict about a call of the model.
+    """
 
     def __init__(
         self,
@@ -80,14 +82,14 @@ class SessionTools:
         state: Conversation,
         fields: SessionFields,
         person: SessionFields,
-        audit: SessionAudit,
+        decided: Callable[[ToolSpec, Mapping[str, Any], Verdict], None],
     ) -> None:
         self._services = services
         self._key = key
         self._state = state
         self._fields = fields
         self._person = person
-        self._audit = audit
+        self._decided = decided
         self._records: SubjectRecords | None = services.subject_records
         self._rates: dict[str, TokenBucket] = {}
         self._declared: tuple[ToolSpec, ...] | None = None
@@ -240,7 +242,7 @@ class SessionTools:
     def _permit(self, live: Live, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
         verdict = self._verdict(live, spec, arguments)
         if verdict is not _DENIED_BEFORE:
-            self._audit.record_decision(spec, arguments, verdict)
+            self._decided(spec, arguments, verdict)
         return verdict
 
     def _verdict(self, live: Live, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
