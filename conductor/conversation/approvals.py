@@ -36,9 +36,13 @@ _GONE = "The question does not stand any more."
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """The same event is to be decided again at this time: it followed the prompt too soon to be sure."""
+    """The same words are to be decided again at a time, about the same question or not at all.
+
+    They followed its prompt so soon that they may be its echo.
+    """
 
     at: int
+    question_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,7 @@ def answer(state: Conversation, live: Live, rules: Rules, event_id: str, text: s
     if answer.kind != "allow" or not focus.presented_at:
         return present_again(state, live, rules, focus, event_id, text)
     if live.now() < focus.presented_at + rules.window_ms:  # it may be an echo of the prompt
-        return Later(focus.presented_at + rules.window_ms)
+        return Later(focus.presented_at + rules.window_ms, focus.id)
     return _allowed(state, live, focus, answer, event_id, text)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from conductor.conversation.transport import Transport
 from conductor.errors import Fenced, StoreError
 from conductor.events import client
 from conductor.events.codec import Inbound
-from conductor.events.server import ApprovalResolved, ErrorEvent, ToolsChanged
+from conductor.events.server import ApprovalResolved, ErrorEvent, ServerEvent, ToolsChanged
 from conductor.tools.declarations import read_declarations
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ async def _take(session: Session, inbound: Inbound, transport: Transport) -> Inb
         case client.SessionStart():
             raise AssertionError("the connection starts the session")
         case _:
-            await _take_extension(session, inbound)
+            await _take_extension(session, inbound, transport)
     return InboundResult.ORDINARY
 
 
@@ -112,19 +113,19 @@ async def record(session: Session, event_id: str, event: object) -> Response:
 
     response = await session.ledger.decide(decision)
     if isinstance(response, Later):
-        session.spawn(_record_later(session, response.at, event_id, event))
+        session.spawn(_record_later(session, response, event_id, event))
     return response
 
 
-async def _record_later(session: Session, at: int, event_id: str, event: object) -> None:
-    await asyncio.sleep(max(0, at - session.live.now()) / 1000)
+async def _record_later(session: Session, later: Later, event_id: str, event: object) -> None:
+    await asyncio.sleep(max(0, later.at - session.live.now()) / 1000)
+    focus = session.state.focus
+    if focus is None or focus.id != later.question_id or focus.card:
+        return  # the words were not about what stands now
     try:
-        response = await record(session, event_id, event)
+        await record(session, event_id, event)
     except StoreError as error:
         session.report_store_failure(error)
-        return
-    if isinstance(response, Refuse):
-        await session.reopen_microphone()
 
 
 def _repeat_prompt_after(session: Session, at: int) -> None:
@@ -215,11 +216,11 @@ def _refuse(session: Session, refusal: Refuse, event_id: str) -> None:
 # -- extensions
 
 
-async def _take_extension(session: Session, inbound: Inbound) -> None:
+async def _take_extension(session: Session, inbound: Inbound, transport: Transport) -> None:
     capabilities, outbox = session.state.profile.capabilities, session.outbox
     match event := inbound.event:
         case client.ApprovalResponse() if "approval" in capabilities:
-            await _take_decisions(session, event)
+            await _take_decisions(session, event, transport)
         case client.ApprovalShown() if "approval" in capabilities:
             question = session.state.questions.get(event.approval_id)
             if question is not None and question.card and outbox.was_sent(event.approval_id):
@@ -239,7 +240,7 @@ async def _take_extension(session: Session, inbound: Inbound) -> None:
             session.clients.diagnose([of_ignored(inbound)])
 
 
-async def _take_decisions(session: Session, event: client.ApprovalResponse) -> None:
+async def _take_decisions(session: Session, event: client.ApprovalResponse, transport: Transport) -> None:
     decided: set[str] = set()
     for decision in event.all():
         question_id, refusal = decision.approval_id, ""
@@ -247,24 +248,27 @@ async def _take_decisions(session: Session, event: client.ApprovalResponse) -> N
             refusal = _TWICE
         elif decision.decision == "edit" and session.take_rate():
             refusal = _TOO_OFTEN  # an edit is validated again, so it costs as much as a turn
-        if refusal:
-            session.flash(ApprovalResolved(question_id, "refused", refusal))
-        else:
-            await _take_decision(session, decision)
+        answers: Sequence[ServerEvent] = (
+            [ApprovalResolved(question_id, "refused", refusal)] if refusal else []
+        )
+        if not refusal:
+            answers = await _take_decision(session, decision)
             await asyncio.sleep(0)  # validating an edit takes up to 30 ms: let other sessions run
         decided.add(question_id)
+        if session.outbox.transport is transport:  # a later connection did not ask
+            for resolved in answers:
+                session.flash(resolved)
+                session.live.told_outcomes.add(question_id)
 
 
-async def _take_decision(session: Session, decision: client.Decision) -> None:
+async def _take_decision(session: Session, decision: client.Decision) -> Sequence[ServerEvent]:
     question = session.state.questions.get(decision.approval_id)
     is_lasting = decision.decision == "allow" and decision.scope == "always"
     if question is not None and is_lasting and "always" in question.scopes:
         if decision.arguments_digest == question.digest:
             await session.tools.grant_always(question)
     response = await session.ledger.decide(lambda: tapped(session.state, session.live, decision))
-    for event in response.events if isinstance(response, Reply) else ():
-        session.flash(event)
-        session.live.told_outcomes.add(decision.approval_id)
+    return response.events if isinstance(response, Reply) else ()
 
 
 async def _declare(

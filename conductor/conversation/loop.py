@@ -41,7 +41,8 @@ from conductor.conversation.steps import (
 )
 from conductor.events.envelope import IdGenerator
 from conductor.messages import AssistantMessage
-from conductor.tools.base import PersonQuestion, ToolOutcome
+from conductor.tools.approvals import DEFINITION_CHANGED
+from conductor.tools.base import PersonQuestion, ToolOutcome, failed
 from conductor.tools.executor import interrupted_outcome
 from conductor.tools.validation import Valid, validate
 
@@ -292,12 +293,10 @@ class Loop:
             asked = {question.call_id for question in questions}
             gone = [call for call in calls if call.id not in asked and call.is_open]
             records: list[Record] = [
-                lost(
+                finish(
                     call,
                     session.live,
-                    session.rules,
-                    interrupted_outcome(call.effect, sent=False, reason="connection_lost"),
-                    starts_turn=False,
+                    failed("permission_denied", DEFINITION_CHANGED, reason="definition_changed"),
                 )
                 for call in gone
             ]

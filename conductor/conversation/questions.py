@@ -27,13 +27,13 @@ new_batch_id = IdGenerator("batch")
 async def word_questions(
     tools: SessionTools, calls: Sequence[Call], expires_at: int, *, with_preview: bool
 ) -> list[Question]:
-    """Word the questions about calls of a reply; a call whose tool is gone has none."""
+    """Word the questions about calls of a reply; a call whose tool is gone or has changed has none."""
     batch_id = new_batch_id()
     questions = []
     for call in calls:
         await asyncio.sleep(0)  # 64 KiB of arguments take 30 ms in each step
         ready = tools.ready(call)
-        if ready is None:
+        if ready is None or ready.spec.fingerprint != call.fingerprint:
             continue
         shown = dict(tools.executor.redacted(ready.arguments))
         await asyncio.sleep(0)
@@ -51,7 +51,7 @@ async def word_questions(
             call.reasons,
             tools.scopes(ready, call.cautions),
             call.cautions,
-            ready.spec.fingerprint,
+            call.fingerprint,
             ready.spec.source,
             await tools.executor.preview(ready) if with_preview else "",
         )

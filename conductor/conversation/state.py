@@ -44,11 +44,11 @@ class Profile(Value, frozen=True):
 class Call(Part):
     """A tool call of the running turn.
 
-    ``arguments`` is JSON as the call runs; ``digest`` binds a decision to tool and arguments. A call with the
-    consent "needed" starts only after a recorded yes. One that is "held", with the ``fingerprint`` of its
-    tool, starts after the decisions on the earlier writes of its reply. From ``started_at`` on it may be on
-    the wire, or may have run in the process with ``claim``. ``reasons`` and ``cautions`` are those of the
-    gate. ``result`` is the only result.
+    ``arguments`` is JSON as the call runs; ``digest`` binds a decision to tool and arguments. A call with
+    the consent "needed" starts only after a recorded yes. One that is "held" starts after the decisions
+    on the earlier writes of its reply. Both have the ``fingerprint`` of their tool, which must not change
+    meanwhile. From ``started_at`` on a call may be on the wire, or may have run in the process with
+    ``claim``. ``reasons`` and ``cautions`` are those of the gate. ``result`` is the only result.
     """
 
     id: str

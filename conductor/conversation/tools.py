@@ -228,6 +228,7 @@ class SessionTools:
             () if verdict is None else verdict.reasons,
             () if verdict is None else verdict.cautions,
             ready.notes,
+            fingerprint="" if verdict is None else spec.fingerprint,
         )
 
     def _refused(self, call: ToolCall, outcome: ToolOutcome) -> Call:
@@ -294,9 +295,9 @@ class SessionTools:
         )
 
     async def grant_always(self, question: Question) -> None:
-        """Record a lasting grant for a question. Raises `StoreError`."""
+        """Record a lasting grant for a question, unless its call may not run by now. Raises `StoreError`."""
         spec = self.spec_of(question)
-        if self._records is None or spec is None:
+        if self._records is None or spec is None or self.refusal(question, "") is not None:
             return
         rule = grant(spec, msgspec.json.decode(question.arguments), scope="always")
         subject = self._key.subject
