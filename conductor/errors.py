@@ -104,10 +104,6 @@ class StoreUnavailable(StoreError):
     code: ErrorCode = "store_unavailable"
 
 
-class StoreLocked(StoreUnavailable):
-    """Another process holds the lock of the store's file."""
-
-
 class Fenced(StoreError):
     """Another claim owns the session; this one must send nothing more.
 

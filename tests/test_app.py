@@ -288,9 +288,9 @@ async def test_an_unusable_store_is_reported_before_the_port_opens(tmp_path: Pat
     for values, sentence in (
         (
             {"session_store_url": "redis://:hunter2@127.0.0.1:1"},
-            "^SESSION_STORE_URL names redis://127.0.0.1:1/0",
+            "^SESSION_STORE_URL names redis://127.0.0.1:1, which cannot",
         ),
-        ({"data_dir": tmp_path}, "^SESSION_STORE_URL: Another process keeps the session store locked"),
+        ({"data_dir": tmp_path}, "cannot be used: database is locked"),
     ):
         with sqlite3.connect(file) as database:
             database.execute("BEGIN EXCLUSIVE")

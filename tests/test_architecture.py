@@ -53,7 +53,6 @@ LAZY = {
     "server.mcp_endpoint",
     "server.mcp_http",
     "stores.redis",
-    "stores.redis_servers",
     "tools.mcp.oauth",
     "tools.mcp.websocket",
     "tools.web_client",

@@ -215,7 +215,7 @@ def test_sessions_in_memory_are_not_for_several_processes() -> None:
         ({"MODEL_PROVIDER": "parrot"}, "MODEL_PROVIDER 'parrot' is unknown"),
         ({"HOST": "203.0.113.7"}, "HOST: 203.0.113.7 is not an address of this machine"),
         ({"HOST": "x" * 70}, "is not a known name"),
-        ({"DATA_DIR": "/proc/none"}, "/proc/none/conductor.db cannot be made in /proc: "),
+        ({"DATA_DIR": "/proc/none"}, "/proc/none/conductor.db cannot be made: "),
     ],
 )
 def test_a_mistake_is_reported_once_not_by_each_worker(

@@ -33,7 +33,6 @@ from conductor.settings import STORE_FILE, Settings, read_settings, referenced_n
 from conductor.stores.base import SessionKey, SessionLog
 from conductor.stores.registry import check_shared, describe_store, make_store
 from conductor.stores.sqlite import SqliteStore
-from conductor.stores.sqlite_file import existing_folder, why_not_made
 
 log = structlog.get_logger(__name__)
 
@@ -274,10 +273,11 @@ async def _sqlite_text(path: Path) -> str:
     if _exists(path):
         return f"{path}; a write took {await _try_file(path)}."
     try:
-        with tempfile.TemporaryDirectory(prefix=".conductor-", dir=existing_folder(path)) as trial:
+        with tempfile.TemporaryDirectory(prefix=".conductor-", dir=_folder(path)) as trial:
             duration = await _try_file(Path(trial) / STORE_FILE)
     except OSError as error:
-        raise SettingsError(why_not_made(path, error)) from None
+        reason = (error.strerror or str(error)).lower()
+        raise SettingsError(f"The session store's file {path} cannot be made: {reason}.") from None
     return f"{path}, not created yet; a write in its folder took {duration}."
 
 
@@ -285,10 +285,15 @@ def _file_warnings(path: Path, min_free: int) -> Iterator[Item]:
     if _exists(path) and stat.S_IMODE(path.stat().st_mode) & 0o077:
         text = f"other users may read {path}: run chmod 600."
         yield warn("sessions", text)
-    free = shutil.disk_usage(existing_folder(path)).free
+    free = shutil.disk_usage(_folder(path)).free
     if free < min_free:
         text = f"only {free // 1_000_000} MB are free for {path}; a full disk stores no sessions."
         yield warn("sessions", text)
+
+
+def _folder(path: Path) -> Path:
+    # The deepest folder above the file that exists.
+    return next((folder for folder in path.absolute().parents if os.path.exists(folder)), Path("/"))
 
 
 def _exists(path: Path) -> bool:

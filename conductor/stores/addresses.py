@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, cast
+from typing import Literal, NamedTuple, TypeAlias, cast
 from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
 from conductor.errors import SettingsError
@@ -22,39 +22,30 @@ _WRONG_URL = (
 )
 
 
+class Login(NamedTuple):
+    """A name and a password."""
+
+    username: str | None = None
+    password: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """The servers and the credentials; its text has no passwords.
+    """The servers and the credentials; ``text`` is the address without them.
 
     ``hosts`` are a server, Sentinels, or some nodes of a cluster; ``service`` is the Sentinels' name of the
     primary, ``path`` a Unix socket.
     """
 
-    scheme: str
+    text: str
     kind: Kind
     tls: bool = False
     hosts: tuple[tuple[str, int], ...] = ()
     database: int = 0
     service: str = ""
     path: str = ""
-    user: str = field(default="", repr=False)
-    password: str = field(default="", repr=False)
-    sentinel_user: str = field(default="", repr=False)
-    sentinel_password: str = field(default="", repr=False)
-
-    def __str__(self) -> str:
-        """Give the address without its passwords."""
-        if self.path:
-            return f"unix://{self.path}" + (f"?db={self.database}" if self.database else "")
-        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
-        service = f"/{self.service}" if self.service else ""
-        database = f"/{self.database}" if self.kind != "cluster" else ""
-        return f"{self.scheme}://{hosts}{service}{database}"
-
-    @property
-    def secrets(self) -> list[str]:
-        """The passwords."""
-        return [password for password in (self.password, self.sentinel_password) if password]
+    login: Login = field(default=Login(), repr=False)
+    sentinel_login: Login = field(default=Login(), repr=False)
 
     @classmethod
     def parse(cls, url: str) -> RedisAddress:
@@ -72,16 +63,14 @@ class RedisAddress:
             raise ValueError("wrong scheme, or a fragment")
         kind = cast(Kind, scheme[2] or "server")
         sign_in, _, netloc = parts.netloc.rpartition("@")
-        user, _, password = (unquote(part) for part in sign_in.partition(":"))
+        user, _, password = sign_in.partition(":")
         query = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
-        sentinel_user, sentinel_password = "", ""
-        path, service, database = "", "", "0"
+        path, service, database, sentinel_login = "", "", "0", Login()
         if parts.scheme == "unix":
             path, database = unquote(parts.path), query.pop("db", "0")
         elif kind == "sentinel":
             service, _, database = parts.path.strip("/").partition("/")
-            sentinel_user = query.pop("sentinel_user", "")
-            sentinel_password = query.pop("sentinel_password", "")
+            sentinel_login = _login(query.pop("sentinel_user", ""), query.pop("sentinel_password", ""))
         else:
             database = parts.path.strip("/")
         port = 26379 if kind == "sentinel" else 6379
@@ -91,25 +80,18 @@ class RedisAddress:
             or (path and netloc)
             or (kind == "server" and len(hosts) > 1)
             or (kind == "sentinel" and not service)
-            or (user and not password)
-            or (sentinel_user and not sentinel_password)
         )
         number = int(database or 0)
         if is_wrong or number < 0 or (kind == "cluster" and number):
             raise ValueError("wrong parts, or a wrong database")
-        return cls(
-            parts.scheme,
-            kind,
-            bool(scheme[1]),
-            hosts,
-            number,
-            unquote(service),
-            path,
-            user,
-            password,
-            sentinel_user,
-            sentinel_password,
-        )
+        login, service = _login(unquote(user), unquote(password)), unquote(service)
+        return cls(describe(url), kind, bool(scheme[1]), hosts, number, service, path, login, sentinel_login)
+
+
+def _login(user: str, password: str) -> Login:
+    if user and not password:
+        raise ValueError("a user without a password")
+    return Login(user or None, password or None)
 
 
 def _host(text: str, port: int) -> tuple[str, int]:
@@ -120,15 +102,16 @@ def _host(text: str, port: int) -> tuple[str, int]:
     return parts.hostname, parts.port or port
 
 
-def describe_postgres(url: str) -> str:
-    """Name a PostgreSQL address without user, password and parameters."""
+def describe(url: str) -> str:
+    """Name the valid address of a server without user, password and parameters."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def postgres_passwords(url: str) -> list[str]:
-    """List the passwords of a PostgreSQL address."""
+def passwords(url: str) -> list[str]:
+    """List the passwords of a valid address."""
     parts = urlsplit(url)
     before_host = unquote(parts.netloc.rpartition("@")[0].partition(":")[2])
-    passwords = (before_host, *parse_qs(parts.query).get("password", ()))
-    return [password for password in passwords if password]
+    query = parse_qs(parts.query)
+    candidates = (before_host, *query.get("password", ()), *query.get("sentinel_password", ()))
+    return [password for password in candidates if password]

@@ -7,7 +7,7 @@ import os
 import platform
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 from uuid import uuid4
 
 import structlog
@@ -17,10 +17,14 @@ from conductor.rate_limit import ANONYMOUS
 
 log = structlog.get_logger(__name__)
 
+_T = TypeVar("_T")
+
 # Sessions that a store keeps of one subject by default.
 MAX_SESSIONS = 2_000
 # First character of the ids of the server's own records, which never expire. No client can use it.
 NEVER_EXPIRES = "$"
+# Seconds between two tries.
+_PAUSE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +187,31 @@ def settle(claim: Claim, commit_id: str, meta: Meta | None) -> None:
 def new_token() -> str:
     """Make a claim's token. A failover could issue a counter's number twice."""
     return f"{platform.node() or 'node'}-{os.getpid()}:{uuid4().hex}"
+
+
+async def retry(
+    send: Callable[[], Awaitable[_T]],
+    seconds: float,
+    failures: tuple[type[Exception], ...],
+    explain: Callable[[Exception], str],
+) -> _T:
+    """Repeat a command until it has an answer: a reply may be lost. Raises `StoreUnavailable` in the end."""
+    reason = "it did not answer in time"
+    task = asyncio.current_task()
+    assert task is not None
+    cancellations = task.cancelling()
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    return await send()
+                except failures as error:
+                    reason = explain(error)
+                if task.cancelling() > cancellations:
+                    raise asyncio.CancelledError  # which redis-py may swallow, ours and the timeout's
+                await asyncio.sleep(_PAUSE_S)
+    except TimeoutError:
+        raise StoreUnavailable(f"The session store cannot be used: {reason}.") from None
 
 
 async def sweep_regularly(sweep: Callable[[], Awaitable[int]], seconds: float) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 
 from conductor.errors import StoreUnavailable
-from conductor.stores.base import Claim, SessionKey, SessionLog, Stored
+from conductor.stores.base import Claim, SessionKey, SessionLog
 
 log = structlog.get_logger(__name__)
 
@@ -20,7 +21,7 @@ PROBE_S = 0.5
 
 
 class HealthCheckedStore:
-    """Delegates to another store; ``available`` is False from a failure until a probe succeeds.
+    """A `SessionLog` that delegates to another; ``available`` is False from a failure until a probe succeeds.
 
     The probe is a write every ``probe_s`` seconds: a full disk can still be read. ``committed`` gets the
     seconds of each commit.
@@ -38,12 +39,8 @@ class HealthCheckedStore:
         self._committed = committed
         self._probing: asyncio.Task[None] | None = None
 
-    @property
-    def durable(self) -> bool:
-        return self.inner.durable
-
-    async def open(self) -> None:
-        await self.inner.open()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
     async def claim(self, key: SessionKey) -> Claim:
         try:
@@ -60,23 +57,6 @@ class HealthCheckedStore:
         except StoreUnavailable as error:
             self._fail(error)
             raise
-
-    async def release(self, claim: Claim) -> None:
-        await self.inner.release(claim)
-
-    async def keys(
-        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
-    ) -> list[SessionKey]:
-        return await self.inner.keys(subject, session_id, after, limit)
-
-    async def read(self, key: SessionKey) -> Stored | None:
-        return await self.inner.read(key)
-
-    async def delete(self, subject: str, session_id: str | None = None) -> int:
-        return await self.inner.delete(subject, session_id)
-
-    async def warnings(self) -> list[str]:
-        return await self.inner.warnings()
 
     async def aclose(self) -> None:
         if self._probing is not None:

@@ -8,7 +8,6 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from conductor.errors import Fenced
-from conductor.settings import Settings
 from conductor.stores.base import MAX_SESSIONS, Claim, Meta, SessionKey, Stored, settle, too_many
 
 
@@ -101,8 +100,3 @@ class MemoryStore:
     def __len__(self) -> int:
         """Count the sessions."""
         return len(self._sessions)
-
-
-def from_settings(settings: Settings) -> MemoryStore:
-    """Make the store."""
-    return MemoryStore(max_sessions=settings.max_kept_sessions_per_subject)

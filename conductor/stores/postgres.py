@@ -10,13 +10,13 @@ import asyncio
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import structlog
 
 from conductor.errors import SettingsError, StoreUnavailable
-from conductor.settings import Settings
-from conductor.stores.addresses import describe_postgres
+from conductor.stores.addresses import describe
 from conductor.stores.base import (
     MAX_SESSIONS,
     Claim,
@@ -24,6 +24,7 @@ from conductor.stores.base import (
     SessionKey,
     Stored,
     new_token,
+    retry,
     settle,
     sweep_regularly,
     too_many,
@@ -40,11 +41,8 @@ log = structlog.get_logger(__name__)
 
 # Connections of a process; each has one statement at a time.
 _CONNECTIONS = 8
-# Seconds between two tries, and between two sweeps.
-_PAUSE_S = 0.05
 _SWEEP_S = 60.0
-# Classes of temporary errors: connection, resources, deadlock, a server that starts, stops or is a standby.
-_PASSING = ("08", "53", "40", "57", "25")
+_FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
 
 _TABLES = """
 SELECT pg_advisory_xact_lock(1131376228);  -- servers that start at the same time
@@ -177,14 +175,14 @@ class PostgresStore:
             )
             if await pool.fetchval("SELECT to_regclass('conductor_record')") is None:
                 await pool.execute(_TABLES)
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, ValueError) as error:
-            address = describe_postgres(self.url)
+        except (*_FAILURES, ValueError) as error:
+            address = describe(self.url)
             raise SettingsError(
                 f"SESSION_STORE_URL names {address}, which cannot be used: {_reason(error)}."
             ) from None
         self._pool = pool
         for warning in await self.warnings():
-            log.warning("sessions may be lost", store=describe_postgres(self.url), reason=warning)
+            log.warning("sessions may be lost", store=describe(self.url), reason=warning)
         self._sweeping = asyncio.create_task(sweep_regularly(self.sweep, _SWEEP_S))
 
     async def warnings(self) -> list[str]:
@@ -241,20 +239,7 @@ class PostgresStore:
     # -- connections
 
     async def _fetch(self, sql: str, *values: object) -> list[Any]:
-        # Repeated until there is an answer: it may be lost with its connection.
-        reason = "it did not answer in time"
-        try:
-            async with asyncio.timeout(self._retry_for):
-                while True:
-                    try:
-                        return await self._try(sql, values)
-                    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-                        reason = _reason(error)
-                        if not _passes(error):
-                            raise StoreUnavailable(f"The session store refuses: {reason}.") from None
-                    await asyncio.sleep(_PAUSE_S)
-        except TimeoutError:
-            raise StoreUnavailable(f"The session store cannot be reached: {reason}.") from None
+        return await retry(partial(self._try, sql, values), self._retry_for, _FAILURES, _reason)
 
     async def _try(self, sql: str, values: Sequence[object]) -> list[Any]:
         if self._pool is None:
@@ -280,32 +265,13 @@ def _stored(row: Any) -> Stored:
     return Stored(Meta(*meta), dict(zip(revisions or (), records or (), strict=True)))
 
 
-def _passes(error: Exception) -> bool:
-    if isinstance(error, asyncpg.PostgresError):
-        return str(error.sqlstate or "08").startswith(_PASSING)
-    return not isinstance(error, asyncpg.DataError)
-
-
 def _reason(error: Exception) -> str:
     # The server's message is not quoted: it may name the user.
     match error:
         case asyncpg.PostgresError():
             return f"the server says {error.sqlstate} ({type(error).__name__.removesuffix('Error')})"
-        case TimeoutError():
-            return "it did not answer in time"
         case ConnectionRefusedError():
             return "nothing listens there"
         case OSError():
-            return error.strerror or "it cannot be reached"
-        case asyncpg.InterfaceError() | ValueError():
-            return "the address or a value is not valid"
-    return "it cannot be reached"
-
-
-def from_settings(settings: Settings) -> PostgresStore:
-    """Make the store at SESSION_STORE_URL."""
-    return PostgresStore(
-        settings.store_url,
-        session_ttl=settings.session_ttl_s,
-        max_sessions=settings.max_kept_sessions_per_subject,
-    )
+            return error.strerror or "it did not answer in time"
+    return "the address or a value is not valid"

@@ -5,28 +5,11 @@ A session is one hash: the fields of `Meta`, and its commits under their revisio
 
 from __future__ import annotations
 
-from hashlib import sha1
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
 from urllib.parse import quote, unquote
 
 from conductor.errors import StoreUnavailable
 from conductor.stores.base import Meta, SessionKey, Stored
-
-STRANGE = "The session store gave an answer that this version cannot read."
-
-
-class Script(NamedTuple):
-    """A script and its digest, which the server knows after the first run."""
-
-    text: str
-    digest: str
-
-
-def _script(body: str) -> Script:
-    text = _COMMON + body
-    # Redis names scripts by SHA-1; nothing depends on its strength.
-    return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
-
 
 _COMMON = """
 local key = KEYS[1]
@@ -36,15 +19,20 @@ local function touch(ttl)  -- 0: it does not expire
 end
 """
 
-CLAIM = _script("""
+CLAIM = (
+    _COMMON
+    + """
 -- ARGV: token, milliseconds to live. A repeated claim has the same token and counts once.
 if redis.call('HGET', key, 'token') ~= ARGV[1] then redis.call('HINCRBY', key, 'epoch', 1) end
 redis.call('HSET', key, 'token', ARGV[1])
 touch(ARGV[2])
 return redis.call('HGETALL', key)
-""")
+"""
+)
 
-COMMIT = _script("""
+COMMIT = (
+    _COMMON
+    + """
 -- ARGV: token, milliseconds to live, revision, commit id, commit, 1 for a snapshot.
 -- Returns 1 if the commit was appended, else the fields of the session.
 local found = redis.call('HMGET', key, 'token', 'epoch', 'revision', 'commit')
@@ -61,16 +49,22 @@ revision = revision + 1
 redis.call('HSET', key, 'revision', revision, 'commit', ARGV[4], revision, ARGV[5])
 touch(ARGV[2])
 return 1
-""")
+"""
+)
 
-RELEASE = _script("""
+RELEASE = (
+    _COMMON
+    + """
 -- ARGV: token.
 if redis.call('HGET', key, 'token') ~= ARGV[1] then return 0 end
 redis.call('HSET', key, 'token', '')
 return 1
-""")
+"""
+)
 
-DELETE = _script("""
+DELETE = (
+    _COMMON
+    + """
 -- ARGV: milliseconds to live. A token that no claim has stays: it fences the owner, which would otherwise
 -- repair the loss as after a failover.
 local was = redis.call('HEXISTS', key, 'epoch')
@@ -78,7 +72,8 @@ redis.call('DEL', key)
 redis.call('HSET', key, 'token', '')
 redis.call('PEXPIRE', key, ARGV[1])
 return was
-""")
+"""
+)
 
 # A sorted set: a counter would not notice that a session expires.
 COUNT = """
@@ -112,43 +107,34 @@ def session_pattern(prefix: str, subject: str | None = None, session_id: str | N
     return f"{prefix}:{{{subject_glob}/{session_glob}}}"
 
 
-def session_of(name: str) -> SessionKey | None:
-    """Parse a key's name; None for another kind of key."""
-    subject, slash, session_id = name.partition("{")[2].partition("}")[0].partition("/")
+def session_of(name: bytes) -> tuple[str, str] | None:
+    """Parse a key's name to subject and session id; None for another kind of key."""
+    subject, slash, session_id = name.decode().partition("{")[2].partition("}")[0].partition("/")
     if not slash:
         return None
-    return SessionKey(*(unquote(part, errors="surrogatepass") for part in (subject, session_id)))
+    return unquote(subject, errors="surrogatepass"), unquote(session_id, errors="surrogatepass")
 
 
 def _escaped(name: str) -> str:
     return quote(name, safe="", errors="surrogatepass")
 
 
-def read_session(reply: Any) -> Stored | None:
-    """Read the reply of HGETALL; None for no session or a deleted one. Raises `StoreUnavailable`."""
-    flat = iter(reply)
-    fields = dict(zip(flat, flat, strict=True))
+def read_session(fields: Mapping[bytes, bytes]) -> Stored | None:
+    """Read a session's hash; None for no session or a deleted one. Raises `StoreUnavailable`."""
     if b"epoch" not in fields:
         return None
-    meta = read_meta([fields.get(name) for name in (b"token", b"epoch", b"revision", b"commit", b"updated")])
+    meta = read_meta(fields.get(name) for name in (b"token", b"epoch", b"revision", b"commit", b"updated"))
     assert meta is not None
     return Stored(meta, {int(name): data for name, data in fields.items() if name.isdigit()})
 
 
-def read_meta(reply: Any) -> Meta | None:
+def read_meta(values: Iterable[bytes | None]) -> Meta | None:
     """Read token, epoch, revision and commit id; None for no session. Raises `StoreUnavailable`."""
-    match reply:
-        case [None, *_]:
-            return None
-        case [bytes() as token, epoch, revision, commit_id, *updated]:
-            try:
-                numbers = [int(text(number) or 0) for number in (epoch, revision, *updated)]
-            except ValueError as error:
-                raise StoreUnavailable(STRANGE) from error
-            return Meta(text(token), numbers[0], numbers[1], text(commit_id), *map(float, numbers[2:]))
-    raise StoreUnavailable(STRANGE)
-
-
-def text(value: bytes | None) -> str:
-    """Decode a name or a value; nothing is empty."""
-    return (value or b"").decode("utf-8", "replace")
+    token, epoch, revision, commit_id, updated, *_ = (*values, None)
+    if token is None:
+        return None
+    try:
+        numbers = int(epoch or 0), int(revision or 0)
+        return Meta(token.decode(), *numbers, (commit_id or b"").decode(), float(updated or 0))
+    except ValueError as error:
+        raise StoreUnavailable("The session store gave an answer that this version cannot read.") from error

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from importlib import import_module
 from typing import cast
 
-import structlog
-
-from conductor.errors import SettingsError, StoreLocked, StoreUnavailable
+from conductor.errors import SettingsError, StoreUnavailable
 from conductor.settings import Settings
-from conductor.stores.addresses import RedisAddress, describe_postgres, postgres_passwords
+from conductor.stores.addresses import RedisAddress, describe, passwords
 from conductor.stores.base import SessionLog
 
-# Seconds that a start waits for the lock of the store's file.
-OPEN_S = 30.0
-_PAUSE_S = 0.05
-
-log = structlog.get_logger(__name__)
-
 STORES = {
-    "memory": "conductor.stores.memory:from_settings",
-    "sqlite": "conductor.stores.sqlite:from_settings",
-    "redis": "conductor.stores.redis:from_settings",
-    "postgres": "conductor.stores.postgres:from_settings",
+    "memory": "conductor.stores.memory:MemoryStore",
+    "sqlite": "conductor.stores.sqlite:SqliteStore",
+    "redis": "conductor.stores.redis:RedisStore",
+    "postgres": "conductor.stores.postgres:PostgresStore",
 }
-"""Kind of store -> module and function that makes it from the settings."""
+"""Kind of store -> module and class."""
 
 
 def check_shared(settings: Settings) -> None:
@@ -41,23 +31,24 @@ def check_shared(settings: Settings) -> None:
 def make_store(settings: Settings) -> SessionLog:
     """Make the store that the settings choose; it is not open yet. Raises `SettingsError`."""
     module, _, name = STORES[settings.store_kind].partition(":")
-    return cast(SessionLog, getattr(import_module(module), name)(settings))
+    options: dict[str, object] = {"max_sessions": settings.max_kept_sessions_per_subject}
+    if settings.store_kind != "memory":
+        options["session_ttl"] = settings.session_ttl_s
+    if settings.store_kind == "sqlite":
+        options["path"] = settings.store_path
+    if settings.store_kind in ("redis", "postgres"):
+        options["url"] = settings.store_url
+    if settings.store_kind == "redis":
+        options["replicas"] = settings.session_store_replicas
+    return cast(SessionLog, getattr(import_module(module), name)(**options))
 
 
-async def open_store(store: SessionLog, seconds: float = OPEN_S) -> None:
-    """Open the store; wait up to ``seconds`` while another process locks it. Raises `SettingsError`."""
-    deadline = time.monotonic() + seconds
-    is_waiting = False
-    while True:
-        try:
-            return await store.open()
-        except StoreUnavailable as error:
-            if not isinstance(error, StoreLocked) or time.monotonic() >= deadline:
-                raise SettingsError(f"SESSION_STORE_URL: {error}") from None
-            if not is_waiting:
-                log.warning("session store locked by another process; waiting", seconds=seconds)
-            is_waiting = True
-        await asyncio.sleep(_PAUSE_S)
+async def open_store(store: SessionLog) -> None:
+    """Open the store. Raises `SettingsError`."""
+    try:
+        await store.open()
+    except StoreUnavailable as error:
+        raise SettingsError(f"SESSION_STORE_URL: {error}") from None
 
 
 def check_kept(settings: Settings) -> None:
@@ -75,13 +66,15 @@ def describe_store(settings: Settings) -> str:
         return "in memory: they end with the server"
     if settings.store_kind == "sqlite":
         return str(settings.store_path)
-    if settings.store_kind == "postgres":
-        return describe_postgres(settings.store_url)
-    return str(RedisAddress.parse(settings.store_url))
+    return describe(_server_url(settings))
 
 
 def store_secrets(settings: Settings) -> list[str]:
     """List the passwords in the store's address. Raises `SettingsError` for an invalid URL."""
-    if settings.store_kind == "postgres":
-        return postgres_passwords(settings.store_url)
-    return RedisAddress.parse(settings.store_url).secrets if settings.store_kind == "redis" else []
+    return passwords(_server_url(settings)) if settings.store_kind in ("redis", "postgres") else []
+
+
+def _server_url(settings: Settings) -> str:
+    if settings.store_kind == "redis":
+        RedisAddress.parse(settings.store_url)  # only a valid address can be named without its password
+    return settings.store_url

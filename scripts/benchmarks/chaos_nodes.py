@@ -23,7 +23,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from hashlib import sha1
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -47,7 +46,6 @@ SERVER = (
     "conductor.models.http",
     "conductor.stores.postgres",
     "conductor.stores.redis",
-    "conductor.stores.redis_servers",
     "conductor.stores.sqlite",
     "uvloop",
 )
@@ -196,16 +194,13 @@ def _renamed(frame: Frame, old: bytes) -> Frame:
 
 def no_fence() -> None:
     """Accept the commits of an owner whose session was taken over."""
-    _patch(sqlite, "_ADVANCE", _without(sqlite._ADVANCE, "token=?4 AND revision=?5", "?4=?4 AND ?5=?5"))
-    # At the session's revision instead of the claim's.
-    _patch(sqlite, "_APPEND", "INSERT INTO record SELECT id, revision, ?3 FROM session WHERE id=?1 AND ?2=?2")
+    owned = "token=?3 AND token<>'' AND revision=?5"
+    _patch(sqlite, "_ADVANCE", _without(sqlite._ADVANCE, owned, "?3<>'' AND ?5>=0"))
     owned = "token=$3 AND token<>'' AND revision=$5"
     _patch(postgres, "_APPEND", _without(postgres._APPEND, owned, "$3::text<>'' AND $5::bigint>=0"))
-    script = redis_scripts.COMMIT.text
-    script = _without(script, "found[1] == ARGV[1] and ARGV[1] ~= ''", "true")
+    script = _without(redis_scripts.COMMIT, "found[1] == ARGV[1] and ARGV[1] ~= ''", "true")
     script = _without(script, "revision ~= ARGV[3] or", "")
-    digest = sha1(script.encode(), usedforsecurity=False).hexdigest()
-    _patch(redis_scripts, "COMMIT", redis_scripts.Script(script, digest))
+    _patch(redis_scripts, "COMMIT", script)
 
 
 def _without(text: str, check: str, instead: str) -> str:

@@ -85,13 +85,13 @@ async def test_a_file_in_place_of_the_folder_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for folder in ("file", "file/below"):
         (line,) = await run_checks(data_dir=tmp_path / folder)
-        assert line.startswith("fail  sessions: ") and line.endswith("/file: not a directory.")
+        assert line.startswith("fail  sessions: ") and line.endswith(": not a directory.")
 
 
 async def test_an_unwritable_folder_fails() -> None:
     (line,) = await run_checks(data_dir="/proc/none")  # root cannot create a folder there either
     assert line.startswith(
-        "fail  sessions: The session store's file /proc/none/conductor.db cannot be made in /proc: "
+        "fail  sessions: The session store's file /proc/none/conductor.db cannot be made: "
     )
 
 
@@ -99,7 +99,7 @@ async def test_a_file_of_another_format_fails_and_stays_unchanged(tmp_path: Path
     file = tmp_path / "conductor.db"
     file.write_text("hello " * 1000)
     (line,) = await run_checks(data_dir=tmp_path)
-    assert line == f"fail  sessions: The session store's file {file} is damaged, or no SQLite database."
+    assert line == f"fail  sessions: The session store's file {file} cannot be used: file is not a database."
     assert file.read_text() == "hello " * 1000
 
 
@@ -130,14 +130,14 @@ async def test_a_redis_server_without_persistence_is_a_warning(server: RedisServ
 async def test_missing_replicas_fail(server: RedisServer) -> None:
     url = f"redis://:{PASSWORD}@127.0.0.1:{server.port}/0"
     (line,) = await run_checks(session_store_url=url, session_store_replicas=1)
-    assert line == "fail  sessions: The session store cannot be reached: fewer than 1 replicas have it."
+    assert line == "fail  sessions: The session store cannot be used: fewer than 1 replicas have it."
 
 
 async def test_a_failed_connection_does_not_print_the_password(server: RedisServer) -> None:
     (line,) = await run_checks(session_store_url=f"redis://:{PASSWORD}@127.0.0.1:1")
-    assert line.startswith("fail  sessions: SESSION_STORE_URL names redis://127.0.0.1:1/0, which cannot")
+    assert line.startswith("fail  sessions: SESSION_STORE_URL names redis://127.0.0.1:1, which cannot")
     (line,) = await run_checks(session_store_url=f"redis://:x{PASSWORD}@127.0.0.1:{server.port}")
-    assert line.startswith(f"fail  sessions: SESSION_STORE_URL names redis://127.0.0.1:{server.port}/0, ")
+    assert line.startswith(f"fail  sessions: SESSION_STORE_URL names redis://127.0.0.1:{server.port}, ")
     (line,) = await run_checks(session_store_url=f"redis://:{PASSWORD}@h:port")
     assert line.startswith("fail  sessions: SESSION_STORE_URL is no Redis address")
 
@@ -150,7 +150,7 @@ async def test_a_silent_server_fails_in_time() -> None:
     async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as silent:
         port = silent.sockets[0].getsockname()[1]
         (line,) = await run_checks(session_store_url=f"redis://127.0.0.1:{port}", seconds=0.1)
-    assert line == f"fail  sessions: redis://127.0.0.1:{port}/0 did not store a session within 0.1 s."
+    assert line == f"fail  sessions: redis://127.0.0.1:{port} did not store a session within 0.1 s."
 
 
 async def test_the_check_does_not_affect_other_sessions(server: RedisServer) -> None:

@@ -218,7 +218,7 @@ async def test_words_that_were_recorded_are_answered_once_the_store_is_back(
 
 
 async def test_a_deleted_file_is_created_again_and_the_next_turn_works(path: Path) -> None:
-    store = SqliteStore(path, busy_timeout=BUSY_S, look_every=0.0)
+    store = SqliteStore(path, busy_timeout=BUSY_S)
     async with serving(store) as served, served.phone() as phone:
         await phone.ask("one")
         await calm(served)

@@ -440,7 +440,7 @@ async def test_a_restored_older_file_gets_the_lost_commits(file_shelf: Shelf, ho
     path = file_shelf.path
     assert path is not None
     older = path.with_name("older.db")
-    async with node(SqliteStore(path, look_every=0.0), echo) as served, served.phone() as phone:
+    async with node(SqliteStore(path), echo) as served, served.phone() as phone:
         await phone.ask("one")
         await calm(served)
         copied(path, older)

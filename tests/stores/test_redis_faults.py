@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager
@@ -11,11 +10,9 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from redis.asyncio import Connection
 
 from conductor.errors import Conflict, Fenced, Rollback, StoreUnavailable
 from conductor.stores.base import Claim, SessionKey
-from conductor.stores.redis_servers import ConnectionLost, Lane, Limits
 from tests.stores.conftest import StoreMaker
 from tests.stores.engines import FIRST, KEY, commits, filled
 from tests.stores.redis_server import WAIT, RedisServer
@@ -69,7 +66,6 @@ class Proxy:
         self.swallows = 0
         self.swallowed = asyncio.Event()
         self.connections = 0
-        self.requests = 0
         self.server_port = port
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -106,7 +102,6 @@ class Proxy:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, replies: bool
     ) -> None:
         while data := await reader.read(65_536):
-            self.requests += not replies
             if replies and self.swallows:
                 self.swallows -= 1
                 self.swallowed.set()
@@ -162,20 +157,6 @@ async def test_a_recorded_commit_is_fenced_when_it_is_retried_after_a_takeover(
     await successor.append(new_claim, "commit-2", message(2))
 
 
-async def test_commits_of_one_pass_of_the_loop_leave_in_one_write(
-    server: RedisServer, make_store: StoreMaker
-) -> None:
-    proxy = Proxy(server.port)
-    async with proxy.running() as url:
-        store = make_store(url)
-        claims = [await store.claim(SessionKey("subject", f"s-{number}")) for number in range(10)]
-        await store.append(claims[0], "commit-1", message(1))  # and now the server knows the script
-        before = proxy.requests
-        await asyncio.gather(*(store.append(claim, "commit-2", message(2)) for claim in claims))
-        assert proxy.requests == before + 1
-        await store.aclose()
-
-
 # -- restarts
 
 
@@ -213,11 +194,10 @@ async def test_a_server_that_stays_away_is_unavailable_and_then_is_used_again(
     claim = await filled(store)
     server.kill()
     for number in range(2):
-        with pytest.raises(StoreUnavailable, match="cannot be reached: nothing listens there"):
+        with pytest.raises(StoreUnavailable, match="cannot be used: .*Connect call failed"):
             await bounded(store.append(claim, f"commit-{number}", message(number)))
     with pytest.raises(StoreUnavailable):
         await asyncio.wait_for(store.claim(KEY), WAIT)
-    await store.release(claim)  # needs no server
     server.start()
     claim = await store.claim(KEY)
     assert list(claim.commits) == [FIRST]
@@ -374,17 +354,6 @@ async def test_after_a_failover_the_new_primary_is_found_under_the_old_name(
     assert await commits(make_store(replica.url)) == [FIRST, message(1)]
 
 
-async def test_a_foreign_key_of_the_same_name_is_not_changed(
-    server: RedisServer, make_store: StoreMaker
-) -> None:
-    store = make_store()
-    claim = await filled(store)
-    server.ask("SET", "conductor:{subject/s-1}", "a string")
-    with pytest.raises(StoreUnavailable, match="WRONGTYPE|ERR"):
-        await store.append(claim, "commit-1", message(1))
-    assert server.ask("GET", "conductor:{subject/s-1}") == "a string"
-
-
 # -- replicas
 
 
@@ -400,7 +369,7 @@ async def test_a_commit_that_no_replica_takes_is_unavailable(
     replica: RedisServer, make_store: StoreMaker
 ) -> None:
     await asyncio.wait_for(make_store(replicas=1, retry_for=LONG).claim(KEY), LONG)
-    store = make_store(replicas=1, wait_ms=50, retry_for=SHORT)
+    store = make_store(replicas=1, wait_ms=50, retry_for=1.0)
     claim = await filled(store)
     replica.freeze()
     with pytest.raises(StoreUnavailable, match="fewer than 1 replicas"):
@@ -438,26 +407,3 @@ async def test_a_server_without_its_replica_is_resolved_again(
             await bounded(store.append(claim, "commit-1", message(1)))
         finally:
             third.kill()
-
-
-class Closed(Connection):  # type: ignore[misc]  # of a library that has no types
-    """A connection that was reset, under uvloop."""
-
-    is_connected = True
-
-    async def send_packed_command(self, *_: object) -> None:
-        raise RuntimeError("unable to perform operation on <TCPTransport>; the handler is closed")
-
-    async def disconnect(self, *_: object, **__: object) -> None:
-        """Do nothing: it is closed."""
-
-
-async def test_a_connection_that_was_reset_under_uvloop_is_lost_without_a_traceback() -> None:
-    unhandled: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
-    lane = Lane(Closed(), Limits(WAIT))
-    with pytest.raises(ConnectionLost, match="the connection was closed"):
-        await lane.ask("PING")
-    await lane.aclose()
-    gc.collect()
-    assert unhandled == []

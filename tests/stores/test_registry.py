@@ -27,9 +27,9 @@ def settings(url: str | None, **values: object) -> Settings:
         ("memory://", MemoryStore, "in memory: they end with the server"),
         ("sqlite:///data/a b.db", SqliteStore, "data/a b.db"),
         ("sqlite:////srv/a.db", SqliteStore, "/srv/a.db"),
-        ("redis://h", RedisStore, "redis://h:6379/0"),
+        ("redis://h", RedisStore, "redis://h"),
         (f"rediss://me:{PASSWORD}@h:1/2", RedisStore, "rediss://h:1/2"),
-        (f"valkey://:{PASSWORD}@[::1]/", RedisStore, "valkey://[::1]:6379/0"),
+        (f"valkey://:{PASSWORD}@[::1]/", RedisStore, "valkey://[::1]/"),
         (f"postgres://me:{PASSWORD}@h/talks", PostgresStore, "postgres://h/talks"),
     ],
 )
