@@ -197,7 +197,7 @@ def test_words_may_be_refused(
 
 def test_a_yes_right_after_the_prompt_is_decided_later() -> None:
     state = told(r.PromptHeard("q1"), at=NOW - 100, state=asked(question()))
-    assert receive(state, make_live(), RULES, "event-1", words("yes"), "t") == Later(NOW + 50)
+    assert receive(state, make_live(), RULES, "event-1", words("yes"), "t") == Later(NOW + 50, "q1")
 
 
 # -- what is kept of an interrupted turn
