@@ -354,11 +354,10 @@ class Outbox(Entries):
         for entry in list(self._entries.values()):
             if not entry.replayed or entry.event.kind not in UI_CALLS or id(entry) in backlog:
                 continue
-            # A speech that was passed over need not have been heard: a prompt is not presented by it.
-            if entry.event.kind != "speak" or (entry is self._speaking and not self._queues_speeches):
+            if entry.event.kind != "speak":
                 self._remove(entry)
-                if entry.event.kind == "speak":
-                    self._live.finished_speeches.setdefault(entry.event.call_id, 0)
+            elif entry is self._speaking and not self._queues_speeches:
+                self._lose(entry)
 
     def _finish(self, entry: Entry) -> None:
         if self._opens_speech(entry):
