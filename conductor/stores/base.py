@@ -25,6 +25,8 @@ MAX_SESSIONS = 2_000
 NEVER_EXPIRES = "$"
 # Seconds between two tries.
 _PAUSE_S = 0.05
+# Seconds by which a time limit ends late in a process that was suspended.
+_LATE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,8 @@ async def retry(
 ) -> _T:
     """Repeat a command until it has an answer: a reply may be lost. Raises `StoreUnavailable` in the end."""
     reason = "it did not answer in time"
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
     task = asyncio.current_task()
     assert task is not None
     cancellations = task.cancelling()
@@ -211,6 +215,8 @@ async def retry(
                     raise asyncio.CancelledError  # which redis-py may swallow, ours and the timeout's
                 await asyncio.sleep(_PAUSE_S)
     except TimeoutError:
+        if loop.time() - end > _LATE_S:  # this process was suspended, and has not read what came since
+            return await retry(send, seconds, failures, explain)
         raise StoreUnavailable(f"The session store cannot be used: {reason}.") from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -30,3 +31,18 @@ async def test_retries_end_with_their_task() -> None:
     retrying.cancel()
     await asyncio.wait([retrying], timeout=WAIT)
     assert retrying.cancelled()
+
+
+async def test_a_suspended_process_reads_the_answer() -> None:
+    answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    started = asyncio.Event()
+
+    async def send() -> str:
+        started.set()
+        return await asyncio.shield(answer)
+
+    retrying = asyncio.create_task(retry(send, 0.01, (OSError,), str))
+    await started.wait()
+    time.sleep(0.3)  # noqa: ASYNC251 -- the whole process stands still
+    asyncio.get_running_loop().call_later(0.001, answer.set_result, "stored")
+    assert await asyncio.wait_for(retrying, WAIT) == "stored"
