@@ -160,9 +160,9 @@ def _serve(options: argparse.Namespace) -> int:
             worker.ready()
 
     def stopping(turns: int) -> None:
-        what = f"{turns} running turn{'' if turns == 1 else 's'}" if turns else "clients"
+        work = f"{turns} running turn{'' if turns == 1 else 's'}" if turns else "clients"
         if worker is None:
-            _say(_STOPPING.format(what))
+            _say(_STOPPING.format(work))
 
     check_exposure(settings, insecure=options.insecure_no_auth)
     _run(serve(settings, ready, worker, stopping))

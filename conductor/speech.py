@@ -158,10 +158,10 @@ def _cost(piece: str) -> int:
 
 
 def _words(tokens: Sequence[Token]) -> str:
-    return "".join(_spoken(token) for token in tokens)
+    return "".join(_token_text(token) for token in tokens)
 
 
-def _spoken(token: Token) -> str:
+def _token_text(token: Token) -> str:
     match token.type:
         case "text":
             return _FOOTNOTE.sub(

@@ -223,7 +223,7 @@ class Pipe:
             if frame.withdrawn:
                 continue
             assert not self.parked, "a parked connection is silent"
-            frame.written = True
+            frame.is_written = True
             self.receive(frame.data)
             number = None if number is None else number - 1
 

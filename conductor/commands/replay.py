@@ -21,7 +21,8 @@ _PLAIN = frozenset(
 )
 # Fields with words of people or of the model; only ``--text`` prints them.
 _WORDS = frozenset(
-    "text spoken content arguments value apology notes instructions prompt message preview summary".split()
+    "text speech_text content arguments value apology notes instructions prompt message preview"
+    " summary".split()
 )
 # Parts whose own fields are printed.
 _PARTS = frozenset("message result calls questions notice results profile late unknown summary".split())
@@ -42,7 +43,7 @@ def rows(moments: Iterable[Moment], *, text: bool) -> Iterator[tuple[str, str, s
         else:
             fields = f"messages={len(moment.state.log)}"
         yield moment.time, str(moment.number), moment.name, fields
-        for event in moment.shown:
+        for event in moment.events:
             yield "", "", f"  {event.type}", _event_fields(event, text)
 
 

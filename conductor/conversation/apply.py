@@ -19,7 +19,7 @@ from conductor.messages import AssistantMessage, Message, Note, UserMessage
 from conductor.tools.approvals import Outcome
 from conductor.tools.base import truncate
 
-MAX_CLAIMS, MAX_CLAIM_TIMES, MAX_SEEN, MAX_DECIDED = 8, 12, 512, 8
+MAX_CLAIMS, MAX_CLAIM_TIMES, MAX_HANDLED, MAX_DECIDED = 8, 12, 512, 8
 MAX_LATE, MAX_NOTICES, MAX_OUTBOUND = 64, 16, 256
 # Bytes of all notices of a turn together.
 MAX_NOTICES_BYTES = 16_384
@@ -29,7 +29,7 @@ _LASTING = ("call", "approval")
 
 def advance(state: Conversation, commit: r.Commit) -> list[Event]:
     """Apply a commit; returns the client's events, in order."""
-    return [event for _, shown in walk(state, commit) for event in shown]
+    return [event for _, record_events in walk(state, commit) for event in record_events]
 
 
 def walk(state: Conversation, commit: r.Commit) -> Iterator[tuple[r.Record, list[Event]]]:
@@ -48,12 +48,12 @@ def apply(state: Conversation, record: r.Record, at: int) -> list[Event]:
     _remember(state, getattr(record, "event_id", ""))
     _change(state, record, at)
     _run_clock(state, at)
-    shown = events(state, record, at)
-    for event in shown:
+    record_events = events(state, record, at)
+    for event in record_events:
         if event.kind != "flash":
             state.outbound[event.id] = event
     _evict(state)
-    return shown
+    return record_events
 
 
 def _change(state: Conversation, record: r.Record, at: int) -> None:  # noqa: C901 -- a branch a record
@@ -98,7 +98,7 @@ def _change_turn(state: Conversation, turn: Turn, record: r.Record, at: int) -> 
             _speak_segment(state, turn, record)
         case r.BridgeSpoken():
             turn.bridged = True
-            _speak(state, Speech(speech_id(state), turn.id, record.spoken, "", reply_id(state)))
+            _speak(state, Speech(speech_id(state), turn.id, record.speech_text, "", reply_id(state)))
         case r.ReplyBroken():
             _break(state, turn, record)
         case r.ReplyLogged():
@@ -160,7 +160,7 @@ def _set_field(state: Conversation, record: r.FieldSet) -> None:
 
 
 def _add_notice(state: Conversation, notice: Notice) -> None:
-    if notice.late or all(notice.text != other.text for other in state.notices):
+    if notice.late or all(notice.text != waiting.text for waiting in state.notices):
         state.notices = [*state.notices, notice][-MAX_NOTICES:]
 
 
@@ -188,10 +188,10 @@ def _take_notices(state: Conversation, record: r.TurnStarted, at: int) -> list[M
     if record.cause not in ("transcript", "news"):
         return []
     all_of_them = record.cause == "news"
-    taken = [notice for notice in state.notices if all_of_them or notice.late or notice.expires_at <= at]
-    state.notices = [notice for notice in state.notices if notice not in taken]
-    notes: list[Message] = [Note(notice.text, notice.untrusted) for notice in taken if notice.late]
-    if texts := [notice.text for notice in taken if not notice.late]:
+    news = [notice for notice in state.notices if all_of_them or notice.late or notice.expires_at <= at]
+    state.notices = [notice for notice in state.notices if notice not in news]
+    notes: list[Message] = [Note(notice.text, notice.untrusted) for notice in news if notice.late]
+    if texts := [notice.text for notice in news if not notice.late]:
         notes.append(Note(truncate("\n\n".join(texts), MAX_NOTICES_BYTES)))
     return notes
 
@@ -204,14 +204,14 @@ def _trim(state: Conversation, before: int) -> None:
 def _speak_segment(state: Conversation, turn: Turn, record: r.SegmentSpoken) -> None:
     if not turn.reply_id:
         turn.reply_id, turn.segments = segments_id(turn, state.log_end), 0
-    preceding = turn.spoken.strip()
-    turn.spoken += record.text
-    if record.spoken:
+    preceding = turn.reply_text.strip()
+    turn.reply_text += record.text
+    if record.speech_text:
         speech = Speech(
             speech_id(state),
             turn.id,
-            record.spoken,
-            turn.spoken.strip(),
+            record.speech_text,
+            turn.reply_text.strip(),
             turn.reply_id,
             preceding,
             segment=turn.segments,
@@ -226,8 +226,8 @@ def _break(state: Conversation, turn: Turn, record: r.ReplyBroken) -> None:
     if record.text:
         state.log += [AssistantMessage(record.text), Note(CONTINUE)]
         _place_segments(state, turn, state.log_end - 2)
-    turn.retries += not record.lost
-    turn.spoken, turn.reply_id, turn.segments = "", "", 0
+    turn.retries += not record.by_takeover
+    turn.reply_text, turn.reply_id, turn.segments = "", "", 0
 
 
 def _reply(state: Conversation, turn: Turn, record: r.ReplyLogged, at: int) -> None:
@@ -237,21 +237,21 @@ def _reply(state: Conversation, turn: Turn, record: r.ReplyLogged, at: int) -> N
     _place_segments(state, turn, position)
     if not turn.reply_id:
         turn.segments = 0
-    if record.spoken:
+    if record.speech_text:
         speech = Speech(
             speech_id(state),
             turn.id,
-            record.spoken,
+            record.speech_text,
             message.text,
             turn.reply_id or segments_id(turn, position),
-            turn.spoken.strip() if turn.segments else "",
+            turn.reply_text.strip() if turn.segments else "",
             position,
             turn.segments,
             actions=tuple(turn.actions),
         )
         _speak(state, speech)
         turn.segments += 1
-    turn.spoken, turn.reply_id, turn.attempts, turn.retries = "", "", 1, 0
+    turn.reply_text, turn.reply_id, turn.attempts, turn.retries = "", "", 1, 0
     turn.calls = [replace(call) for call in record.calls]
     turn.calls_made += len(record.calls)
     turn.rounds += record.paused
@@ -311,13 +311,13 @@ def _end(state: Conversation, record: r.TurnEnded, at: int) -> None:
     state.log.append(AssistantMessage(text))
     position = state.log_end - 1
     _place_segments(state, turn, position)
-    if record.spoken:
-        preceding = record.text if turn.spoken else ""
+    if record.speech_text:
+        preceding = record.text if turn.reply_text else ""
         actions = tuple(turn.actions)
         speech = Speech(
             speech_id(state),
             turn.id,
-            record.spoken,
+            record.speech_text,
             text,
             reply_id(state),
             preceding,
@@ -346,8 +346,8 @@ def _run_clock(state: Conversation, at: int) -> None:
 
 def _ask(state: Conversation, record: r.QuestionsAsked, at: int) -> None:
     for question in record.questions:
-        asked = state.questions[question.id] = replace(question)
-        asked.asked_at = asked.asked_at or at
+        question = state.questions[question.id] = replace(question)
+        question.asked_at = question.asked_at or at
         call = state.open_call(question.call_id)
         if call is not None and question.form is None:
             call.consent = "asked"
@@ -393,7 +393,7 @@ def _close(state: Conversation, question: Question, outcome: Outcome, at: int) -
 
 def _speak(state: Conversation, speech: Speech) -> None:
     pending = {event.call_id for event in state.outbound.values() if event.kind == "speak"}
-    state.speeches = {key: other for key, other in state.speeches.items() if key in pending}
+    state.speeches = {key: former for key, former in state.speeches.items() if key in pending}
     state.speeches[speech.id] = speech
 
 
@@ -429,8 +429,8 @@ def _forget(state: Conversation, call_id: str) -> None:
 
 def _remember(state: Conversation, event_id: str) -> None:
     if event_id:
-        state.seen[event_id] = None
-        _bound(state.seen, MAX_SEEN)
+        state.handled_ids[event_id] = None
+        _bound(state.handled_ids, MAX_HANDLED)
 
 
 def _evict(state: Conversation) -> None:

@@ -71,10 +71,10 @@ Response: TypeAlias = list[Record] | Reply | Later | Refuse
 def ask(state: Conversation, questions: Sequence[Question]) -> list[Record]:
     """Ask about the calls of a reply: by cards at once, or the first one by voice."""
     card = "approval" in state.profile.capabilities
-    asked = QuestionsAsked(tuple(replace(question, card=card) for question in questions))
+    record = QuestionsAsked(tuple(replace(question, card=card) for question in questions))
     if card:
-        return [asked]
-    return [asked, PromptSpoken(questions[0].id, questions[0].prompt)]
+        return [record]
+    return [record, PromptSpoken(questions[0].id, questions[0].prompt)]
 
 
 def to_client(
@@ -342,20 +342,20 @@ def _following(
     """Make the decisions that follow from one about ``question``, and the prompt of the next question."""
     records: list[Record] = []
     closed = {question.id}
-    for other in state.questions.values():
-        if other.id in closed or other.form is not None:
+    for sibling in state.questions.values():
+        if sibling.id in closed or sibling.form is not None:
             continue
-        if outcome == "denied" and other.digest == question.digest:
+        if outcome == "denied" and sibling.digest == question.digest:
             records += [
-                QuestionDecided(other.id, other.call_id, "denied"),
-                *_result(state, live, other, denied(None)),
+                QuestionDecided(sibling.id, sibling.call_id, "denied"),
+                *_result(state, live, sibling, denied(None)),
             ]
-            closed.add(other.id)
-        elif lasts and live.decisions.allows(other, grants):
+            closed.add(sibling.id)
+        elif lasts and live.decisions.allows(sibling, grants):
             allowed_too = ("The user allowed this call.",)
-            records.append(QuestionDecided(other.id, other.call_id, "allowed", notes=allowed_too))
-            closed.add(other.id)
-    following = next((other for other in state.questions.values() if other.id not in closed), None)
+            records.append(QuestionDecided(sibling.id, sibling.call_id, "allowed", notes=allowed_too))
+            closed.add(sibling.id)
+    following = next((sibling for sibling in state.questions.values() if sibling.id not in closed), None)
     if following is not None and not following.card and following.presentations == 0:
         records.append(PromptSpoken(following.id, following.prompt))
     return records

@@ -58,7 +58,7 @@ class Clients:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._taken: list[str] = []
+        self._ack_ids: list[str] = []
         self._acking: asyncio.TimerHandle | None = None
         self._flushing: asyncio.TimerHandle | None = None
         self._diagnosed: set[str] = set()
@@ -76,13 +76,13 @@ class Clients:
             return None
         resend: list[str] = []
         drop: list[str] = []
-        for done in resume.done:
-            if not self._awaits(done.call_id):
-                drop.append(done.call_id)
-            elif done.result is None and done.error is None:
-                resend.append(done.call_id)
+        for report in resume.done:
+            if not self._awaits(report.call_id):
+                drop.append(report.call_id)
+            elif report.result is None and report.error is None:
+                resend.append(report.call_id)
             else:
-                result = client.ToolResultEvent(done.call_id, done.result, done.error)
+                result = client.ToolResultEvent(report.call_id, report.result, report.error)
                 await record_result(session, result)
         drop += [call_id for call_id in resume.pending if not self._awaits(call_id)]
         # UI calls are acknowledged by `handled`; the bound holds against any number of invented ids.
@@ -227,7 +227,7 @@ class Clients:
             same_process=same_process,
             new=is_new,
             replayed_speeches=speeches,
-            held=waits,
+            replay_waits=waits,
             has_card=[card for card in cards if outbox.is_outstanding(card) or same_process],
             unconfirmed=is_new and outbox.unconfirmed and not transport.resumes,
             shown_state="speaking" if waits else outbox.last_state,
@@ -257,16 +257,16 @@ class Clients:
 
     def acknowledge(self, event_id: str) -> None:
         """Tell a client with ``resume`` that an event is recorded."""
-        self._taken.append(event_id)
+        self._ack_ids.append(event_id)
         if self._acking is None:
             self._send_acks()
 
     def _send_acks(self) -> None:
         self._acking = None
-        taken, self._taken = self._taken, []
+        ack_ids, self._ack_ids = self._ack_ids, []
         transport = self._session.outbox.transport
-        if taken and transport is not None and transport.resumes:
-            self._session.flash(EventAck(taken))
+        if ack_ids and transport is not None and transport.resumes:
+            self._session.flash(EventAck(ack_ids))
             self._acking = asyncio.get_running_loop().call_later(_BURST_S, self._send_acks)
 
     def flush_soon(self) -> None:

@@ -21,14 +21,14 @@ UI_CALLS = ("state", "message", "speak")
 class Entry:
     """An unacknowledged event.
 
-    ``sent``: to any connection. ``replayed``: sent before the present connection. A speech and the state sent
+    ``is_sent``: to any connection. ``replayed``: sent before the present connection. A speech and the state
     just before it (``speaking``) refer to each other: they are replayed together.
     """
 
     event: Event
     limit_ms: int
     frame: Frame
-    sent: bool = False
+    is_sent: bool = False
     replayed: bool = False
     state: Entry | None = None
     speech: Entry | None = None
@@ -70,7 +70,7 @@ class Entries:
     @property
     def unconfirmed(self) -> bool:
         """Whether the client may have handled UI calls that are about to be replayed."""
-        return any(entry.sent and entry.event.kind in UI_CALLS for entry in self._entries.values())
+        return any(entry.is_sent and entry.event.kind in UI_CALLS for entry in self._entries.values())
 
     @property
     def last_state(self) -> ConversationState:
@@ -80,7 +80,7 @@ class Entries:
     def was_sent(self, call_id: str) -> bool:
         """Tell whether a call was ever written to a socket: one that is not outstanding was."""
         entry = self._by_call.get(call_id)
-        return entry is None or entry.frame.written
+        return entry is None or entry.frame.is_written
 
     def is_ui_call(self, call_id: str) -> bool:
         """Tell whether it is an unanswered UI call."""
@@ -94,7 +94,7 @@ class Entries:
     def has_had(self, event_id: str) -> bool:
         """Tell whether an event was written or acknowledged."""
         entry = self._entries.get(event_id)
-        return entry.frame.written if entry is not None else event_id in self.acked
+        return entry.frame.is_written if entry is not None else event_id in self.acked
 
     def _before(self, entry: Entry) -> Iterator[Entry]:
         return takewhile(lambda earlier: earlier is not entry, list(self._entries.values()))
@@ -123,8 +123,8 @@ def shown_state(event: Event) -> ConversationState:
 
 def place_of(event_id: str) -> tuple[str, tuple[int, ...]]:
     """Read the claim and the place among its events from an event's id."""
-    claim, _, place = event_id.rpartition("_")
+    claim, _, numbers = event_id.rpartition("_")
     try:
-        return claim, tuple(int(number, 16) for number in place.split("."))
+        return claim, tuple(int(number, 16) for number in numbers.split("."))
     except ValueError:
         return "", ()

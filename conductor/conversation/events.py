@@ -64,14 +64,14 @@ def nonce(claim: str) -> str:
     return claim.replace(".", ":").rpartition(":")[2][:16]
 
 
-def place(state: Conversation, slot: int = 0) -> str:
+def slot_id(state: Conversation, slot: int = 0) -> str:
     """Name a slot of the record that is being applied."""
     return f"{nonce(state.claim)}_{state.record_count << _SLOT_BITS | slot:x}"
 
 
 def ui_call_id(state: Conversation, slot: str) -> str:
     """Make the call id of a UI call of this record."""
-    return f"call_{place(state, _SLOTS[slot])}"
+    return f"call_{slot_id(state, _SLOTS[slot])}"
 
 
 def speech_id(state: Conversation) -> str:
@@ -86,7 +86,7 @@ def segments_id(turn: Turn, position: int) -> str:
 
 def reply_id(state: Conversation) -> str:
     """Name a speech of this record that is no reply of the model."""
-    return f"speech_{place(state)}"
+    return f"speech_{slot_id(state)}"
 
 
 def probe_call_id(state: Conversation, claim: str, number: int) -> str:
@@ -97,22 +97,22 @@ def probe_call_id(state: Conversation, claim: str, number: int) -> str:
 
 def events(state: Conversation, record: r.Record, at: int) -> list[Event]:
     """Make the events of a record, in the order of the wire; ``state`` is the one after it."""
-    return [_event(state, slot, kind, event, at) for slot, kind, event in _shown(state, record)]
+    return [_event(state, slot, kind, payload, at) for slot, kind, payload in _payloads(state, record)]
 
 
-Shown = tuple[int, Kind, ServerEvent]
+SlotPayload = tuple[int, Kind, ServerEvent]
 
 
-def _event(state: Conversation, slot: int, kind: Kind, event: ServerEvent, at: int) -> Event:
-    made = Event(f"evt_{place(state, slot)}", kind, event.TYPE, encode_payload(event), at)
-    match event:
+def _event(state: Conversation, slot: int, kind: Kind, payload: ServerEvent, at: int) -> Event:
+    event = Event(f"evt_{slot_id(state, slot)}", kind, payload.TYPE, encode_payload(payload), at)
+    match payload:
         case ToolCallEvent():
-            made.call_id = event.call_id
+            event.call_id = payload.call_id
         case ApprovalRequest() | ApprovalResolved():
-            made.call_id = event.approval_id
-    if kind == "call" and (call := state.open_call(made.call_id)) is not None:
-        made.effect, made.limit_ms = call.effect, call.limit_ms
-    return made
+            event.call_id = payload.approval_id
+    if kind == "call" and (call := state.open_call(event.call_id)) is not None:
+        event.effect, event.limit_ms = call.effect, call.limit_ms
+    return event
 
 
 def encode_payload(event: Payload) -> bytes:
@@ -120,14 +120,14 @@ def encode_payload(event: Payload) -> bytes:
     return _payload(event)
 
 
-def _shown(state: Conversation, record: r.Record) -> Iterator[Shown]:  # noqa: C901 -- a branch a record
+def _payloads(state: Conversation, record: r.Record) -> Iterator[SlotPayload]:  # noqa: C901 -- a branch a record
     match record:
         case r.StateShown():
             yield _state(state, "state", record.state)
         case r.TurnStarted() if record.text:  # in a turn about notices it would stop the transcriber
             yield _state(state, "opening", "thinking")
             yield _message(state, "user", record.text)
-        case r.SegmentSpoken() if record.spoken:
+        case r.SegmentSpoken() if record.speech_text:
             yield from _speech(state)
         case r.BridgeSpoken():
             yield from _speech(state)
@@ -162,13 +162,13 @@ def _shown(state: Conversation, record: r.Record) -> Iterator[Shown]:  # noqa: C
             yield _SLOTS["late"], "flash", late
 
 
-def _reply(state: Conversation, record: r.ReplyLogged) -> Iterator[Shown]:
+def _reply(state: Conversation, record: r.ReplyLogged) -> Iterator[SlotPayload]:
     turn, text = state.turn, record.message.text
     assert turn is not None
     speech = next(reversed(state.speeches.values()), None) if turn.segments else None
     if text:
         yield from _final(state, text, speech.reply_id if speech is not None else "")
-    if record.spoken:
+    if record.speech_text:
         yield from _speech(state)
     if turn.segments and record.message.calls and turn.cause != "news":
         yield _state(state, "thinking", "thinking")
@@ -177,7 +177,7 @@ def _reply(state: Conversation, record: r.ReplyLogged) -> Iterator[Shown]:
             yield from _call(state, number, call)
 
 
-def _call(state: Conversation, number: int, call: Call) -> Iterator[Shown]:
+def _call(state: Conversation, number: int, call: Call) -> Iterator[SlotPayload]:
     if call.is_device:
         timeout_ms = call.limit_ms if "lease" in state.profile.capabilities else None
         event = ToolCallEvent(call.id, call.name, call.arguments, timeout_ms)
@@ -187,7 +187,7 @@ def _call(state: Conversation, number: int, call: Call) -> Iterator[Shown]:
         yield _SLOTS["activity"] + number, "flash", started
 
 
-def _finished(state: Conversation, record: r.CallFinished) -> Iterator[Shown]:
+def _finished(state: Conversation, record: r.CallFinished) -> Iterator[SlotPayload]:
     activity = record_activity(state, record)
     if activity is not None:
         yield _SLOTS["activity"], "flash", activity
@@ -217,7 +217,7 @@ _CancelReason: TypeAlias = Literal["barge_in", "timeout", "session_end"]
 _CANCEL_REASONS: dict[str, _CancelReason] = {"timed_out": "timeout", "session_end": "session_end"}
 
 
-def _end(state: Conversation, record: r.TurnEnded) -> Iterator[Shown]:
+def _end(state: Conversation, record: r.TurnEnded) -> Iterator[SlotPayload]:
     for number, call_id in enumerate(record.cancelled):
         yield from _cancel(state, number, call_id, _CANCEL_REASONS.get(record.reason, "barge_in"))
     if "approval" in state.profile.capabilities:
@@ -236,17 +236,17 @@ def _end(state: Conversation, record: r.TurnEnded) -> Iterator[Shown]:
             yield from _final(state, text, _message_id(state))
     elif record.apology:
         yield from _final(state, record.apology, _message_id(state))
-    if record.spoken:
+    if record.speech_text:
         yield from _speech(state)
     if not record.follows:
         yield _state(state, "idle", "idle")
 
 
-def _cards(state: Conversation, record: r.QuestionsAsked) -> Iterator[Shown]:
-    shown = [question for question in record.questions if question.card]
-    for number, question in enumerate(shown):
+def _cards(state: Conversation, record: r.QuestionsAsked) -> Iterator[SlotPayload]:
+    cards = [question for question in record.questions if question.card]
+    for number, question in enumerate(cards):
         yield _SLOTS["cards"] + number, "approval", _card(question)
-    if shown:
+    if cards:
         yield _state(state, "cards_idle", "idle")
 
 
@@ -256,7 +256,7 @@ def _card(question: Question) -> ApprovalRequest:
         question.batch_id,
         question.call_id,
         question.tool,
-        msgspec.json.decode(question.shown),
+        msgspec.json.decode(question.redacted_arguments),
         question.digest,
         question.risk,
         question.reasons,
@@ -267,7 +267,7 @@ def _card(question: Question) -> ApprovalRequest:
     )
 
 
-def _decision(state: Conversation, record: r.QuestionDecided) -> Iterator[Shown]:
+def _decision(state: Conversation, record: r.QuestionDecided) -> Iterator[SlotPayload]:
     if record.text:
         yield _message(state, "user", record.text)
     if "approval" in state.profile.capabilities:
@@ -281,12 +281,12 @@ def _decision(state: Conversation, record: r.QuestionDecided) -> Iterator[Shown]
         yield from _call(state, 0, call)
 
 
-def _final(state: Conversation, text: str, message_id: str) -> Iterator[Shown]:
+def _final(state: Conversation, text: str, message_id: str) -> Iterator[SlotPayload]:
     yield _SLOTS["final"], "final", SpeechFinal(text)
     yield _message(state, "assistant", text, message_id, slot="message")
 
 
-def _speech(state: Conversation) -> Iterator[Shown]:
+def _speech(state: Conversation) -> Iterator[SlotPayload]:
     speech = _own_speech(state)
     if speech is None:
         return
@@ -295,7 +295,7 @@ def _speech(state: Conversation) -> Iterator[Shown]:
     segment = None
     if "segments" in state.profile.capabilities:
         segment = Segment(speech.reply_id, speech.segment, speech.last)
-    yield _SLOTS["speak"], "speak", speak(speech.id, speech.spoken, segment)
+    yield _SLOTS["speak"], "speak", speak(speech.id, speech.speech_text, segment)
 
 
 def _own_speech(state: Conversation) -> Speech | None:
@@ -309,7 +309,7 @@ def _message_id(state: Conversation) -> str:
     return speech.reply_id if speech is not None else ""
 
 
-def _state(state: Conversation, slot: str, value: ConversationState) -> Shown:
+def _state(state: Conversation, slot: str, value: ConversationState) -> SlotPayload:
     return _SLOTS[slot], "state", set_state(ui_call_id(state, slot), value)
 
 
@@ -319,14 +319,14 @@ def _message(
     text: str,
     message_id: str = "",
     slot: str = "",
-) -> Shown:
+) -> SlotPayload:
     slot = slot or ("message" if role == "assistant" else "user")
     call_id = ui_call_id(state, slot)
     shown_id = (message_id or call_id) if "segments" in state.profile.capabilities else None
     return _SLOTS[slot], "message", append_message(call_id, role, text, shown_id)
 
 
-def _cancel(state: Conversation, number: int, call_id: str, reason: _CancelReason) -> Iterator[Shown]:
+def _cancel(state: Conversation, number: int, call_id: str, reason: _CancelReason) -> Iterator[SlotPayload]:
     if "cancel" in state.profile.capabilities:
         yield _SLOTS["cancel"] + number, "flash", ToolCancel(call_id, reason)
 

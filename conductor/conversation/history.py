@@ -27,13 +27,13 @@ LOST_RESULT = (
 )
 
 
-def repair(messages: Sequence[Message], sent: Sequence[Message] = ()) -> list[Message]:
-    """Return a valid history: ``sent``, which is valid, and as much of ``messages`` as can stay, in order.
+def repair(messages: Sequence[Message], prefix: Sequence[Message] = ()) -> list[Message]:
+    """Return a valid history: ``prefix``, which is valid, and as much of ``messages`` as can stay, in order.
 
     A missing result is replaced by a lost one. Results without a call, repeated results and all messages
     before the first user message are dropped.
     """
-    repaired = list(sent)
+    repaired = list(prefix)
     index = 0
     while index < len(messages):
         message = messages[index]

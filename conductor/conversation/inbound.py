@@ -57,7 +57,9 @@ async def handle(session: Session, inbound: Inbound, transport: Transport) -> In
     if not serves and await clients.is_superseded(transport):
         if not isinstance(event, client.ToolResultEvent):
             return InboundResult.ORDINARY
-    is_repeated = inbound.id in state.seen or any(waiting.event_id == inbound.id for waiting in state.queue)
+    is_repeated = inbound.id in state.handled_ids or any(
+        waiting.event_id == inbound.id for waiting in state.queue
+    )
     try:
         result = await _take(session, inbound, transport)
     except Fenced:
@@ -188,7 +190,7 @@ async def _take_transcript(session: Session, event_id: str, event: client.Transc
     live, now = session.live, session.live.now()
     live.utterance_began = live.utterance_began if now < live.speaking_until else now
     live.speaking_until = 0
-    if event_id in session.state.seen:
+    if event_id in session.state.handled_ids:
         return InboundResult.ORDINARY
     wait_s = 0.0
     if event.text.strip() and answer(session.state, live, session.rules, event_id, event.text) is None:

@@ -66,7 +66,7 @@ class Decisions(Protocol):
         """Find a tool."""
         ...
 
-    def spoken(self, text: str) -> str:
+    def for_the_ear(self, text: str) -> str:
         """Make the text for the ear."""
         ...
 
@@ -146,7 +146,7 @@ class Rules:
 class Live:
     """Facts of this process.
 
-    ``now`` gives epoch milliseconds. ``history`` bounds the history in a request. ``sent``: whether a
+    ``now`` gives epoch milliseconds. ``history`` bounds the history in a request. ``was_sent``: whether a
     call was handed to a socket. ``draft``: the text of the reply that the model is writing, for the
     request ``request`` (turn id, rounds, retries). ``running_calls``: server calls that run here.
     ``finished_speeches``: speech id -> when it was acknowledged. ``visible_cards``: question id -> since
@@ -159,7 +159,7 @@ class Live:
     now: Callable[[], int]
     decisions: Decisions
     history: HistoryBudget = field(default_factory=lambda: HistoryBudget(60_000))
-    sent: Callable[[str], bool] = lambda call_id: True
+    was_sent: Callable[[str], bool] = lambda call_id: True
     draft: str = ""
     request: tuple[str, int, int] = ("", 0, 0)
     running_calls: set[str] = field(default_factory=set)

@@ -18,7 +18,7 @@ import structlog
 from conductor.conversation import approvals
 from conductor.conversation.model import ModelSteps
 from conductor.conversation.questions import word_form, word_questions
-from conductor.conversation.receive import ended, finish, lost, turn_started
+from conductor.conversation.receive import ended, finish, finish_without_result, turn_started
 from conductor.conversation.records import (
     BridgeSpoken,
     CallFinished,
@@ -206,10 +206,12 @@ class Loop:
             if step.cause == "refused":
                 live.refused_input = False
                 apology = rules.failures.get("rate_limited", "")
-                spoken = session.tools.spoken(apology)
+                speech_text = session.tools.for_the_ear(apology)
                 return [
                     started,
-                    TurnEnded("answered", apology=apology, spoken=spoken, follows=bool(state.queue)),
+                    TurnEnded(
+                        "answered", apology=apology, speech_text=speech_text, follows=bool(state.queue)
+                    ),
                 ]
             return [started, TurnEnded("interrupted", follows=True)] if step.passed_over else [started]
 
@@ -260,7 +262,7 @@ class Loop:
         session = self._session
         if self._bridge_wait_s() != 0.0:
             return []
-        phrase = session.tools.spoken(random.choice(session.services.bridge_phrases))
+        phrase = session.tools.for_the_ear(random.choice(session.services.bridge_phrases))
         return [BridgeSpoken(phrase)] if phrase else []
 
     # -- a program's call
@@ -271,7 +273,7 @@ class Loop:
         if call is None:
             await session.insist(lambda: self._end_request(step))
             return
-        prepared = await session.tools.prepare(session.live, [call], whole=True)
+        prepared = await session.tools.prepare(session.live, [call], is_whole=True)
         message = AssistantMessage("", (call,))
         await session.insist(lambda: [ReplyLogged(message, prepared)] if self._next() == step else [])
 
@@ -290,27 +292,27 @@ class Loop:
         def decision() -> list[Record]:
             if self._next() != step:
                 return []
-            asked = {question.call_id for question in questions}
-            gone = [call for call in calls if call.id not in asked and call.is_open]
+            call_ids = {question.call_id for question in questions}
+            without_question = [call for call in calls if call.id not in call_ids and call.is_open]
             records: list[Record] = [
                 finish(
                     call,
                     session.live,
                     failed("permission_denied", DEFINITION_CHANGED, reason="definition_changed"),
                 )
-                for call in gone
+                for call in without_question
             ]
             return [*records, *(approvals.ask(state, questions) if questions else [])]
 
         await session.insist(decision, gives_up=True)
 
-    async def _fill_in(self, call: Call, asked: PersonQuestion) -> Mapping[str, Any] | None:
+    async def _fill_in(self, call: Call, request: PersonQuestion) -> Mapping[str, Any] | None:
         """Ask the person on behalf of a running tool, by a card with a form."""
         session = self._session
         if "approval" not in session.state.profile.capabilities:
             return None  # text by outsiders is never spoken
         expires_at = session.live.now() + session.rules.question_ms
-        question = word_form(session.tools, call, asked, expires_at)
+        question = word_form(session.tools, call, request, expires_at)
         answer = self.pending.expect(question.id)
 
         def decision() -> list[Record]:
@@ -343,7 +345,7 @@ class Loop:
                 if current is None:
                     return []
                 if outcome.error_type == "unknown":
-                    return [lost(current, live, session.rules, outcome, starts_turn=False)]
+                    return [finish_without_result(current, live, session.rules, outcome, starts_turn=False)]
                 return [finish(current, live, outcome)]
 
             await session.insist(decision)  # until it is recorded it counts as running
@@ -356,6 +358,8 @@ class Loop:
         session = self._session
         ready = session.tools.ready(call)
         if ready is None:
-            return interrupted_outcome(call.effect, sent=call.consent == "given", reason="connection_lost")
+            return interrupted_outcome(
+                call.effect, was_sent=call.consent == "given", reason="connection_lost"
+            )
         context = replace(session.tools.context(call.id), ask=partial(self._fill_in, call))
         return await session.tools.executor.run(ready, context)

@@ -84,8 +84,8 @@ class ModelSteps:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._shown: tuple[str, str, Sequence[ToolDefinition]] | None = None
-        self._sent: tuple[list[Message], int] | None = None
+        self._turn_prompt: tuple[str, str, Sequence[ToolDefinition]] | None = None
+        self._last_messages: tuple[list[Message], int] | None = None
         self._avoid: str | None = None
         self._pieces: list[str] = []
         self._partial_timer: asyncio.TimerHandle | None = None
@@ -189,22 +189,22 @@ class ModelSteps:
         session = self._session
         state, turn = session.state, session.state.turn
         assert turn is not None
-        if self._shown is None or self._shown[0] != turn.id:
-            self._shown = (turn.id, session.tools.system_prompt, session.tools.executor.definitions)
-            self._sent = None
+        if self._turn_prompt is None or self._turn_prompt[0] != turn.id:
+            self._turn_prompt = (turn.id, session.tools.system_prompt, session.tools.executor.definitions)
+            self._last_messages = None
         if step.retries == 0:
             self._avoid = None
-        if self._sent is None:
+        if self._last_messages is None:
             messages = history_of(state)
         else:
-            sent, position = self._sent
-            messages = repair(state.log[max(0, position - state.log_start) :], sent)
-        self._sent = messages, state.log_end
+            prefix, position = self._last_messages
+            messages = repair(state.log[max(0, position - state.log_start) :], prefix)
+        self._last_messages = messages, state.log_end
         left_ms = turn.left_ms - (session.live.now() - turn.running_since if turn.running_since else 0)
         return ModelRequest(
-            self._shown[1],
+            self._turn_prompt[1],
             messages,
-            self._shown[2],
+            self._turn_prompt[2],
             "auto" if step.with_tools else "none",
             silence_s=session.rules.limits.model_silence,
             deadline_s=max(0.0, left_ms / 1000),
@@ -223,8 +223,8 @@ class ModelSteps:
         provider = finished.provider or session.provider.name
         message = AssistantMessage(text, opaque=finished.opaque, provider=provider)
         if calls and step.with_tools:
-            whole = finished.stop == "tool_use"
-            prepared = await session.tools.prepare(session.live, calls, whole=whole)
+            is_whole = finished.stop == "tool_use"
+            prepared = await session.tools.prepare(session.live, calls, is_whole=is_whole)
             message = msgspec.structs.replace(message, calls=tuple(calls))
         else:
             prepared = ()
@@ -236,8 +236,8 @@ class ModelSteps:
         def decision() -> list[Record]:
             if not self._is_wanted(step) or state.turn is None:
                 return []
-            spoken = self._speech_of(message.text)
-            return replied(state, session.live, session.rules, message, prepared, spoken, paused=paused)
+            speech_text = self._speech_of(message.text)
+            return replied(state, session.live, session.rules, message, prepared, speech_text, paused=paused)
 
         await session.insist(decision, gives_up=True)
 
@@ -247,7 +247,7 @@ class ModelSteps:
         assert turn is not None
         tail = text
         if turn.reply_id and turn.segments:
-            tail = text[len(turn.spoken.strip()) :] if text.startswith(turn.spoken.strip()) else ""
+            tail = text[len(turn.reply_text.strip()) :] if text.startswith(turn.reply_text.strip()) else ""
         return for_the_ear(tail)
 
     async def _take_failure(self, step: AskModel, error: ModelError, *, has_reply: bool) -> None:
@@ -256,7 +256,7 @@ class ModelSteps:
         if step.retries == 0 and error.reason == "context_too_long":
             cut = session.live.history.halve(state.log)
             if cut:
-                self._sent = None
+                self._last_messages = None
                 before = state.log_start + cut
                 await session.insist(
                     lambda: [HistoryTrimmed(before), ReplyBroken()] if self._is_wanted(step) else [],
@@ -273,9 +273,9 @@ class ModelSteps:
             def decision() -> list[Record]:
                 if not self._is_wanted(step) or state.turn is None:
                     return []
-                return [ReplyBroken(state.turn.spoken.strip())]
+                return [ReplyBroken(state.turn.reply_text.strip())]
 
-            has_spoken = state.turn is not None and bool(state.turn.spoken)
+            has_spoken = state.turn is not None and bool(state.turn.reply_text)
             await session.insist(decision, gives_up=True)
             # An interruption still finds the text; a spoken part is in the history.
             session.live.draft = "" if has_spoken else session.live.draft
@@ -335,21 +335,21 @@ class Speaker:
     async def add(self, text: str) -> None:
         """Append text of the model, and speak the segments that it completes."""
         for segment in self._splitter.feed(text):
-            spoken = for_the_ear(without_invented(segment, self._session.state.log))
-            if spoken in self._phrases:
-                spoken = ""
-            if spoken in (CODE_PHRASE, TABLE_PHRASE):
-                self._phrases.add(spoken)
+            speech_text = for_the_ear(without_invented(segment, self._session.state.log))
+            if speech_text in self._phrases:
+                speech_text = ""
+            if speech_text in (CODE_PHRASE, TABLE_PHRASE):
+                self._phrases.add(speech_text)
             turn = self._session.state.turn
             if turn is not None:
-                work = partial(self._spoken, turn.spoken, segment, spoken)
+                work = partial(self._segment_records, turn.reply_text, segment, speech_text)
                 await self._session.insist(work, gives_up=True)
 
-    def _spoken(self, preceding: str, segment: str, spoken: str) -> list[Record]:
+    def _segment_records(self, preceding: str, segment: str, speech_text: str) -> list[Record]:
         session, turn = self._session, self._session.state.turn
         step = next_step(session.state, session.live, session.rules)
-        wanted = step == self._step and turn is not None and turn.spoken == preceding
-        return [SegmentSpoken(segment, spoken)] if wanted else []
+        is_wanted = step == self._step and turn is not None and turn.reply_text == preceding
+        return [SegmentSpoken(segment, speech_text)] if is_wanted else []
 
 
 LIMIT_REACHED = ErrorEvent(

@@ -143,7 +143,7 @@ class Observer:
                         about["turn"] = turn
                 case r.ReplyLogged():
                     self._reply(record, about)
-                case r.SegmentSpoken() if record.spoken:
+                case r.SegmentSpoken() if record.speech_text:
                     self._mark_first("speech")
                 case r.CallFinished():
                     self._finished(record, about)
@@ -161,7 +161,7 @@ class Observer:
         stats = self._stats
         stats.trace += [f"tool.call:{call.name[:64]}" for call in record.message.calls]
         stats.reply = record.message.text or stats.reply
-        if record.spoken:
+        if record.speech_text:
             self._mark_first("speech")
         if record.calls:
             stats.rounds += 1
@@ -227,7 +227,7 @@ class Observer:
         for finished in record.results:
             self._finished(finished, about)
         session, stats, services = self._session, self._stats, self._session.services
-        if record.spoken:
+        if record.speech_text:
             self._mark_first("speech")
         if record.reason != "answered":
             stats.trace.append(f"error:{record.error}" if record.error else record.reason)

@@ -52,14 +52,14 @@ class Outbox(Entries):
         self._head: Entry | None = None
         self._client_acknowledges: bool | None = None
         self._probe = ""
-        live.sent = self.was_sent
+        live.was_sent = self.was_sent
 
     # -- from the conversation
 
-    def restore(self, event: Event, *, sent: bool) -> None:
-        """Take an event of another process; ``sent``: the client may have it."""
+    def restore(self, event: Event, *, is_sent: bool) -> None:
+        """Take an event of another process; ``is_sent``: the client may have it."""
         entry = self._make(event)
-        entry.sent = entry.frame.written = sent
+        entry.is_sent = entry.frame.is_written = is_sent
         if event.kind == "call":
             entry.limit_ms = max(_UNREAD_MS, entry.limit_ms - (self._live.now() - event.at))
             self._join(entry)
@@ -79,7 +79,7 @@ class Outbox(Entries):
         """Keep calls that were not written from being written while the commit that closes them is stored."""
         for call_id in call_ids:
             entry = self._by_call.get(call_id)
-            if entry is not None and entry.sent and not entry.frame.written:
+            if entry is not None and entry.is_sent and not entry.frame.is_written:
                 entry.frame.withdrawn = True
                 self._withheld.append(entry)
 
@@ -151,7 +151,7 @@ class Outbox(Entries):
         # What the probe shows of earlier events, `_pass_probed` says.
         is_known = entry.event.id in self._entries and call_id != self._probe
         for earlier in self._before(entry) if is_known else ():
-            if earlier.event.kind in _READ_IN_ORDER and earlier.frame.written:
+            if earlier.event.kind in _READ_IN_ORDER and earlier.frame.is_written:
                 self._finish(earlier)
             elif earlier.event.kind == "speak" and earlier.replayed and not self._queues_speeches:
                 self._lose(earlier)  # its answer was lost with the old connection
@@ -168,13 +168,13 @@ class Outbox(Entries):
 
     def expect_no_acknowledgements(self) -> None:
         """Stop waiting for acknowledgements of a client that sent none in a whole turn."""
-        written = [entry for entry in self._entries.values() if entry.frame.written]
+        entries = [entry for entry in self._entries.values() if entry.frame.is_written]
         if self._client_acknowledges is False:
-            for entry in written:
+            for entry in entries:
                 if entry.event.kind == "speak":
                     self._lose(entry)
             return
-        unanswered = sum(entry.event.kind in UI_CALLS for entry in written)
+        unanswered = sum(entry.event.kind in UI_CALLS for entry in entries)
         if self._client_acknowledges is None and unanswered >= _SIGNS_OF_SILENCE:
             self._client_acknowledges = False
             for entry in list(self._line.values()):
@@ -197,7 +197,7 @@ class Outbox(Entries):
         claim, last = place_of(event_id or "")
         for entry in list(self._entries.values()):
             own_claim, own = place_of(entry.event.id)
-            if not entry.frame.written or own_claim != claim or own > last:
+            if not entry.frame.is_written or own_claim != claim or own > last:
                 continue
             if entry.event.kind in _READ_IN_ORDER:
                 self._finish(entry)
@@ -226,7 +226,7 @@ class Outbox(Entries):
         latest = next((entry for entry in states_shown if entry.event.call_id != probe), None)
         for entry in list(self._entries.values()):
             kind = entry.event.kind
-            entry.replayed = entry.sent
+            entry.replayed = entry.is_sent
             if probe and entry.event.call_id == probe:
                 self._probe = probe
                 self._write(entry)
@@ -325,7 +325,7 @@ class Outbox(Entries):
                 self._speaking = self._speaking or entry
         if kind in UI_CALLS:
             self.shown_at = max(self.shown_at, entry.event.at)
-        entry.sent = True
+        entry.is_sent = True
         self.transport.send(entry.frame)
         if entry.event.call_id != self._probe or not self._probe:
             self.last_written = entry.event.id
@@ -375,7 +375,7 @@ class Outbox(Entries):
     def _drop(self, entry: Entry) -> None:
         self._leave(entry)
         if self._speaking is entry:
-            speeches = (e for e in self._entries.values() if e.event.kind == "speak" and e.frame.written)
+            speeches = (e for e in self._entries.values() if e.event.kind == "speak" and e.frame.is_written)
             self._speaking = next(speeches, None) if self._queues_speeches else None
         if entry.state is not None:
             state, entry.state = entry.state, None
@@ -390,7 +390,7 @@ class Outbox(Entries):
         The device may still work on a call: the calls behind it wait until it is answered or late.
         """
         self._entries.pop(entry.event.id, None)
-        if entry.event.kind == "call" and entry.frame.written and entry.event.id in self._line:
+        if entry.event.kind == "call" and entry.frame.is_written and entry.event.id in self._line:
             return
         if self._by_call.get(entry.event.call_id) is entry:
             del self._by_call[entry.event.call_id]

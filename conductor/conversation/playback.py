@@ -24,7 +24,7 @@ class Moment(NamedTuple):
     at: int
     state: Conversation
     record: Record | None = None
-    shown: Sequence[Event] = ()
+    events: Sequence[Event] = ()
     acked: Sequence[str] = ()
 
     @property
@@ -56,8 +56,8 @@ def moments(commits: Sequence[bytes], revision: int) -> Iterator[Moment]:
         records = walk(state, commit)
         if commit.acked:
             yield Moment(commit.at, state, acked=commit.acked)
-        for record, shown in records:
-            yield Moment(commit.at, state, record, shown)
+        for record, events in records:
+            yield Moment(commit.at, state, record, events)
 
 
 def plain_moment(moment: Moment, *, with_state: bool = True) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def plain_moment(moment: Moment, *, with_state: bool = True) -> dict[str, Any]:
         "name": moment.name,
         "record": None if moment.record is None else _plain(moment.record),
         "acked": list(moment.acked),
-        "events": [plain_event(event) for event in moment.shown],
+        "events": [plain_event(event) for event in moment.events],
     }
     return {**plain, "state": plain_state(moment.state)} if with_state else plain
 

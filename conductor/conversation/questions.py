@@ -35,7 +35,7 @@ async def word_questions(
         ready = tools.ready(call)
         if ready is None or ready.spec.fingerprint != call.fingerprint:
             continue
-        shown = dict(tools.executor.redacted(ready.arguments))
+        redacted = dict(tools.executor.redacted(ready.arguments))
         await asyncio.sleep(0)
         question = Question(
             new_approval_id(),
@@ -43,7 +43,7 @@ async def word_questions(
             call.id,
             call.name,
             call.arguments,
-            msgspec.json.encode(shown).decode(),
+            msgspec.json.encode(redacted).decode(),
             call.digest,
             "",
             ready.spec.risk,
@@ -60,10 +60,10 @@ async def word_questions(
     return questions
 
 
-def word_form(tools: SessionTools, call: Call, asked: PersonQuestion, expires_at: int) -> Question:
+def word_form(tools: SessionTools, call: Call, request: PersonQuestion, expires_at: int) -> Question:
     """Word the question of a running tool: a card with a form."""
-    form = Form(asked.source, asked.message, dict(asked.schema))
-    fields = asked.schema.get("properties", {})
+    form = Form(request.source, request.message, dict(request.schema))
+    fields = request.schema.get("properties", {})
     values = msgspec.json.encode({name: field.get("default") for name, field in fields.items()}).decode()
     spec = form_spec(form)
     question = Question(
@@ -77,7 +77,7 @@ def word_form(tools: SessionTools, call: Call, asked: PersonQuestion, expires_at
         "",
         "high",
         expires_at,
-        (f"{asked.source} asks: {asked.message}",),
+        (f"{request.source} asks: {request.message}",),
         SCOPES[:1],
         source=FORM,
         form=form,

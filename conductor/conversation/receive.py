@@ -67,7 +67,7 @@ def receive(
 
     ``turn_id`` is for a turn that the event starts.
     """
-    if event_id in state.seen:
+    if event_id in state.handled_ids:
         return []
     match event:
         case client.TranscriptFinal():
@@ -147,7 +147,7 @@ def withdrawn_speeches(state: Conversation, live: Live) -> list[Record]:
     unsent = {
         speech.reply_id: speech
         for speech in reversed(state.speeches.values())
-        if not (speech.question_id or live.sent(speech.id)) and is_pending(state, live, speech)
+        if not (speech.question_id or live.was_sent(speech.id)) and is_pending(state, live, speech)
     }
     cuts: list[Record] = []
     for speech in unsent.values():
@@ -173,15 +173,15 @@ def barge_in(
         return [EventHandled(event_id)]  # a tap after the voice: the prompt is cut already
     finished = speech is not None and speech.id in live.finished_speeches
     records: list[Record] = []
-    heard = spoken_text.strip() if spoken_text is not None else None
+    heard_prefix = spoken_text.strip() if spoken_text is not None else None
     if speech is not None and speech.position >= 0:
         text = heard_text(speech, spoken_text, played_ms, finished=finished)
         records.append(SpeechCut(speech.id, text, event_id))
     elif speech is not None:
-        heard = heard_part(speech, spoken_text, played_ms, finished=finished)
+        heard_prefix = heard_part(speech, spoken_text, played_ms, finished=finished)
     turn = state.turn
     if turn is not None and (speech is None or finished or speech.turn_id == turn.id):
-        records.append(ended(state, live, rules, "interrupted", heard=heard, event_id=event_id))
+        records.append(ended(state, live, rules, "interrupted", heard_prefix=heard_prefix, event_id=event_id))
     return records or [EventHandled(event_id)]
 
 
@@ -194,7 +194,7 @@ def ended(
     rules: Rules,
     reason: EndReason,
     *,
-    heard: str | None = None,
+    heard_prefix: str | None = None,
     error: ErrorCode | None = None,
     failure: Failure | None = None,
     event_id: str = "",
@@ -215,19 +215,19 @@ def ended(
         for call in open_calls
         if call.is_device
         and call.started_at
-        and live.sent(call.id)
+        and live.was_sent(call.id)
         and (reason == "timed_out" or call.on_interrupt == "cancel")
     )
     is_writing = not turn.calls and live.request == (turn.id, turn.rounds, turn.retries)
-    draft = (live.draft.strip() if is_writing else "") or turn.spoken.strip()
-    text, apology, spoken = "", "", ""
+    draft = (live.draft.strip() if is_writing else "") or turn.reply_text.strip()
+    text, apology, speech_text = "", "", ""
     if reason in ("interrupted", "session_end"):
-        text = _heard_draft(state, live, turn, draft, heard)
+        text = _heard_draft(state, live, turn, draft, heard_prefix)
     elif turn.cause != "request":
         text = f"{draft} {CUT_OFF}" if draft else ""
         cause_of = failure or error
         apology = rules.failures.get(cause_of, "") if cause_of is not None else ""
-        spoken = live.decisions.spoken(apology) if apology else ""
+        speech_text = live.decisions.for_the_ear(apology) if apology else ""
     return TurnEnded(
         reason,
         event_id,
@@ -237,20 +237,20 @@ def ended(
         tuple(state.questions),
         error if turn.cause != "request" else None,
         apology,
-        spoken,
+        speech_text,
         follows(state, live, rules) if follow is None else follow,
     )
 
 
-def _heard_draft(state: Conversation, live: Live, turn: Turn, draft: str, heard: str | None) -> str:
+def _heard_draft(state: Conversation, live: Live, turn: Turn, draft: str, heard_prefix: str | None) -> str:
     if not draft:
         return ""
-    if heard is None:
-        heard = heard_of_reply(state, live, turn.reply_id)
-    if heard is not None:
-        return marked(heard[: len(draft)])
-    if turn.spoken:
-        return f"{turn.spoken.strip()} {CUT_SOMEWHERE}"
+    if heard_prefix is None:
+        heard_prefix = heard_of_reply(state, live, turn.reply_id)
+    if heard_prefix is not None:
+        return marked(heard_prefix[: len(draft)])
+    if turn.reply_text:
+        return f"{turn.reply_text.strip()} {CUT_SOMEWHERE}"
     return f"{draft} {CUT_BEFORE_SPEECH}"
 
 
@@ -259,12 +259,14 @@ def _abandoned(call: Call, live: Live, rules: Rules, cause: str) -> CallFinished
     if call.consent in ("needed", "asked"):
         superseded = cause == "interrupted"
         return finish(call, live, not_answered("superseded" if superseded else "interrupted"))
-    sent = bool(call.started_at) and (not call.is_device or live.sent(call.id))
-    outcome = interrupted_outcome(call.effect, sent=sent, reason=cause)
-    return lost(call, live, rules, outcome, starts_turn=call.effect != "read")
+    was_sent = bool(call.started_at) and (not call.is_device or live.was_sent(call.id))
+    outcome = interrupted_outcome(call.effect, was_sent=was_sent, reason=cause)
+    return finish_without_result(call, live, rules, outcome, starts_turn=call.effect != "read")
 
 
-def lost(call: Call, live: Live, rules: Rules, outcome: ToolOutcome, *, starts_turn: bool) -> CallFinished:
+def finish_without_result(
+    call: Call, live: Live, rules: Rules, outcome: ToolOutcome, *, starts_turn: bool
+) -> CallFinished:
     """Close a call without its result; the true one of a device call may still come."""
     late = late_call(call, live.now() + rules.late_ms, starts_turn=starts_turn) if call.is_device else None
     unknown = None
@@ -313,7 +315,7 @@ def replied(
     rules: Rules,
     message: AssistantMessage,
     calls: tuple[Call, ...],
-    spoken: str,
+    speech_text: str,
     *,
     paused: bool = False,
 ) -> list[Record]:
@@ -321,7 +323,7 @@ def replied(
     # A device that answers a speech before it reads the next call would start the call late.
     has_device_call = any(call.is_device and call.consent == "free" and call.is_open for call in calls)
     in_segments = state.turn is not None and bool(state.turn.reply_id)
-    reply = ReplyLogged(message, calls, "" if has_device_call and not in_segments else spoken, paused)
+    reply = ReplyLogged(message, calls, "" if has_device_call and not in_segments else speech_text, paused)
     if calls or paused:
         return [reply]
     return [reply, TurnEnded("answered", follows=follows(state, live, rules))]
@@ -377,13 +379,15 @@ def _accepted(state: Conversation, live: Live, rules: Rules, event: client.ToolA
     return [finish(call, live, outcome, late=late)]
 
 
-def timed_out(state: Conversation, live: Live, rules: Rules, call_id: str, *, shown: bool) -> list[Record]:
-    """Take the end of the time limit of a call or a speech; ``shown``: the speech's text was displayed."""
+def timed_out(
+    state: Conversation, live: Live, rules: Rules, call_id: str, *, was_shown: bool
+) -> list[Record]:
+    """Take the end of the time limit of a call or a speech; ``was_shown``: the speech's text."""
     call = state.open_call(call_id)
     if call is not None and call.is_device:
         outcome = live.decisions.timed_out(call.effect, _seconds_since(call.started_at, live))
-        return [lost(call, live, rules, outcome, starts_turn=True)]
-    return approvals.prompt_heard(state, call_id) if shown else []
+        return [finish_without_result(call, live, rules, outcome, starts_turn=True)]
+    return approvals.prompt_heard(state, call_id) if was_shown else []
 
 
 def _seconds_since(at_ms: int, live: Live) -> float:
@@ -402,7 +406,7 @@ def connected(
     same_process: bool,
     new: bool,
     replayed_speeches: Sequence[str],
-    held: bool,
+    replay_waits: bool,
     has_card: Sequence[str],
     unconfirmed: bool,
     shown_state: ConversationState,
@@ -410,8 +414,8 @@ def connected(
     """Make the records of a client's connection, before any event is sent to it.
 
     ``profile`` is its declaration, which is not recorded yet.
-    ``held``: a part of the replay waits for the end of a speech. ``unconfirmed``: the client may have handled
-    replayed events. ``shown_state`` is the state that it sees.
+    ``replay_waits``: until the end of a speech, for a part of the replay. ``unconfirmed``: the client may
+    have handled replayed events. ``shown_state`` is the state that it sees.
     """
     records: list[Record] = []
     if new and not (same_process and "resume" in profile.capabilities):
@@ -422,12 +426,12 @@ def connected(
             if event.kind == "call"
             and event.effect != "read"
             and not event.withheld
-            and live.sent(event.call_id)
+            and live.was_sent(event.call_id)
         ]
         records += [CallsWithheld(tuple(withheld))] if withheld else []
     # The answer to a probe shows that the replay was handled. Without a turn ``idle`` serves, unless it
     # is held behind a speech.
-    if unconfirmed and (held or state.turn is not None):
+    if unconfirmed and (replay_waits or state.turn is not None):
         records.append(StateShown(shown_state, probe=True))
     questions = approvals.to_client(
         state,

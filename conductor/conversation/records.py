@@ -123,37 +123,38 @@ class HistoryTrimmed(Fact, frozen=True):
 
 
 class SegmentSpoken(Fact, frozen=True):
-    """A part of the running reply was spoken: ``text`` as written, ``spoken`` for the ear, "" for neither."""
+    """A part of the running reply was spoken: ``text`` as written, ``speech_text`` for the ear, if any."""
 
     text: str
-    spoken: str
+    speech_text: str
 
 
 class BridgeSpoken(Fact, frozen=True):
     """A phrase was spoken while the turn waits for a tool. It is no part of the history."""
 
-    spoken: str
+    speech_text: str
 
 
 class ReplyBroken(Fact, frozen=True):
     """A reply broke off. ``text`` was spoken and stays; the model continues from there.
 
-    ``lost``: its process did, not the model.
+    ``by_takeover``: its process ended, not the request.
     """
 
     text: str = ""
-    lost: bool = False
+    by_takeover: bool = False
 
 
 class ReplyLogged(Fact, frozen=True):
-    """The model replied. ``spoken`` is the whole reply, or the rest of it after its segments, for the ear.
+    """The model replied.
 
-    ``calls`` are the reply's calls as the gate decided about them.
+    ``calls`` are the reply's calls as the gate decided about them. ``speech_text`` is the reply for the ear,
+    without the segments that were spoken already.
     """
 
     message: AssistantMessage
     calls: tuple[Call, ...] = ()
-    spoken: str = ""
+    speech_text: str = ""
     paused: bool = False
 
 
@@ -186,7 +187,7 @@ class TurnEnded(Fact, frozen=True):
 
     ``results`` finish the open calls; the app is told to cancel the device calls ``cancelled``. The questions
     ``superseded`` close. ``text`` stays of an unfinished reply. After a failure with the code ``error`` the
-    ``apology`` is shown, and ``spoken`` for the ear. ``follows``: another turn starts at once, without
+    ``apology`` is shown, and ``speech_text`` for the ear. ``follows``: another turn starts at once, without
     ``idle``.
     """
 
@@ -198,7 +199,7 @@ class TurnEnded(Fact, frozen=True):
     superseded: tuple[str, ...] = ()
     error: ErrorCode | None = None
     apology: str = ""
-    spoken: str = ""
+    speech_text: str = ""
     follows: bool = False
 
 

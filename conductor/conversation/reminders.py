@@ -78,18 +78,18 @@ class Reminders:
 
     def _may_take(self, reminder: Reminder, now: int) -> bool:
         own = self._session.key.session_id
-        taken = reminder.session not in ("", own) and now - reminder.taken_ms < _TAKEN_MS
-        return reminder.due_ms <= now and not taken
+        is_taken = reminder.session not in ("", own) and now - reminder.taken_ms < _TAKEN_MS
+        return reminder.due_ms <= now and not is_taken
 
     async def _tell(self) -> None:
         session = self._session
         self._not_before = asyncio.get_running_loop().time() + _RETRY_S
         try:
-            taken = await self._take(MAX_NOTICES - len(session.state.notices))
-            for reminder in taken:
+            reminders = await self._take(MAX_NOTICES - len(session.state.notices))
+            for reminder in reminders:
                 await self._record(reminder)
-            if taken:
-                await self._drop(taken)
+            if reminders:
+                await self._drop(reminders)
                 self._not_before = 0.0
         except Fenced:
             self.close()
@@ -100,20 +100,20 @@ class Reminders:
         session.changed()
 
     async def _take(self, room: int) -> list[Reminder]:
-        taken: dict[str, Reminder] = {}
+        updates: dict[str, Reminder] = {}
 
         def take(text: str | None) -> str:
             reminders, now = read_reminders(text), self._now()
             due = [reminder for reminder in reminders if self._may_take(reminder, now)][:room]
-            taken.clear()
+            updates.clear()
             for reminder in due:
-                taken[reminder.id] = msgspec.structs.replace(
+                updates[reminder.id] = msgspec.structs.replace(
                     reminder, session=self._session.key.session_id, taken_ms=now
                 )
-            return write_reminders(tuple(taken.get(reminder.id, reminder) for reminder in reminders))
+            return write_reminders(tuple(updates.get(reminder.id, reminder) for reminder in reminders))
 
         await self._person.update(FIELD, take)
-        return list(taken.values())
+        return list(updates.values())
 
     async def _record(self, reminder: Reminder) -> None:
         session = self._session
@@ -124,12 +124,12 @@ class Reminders:
 
         def decision() -> list[Record]:
             # It may have been told before this session was restored.
-            return [] if event_id in session.state.seen else [NoticeTaken(event_id, notice)]
+            return [] if event_id in session.state.handled_ids else [NoticeTaken(event_id, notice)]
 
         await session.ledger.decide(decision)
 
-    async def _drop(self, told: list[Reminder]) -> None:
-        due = {reminder.id: reminder.due_ms for reminder in told}
+    async def _drop(self, reminders: list[Reminder]) -> None:
+        due = {reminder.id: reminder.due_ms for reminder in reminders}
 
         def drop(text: str | None) -> str:
             now = self._now()

@@ -116,7 +116,7 @@ class Session:
             self.tools.declare(self.state.profile.tools, readings)
         for event in self.state.outbound.values():
             unsent = former is not None and former.is_unsent(event.id, claim)
-            self.outbox.restore(event, sent=not unsent)
+            self.outbox.restore(event, is_sent=not unsent)
         if self.state.turn is not None:
             self.observer.recovered(self.state.turn)
         if self.state.turn is not None or self.state.queue:
@@ -180,9 +180,9 @@ class Session:
         """Apply a recorded commit: change the state, send its events, wake who waits."""
         turn = self.state.turn
         before = self.observer.before(commit)
-        shown = advance(self.state, commit)
+        events = advance(self.state, commit)
         self.outbox.deciding = False
-        self.outbox.put(shown, self.state.outbound)
+        self.outbox.put(events, self.state.outbound)
         if self.loop is not None:
             self.loop.resolve(commit.records)
         if self.state.turn is not turn:
@@ -238,8 +238,8 @@ class Session:
         turn = self.state.turn
         if turn is None:
             return 0.0
-        used = self.live.now() - turn.running_since if turn.running_since else 0
-        return max(0.0, (turn.left_ms - used) / 1000)
+        used_ms = self.live.now() - turn.running_since if turn.running_since else 0
+        return max(0.0, (turn.left_ms - used_ms) / 1000)
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
@@ -352,14 +352,14 @@ class Session:
         self.changed()
 
     def _expired(self, event: Event) -> None:
-        shown = True
+        was_shown = True
         if event.kind == "speak":
             # A prompt that was not acknowledged counts as heard once its text was shown.
             question = next((q for q in self.state.questions.values() if q.speech_id == event.call_id), None)
-            shown = question is not None and not self.outbox.is_outstanding(question.message_id)
+            was_shown = question is not None and not self.outbox.is_outstanding(question.message_id)
 
         def decision() -> list[Record]:
-            return timed_out(self.state, self.live, self.rules, event.call_id, shown=shown)
+            return timed_out(self.state, self.live, self.rules, event.call_id, was_shown=was_shown)
 
         self.spawn(self.insist(decision, report_at=2))
 
@@ -411,8 +411,8 @@ class Session:
     def _waits_for_turn(self) -> bool:
         calls = [call for call in self.state.calls if call.is_open]
         for_device = bool(calls) and all(call.is_device and call.started_at for call in calls)
-        left = self.asks or (for_device and not self.is_connected)
-        return self.ledger.busy or (self.busy and not (self.ledger.durable and left))
+        continues_elsewhere = self.asks or (for_device and not self.is_connected)
+        return self.ledger.busy or (self.busy and not (self.ledger.durable and continues_elsewhere))
 
     async def close(self) -> None:
         """Stop the turn, and release the session in the store."""

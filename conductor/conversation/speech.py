@@ -40,9 +40,9 @@ def heard_part(
     The client's ``spokenText`` wins, else the text that fits into ``playedMs``, else the finished segments.
     """
     if spoken_text is not None:
-        part = spoken_text.strip()[: len(speech.spoken)]
+        part = spoken_text.strip()[: len(speech.speech_text)]
     elif played_ms is not None:
-        part = _prefix(speech.spoken, int(played_ms / 1000 * CHARS_PER_SECOND))
+        part = _prefix(speech.speech_text, int(played_ms / 1000 * CHARS_PER_SECOND))
     elif finished and not speech.last:
         return speech.text
     else:
@@ -68,9 +68,9 @@ def heard_of_reply(state: Conversation, live: Live, reply_id: str) -> str | None
     return segments[-1].text if unheard is None else unheard.preceding or None
 
 
-def marked(heard: str) -> str:
+def marked(text: str) -> str:
     """Mark a text as cut at its end."""
-    return f"{heard} {CUT_HERE}" if heard else HEARD_NOTHING
+    return f"{text} {CUT_HERE}" if text else HEARD_NOTHING
 
 
 def _prefix(text: str, length: int) -> str:

@@ -87,8 +87,8 @@ class Turn(Part):
 
     The clock stands while a person decides: ``left_ms`` is what is left of the limit at ``running_since``, 0
     while it stands. ``attempts`` counts the processes that asked the model since its last reply; ``retries``
-    the requests of this process that broke off. ``spoken`` is the part of the unfinished reply that is spoken
-    or on its way under ``reply_id``; ``segments`` counts the speeches of the last reply.
+    the requests of this process that broke off. ``reply_text`` is the part of the unfinished reply that is
+    spoken or on its way under ``reply_id``; ``segments`` counts the speeches of the last reply.
     ``denied`` are digests of refused calls, ``actions`` names of tools that changed something.
     """
 
@@ -102,7 +102,7 @@ class Turn(Part):
     rounds: int = 0
     calls_made: int = 0
     calls: list[Call] = []
-    spoken: str = ""
+    reply_text: str = ""
     reply_id: str = ""
     segments: int = 0
     denied: list[str] = []
@@ -122,7 +122,7 @@ class Form(Value, frozen=True):
 class Question(Part):
     """A call that waits for a person's decision.
 
-    ``id`` is the approval id. ``arguments`` is JSON, ``shown`` the redacted one; ``prompt`` the question in
+    ``id`` is the approval id. ``arguments`` and ``redacted_arguments`` are JSON, ``prompt`` the question in
     words. ``card``: it is shown, else spoken. ``form``: a running tool asks, and its call is not decided.
     ``presented_at`` is 0 until the prompt was heard to the end, ``presentations`` counts how often it was
     spoken, ``unclear`` the answers that decided nothing. After an interruption the prompt is repeated in the
@@ -134,7 +134,7 @@ class Question(Part):
     call_id: str
     tool: str
     arguments: str
-    shown: str
+    redacted_arguments: str
     digest: str
     prompt: str
     risk: Risk
@@ -159,14 +159,14 @@ class Question(Part):
 class Speech(Part):
     """A ``tts.speak``.
 
-    ``text`` is its message up to the end of this speech, ``preceding`` the part before, ``spoken`` the text
-    for the ear. The speeches of one reply share ``reply_id``. ``position`` is the message's place in the log,
-    -1 before it is logged. ``actions`` are the tools that had changed something by then.
+    ``text`` is its message up to the end of this speech, ``preceding`` the part before, ``speech_text`` the
+    text for the ear. The speeches of one reply share ``reply_id``. ``position`` is the message's place in the
+    log, -1 before it is logged. ``actions`` are the tools that had changed something by then.
     """
 
     id: str
     turn_id: str
-    spoken: str
+    speech_text: str
     text: str
     reply_id: str = ""
     preceding: str = ""
@@ -270,7 +270,7 @@ class Conversation(Part):
     late_calls: dict[str, LateCall] = {}
     unknown_calls: dict[str, UnknownCall] = {}
     outbound: dict[str, Event] = {}
-    seen: dict[str, None] = {}
+    handled_ids: dict[str, None] = {}
     fields: dict[str, str] = {}
 
     @property
@@ -286,7 +286,8 @@ class Conversation(Part):
     @property
     def is_new(self) -> bool:
         """Whether nothing was recorded but claims."""
-        return self.profile == Profile() and not (self.log or self.seen or self.fields or self.outbound)
+        is_empty = not (self.log or self.handled_ids or self.fields or self.outbound)
+        return is_empty and self.profile == Profile()
 
     @property
     def calls(self) -> Sequence[Call]:

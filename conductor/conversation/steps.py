@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from conductor.conversation import approvals
 from conductor.conversation.live import Live, Rules, follows
-from conductor.conversation.receive import ended, finish, lost
+from conductor.conversation.receive import ended, finish, finish_without_result
 from conductor.conversation.records import CallReleased, Record, ReplyBroken, TurnEnded
 from conductor.conversation.state import Call, Cause, Conversation
 from conductor.tools.approvals import not_answered
@@ -78,8 +78,8 @@ def next_step(state: Conversation, live: Live, rules: Rules) -> Step:
         return PrepareRequest(turn.id)
     if turn.attempts > rules.max_attempts:
         return [ended(state, live, rules, "failed", error="model_provider_failed")]
-    if turn.spoken and live.request != (turn.id, turn.rounds, turn.retries):
-        return [ReplyBroken(turn.spoken.strip(), lost=True)]  # it was spoken by another process
+    if turn.reply_text and live.request != (turn.id, turn.rounds, turn.retries):
+        return [ReplyBroken(turn.reply_text.strip(), by_takeover=True)]  # it was spoken by another process
     limits = rules.limits
     spent = (
         turn.rounds >= limits.max_tool_rounds
@@ -123,16 +123,18 @@ def _round(state: Conversation, live: Live, rules: Rules, calls: list[Call]) -> 
         if not call.is_device and call.started_at and call.is_open and call.id not in live.running_calls
     ]
     # A call of another process may have run. A read without consent runs again; no other call does.
-    gone = [
+    orphans = [
         call
         for call in started
         if call.claim != state.claim and (call.effect != "read" or call.consent == "given")
     ]
-    if gone:
-        outcomes = [interrupted_outcome(call.effect, sent=True, reason="connection_lost") for call in gone]
+    if orphans:
+        outcomes = [
+            interrupted_outcome(call.effect, was_sent=True, reason="connection_lost") for call in orphans
+        ]
         return [
-            lost(call, live, rules, outcome, starts_turn=False)
-            for call, outcome in zip(gone, outcomes, strict=True)
+            finish_without_result(call, live, rules, outcome, starts_turn=False)
+            for call, outcome in zip(orphans, outcomes, strict=True)
         ]
     if started:
         return RunCalls(tuple(started))

@@ -65,8 +65,8 @@ def decode_grants(text: str, subject: str) -> tuple[Rule, ...]:
 
 def with_grant(text: str, rule: Rule, subject: str) -> str:
     """Add a grant to encoded ones, and drop the oldest over the limit."""
-    others = [other for other in decode_grants(text, subject) if other != rule]
-    return encode_rules((*others, rule)[-MAX_GRANTS:])
+    former = [earlier for earlier in decode_grants(text, subject) if earlier != rule]
+    return encode_rules((*former, rule)[-MAX_GRANTS:])
 
 
 class SessionTools:
@@ -164,21 +164,21 @@ class SessionTools:
     # -- calls of a reply
 
     async def prepare(
-        self, live: Live, calls: Sequence[ToolCall], *, whole: bool, with_limit: bool = True
+        self, live: Live, calls: Sequence[ToolCall], *, is_whole: bool, with_limit: bool = True
     ) -> tuple[Call, ...]:
         """Validate each call of a reply and decide about it.
 
-        If the reply is not ``whole``, because it reached its length limit, no call runs: the arguments of the
-        last one are incomplete.
+        A reply that is not ``is_whole`` reached its length limit: its last arguments are incomplete, and no
+        call runs.
         """
         turn, limits = self._state.turn, self._services.limits
-        made = turn.calls_made if turn is not None else 0
-        room = min(limits.max_calls_per_turn - made, limits.max_calls_per_round)
+        calls_made = turn.calls_made if turn is not None else 0
+        room = min(limits.max_calls_per_turn - calls_made, limits.max_calls_per_round)
         prepared = []
         for number, call in enumerate(calls):
             if number:
                 await asyncio.sleep(0)  # validation takes up to 30 ms with a client's hostile schema
-            if not whole:
+            if not is_whole:
                 prepared.append(self._refused(call, failed("parse_error", _CUT_OFF)))
             elif with_limit and number >= room:
                 text = f"Too many calls at once; the first {room} were run, not this one."
@@ -319,9 +319,9 @@ class SessionTools:
 
     def is_yes(self, question: Question, words: str) -> bool:
         """Tell whether words are a yes at any risk."""
-        spoken = self._spoken_question(question)
-        medium = replace(spoken, risk="medium", by_voice=True)
-        return "allow" in (classify_answer(words, spoken).kind, classify_answer(words, medium).kind)
+        spoken_question = self._spoken_question(question)
+        medium = replace(spoken_question, risk="medium", by_voice=True)
+        return "allow" in (classify_answer(words, spoken_question).kind, classify_answer(words, medium).kind)
 
     def prompt(self, question: Question, attempt: int) -> str:
         """Word a question."""
@@ -332,16 +332,16 @@ class SessionTools:
         return self._spoken_question(question).by_voice
 
     def _spoken_question(self, question: Question) -> SpokenQuestion:
-        spoken = self._questions.get(question.id)
-        if spoken is None:
+        spoken_question = self._questions.get(question.id)
+        if spoken_question is None:
             spec = self.spec_of(question) or ToolSpec(question.tool, "", {}, risk=question.risk)
-            arguments = msgspec.json.decode(question.shown)
+            arguments = msgspec.json.decode(question.redacted_arguments)
             locale = self._state.profile.locale
-            spoken = make_question(spec, arguments, question.cautions, question.scopes, locale)
-            self._questions[question.id] = spoken
+            spoken_question = make_question(spec, arguments, question.cautions, question.scopes, locale)
+            self._questions[question.id] = spoken_question
             while len(self._questions) > 2 * self._services.limits.max_calls_per_round:
                 self._questions.popitem(last=False)
-        return spoken
+        return spoken_question
 
     def refusal(self, question: Question, arguments: str) -> ToolOutcome | None:
         """Give the outcome of a call whose tool or rules have changed since it was asked about."""
@@ -418,6 +418,6 @@ class SessionTools:
         """Make the outcome of a call that timed out."""
         return ToolExecutor.timed_out(effect, took_s)
 
-    def spoken(self, text: str) -> str:
+    def for_the_ear(self, text: str) -> str:
         """Make the text for the ear."""
         return for_the_ear(text)

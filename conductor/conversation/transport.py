@@ -10,13 +10,13 @@ from typing import Protocol
 class Frame:
     """An encoded event for a client.
 
-    ``partial``: a later partial may replace it in the queue. ``written``: it was handed to the socket.
+    ``partial``: a later partial may replace it in the queue. ``is_written``: it was handed to the socket.
     ``withdrawn`` frames are not sent.
     """
 
     data: bytes
     partial: bool = False
-    written: bool = False
+    is_written: bool = False
     withdrawn: bool = False
 
 

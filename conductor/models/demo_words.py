@@ -62,7 +62,7 @@ def answer(result: CallResult, reply: Reply) -> str:
         case "none":
             if not isinstance(reply, str):
                 return reply(result)
-            return reply or f"{name} answered: {sentence(spoken(result.data))}"
+            return reply or f"{name} answered: {sentence(in_words(result.data))}"
         case "unknown":
             return f"{name}: I don't know whether that happened. It may have, so I am not trying again."
         case "permission_denied":
@@ -138,7 +138,7 @@ def say_time(result: CallResult) -> str:
     try:
         moment = datetime.fromisoformat(str(first_of(result.data, "time", "datetime")))
     except ValueError:
-        return f"{start} {sentence(spoken(result.data))}"
+        return f"{start} {sentence(in_words(result.data))}"
     universal = " in universal time" if first_of(result.data, "time_zone") == "UTC" and not zone else ""
     return f"{start} {_clock(moment)}{universal}, {moment:%A}, {moment:%B} {moment.day}, {moment.year}."
 
@@ -159,7 +159,7 @@ def say_sum(result: CallResult) -> str:
     for symbol, word in (("**", "to the power of"), ("*", "times"), ("/", "divided by"), (" - ", " minus ")):
         text = text.replace(symbol, word)
     text = re.sub(r"sqrt\(([\d.]+)\)", r"the square root of \1", text.replace("+", "plus"))
-    value = spoken(first_of(result.data, "result", "value") or result.data).replace("-", "minus ", 1)
+    value = in_words(first_of(result.data, "result", "value") or result.data).replace("-", "minus ", 1)
     return f"{text[:1].upper()}{text[1:]} is {value}."
 
 
@@ -175,7 +175,7 @@ def say_status(result: CallResult) -> str:
     """Say the status of an agent."""
     status = first_of(result.data, "status", "state")
     if status is None:
-        return f"The agent's status: {sentence(spoken(result.data))}"
+        return f"The agent's status: {sentence(in_words(result.data))}"
     label = first_of(result.data, "name", "id") or next(iter(result.arguments.values()), "")
     words = f"The agent {label} is {_lowered(status)}."
     summary = first_of(result.data, "summary", "message")
@@ -213,7 +213,7 @@ def say_note(text: str) -> str:
 def say_file(result: CallResult) -> str:
     """Read a file out."""
     path = next(iter(result.arguments.values()), "The file")
-    return f"{path} says: {sentence(spoken(first_of(result.data, 'content', 'text') or result.data))}"
+    return f"{path} says: {sentence(in_words(first_of(result.data, 'content', 'text') or result.data))}"
 
 
 def say_list(noun: str, nouns: str) -> Callable[[CallResult], str]:
@@ -222,7 +222,7 @@ def say_list(noun: str, nouns: str) -> Callable[[CallResult], str]:
     def words(result: CallResult) -> str:
         items = _items_of(result.data)
         if items is None:
-            return f"Your {nouns}: {sentence(spoken(result.data))}"
+            return f"Your {nouns}: {sentence(in_words(result.data))}"
         if not items:
             return f"There are no {nouns}."
         count = f"There is 1 {noun}" if len(items) == 1 else f"There are {len(items)} {nouns}"
@@ -262,7 +262,7 @@ def first_of(data: Any, *names: str) -> Any:
     return next((data[name] for name in names if data.get(name) is not None), None)
 
 
-def spoken(value: Any) -> str:
+def in_words(value: Any) -> str:
     """Say any JSON value in at most about 300 characters; with a hint at a cut."""
     match value:
         case None:
@@ -275,10 +275,10 @@ def spoken(value: Any) -> str:
         case list():
             return _shortened(_series(value)) if value else "none"
         case dict() if (items := _items_of(value)) is not None:
-            return spoken(items)
+            return in_words(items)
         case dict():
             plain = {key: part for key, part in value.items() if not isinstance(part, dict | list | None)}
-            words = [f"{titled(key).lower()} is {spoken(part)}" for key, part in list(plain.items())[:6]]
+            words = [f"{titled(key).lower()} is {in_words(part)}" for key, part in list(plain.items())[:6]]
             return _shortened(_joined(words)) if words else "nothing that can be said in words"
         case _:
             return _shortened(" ".join(str(value).split())) or "nothing"
@@ -310,7 +310,7 @@ def _series(items: Sequence[Any]) -> str:
 
 def _label(item: Any) -> str:
     if not isinstance(item, dict):
-        return "another list" if isinstance(item, list) else spoken(item)
+        return "another list" if isinstance(item, list) else in_words(item)
     label, status = first_of(item, *_LABELS), first_of(item, "status", "state")
     words = str(label) if isinstance(label, str | int) else "one without a name"
     return f"{words}, which is {_lowered(status)}" if status else words

@@ -288,9 +288,9 @@ def _check_names(profiles: Profiles) -> None:
         if name in profile.fallback or len(set(profile.fallback)) < len(profile.fallback):
             raise SettingsError(f'{file}: the fallback of "{name}" leads back to itself.')
         if profile.use is not None:
-            other = names_by_use.setdefault(profile.use, name)
-            if other != name:
-                raise SettingsError(f'{file}: "{other}" and "{name}" both have use = "{profile.use}".')
+            former = names_by_use.setdefault(profile.use, name)
+            if former != name:
+                raise SettingsError(f'{file}: "{former}" and "{name}" both have use = "{profile.use}".')
 
 
 def _mistake(error: ValidationError) -> str:

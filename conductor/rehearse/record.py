@@ -72,8 +72,8 @@ class _Step:
     decisions: dict[str, tuple[Any, str]] = field(default_factory=dict)
     uses: list[Call] = field(default_factory=list)
     speeches: list[str] = field(default_factory=list)
-    heard: int | None = None
-    answered: bool = True
+    heard_characters: int | None = None
+    is_answered: bool = True
 
 
 class Recording:
@@ -120,16 +120,16 @@ class Recording:
     def _listen(self, record: r.Record) -> None:
         step = self._step
         match record:
-            case r.ReplyLogged() | r.SegmentSpoken() if record.spoken:
-                step.speeches.append(record.spoken)
+            case r.ReplyLogged() | r.SegmentSpoken() if record.speech_text:
+                step.speeches.append(record.speech_text)
             case r.PromptSpoken():
                 step.speeches.append(record.text)
             case r.TurnEnded() if record.reason != "answered":
-                step.answered = False
+                step.is_answered = False
         # The end of a turn without a text interrupts no speech.
         if isinstance(record, r.SpeechCut | r.TurnEnded) and record.event_id and record.text:
-            if step.speeches and step.heard is None:
-                step.heard = _heard(step.speeches, record.text)
+            if step.speeches and step.heard_characters is None:
+                step.heard_characters = _count_heard(step.speeches, record.text)
 
     def _finish(self, call: Call, record: r.CallFinished) -> None:
         self._step.uses.append(call)
@@ -145,7 +145,7 @@ class Recording:
         answers = self._answers.setdefault(call.name, [])
         arguments = msgspec.json.decode(call.arguments)
         answer = {"when": arguments, **answer}
-        former = next((other for other in reversed(answers) if other["when"] == arguments), None)
+        former = next((earlier for earlier in reversed(answers) if earlier["when"] == arguments), None)
         if former != answer:
             if former is not None:
                 former["once"] = True
@@ -199,14 +199,14 @@ def _document_of(step: _Step, device: set[str]) -> dict[str, Any]:
     uses = [
         (call.name, msgspec.json.decode(call.arguments) if call.name in device else {}) for call in step.uses
     ]
-    called: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
     for name, arguments in uses:
-        times = sum(other == name and holds(given, arguments) for other, given in uses)
+        times = sum(tool == name and holds(values, arguments) for tool, values in uses)
         expected = {"tool": name, **({"arguments": arguments} if arguments else {}), "times": times}
-        if expected not in called:
-            called.append(expected)
-    expect: dict[str, Any] = {"called": called} if called else {}
-    if step.speeches and step.answered and step.heard is None:
+        if expected not in calls:
+            calls.append(expected)
+    expect: dict[str, Any] = {"called": calls} if calls else {}
+    if step.speeches and step.is_answered and step.heard_characters is None:
         expect["said"] = r"\S"
     decisions = list(step.decisions.values())
     if decisions:
@@ -214,7 +214,7 @@ def _document_of(step: _Step, device: set[str]) -> dict[str, Any]:
     fields = {
         "say": step.say,
         "approve": [decision for decision, _ in decisions],
-        "interrupt": None if step.heard is None else {"after_characters": step.heard},
+        "interrupt": None if step.heard_characters is None else {"after_characters": step.heard_characters},
         "expect": expect,
     }
     return _without_empty(fields)
@@ -224,7 +224,7 @@ def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, [], {})}
 
 
-def _heard(speeches: list[str], text: str) -> int:
+def _count_heard(speeches: list[str], text: str) -> int:
     """Count the characters that were spoken when a message was cut to ``text``, which a mark follows."""
     earlier, last = "".join(speeches[:-1]), "".join(speeches[-1:])
     of_last = len(os.path.commonprefix([text, last]))

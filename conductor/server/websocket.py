@@ -249,5 +249,5 @@ class Writer:
             frames = [frame for frame in queue[:MAX_WRITE] if not frame.withdrawn]
             del queue[:MAX_WRITE]
             for frame in frames:
-                frame.written = True
+                frame.is_written = True
             await self._socket.send_texts([frame.data for frame in frames], self._limits.send_timeout)

@@ -326,12 +326,12 @@ def cancelled_outcome(
     return failed("cancelled", message, reason="partial", took_s=took_s)
 
 
-def interrupted_outcome(effect: str, *, sent: bool, reason: str) -> ToolOutcome:
+def interrupted_outcome(effect: str, *, was_sent: bool, reason: str) -> ToolOutcome:
     """Make the outcome of a call whose turn ended before its result came.
 
     ``reason`` goes to the model: ``interrupted``, ``turn_timeout``, ``connection_lost`` …
     """
-    if not sent:
+    if not was_sent:
         return failed(
             "cancelled", "The turn ended before this call was started. Nothing was run.", reason=reason
         )

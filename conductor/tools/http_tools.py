@@ -299,7 +299,7 @@ class HttpToolset:
         except ArgumentError as error:
             return failed("validation_failed", f"{error} Nothing was run.")
         except web.WebError as error:
-            if error.sent and tool.spec.effect != "read":
+            if error.was_sent and tool.spec.effect != "read":
                 return failed("unknown", f"{error} It may have happened; do not repeat it.", reason="http")
             return failed("io_error", str(error))
         # In a thread: parsing a large answer takes long.

@@ -29,11 +29,11 @@ _CHUNK = 16_384
 
 
 class WebError(Exception):
-    """A request that failed; the message is for the model. ``sent``: the service may have acted on it."""
+    """A request that failed; the message is for the model. ``was_sent``: the service may have acted on it."""
 
-    def __init__(self, message: str, *, sent: bool) -> None:
+    def __init__(self, message: str, *, was_sent: bool) -> None:
         super().__init__(message)
-        self.sent = sent
+        self.was_sent = was_sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ async def fetch(
                 target = parse_url(url)
                 origin = origin or target.origin()
                 if same_host and target.origin() != origin:
-                    raise WebError(f"It redirects to another host, {target.host}.", sent=True)
+                    raise WebError(f"It redirects to another host, {target.host}.", was_sent=True)
                 response = await _request(session, method, target, headers or {}, body, max_bytes)
                 if isinstance(response, WebResponse):
                     return response
@@ -108,8 +108,8 @@ async def fetch(
                 if response.status == 303 or (response.status in (301, 302) and method == "POST"):
                     method, body = "GET", None
     except TimeoutError:
-        raise WebError("It did not answer in time.", sent=True) from None
-    raise WebError(f"It redirects more than {MAX_REDIRECTS} times.", sent=True)
+        raise WebError("It did not answer in time.", was_sent=True) from None
+    raise WebError(f"It redirects more than {MAX_REDIRECTS} times.", was_sent=True)
 
 
 def parse_url(url: str) -> URL:
@@ -120,16 +120,16 @@ def parse_url(url: str) -> URL:
     except ValueError:
         good = False
     if not good:
-        raise WebError("The address must begin with https:// or http:// and a host.", sent=False)
+        raise WebError("The address must begin with https:// or http:// and a host.", was_sent=False)
     if parts.username is not None or parts.password is not None:
-        raise WebError("The address contains a user name or a password.", sent=False)
+        raise WebError("The address contains a user name or a password.", was_sent=False)
     try:
         target = URL(url)
     except ValueError:
         target = URL()
     # The connection uses this parser's result; it must agree with the first parser.
     if target.scheme != parts.scheme or not target.host or target.user is not None:
-        raise WebError("The address has an invalid host.", sent=False)
+        raise WebError("The address has an invalid host.", was_sent=False)
     return target
 
 
@@ -163,7 +163,7 @@ async def _request(
             if response.status in _REDIRECTS and location is not None:
                 return _Redirect(response.status, location)
             if response.headers.get("Content-Encoding", "identity") != "identity":
-                raise WebError("The server sent a compressed answer, which is not supported.", sent=True)
+                raise WebError("The server sent a compressed answer, which is not supported.", was_sent=True)
             content = bytearray()
             while len(content) <= max_bytes and (chunk := await response.content.read(_CHUNK)):
                 content += chunk
@@ -178,12 +178,12 @@ async def _request(
     except (aiohttp.ClientConnectorError, _ForbiddenError) as error:
         cause = getattr(error, "os_error", error)
         reason = "its address is not public" if isinstance(cause, _ForbiddenError) else "no connection"
-        raise WebError(f"{url.host} cannot be reached: {reason}.", sent=False) from None
+        raise WebError(f"{url.host} cannot be reached: {reason}.", was_sent=False) from None
     except TimeoutError:
-        raise WebError("It did not answer in time.", sent=True) from None
+        raise WebError("It did not answer in time.", was_sent=True) from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        sent = not isinstance(error, aiohttp.InvalidURL)
-        raise WebError(f"The request failed: {type(error).__name__}.", sent=sent) from None
+        was_sent = not isinstance(error, aiohttp.InvalidURL)
+        raise WebError(f"The request failed: {type(error).__name__}.", was_sent=was_sent) from None
 
 
 @lru_cache(maxsize=1)

@@ -135,7 +135,7 @@ class Wire:
         while self._queue and number:
             frame = self._queue.popleft()
             if not frame.withdrawn:
-                frame.written = True
+                frame.is_written = True
                 self.phone.receive(json.loads(frame.data), self)
                 number -= 1
 

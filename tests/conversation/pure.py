@@ -69,7 +69,7 @@ class Gate:
     def spec(self, name: str) -> ToolSpec | None:
         return None
 
-    def spoken(self, text: str) -> str:
+    def for_the_ear(self, text: str) -> str:
         return text
 
 
@@ -120,9 +120,9 @@ def local(call_id: str = "c1", effect: Any = "read", **fields: Any) -> Call:
     return Call(call_id, "local.sum", "{}", "builtin", effect, digest=f"digest {call_id}", **fields)
 
 
-def replied(*calls: Call, text: str = "", spoken: str = "") -> r.ReplyLogged:
+def replied(*calls: Call, text: str = "", speech_text: str = "") -> r.ReplyLogged:
     made = tuple(ToolCall(call.id, call.name, call.arguments) for call in calls)
-    return r.ReplyLogged(AssistantMessage(text, made), calls, spoken)
+    return r.ReplyLogged(AssistantMessage(text, made), calls, speech_text)
 
 
 def finished(call_id: str = "c1", **fields: Any) -> r.CallFinished:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conductor.conversation import records as r
-from conductor.conversation.apply import MAX_NOTICES, MAX_OUTBOUND, MAX_SEEN, advance
+from conductor.conversation.apply import MAX_HANDLED, MAX_NOTICES, MAX_OUTBOUND, advance
 from conductor.conversation.ledger import replay
 from conductor.conversation.state import (
     Cause,
@@ -42,7 +42,7 @@ from tests.conversation.pure import (
 
 ENDED = r.TurnEnded("answered")
 LATE = LateCall("c1", "device.do", "write", NOW + 1_000)
-SPEECH = told(STARTED, replied(text="One two.", spoken="One two."), ENDED)
+SPEECH = told(STARTED, replied(text="One two.", speech_text="One two."), ENDED)
 
 
 def last_speech(state: Conversation) -> str:
@@ -60,11 +60,17 @@ TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], Callable[[Any], objec
         "an input",
         Conversation(),
         (r.InputQueued("e", "hi"),),
-        lambda s: (s.queue[0].text, [*s.seen]),
+        lambda s: (s.queue[0].text, [*s.handled_ids]),
         ("hi", ["e"]),
     ),
-    ("an event", Conversation(), (r.EventHandled("e"),), lambda s: [*s.seen], ["e"]),
-    ("a turn", Conversation(), (STARTED,), lambda s: (s.log, [*s.seen]), ([UserMessage("go")], ["words-1"])),
+    ("an event", Conversation(), (r.EventHandled("e"),), lambda s: [*s.handled_ids], ["e"]),
+    (
+        "a turn",
+        Conversation(),
+        (STARTED,),
+        lambda s: (s.log, [*s.handled_ids]),
+        ([UserMessage("go")], ["words-1"]),
+    ),
     ("a turn from the queue", told(r.InputQueued("words-1", "go")), (STARTED,), lambda s: s.queue, []),
     (
         "a summary",
@@ -172,7 +178,7 @@ TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], Callable[[Any], objec
     (
         "an apology",
         told(STARTED),
-        (r.TurnEnded("failed", text="One", apology="Sorry.", spoken="Sorry."),),
+        (r.TurnEnded("failed", text="One", apology="Sorry.", speech_text="Sorry."),),
         lambda s: (s.log[-1].text, len(s.speeches)),
         ("One Sorry.", 1),
     ),
@@ -180,13 +186,13 @@ TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], Callable[[Any], objec
         "a segment",
         told(STARTED),
         (r.SegmentSpoken("One. ", "One."),),
-        lambda s: (s.turn.spoken, s.turn.segments, len(s.log)),
+        lambda s: (s.turn.reply_text, s.turn.segments, len(s.log)),
         ("One. ", 1, 1),
     ),
     (
         "a reply of segments",
         told(STARTED, r.SegmentSpoken("One. ", "One.")),
-        (replied(text="One. Two.", spoken="Two."),),
+        (replied(text="One. Two.", speech_text="Two."),),
         lambda s: ([x.position for x in s.speeches.values()], len({x.reply_id for x in s.speeches.values()})),
         ([1, 1], 1),
     ),
@@ -194,10 +200,10 @@ TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], Callable[[Any], objec
         "a broken reply",
         told(STARTED, r.SegmentSpoken("One. ", "One.")),
         (r.ReplyBroken("One."),),
-        lambda s: (s.turn.spoken, s.turn.retries, len(s.log)),
+        lambda s: (s.turn.reply_text, s.turn.retries, len(s.log)),
         ("", 1, 3),
     ),
-    ("a lost reply", told(STARTED), (r.ReplyBroken("One.", lost=True),), lambda s: s.turn.retries, 0),
+    ("a lost reply", told(STARTED), (r.ReplyBroken("One.", by_takeover=True),), lambda s: s.turn.retries, 0),
     (
         "a trim",
         told(STARTED, replied(text="Yes.")),
@@ -238,7 +244,7 @@ TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], Callable[[Any], objec
         "an unclear answer",
         asked(question()),
         (r.AnswerUnclear("q1", "e", "hm", counts=True),),
-        lambda s: (s.focus.unclear, "e" in s.seen),
+        lambda s: (s.focus.unclear, "e" in s.handled_ids),
         (1, True),
     ),
     (
@@ -311,7 +317,11 @@ def test_what_grows_is_bounded() -> None:
         advance(
             state, r.Commit(CLAIM, NOW, (r.NoticeTaken("", Notice(f"n{number}")), r.Claimed(f"c{number}")))
         )
-    assert (len(state.seen), len(state.outbound), len(state.notices)) == (MAX_SEEN, MAX_OUTBOUND, MAX_NOTICES)
+    assert (len(state.handled_ids), len(state.outbound), len(state.notices)) == (
+        MAX_HANDLED,
+        MAX_OUTBOUND,
+        MAX_NOTICES,
+    )
     assert len(state.claim_times) < 20 and len(state.claims) < 20
 
 
@@ -335,7 +345,7 @@ RECORDS: st.SearchStrategy[r.Record] = st.one_of(
     st.sampled_from(
         [r.SegmentSpoken("One. ", "One."), r.BridgeSpoken("Wait."), r.ReplyBroken("One."), r.ReplyBroken()]
     ),
-    st.builds(replied, text=st.sampled_from(["", "One. Two."]), spoken=st.sampled_from(["", "Two."])),
+    st.builds(replied, text=st.sampled_from(["", "One. Two."]), speech_text=st.sampled_from(["", "Two."])),
     CALLS.map(lambda calls: replied(*calls)),
     st.builds(finished, IDS, late=st.sampled_from([None, LATE])),
     REASONS.map(lambda reason: r.TurnEnded(reason, superseded=("q1",))),

@@ -71,7 +71,7 @@ async def consent(stage: Stage, name: str, **fields: Any) -> str:
     """Have the gate decide about a call: it is free, or needs a yes; else the type of its error."""
     live = Live(now_ms, stage.session.tools)
     calls = [ToolCall("c1", name, fields.pop("arguments", "{}"))]
-    (made,) = await stage.session.tools.prepare(live, calls, whole=True)
+    (made,) = await stage.session.tools.prepare(live, calls, is_whole=True)
     return made.consent if made.result is None else "refused"
 
 
@@ -89,7 +89,7 @@ async def test_declared_tools_take_the_catalogs_place() -> None:
     assert started["acceptedTools"] == ["lamp.dim"] and not started.get("rejectedTools")
     assert names(stage) == LOCAL | {"lamp.dim"}
     live = Live(now_ms, stage.session.tools)
-    (made,) = await stage.session.tools.prepare(live, [call("lamp.dim")], whole=True)
+    (made,) = await stage.session.tools.prepare(live, [call("lamp.dim")], is_whole=True)
     assert (made.limit_ms, made.effect, made.source) == (1_500, "read", "device")
     await stage.close()
 

@@ -52,7 +52,7 @@ TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], list[str]]] = [
     (
         "a plain turn",
         told(),
-        (STARTED, replied(text="Yes.", spoken="Yes."), r.TurnEnded("answered")),
+        (STARTED, replied(text="Yes.", speech_text="Yes."), r.TurnEnded("answered")),
         PLAIN_TURN,
     ),
     ("a turn about notices", told(), (r.TurnStarted("t", "news", 9),), []),
@@ -63,7 +63,7 @@ TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], list[str]]] = [
     (
         "words aloud and a call of the server",
         TURN,
-        (replied(local(), text="I add.", spoken="I add."),),
+        (replied(local(), text="I add.", speech_text="I add."),),
         [*FINAL, *SPOKEN, "state thinking"],
     ),
     (
@@ -98,7 +98,7 @@ TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], list[str]]] = [
     (
         "the rest of segments",
         told(r.SegmentSpoken("One. ", "One."), state=TURN),
-        (replied(text="One. Two.", spoken="Two."),),
+        (replied(text="One. Two.", speech_text="Two."),),
         [*FINAL, "tts.speak"],
     ),
     ("a broken reply", told(r.SegmentSpoken("One. ", "One."), state=TURN), (r.ReplyBroken("One."),), FINAL),
@@ -119,7 +119,7 @@ TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], list[str]]] = [
     (
         "an apology",
         TURN,
-        (r.TurnEnded("failed", error="turn_timeout", apology="Sorry.", spoken="Sorry."),),
+        (r.TurnEnded("failed", error="turn_timeout", apology="Sorry.", speech_text="Sorry."),),
         ["error", *FINAL, *SPOKEN, "state idle"],
     ),
     ("a failure in silence", TURN, (r.TurnEnded("failed", error="turn_timeout"),), ["error", "state idle"]),
@@ -218,7 +218,7 @@ def test_an_id_holds_the_claim_and_no_more_of_its_token() -> None:
 
 def test_the_segments_of_a_reply_share_an_id_with_its_message() -> None:
     state = told(r.ProfileDeclared(SEGMENTS), STARTED, r.SegmentSpoken("One. ", "One."))
-    events = shown(state, replied(text="One. Two.", spoken="Two."))
+    events = shown(state, replied(text="One. Two.", speech_text="Two."))
     spoken, message = ([e for e in events if e.kind == kind][0] for kind in ("speak", "message"))
     segment = msgspec.json.decode(msgspec.json.decode(spoken.payload)["arguments"])
     arguments = msgspec.json.decode(msgspec.json.decode(message.payload)["arguments"])

@@ -56,7 +56,7 @@ class Wire:
         for _ in range(min(number, len(self.queue))):
             frame = self.queue.popleft()
             if not frame.withdrawn:
-                frame.written = True
+                frame.is_written = True
                 self.frames.append(frame)
 
     def drop_partials(self) -> None:
@@ -136,7 +136,7 @@ class Bench:
 
     def withdraw(self, call_id: str) -> bool:
         """Drop what no socket had; False if one had it."""
-        if self.live.sent(call_id) or not self.outbox.is_outstanding(call_id):
+        if self.live.was_sent(call_id) or not self.outbox.is_outstanding(call_id):
             return False
         self.forget(call_id)
         return True
@@ -153,7 +153,9 @@ class Bench:
         if self.outbox.transport is not None:
             self.outbox.detach()
         for event in self.kept():
-            event.withheld = event.kind == "call" and event.effect != "read" and self.live.sent(event.call_id)
+            event.withheld = (
+                event.kind == "call" and event.effect != "read" and self.live.was_sent(event.call_id)
+            )
         self.outbox.attach(wire, states=True, probe="")
         self.look()
 
@@ -738,6 +740,6 @@ async def test_an_event_that_overtook_others_does_not_acknowledge_them() -> None
     restored = Bench()
     for event in bench.kept():
         restored.outbound[event.id] = event
-        restored.outbox.restore(event, sent=True)
+        restored.outbox.restore(event, is_sent=True)
     restored.outbox.handled("evt_a_2.1", queues_speeches=False)
     assert [event.call_id for event in restored.kept()] == ["c3"]

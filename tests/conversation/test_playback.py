@@ -19,7 +19,7 @@ COMMITS = (
     r.Commit("node:1", AT, (r.Claimed("node:1"), r.InputQueued("in-1", "hello"))),
     r.Commit("node:1", AT + 1, (r.TurnStarted("turn-1", "transcript", 30_000, "in-1", "hello"),)),
     r.Commit(
-        "node:1", AT + 2, (r.ReplyLogged(AssistantMessage("Hi."), spoken="Hi."), r.TurnEnded("answered"))
+        "node:1", AT + 2, (r.ReplyLogged(AssistantMessage("Hi."), speech_text="Hi."), r.TurnEnded("answered"))
     ),
     r.Commit("node:1", AT + 3),
     r.Commit("node:2", AT + 4, (r.Claimed("node:2"), r.FieldSet("a", "b"))),
@@ -44,7 +44,7 @@ def test_each_record_has_its_events_and_the_state_after_it() -> None:
         ("Claimed", 6, 4),
         ("FieldSet", 7, 4),
     ]
-    assert [event for moment in moments(stored, len(stored)) for event in moment.shown] == events
+    assert [event for moment in moments(stored, len(stored)) for event in moment.events] == events
     states = [deepcopy(moment.state) for moment in moments(stored, len(stored))]
     assert states[-1] == replay(stored, len(stored)) == state
     assert [len(other.log) for other in states] == [0, 0, 1, 2, 2, 2, 2]

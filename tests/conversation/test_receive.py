@@ -38,7 +38,7 @@ READ = told(replied(device(effect="read")), state=TURN)
 LATE = told(finished(late=LateCall("c1", "device.do", "write", NOW + 600_000, NOW)), state=CALLED)
 FULL = told(*(r.InputQueued(f"e{number}", "x") for number in range(3)), state=TURN)
 HEARD = told(r.PromptHeard("q1"), at=NOW - 1_000, state=asked(question()))
-SAID = told(replied(text="One two.", spoken="One two."), state=TURN)
+SAID = told(replied(text="One two.", speech_text="One two."), state=TURN)
 SAID_AND_OVER = told(r.TurnEnded("answered"), state=SAID)
 SPEECH = next(iter(SAID.speeches))
 ONE_CARD = asked(question(), profile=CARDS)
@@ -66,7 +66,7 @@ TABLE: list[tuple[str, Conversation, dict[str, Any], Rules, client.ClientEvent, 
     (
         "words before a speech",
         SAID_AND_OVER,
-        {"sent": lambda _: False},
+        {"was_sent": lambda _: False},
         RULES,
         words("hi"),
         ["SpeechCut", "TurnStarted"],
@@ -169,7 +169,7 @@ def test_an_event_means_nothing_the_second_time() -> None:
         made = receive(state, make_live(**live), rules, "event-1", event, "turn_2")
         assert isinstance(made, list)
         after = told(*made, state=state)
-        if "event-1" in after.seen:
+        if "event-1" in after.handled_ids:
             assert receive(after, make_live(**live), rules, "event-1", event, "turn_3") == []
 
 
@@ -214,7 +214,7 @@ def test_a_yes_right_after_the_prompt_is_decided_later() -> None:
 def test_the_result_of_an_abandoned_call_is_honest(
     state: Conversation, sent: bool, effect: str, error_type: str
 ) -> None:
-    end = ended(state, make_live(sent=lambda _: sent), RULES, "interrupted")
+    end = ended(state, make_live(was_sent=lambda _: sent), RULES, "interrupted")
     (record,) = end.results
     assert record.error_type == error_type
     assert (record.unknown is not None) == (error_type == "unknown")
@@ -224,7 +224,7 @@ def test_the_result_of_an_abandoned_call_is_honest(
 def test_only_a_call_that_was_on_the_wire_is_cancelled_there() -> None:
     state = told(replied(device(on_interrupt="cancel"), device("c2")), state=TURN)
     assert ended(state, make_live(), RULES, "interrupted").cancelled == ("c1",)
-    assert ended(state, make_live(sent=lambda _: False), RULES, "interrupted").cancelled == ()
+    assert ended(state, make_live(was_sent=lambda _: False), RULES, "interrupted").cancelled == ()
     assert ended(state, make_live(), RULES, "timed_out").cancelled == ("c1", "c2")
 
 
@@ -236,17 +236,17 @@ def test_a_reply_that_nobody_heard_is_kept_and_marked() -> None:
 
 def test_a_failed_turn_apologises_but_a_programs_does_not() -> None:
     end = ended(TURN, make_live(), RULES, "failed", error="turn_timeout")
-    assert end.apology == end.spoken == RULES.failures["turn_timeout"]
+    assert end.apology == end.speech_text == RULES.failures["turn_timeout"]
     program = told(r.TurnStarted("t", "request", 9, tool="x"))
     end = ended(program, make_live(), RULES, "failed", error="turn_timeout")
     assert (end.apology, end.error) == ("", None)
 
 
 def test_a_time_out_is_unknown_and_its_result_may_still_come() -> None:
-    (record,) = timed_out(CALLED, make_live(), RULES, "c1", shown=False)
+    (record,) = timed_out(CALLED, make_live(), RULES, "c1", was_shown=False)
     assert isinstance(record, r.CallFinished)
     assert record.error_type == "unknown" and record.late is not None and record.late.starts_turn
-    assert timed_out(TURN, make_live(), RULES, "c1", shown=True) == []
+    assert timed_out(TURN, make_live(), RULES, "c1", was_shown=True) == []
 
 
 # -- taps
@@ -311,7 +311,7 @@ def joined(
         "replayed_speeches": (),
         "has_card": (),
         "unconfirmed": False,
-        "held": False,
+        "replay_waits": False,
         "shown_state": "thinking",
     }
     made = connected(state, make_live(**live or {}), profile, **{**defaults, **facts})
@@ -323,7 +323,7 @@ def test_a_connection_opens_the_microphone_unless_a_turn_runs() -> None:
     assert joined(told(), resumed=False) == []
     assert joined(TURN) == []
     assert joined(TURN, unconfirmed=True) == ["probe thinking"]
-    assert joined(told(), unconfirmed=True, held=True, shown_state="speaking") == [
+    assert joined(told(), unconfirmed=True, replay_waits=True, shown_state="speaking") == [
         "probe speaking",
         "StateShown",
     ]
@@ -331,7 +331,7 @@ def test_a_connection_opens_the_microphone_unless_a_turn_runs() -> None:
 
 def test_a_write_that_was_sent_is_withheld_from_a_relaunched_app() -> None:
     assert joined(CALLED) == ["CallsWithheld"]
-    assert joined(CALLED, live={"sent": lambda _: False}) == []
+    assert joined(CALLED, live={"was_sent": lambda _: False}) == []
     assert joined(CALLED, RESUME, same_process=True) == []
     assert joined(READ) == []
 

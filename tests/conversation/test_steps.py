@@ -155,7 +155,7 @@ STEPS: list[tuple[str, Conversation, dict[str, Any], Rules, object]] = [
         told(r.SegmentSpoken("One. ", "One."), r.Claimed("b"), state=TURN),
         {},
         RULES,
-        [r.ReplyBroken("One.", lost=True)],
+        [r.ReplyBroken("One.", by_takeover=True)],
     ),
 ]
 

@@ -209,7 +209,7 @@ def test_a_turn_without_a_person_is_no_step_but_its_answers_count() -> None:
     made = document(
         r.ProfileDeclared(LAMP),
         started(),
-        r.ReplyLogged(AssistantMessage("Yes."), spoken="Yes."),
+        r.ReplyLogged(AssistantMessage("Yes."), speech_text="Yes."),
         r.TurnEnded("answered"),
         news,
         asked(),
@@ -220,16 +220,16 @@ def test_a_turn_without_a_person_is_no_step_but_its_answers_count() -> None:
 
 
 def test_a_failed_turn_expects_no_speech() -> None:
-    failed = r.TurnEnded("failed", error="model_provider_failed", apology="Sorry.", spoken="Sorry.")
-    (step,) = document(started(), r.ReplyLogged(AssistantMessage("Let"), spoken="Let"), failed)["steps"]
+    failed = r.TurnEnded("failed", error="model_provider_failed", apology="Sorry.", speech_text="Sorry.")
+    (step,) = document(started(), r.ReplyLogged(AssistantMessage("Let"), speech_text="Let"), failed)["steps"]
     assert step == {"say": "Light."}
 
 
 def test_an_interruption_counts_all_speeches_of_the_step() -> None:
     (step,) = document(
         started(),
-        r.ReplyLogged(AssistantMessage("Let me look."), spoken="Let me look."),
-        r.ReplyLogged(AssistantMessage("It is on."), spoken="It is on."),
+        r.ReplyLogged(AssistantMessage("Let me look."), speech_text="Let me look."),
+        r.ReplyLogged(AssistantMessage("It is on."), speech_text="It is on."),
         r.SpeechCut("speech-2", "It is [The user interrupted here and did not hear the rest.]", "in-2"),
     )["steps"]
     assert step["interrupt"] == {"after_characters": len("Let me look.It is ")}
@@ -237,7 +237,9 @@ def test_an_interruption_counts_all_speeches_of_the_step() -> None:
 
 def test_an_interruption_between_speeches_is_none() -> None:
     end = r.TurnEnded("interrupted", "in-2")
-    (step,) = document(started(), r.ReplyLogged(AssistantMessage("Let"), spoken="Let me look."), end)["steps"]
+    (step,) = document(started(), r.ReplyLogged(AssistantMessage("Let"), speech_text="Let me look."), end)[
+        "steps"
+    ]
     assert step == {"say": "Light."}
 
 

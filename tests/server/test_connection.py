@@ -99,7 +99,7 @@ async def test_dropped_partials_are_not_sent() -> None:
         connection.send(partial("e"))
         await phone.until(is_text("e"))
         assert texts(phone) == ["a", "c", "e"]
-        assert [frame.written for frame in frames] == [True, False, True, False]
+        assert [frame.is_written for frame in frames] == [True, False, True, False]
 
 
 async def test_a_withdrawn_frame_is_not_sent() -> None:
@@ -110,7 +110,7 @@ async def test_a_withdrawn_frame_is_not_sent() -> None:
         frame.withdrawn = True
         connection.send(final("b"))
         await phone.until(is_text("b"))
-        assert texts(phone) == ["b"] and not frame.written
+        assert texts(phone) == ["b"] and not frame.is_written
 
 
 async def test_a_parked_connection_drops_its_queue() -> None:
@@ -121,7 +121,7 @@ async def test_a_parked_connection_drops_its_queue() -> None:
         connection.suspend()
         connection.send(final("b"))
         await phone.until(is_text("b"))
-        assert texts(phone) == ["b"] and not frame.written and not phone.closed.is_set()
+        assert texts(phone) == ["b"] and not frame.is_written and not phone.closed.is_set()
 
 
 async def test_a_full_queue_cuts_the_connection_and_the_session_survives() -> None:
@@ -149,7 +149,7 @@ async def test_a_cut_connection_writes_no_frame() -> None:
         frame = final("a")
         connection.send(frame)
         await until(lambda: served.listener.connections == 0)
-        assert not frame.written and texts(phone) == []
+        assert not frame.is_written and texts(phone) == []
 
 
 async def test_a_closing_connection_sends_what_is_queued_first() -> None:

@@ -217,8 +217,8 @@ async def test_a_failed_claim_does_not_lose_recovered_commits(applied: bool) -> 
     with pytest.raises(StoreUnavailable):
         await commit("two")
     await commit("three")
-    assert list(session.state.seen) == ["one", "three"]
-    assert list(replay((await store.claim(KEY)).commits).seen) == ["one", "three"]
+    assert list(session.state.handled_ids) == ["one", "three"]
+    assert list(replay((await store.claim(KEY)).commits).handled_ids) == ["one", "three"]
 
 
 # -- notices

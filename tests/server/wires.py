@@ -87,7 +87,7 @@ class Wire:
         self.alive = True
 
     def send(self, frame: Frame) -> None:
-        frame.written = True
+        frame.is_written = True
         self.frames.append(frame)
 
     def drop_partials(self) -> None:

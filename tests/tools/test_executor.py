@@ -538,7 +538,7 @@ def test_an_error_of_the_device_wins_even_if_it_is_empty() -> None:
 def test_a_call_of_an_ended_turn_reports_its_effect(
     effect: str, sent: bool, error_type: str, says: str
 ) -> None:
-    outcome = interrupted_outcome(effect, sent=sent, reason="turn_timeout")
+    outcome = interrupted_outcome(effect, was_sent=sent, reason="turn_timeout")
     assert (outcome.success, outcome.error_type, outcome.metadata.reason) == (
         False,
         error_type,

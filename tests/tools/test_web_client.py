@@ -58,7 +58,7 @@ async def test_nothing_reaches_an_address_that_is_not_public(url: str) -> None:
         with pytest.raises(WebError) as caught:
             await fetch("GET", url.replace("{port}", str(server.port)), timeout_s=5.0)
         assert server.asked == []
-        assert not caught.value.sent
+        assert not caught.value.was_sent
 
 
 @pytest.mark.parametrize("same_host", [True, False])
@@ -134,7 +134,7 @@ async def test_a_long_answer_is_cut_and_a_slow_answer_times_out() -> None:
         assert (len(response.body), response.cut) == (1_000, True)
         with pytest.raises(WebError, match="in time") as caught:
             await fetch("GET", server.url("/slow"), timeout_s=0.1, allowed=HERE)
-        assert caught.value.sent
+        assert caught.value.was_sent
 
 
 @pytest.mark.parametrize("charset", ["punycode", "idna", "undefined", "hex", "no-such", "unicode_escape"])
@@ -172,4 +172,4 @@ async def test_a_server_that_hangs_up_may_have_acted() -> None:
     async with site(hang_up) as server:
         with pytest.raises(WebError) as caught:
             await fetch("POST", server.url(), body=b"{}", allowed=HERE)
-        assert caught.value.sent
+        assert caught.value.was_sent

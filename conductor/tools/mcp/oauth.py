@@ -121,7 +121,7 @@ class CheckedAuth(httpx2.Auth):
 
     async def _fetch(self, request: httpx2.Request) -> httpx2.Response:
         if self._local_only and not await is_local(request.url.host):
-            raise WebError(f"LOCAL_ONLY is set, and {request.url.host} is not local.", sent=False)
+            raise WebError(f"LOCAL_ONLY is set, and {request.url.host} is not local.", was_sent=False)
         names = ("Accept", "Authorization", "Content-Type", "MCP-Protocol-Version")
         response = await fetch(
             request.method,

@@ -183,8 +183,8 @@ def object_pattern(
     single = [leaf for leaf in _single(leaves, lang) if not sets["origins"] & {*leaf.label}]
     location_words |= {phrase for leaf in single for phrase in _short_names(leaf, lang)}
     location_words |= {*_ways("things", map(singular, location_words), lang)}
-    into, there = _choice(sets["into"]), _choice(_phrases(action["there"], lang))
-    location = f"(?:{into}{the}(?:{_choice(location_words)}){{1,3}}|{there})"
+    into, adverb = _choice(sets["into"]), _choice(_phrases(action["there"], lang))
+    location = f"(?:{into}{the}(?:{_choice(location_words)}){{1,3}}|{adverb})"
     personal = bool({*verbs} & sets["personal"])  # "block her", but not "delete her"
     people = _people(leaves, lang) if personal else []
     objects = [leaf for leaf in single if leaf.argument not in prepositions]

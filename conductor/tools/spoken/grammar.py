@@ -147,9 +147,9 @@ def _approves(words: Words, question: Question, lang: Vocabulary) -> Scope | Non
 
 def _repeats(words: Words, question: Question, lang: Vocabulary) -> bool:
     expected = _joined(lang.words(question.repeat))
-    spoken = tuple(word for word in words if lang.consent.get((word,)) != "hesitations")
-    ends = (n for n in range(len(spoken), 0, -1) if _joined(spoken[:n]) == expected)
-    return any(not spoken[n:] or lang.consent.get(spoken[n:]) in ("courtesies", "please") for n in ends)
+    answer = tuple(word for word in words if lang.consent.get((word,)) != "hesitations")
+    ends = (n for n in range(len(answer), 0, -1) if _joined(answer[:n]) == expected)
+    return any(not answer[n:] or lang.consent.get(answer[n:]) in ("courtesies", "please") for n in ends)
 
 
 def _joined(words: Iterable[str]) -> str:
