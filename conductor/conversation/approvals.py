@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import msgspec
 from msgspec.structs import replace
 
 from conductor.conversation.live import Live, Rules
@@ -368,11 +367,3 @@ def _result(state: Conversation, live: Live, question: Question, outcome: ToolOu
     finished = live.decisions.result(call, outcome)
     result = ToolResult(call.id, finished.content, finished.is_error, call.untrusted)
     return [CallFinished(result, error_type=outcome.error_type, reason=outcome.metadata.reason)]
-
-
-def form_answer(question: Question, decision: QuestionDecided) -> dict[str, Any] | None:
-    """Give the values of a form; None unless it was allowed."""
-    if decision.outcome not in ("allowed", "edited"):
-        return None
-    values: dict[str, Any] = msgspec.json.decode(decision.arguments or question.arguments)
-    return values

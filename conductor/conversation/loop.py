@@ -126,12 +126,6 @@ class Loop:
                 case ReplyLogged():
                     self._round_at = self._session.live.now()
 
-    @property
-    def waits_for_device(self) -> bool:
-        """Whether only the app's answers are missing."""
-        calls = [call for call in self._session.state.calls if call.is_open]
-        return bool(calls) and all(call.is_device and call.started_at for call in calls)
-
     def _next(self) -> Step:
         session = self._session
         return next_step(session.state, session.live, session.rules)
@@ -250,7 +244,7 @@ class Loop:
             return None
         calls = [call for call in turn.calls if call.is_open and call.started_at]
         transport = session.outbox.transport
-        if not calls or turn.cause == "request" or session.asks or transport is None:
+        if not calls or turn.cause == "request" or session.state.questions or transport is None:
             return None
         device = any(call.is_device for call in calls)
         if (device and not transport.segments) or session.observer.has_spoken:

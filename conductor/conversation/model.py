@@ -200,14 +200,13 @@ class ModelSteps:
             prefix, position = self._last_messages
             messages = repair(state.log[max(0, position - state.log_start) :], prefix)
         self._last_messages = messages, state.log_end
-        left_ms = turn.left_ms - (session.live.now() - turn.running_since if turn.running_since else 0)
         return ModelRequest(
             self._turn_prompt[1],
             messages,
             self._turn_prompt[2],
             "auto" if step.with_tools else "none",
             silence_s=session.rules.limits.model_silence,
-            deadline_s=max(0.0, left_ms / 1000),
+            deadline_s=session.left_s,
             profile=state.profile.model,
             avoid=self._avoid,
             cache_key=session.cache_key,

@@ -223,11 +223,6 @@ class Session:
         return not self.is_closed and (self.state.turn is not None or self.loop is not None)
 
     @property
-    def asks(self) -> bool:
-        """Whether a question to the person is open."""
-        return bool(self.state.questions)
-
-    @property
     def in_segments(self) -> bool:
         """Whether replies are spoken in segments."""
         return "segments" in self.state.profile.capabilities or self.services.speak_segments
@@ -411,7 +406,7 @@ class Session:
     def _waits_for_turn(self) -> bool:
         calls = [call for call in self.state.calls if call.is_open]
         for_device = bool(calls) and all(call.is_device and call.started_at for call in calls)
-        continues_elsewhere = self.asks or (for_device and not self.is_connected)
+        continues_elsewhere = self.state.questions or (for_device and not self.is_connected)
         return self.ledger.busy or (self.busy and not (self.ledger.durable and continues_elsewhere))
 
     async def close(self) -> None:

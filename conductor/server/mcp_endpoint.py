@@ -253,7 +253,7 @@ class McpEndpoint:
         for count in itertools.count(1):
             await asyncio.sleep(self._progress_s)
             session = self._session(caller)
-            asks = session is not None and session.asks
+            asks = session is not None and bool(session.state.questions)
             message = "Waiting for the person's approval." if asks else f"Waiting for {name[:128]}."
             # The package sends nothing to a program that did not ask for reports.
             await context.session.report_progress(count, message=message)
