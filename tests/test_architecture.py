@@ -122,15 +122,15 @@ class Module:
 
 def modules_of(root: Path) -> list[Module]:
     """Read a package."""
-    found = []
+    modules = []
     for path in sorted(root.rglob("*.py")):
         parts = list(path.relative_to(root).with_suffix("").parts)
         is_package = parts[-1] == "__init__" and len(parts) > 1
         name = ".".join(parts[:-1] if is_package else parts)
         tree = ast.parse(path.read_text(encoding="utf-8"))
         imports = imports_of(tree, name, root.name, is_package=is_package or name == "__init__")
-        found.append(Module(name, tree, tuple(imports)))
-    return found
+        modules.append(Module(name, tree, tuple(imports)))
+    return modules
 
 
 @cache
@@ -144,24 +144,24 @@ def wrong_order(modules: list[Module], package: str) -> Iterator[str]:
         if module.part not in BELOW:
             yield f"{module.name} has no place in the order"
             continue
-        for one in module.imports:
-            first, _, rest = one.target.partition(".")
+        for item in module.imports:
+            first, _, rest = item.target.partition(".")
             part = rest.partition(".")[0]
             if first != package or part in ("", module.part, "__version__"):
                 continue
             if part not in BELOW[module.part]:
-                yield f"{module.name}:{one.line} imports {one.target}"
+                yield f"{module.name}:{item.line} imports {item.target}"
 
 
 def early_heavy_imports(modules: list[Module], package: str) -> Iterator[str]:
     """Name each heavy SDK, and each module that imports one, that is imported as soon as its importer is."""
     for module in modules:
-        for one in module.imports:
-            if one.late or one.typing_only or module.name in LAZY:
+        for item in module.imports:
+            if item.late or item.typing_only or module.name in LAZY:
                 continue
-            heavy = one.target.partition(".")[0] in HEAVY
-            if heavy or any(_within(one.target, f"{package}.{lazy}") for lazy in LAZY):
-                yield f"{module.name}:{one.line} imports {one.target}"
+            heavy = item.target.partition(".")[0] in HEAVY
+            if heavy or any(_within(item.target, f"{package}.{lazy}") for lazy in LAZY):
+                yield f"{module.name}:{item.line} imports {item.target}"
 
 
 def _within(target: str, module: str) -> bool:
@@ -224,7 +224,7 @@ def test_all_of_the_code_is_looked_at() -> None:
 @pytest.mark.parametrize("name", sorted(LAZY))
 def test_a_lazy_module_that_is_no_longer_heavy_is_taken_off_the_list(name: str) -> None:
     found = next(m for m in code() if m.name == name)
-    assert any(one.target.partition(".")[0] in HEAVY for one in found.imports)
+    assert any(item.target.partition(".")[0] in HEAVY for item in found.imports)
 
 
 def test_a_server_is_put_together_without_any_heavy_sdk() -> None:

@@ -43,8 +43,8 @@ def broken_links(page: Path) -> Iterator[str]:
         if re.match(r"[a-z]+:", target):
             continue
         path, _, anchor = target.partition("#")
-        place = (page.parent / path).resolve() if path else page
-        if not place.exists() or (anchor and place.suffix == ".md" and anchor not in anchors(place)):
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
             yield target
 
 

@@ -119,7 +119,7 @@ class Killing(Disk):
 class Tools:
     """The server's tools; each takes half a second, and ``ran`` has those that came to their end."""
 
-    begun: list[str] = field(default_factory=list)
+    starts: list[str] = field(default_factory=list)
 
     def specs(self) -> Sequence[ToolSpec]:
         return (
@@ -128,7 +128,7 @@ class Tools:
         )
 
     async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
-        self.begun.append(f"{name} {dict(arguments)}")
+        self.starts.append(f"{name} {dict(arguments)}")
         await later(0.5)
         return succeeded({"ran": name})
 
@@ -153,7 +153,7 @@ class Seen:
     users: list[str]
     finals: list[str]
     runs: Counter[str]
-    begun: Counter[str]
+    starts: Counter[str]
     unknown: int
 
 
@@ -215,10 +215,10 @@ class World:
         line = app.open_line(self.session)
         fields: dict[str, Any] = dict(app.start_fields)
         if app.event_ids:
-            done = [event["payload"] for event in app.outbox.values() if event["type"] == "tool.result"]
+            results = [event["payload"] for event in app.outbox.values() if event["type"] == "tool.result"]
             fields["resume"] = {
                 "lastEventId": app._last_event_id,
-                "done": done,
+                "done": results,
                 "pending": list(app.pending),
             }
         start, clients = msgspec.convert(fields, client.SessionStart), self.session.clients
@@ -266,7 +266,7 @@ class World:
         self.app.say(text)
 
     @property
-    def sent(self) -> list[Event]:
+    def app_events(self) -> list[Event]:
         """The events of the app, on any of its lines."""
         return [json.loads(data) for line in self.app.lines for data in line.data]
 
@@ -333,21 +333,21 @@ class World:
         assert len(users) == len(set(users)), f"answered twice: {users}"
         writes = [text for text, number in self.calls.items() if number > 1]
         assert not writes or self.relaunches, f"a call ran twice: {writes}"
-        shown = Counter(event["id"] for event in app.log if event["type"] == "approval.resolved")
-        assert all(number == 1 for number in shown.values()) or self.relaunches
+        resolutions = Counter(event["id"] for event in app.log if event["type"] == "approval.resolved")
+        assert all(number == 1 for number in resolutions.values()) or self.relaunches
         cards = {event["payload"]["approvalId"] for event in app.events("approval.request")}
         resolved = {event["payload"]["approvalId"] for event in app.events("approval.resolved")}
         assert cards <= resolved, "a card without an end"
         if "segments" in self.walk.capabilities or self.walk.segments:
             text = " ".join(item.text for item in logged if isinstance(item, AssistantMessage))
             assert self.relaunches or len(app.speeches()) == len(set(app.speeches())), "spoken twice"
-            is_cut = any(event["type"] == "audio.output.interrupted" for event in self.sent)
+            is_cut = any(event["type"] == "audio.output.interrupted" for event in self.app_events)
             assert is_cut or all(speech in text for speech in app.speeches()), (
                 "spoken, and not in the history"
             )
         results = [json.loads(item.content) for item in logged if isinstance(item, ToolResult)]
         unknown = sum(item["error_type"] in ("unknown", "cancelled") for item in results)
-        return Seen(users, app.finals(), self.runs.copy(), Counter(self.tools.begun), unknown)
+        return Seen(users, app.finals(), self.runs.copy(), Counter(self.tools.starts), unknown)
 
     def history(self) -> list[Message]:
         """Give the history that is stored: the one in memory is the same."""
@@ -355,18 +355,18 @@ class World:
         return list(self.session.state.log)
 
 
-def compare(walk: Walk, undisturbed: Seen, seen: Seen, *, answers: bool) -> None:
+def compare(walk: Walk, undisturbed: Seen, actual: Seen, *, answers: bool) -> None:
     """Compare a walk with a death to the one without."""
-    assert seen.users == undisturbed.users, f"lost or swapped: {seen.users}"
-    for name, number in seen.runs.items():
+    assert actual.users == undisturbed.users, f"lost or swapped: {actual.users}"
+    for name, number in actual.runs.items():
         reads = name.startswith("device.look")
         assert number <= undisturbed.runs[name] or reads, f"ran more often: {name}"
-    for name, number in seen.begun.items():
-        assert number <= undisturbed.begun[name] or name.startswith("local.sum"), f"ran again: {name}"
-    if walk.exact and answers and seen.unknown == undisturbed.unknown:
-        assert seen.finals == undisturbed.finals
-        assert set(seen.runs) == set(undisturbed.runs)
-        assert set(seen.begun) == set(undisturbed.begun)
+    for name, number in actual.starts.items():
+        assert number <= undisturbed.starts[name] or name.startswith("local.sum"), f"ran again: {name}"
+    if walk.exact and answers and actual.unknown == undisturbed.unknown:
+        assert actual.finals == undisturbed.finals
+        assert set(actual.runs) == set(undisturbed.runs)
+        assert set(actual.starts) == set(undisturbed.starts)
 
 
 __all__ = ["Kill", "Seen", "Walk", "World", "compare"]

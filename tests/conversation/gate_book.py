@@ -171,7 +171,7 @@ class Card:
 
 @dataclass(slots=True)
 class Prompt:
-    """A question whose text is shown, and which is spoken; ``heard`` to its end.
+    """A question whose text is shown, and which is spoken; ``is_heard``: to its end.
 
     What is shown and was never spoken counts ``late``, the loop's time at which the speech has failed (tools,
     "Spoken approvals", item 0).
@@ -182,7 +182,7 @@ class Prompt:
     phrase: str
     text: str
     late: float = 0.0
-    heard: bool = False
+    is_heard: bool = False
     interrupted: bool = False
 
     def __post_init__(self) -> None:
@@ -190,11 +190,11 @@ class Prompt:
 
     def unheard(self) -> None:
         """Take it that nobody has heard it yet."""
-        self.heard, self.late = False, now() + 5.0 + 0.1 * len(self.text)
+        self.is_heard, self.late = False, now() + 5.0 + 0.1 * len(self.text)
 
     @property
     def presented(self) -> bool:
-        return not self.interrupted and (self.heard or now() >= self.late)
+        return not self.interrupted and (self.is_heard or now() >= self.late)
 
 
 class Book:
@@ -206,7 +206,7 @@ class Book:
         self.local = {kind.name: kind for kind in LOCAL}
         self.wishes: dict[str, Wish] = {}
         self.log: list[Message] = []
-        self.kept: set[str] = set()
+        self.committed_ids: set[str] = set()
         self.state = Conversation()
         self.cards: dict[str, Card] = {}
         self.relaunched = False
@@ -282,7 +282,7 @@ class Book:
         for record in commit.records:
             self._recorded(record)
             end = self.state.log_end
-            self.kept.update(event.id for event in apply(self.state, record, commit.at))
+            self.committed_ids.update(event.id for event in apply(self.state, record, commit.at))
             for message in self.state.log[max(0, end - self.state.log_start) :]:
                 self._logged(message)
 
@@ -336,7 +336,7 @@ class Book:
 
     # -- what the person decides
 
-    def shown(self, event: Event) -> None:
+    def add_card(self, event: Event) -> None:
         """Take a card."""
         payload = event["payload"]
         phrase = PHRASE.search(payload["prompt"])
@@ -369,7 +369,7 @@ class Book:
         """The cards that the person still sees."""
         return [card for card in self.cards.values() if not card.outcome and not card.settled]
 
-    def told(self, text: str) -> None:
+    def add_prompt(self, text: str) -> None:
         """Take a prompt, if a text is one."""
         prompt_match = PROMPT.search(text)
         if prompt_match is None:

@@ -103,7 +103,7 @@ class Wire:
         self.decisions: Counter[str] = Counter()
         self.answers: Counter[str] = Counter()
         self.born: set[str] = set()
-        self.shown: set[str] = set()
+        self.visible_cards: set[str] = set()
         self._queue: deque[Frame] = deque()
         self._up: asyncio.Queue[tuple[Inbound, list[Consent], Meaning]] = asyncio.Queue()
         self.opened = asyncio.Event()
@@ -196,11 +196,11 @@ class Phone:
         self.events: list[Event] = []
         self.states: list[str] = ["idle"]
         self.jobs: set[asyncio.Task[None]] = set()
-        self._seen: set[str] = set()
+        self._handled_ids: set[str] = set()
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._speeches: dict[str, bool] = {}
         self._prompts: dict[str, Prompt | None] = {}
-        self._told: set[str] = set()
+        self._message_ids: set[str] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -225,7 +225,7 @@ class Phone:
     def receive(self, event: Event, wire: Wire) -> None:
         book, kind = self.book, event["type"]
         durable = kind in ("tool.call", "assistant.speech.final", "approval.request")
-        if durable and event["id"] not in book.kept and shape_of(event) != "state idle":
+        if durable and event["id"] not in book.committed_ids and shape_of(event) != "state idle":
             book.wrong(f"sent, and not committed: {shape_of(event)}")
         if kind.startswith("approval.") and "approval" not in wire.capabilities:
             return
@@ -234,18 +234,18 @@ class Phone:
             book.resolved(event["payload"]["approvalId"], event["payload"]["outcome"])
         if kind == "approval.request":
             self.spawn(self._look(event["payload"]["approvalId"], wire))
-        if event["id"] in self._seen:
+        if event["id"] in self._handled_ids:
             return
-        self._seen.add(event["id"])
+        self._handled_ids.add(event["id"])
         self.events.append(event)
         if kind == "approval.request":
             if event["payload"]["approvalId"] not in book.cards:
                 wire.born.add(event["payload"]["approvalId"])
-            book.shown(event)
+            book.add_card(event)
         elif kind == "error" and event["payload"]["code"] == "internal_error":
             book.wrong("internal_error")
         elif kind == "tool.call":
-            self._called(event)
+            self._take_call(event)
         elif kind == "tool.cancel":
             self.spawn(self._cancel(event["payload"]["callId"]))
 
@@ -253,17 +253,17 @@ class Phone:
         """Have the person look at a card, if they do, and tell the session."""
         await later(self.rng.choice((0.0, 0.2, 2.0)))
         if self.rng.random() < 0.9 and not wire.cut:
-            wire.shown.add(approval_id)
+            wire.visible_cards.add(approval_id)
             wire.say(client.ApprovalShown(approval_id))
 
-    def _called(self, event: Event) -> None:
+    def _take_call(self, event: Event) -> None:
         """Take a call: the person sees at once what is shown, the device comes to it in its turn."""
         book, shape, call_id = self.book, shape_of(event), event["payload"]["callId"]
         if shape.startswith("state "):
             self.states.append(shape.removeprefix("state "))
-        elif shape == "append assistant" and call_id not in self._told:
-            self._told.add(call_id)
-            book.told(arguments_of(event)["text"])
+        elif shape == "append assistant" and call_id not in self._message_ids:
+            self._message_ids.add(call_id)
+            book.add_prompt(arguments_of(event)["text"])
         elif shape == "tts.speak":
             self._speeches[call_id] = False
             is_prompt = book.prompt is not None and book.prompt.text == arguments_of(event)["text"]
@@ -272,14 +272,14 @@ class Phone:
 
     def relaunch(self) -> None:
         """Forget which events were handled, as an app does that was ended."""
-        self._seen.clear()
+        self._handled_ids.clear()
         self.book.relaunched = True
 
     def interrupted(self) -> None:
         """Note that the person interrupts: the last prompt, where that is beyond doubt the one they hear."""
         speeches = list(self._speeches.values())
         prompt = self._prompts[list(self._speeches)[-1]] if speeches else None
-        if prompt is not None and not prompt.heard and not speeches[-1] and all(speeches[:-1]):
+        if prompt is not None and not prompt.is_heard and not speeches[-1] and all(speeches[:-1]):
             prompt.interrupted = True
 
     @property
@@ -313,7 +313,7 @@ class Phone:
             await later(self.rng.choice((0.0, 0.5, 3.0)))
         self._speeches[call_id] = not says_nothing
         if prompt is not None:
-            prompt.heard = True
+            prompt.is_heard = True
         if not says_nothing:
             error = "no voice" if how < 0.08 else None
             self.say(client.ToolResultEvent(call_id, None if error else SPOKEN, error))

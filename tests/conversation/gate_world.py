@@ -55,7 +55,7 @@ class World:
         self.book = Book(kinds)
         self.declared = {kind.name: kind for kind in kinds}
         self.mode = rng.choice(("cards", "cards", "voice", "voice", "mixed"))
-        self.said: list[tuple[str, str]] = []
+        self.wishes: list[tuple[str, str]] = []
         self.trail: list[str] = []
         self.resting = False
         self.store = randomly_slow(rng) if rng.random() < 0.7 else MemoryStore()
@@ -105,9 +105,9 @@ class World:
         if not self.resting and request.tool_choice == "auto" and rounds < 4 and rng.random() < 0.65:
             names = [item.name for item in request.tools] + ["nobody.home"]
             for _ in range(rng.choice((1, 1, 1, 2, 3, 4))):
-                repeats = self.said and rng.random() < 0.4
-                wish = rng.choice(self.said[-4:]) if repeats else (rng.choice(names), rng.choice(ARGUMENTS))
-                self.said.append(wish)
+                repeats = self.wishes and rng.random() < 0.4
+                wish = rng.choice(self.wishes[-4:]) if repeats else (rng.choice(names), rng.choice(ARGUMENTS))
+                self.wishes.append(wish)
                 script.append(call(*wish))
         return script
 
@@ -124,8 +124,8 @@ class World:
                 number += 1
                 await self.step()
                 if number % 60 == 0:
-                    await self.rest()
-            await self.rest()
+                    await self.settle()
+            await self.settle()
             await self.tap_what_is_over()
         finally:
             await self.session.close()
@@ -310,17 +310,17 @@ class World:
         choices += [phrase for phrase in phrases if phrase for _ in range(8)]
         text = rng.choice(choices)
         self.note(f"speak: {text}")
-        shown = frozenset(self.wire.shown)  # what is shown from now on is not what these words are about
-        self.phone.say(client.TranscriptFinal(text), lambda: self.meaning(text, shown))
+        visible = frozenset(self.wire.visible_cards)  # cards that appear later are not meant
+        self.phone.say(client.TranscriptFinal(text), lambda: self.meaning(text, visible))
 
-    def meaning(self, text: str, shown: frozenset[str]) -> list[Consent]:
+    def meaning(self, text: str, visible: frozenset[str]) -> list[Consent]:
         """Say what the person agrees to with this, by the cards they see and the prompt they heard."""
         scope = "once" if text in YES else YES_FOR_LONG.get(text)
         # Of a card that was decided while the line was lost nobody told the person.
         open_now = self.book.state.questions
         cards = [c for c in self.book.standing if c.approval_id in open_now and not c.tapped]
         standing_questions: list[tuple[str, dict[str, Any], str | None]] = []
-        if len(cards) == 1 and cards[0].approval_id in shown:
+        if len(cards) == 1 and cards[0].approval_id in visible:
             card = cards[0]
             if card.risk == "high":
                 is_phrase = text == card.phrase
@@ -344,7 +344,7 @@ class World:
 
     # -- rest
 
-    async def rest(self) -> None:
+    async def settle(self) -> None:
         """Let everything come to its end, and check what is left."""
         self.note("rest")
         self.resting = True
@@ -399,4 +399,4 @@ class World:
         for approval_id in self.book.cards:
             if self.wire.answers[approval_id] not in (1, 2):  # the replayed end of a card, and the answer
                 self.book.wrong(f"{self.wire.answers[approval_id]} answers to a late tap")
-        await self.rest()
+        await self.settle()

@@ -193,7 +193,7 @@ class SlowStore:
         self.hold: asyncio.Event | None = None
         self.hold_answer: asyncio.Event | None = None
         self.entered = asyncio.Event()
-        self.kept: set[str] = set()
+        self.committed_ids: set[str] = set()
         self.commits: list[Commit] = []
         self.running: set[str] = set()
         self._states: dict[SessionKey, Conversation] = {}
@@ -226,7 +226,7 @@ class SlowStore:
             unanswered = replace(claim)
             await self.inner.append(unanswered, commit_id, data, snapshot=snapshot)
             self.commits.append(commit)
-            self.kept.update(event.id for event in advance(self._states[claim.key], commit))
+            self.committed_ids.update(event.id for event in advance(self._states[claim.key], commit))
             await steps(self.after())
             if self.hold_answer is not None:
                 await self.hold_answer.wait()
@@ -359,11 +359,11 @@ def inbound(event: client.ClientEvent | None, event_id: str | None = None) -> In
 
 
 class Line(Pipe):
-    """A pipe to a session, which also takes events as structs. ``sent`` are the ids of the app's events."""
+    """A pipe to a session, which also takes events as structs; ``sent_ids`` name the app's events."""
 
     def __init__(self, app: App, session: Session, *, slow: bool = False) -> None:
         super().__init__(app.receive, session, slow=slow)
-        self.sent: list[str] = []
+        self.sent_ids: list[str] = []
         self.data: list[bytes] = []
 
     def say(self, event: client.ClientEvent, event_id: str | None = None) -> None:
@@ -380,7 +380,7 @@ class Line(Pipe):
 
     def write(self, data: bytes) -> None:
         if data:  # `cut` writes nothing, to wake the reader
-            self.sent.append(msgspec.json.decode(data)["id"])
+            self.sent_ids.append(msgspec.json.decode(data)["id"])
             self.data.append(data)
         super().write(data)
 
@@ -443,7 +443,7 @@ class App(VoiceApp):
         durable = event["type"] in ("tool.call", "assistant.speech.final")
         durable = durable and shape_of(event) != "state idle"  # it opens the microphone even without a store
         if durable and self.store is not None:
-            assert event["id"] in self.store.kept, f"sent, and not committed: {shape_of(event)}"
+            assert event["id"] in self.store.committed_ids, f"sent, and not committed: {shape_of(event)}"
         super().receive(data)
 
     def agent_done(self, agent_id: str, **envelope: Any) -> None:

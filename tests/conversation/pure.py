@@ -88,7 +88,7 @@ CARDS = Profile(("approval", "cancel", "late", "activity"))
 VOICE = Profile()
 
 
-def told(*records: r.Record, at: int = NOW, state: Conversation | None = None) -> Conversation:
+def fold(*records: r.Record, at: int = NOW, state: Conversation | None = None) -> Conversation:
     """Make a state of records, each a commit of its own; a given state is not changed."""
     state = copy.deepcopy(state) if state is not None else Conversation()
     if not state.claims:
@@ -98,7 +98,7 @@ def told(*records: r.Record, at: int = NOW, state: Conversation | None = None) -
     return state
 
 
-def shown(state: Conversation, *records: r.Record, at: int = NOW) -> list[Event]:
+def events_of(state: Conversation, *records: r.Record, at: int = NOW) -> list[Event]:
     """Give the events of records, in a commit after a state, which is not changed."""
     return advance(copy.deepcopy(state), r.Commit(CLAIM, at, records))
 
@@ -121,8 +121,8 @@ def local(call_id: str = "c1", effect: Any = "read", **fields: Any) -> Call:
 
 
 def replied(*calls: Call, text: str = "", speech_text: str = "") -> r.ReplyLogged:
-    made = tuple(ToolCall(call.id, call.name, call.arguments) for call in calls)
-    return r.ReplyLogged(AssistantMessage(text, made), calls, speech_text)
+    tool_calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in calls)
+    return r.ReplyLogged(AssistantMessage(text, tool_calls), calls, speech_text)
 
 
 def finished(call_id: str = "c1", **fields: Any) -> r.CallFinished:
@@ -147,12 +147,12 @@ def question(number: int = 1, call_id: str = "c1", **fields: Any) -> Question:
     )
 
 
-def asked(*questions: Question, profile: Profile = VOICE) -> Conversation:
+def asking(*questions: Question, profile: Profile = VOICE) -> Conversation:
     """Make a turn whose calls wait for a person."""
     calls = [device(item.call_id, consent="needed") for item in questions]
-    state = told(r.ProfileDeclared(profile), STARTED, replied(*calls))
+    state = fold(r.ProfileDeclared(profile), STARTED, replied(*calls))
     card = "approval" in profile.capabilities
-    state = told(
+    state = fold(
         r.QuestionsAsked(tuple(msgspec.structs.replace(q, card=card) for q in questions)), state=state
     )
-    return state if card else told(r.PromptSpoken(questions[0].id, "May I?"), state=state)
+    return state if card else fold(r.PromptSpoken(questions[0].id, "May I?"), state=state)

@@ -31,18 +31,18 @@ from tests.conversation.pure import (
     NOW,
     STARTED,
     VOICE,
-    asked,
+    asking,
     device,
     finished,
+    fold,
     local,
     question,
     replied,
-    told,
 )
 
 ENDED = r.TurnEnded("answered")
 LATE = LateCall("c1", "device.do", "write", NOW + 1_000)
-SPEECH = told(STARTED, replied(text="One two.", speech_text="One two."), ENDED)
+SPEECH = fold(STARTED, replied(text="One two.", speech_text="One two."), ENDED)
 
 
 def last_speech(state: Conversation) -> str:
@@ -52,10 +52,10 @@ def last_speech(state: Conversation) -> str:
 TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], Callable[[Any], object], object]] = [
     ("a claim", Conversation(), (r.Claimed("b"),), lambda s: (s.claim, len(s.claim_times)), ("b", 2)),
     ("a release", Conversation(), (r.Released(),), lambda s: s.released, True),
-    ("a claim after a release", told(r.Released()), (r.Claimed("b"),), lambda s: s.released, False),
+    ("a claim after a release", fold(r.Released()), (r.Claimed("b"),), lambda s: s.released, False),
     ("a declaration", Conversation(), (r.ProfileDeclared(CARDS),), lambda s: s.profile, CARDS),
     ("a field", Conversation(), (r.FieldSet("a", "1"),), lambda s: s.fields, {"a": "1"}),
-    ("an empty field", told(r.FieldSet("a", "1")), (r.FieldSet("a", ""),), lambda s: s.fields, {}),
+    ("an empty field", fold(r.FieldSet("a", "1")), (r.FieldSet("a", ""),), lambda s: s.fields, {}),
     (
         "an input",
         Conversation(),
@@ -71,10 +71,10 @@ TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], Callable[[Any], objec
         lambda s: (s.log, [*s.handled_ids]),
         ([UserMessage("go")], ["words-1"]),
     ),
-    ("a turn from the queue", told(r.InputQueued("words-1", "go")), (STARTED,), lambda s: s.queue, []),
+    ("a turn from the queue", fold(r.InputQueued("words-1", "go")), (STARTED,), lambda s: s.queue, []),
     (
         "a summary",
-        told(STARTED, ENDED),
+        fold(STARTED, ENDED),
         (r.TurnStarted("t", "transcript", 9, trim=1, summary=Summary("s")),),
         lambda s: (s.log, s.log_start, s.summary),
         ([], 1, Summary("s")),
@@ -86,191 +86,191 @@ TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], Callable[[Any], objec
         lambda s: type(s.log[0]),
         Note,
     ),
-    ("a reply", told(STARTED), (replied(text="Yes."),), lambda s: s.log[-1].text, "Yes."),
+    ("a reply", fold(STARTED), (replied(text="Yes."),), lambda s: s.log[-1].text, "Yes."),
     (
         "a call",
-        told(STARTED),
+        fold(STARTED),
         (replied(device()),),
         lambda s: (s.calls[0].started_at, s.calls[0].claim),
         (NOW, CLAIM),
     ),
-    ("a gated call", told(STARTED), (replied(device(consent="needed")),), lambda s: s.calls[0].started_at, 0),
+    ("a gated call", fold(STARTED), (replied(device(consent="needed")),), lambda s: s.calls[0].started_at, 0),
     (
         "a held call",
-        told(STARTED, replied(device(consent="held"))),
+        fold(STARTED, replied(device(consent="held"))),
         (r.CallReleased("c1"),),
         lambda s: (s.calls[0].consent, s.calls[0].started_at, s.calls[0].claim),
         ("free", NOW, CLAIM),
     ),
     (
         "a result",
-        told(STARTED, replied(device(), device("c2"))),
+        fold(STARTED, replied(device(), device("c2"))),
         (finished(),),
         lambda s: (s.calls[0].is_open, len(s.log)),
         (False, 2),
     ),
     (
         "the last result",
-        told(STARTED, replied(device())),
+        fold(STARTED, replied(device())),
         (finished(),),
         lambda s: (list(s.calls), type(s.log[-1]), s.turn.rounds),
         ([], ToolResult, 1),
     ),
     (
         "results in another order",
-        told(STARTED, replied(device(), device("c2"))),
+        fold(STARTED, replied(device(), device("c2"))),
         (finished("c2"), finished()),
         lambda s: [m.call_id for m in s.log[2:]],
         ["c1", "c2"],
     ),
     (
         "a second result",
-        told(STARTED, replied(device(), device("c2")), finished()),
+        fold(STARTED, replied(device(), device("c2")), finished()),
         (finished(late=LATE),),
         lambda s: s.late_calls,
         {},
     ),
-    ("an action", told(STARTED, replied(device())), (finished(),), lambda s: s.turn.actions, ["device.do"]),
-    ("a read is no action", told(STARTED, replied(local())), (finished(),), lambda s: s.turn.actions, []),
+    ("an action", fold(STARTED, replied(device())), (finished(),), lambda s: s.turn.actions, ["device.do"]),
+    ("a read is no action", fold(STARTED, replied(local())), (finished(),), lambda s: s.turn.actions, []),
     (
         "a job is no action yet",
-        told(STARTED, replied(device())),
+        fold(STARTED, replied(device())),
         (finished(reason="accepted"),),
         lambda s: s.turn.actions,
         [],
     ),
     (
         "a late call",
-        told(STARTED, replied(device())),
+        fold(STARTED, replied(device())),
         (finished(late=LATE),),
         lambda s: [*s.late_calls],
         ["c1"],
     ),
     (
         "an unknown call",
-        told(STARTED, replied(device())),
+        fold(STARTED, replied(device())),
         (finished(unknown=UnknownCall("d", NOW)),),
         lambda s: [*s.unknown_calls],
         ["c1"],
     ),
     (
         "a late result",
-        told(STARTED, replied(device()), finished(late=LATE, unknown=UnknownCall("d", NOW + 9))),
+        fold(STARTED, replied(device()), finished(late=LATE, unknown=UnknownCall("d", NOW + 9))),
         (r.LateFinished("c1", Notice("done", NOW, late=True), True),),
         lambda s: (s.late_calls, s.unknown_calls, len(s.notices)),
         ({}, {}, 1),
     ),
-    ("an end", told(STARTED), (ENDED,), lambda s: s.turn, None),
+    ("an end", fold(STARTED), (ENDED,), lambda s: s.turn, None),
     (
         "an end with open calls",
-        told(STARTED, replied(device())),
+        fold(STARTED, replied(device())),
         (r.TurnEnded("interrupted", results=(finished(),)),),
         lambda s: (s.turn, faults(s.log)),
         (None, []),
     ),
     (
         "an end in a reply",
-        told(STARTED),
+        fold(STARTED),
         (r.TurnEnded("interrupted", text="One"),),
         lambda s: s.log[-1].text,
         "One",
     ),
     (
         "an apology",
-        told(STARTED),
+        fold(STARTED),
         (r.TurnEnded("failed", text="One", apology="Sorry.", speech_text="Sorry."),),
         lambda s: (s.log[-1].text, len(s.speeches)),
         ("One Sorry.", 1),
     ),
     (
         "a segment",
-        told(STARTED),
+        fold(STARTED),
         (r.SegmentSpoken("One. ", "One."),),
         lambda s: (s.turn.reply_text, s.turn.segments, len(s.log)),
         ("One. ", 1, 1),
     ),
     (
         "a reply of segments",
-        told(STARTED, r.SegmentSpoken("One. ", "One.")),
+        fold(STARTED, r.SegmentSpoken("One. ", "One.")),
         (replied(text="One. Two.", speech_text="Two."),),
         lambda s: ([x.position for x in s.speeches.values()], len({x.reply_id for x in s.speeches.values()})),
         ([1, 1], 1),
     ),
     (
         "a broken reply",
-        told(STARTED, r.SegmentSpoken("One. ", "One.")),
+        fold(STARTED, r.SegmentSpoken("One. ", "One.")),
         (r.ReplyBroken("One."),),
         lambda s: (s.turn.reply_text, s.turn.retries, len(s.log)),
         ("", 1, 3),
     ),
-    ("a lost reply", told(STARTED), (r.ReplyBroken("One.", by_takeover=True),), lambda s: s.turn.retries, 0),
+    ("a lost reply", fold(STARTED), (r.ReplyBroken("One.", by_takeover=True),), lambda s: s.turn.retries, 0),
     (
         "a trim",
-        told(STARTED, replied(text="Yes.")),
+        fold(STARTED, replied(text="Yes.")),
         (r.HistoryTrimmed(1),),
         lambda s: (s.log_start, len(s.log)),
         (1, 1),
     ),
     (
         "cards",
-        told(r.ProfileDeclared(CARDS), STARTED, replied(device(consent="needed"))),
+        fold(r.ProfileDeclared(CARDS), STARTED, replied(device(consent="needed"))),
         (r.QuestionsAsked((question(card=True),)),),
         lambda s: (s.focus.id, s.calls[0].consent),
         ("q1", "asked"),
     ),
     (
         "withdrawn cards",
-        asked(question(), profile=CARDS),
+        asking(question(), profile=CARDS),
         (r.CardsWithdrawn(),),
         lambda s: (s.focus.card, any(e.kind == "approval" for e in s.outbound.values())),
         (False, False),
     ),
-    ("a heard prompt", asked(question()), (r.PromptHeard("q1"),), lambda s: s.focus.presented_at, NOW),
+    ("a heard prompt", asking(question()), (r.PromptHeard("q1"),), lambda s: s.focus.presented_at, NOW),
     (
         "a cut prompt",
-        told(r.PromptHeard("q1"), state=asked(question())),
+        fold(r.PromptHeard("q1"), state=asking(question())),
         (r.PromptCut("q1", "e", NOW + 5),),
         lambda s: (s.focus.presented_at, s.focus.repeat_at, s.speeches),
         (0, NOW + 5, {}),
     ),
     (
         "a forgotten prompt",
-        told(r.PromptHeard("q1"), state=asked(question())),
+        fold(r.PromptHeard("q1"), state=asking(question())),
         (r.PromptForgotten("q1"),),
         lambda s: s.focus.presented_at,
         0,
     ),
     (
         "an unclear answer",
-        asked(question()),
+        asking(question()),
         (r.AnswerUnclear("q1", "e", "hm", counts=True),),
         lambda s: (s.focus.unclear, "e" in s.handled_ids),
         (1, True),
     ),
     (
         "a yes",
-        asked(question()),
+        asking(question()),
         (r.QuestionDecided("q1", "c1", "allowed"),),
         lambda s: (s.questions, s.calls[0].consent, s.calls[0].started_at),
         ({}, "given", NOW),
     ),
     (
         "an edit",
-        asked(question()),
+        asking(question()),
         (r.QuestionDecided("q1", "c1", "edited", arguments='{"x":1}', digest="d"),),
         lambda s: (s.calls[0].arguments, s.calls[0].digest),
         ('{"x":1}', "d"),
     ),
     (
         "a no",
-        asked(question()),
+        asking(question()),
         (r.QuestionDecided("q1", "c1", "denied"),),
         lambda s: (s.calls[0].consent, s.turn.denied, s.decided),
         ("denied", ["digest c1"], {"q1": "denied"}),
     ),
     (
         "a grant",
-        asked(question()),
+        asking(question()),
         (r.QuestionDecided("q1", "c1", "allowed", grants="all"),),
         lambda s: s.grants,
         "all",
@@ -291,21 +291,21 @@ TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], Callable[[Any], objec
 def test_a_record_changes_the_state(
     state: Conversation, records: tuple[r.Record, ...], look: Callable[[Any], object], expected: object
 ) -> None:
-    assert look(told(*records, state=state)) == expected
+    assert look(fold(*records, state=state)) == expected
 
 
 def test_the_clock_of_a_turn_stands_while_a_person_decides() -> None:
-    state = asked(question())
+    state = asking(question())
     assert state.turn is not None and state.turn.running_since == 0
-    state = told(r.QuestionDecided("q1", "c1", "allowed"), at=NOW + 5_000, state=state)
+    state = fold(r.QuestionDecided("q1", "c1", "allowed"), at=NOW + 5_000, state=state)
     assert state.turn is not None and state.turn.running_since == NOW + 5_000
     assert state.turn.left_ms == 120_000
 
 
 def test_the_clock_of_a_turn_stands_while_no_process_owns_it() -> None:
-    state = told(STARTED)
-    state = told(r.StateShown("thinking"), at=NOW + 1_000, state=state)
-    state = told(r.Claimed("b"), at=NOW + 60_000, state=state)
+    state = fold(STARTED)
+    state = fold(r.StateShown("thinking"), at=NOW + 1_000, state=state)
+    state = fold(r.Claimed("b"), at=NOW + 60_000, state=state)
     assert state.turn is not None
     assert (state.turn.left_ms, state.turn.running_since, state.turn.attempts) == (120_000, NOW + 60_000, 2)
 
@@ -388,9 +388,9 @@ def test_every_record_can_be_applied_to_nothing() -> None:
     kinds |= {r.CallsWithheld, r.StateShown, r.NoticeTaken, r.BridgeSpoken, r.PromptSpoken}
     assert kinds == set(get_args(r.Record))
     for _, _, records, *_ in TABLE:
-        assert isinstance(told(*records).revision, int)
+        assert isinstance(fold(*records).revision, int)
 
 
 def test_messages_of_a_reply_stand_before_their_results() -> None:
-    state = told(STARTED, replied(device(), text="I do it."), finished())
+    state = fold(STARTED, replied(device(), text="I do it."), finished())
     assert [type(item) for item in state.log] == [UserMessage, AssistantMessage, ToolResult]

@@ -78,7 +78,7 @@ class Scene:
         assert self.app.line is not None
         self.app.line.say(client.ApprovalShown(card["approvalId"]))
 
-    async def seen(self, number: int = 1) -> dict[str, Any]:
+    async def look_at(self, number: int = 1) -> dict[str, Any]:
         """Wait until a person has looked at a number of cards; give the last one's payload."""
         card = await self.card(number)
         for stage in range(1, number + 1):
@@ -315,7 +315,7 @@ async def test_an_open_question_is_shown_again_after_a_reconnect_and_its_answer_
 
 async def test_a_card_that_was_shown_may_be_answered_by_voice_and_any_other_words_supersede_it() -> None:
     async with scene(capabilities=ALL) as on:
-        await on.seen()
+        await on.look_at()
         on.app.say("yes please")
         await on.over()
         assert on.ran == ["device.move"] and on.resolved() == ["allowed"]
@@ -413,7 +413,7 @@ async def test_words_that_were_begun_before_a_card_was_shown_do_not_count_howeve
 
 async def test_a_card_must_be_shown_again_on_each_connection() -> None:
     async with scene(capabilities=ALL) as on:
-        card = await on.seen()
+        card = await on.look_at()
         on.app.capabilities = ALL
         await on.app.connect(on.stage.session)
         await later(1)
@@ -446,7 +446,7 @@ async def test_what_is_said_to_be_shown_must_be_a_card_that_was_sent() -> None:
 
 async def test_a_spoken_yes_to_two_cards_is_for_neither_and_a_no_is_for_both() -> None:
     async with scene(TWO, capabilities=ALL) as on:
-        await on.seen(2)
+        await on.look_at(2)
         await is_left_alone(on, "yes")
         on.app.say("no, none of them")
         await on.over()
@@ -455,7 +455,7 @@ async def test_a_spoken_yes_to_two_cards_is_for_neither_and_a_no_is_for_both() -
 
 async def test_a_yes_that_was_on_its_way_while_two_cards_stood_is_not_for_the_one_that_is_left() -> None:
     async with scene(TWO, capabilities=ALL) as on:
-        first, _ = await on.card(1), await on.seen(2)
+        first, _ = await on.card(1), await on.look_at(2)
         on.decide(first, "deny")
         await later(0.1)
         await is_left_alone(on, "yes")
@@ -695,7 +695,7 @@ async def test_a_spoken_question_is_said_again_after_a_relaunch_before_a_yes_cou
 
 async def test_a_card_is_shown_again_after_a_relaunch() -> None:
     async with scene(capabilities=ALL) as on:
-        card = await on.seen()
+        card = await on.look_at()
         on.app.capabilities = ALL
         since = await relaunches(on)
         await later(1)
@@ -839,7 +839,7 @@ async def test_always_is_never_granted_by_voice_and_the_session_only_at_medium_r
     services = make_services(replies)
     services = replace(services, subject_records=SubjectRecords(services.store))
     async with scene(services=services, capabilities=capabilities) as on:
-        prompt = (await on.seen())["prompt"] if capabilities else await on.prompt()
+        prompt = (await on.look_at())["prompt"] if capabilities else await on.prompt()
         on.app.say(words.format(phrase=phrase_of(prompt) if replies is WIPE else ""))
         await later(1)
         assert "always" not in on.stage.session.state.grants
@@ -1043,7 +1043,7 @@ async def test_two_cards_of_which_one_is_high_stand_whatever_their_order_after_a
 
     for calls in ([call("device.wipe"), call("device.move")], [call("device.move"), call("device.wipe")]):
         async with scene([calls, [TextDelta("Well.")]], capabilities=ALL) as on:
-            await on.seen(2)
+            await on.look_at(2)
             await is_left_alone(on, "yes")
 
 
@@ -1063,37 +1063,37 @@ KEEP = (*CATALOG, tool("device.keep", effect="write", approval="never"))
 async def test_a_write_waits_for_the_decision_on_an_earlier_write_and_a_read_does_not(
     decision: str, ran: list[str]
 ) -> None:
-    async with scene(ORDER, capabilities=ALL, catalog=KEEP) as held:
-        card = await held.card()
-        assert held.ran == ["device.look"]
-        held.decide(card, decision)
-        await held.over()
-        assert held.ran == ["device.look", *ran]
-        assert [result["success"] for result in held.results()] == [decision == "allow", True, True]
+    async with scene(ORDER, capabilities=ALL, catalog=KEEP) as on:
+        card = await on.card()
+        assert on.ran == ["device.look"]
+        on.decide(card, decision)
+        await on.over()
+        assert on.ran == ["device.look", *ran]
+        assert [result["success"] for result in on.results()] == [decision == "allow", True, True]
 
 
 async def test_a_held_write_of_an_interrupted_turn_is_not_run() -> None:
-    async with scene(ORDER, capabilities=ALL, catalog=KEEP) as held:
-        await held.card()
-        held.app.say("something else")
-        await held.over()
-        assert held.ran == ["device.look"]
-        assert [result["success"] for result in held.results()] == [False, False, True]
-        assert held.results()[1]["error_type"] != "unknown"
+    async with scene(ORDER, capabilities=ALL, catalog=KEEP) as on:
+        await on.card()
+        on.app.say("something else")
+        await on.over()
+        assert on.ran == ["device.look"]
+        assert [result["success"] for result in on.results()] == [False, False, True]
+        assert on.results()[1]["error_type"] != "unknown"
 
 
 @pytest.mark.parametrize("changes", ["tool", "rule"])
 async def test_a_held_write_is_judged_again_before_it_runs(changes: str) -> None:
-    async with scene(ORDER, capabilities=ALL, catalog=KEEP) as held:
-        card = await held.card()
-        services = held.stage.services
+    async with scene(ORDER, capabilities=ALL, catalog=KEEP) as on:
+        card = await on.card()
+        services = on.stage.services
         if changes == "tool":
             keep = replace(KEEP[-1], description="Something else.")
-            held.stage.session.reload(replace(services, catalog=(*CATALOG, keep)))
+            on.stage.session.reload(replace(services, catalog=(*CATALOG, keep)))
         else:
-            held.stage.session.reload(replace(services, rules=[Rule("ask", "device.keep")]))
-        held.decide(card, "allow")
-        await held.over()
-        assert held.ran == ["device.look", "device.move"]
-        assert held.results()[1]["error_type"] == "permission_denied"
-        assert "Nothing was run." in held.results()[1]["error_message"]
+            on.stage.session.reload(replace(services, rules=[Rule("ask", "device.keep")]))
+        on.decide(card, "allow")
+        await on.over()
+        assert on.ran == ["device.look", "device.move"]
+        assert on.results()[1]["error_type"] == "permission_denied"
+        assert "Nothing was run." in on.results()[1]["error_message"]

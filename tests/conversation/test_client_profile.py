@@ -71,8 +71,8 @@ async def consent(stage: Stage, name: str, **fields: Any) -> str:
     """Have the gate decide about a call: it is free, or needs a yes; else the type of its error."""
     live = Live(now_ms, stage.session.tools)
     calls = [ToolCall("c1", name, fields.pop("arguments", "{}"))]
-    (made,) = await stage.session.tools.prepare(live, calls, is_whole=True)
-    return made.consent if made.result is None else "refused"
+    (prepared,) = await stage.session.tools.prepare(live, calls, is_whole=True)
+    return prepared.consent if prepared.result is None else "refused"
 
 
 async def test_a_client_without_declarations_has_the_catalogs_tools() -> None:
@@ -89,8 +89,8 @@ async def test_declared_tools_take_the_catalogs_place() -> None:
     assert started["acceptedTools"] == ["lamp.dim"] and not started.get("rejectedTools")
     assert names(stage) == LOCAL | {"lamp.dim"}
     live = Live(now_ms, stage.session.tools)
-    (made,) = await stage.session.tools.prepare(live, [call("lamp.dim")], is_whole=True)
-    assert (made.limit_ms, made.effect, made.source) == (1_500, "read", "device")
+    (prepared,) = await stage.session.tools.prepare(live, [call("lamp.dim")], is_whole=True)
+    assert (prepared.limit_ms, prepared.effect, prepared.source) == (1_500, "read", "device")
     await stage.close()
 
 
@@ -130,11 +130,11 @@ async def test_the_operators_rules_and_the_persons_grants_decide_for_every_tool(
 async def test_a_tool_cannot_be_called_more_often_after_a_new_declaration() -> None:
     stage = await make_client(make_services(calls_per_minute=2.0))
     await start(stage, SessionStart(capabilities=["tools"], tools=[LAMP]))
-    made = []
+    consents = []
     for _ in range(3):
         await declare(stage, [LAMP])
-        made.append(await consent(stage, "lamp.dim"))
-    assert made == ["free", "free", "refused"]
+        consents.append(await consent(stage, "lamp.dim"))
+    assert consents == ["free", "free", "refused"]
     await stage.close()
 
 

@@ -134,7 +134,7 @@ async def card_by_words(world: World) -> None:
         await later(2)
 
 
-async def answered(world: World, *answers: str) -> None:
+async def answer_by_voice(world: World, *answers: str) -> None:
     """Answer the voice until the question is decided."""
     await world.until("tts.speak")
     for answer in answers:
@@ -150,27 +150,27 @@ async def answered(world: World, *answers: str) -> None:
 
 async def voice_yes(world: World) -> None:
     world.say("move")
-    await answered(world, "yes")
+    await answer_by_voice(world, "yes")
 
 
 async def voice_no(world: World) -> None:
     world.say("move")
-    await answered(world, "no")
+    await answer_by_voice(world, "no")
 
 
 async def voice_unclear(world: World) -> None:
     world.say("move")
-    await answered(world, "okay", "yes")
+    await answer_by_voice(world, "okay", "yes")
 
 
 async def voice_phrase(world: World) -> None:
     world.say("wipe")
-    await answered(world, "confirm device wipe")
+    await answer_by_voice(world, "confirm device wipe")
 
 
 async def voice_two(world: World) -> None:
     world.say("two")
-    await answered(world, "yes")
+    await answer_by_voice(world, "yes")
 
 
 async def voice_superseded(world: World) -> None:
@@ -185,7 +185,7 @@ async def prompt_interrupted(world: World) -> None:
     await world.speech("May I")
     world.app.interrupt()
     await later(5)
-    await answered(world, "yes")
+    await answer_by_voice(world, "yes")
 
 
 async def late_result(world: World) -> None:
@@ -242,7 +242,7 @@ async def segments_interrupted(world: World) -> None:
     world.say("hello")
 
 
-async def held(world: World) -> None:
+async def write_behind_card(world: World) -> None:
     world.say("held")
     world.decide(await world.card(), "allow")
 
@@ -282,7 +282,7 @@ WALKS = [
     walk("two cards", two_cards, *ALL),
     walk("a batch of decisions", batch, "approval"),
     walk("a card among free calls", mixed_round, "approval"),
-    walk("a write behind a card", held, "approval"),
+    walk("a write behind a card", write_behind_card, "approval"),
     walk("a card expires", card_expires, "approval"),
     walk("a card is superseded", card_superseded, "approval", exact=False),
     walk("a card is allowed by words", card_by_words, "approval", exact=False),
@@ -310,7 +310,7 @@ WALKS = [
 def deaths(walk: Walk) -> Iterator[tuple[World, str]]:
     """Give a world for each commit of a walk, each kind of death or return."""
     undisturbed = World(walk)
-    seen = run(undisturbed.play())
+    expected = run(undisturbed.play())
     for at in range(1, undisturbed.store.count + 1):
         kinds: list[tuple[Kill, bool]] = [
             ("before", False),
@@ -324,9 +324,9 @@ def deaths(walk: Walk) -> Iterator[tuple[World, str]]:
             name += ", relaunched" if relaunch else ""
             try:
                 answers = kill in ("before", "after") and not relaunch
-                compare(walk, seen, run(world.play()), answers=answers)
+                compare(walk, expected, run(world.play()), answers=answers)
             except Exception as error:
-                raise AssertionError(f"{name}: {error!r}\n{seen}\n{world.app.shapes()}") from error
+                raise AssertionError(f"{name}: {error!r}\n{expected}\n{world.app.shapes()}") from error
             yield world, name
 
 
@@ -343,9 +343,9 @@ def main() -> None:
     """Print the number of walks, prefixes and deaths, and the seconds."""
     start, prefixes, number = time.perf_counter(), 0, 0
     for walk in WALKS:
-        made = list(deaths(walk))
-        number += len(made)
-        prefixes += len(made) // 4
+        walk_deaths = list(deaths(walk))
+        number += len(walk_deaths)
+        prefixes += len(walk_deaths) // 4
     seconds = time.perf_counter() - start
     sys.stdout.write(f"{len(WALKS)} walks, {prefixes} prefixes, {number} deaths, {seconds:.1f} s\n")
 

@@ -65,7 +65,7 @@ async def device_call(stage: Stage, name: str = "device.do") -> str:
     return str(event["payload"]["callId"])
 
 
-def told(stage: Stage, marker: str) -> bool:
+def reaches_model(stage: Stage, marker: str) -> bool:
     """Whether the model was, or will be, told of a result: by its call's result, or by a note."""
     return any(r["data"] == marker for r in results(stage)) or any(marker in text for text in notes(stage))
 
@@ -188,7 +188,7 @@ async def test_a_result_that_comes_while_the_time_out_is_committed_is_told_later
     await stage.quiet()
     stage.app.say("and?")
     await stage.quiet()
-    assert told(stage, "heron")
+    assert reaches_model(stage, "heron")
     await stage.close()
 
 
@@ -226,7 +226,7 @@ async def test_a_result_that_is_being_committed_when_the_turn_ends_is_told() -> 
     await stage.quiet()
     stage.app.say("and?")
     await stage.quiet()
-    assert told(stage, "heron")
+    assert reaches_model(stage, "heron")
     assert faults(stage.session.state.log) == []
     await stage.close()
 
@@ -246,7 +246,7 @@ async def test_a_result_that_comes_while_the_turns_end_is_committed_is_told() ->
     await stage.quiet()
     stage.app.say("and?")
     await stage.quiet()
-    assert told(stage, "heron")
+    assert reaches_model(stage, "heron")
     await stage.close()
 
 
@@ -266,7 +266,7 @@ async def test_a_time_out_that_finds_its_turn_over_keeps_the_call_as_late() -> N
     stage.app.result(call_id, "heron")
     stage.app.say("and?")
     await stage.quiet()
-    assert told(stage, "heron")
+    assert reaches_model(stage, "heron")
     await stage.close()
 
 
@@ -282,7 +282,7 @@ async def test_a_result_that_could_not_be_recorded_still_reaches_the_model() -> 
     await stage.quiet()
     stage.app.say("and?")
     await stage.quiet()
-    assert told(stage, "heron")
+    assert reaches_model(stage, "heron")
     await stage.close()
 
 
@@ -447,7 +447,7 @@ async def test_a_result_that_comes_while_its_turn_is_closed_is_logged_once() -> 
     store.hold.set()
     await stage.quiet()
     assert faults(stage.session.state.log) == [] and len(results(stage)) == 2
-    assert told(stage, "written")
+    assert reaches_model(stage, "written")
     ended = [item["callId"] for item in payloads(stage, "tool.activity") if item["status"] == "finished"]
     assert sorted(ended) == sorted([write_call, read_call])
     await stage.close()
@@ -476,8 +476,8 @@ def say(stage: Stage, event: client.ClientEvent) -> None:
 def acknowledged(stage: Stage) -> bool:
     """Whether the app was told that the last event it sent is recorded."""
     assert stage.app.line is not None
-    told = [event_id for payload in payloads(stage, "event.ack") for event_id in payload["eventIds"]]
-    return stage.app.line.sent[-1] in told
+    event_ids = [event_id for payload in payloads(stage, "event.ack") for event_id in payload["eventIds"]]
+    return stage.app.line.sent_ids[-1] in event_ids
 
 
 def payloads(stage: Stage, event_type: str) -> list[dict[str, Any]]:
@@ -710,7 +710,7 @@ async def test_the_result_of_a_job_that_is_accepted_while_its_turn_ends_is_not_l
     await stage.quiet()
     stage.app.say("and?")
     await stage.quiet()
-    assert told(stage, "heron")
+    assert reaches_model(stage, "heron")
     assert len(payloads(stage, "tool.late")) == 1
     await stage.close()
 

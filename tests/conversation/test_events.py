@@ -12,21 +12,21 @@ from tests.conversation.pure import (
     NOW,
     STARTED,
     VOICE,
-    asked,
+    asking,
     device,
+    events_of,
     finished,
+    fold,
     local,
     question,
     replied,
     shapes,
-    shown,
-    told,
 )
 from tests.shapes import PLAIN_TURN
 
 SEGMENTS = Profile(("segments",))
-TURN = told(STARTED)
-CARD_TURN = told(r.ProfileDeclared(CARDS), STARTED)
+TURN = fold(STARTED)
+CARD_TURN = fold(r.ProfileDeclared(CARDS), STARTED)
 SILENT: list[r.Record] = [
     r.Claimed("b"),
     r.Released(),
@@ -51,12 +51,12 @@ LATE = LateCall("c1", "device.do", "write", NOW + 9)
 TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], list[str]]] = [
     (
         "a plain turn",
-        told(),
+        fold(),
         (STARTED, replied(text="Yes.", speech_text="Yes."), r.TurnEnded("answered")),
         PLAIN_TURN,
     ),
-    ("a turn about notices", told(), (r.TurnStarted("t", "news", 9),), []),
-    ("a shown state", told(), (r.StateShown("idle"),), ["state idle"]),
+    ("a turn about notices", fold(), (r.TurnStarted("t", "news", 9),), []),
+    ("a shown state", fold(), (r.StateShown("idle"),), ["state idle"]),
     ("a reply without sound", TURN, (replied(text="```x```"),), FINAL),
     ("a device call", TURN, (replied(device()),), ["device.do"]),
     ("words and a call", TURN, (replied(device(), text="I do it."),), [*FINAL, "device.do"]),
@@ -75,36 +75,36 @@ TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], list[str]]] = [
     ("a gated call", TURN, (replied(device(consent="needed")),), []),
     (
         "a held call",
-        told(replied(device(consent="held")), state=TURN),
+        fold(replied(device(consent="held")), state=TURN),
         (r.CallReleased("c1"),),
         ["device.do"],
     ),
-    ("a result", told(replied(device()), state=TURN), (finished(),), []),
-    ("a result with activity", told(replied(device()), state=CARD_TURN), (finished(),), ["tool.activity"]),
+    ("a result", fold(replied(device()), state=TURN), (finished(),), []),
+    ("a result with activity", fold(replied(device()), state=CARD_TURN), (finished(),), ["tool.activity"]),
     (
         "a time-out",
-        told(replied(device()), state=CARD_TURN),
+        fold(replied(device()), state=CARD_TURN),
         (finished(reason="tool_result_timeout", late=LATE),),
         ["tool.cancel", "tool.activity"],
     ),
     ("a segment", TURN, (r.SegmentSpoken("One. ", "One."),), SPOKEN),
     (
         "a second segment",
-        told(r.SegmentSpoken("One. ", "One."), state=TURN),
+        fold(r.SegmentSpoken("One. ", "One."), state=TURN),
         (r.SegmentSpoken("Two. ", "Two."),),
         ["tts.speak"],
     ),
     ("a segment without sound", TURN, (r.SegmentSpoken("- ", ""),), []),
     (
         "the rest of segments",
-        told(r.SegmentSpoken("One. ", "One."), state=TURN),
+        fold(r.SegmentSpoken("One. ", "One."), state=TURN),
         (replied(text="One. Two.", speech_text="Two."),),
         [*FINAL, "tts.speak"],
     ),
-    ("a broken reply", told(r.SegmentSpoken("One. ", "One."), state=TURN), (r.ReplyBroken("One."),), FINAL),
+    ("a broken reply", fold(r.SegmentSpoken("One. ", "One."), state=TURN), (r.ReplyBroken("One."),), FINAL),
     (
         "a bridge",
-        told(replied(local()), state=TURN),
+        fold(replied(local()), state=TURN),
         (r.BridgeSpoken("One moment."),),
         [*SPOKEN, "state thinking"],
     ),
@@ -112,7 +112,7 @@ TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], list[str]]] = [
     ("an end that another turn follows", TURN, (r.TurnEnded("interrupted", follows=True),), []),
     (
         "an end that cancels",
-        told(replied(device()), state=CARD_TURN),
+        fold(replied(device()), state=CARD_TURN),
         (r.TurnEnded("timed_out", cancelled=("c1",)),),
         ["tool.cancel", "state idle"],
     ),
@@ -125,62 +125,62 @@ TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], list[str]]] = [
     ("a failure in silence", TURN, (r.TurnEnded("failed", error="turn_timeout"),), ["error", "state idle"]),
     (
         "cards",
-        told(replied(device(consent="needed")), state=CARD_TURN),
+        fold(replied(device(consent="needed")), state=CARD_TURN),
         (r.QuestionsAsked((question(card=True),)),),
         ["approval.request", "state idle"],
     ),
     (
         "a spoken question",
-        told(replied(device(consent="needed")), r.QuestionsAsked((question(),)), state=TURN),
+        fold(replied(device(consent="needed")), r.QuestionsAsked((question(),)), state=TURN),
         (r.PromptSpoken("q1", "May I?"),),
         ["append assistant", *SPOKEN, "state idle"],
     ),
     ("a spoken question that is over", TURN, (r.PromptSpoken("q1", "May I?"),), []),
     (
         "an unclear answer",
-        asked(question()),
+        asking(question()),
         (r.AnswerUnclear("q1", "e", "hm", counts=True),),
         ["append user"],
     ),
     (
         "an unclear answer to a card",
-        asked(question(), profile=CARDS),
+        asking(question(), profile=CARDS),
         (r.AnswerUnclear("q1", "e", "hm", counts=False),),
         ["append user", "state idle"],
     ),
     (
         "a spoken yes",
-        asked(question()),
+        asking(question()),
         (r.QuestionDecided("q1", "c1", "allowed", text="yes"),),
         ["append user", "state thinking", "device.do"],
     ),
     (
         "a tap",
-        asked(question(), profile=CARDS),
+        asking(question(), profile=CARDS),
         (r.QuestionDecided("q1", "c1", "allowed"),),
         ["approval.resolved", "state thinking", "device.do", "tool.activity"],
     ),
     (
         "a tap beside another card",
-        asked(question(), question(2, "c2"), profile=CARDS),
+        asking(question(), question(2, "c2"), profile=CARDS),
         (r.QuestionDecided("q1", "c1", "denied"),),
         ["approval.resolved"],
     ),
     (
         "an expiry",
-        asked(question(), profile=CARDS),
+        asking(question(), profile=CARDS),
         (r.QuestionDecided("q1", "c1", "expired"),),
         ["approval.resolved"],
     ),
     (
         "a superseded card",
-        asked(question(), profile=CARDS),
+        asking(question(), profile=CARDS),
         (r.TurnEnded("interrupted", superseded=("q1",)),),
         ["approval.resolved", "state idle"],
     ),
     (
         "a late result",
-        told(replied(device()), finished(late=LATE), state=CARD_TURN),
+        fold(replied(device()), finished(late=LATE), state=CARD_TURN),
         (r.LateFinished("c1", Notice("n", late=True), starts_turn=True),),
         ["tool.late"],
     ),
@@ -191,36 +191,36 @@ TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], list[str]]] = [
     ("state", "records", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
 )
 def test_a_record_is_shown(state: Conversation, records: tuple[r.Record, ...], expected: list[str]) -> None:
-    assert shapes(shown(state, *records)) == expected
+    assert shapes(events_of(state, *records)) == expected
 
 
 @pytest.mark.parametrize("record", SILENT, ids=lambda record: type(record).__name__)
 def test_a_record_that_only_the_server_needs_is_not_shown(record: r.Record) -> None:
-    for state in (told(), TURN, asked(question()), asked(question(), profile=CARDS)):
-        assert shown(state, record) == []
+    for state in (fold(), TURN, asking(question()), asking(question(), profile=CARDS)):
+        assert events_of(state, record) == []
 
 
 def test_the_same_record_always_has_the_same_events() -> None:
     for _, state, records, _ in TABLE:
-        assert shown(state, *records) == shown(state, *records)
+        assert events_of(state, *records) == events_of(state, *records)
 
 
 def test_ids_of_a_claim_are_in_the_order_of_the_wire() -> None:
     for _, state, records, _ in TABLE:
-        places = [int(event.id.rpartition("_")[2], 16) for event in shown(state, *records)]
-        assert places == sorted(set(places)), [event.id for event in shown(state, *records)]
+        places = [int(event.id.rpartition("_")[2], 16) for event in events_of(state, *records)]
+        assert places == sorted(set(places)), [event.id for event in events_of(state, *records)]
 
 
 def test_an_id_holds_the_claim_and_no_more_of_its_token() -> None:
-    (event,) = shown(told(), r.StateShown("idle"))
+    (event,) = events_of(fold(), r.StateShown("idle"))
     assert event.id.startswith("evt_claim_") and "token" not in event.id
 
 
 def test_the_segments_of_a_reply_share_an_id_with_its_message() -> None:
-    state = told(r.ProfileDeclared(SEGMENTS), STARTED, r.SegmentSpoken("One. ", "One."))
-    events = shown(state, replied(text="One. Two.", speech_text="Two."))
-    spoken, message = ([e for e in events if e.kind == kind][0] for kind in ("speak", "message"))
-    segment = msgspec.json.decode(msgspec.json.decode(spoken.payload)["arguments"])
+    state = fold(r.ProfileDeclared(SEGMENTS), STARTED, r.SegmentSpoken("One. ", "One."))
+    events = events_of(state, replied(text="One. Two.", speech_text="Two."))
+    speech, message = ([e for e in events if e.kind == kind][0] for kind in ("speak", "message"))
+    segment = msgspec.json.decode(msgspec.json.decode(speech.payload)["arguments"])
     arguments = msgspec.json.decode(msgspec.json.decode(message.payload)["arguments"])
     assert segment["speechId"] == arguments["messageId"] == next(iter(state.speeches.values())).reply_id
     assert (segment["segment"], segment["last"]) == (1, True)

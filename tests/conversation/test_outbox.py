@@ -29,8 +29,8 @@ def make_event(number: int, kind: Kind, *, effect: Any = "write", age_s: float =
     """Make an event whose payload describes it; ``number`` is its position."""
     call_id = "" if kind == "final" else f"c{number}"
     arguments = json.dumps({"state": "idle"})
-    shown = effect if kind == "call" else ""
-    payload = {"kind": kind, "callId": call_id, "n": number, "effect": shown, "arguments": arguments}
+    call_effect = effect if kind == "call" else ""
+    payload = {"kind": kind, "callId": call_id, "n": number, "effect": call_effect, "arguments": arguments}
     at = now_ms() - round(age_s * 1000)
     data = json.dumps(payload).encode()
     return Event(f"evt_a_{number:x}", kind, kind, data, at, call_id, effect, round(CALL_LIMIT * 1000))
@@ -117,20 +117,20 @@ class Bench:
         """Put an event; returns its name, whose call id has a "c" for the "e"."""
         self.numbers += 1
         event = make_event(self.numbers, kind, effect=effect, age_s=age_s)
-        self.outbound = {event.id: event for event in self.kept()}
+        self.outbound = {event.id: event for event in self.unacknowledged()}
         self.outbound[event.id] = event
         self.outbox.put([event], self.outbound)
         self.look()
         return f"e{self.numbers}"
 
     def acknowledge(self, call_id: str) -> bool:
-        answered = self.outbox.acknowledge(call_id)
+        was_outstanding = self.outbox.acknowledge(call_id)
         self.look()
-        return answered
+        return was_outstanding
 
     def forget(self, call_id: str) -> None:
         """Have the conversation drop a call, a speech or a card."""
-        self.outbound = {event.id: event for event in self.kept() if event.call_id != call_id}
+        self.outbound = {event.id: event for event in self.unacknowledged() if event.call_id != call_id}
         self.outbox.put([], self.outbound)
         self.look()
 
@@ -141,7 +141,7 @@ class Bench:
         self.forget(call_id)
         return True
 
-    def kept(self) -> list[Event]:
+    def unacknowledged(self) -> list[Event]:
         """List the events that are not acknowledged."""
         return [event for event in self.outbound.values() if event.id not in self.outbox.acked]
 
@@ -152,7 +152,7 @@ class Bench:
         """Connect a client that does not tell what it has run: writes that were sent are withheld from it."""
         if self.outbox.transport is not None:
             self.outbox.detach()
-        for event in self.kept():
+        for event in self.unacknowledged():
             event.withheld = (
                 event.kind == "call" and event.effect != "read" and self.live.was_sent(event.call_id)
             )
@@ -180,8 +180,8 @@ class Bench:
         """Whether nothing is kept, nothing held, and no clock running."""
         outbox = self.outbox
         waited_for = any(outbox.is_outstanding(f"c{number}") for number in range(1, self.numbers + 1))
-        left = self.kept() or outbox.outstanding or outbox.speaking or waited_for
-        return not left and not virtual_loop().timers
+        remains = self.unacknowledged() or outbox.outstanding or outbox.speaking or waited_for
+        return not remains and not virtual_loop().timers
 
 
 async def test_an_answer_acknowledges_earlier_events_except_speeches_calls_and_questions() -> None:
@@ -356,7 +356,7 @@ async def test_a_question_has_no_time_limit_and_holds_no_event() -> None:
     assert wire.ids() == ["e1", "e2", "e3"]
     assert bench.expired == [("c2", began_at + CALL_LIMIT)]
     assert bench.outbox.is_outstanding("c1") and bench.outbox.is_outstanding("c3")
-    assert len(bench.kept()) == 2
+    assert len(bench.unacknowledged()) == 2
 
 
 async def test_a_held_question_can_be_abandoned() -> None:
@@ -461,9 +461,9 @@ class Phone:
 
     bench: Bench
     wire: Wire | None = None
-    taken: int = 0
+    received: int = 0
     inbox: deque[dict[str, Any]] = field(default_factory=deque)
-    seen: set[str] = field(default_factory=set)
+    handled_ids: set[str] = field(default_factory=set)
     busy: dict[str, Any] | None = None
     ran: list[str] = field(default_factory=list)
 
@@ -471,16 +471,16 @@ class Phone:
         """Receive the written frames."""
         if self.wire is not None:
             events = self.wire.events()
-            self.inbox.extend(events[self.taken :])
-            self.taken = len(events)
+            self.inbox.extend(events[self.received :])
+            self.received = len(events)
 
     def work(self) -> None:
         """Handle events until one takes its time."""
         while self.busy is None and self.inbox:
             event = self.inbox.popleft()
-            if event["id"] in self.seen:
+            if event["id"] in self.handled_ids:
                 continue
-            self.seen.add(event["id"])
+            self.handled_ids.add(event["id"])
             if event["kind"] in ("call", "speak"):
                 self.busy = event
                 self.ran.append(event["id"])
@@ -527,7 +527,7 @@ class Walk:
         self.phone = Phone(self.bench)
         self.over: set[str] = set()
         self.calls: list[str] = []
-        self.written: list[dict[str, Any]] = []
+        self.frames: list[dict[str, Any]] = []
         self.trail: list[str] = []
 
     async def step(self) -> None:
@@ -567,18 +567,18 @@ class Walk:
     def let_go(self) -> None:
         if self.phone.wire is not None:
             self.phone.wire.suspend()
-            self.written += self.phone.wire.events()
+            self.frames += self.phone.wire.events()
         self.phone.wire = None
 
     async def cut(self) -> None:
         self.let_go()
-        self.phone.taken = 0
+        self.phone.received = 0
         self.bench.detach()
 
     async def connect(self) -> None:
         self.let_go()
         self.phone.wire = Wire(slow=True)
-        self.phone.taken = 0
+        self.phone.received = 0
         self.bench.attach(self.phone.wire)
         replayed = [described(f) for f in self.phone.wire.queue]
         kinds = [event["kind"] for event in replayed]
@@ -617,12 +617,12 @@ class Walk:
         numbers = [event["n"] for event in queued_events]
         assert numbers == sorted(set(numbers)), f"out of order, or twice: {numbers}"
         expired = {call_id for call_id, _ in self.bench.expired}
-        kept = {f"e{int(record.id.rpartition('_')[2], 16)}" for record in self.bench.kept()}
+        ids = {f"e{int(record.id.rpartition('_')[2], 16)}" for record in self.bench.unacknowledged()}
         speaking = [
             event["id"]
             for event in queued_events
             if event["kind"] == "speak"
-            and event["id"] in kept
+            and event["id"] in ids
             and event["id"] not in self.over
             and event["callId"] not in expired
         ]
@@ -652,7 +652,7 @@ class Walk:
 
     def handed_twice(self) -> set[str]:
         """Tell the calls that may run once only, and were written to two sockets."""
-        ids = [e["id"] for e in self.written if e.get("effect") in ("write", "irreversible")]
+        ids = [e["id"] for e in self.frames if e.get("effect") in ("write", "irreversible")]
         return {event_id for event_id in ids if ids.count(event_id) > 1}
 
 
@@ -677,7 +677,7 @@ class ApprovalPrompt(Walk):
 
     def questions(self) -> set[str]:
         """Name the questions that stand."""
-        records = self.bench.kept()
+        records = self.bench.unacknowledged()
         return {record.call_id for record in records if record.kind == "approval"}
 
     async def settle(self) -> None:
@@ -722,11 +722,11 @@ async def test_events_that_a_client_has_handled_are_acknowledged() -> None:
     for kind in ("state", "message", "speak", "state"):
         bench.put(kind)
     bench.acknowledge("c4")  # acknowledges the earlier events except the speech
-    assert [event.call_id for event in bench.kept()] == ["c3"]
+    assert [event.call_id for event in bench.unacknowledged()] == ["c3"]
     bench.outbox.handled("evt_b_9", queues_speeches=False)
     assert bench.outbox.outstanding
     bench.outbox.handled("evt_a_4", queues_speeches=False)  # it is gone, and still says how far the client is
-    assert bench.kept() == [] and not bench.outbox.outstanding
+    assert bench.unacknowledged() == [] and not bench.outbox.outstanding
 
 
 async def test_an_event_that_overtook_others_does_not_acknowledge_them() -> None:
@@ -738,8 +738,8 @@ async def test_an_event_that_overtook_others_does_not_acknowledge_them() -> None
     assert wire.ids() == ["e1", "e2"], "the flash is held with the second speech"
     # Another process takes the session, and does not know the sent events.
     restored = Bench()
-    for event in bench.kept():
+    for event in bench.unacknowledged():
         restored.outbound[event.id] = event
         restored.outbox.restore(event, is_sent=True)
     restored.outbox.handled("evt_a_2.1", queues_speeches=False)
-    assert [event.call_id for event in restored.kept()] == ["c3"]
+    assert [event.call_id for event in restored.unacknowledged()] == ["c3"]

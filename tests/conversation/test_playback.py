@@ -47,7 +47,7 @@ def test_each_record_has_its_events_and_the_state_after_it() -> None:
     assert [event for moment in moments(stored, len(stored)) for event in moment.events] == events
     states = [deepcopy(moment.state) for moment in moments(stored, len(stored))]
     assert states[-1] == replay(stored, len(stored)) == state
-    assert [len(other.log) for other in states] == [0, 0, 1, 2, 2, 2, 2]
+    assert [len(state.log) for state in states] == [0, 0, 1, 2, 2, 2, 2]
 
 
 def test_a_snapshot_comes_first_and_an_acknowledgement_before_its_records() -> None:

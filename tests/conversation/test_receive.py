@@ -22,27 +22,27 @@ from tests.conversation.pure import (
     STARTED,
     VOICE,
     Gate,
-    asked,
+    asking,
     device,
     finished,
+    fold,
     local,
     make_live,
     question,
     replied,
-    told,
 )
 
-TURN = told(STARTED)
-CALLED = told(replied(device()), state=TURN)
-READ = told(replied(device(effect="read")), state=TURN)
-LATE = told(finished(late=LateCall("c1", "device.do", "write", NOW + 600_000, NOW)), state=CALLED)
-FULL = told(*(r.InputQueued(f"e{number}", "x") for number in range(3)), state=TURN)
-HEARD = told(r.PromptHeard("q1"), at=NOW - 1_000, state=asked(question()))
-SAID = told(replied(text="One two.", speech_text="One two."), state=TURN)
-SAID_AND_OVER = told(r.TurnEnded("answered"), state=SAID)
+TURN = fold(STARTED)
+CALLED = fold(replied(device()), state=TURN)
+READ = fold(replied(device(effect="read")), state=TURN)
+LATE = fold(finished(late=LateCall("c1", "device.do", "write", NOW + 600_000, NOW)), state=CALLED)
+FULL = fold(*(r.InputQueued(f"e{number}", "x") for number in range(3)), state=TURN)
+HEARD = fold(r.PromptHeard("q1"), at=NOW - 1_000, state=asking(question()))
+SAID = fold(replied(text="One two.", speech_text="One two."), state=TURN)
+SAID_AND_OVER = fold(r.TurnEnded("answered"), state=SAID)
 SPEECH = next(iter(SAID.speeches))
-ONE_CARD = asked(question(), profile=CARDS)
-TWO_CARDS = asked(question(), question(2, "c2"), profile=CARDS)
+ONE_CARD = asking(question(), profile=CARDS)
+TWO_CARDS = asking(question(), question(2, "c2"), profile=CARDS)
 VISIBLE: dict[str, Any] = {"visible_cards": {"q1": NOW - 9_000}, "utterance_began": NOW - 1_000}
 
 
@@ -57,11 +57,11 @@ def result(call_id: str = "c1") -> client.ToolResultEvent:
 INTERRUPTED = client.OutputInterrupted()
 
 TABLE: list[tuple[str, Conversation, dict[str, Any], Rules, client.ClientEvent, list[str]]] = [
-    ("words", told(), {}, RULES, words("hi"), ["TurnStarted"]),
+    ("words", fold(), {}, RULES, words("hi"), ["TurnStarted"]),
     ("words again", TURN, {}, RULES, words("go"), ["TurnEnded", "TurnStarted"]),
     ("words over a turn", TURN, {}, RULES, words("stop"), ["TurnEnded", "TurnStarted"]),
     ("words that wait", TURN, {}, QUEUE, words("and"), ["InputQueued"]),
-    ("words to a process that stops", told(), {"draining": True}, DURABLE, words("hi"), ["InputQueued"]),
+    ("words to a process that stops", fold(), {"draining": True}, DURABLE, words("hi"), ["InputQueued"]),
     ("words that end a question", HEARD, {}, QUEUE, words("the time?"), ["TurnEnded", "TurnStarted"]),
     (
         "words before a speech",
@@ -77,7 +77,7 @@ TABLE: list[tuple[str, Conversation, dict[str, Any], Rules, client.ClientEvent, 
     ("an unclear answer", HEARD, {}, RULES, words("hm"), ["AnswerUnclear", "PromptSpoken"]),
     (
         "an unclear answer too many",
-        told(*(r.AnswerUnclear("q1", "", "", True),) * 2, state=HEARD),
+        fold(*(r.AnswerUnclear("q1", "", "", True),) * 2, state=HEARD),
         {},
         RULES,
         words("hm"),
@@ -85,7 +85,7 @@ TABLE: list[tuple[str, Conversation, dict[str, Any], Rules, client.ClientEvent, 
     ),
     (
         "a yes to a prompt that nobody heard",
-        asked(question()),
+        asking(question()),
         {},
         RULES,
         words("yes"),
@@ -99,17 +99,17 @@ TABLE: list[tuple[str, Conversation, dict[str, Any], Rules, client.ClientEvent, 
     ("a result of nobody's call", TURN, {}, RULES, result(), []),
     (
         "a result of a gated call",
-        told(replied(device(consent="needed")), state=TURN),
+        fold(replied(device(consent="needed")), state=TURN),
         {},
         RULES,
         result(),
         [],
     ),
-    ("a result of a server's call", told(replied(local()), state=TURN), {}, RULES, result(), []),
+    ("a result of a server's call", fold(replied(local()), state=TURN), {}, RULES, result(), []),
     ("a late result", LATE, {}, RULES, result(), ["LateFinished"]),
     (
         "a second late result",
-        told(r.LateFinished("c1", Notice("n"), False), state=LATE),
+        fold(r.LateFinished("c1", Notice("n"), False), state=LATE),
         {},
         RULES,
         result(),
@@ -117,18 +117,18 @@ TABLE: list[tuple[str, Conversation, dict[str, Any], Rules, client.ClientEvent, 
     ),
     (
         "the end of a prompt",
-        asked(question()),
+        asking(question()),
         {},
         RULES,
-        result(asked(question()).questions["q1"].speech_id),
+        result(asking(question()).questions["q1"].speech_id),
         ["PromptHeard"],
     ),
     ("a job", CALLED, {}, RULES, client.ToolAccepted("c1", "j"), ["CallFinished"]),
     ("a cancelled call", CALLED, {}, RULES, client.ToolCancelled("c1", "none"), ["CallFinished"]),
     ("a cancelled call, late", LATE, {}, RULES, client.ToolCancelled("c1", "partial"), ["LateFinished"]),
-    ("an agent", told(), {}, RULES, client.AgentCompleted("a", "FINISHED"), ["NoticeTaken"]),
+    ("an agent", fold(), {}, RULES, client.AgentCompleted("a", "FINISHED"), ["NoticeTaken"]),
     ("a cancel", TURN, {}, RULES, client.ResponseCancel(), ["TurnEnded"]),
-    ("a cancel at rest", told(), {}, RULES, client.ResponseCancel(), []),
+    ("a cancel at rest", fold(), {}, RULES, client.ResponseCancel(), []),
     ("an interruption of a turn", TURN, {}, RULES, INTERRUPTED, ["TurnEnded"]),
     ("an interruption of a speech", SAID, {}, RULES, INTERRUPTED, ["SpeechCut", "TurnEnded"]),
     ("an interruption of a speech at rest", SAID_AND_OVER, {}, RULES, INTERRUPTED, ["SpeechCut"]),
@@ -148,8 +148,8 @@ TABLE: list[tuple[str, Conversation, dict[str, Any], Rules, client.ClientEvent, 
         INTERRUPTED,
         ["EventHandled"],
     ),
-    ("an interruption of a prompt", asked(question()), {}, RULES, INTERRUPTED, ["PromptCut"]),
-    ("an interruption at rest", told(), {}, RULES, INTERRUPTED, ["EventHandled"]),
+    ("an interruption of a prompt", asking(question()), {}, RULES, INTERRUPTED, ["PromptCut"]),
+    ("an interruption at rest", fold(), {}, RULES, INTERRUPTED, ["EventHandled"]),
 ]
 
 
@@ -159,23 +159,23 @@ TABLE: list[tuple[str, Conversation, dict[str, Any], Rules, client.ClientEvent, 
 def test_what_an_event_means(
     state: Conversation, live: dict[str, Any], rules: Rules, event: client.ClientEvent, records: list[str]
 ) -> None:
-    made = receive(state, make_live(**live), rules, "event-1", event, "turn_2")
-    assert isinstance(made, list)
-    assert [type(record).__name__ for record in made] == records
+    response = receive(state, make_live(**live), rules, "event-1", event, "turn_2")
+    assert isinstance(response, list)
+    assert [type(record).__name__ for record in response] == records
 
 
 def test_an_event_means_nothing_the_second_time() -> None:
     for _, state, live, rules, event, _ in TABLE:
-        made = receive(state, make_live(**live), rules, "event-1", event, "turn_2")
-        assert isinstance(made, list)
-        after = told(*made, state=state)
+        response = receive(state, make_live(**live), rules, "event-1", event, "turn_2")
+        assert isinstance(response, list)
+        after = fold(*response, state=state)
         if "event-1" in after.handled_ids:
             assert receive(after, make_live(**live), rules, "event-1", event, "turn_3") == []
 
 
 def test_deciding_changes_nothing() -> None:
     for _, state, live, rules, event, _ in TABLE:
-        before = told(state=state)
+        before = fold(state=state)
         receive(state, make_live(**live), rules, "event-1", event, "turn_2")
         assert state == before
 
@@ -183,20 +183,20 @@ def test_deciding_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("state", "live", "rules", "text", "code"),
     [
-        (told(), {}, RULES, "  ", "invalid_transcript"),
+        (fold(), {}, RULES, "  ", "invalid_transcript"),
         (FULL, {}, QUEUE, "more", "rate_limited"),
-        (told(), {"draining": True}, RULES, "hi", "rate_limited"),
+        (fold(), {"draining": True}, RULES, "hi", "rate_limited"),
     ],
 )
 def test_words_may_be_refused(
     state: Conversation, live: dict[str, Any], rules: Rules, text: str, code: str
 ) -> None:
-    made = receive(state, make_live(**live), rules, "event-1", words(text), "turn_2")
-    assert isinstance(made, Refuse) and made.code == code
+    response = receive(state, make_live(**live), rules, "event-1", words(text), "turn_2")
+    assert isinstance(response, Refuse) and response.code == code
 
 
 def test_a_yes_right_after_the_prompt_is_decided_later() -> None:
-    state = told(r.PromptHeard("q1"), at=NOW - 100, state=asked(question()))
+    state = fold(r.PromptHeard("q1"), at=NOW - 100, state=asking(question()))
     assert receive(state, make_live(), RULES, "event-1", words("yes"), "t") == Later(NOW + 50, "q1")
 
 
@@ -222,7 +222,7 @@ def test_the_result_of_an_abandoned_call_is_honest(
 
 
 def test_only_a_call_that_was_on_the_wire_is_cancelled_there() -> None:
-    state = told(replied(device(on_interrupt="cancel"), device("c2")), state=TURN)
+    state = fold(replied(device(on_interrupt="cancel"), device("c2")), state=TURN)
     assert ended(state, make_live(), RULES, "interrupted").cancelled == ("c1",)
     assert ended(state, make_live(was_sent=lambda _: False), RULES, "interrupted").cancelled == ()
     assert ended(state, make_live(), RULES, "timed_out").cancelled == ("c1", "c2")
@@ -237,7 +237,7 @@ def test_a_reply_that_nobody_heard_is_kept_and_marked() -> None:
 def test_a_failed_turn_apologises_but_a_programs_does_not() -> None:
     end = ended(TURN, make_live(), RULES, "failed", error="turn_timeout")
     assert end.apology == end.speech_text == RULES.failures["turn_timeout"]
-    program = told(r.TurnStarted("t", "request", 9, tool="x"))
+    program = fold(r.TurnStarted("t", "request", 9, tool="x"))
     end = ended(program, make_live(), RULES, "failed", error="turn_timeout")
     assert (end.apology, end.error) == ("", None)
 
@@ -266,12 +266,12 @@ TAPS: list[tuple[str, Conversation, client.Decision, list[str], list[str]]] = [
     ("no such question", ONE_CARD, decision(approval_id="q9"), [], ["refused"]),
     (
         "a second time",
-        told(r.QuestionDecided("q1", "c1", "denied"), state=ONE_CARD),
+        fold(r.QuestionDecided("q1", "c1", "denied"), state=ONE_CARD),
         decision(),
         [],
         ["refused"],
     ),
-    ("too late", told(r.QuestionDecided("q1", "c1", "expired"), state=ONE_CARD), decision(), [], ["expired"]),
+    ("too late", fold(r.QuestionDecided("q1", "c1", "expired"), state=ONE_CARD), decision(), [], ["expired"]),
     ("for the session", TWO_CARDS, decision(scope="session"), ["QuestionDecided"] * 2, []),
 ]
 
@@ -314,16 +314,18 @@ def joined(
         "replay_waits": False,
         "shown_state": "thinking",
     }
-    made = connected(state, make_live(**live or {}), profile, **{**defaults, **facts})
-    return [f"probe {m.state}" if isinstance(m, r.StateShown) and m.probe else type(m).__name__ for m in made]
+    records = connected(state, make_live(**live or {}), profile, **{**defaults, **facts})
+    return [
+        f"probe {m.state}" if isinstance(m, r.StateShown) and m.probe else type(m).__name__ for m in records
+    ]
 
 
 def test_a_connection_opens_the_microphone_unless_a_turn_runs() -> None:
-    assert joined(told()) == ["StateShown"]
-    assert joined(told(), resumed=False) == []
+    assert joined(fold()) == ["StateShown"]
+    assert joined(fold(), resumed=False) == []
     assert joined(TURN) == []
     assert joined(TURN, unconfirmed=True) == ["probe thinking"]
-    assert joined(told(), unconfirmed=True, replay_waits=True, shown_state="speaking") == [
+    assert joined(fold(), unconfirmed=True, replay_waits=True, shown_state="speaking") == [
         "probe speaking",
         "StateShown",
     ]

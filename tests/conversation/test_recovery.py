@@ -64,7 +64,7 @@ class Phone:
     ) -> None:
         self.services = services
         self.ran: Counter[str] = Counter()
-        self.done: dict[str, str] = {}
+        self.results: dict[str, str] = {}
         self.resume = resume
         self.capabilities = [*capabilities, *(["resume"] if resume else [])]
         self.app = App(self._answer, store)
@@ -72,11 +72,11 @@ class Phone:
     def _answer(self, name: str, call_id: str) -> str | None:
         if not name.startswith("device."):
             return SPOKEN
-        if self.resume and call_id in self.done:
+        if self.resume and call_id in self.results:
             return None
         self.ran[call_id] += 1
-        self.done[call_id] = f"{name} is done"
-        return self.done[call_id]
+        self.results[call_id] = f"{name} is done"
+        return self.results[call_id]
 
     async def connect(self) -> Session:
         """Claim the session, as another process does, and start it."""
@@ -85,14 +85,14 @@ class Phone:
         resume_answer = None
         if self.resume and line is not None:
             last = next((e["id"] for e in reversed(self.app.log) if shape_of(e) not in _UNCOUNTED), None)
-            done = [client.ResumeDone(call_id, result) for call_id, result in self.done.items()]
+            reports = [client.ResumeDone(call_id, result) for call_id, result in self.results.items()]
             start = client.SessionStart(
-                capabilities=self.capabilities, resume=client.Resume(last_event_id=last, done=done)
+                capabilities=self.capabilities, resume=client.Resume(last_event_id=last, done=reports)
             )
             resume_answer = await session.clients.learn(start)
             assert resume_answer is not None
             for call_id in resume_answer.drop:
-                self.done.pop(call_id)
+                self.results.pop(call_id)
         self.app.capabilities = self.capabilities
         await self.app.connect(session, resumed=line is not None, answer=resume_answer)
         return session
@@ -232,13 +232,13 @@ async def test_a_late_result_reaches_the_next_process() -> None:
     session = await open_session(services)
     await app.connect(session)
     app.say("go")
-    done = await app.until("device.do")
+    call = await app.until("device.do")
     await app.until("assistant.speech.final")
     await at_rest(session)
     die(session, app)
     session = await open_session(services)
     await app.connect(session, resumed=True)
-    app.result(done["payload"]["callId"], "heron")
+    app.result(call["payload"]["callId"], "heron")
     await at_rest(session)
     assert app.finals() == ["Unknown: 1.", "It was done."]
     await session.close()
@@ -501,7 +501,7 @@ def test_a_question_stays_open_in_the_next_process(delay: int, resume: bool, car
         session = await phone.connect()
         phone.app.say("go", id="words-1")
         await steps(after)
-        over = bool(asked(session)) and loose_ends(session) == WAITS_FOR_A_PERSON
+        over = bool(open_questions(session)) and loose_ends(session) == WAITS_FOR_A_PERSON
         die(session, phone.app)
         session = await phone.connect()
         if "append user" not in phone.app.shapes():
@@ -514,7 +514,7 @@ def test_a_question_stays_open_in_the_next_process(delay: int, resume: bool, car
             )
         else:
             await later(1)
-            while not any(question.presented_at for question in asked(session)):
+            while not any(question.presented_at for question in open_questions(session)):
                 await later(1)
             phone.app.say("yes")
         await at_rest(session)
@@ -531,7 +531,7 @@ def test_a_question_stays_open_in_the_next_process(delay: int, resume: bool, car
 WAITS_FOR_A_PERSON = {"waiting calls": 1, "tasks": 1, "open calls": 1}
 
 
-def asked(session: Session) -> Sequence[Question]:
+def open_questions(session: Session) -> Sequence[Question]:
     return list(session.state.questions.values())
 
 

@@ -47,7 +47,7 @@ class Talker:
         self.session.ledger.lose(Fenced("The process has died."))
         await self.app.close()
 
-    def said(self) -> list[str]:
+    def reminders(self) -> list[str]:
         notes = [note.text for note in self.session.state.log if isinstance(note, Note)]
         return [line for text in notes for line in reminded(text)]
 
@@ -61,7 +61,7 @@ async def keep(store: SessionLog, *reminders: Reminder) -> None:
     await SubjectRecords(store).update("ann", PREFIX + FIELD, lambda _: write_reminders(reminders))
 
 
-async def left(store: SessionLog) -> tuple[Reminder, ...]:
+async def stored_reminders(store: SessionLog) -> tuple[Reminder, ...]:
     claim = await store.claim(SessionKey("ann", RECORD_ID))
     return read_reminders(replay(claim.commits).fields.get(PREFIX + FIELD))
 
@@ -77,8 +77,8 @@ async def test_a_reminder_is_delivered_when_it_is_due() -> None:
     await later(199)
     assert ann.session.state.log == []
     await later(2)
-    assert ann.said() == ["thing 1"]
-    assert await left(store) == ()
+    assert ann.reminders() == ["thing 1"]
+    assert await stored_reminders(store) == ()
 
 
 async def test_a_reminder_is_delivered_in_any_session_of_the_person() -> None:
@@ -86,11 +86,11 @@ async def test_a_reminder_is_delivered_in_any_session_of_the_person() -> None:
     await keep(store, in_s(5))
     away = await Talker(store, "s-1").open(connected=False)
     await later(100)
-    assert len(await left(store)) == 1
+    assert len(await stored_reminders(store)) == 1
     await away.kill()
     back = await Talker(store, "s-2").open()
     await later(1)
-    assert back.said() == ["thing 1"]
+    assert back.reminders() == ["thing 1"]
     assert "was away then" in str(back.session.state.log)
 
 
@@ -100,13 +100,13 @@ async def test_a_repetition_recurs_and_missed_ones_are_delivered_once() -> None:
     await keep(store, Reminder(first.id, first.text, first.due_ms, "daily"))
     ann = await Talker(store, "s-1").open()
     await later(day * 2)
-    assert ann.said() == ["thing 1"] * 2
+    assert ann.reminders() == ["thing 1"] * 2
     await ann.kill()
     await later(day * 3)
     ann = await Talker(store, "s-1").open()
     await later(5)
-    assert ann.said() == ["thing 1"] * 3
-    assert (await left(store))[0].due_ms == first.due_ms + round(day * 5 * 1000)
+    assert ann.reminders() == ["thing 1"] * 3
+    assert (await stored_reminders(store))[0].due_ms == first.due_ms + round(day * 5 * 1000)
 
 
 async def test_more_reminders_than_the_limit_are_delivered_in_turn() -> None:
@@ -114,7 +114,7 @@ async def test_more_reminders_than_the_limit_are_delivered_in_turn() -> None:
     await keep(store, *(in_s(1, number) for number in range(1, 101)))
     ann = await Talker(store, "s-1").open()
     await later(120)
-    assert Counter(ann.said()) == Counter(f"thing {number}" for number in range(1, 101))
+    assert Counter(ann.reminders()) == Counter(f"thing {number}" for number in range(1, 101))
 
 
 async def test_an_unreachable_store_is_retried_after_a_pause() -> None:
@@ -131,7 +131,7 @@ async def test_an_unreachable_store_is_retried_after_a_pause() -> None:
     await later(3)
     assert tries <= 3
     await later(30)
-    assert ann.said() == ["thing 1"]
+    assert ann.reminders() == ["thing 1"]
 
 
 async def test_a_reminder_claimed_by_a_dead_session_is_delivered_by_another() -> None:
@@ -140,9 +140,9 @@ async def test_a_reminder_claimed_by_a_dead_session_is_delivered_by_another() ->
     await keep(store, reminder)
     ann = await Talker(store, "s-1").open()
     await later(500)
-    assert ann.said() == []
+    assert ann.reminders() == []
     await later(200)
-    assert ann.said() == ["thing 1"]
+    assert ann.reminders() == ["thing 1"]
 
 
 @pytest.mark.parametrize("seed", [3, 5])
@@ -163,7 +163,7 @@ async def test_hundreds_of_reminders_on_three_nodes_with_kills_are_delivered(see
     for first in range(1, 401, 200):  # as many as a person may have
         numbers = range(first, first + 200)
         await keep(inner, *(in_s(rng.uniform(0, 100), number) for number in numbers))
-        while await left(inner):
+        while await stored_reminders(inner):
             # Two sessions of the person; each comes back on any node after any number of steps.
             for name in rng.sample(["s-1", "s-2"], 2):
                 talker = Talker(rng.choice(nodes), name)
@@ -177,7 +177,7 @@ async def test_hundreds_of_reminders_on_three_nodes_with_kills_are_delivered(see
     notices = [
         record.notice.text for node in nodes for record in node.records if isinstance(record, NoticeTaken)
     ]
-    taken = Counter(text for notice in notices for text in reminded(notice))
-    missing = [number for number in range(1, 401) if not taken[f"thing {number}"]]
-    twice = [text for text, times in taken.items() if times > 1]
+    counts = Counter(text for notice in notices for text in reminded(notice))
+    missing = [number for number in range(1, 401) if not counts[f"thing {number}"]]
+    twice = [text for text, times in counts.items() if times > 1]
     assert (missing, twice) == ([], []), f"seed {seed}"

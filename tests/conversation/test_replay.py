@@ -141,7 +141,7 @@ async def test_results_of_ui_calls_are_acknowledged_together() -> None:
     acks = [e["payload"]["eventIds"] for e in stage.app.log if e["type"] == "event.ack"]
     assert [len(ids) for ids in acks] == [1, 1, 6, 1, 6]  # idle, then twice: the words, their UI calls
     assert [ids[0] for ids in acks[1::2]] == ["words-1", "words-2"]
-    assert set(line.sent) == {event_id for ids in acks for event_id in ids}
+    assert set(line.sent_ids) == {event_id for ids in acks for event_id in ids}
     await stage.close()
 
 

@@ -29,28 +29,28 @@ from tests.conversation.pure import (
     QUEUE,
     RULES,
     STARTED,
-    asked,
+    asking,
     device,
     finished,
+    fold,
     local,
     make_live,
     question,
     replied,
-    told,
 )
 
-TURN = told(STARTED)
-QUEUED = told(r.InputQueued("e1", "one"), r.InputQueued("e2", "two"))
-NEWS = told(r.NoticeTaken("e", Notice("n", NOW + 1_000)))
+TURN = fold(STARTED)
+QUEUED = fold(r.InputQueued("e1", "one"), r.InputQueued("e2", "two"))
+NEWS = fold(r.NoticeTaken("e", Notice("n", NOW + 1_000)))
 FREE: dict[str, Any] = {"floor_at": NOW}
-ROUND = told(replied(device(), local("c2")), state=TURN)
-LOST = told(r.Claimed("b"), state=told(replied(local(effect="write")), state=TURN))
-REQUEST = told(r.TurnStarted("turn_1", "request", 9, tool="x"))
+ROUND = fold(replied(device(), local("c2")), state=TURN)
+LOST = fold(r.Claimed("b"), state=fold(replied(local(effect="write")), state=TURN))
+REQUEST = fold(r.TurnStarted("turn_1", "request", 9, tool="x"))
 ASK = AskModel("turn_1", 0, 0, with_tools=True)
 NOTHING = AwaitResults()
 
 STEPS: list[tuple[str, Conversation, dict[str, Any], Rules, object]] = [
-    ("nothing", told(), {}, RULES, NOTHING),
+    ("nothing", fold(), {}, RULES, NOTHING),
     ("an input", QUEUED, {}, QUEUE, StartTurn("transcript", "e1", "one")),
     (
         "an input that another one replaces",
@@ -62,17 +62,17 @@ STEPS: list[tuple[str, Conversation, dict[str, Any], Rules, object]] = [
     ("an input at the end", QUEUED, {"closing": True}, QUEUE, NOTHING),
     ("an input for another process", QUEUED, {"draining": True}, replace(DURABLE, cancels=False), NOTHING),
     ("an input before the stop", QUEUED, {"draining": True}, QUEUE, StartTurn("transcript", "e1", "one")),
-    ("a refused input", told(), {"refused_input": True}, RULES, StartTurn("refused")),
-    ("a program's call", told(), {"request_waits": True}, RULES, StartTurn("request")),
-    ("a program's call before the stop", told(), {"request_waits": True, "draining": True}, RULES, NOTHING),
+    ("a refused input", fold(), {"refused_input": True}, RULES, StartTurn("refused")),
+    ("a program's call", fold(), {"request_waits": True}, RULES, StartTurn("request")),
+    ("a program's call before the stop", fold(), {"request_waits": True, "draining": True}, RULES, NOTHING),
     ("news", NEWS, FREE, RULES, StartTurn("news")),
     ("news without the floor", NEWS, {}, RULES, NOTHING),
     ("news while the person speaks", NEWS, {"floor_at": NOW + 1}, RULES, NOTHING),
     ("news after a failure", NEWS, {**FREE, "notices_after": NOW + 1}, RULES, NOTHING),
     ("news beyond the rate", NEWS, {**FREE, "may_start": lambda: False}, RULES, NOTHING),
-    ("news that is too old", told(r.NoticeTaken("e", Notice("n", NOW))), FREE, RULES, NOTHING),
+    ("news that is too old", fold(r.NoticeTaken("e", Notice("n", NOW))), FREE, RULES, NOTHING),
     ("a turn", TURN, {}, RULES, ASK),
-    ("after a round", told(finished(), finished("c2"), state=ROUND), {}, RULES, replace(ASK, rounds=1)),
+    ("after a round", fold(finished(), finished("c2"), state=ROUND), {}, RULES, replace(ASK, rounds=1)),
     (
         "after too many rounds",
         TURN,
@@ -94,56 +94,56 @@ STEPS: list[tuple[str, Conversation, dict[str, Any], Rules, object]] = [
         replace(RULES, max_refused_rounds=0),
         replace(ASK, with_tools=False),
     ),
-    ("after a broken reply", told(r.ReplyBroken(), state=TURN), {}, RULES, replace(ASK, retries=1)),
+    ("after a broken reply", fold(r.ReplyBroken(), state=TURN), {}, RULES, replace(ASK, retries=1)),
     ("a round", ROUND, {}, RULES, RunCalls((ROUND.calls[1],))),
     ("a round that runs", ROUND, {"running_calls": {"c2"}}, RULES, AwaitResults(("c1", "c2"))),
-    ("a gated call", told(replied(device(consent="needed")), state=TURN), {}, RULES, AskPerson(("c1",))),
+    ("a gated call", fold(replied(device(consent="needed")), state=TURN), {}, RULES, AskPerson(("c1",))),
     (
         "a gated call behind a free one",
-        told(replied(device(), device("c2", consent="needed")), state=TURN),
+        fold(replied(device(), device("c2", consent="needed")), state=TURN),
         {},
         RULES,
         AwaitResults(("c1", "c2")),
     ),
     (
         "a gated call after a free one",
-        told(replied(device(), device("c2", consent="needed")), finished(), state=TURN),
+        fold(replied(device(), device("c2", consent="needed")), finished(), state=TURN),
         {},
         RULES,
         AskPerson(("c2",)),
     ),
     (
         "a held write",
-        told(replied(device(consent="needed"), device("c2", consent="held")), state=TURN),
+        fold(replied(device(consent="needed"), device("c2", consent="held")), state=TURN),
         {},
         RULES,
         AskPerson(("c1",)),
     ),
     (
         "a held write after a read that needs a yes",
-        told(replied(device(effect="read", consent="needed"), device("c2", consent="held")), state=TURN),
+        fold(replied(device(effect="read", consent="needed"), device("c2", consent="held")), state=TURN),
         {},
         RULES,
         [r.CallReleased("c2")],
     ),
     (
         "a held write whose earlier write is decided",
-        told(replied(device(consent="needed"), device("c2", consent="held")), finished(), state=TURN),
+        fold(replied(device(consent="needed"), device("c2", consent="held")), finished(), state=TURN),
         {},
         RULES,
         [r.CallReleased("c2")],
     ),
-    ("an open question", asked(question()), {}, RULES, AwaitResults(("c1",))),
+    ("an open question", asking(question()), {}, RULES, AwaitResults(("c1",))),
     (
         "a read of another process",
-        told(r.Claimed("b"), state=told(replied(local()), state=TURN)),
+        fold(r.Claimed("b"), state=fold(replied(local()), state=TURN)),
         {},
         RULES,
         "RunCalls",
     ),
     (
         "a device call of another process",
-        told(r.Claimed("b"), state=told(replied(device()), state=TURN)),
+        fold(r.Claimed("b"), state=fold(replied(device()), state=TURN)),
         {},
         RULES,
         AwaitResults(("c1",)),
@@ -152,7 +152,7 @@ STEPS: list[tuple[str, Conversation, dict[str, Any], Rules, object]] = [
     ("a program's turn of another process", REQUEST, {}, RULES, [r.TurnEnded("answered")]),
     (
         "segments of another process",
-        told(r.SegmentSpoken("One. ", "One."), r.Claimed("b"), state=TURN),
+        fold(r.SegmentSpoken("One. ", "One."), r.Claimed("b"), state=TURN),
         {},
         RULES,
         [r.ReplyBroken("One.", by_takeover=True)],
@@ -164,8 +164,8 @@ STEPS: list[tuple[str, Conversation, dict[str, Any], Rules, object]] = [
     ("state", "live", "rules", "step"), [row[1:] for row in STEPS], ids=[row[0] for row in STEPS]
 )
 def test_the_next_step(state: Conversation, live: dict[str, Any], rules: Rules, step: object) -> None:
-    made = next_step(state, make_live(**live), rules)
-    assert type(made).__name__ == step if isinstance(step, str) else made == step
+    actual = next_step(state, make_live(**live), rules)
+    assert type(actual).__name__ == step if isinstance(step, str) else actual == step
 
 
 def test_a_write_of_another_process_is_unknown_and_does_not_run_again() -> None:
@@ -175,7 +175,7 @@ def test_a_write_of_another_process_is_unknown_and_does_not_run_again() -> None:
 
 
 def test_a_turn_that_brought_two_processes_down_ends_with_an_apology() -> None:
-    state = told(r.Claimed("b"), r.Claimed("c"), state=TURN)
+    state = fold(r.Claimed("b"), r.Claimed("c"), state=TURN)
     (record,) = next_step(state, make_live(), RULES)  # type: ignore[misc]  # records
     assert isinstance(record, r.TurnEnded)
     assert (record.reason, record.error) == ("failed", "model_provider_failed") and record.apology
@@ -188,18 +188,18 @@ def test_a_step_depends_on_nothing_but_its_arguments() -> None:
 
 # -- time
 
-CUT = told(r.PromptHeard("q1"), r.PromptCut("q1", "e", NOW + 5_000), state=asked(question()))
-CARD = asked(question(), profile=CARDS)
+CUT = fold(r.PromptHeard("q1"), r.PromptCut("q1", "e", NOW + 5_000), state=asking(question()))
+CARD = asking(question(), profile=CARDS)
 
 DUE: list[tuple[str, Conversation, int, list[str], int | None]] = [
-    ("nothing", told(), NOW, [], None),
+    ("nothing", fold(), NOW, [], None),
     ("a turn", TURN, NOW + 119_999, [], NOW + 120_000),
     ("a turn that takes too long", TURN, NOW + 120_000, ["TurnEnded"], NOW + 120_000),
     ("a card", CARD, NOW + 599_999, [], NOW + 600_000),
     ("a card that expires", CARD, NOW + 600_000, ["QuestionDecided", "CallFinished"], NOW + 600_000),
     ("a cut prompt", CUT, NOW + 4_999, [], NOW + 5_000),
     ("a cut prompt in silence", CUT, NOW + 5_000, ["PromptSpoken"], NOW + 5_000),
-    ("a heard prompt", told(r.PromptHeard("q1"), state=asked(question())), NOW + 9_000, [], NOW + 600_000),
+    ("a heard prompt", fold(r.PromptHeard("q1"), state=asking(question())), NOW + 9_000, [], NOW + 600_000),
 ]
 
 
@@ -214,8 +214,8 @@ def test_what_is_due(state: Conversation, now: int, records: list[str], at: int 
 
 def test_a_deadline_that_has_passed_leaves_nothing_due_once_it_is_recorded() -> None:
     for _, state, now, records, _ in DUE:
-        made = due(state, make_live(now), RULES)
-        after = told(*made, at=now, state=state)
+        decisions = due(state, make_live(now), RULES)
+        after = fold(*decisions, at=now, state=state)
         if records:
             assert due(after, make_live(now), RULES) == []
             assert (deadline(after, make_live(now)) or now + 1) > now, "the timer would spin"
@@ -231,4 +231,4 @@ def test_news_waits_for_the_floor_by_the_one_timer() -> None:
 
 
 def test_the_claim_of_the_story_is_the_owners() -> None:
-    assert told().claim == CLAIM
+    assert fold().claim == CLAIM

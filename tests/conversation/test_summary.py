@@ -22,7 +22,7 @@ def is_summary(request: ModelRequest) -> bool:
     return "Summarise" in request.system
 
 
-def asked(stage: Stage) -> list[str]:
+def transcripts(stage: Stage) -> list[str]:
     return [
         message.text for message in stage.provider.requests[-1].messages if isinstance(message, UserMessage)
     ]
@@ -64,7 +64,7 @@ async def test_the_dropped_part_of_a_history_is_summarised() -> None:
     first = stage.provider.requests[-1].messages[0]
     assert isinstance(first, Note) and first.text == f"Summary of the conversation so far: {SUMMARY}"
     assert not first.untrusted
-    assert "I am Ada" not in asked(stage)
+    assert "I am Ada" not in transcripts(stage)
     # The next summary holds the one before.
     await talk(stage, "six", "seven", "eight", "nine")
     (message,) = [request for request in stage.provider.requests if is_summary(request)][-1].messages
@@ -91,7 +91,7 @@ async def test_a_new_turn_cancels_the_summary() -> None:
     await summary.closed.wait()
     assert summary.closed_early
     await stage.provider.record(5).closed.wait()
-    assert asked(stage) == ["four", "five"]
+    assert transcripts(stage) == ["four", "five"]
     await stage.close()
 
 
@@ -102,7 +102,7 @@ async def test_a_failed_summary_only_drops_the_old_turns() -> None:
     stage = await open_stage(summarizing(reply))
     await talk(stage, *"abcdefgh")
     assert stage.app.error_codes() == []
-    assert asked(stage)[-1] == "h" and "a" not in asked(stage)
+    assert transcripts(stage)[-1] == "h" and "a" not in transcripts(stage)
     await stage.close()
 
 

@@ -100,13 +100,13 @@ async def test_a_session_of_the_demo_model_plays_as_it_was(
     recorded: Any, conductor: Main, tmp_path: Path, text: str
 ) -> None:
     file = await recorded(text)
-    original, again = load(tmp_path / "played.yaml"), load(file)
+    original, copy = load(tmp_path / "played.yaml"), load(file)
     for name in ("locale", "time_zone", "cards", "segments"):
-        assert getattr(again, name) == getattr(original, name)
-    assert [(step.say, step.approve) for step in again.steps] == [
+        assert getattr(copy, name) == getattr(original, name)
+    assert [(step.say, step.approve) for step in copy.steps] == [
         (step.say, step.approve) for step in original.steps
     ]
-    assert [tool.declaration for tool in again.tools] == [tool.declaration for tool in original.tools]
+    assert [tool.declaration for tool in copy.tools] == [tool.declaration for tool in original.tools]
     code, out, err = await asyncio.to_thread(conductor, "rehearse", str(file), "--model", "demo")
     assert (code, err) == (0, ""), out
     # The file holds conversations.
@@ -114,7 +114,7 @@ async def test_a_session_of_the_demo_model_plays_as_it_was(
 
 
 async def test_the_file_expects_what_was_recorded(recorded: Any) -> None:
-    again = load(await recorded(CARDS))
+    copy = load(await recorded(CARDS))
     lamp = {"tool": "lamp.switch", "times": 1}
     hall, bright = {"room": "hall"}, {"room": "cellar", "on": True}
     allowed = {"called": [{**lamp, "arguments": hall}], "said": r"\S", "approvals": ["allowed"]}
@@ -131,9 +131,9 @@ async def test_the_file_expects_what_was_recorded(recorded: Any) -> None:
         {},
         {"said": r"\S"},
     ]
-    assert [step.expect for step in again.steps] == list(map(Expectation.model_validate, expected))
-    assert [step.interrupt for step in again.steps if step.interrupt] == [Interruption(after_characters=9)]
-    answers = [[answer.model_dump(exclude_defaults=True) for answer in tool.answers] for tool in again.tools]
+    assert [step.expect for step in copy.steps] == list(map(Expectation.model_validate, expected))
+    assert [step.interrupt for step in copy.steps if step.interrupt] == [Interruption(after_characters=9)]
+    answers = [[answer.model_dump(exclude_defaults=True) for answer in tool.answers] for tool in copy.tools]
     assert answers == [
         [
             {"when": bright, "result": "bright", "once": True},
@@ -164,16 +164,16 @@ def recording(*records: r.Record, state: Conversation | None = None) -> Recordin
 
 def document(*records: r.Record, state: Conversation | None = None) -> dict[str, Any]:
     """Make the document, which must be valid."""
-    made = recording(*records, state=state).document([])
-    Rehearsal.model_validate(made)
-    return made
+    result = recording(*records, state=state).document([])
+    Rehearsal.model_validate(result)
+    return result
 
 
 def started(text: str = "Light.", turn_id: str = "turn-1") -> r.TurnStarted:
     return r.TurnStarted(turn_id, "transcript", 30_000, f"in-{turn_id}", text)
 
 
-def asked(tool: str = "lamp.switch", **fields: Any) -> r.ReplyLogged:
+def reply(tool: str = "lamp.switch", **fields: Any) -> r.ReplyLogged:
     return r.ReplyLogged(AssistantMessage(""), (Call("c-1", tool, '{"room":"hall"}', "device", **fields),))
 
 
@@ -191,32 +191,34 @@ CARD = Question(
 def test_a_question_without_an_answer_is_denied(outcome: Any) -> None:
     end = (r.QuestionDecided("q-1", "c-1", "expired"),) if outcome == "expired" else ()
     (step,) = document(
-        r.ProfileDeclared(LAMP), started(), asked(consent="needed"), r.QuestionsAsked((CARD,)), *end
+        r.ProfileDeclared(LAMP), started(), reply(consent="needed"), r.QuestionsAsked((CARD,)), *end
     )["steps"]
     assert step == {"say": "Light.", "approve": ["deny"], "expect": {"approvals": ["denied"]}}
 
 
 def test_a_call_without_a_result_has_no_answer() -> None:
     late = LateCall("c-1", "lamp.switch", "write", 9)
-    made = document(r.ProfileDeclared(LAMP), started(), asked(), finished(error_type="unknown", late=late))
-    assert "answers" not in made["tools"][0]
-    called = [{"tool": "lamp.switch", "arguments": {"room": "hall"}, "times": 1}]
-    assert made["steps"] == [{"say": "Light.", "expect": {"called": called}}]
+    rehearsal = document(
+        r.ProfileDeclared(LAMP), started(), reply(), finished(error_type="unknown", late=late)
+    )
+    assert "answers" not in rehearsal["tools"][0]
+    calls = [{"tool": "lamp.switch", "arguments": {"room": "hall"}, "times": 1}]
+    assert rehearsal["steps"] == [{"say": "Light.", "expect": {"called": calls}}]
 
 
 def test_a_turn_without_a_person_is_no_step_but_its_answers_count() -> None:
     news = r.TurnStarted("turn-2", "news", 30_000)
-    made = document(
+    rehearsal = document(
         r.ProfileDeclared(LAMP),
         started(),
         r.ReplyLogged(AssistantMessage("Yes."), speech_text="Yes."),
         r.TurnEnded("answered"),
         news,
-        asked(),
+        reply(),
         finished(),
     )
-    assert made["steps"] == [{"say": "Light.", "expect": {"said": r"\S"}}]
-    assert made["tools"][0]["answers"] == [{"when": {"room": "hall"}, "result": "ok"}]
+    assert rehearsal["steps"] == [{"say": "Light.", "expect": {"said": r"\S"}}]
+    assert rehearsal["tools"][0]["answers"] == [{"when": {"room": "hall"}, "result": "ok"}]
 
 
 def test_a_failed_turn_expects_no_speech() -> None:
@@ -245,8 +247,8 @@ def test_an_interruption_between_speeches_is_none() -> None:
 
 def test_a_snapshot_is_where_it_begins() -> None:
     state = Conversation(log=[UserMessage("Before."), AssistantMessage("Yes.")])
-    made = recording(finished(), started(), state=state)
-    assert made.missing == 2 and [step.say for step in made.steps] == ["Light."]
+    session = recording(finished(), started(), state=state)
+    assert session.missing == 2 and [step.say for step in session.steps] == ["Light."]
 
 
 # -- the file and the command
@@ -284,7 +286,7 @@ async def test_the_tools_of_an_app_without_declarations_are_those_of_the_catalog
     ) as listener:
         claim = await listener.services.store.claim(SessionKey("s", "empty"))
         claim = await listener.services.store.claim(SessionKey("s", "legacy"))
-        data = r.encode(r.Commit(claim.token, 1, (r.Claimed(claim.token), started(), asked("agent.status"))))
+        data = r.encode(r.Commit(claim.token, 1, (r.Claimed(claim.token), started(), reply("agent.status"))))
         await listener.services.store.append(claim, "commit-1", data)
 
     def run(*arguments: str) -> tuple[int, str, str]:

@@ -55,7 +55,7 @@ class LosesReplies:
         self.loses = loses
         self.away = False
         self.commits = 0
-        self.lost = 0
+        self.lost_replies = 0
 
     def lose(self, ahead: int = 0) -> None:
         """Lose one reply: the next commit's, or a later one's by number."""
@@ -77,7 +77,7 @@ class LosesReplies:
             return
         unanswered = deepcopy(claim)
         await self.inner.append(unanswered, commit_id, data, snapshot=snapshot)
-        self.lost += 1
+        self.lost_replies += 1
         raise StoreUnavailable("The reply was lost.")
 
     async def release(self, claim: Claim) -> None:
@@ -130,7 +130,7 @@ class Node(Served):
     def __post_init__(self) -> None:
         super().__init__(self.listener)
 
-    async def lost(self) -> None:
+    async def until_lost(self) -> None:
         """Wait until the node has noticed the loss of its session."""
         await until(lambda: not len(self.listener.registry))
 

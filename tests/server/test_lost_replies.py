@@ -66,7 +66,7 @@ async def test_a_session_continues_after_a_lost_reply(file_shelf: Shelf, number:
                 phone.say("and now?")
                 final = await phone.until(is_final("It runs."), since=since)
                 await phone.idle(since=phone.log.index(final))
-            assert store.lost == 1
+            assert store.lost_replies == 1
 
 
 @pytest.mark.parametrize("capabilities", [[], ["resume"]])
@@ -78,7 +78,7 @@ async def test_a_result_for_a_stale_session_is_not_lost(file_shelf: Shelf, capab
             call = await phone.until("agent.status")
             store.lose()
             phone.send("agent.completed", FINISHED)
-            await until(lambda: store.lost == 1)
+            await until(lambda: store.lost_replies == 1)
             phone.result(call["payload"]["callId"], '"heron"')
             await phone.until("assistant.speech.final")
             assert phone.finals() == ["It said True."]
@@ -106,7 +106,7 @@ async def test_a_result_during_a_new_binding_is_not_lost(file_shelf: Shelf) -> N
         call = await phone.until("agent.status")
         store.lose()
         phone.send("agent.completed", FINISHED)
-        await until(lambda: store.lost == 1)
+        await until(lambda: store.lost_replies == 1)
         store.gate.clear()
         served.listener.registry.recheck_ownership()  # it finds out, and the connection binds again
         await until(lambda: store.claims == 2)
@@ -249,7 +249,7 @@ async def test_news_with_a_lost_reply_is_told(file_shelf: Shelf) -> None:
             await calm(served)
             store.lose()
             event_id = phone.send("agent.completed", FINISHED)
-            await until(lambda: store.lost == 1)
+            await until(lambda: store.lost_replies == 1)
             phone.send("agent.completed", FINISHED, id=event_id)
             await phone.until(lambda e: e["type"] == "event.ack" and event_id in e["payload"]["eventIds"])
             await phone.until(is_final("An agent has finished."))
@@ -260,7 +260,7 @@ class LosesACall(LosesReplies):
 
     async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
         if any(isinstance(record, ReplyLogged) and record.calls for record in decode(data).records):
-            if not self.lost:
+            if not self.lost_replies:
                 self.lose()
         await super().append(claim, commit_id, data, snapshot=snapshot)
 
@@ -278,7 +278,7 @@ async def test_a_write_call_with_a_lost_reply_is_sent(file_shelf: Shelf) -> None
     async with node(store, replies, tool_timeout=0.3) as served:
         async with served.phone(tools={"agent.followup": lambda _: '{"ok":true}'}) as phone:
             phone.say("tell it to go on")
-            await until(lambda: store.lost == 1)
+            await until(lambda: store.lost_replies == 1)
             phone.send("agent.completed", FINISHED)  # it finds out
             await phone.until(is_final("It is done."))
             assert len(phone.runs) == 1

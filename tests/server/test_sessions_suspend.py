@@ -82,7 +82,7 @@ async def test_a_resumed_node_does_not_send_its_queued_speech(shelf: Shelf, susp
             if not suspended_for:
                 await old.until("tts.speak", since=since)
             else:
-                await a.lost()
+                await a.until_lost()
                 assert await still_open(old)
                 assert shapes_sent(old, since) == []
             await new.close()
@@ -160,7 +160,7 @@ async def test_a_first_event_from_before_a_suspend_needs_a_connected_client(
                 old.start()
                 await old.idle()
                 new.interrupt()
-                await b.lost()
+                await b.until_lost()
                 await old.close()
                 return
             async with deaf(old):

@@ -71,7 +71,7 @@ async def test_a_running_turn_moves_with_its_client(shelf: Shelf) -> None:
                 assert new.finals() == ["One, two."] and new.log[0]["payload"]["resumed"] is True
                 since = len(old.log)
                 hold.set()
-                await a.lost()
+                await a.until_lost()
                 assert shapes_sent(old, since) == [] and await still_open(old)
                 assert (await new.ask("and now?"))[-1]
         assert [shape for shape in new.shapes() if shape == "append user"] == ["append user"] * 2
@@ -268,7 +268,7 @@ async def test_an_invalid_transcript_of_a_parked_client_claims_nothing(file_shel
             await calm(a)
             await new.ask("two")
             old.interrupt()
-            await a.lost()
+            await a.until_lost()
             since = len(old.log)
             old.send("user.audio.transcript.final", {"text": 5})
             await old.idle(since=since)

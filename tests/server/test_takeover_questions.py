@@ -182,7 +182,7 @@ async def test_a_repeated_decision_after_a_lost_reply_is_reported(
             since = len(phone.log)
             await decides(phone, card, "allow")
             await resolved(phone, card, "allowed", since)
-            assert store.lost == 1
+            assert store.lost_replies == 1
             assert await reply_to(phone, since) == "It said moved."
             await is_told(phone, card, "allow", "refused")  # it has been told already
             await is_told(phone, card, "deny", "refused")
@@ -318,7 +318,7 @@ async def test_a_yes_with_a_lost_reply_counts_once(file_shelf: Shelf, resumes: b
             store.lose()
             since = len(phone.log)
             event_id = phone.say("yes")
-            await until(lambda: store.lost == 1)
+            await until(lambda: store.lost_replies == 1)
             phone.say("yes", id=event_id)
             assert await reply_to(phone, since) == "It said moved."
             assert len(phone.runs) == 1
