@@ -15,6 +15,7 @@ import pytest
 from conductor.conversation.fields import SubjectRecords
 from conductor.conversation.ledger import replay
 from conductor.conversation.services import Services
+from conductor.conversation.tools import GRANTS
 from conductor.events import client
 from conductor.messages import AssistantMessage, ToolResult
 from conductor.models.base import TextDelta
@@ -1097,3 +1098,51 @@ async def test_a_held_write_is_judged_again_before_it_runs(changes: str) -> None
         assert on.ran == ["device.look", "device.move"]
         assert on.results()[1]["error_type"] == "permission_denied"
         assert "Nothing was run." in on.results()[1]["error_message"]
+
+
+async def test_a_changed_tool_is_not_granted_for_longer() -> None:
+    lasting = SubjectRecords(make_services(()).store)
+    services = replace(make_services(MOVE), subject_records=lasting)
+    async with scene(services=services, capabilities=ALL) as on:
+        card = await on.card()
+        changed = replace(CATALOG[1], description="Something else.")
+        on.stage.session.reload(replace(on.stage.services, catalog=(changed,)))
+        on.decide(card, "allow", scope="always")
+        await on.over()
+        assert on.ran == [] and on.resolved() == ["superseded"]
+        assert lasting.get(on.stage.session.key.subject, GRANTS) == ""
+
+
+async def test_a_tool_that_changes_before_its_question_is_not_asked_about() -> None:
+    call_ids: list[str] = []
+
+    def hold(name: str, call_id: str) -> str | None:
+        if name != "device.look":
+            return SPOKEN
+        call_ids.append(call_id)
+        return None
+
+    replies: list[Script] = [[call("device.look"), call("device.move")], [TextDelta("Well.")]]
+    async with scene(replies, capabilities=ALL, answer=hold) as on:
+        while not call_ids:
+            await later(0.01)
+        changed = replace(CATALOG[1], description="Something else.")
+        on.stage.session.reload(replace(on.stage.services, catalog=(CATALOG[0], changed)))
+        on.app.result(call_ids.pop(), SPOKEN)
+        await on.over()
+        assert on.ran == ["device.look"] and "approval.request" not in on.app.shapes()
+        assert "changed" in on.results()[1]["error_message"]
+
+
+async def test_a_second_early_yes_does_not_answer_the_next_question() -> None:
+    replies: list[Script] = [[call("device.move")], [call("device.move")], [TextDelta("Well.")]]
+    async with scene(replies) as on:
+        while not any(question.presented_at for question in on.stage.session.state.questions.values()):
+            await later(0.001)
+        on.app.say("yes")
+        on.app.say("yes")
+        await later(5)
+        assert on.ran == ["device.move"]
+        assert [question.tool for question in on.stage.session.state.questions.values()] == ["device.move"]
+        on.app.say("no")
+        await on.over()
