@@ -166,7 +166,7 @@ def client_address(peer: str, forwarded: Sequence[str], trusted: Sequence[Networ
 def origin_allowed(origin: str | None, host: str | None, allowed: Collection[str], *, tokens: bool) -> bool:
     """Tell whether a web page may connect; other clients send no Origin.
 
-    ``allowed`` are the operator's origins; if there are none, pages of this machine may connect. With
+    ``allowed`` are the operator's origins; if it is empty, pages of this machine may connect. With
     ``tokens``, pages of the requested ``host`` may, too. Without tokens that would be unsafe: a page can have
     its own name resolve to this machine (DNS rebinding).
     """

@@ -67,7 +67,7 @@ class StoredSessions:
         return [key.subject for key in keys if await self._store.read(key) is not None]
 
     async def show(self, key: SessionKey) -> dict[str, Any] | None:
-        """Give a session as JSON values; None if there is none."""
+        """Give a session as JSON values; None without such a session."""
         stored = await self._store.read(key)
         return None if stored is None else _document(key, stored)
 

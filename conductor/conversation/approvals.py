@@ -218,7 +218,7 @@ def tapped(state: Conversation, live: Live, decision: Decision) -> Reply:
     if question is None:
         return Reply([], [_closed(state, live, decision)])
     if decision.arguments_digest != question.digest:
-        text = "This decision is about other arguments than those that are asked about."
+        text = "This decision is about arguments that differ from the question's."
         return _refused(question_id, text)
     if decision.decision == "deny":
         return Reply(decided(state, live, question, "denied", outcome_of=denied(decision.message)))

@@ -250,7 +250,7 @@ class Clients:
         """Tell whether another connection serves the session, once one that is opening does."""
         if self.opening.locked():
             async with self.opening:
-                pass  # its ``idle`` precedes what an event causes
+                pass  # its ``idle`` precedes the effects of an event
         return self._session.outbox.transport not in (None, transport)
 
     # -- acknowledgements

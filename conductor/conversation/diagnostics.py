@@ -1,4 +1,4 @@
-"""Hints to an app's developer about what the server cannot use, as pure functions."""
+"""Hints to an app's developer about input that the server cannot use, as pure functions."""
 
 from __future__ import annotations
 

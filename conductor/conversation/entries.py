@@ -1,4 +1,4 @@
-"""The unacknowledged events of a session, and what is known about each."""
+"""The unacknowledged events of a session, with the facts about each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Entry:
 class Entries:
     """The events by id and by call; ``acked`` are the ids for the next commit.
 
-    Calls without an answer are in a line. The backlog holds what waits for the end of a speech.
+    Calls without an answer are in a line. The backlog waits for the end of a speech.
     """
 
     def __init__(self, live: Live, limits: Limits) -> None:

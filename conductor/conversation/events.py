@@ -273,7 +273,7 @@ def _decision(state: Conversation, record: r.QuestionDecided) -> Iterator[SlotPa
     if "approval" in state.profile.capabilities:
         resolved = ApprovalResolved(record.question_id, record.outcome)
         yield _SLOTS["user"] + 1, "resolved", resolved
-    # The microphone stays open for the answer to a card, and when a question expires nobody has spoken.
+    # The microphone stays open for the answer to a card, and a question that expires has no answer.
     if record.outcome != "expired" and (state.focus is None or not state.focus.card):
         yield _state(state, "thinking", "thinking")
     call = state.open_call(record.call_id)
@@ -304,7 +304,7 @@ def _own_speech(state: Conversation) -> Speech | None:
 
 
 def _message_id(state: Conversation) -> str:
-    """Name the message that this record speaks; empty if it speaks none."""
+    """Name the message that this record speaks; empty without a speech."""
     speech = _own_speech(state)
     return speech.reply_id if speech is not None else ""
 

@@ -1,4 +1,4 @@
-"""The events of a client: each is recorded by `receive`, or acts at once on what is not stored."""
+"""The events of a client: each is recorded by `receive`, or acts at once on facts that are not stored."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ class Ledger:
         return Commit("" if self._session.state.claim == self.token else self.token, at, records, acked)
 
     async def _settle(self) -> bool:
-        """Find out about the commit in doubt, and apply it if it is recorded; False if there is none.
+        """Find out about the commit in doubt, and apply it if it is recorded; False without one.
 
         Else an empty commit takes its place. Raises `StoreError` while the store does not tell.
         """

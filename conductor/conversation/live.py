@@ -180,7 +180,7 @@ class Live:
     may_start: Callable[[], bool] = lambda: True
 
     def is_suspended(self, rules: Rules) -> bool:
-        """Tell whether another process answers what waits: this one is about to stop."""
+        """Tell whether another process continues the session: this one is about to stop."""
         return self.draining and rules.durable
 
 

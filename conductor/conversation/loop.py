@@ -85,7 +85,7 @@ class PendingCalls:
 
 
 class Loop:
-    """Runs while a turn runs or waits; an idle session has none."""
+    """Runs while a turn runs or waits; an idle session has no loop."""
 
     def __init__(self, session: Session) -> None:
         self.pending = PendingCalls()
@@ -238,7 +238,7 @@ class Loop:
             await session.insist(self._bridge)
 
     def _bridge_wait_s(self) -> float | None:
-        """Give the seconds until a bridging phrase is due; None if none is."""
+        """Give the seconds until a bridging phrase; None without one."""
         session, turn = self._session, self._session.state.turn
         if turn is None or not session.services.bridge_phrases or turn.bridged or turn.segments:
             return None

@@ -114,7 +114,7 @@ class Observer:
     # -- records
 
     def before(self, commit: r.Commit) -> dict[str, Call | Question | Turn]:
-        """Take what the commit's records are about, before they are applied."""
+        """Take the subjects of the commit's records, before they are applied."""
         state = self._session.state
         about: dict[str, Call | Question | Turn] = {}
         for record in commit.records:

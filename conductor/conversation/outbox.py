@@ -2,7 +2,7 @@
 
 The shipped client handles one event at a time and answers a call before it reads the next. So calls wait in a
 line: only the first one's time limit runs. A second ``tts.speak`` is held, with all later events, until the
-first one is over. A client with ``segments`` queues speeches itself: none is held. All of this concerns the
+first one is over, unless the client queues speeches itself (``segments``). All of this concerns the
 connection; it is built again from the events that are not acknowledged.
 """
 
@@ -18,7 +18,7 @@ from conductor.events.envelope import encode_frame
 
 # Kinds that a client has handled once it answers a later event.
 _READ_IN_ORDER = ("state", "message", "final", "resolved")
-# Unanswered UI calls (a turn sends four before its speech) of a client that acknowledges none.
+# Unanswered UI calls (a turn sends four before its speech) of a client that acknowledges nothing.
 _SIGNS_OF_SILENCE = 4
 # Milliseconds of lateness of a timer that show that the process was suspended.
 _SUSPENDED_MS = 500
@@ -65,7 +65,7 @@ class Outbox(Entries):
             self._join(entry)
 
     def put(self, events: list[Event], outbound: dict[str, Event]) -> None:
-        """Send the events of a commit, and drop those that the state has dropped."""
+        """Send the events of a commit, and drop the events that the state has dropped."""
         for event in events:
             if event.kind == "flash":
                 self.flash(event.type, event.payload)
@@ -120,7 +120,7 @@ class Outbox(Entries):
         """Send an event that may be lost; it keeps its place among held events.
 
         Its id is that of the last durable event of this process with a suffix: a client that names it in a
-        ``resume`` has handled that event, and none that is held. ``first``: nothing was sent on this
+        ``resume`` has handled that event, but no held one. ``first``: nothing was sent on this
         connection before.
         """
         if self.transport is None:
@@ -167,7 +167,7 @@ class Outbox(Entries):
         return True
 
     def expect_no_acknowledgements(self) -> None:
-        """Stop waiting for acknowledgements of a client that sent none in a whole turn."""
+        """Stop waiting for acknowledgements if a whole turn brought no acknowledgement."""
         entries = [entry for entry in self._entries.values() if entry.frame.is_written]
         if self._client_acknowledges is False:
             for entry in entries:
@@ -210,7 +210,7 @@ class Outbox(Entries):
     def attach(self, transport: Transport, *, states: bool, probe: str) -> None:
         """Send to this transport from now on, and replay the unacknowledged events to it.
 
-        Replays only the latest state, without ``states`` none, but each speech with its ``speaking``. Drops
+        Replays only the latest state, and only with ``states``, but each speech with its ``speaking``. Drops
         stale speeches. The call ``probe`` is sent first among held events: its answer shows that all replayed
         events before it were handled.
         """
@@ -268,7 +268,7 @@ class Outbox(Entries):
             self.deadline = max(later, self._live.now() + _UNREAD_MS)
 
     def tick(self) -> None:
-        """Take what is late; a process that was suspended first reads what the client has sent."""
+        """Expire late calls and speeches; a process that was suspended first reads the client's events."""
         now = self._live.now()
         while self._head is not None and self.deadline is not None and now >= self.deadline:
             entry, late = self._head, now - self.deadline

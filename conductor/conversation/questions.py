@@ -27,7 +27,7 @@ new_batch_id = IdGenerator("batch")
 async def word_questions(
     tools: SessionTools, calls: Sequence[Call], expires_at: int, *, with_preview: bool
 ) -> list[Question]:
-    """Word the questions about calls of a reply; a call whose tool is gone or has changed has none."""
+    """Word the questions about calls of a reply, except those whose tool is missing or has changed."""
     batch_id = new_batch_id()
     questions = []
     for call in calls:

@@ -63,7 +63,7 @@ _RETRY_S = 2.0
 def receive(
     state: Conversation, live: Live, rules: Rules, event_id: str, event: object, turn_id: str
 ) -> Response:
-    """Make the records of one event; none if it was taken before, or has no meaning now.
+    """Make the records of one event; no records if it was handled before, or has no meaning now.
 
     ``turn_id`` is for a turn that the event starts.
     """

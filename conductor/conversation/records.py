@@ -276,7 +276,7 @@ class QuestionDecided(Fact, frozen=True):
 
 
 class SpeechCut(Fact, frozen=True):
-    """A speech was interrupted, or withdrawn; ``text`` is what stays of its message."""
+    """A speech was interrupted, or withdrawn; ``text`` stays of its message."""
 
     speech_id: str
     text: str

@@ -1,4 +1,4 @@
-"""One session in this process: it commits records, and holds what cannot be stored.
+"""One session in this process: it commits records, and holds the facts that are not stored.
 
 The pure modules decide; this module records their decisions, applies them, and sends the events.
 """

@@ -85,7 +85,7 @@ class Call(Part):
 class Turn(Part):
     """The running turn.
 
-    The clock stands while a person decides: ``left_ms`` is what is left of the limit at ``running_since``, 0
+    The clock stands while a person decides: ``left_ms`` is left of the limit at ``running_since``, which is 0
     while it stands. ``attempts`` counts the processes that asked the model since its last reply; ``retries``
     the requests of this process that broke off. ``reply_text`` is the part of the unfinished reply that is
     spoken or on its way under ``reply_id``; ``segments`` counts the speeches of the last reply.
@@ -180,7 +180,7 @@ class Speech(Part):
 class LateCall(Value, frozen=True):
     """A device call that was closed without its result, which may still come.
 
-    ``starts_turn``: the result starts a turn of its own if none is running; that of a ``job`` always does.
+    ``starts_turn``: the result starts a turn of its own if no turn is running; that of a ``job`` always does.
     """
 
     call_id: str

@@ -173,7 +173,7 @@ def due(state: Conversation, live: Live, rules: Rules) -> list[Record]:
 
 
 def deadline(state: Conversation, live: Live) -> int | None:
-    """Give the time at which `due` or `next_step` may have something new; None if there is none."""
+    """Give the time at which `due` or `next_step` may have something new; None without a deadline."""
     turn, times = state.turn, []
     if state.questions:
         times += [question.expires_at for question in state.questions.values()]

@@ -273,7 +273,7 @@ class SessionTools:
     # -- questions
 
     def scopes(self, ready: PreparedCall, cautions: Sequence[Caution]) -> tuple[Scope, ...]:
-        """List what a yes may hold for: this call, the session, always."""
+        """List the scopes of a yes: this call, the session, always."""
         granted = [grant(ready.spec, ready.arguments, scope="session")]
         if self._judge(ready.spec, ready.arguments, cautions, granted).effect == "ask":
             return SCOPES[:1]

@@ -67,7 +67,7 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
 
 @dataclass(slots=True)
 class _Step:
-    # What the person said, the decisions by question, and what followed.
+    # The person's words, the decisions by question, the calls, the speeches, and the interruption.
     say: str
     decisions: dict[str, tuple[Any, str]] = field(default_factory=dict)
     uses: list[Call] = field(default_factory=list)
@@ -170,7 +170,7 @@ class Recording:
         self._step.decisions[question.id] = (decision, outcome)
 
     def document(self, catalog: list[Any]) -> dict[str, Any]:
-        """Make the file's document; ``catalog`` has the tools of an app that declared none."""
+        """Make the file's document; ``catalog`` has the tools of an app without a declaration."""
         profile = self.profile
         # Without device calls a file needs no tools: the server offers the catalog's.
         is_catalog_used = profile.tools is None and any(call.is_device for call in self._calls.values())

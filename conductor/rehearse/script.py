@@ -54,7 +54,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what `_Loader` reads: a text that looks like another value is quoted."""
+    """Writes YAML for `_Loader`: a text that looks like another value is quoted."""
 
     yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 

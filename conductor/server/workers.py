@@ -60,7 +60,7 @@ class Worker:
 
 
 def join(number: int) -> Worker:
-    """Read the options from the supervisor. Raises `SettingsError` if there are none."""
+    """Read the options from the supervisor. Raises `SettingsError` without options."""
     # A SIGUSR2 to all processes is meant for the supervisor.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     try:

@@ -165,15 +165,15 @@ def emit_first() -> None:
             await asyncio.sleep(_HEAD_START_S)
         await record(ledger, records)
 
-    def written(outbox: Any, entry: Any) -> None:
+    def write_unless_early(outbox: Any, entry: Any) -> None:
         entry.frame.withdrawn = was_early = entry.event.id in early
         write(outbox, entry)
         if was_early:
             early.discard(entry.event.id)
-            entry.frame = replace(entry.frame, written=True, withdrawn=False)
+            entry.frame = replace(entry.frame, is_written=True, withdrawn=False)
 
     _patch(Ledger, "_record", recorded)
-    _patch(Outbox, "_write", written)
+    _patch(Outbox, "_write", write_unless_early)
 
 
 def new_ids() -> None:

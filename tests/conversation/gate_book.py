@@ -54,7 +54,7 @@ class Kind:
 
     @property
     def silent(self) -> bool:
-        """Whether it may run without a question (tools, "Permissions")."""
+        """Whether it may run without a question by the rules of permission."""
         return self.approval == "never" or (self.approval is None and self.effect == "read")
 
     @property
