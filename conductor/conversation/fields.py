@@ -39,8 +39,10 @@ class SubjectRecords:
 
     async def load(self, subject: str) -> None:
         """Read a subject's record. Raises `StoreUnavailable`."""
-        claim = await self._store.claim(SessionKey(subject, RECORD_ID))
-        self._fields[subject] = replay(claim.commits, claim.revision).fields
+        stored = await self._store.read(SessionKey(subject, RECORD_ID))
+        self._fields[subject] = (
+            {} if stored is None else replay(stored.commits(), stored.meta.revision).fields
+        )
 
     async def update(self, subject: str, name: str, change: Callable[[str], str]) -> None:
         """Replace a field by the result of ``change``; an empty text deletes it.
