@@ -96,7 +96,7 @@ def test_unknown_names_are_listed_by_name_or_by_line_if_they_may_be_secrets() ->
     assert file is not None and file.unknown == ("TZ", "line 3") and not file.mistakes
 
 
-def test_no_file_is_none(tmp_path: Path) -> None:
+def test_a_missing_file_gives_nothing(tmp_path: Path) -> None:
     assert read_env_file(tmp_path / "none", KNOWN, {}) is None
 
 

@@ -39,7 +39,7 @@ def test_every_class_has_a_code_of_the_protocol() -> None:
         (StoreUnavailable("x"), "store_unavailable"),
     ],
 )
-def test_an_error_knows_what_a_client_is_told(error: ConductorError, code: str) -> None:
+def test_an_error_has_the_message_for_the_client(error: ConductorError, code: str) -> None:
     assert error.code == code
     assert str(error) == "x"
 

@@ -263,7 +263,7 @@ def test_the_address_comes_from_the_last_untrusted_hop(
 # -- what several sessions share
 
 
-def test_a_shared_rate_takes_from_all_buckets_or_from_none() -> None:
+def test_a_shared_rate_takes_from_all_buckets_or_does_not_take() -> None:
     shared = TokenBucket(1.0, 3.0, now=0.0)
     first, second = (SharedRate(TokenBucket(0.5, 2.0, now=0.0), shared) for _ in range(2))
     assert [first.take(0.0) for _ in range(3)] == [0.0, 0.0, 2.0], "its own are used up"

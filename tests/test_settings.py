@@ -81,7 +81,7 @@ def test_the_environment_wins_over_the_file_and_an_option_over_both(
     assert load_settings(file, model_provider="anthropic").model_provider == "anthropic"
 
 
-def test_an_empty_value_in_the_environment_hides_none_of_the_file(
+def test_an_empty_value_in_the_environment_hides_nothing_of_the_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "settings"

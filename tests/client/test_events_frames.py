@@ -65,7 +65,7 @@ def test_an_unknown_error_code_is_accepted() -> None:
         b'{"id":"e","type":"x","payload":[]}',
     ],
 )
-def test_an_invalid_frame_is_none(data: bytes) -> None:
+def test_an_invalid_frame_has_no_event(data: bytes) -> None:
     assert decode_frame(data) is None
 
 

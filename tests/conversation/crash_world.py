@@ -1,4 +1,4 @@
-"""One session, killed at one commit, and what its app, its tools and its history must show all the same.
+"""One session, killed at one commit, and the checks of its app, its tools and its history.
 
 A `World` plays the script of a walk. At a given commit the process dies, before the commit is stored or after
 it, and another process goes on; the app comes back with its memory or without it.
@@ -89,7 +89,7 @@ def brain(request: ModelRequest) -> Script:
 
 
 class Killing(Disk):
-    """A store at whose commit ``at``, counted from 1, the process dies, before or after it; 0 for none.
+    """A store at whose commit ``at``, counted from 1, the process dies, before or after it; 0 kills nothing.
 
     With "doubt" the store fails once instead, though it has the commit.
     """
@@ -117,7 +117,7 @@ class Killing(Disk):
 
 @dataclass
 class Tools:
-    """The server's tools; each takes half a second, and ``ran`` has those that came to their end."""
+    """The server's tools; each takes half a second, and ``starts`` has their calls."""
 
     starts: list[str] = field(default_factory=list)
 
@@ -323,7 +323,7 @@ class World:
             await self.app.close()
 
     def check(self) -> Seen:
-        """Check what holds after any death, and give what was seen."""
+        """Check the promises that hold after any death, and give the observations."""
         state, app = self.session.state, self.app
         assert state.turn is None and not state.queue and not state.questions
         logged = self.history()

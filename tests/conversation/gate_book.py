@@ -1,7 +1,7 @@
-"""A model of what may run, kept from what was declared, shown, said and run; it uses nothing of the gate.
+"""A model of the permitted runs, from declarations, cards, words and runs; it uses nothing of the gate.
 
-The `Book` knows the tools as they were declared, what the model wished, what the person saw and said, and
-what ran where. It holds each run against that: tools, "Permissions", "Approvals" and "Unknown outcomes".
+The `Book` knows the declared tools, the model's wishes, the person's cards and words, and the runs. It holds
+each run against the rules of permissions, approvals and unknown outcomes.
 """
 
 from __future__ import annotations
@@ -122,9 +122,9 @@ def digest_of(name: str, arguments: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True)
 class Wish:
-    """A call that the model made, with what was known when it did; ``versions`` are the tool's then.
+    """A call of the model, with the facts of its moment; ``versions`` are the tool's then.
 
-    ``released`` are the arguments that somebody's word was for, once it was asked about and let go.
+    ``released`` are the arguments that the person allowed, once the question was decided.
     """
 
     name: str
@@ -139,7 +139,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Consent:
-    """What a person said yes to: a card's call, or what a prompt named; with these arguments."""
+    """A person's yes to a card's call, or to the call that a prompt named; with these arguments."""
 
     name: str
     arguments: Arguments
@@ -149,7 +149,7 @@ class Consent:
 
 
 Meaning: TypeAlias = Callable[[], list[Consent]]
-"""Says what a person agrees to by some words, as things stand."""
+"""Gives the calls that a person agrees to by some words, in the present state."""
 
 
 @dataclass(slots=True)
@@ -189,7 +189,7 @@ class Prompt:
         self.unheard()
 
     def unheard(self) -> None:
-        """Take it that nobody has heard it yet."""
+        """Take the prompt as unheard."""
         self.is_heard, self.late = False, now() + 5.0 + 0.1 * len(self.text)
 
     @property
@@ -198,7 +198,7 @@ class Prompt:
 
 
 class Book:
-    """What was wished, shown, said and run; ``faults`` says what was wrong with that."""
+    """The wishes, cards, words and runs; ``faults`` are the violations."""
 
     def __init__(self, kinds: Sequence[Kind]) -> None:
         self.kinds = {kind.version: kind for kind in kinds}
@@ -239,7 +239,7 @@ class Book:
         self._declared = {item["name"]: version_of(item["description"]) for item in declarations}
 
     def _has_changed(self, consent: Consent) -> bool:
-        """Whether a tool was defined anew since the call that a person agrees to was made."""
+        """Whether a tool's definition changed since the model made the call that a person agrees to."""
         if self._declared is None or consent.name in self.local:
             return False
         wishes = [self.wishes[consent.call_id]] if consent.call_id else list(self.wishes.values())[-20:]
@@ -252,14 +252,14 @@ class Book:
         return [self.kinds[v] for v in versions if v in self.kinds and self.kinds[v].name == name]
 
     def is_untrusted(self, call_id: str) -> bool:
-        """Whether strangers write what a call gives, by every definition that it may have been made under."""
+        """Whether strangers write a call's result, by every definition that may apply."""
         wish = self.wishes.get(call_id)
         return wish is not None and all(item.untrusted for item in self._candidates(wish.name, wish.versions))
 
     # -- what the model wishes
 
     def asked_model(self, request: ModelRequest) -> None:
-        """Note what a request shows: the tools' versions, and whether strangers' words are in it."""
+        """Note a request: the tools' versions, and whether strangers' words are in it."""
         versions = {
             t.name: version_of(t.description) for t in request.tools if t.description.startswith("Version")
         }
@@ -276,7 +276,7 @@ class Book:
         return list(self.state.questions.values())
 
     def committed(self, commit: Commit) -> None:
-        """Read what was recorded."""
+        """Read a commit."""
         for event_id in commit.acked:
             self.state.outbound.pop(event_id, None)
         for record in commit.records:
@@ -313,7 +313,7 @@ class Book:
     def _has_result(self, message: ToolResult) -> None:
         wish = self.wishes.get(message.call_id)
         if wish is None:
-            self.wrong(f"a result of a call that nobody made: {message.call_id}")
+            self.wrong(f"a result without a call: {message.call_id}")
             return
         outcome = json.loads(message.content)
         wish.results.append(outcome)
@@ -330,7 +330,7 @@ class Book:
                 )
 
     def reported(self, call_id: str) -> None:
-        """Note that the session is told what became of a call."""
+        """Note that the session learns the end of a call."""
         self._reported.add(call_id)
         self._unknown.pop(call_id, None)
 
@@ -384,9 +384,9 @@ class Book:
     def taking(
         self, event: client.ClientEvent | None, consents_before: Sequence[Consent], meaning: Meaning
     ) -> Iterator[None]:
-        """Let what an event says count while the session takes it, and no longer than words may wait.
+        """Let an event's consents count while the session takes it, and no longer than words may wait.
 
-        It means what it did when it was ``said``, or what it does by the time that it is heard.
+        ``consents_before`` are those at the time of sending; ``meaning`` gives those at the time of hearing.
         """
         if isinstance(event, client.ToolResultEvent | client.ToolCancelled):
             self.reported(event.call_id)
@@ -409,7 +409,7 @@ class Book:
         self._consents = [item for item in self._consents if item not in consents]
 
     def _weigh(self, decision: client.Decision) -> Consent | None:
-        """Say what a decision allows: the first good one about a card settles it."""
+        """Give the consent of a decision: the first good one about a card settles it."""
         card = self.cards.get(decision.approval_id)
         if card is None or card.settled or decision.arguments_digest != card.digest:
             return None
@@ -427,7 +427,7 @@ class Book:
     # -- what runs
 
     def _released(self, call_id: str) -> None:
-        """Find somebody's word for a call that was asked about and is let go."""
+        """Find the person's yes to a call whose question is decided."""
         wish = self.wishes[call_id]
         if wish.released or wish.results:
             self.wrong(f"released when it was over: {call_id} {wish}")
@@ -439,7 +439,7 @@ class Book:
         by_voice = (None, wish.name, wish.arguments)
         words = [c for c in active if c.call_id == call_id or (c.call_id, c.name, c.arguments) == by_voice]
         if wish.arguments is not None and self._is_covered(wish):
-            wish.released.append(wish.arguments)  # by what was allowed for longer than once, a moment ago
+            wish.released.append(wish.arguments)  # by a lasting grant of a moment ago
         wish.released += [item.arguments for item in words]
         if words:
             self._use(words[0], wish)
@@ -467,7 +467,7 @@ class Book:
         """Note that a call is run, on the device or here."""
         wish = self.wishes.get(call_id)
         if wish is None or wish.name != name:
-            self.wrong(f"{name} ran, and nobody called it: {call_id}")
+            self.wrong(f"{name} ran without a call: {call_id}")
             return
         wish.ran.append(arguments)
         self.tally["ran"] += 1
@@ -521,7 +521,7 @@ class Book:
             if agrees is None and card.outcome and wish.ran:
                 self.wrong(f"{card.outcome}, and it ran: {card} {wish}")
             if card.outcome == "edited" and card.settled != "edit":
-                self.wrong(f"edited by nobody: {card}")
+                self.wrong(f"edited without a person: {card}")
         self.faults += [f"left: {question}" for question in self.questions]
 
 

@@ -128,7 +128,7 @@ class Wire:
         raise AssertionError("no session closes a line by itself")
 
     def ownership_lost(self, *, stale: bool) -> None:
-        raise AssertionError("nobody else claims the session")
+        raise AssertionError("no other process claims the session")
 
     def flush(self, number: int = 1_000) -> None:
         """Hand frames on to the phone."""
@@ -140,7 +140,7 @@ class Wire:
                 number -= 1
 
     def say(self, event: client.ClientEvent | None, meaning: Meaning = list) -> None:
-        """Send an event; what the person means by it they know when they say it, or when it is heard."""
+        """Send an event; its meaning is that of the time of sending or of hearing."""
         self._up.put_nowait((inbound(event), meaning(), meaning))
 
     async def drained(self) -> None:
@@ -148,7 +148,7 @@ class Wire:
         await self._up.join()
 
     def hang_up(self) -> None:
-        """Lose the line, and what is on its way in either direction; an event that was taken is finished."""
+        """Lose the line with its frames under way; the session finishes a received event."""
         self.cut = True
         self._queue.clear()
         self.say(None)
@@ -257,7 +257,7 @@ class Phone:
             wire.say(client.ApprovalShown(approval_id))
 
     def _take_call(self, event: Event) -> None:
-        """Take a call: the person sees at once what is shown, the device comes to it in its turn."""
+        """Take a call: the person sees its text at once, the device comes to it in its turn."""
         book, shape, call_id = self.book, shape_of(event), event["payload"]["callId"]
         if shape.startswith("state "):
             self.states.append(shape.removeprefix("state "))

@@ -172,7 +172,7 @@ class World:
         await self.pause()
 
     async def answer(self) -> None:
-        """Answer what is asked; sometimes the line is lost, or there is another one, just then."""
+        """Answer a question; sometimes the line is lost, or another one opens, just then."""
         repeats = self.rng.random() < 0.15
         standing_questions = [item.name for item in self.book.standing] or [
             item.name for item in (self.book.prompt,) if item
@@ -233,7 +233,7 @@ class World:
         self.phone.say(client.OutputInterrupted(**fields))
 
     def declare(self, name: str = "") -> None:
-        """Define a tool anew, take it away, or bring it back."""
+        """Change a tool's definition, take the tool away, or bring it back."""
         rng = self.rng
         name = name if name in self.book.newest else rng.choice(sorted(self.book.newest))
         if name in self.declared and rng.random() < 0.2:
@@ -295,7 +295,7 @@ class World:
         return client.Decision(card.approval_id, digest, how, scope, message=message)
 
     def tap_again(self) -> None:
-        """Decide what was decided, or what never was asked."""
+        """Decide an old question again, and one that does not exist."""
         cards = list(self.book.cards.values())
         if cards and "approval" in self.wire.capabilities:
             self.tap([self.rng.choice(cards[-3:])])
@@ -314,9 +314,9 @@ class World:
         self.phone.say(client.TranscriptFinal(text), lambda: self.meaning(text, visible))
 
     def meaning(self, text: str, visible: frozenset[str]) -> list[Consent]:
-        """Say what the person agrees to with this, by the cards they see and the prompt they heard."""
+        """Give the calls that the person agrees to, by the cards they see and the prompt they heard."""
         scope = "once" if text in YES else YES_FOR_LONG.get(text)
-        # Of a card that was decided while the line was lost nobody told the person.
+        # The person does not know of a decision that was made while the line was lost.
         open_now = self.book.state.questions
         cards = [c for c in self.book.standing if c.approval_id in open_now and not c.tapped]
         standing_questions: list[tuple[str, dict[str, Any], str | None]] = []
@@ -345,7 +345,7 @@ class World:
     # -- rest
 
     async def settle(self) -> None:
-        """Let everything come to its end, and check what is left."""
+        """Let everything come to its end, and check that nothing is left."""
         self.note("rest")
         self.resting = True
         if self.wire.cut:

@@ -144,7 +144,7 @@ def at_every_step(scenario: Callable[[int], Coroutine[Any, Any, bool]]) -> None:
 
 
 def faults(messages: Sequence[Message]) -> list[str]:
-    """Say what is wrong with a history, by the rules as the messages' module and the service state them."""
+    """List the faults of a history, by the rules of the messages' module and of the service."""
     faults_found: list[str] = []
     if messages and not isinstance(messages[0], UserMessage | Note):
         faults_found.append(f"it begins with {messages[0]}")
@@ -170,12 +170,12 @@ def faults(messages: Sequence[Message]) -> list[str]:
 
 
 class SlowStore:
-    """A store whose commits really suspend, and sometimes fail; it knows what it has promised to keep.
+    """A store whose commits really suspend, and sometimes fail; it knows its commits.
 
     ``before`` and ``after`` say how many steps a commit takes until it is applied, and until its answer is
     back. ``fail`` may name the error that a commit meets. ``hold``, while it is set to an unset event, keeps
-    commits from being applied; ``hold_answer`` keeps their answers. ``commits`` has those that were applied,
-    and ``kept`` the ids of their events.
+    commits from being applied; ``hold_answer`` keeps their answers. ``commits`` has the applied commits,
+    and ``committed_ids`` the ids of their events.
     """
 
     durable = True
@@ -318,7 +318,7 @@ def make_services(
     failures: Mapping[Failure, str] | None = None,
     **changed: Any,
 ) -> Services:
-    """Make what a session needs; the other keyword arguments are fields of `Limits`."""
+    """Make the services of a session; the other keyword arguments are fields of `Limits`."""
     changed.setdefault("open_microphone", 0.0)
     provider = replies if isinstance(replies, ScriptedProvider) else ScriptedProvider(replies)
     services = Services(
@@ -487,7 +487,7 @@ class Stage:
         raise Stuck(f"busy: {self.session.busy}, {loose_ends(self.session)}")
 
     async def settled(self) -> None:
-        """Wait until no turn runs, whatever the device still owes."""
+        """Wait until no turn runs; the device may still owe results."""
         calm = 0
         for _ in range(10_000):
             await asyncio.sleep(0)
@@ -516,7 +516,7 @@ async def open_stage(
 
 
 def loose_ends(session: Session, *, calls: bool = True) -> dict[str, int]:
-    """Count what a session that rests must not hold on to.
+    """Count the objects that a session at rest must not hold.
 
     Without ``calls`` it leaves the Futures out that calls wait on: they hold nothing up.
     """

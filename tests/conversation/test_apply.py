@@ -310,7 +310,7 @@ def test_the_clock_of_a_turn_stands_while_no_process_owns_it() -> None:
     assert (state.turn.left_ms, state.turn.running_since, state.turn.attempts) == (120_000, NOW + 60_000, 2)
 
 
-def test_what_grows_is_bounded() -> None:
+def test_the_tables_of_a_state_are_bounded() -> None:
     state = Conversation()
     for number in range(1_000):
         advance(state, r.Commit(CLAIM, NOW, (r.EventHandled(f"e{number}"), r.StateShown("idle"))))

@@ -48,7 +48,7 @@ MOVE: list[Script] = [[call("device.move", '{"x":1}')], [TextDelta("Well.")], [T
 
 
 class Scene:
-    """A stage with tools that ask, and what one wants to know of it."""
+    """A stage with tools that ask, and its observations."""
 
     def __init__(self, stage: Stage, ran: list[str]) -> None:
         self.stage = stage
@@ -167,7 +167,7 @@ async def test_a_question_that_no_answer_expires_and_a_late_decision_is_told_so(
         assert on.resolved() == ["expired", "expired"] and on.ran == []
 
 
-async def test_edited_arguments_are_run_and_the_model_is_told_what_was_changed() -> None:
+async def test_edited_arguments_are_run_and_the_model_is_told_of_the_changes() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         on.decide(card, "edit", edited_arguments={"x": 2})
@@ -230,9 +230,7 @@ async def test_changes_count_as_turns_and_other_decisions_do_not() -> None:
         assert on.ran == ["device.move"]
 
 
-async def test_what_was_denied_is_not_asked_again_in_that_turn_and_two_such_rounds_end_without_tools() -> (
-    None
-):
+async def test_a_denied_call_is_not_asked_again_in_that_turn_and_two_such_rounds_end_without_tools() -> None:
 
     rounds: list[Script] = [MOVE[0], MOVE[0], [TextDelta("I leave it.")]]
     async with scene(rounds, capabilities=ALL) as on:
@@ -287,7 +285,7 @@ async def test_allowed_always_holds_in_other_sessions_of_the_person_until_the_to
         await on.over()
 
 
-async def test_a_tool_that_is_defined_anew_while_it_is_asked_about_does_not_run() -> None:
+async def test_a_tool_whose_definition_changes_during_its_question_does_not_run() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         spec = replace(CATALOG[1], description="Something else.")
@@ -373,7 +371,7 @@ async def test_a_yes_that_was_on_its_way_before_its_card_was_shown_does_not_coun
         assert on.ran == ["device.move"]
 
 
-async def test_words_that_were_begun_before_a_card_was_shown_do_not_count_however_late_they_end() -> None:
+async def test_words_from_before_a_card_was_shown_do_not_count_however_late_they_end() -> None:
     def partial(on: Scene, text: str) -> None:
         assert on.app.line is not None
         on.app.line.say(client.TranscriptPartial(text))
@@ -396,7 +394,7 @@ async def test_words_that_were_begun_before_a_card_was_shown_do_not_count_howeve
         card = await on.card()
         partial(on, "hm")
         on.shows(card)
-        await later(20)  # what was begun has no end any more
+        await later(20)  # the utterance has no end any more
         on.app.say("yes please")
         await on.over()
         assert on.ran == ["device.move"]
@@ -426,7 +424,7 @@ async def test_a_card_must_be_shown_again_on_each_connection() -> None:
         assert on.ran == ["device.move"]
 
 
-async def test_what_is_said_to_be_shown_must_be_a_card_that_was_sent() -> None:
+async def test_only_a_card_that_was_sent_counts_as_shown() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         on.shows({"approvalId": f"{card['approvalId']}-2"})
@@ -487,7 +485,7 @@ async def test_a_high_risk_card_takes_the_words_that_it_asks_for_once_it_was_sho
         assert not on.stage.session.state.grants
 
 
-async def test_a_card_says_what_the_voice_says() -> None:
+async def test_a_card_has_the_words_of_the_voice() -> None:
     prompts: list[str] = []
 
     for replies in (MOVE, WIPE):
@@ -670,7 +668,7 @@ async def relaunches(on: Scene, away: float = 30.0) -> int:
     return since
 
 
-async def test_a_spoken_question_is_said_again_after_a_relaunch_before_a_yes_counts() -> None:
+async def test_a_spoken_question_is_repeated_after_a_relaunch_before_a_yes_counts() -> None:
     call_ids: list[str] = []
 
     async with scene(answer=speaks_when_told(call_ids)) as on:
@@ -685,7 +683,7 @@ async def test_a_spoken_question_is_said_again_after_a_relaunch_before_a_yes_cou
         assert first == second, "the whole question"
         on.app.say("yes")
         await later(1)
-        assert on.ran == [], "nobody has heard it yet"
+        assert on.ran == [], "the prompt is not heard yet"
         for call_id in call_ids:
             on.app.result(call_id, SPOKEN)
             await later(1)
@@ -725,7 +723,7 @@ async def test_words_that_come_first_on_a_new_connection_have_heard_no_question(
         assert on.ran == ["device.move"]
 
 
-async def test_a_session_start_that_follows_other_events_has_the_question_said_again_once() -> None:
+async def test_a_session_start_that_follows_other_events_has_the_question_repeated_once() -> None:
     async with scene() as on:
         await on.prompt()
         assert on.app.line is not None
@@ -739,7 +737,7 @@ async def test_a_session_start_that_follows_other_events_has_the_question_said_a
 
 
 @pytest.mark.parametrize("same", [True, False])
-async def test_a_client_that_says_what_it_knows_has_heard_what_it_heard(same: bool) -> None:
+async def test_a_resuming_client_has_heard_the_prompt_that_it_heard(same: bool) -> None:
     async with scene(capabilities=["resume"]) as on:
         await on.prompt()
         assert on.app.line is not None
@@ -771,7 +769,7 @@ async def test_a_connection_that_is_bound_again_by_this_server_is_the_same_proce
         assert on.ran == ["device.move"]
 
 
-async def test_a_prompt_that_is_replayed_is_not_said_twice() -> None:
+async def test_a_prompt_that_is_replayed_is_not_spoken_twice() -> None:
     call_ids: list[str] = []
 
     async with scene(answer=speaks_when_told(call_ids)) as on:
@@ -787,7 +785,7 @@ async def test_a_prompt_that_is_replayed_is_not_said_twice() -> None:
         assert on.ran == ["device.move"]
 
 
-async def test_a_prompt_that_is_being_recorded_when_a_client_comes_is_said_once() -> None:
+async def test_a_prompt_that_is_being_recorded_when_a_client_comes_is_spoken_once() -> None:
     store = SlowStore()
 
     async with scene(services=make_services(MOVE, store=store)) as on:
@@ -807,7 +805,7 @@ async def test_a_prompt_that_is_being_recorded_when_a_client_comes_is_said_once(
         assert on.ran == ["device.move"]
 
 
-async def test_reconnects_use_up_none_of_the_times_that_a_question_is_asked_again() -> None:
+async def test_reconnects_do_not_count_as_repetitions_of_a_question() -> None:
     async with scene() as on:
         await on.prompt()
         for number in range(2, 12):
@@ -875,7 +873,7 @@ async def test_a_locale_of_english_is_asked_and_answered_by_voice() -> None:
 # -- what may have happened
 
 
-async def test_an_identical_write_asks_while_nobody_knows_whether_the_first_one_happened() -> None:
+async def test_an_identical_write_asks_while_the_outcome_of_the_first_one_is_unknown() -> None:
     free = (tool("device.move", effect="write", approval="never"),)
     silent = True
 
@@ -992,7 +990,7 @@ async def test_two_interruptions_of_one_prompt_leave_the_question_standing() -> 
         on.app.interrupt()
         on.app.interrupt()
         await later(6)
-        assert len(on.app.speeches()) == 2, "it is said again"
+        assert len(on.app.speeches()) == 2, "it is repeated"
         on.app.result(call_ids[-1], SPOKEN)
         await later(1)
         on.app.say("yes")
@@ -1017,7 +1015,7 @@ async def test_a_no_is_for_the_same_call_twice_in_one_reply_and_a_grant_for_all_
         assert on.ran == ["device.move", "device.move"] and on.resolved() == ["allowed", "allowed"]
 
 
-async def test_what_became_of_a_card_while_the_client_was_away_is_told_when_it_is_back() -> None:
+async def test_the_outcome_of_a_card_is_sent_to_a_client_that_was_away() -> None:
     async with scene(capabilities=ALL) as on:
         await on.card()
         assert on.app.line is not None
@@ -1040,7 +1038,7 @@ async def test_scopes_that_would_change_nothing_are_not_offered_and_count_as_onc
         assert not on.stage.session.state.grants
 
 
-async def test_two_cards_of_which_one_is_high_stand_whatever_their_order_after_a_spoken_yes() -> None:
+async def test_two_cards_of_which_one_is_high_stand_in_any_order_after_a_spoken_yes() -> None:
 
     for calls in ([call("device.wipe"), call("device.move")], [call("device.move"), call("device.wipe")]):
         async with scene([calls, [TextDelta("Well.")]], capabilities=ALL) as on:

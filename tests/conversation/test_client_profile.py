@@ -156,7 +156,7 @@ async def test_a_declared_tool_cannot_take_the_name_of_the_servers_own_or_of_the
     await stage.close()
 
 
-async def test_a_new_declaration_replaces_and_an_empty_one_leaves_none() -> None:
+async def test_a_new_declaration_replaces_and_an_empty_one_leaves_no_tools() -> None:
     stage = await make_client()
     await start(stage, SessionStart(capabilities=["tools"], tools=[LAMP]))
     assert (await declare(stage, [{**LAMP, "name": "door.lock"}]))["acceptedTools"] == ["door.lock"]

@@ -38,7 +38,7 @@ from tests.models import Script
 from tests.shapes import PLAIN_TURN
 
 SERVERS_TURN = PLAIN_TURN[2:]
-"""A turn of the server's own leaves "thinking" out, and nobody said anything."""
+"""A turn of the server's own has no "thinking" and no words of a person."""
 ONE_CALL: list[Script] = [
     [call("device.do")],
     [TextDelta("Done.")],
@@ -353,7 +353,7 @@ async def test_a_result_that_overtakes_a_time_out_which_was_not_recorded_does_no
     await stage.close()
 
 
-async def test_tools_declared_anew_while_a_call_is_committed_do_not_fail_the_turn() -> None:
+async def test_a_declaration_while_a_call_is_committed_does_not_fail_the_turn() -> None:
     store = SlowStore()
     hold = asyncio.Event()
     scripts: list[Script] = [[hold, call("device.do")], [TextDelta("Done.")]]
@@ -461,7 +461,7 @@ def with_tools(services: Services, *specs: ToolSpec) -> Services:
 
 
 async def declare(stage: Stage, *capabilities: str) -> None:
-    """Have the app say what it can do."""
+    """Have the app declare its capabilities."""
     assert stage.app.line is not None
     await stage.session.clients.start(
         client.SessionStart(capabilities=list(capabilities)), stage.app.line, resumed=False
@@ -561,7 +561,7 @@ async def test_a_result_that_comes_late_during_another_turn_is_told_with_the_nex
     await stage.close()
 
 
-async def test_a_turn_for_a_late_result_waits_for_the_floor_and_goes_with_what_the_person_says() -> None:
+async def test_a_turn_for_a_late_result_waits_for_the_floor_and_goes_with_the_words_of_the_person() -> None:
     scripts: list[Script] = [[call("device.do")], [TextDelta("No answer.")], [TextDelta("Both.")]]
     stage = await open_stage(make_services(scripts), silent_tools)
     stage.app.say("go")
@@ -779,7 +779,7 @@ async def test_a_device_that_cancels_in_time_says_how_far_it_got(
 
 
 @pytest.mark.parametrize("effect", ["none", "partial", "complete"])
-async def test_what_was_done_of_an_interrupted_call_is_told_late_and_nothing_is_unknown_any_more(
+async def test_the_late_result_of_an_interrupted_call_is_told_and_nothing_is_unknown_any_more(
     effect: Literal["none", "partial", "complete"],
 ) -> None:
     scripts: list[Script] = [[call("device.do")], [TextDelta("I see.")], [TextDelta("Next.")]]
@@ -846,7 +846,7 @@ async def test_the_limit_counts_the_silence_since_the_last_sign_of_life(
 
 
 @pytest.mark.parametrize("same", [True, False])
-async def test_a_write_is_sent_again_only_to_a_client_that_says_what_it_knows(same: bool) -> None:
+async def test_a_write_is_sent_again_only_to_a_client_that_resumes(same: bool) -> None:
     stage = await open_stage(make_services(ONE_CALL, tool_timeout=5.0), silent_tools)
     stage.app.capabilities = ["resume"]
     await stage.app.connect(stage.session)

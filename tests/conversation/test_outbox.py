@@ -135,7 +135,7 @@ class Bench:
         self.look()
 
     def withdraw(self, call_id: str) -> bool:
-        """Drop what no socket had; False if one had it."""
+        """Drop a call that no socket had; False if a socket had it."""
         if self.live.was_sent(call_id) or not self.outbox.is_outstanding(call_id):
             return False
         self.forget(call_id)
@@ -149,7 +149,7 @@ class Bench:
         return {f"e{int(event_id.rpartition('_')[2], 16)}" for event_id in self.outbox.acked}
 
     def attach(self, wire: Wire) -> None:
-        """Connect a client that does not tell what it has run: writes that were sent are withheld from it."""
+        """Connect a client that does not report its runs: writes that were sent are withheld from it."""
         if self.outbox.transport is not None:
             self.outbox.detach()
         for event in self.unacknowledged():

@@ -84,7 +84,7 @@ TABLE: list[tuple[str, Conversation, dict[str, Any], Rules, client.ClientEvent, 
         ["QuestionDecided", "CallFinished"],
     ),
     (
-        "a yes to a prompt that nobody heard",
+        "a yes to an unheard prompt",
         asking(question()),
         {},
         RULES,
@@ -96,7 +96,7 @@ TABLE: list[tuple[str, Conversation, dict[str, Any], Rules, client.ClientEvent, 
     ("a yes to two cards", TWO_CARDS, VISIBLE, RULES, words("yes"), ["AnswerUnclear"]),
     ("a no to two cards", TWO_CARDS, {}, RULES, words("no"), ["QuestionDecided", "CallFinished"] * 2),
     ("a result", CALLED, {}, RULES, result(), ["CallFinished"]),
-    ("a result of nobody's call", TURN, {}, RULES, result(), []),
+    ("a result without a call", TURN, {}, RULES, result(), []),
     (
         "a result of a gated call",
         fold(replied(device(consent="needed")), state=TURN),
@@ -156,7 +156,7 @@ TABLE: list[tuple[str, Conversation, dict[str, Any], Rules, client.ClientEvent, 
 @pytest.mark.parametrize(
     ("state", "live", "rules", "event", "records"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
 )
-def test_what_an_event_means(
+def test_an_event_makes_its_records(
     state: Conversation, live: dict[str, Any], rules: Rules, event: client.ClientEvent, records: list[str]
 ) -> None:
     response = receive(state, make_live(**live), rules, "event-1", event, "turn_2")
@@ -228,7 +228,7 @@ def test_only_a_call_that_was_on_the_wire_is_cancelled_there() -> None:
     assert ended(state, make_live(), RULES, "timed_out").cancelled == ("c1", "c2")
 
 
-def test_a_reply_that_nobody_heard_is_kept_and_marked() -> None:
+def test_an_unheard_reply_is_kept_and_marked() -> None:
     live = make_live(draft="Let me see", request=("turn_1", 0, 0))
     assert ended(TURN, live, RULES, "interrupted").text.startswith("Let me see [")
     assert ended(TURN, make_live(draft="Let me see"), RULES, "interrupted").text == ""
@@ -279,7 +279,7 @@ TAPS: list[tuple[str, Conversation, client.Decision, list[str], list[str]]] = [
 @pytest.mark.parametrize(
     ("state", "tap", "records", "answers"), [row[1:] for row in TAPS], ids=[row[0] for row in TAPS]
 )
-def test_what_a_tap_means(
+def test_a_tap_makes_its_records(
     state: Conversation, tap: client.Decision, records: list[str], answers: list[str]
 ) -> None:
     reply = tapped(state, make_live(), tap)

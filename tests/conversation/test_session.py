@@ -64,7 +64,7 @@ def finished_calls(store: SlowStore) -> list[str]:
 
 
 def check_rest(stage: Stage, *, calls: bool = True) -> None:
-    """Check what must be true of any session that rests and whose app has answered everything."""
+    """Check the promises of a session at rest whose app has answered everything."""
     assert not stage.session.busy
     assert stage.app.states()[-1] == "idle"
     assert faults(stage.session.state.log) == []
@@ -160,7 +160,7 @@ class Chaos:
             self.do(action)
 
     def do(self, action: str) -> None:
-        """Do what only some clients do."""
+        """Send an event that only some clients send."""
         raise AssertionError(action)
 
     def check(self) -> None:
@@ -198,7 +198,7 @@ def random_device(rng: random.Random) -> Callable[[str, str], str | None | Await
 
 
 async def chaos(seed: int, mode: str, stale_speech: float = -1.0, segments: str = "no") -> None:
-    """Do forty things at random, let time pass, and check what is left.
+    """Do forty things at random, let time pass, and check that nothing is left.
 
     With a ``stale_speech`` below 0 no speech is ever replayed.
     """
@@ -462,7 +462,7 @@ async def open_with(stage: Stage, capabilities: Sequence[str]) -> None:
 
 
 def check_honest(stage: Stage) -> None:
-    """Check that no call that the app was sent is said not to have been run, nor one that nobody allowed."""
+    """Check that the history denies no call that the app got, and no call ran without a yes."""
     call_ids = {e["payload"]["callId"] for e in stage.app.raw if shape_of(e).startswith("device.")}
     for message in stage.session.state.log:
         if isinstance(message, ToolResult) and message.call_id in call_ids:
@@ -591,7 +591,7 @@ def test_nothing_that_can_happen_to_questions_breaks_a_session(start: int, capab
 
 
 async def doubts(seed: int, capabilities: list[str]) -> None:
-    """Do sixty things at random with tools that ask, let time pass, and check what is left."""
+    """Do sixty things at random with tools that ask, let time pass, and check that nothing is left."""
     rng = random.Random(seed)
     store = randomly_slow(rng)
     names = [spec.name for spec in ASKING]

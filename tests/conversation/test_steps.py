@@ -206,7 +206,9 @@ DUE: list[tuple[str, Conversation, int, list[str], int | None]] = [
 @pytest.mark.parametrize(
     ("state", "now", "records", "at"), [row[1:] for row in DUE], ids=[row[0] for row in DUE]
 )
-def test_what_is_due(state: Conversation, now: int, records: list[str], at: int | None) -> None:
+def test_a_deadline_makes_its_records(
+    state: Conversation, now: int, records: list[str], at: int | None
+) -> None:
     live = make_live(now)
     assert [type(record).__name__ for record in due(state, live, RULES)] == records
     assert deadline(state, live) == at

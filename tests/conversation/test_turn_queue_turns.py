@@ -1,4 +1,4 @@
-"""Which turn comes next, and what happens where transcripts, news, interruptions and slow commits meet."""
+"""The order of turns, where transcripts, news, interruptions and slow commits meet."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def answers(messages: Sequence[object]) -> list[str]:
 
 
 def deaf_to_speech(name: str, call_id: str) -> str | None:
-    """Acknowledge all but speech: it is being said."""
+    """Acknowledge all but speech, which still plays."""
     return None if name == "tts.speak" else SPOKEN
 
 
@@ -129,7 +129,7 @@ async def test_of_transcripts_that_follow_each_other_only_the_last_is_answered()
     await stage.close()
 
 
-async def test_an_interrupted_answer_names_what_was_done() -> None:
+async def test_an_interrupted_answer_names_the_finished_actions() -> None:
     local = LocalTools()
     local.go.set()
     scripts: list[Script] = [[call("local.write"), call("local.sum")], [TextDelta("It is written.")]]
@@ -146,7 +146,7 @@ async def test_an_interrupted_answer_names_what_was_done() -> None:
     await stage.close()
 
 
-async def test_what_was_heard_of_an_earlier_answer_is_shown_to_the_model_from_the_next_turn_on() -> None:
+async def test_the_heard_part_of_an_earlier_answer_is_shown_to_the_model_from_the_next_turn_on() -> None:
     local = LocalTools()
     scripts: list[Script] = [
         [TextDelta("First.")], [call("local.wait")], [TextDelta("Second.")], [TextDelta("Third.")],
@@ -342,7 +342,7 @@ async def test_a_speech_that_was_taken_back_is_no_speech_to_interrupt() -> None:
     await steps(20)
     stage.app.result(first, SPOKEN)
     await later(1)
-    stage.app.interrupt()  # nothing is being said: it is the running answer that is meant
+    stage.app.interrupt()  # no speech plays: the running answer is meant
     await steps(20)
     assert not stage.session.busy, "the running turn goes on"
     assert HEARD_NOTHING in answers(stage.session.state.log)[1]
@@ -358,7 +358,7 @@ async def test_a_speech_that_was_too_old_to_replay_is_no_speech_to_interrupt() -
     await stage.settled()
     assert stage.app.line is not None
     stage.app.line.cut()  # the acknowledgement is lost with the line
-    await stage.app.connect(stage.session)  # and the speech is too old to be said again
+    await stage.app.connect(stage.session)  # and the speech is too old to be repeated
     await steps(5)
     stage.app.say("two")
     await steps(20)
@@ -533,7 +533,7 @@ async def test_a_transcript_goes_before_news() -> None:
     await stage.close()
 
 
-async def test_news_waits_for_somebody_to_listen() -> None:
+async def test_news_waits_for_a_listener() -> None:
     stage = await open_stage(make_services([[TextDelta("It is done.")]]))
     line = stage.app.line
     assert line is not None
@@ -666,7 +666,7 @@ async def test_a_session_closed_while_its_first_turn_begins_says_nothing_more() 
     store.hold.set()
     await closing
     await steps(20)
-    assert stage.app.shapes(position) in ([], PLAIN_TURN[:2])  # whoever claims it next goes on with the turn
+    assert stage.app.shapes(position) in ([], PLAIN_TURN[:2])  # the next owner continues the turn
     await stage.close()
 
 

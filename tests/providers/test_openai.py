@@ -259,7 +259,7 @@ async def test_no_answer_takes_more_than_its_share(
     assert (await failure_of(provider)).reason == reason
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 12 << 20  # of both sides, with what waits to be sent
+    assert peak < 12 << 20  # of both sides, with the queue
 
 
 async def test_a_service_that_closes_each_connection_is_asked_on_a_new_one_at_once(

@@ -272,7 +272,7 @@ QUIRKS: dict[str, tuple[bytes, list[ModelEvent]]] = {
         for reason in ("eos", "STOP", "Function_Call")
     },
     **{
-        f"finish_reason {reason} with whole calls runs none": (
+        f"finish_reason {reason} with whole calls runs no call": (
             stream_of(calls(part(TASK, call_id="c1", index=0)), says("", f'"{reason}"'), DONE),
             [A_CALL, Finished(stop)],
         )
@@ -463,7 +463,7 @@ SAY_HI: dict[str, bytes] = {
     "a message that repeats the deltas": stream_of(
         says("Hi."), '{"choices":[{"message":{"content":"Hi."},"finish_reason":"stop"}]}', DONE
     ),
-    "choices null, and none": stream_of('{"choices":null}', "{}", says("Hi."), STOP, DONE),
+    "choices null, and absent": stream_of('{"choices":null}', "{}", says("Hi."), STOP, DONE),
     "deltas null": stream_of('{"choices":[{"delta":null,"finish_reason":null}]}', says("Hi."), STOP, DONE),
     "tool_calls null and empty": stream_of(*thinks("tool_calls", "null", "[]"), says("Hi."), STOP, DONE),
     "a role in each delta, and fields that are not known": stream_of(

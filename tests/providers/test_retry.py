@@ -73,7 +73,7 @@ async def test_a_wait_is_at_least_the_services_retry_after(retry_after: float, l
 
 
 @pytest.mark.parametrize(("retry_after", "deadline_s", "count"), [(7.0, 7.0, 1), (None, 0.6, 2)])
-async def test_a_wait_that_would_pass_the_deadline_is_not_begun(
+async def test_a_wait_that_would_pass_the_deadline_does_not_begin(
     retry_after: float | None, deadline_s: float, count: int
 ) -> None:
     attempts = Attempts(*[error("overloaded", retry_after)] * 3)

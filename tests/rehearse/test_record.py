@@ -113,7 +113,7 @@ async def test_a_session_of_the_demo_model_plays_as_it_was(
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-async def test_the_file_expects_what_was_recorded(recorded: Any) -> None:
+async def test_the_file_expects_the_recorded_session(recorded: Any) -> None:
     copy = load(await recorded(CARDS))
     lamp = {"tool": "lamp.switch", "times": 1}
     hall, bright = {"room": "hall"}, {"room": "cellar", "on": True}
@@ -237,7 +237,7 @@ def test_an_interruption_counts_all_speeches_of_the_step() -> None:
     assert step["interrupt"] == {"after_characters": len("Let me look.It is ")}
 
 
-def test_an_interruption_between_speeches_is_none() -> None:
+def test_an_interruption_between_speeches_does_not_count() -> None:
     end = r.TurnEnded("interrupted", "in-2")
     (step,) = document(started(), r.ReplyLogged(AssistantMessage("Let"), speech_text="Let me look."), end)[
         "steps"

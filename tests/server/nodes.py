@@ -102,7 +102,7 @@ class LosesReplies:
 
 
 async def stored(shelf: Shelf) -> Conversation:
-    """Read what is kept; nobody may have the session any more, for this claims it."""
+    """Read the stored commits; this claims the session, so no other owner may exist."""
     store = shelf.make()
     await store.open()
     try:

@@ -152,7 +152,7 @@ async def test_a_cut_connection_writes_no_frame() -> None:
         assert not frame.is_written and texts(phone) == []
 
 
-async def test_a_closing_connection_sends_what_is_queued_first() -> None:
+async def test_a_closing_connection_sends_its_queue_first() -> None:
     async with serving(ScriptedProvider([])) as served, served.phone() as phone:
         connection = connection_of(served)
         for number in range(50):

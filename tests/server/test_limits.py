@@ -158,7 +158,7 @@ async def test_a_flood_gets_one_error_then_a_close_while_other_clients_are_serve
 
 def test_a_flood_gets_one_error_then_a_close_on_uvloop() -> None:
     """Uvloop's clock and timers count whole milliseconds."""
-    uvloop = pytest.importorskip("uvloop", reason="there is none for this platform")
+    uvloop = pytest.importorskip("uvloop", reason="this platform has no uvloop")
 
     async def flooded() -> tuple[int | None, list[str]]:
         limits: dict[str, Any] = {"frames_per_second": 7.0, "frames_burst": 20.0, "flood_timeout": 0.6}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from conductor.rate_limit import ANONYMOUS
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
-from conductor.stores.base import SessionKey, Stored
+from conductor.stores.base import SessionKey, SessionLog, Stored
+from conductor.stores.memory import MemoryStore
 from tests.models import ScriptedProvider
 from tests.server.wires import get, http
 
@@ -29,10 +31,11 @@ PATH = "/replay.json?session=talk-1"
 
 
 @asynccontextmanager
-async def served(**values: Any) -> AsyncIterator[Listener]:
+async def served(store: SessionLog | None = None, **values: Any) -> AsyncIterator[Listener]:
     """Run a server."""
     loaded = load_settings(None, port=0, **values)
-    async with running(loaded, make_services(loaded, ScriptedProvider([]))) as listener:
+    services = make_services(loaded, ScriptedProvider([]))
+    async with running(loaded, services if store is None else replace(services, store=store)) as listener:
         yield listener
 
 
@@ -66,7 +69,7 @@ def bearer(token: str) -> str:
     return f"Authorization: Bearer {token}"
 
 
-async def test_it_gives_what_the_command_prints() -> None:
+async def test_it_gives_the_output_of_the_command() -> None:
     async with served() as listener:
         stored = await talk(listener, ANONYMOUS)
         lines = [plain_moment(moment) for moment in moments(stored.commits(), stored.meta.revision)]
@@ -114,10 +117,13 @@ async def test_a_page_of_another_host_may_not_read_it(headers: tuple[str, ...]) 
         assert (await http(listener.port, f"{request}\r\n"))[0] == 403
 
 
-async def test_a_store_that_is_away_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(key: SessionKey) -> Stored | None:
+class AwayStore(MemoryStore):
+    """A store that cannot be read."""
+
+    async def read(self, key: SessionKey) -> Stored | None:
         raise StoreUnavailable("The session store cannot be reached.")
 
-    async with served() as listener:
-        monkeypatch.setattr(listener.services.store, "read", fail)
+
+async def test_a_store_that_is_away_is_a_sentence() -> None:
+    async with served(store=AwayStore()) as listener:
         assert await read(listener, PATH) == (503, "The session store cannot be reached.\n")

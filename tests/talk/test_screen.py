@@ -72,7 +72,7 @@ async def test_a_stopped_answer_stays_on_the_screen(key: str) -> None:
         await peer.begin()
         await partial(peer, "A long story")
         await peer.receive("response.cancel")
-        await partial(peer, "A long story that nobody hears")
+        await partial(peer, "A long story that is not heard")
         await peer.result(await peer.state("idle"))
         assert await peer.begin() == "go on"
         await peer.answer("Then it ended.")

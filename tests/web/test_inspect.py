@@ -94,7 +94,7 @@ async def test_a_session_is_stepped_through_by_keyboard(user: PageUser) -> None:
     await press("Space", until="ReplyLogged")
     await records.focus()
     await press("Home", until="Claimed")
-    await press("ArrowLeft", until="Claimed")  # there is none before
+    await press("ArrowLeft", until="Claimed")  # the list is empty before
     await press("End", until="TurnEnded")
     # What comes later is there after a press of the button.
     count = await records.locator("[role=option]").count()

@@ -44,7 +44,7 @@ window.SpeechSynthesisUtterance = class extends EventTarget {
 """
 
 
-async def test_a_first_visit_shows_what_to_do_and_asks_no_other_host(user: PageUser) -> None:
+async def test_a_first_visit_shows_instructions_and_asks_no_other_host(user: PageUser) -> None:
     assert await user.page.title() == "Conductor"
     assert await user.page.inner_text("#connection") == "Connected"
     await user.page.locator("#suggestions button").first.click()
@@ -169,7 +169,7 @@ async def test_held_results_arrive_when_released(user: PageUser) -> None:
     await user.answer("door is open")
 
 
-async def test_a_reload_keeps_the_session_and_what_was_said(user: PageUser) -> None:
+async def test_a_reload_keeps_the_session_and_its_words(user: PageUser) -> None:
     await user.ask("say hello", "hello")
     session = await user.page.inner_text("#session")
     await user.page.reload()
