@@ -102,17 +102,6 @@ class Entries:
     def _is_stale(self, entry: Entry) -> bool:
         return self._live.now() - entry.event.at > self._limits.stale_speech * 1000
 
-    def _limit(self, event: Event) -> int:
-        """Give the milliseconds within which the client must answer."""
-        if event.kind == "call":
-            return event.limit_ms
-        if event.kind == "speak":
-            characters = len(msgspec.json.decode(event.payload)["arguments"])
-            return round(
-                (self._limits.speech_timeout + characters * self._limits.speech_seconds_per_char) * 1000
-            )
-        return round(self._limits.ui_timeout * 1000)
-
 
 def shown_state(event: Event) -> ConversationState:
     """Read the state that an event of the kind ``state`` shows."""

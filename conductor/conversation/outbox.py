@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from conductor.conversation.entries import UI_CALLS, Entries, Entry, place_of, shown_state
 from conductor.conversation.live import Live, Rules
 from conductor.conversation.state import Event
@@ -115,6 +117,17 @@ class Outbox(Entries):
         if event.call_id:
             self._by_call[event.call_id] = entry
         return entry
+
+    def _limit(self, event: Event) -> int:
+        """Give the milliseconds within which the client must answer."""
+        if event.kind == "call":
+            return event.limit_ms
+        if event.kind == "speak":
+            characters = len(msgspec.json.decode(event.payload)["arguments"])
+            return round(
+                (self._limits.speech_timeout + characters * self._limits.speech_seconds_per_char) * 1000
+            )
+        return round(self._limits.ui_timeout * 1000)
 
     def flash(self, type_: str, payload: bytes, *, partial: bool = False, first: bool = False) -> None:
         """Send an event that may be lost; it keeps its place among held events.
