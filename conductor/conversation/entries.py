@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import takewhile
 
 import msgspec
 
@@ -95,9 +93,6 @@ class Entries:
         """Tell whether an event was written or acknowledged."""
         entry = self._entries.get(event_id)
         return entry.frame.is_written if entry is not None else event_id in self.acked
-
-    def _before(self, entry: Entry) -> Iterator[Entry]:
-        return takewhile(lambda earlier: earlier is not entry, list(self._entries.values()))
 
     def _is_stale(self, entry: Entry) -> bool:
         return self._live.now() - entry.event.at > self._limits.stale_speech * 1000

@@ -8,7 +8,8 @@ connection; it is built again from the events that are not acknowledged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import takewhile
 
 import msgspec
 
@@ -348,6 +349,9 @@ class Outbox(Entries):
 
     def _leave(self, entry: Entry) -> None:
         self._line.pop(entry.event.id, None)
+
+    def _before(self, entry: Entry) -> Iterator[Entry]:
+        return takewhile(lambda earlier: earlier is not entry, list(self._entries.values()))
 
     @property
     def _queues_speeches(self) -> bool:
