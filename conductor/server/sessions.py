@@ -165,6 +165,8 @@ class SessionRegistry:
         if binding is None:
             self._make_room(key.subject)
             binding = _Binding(asyncio.ensure_future(self._open(key, former)))
+            # Its clients may have left before it fails.
+            binding.session.add_done_callback(lambda opening: opening.cancelled() or opening.exception())
             self._put(key, binding)
         binding.connections.add(connection)
         if binding.timer is not None:
