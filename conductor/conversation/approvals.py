@@ -309,6 +309,8 @@ def decided(
     """
     grants = live.decisions.granted(question, state.grants) if grant else ""
     allows = outcome in ("allowed", "edited")
+    if allows and question.expires_at <= live.now():
+        outcome, outcome_of, allows, grants = "expired", not_answered("expired"), False, ""
     if allows and (forbidden := live.decisions.refusal(question, arguments)) is not None:
         outcome, outcome_of, allows, grants = "superseded", forbidden, False, ""
     notes: tuple[str, ...] = ()
@@ -350,7 +352,7 @@ def _following(
                 *_result(state, live, sibling, denied(None)),
             ]
             closed.add(sibling.id)
-        elif lasts and live.decisions.allows(sibling, grants):
+        elif lasts and live.decisions.refusal(sibling, "") is None and live.decisions.allows(sibling, grants):
             allowed_too = ("The user allowed this call.",)
             records.append(QuestionDecided(sibling.id, sibling.call_id, "allowed", notes=allowed_too))
             closed.add(sibling.id)

@@ -34,26 +34,26 @@ from conductor.events.server import (
     speak,
 )
 
-_SLOT_BITS = 8
-# In the order of the wire within a record.
+_SLOT_BITS = 10
+# In the order of the wire within a record. A group has 128 slots: a round has at most 100 calls.
 _SLOTS = {
-    "cancel": 0,  # and 39 more
-    "resolved": 40,  # and 15 more
-    "opening": 56,
-    "user": 57,
-    "error": 59,
-    "final": 60,
-    "message": 61,
-    "speaking": 62,
-    "speak": 63,
-    "thinking": 64,
-    "idle": 65,
-    "state": 66,
-    "late": 67,
-    "calls": 80,  # and 39 more
-    "activity": 120,  # and 39 more
-    "cards": 160,  # and 39 more
-    "cards_idle": 200,
+    "cancel": 0,
+    "resolved": 128,
+    "opening": 256,
+    "user": 257,  # and the resolved question
+    "error": 259,
+    "final": 260,
+    "message": 261,
+    "speaking": 262,
+    "speak": 263,
+    "thinking": 264,
+    "idle": 265,
+    "state": 266,
+    "late": 267,
+    "calls": 384,
+    "activity": 512,
+    "cards": 640,
+    "cards_idle": 768,
 }
 
 _payload = msgspec.json.Encoder().encode

@@ -89,7 +89,6 @@ async def _take(session: Session, inbound: Inbound, transport: Transport) -> Inb
             live.sends_partials = True
             live.utterance_began = live.utterance_began if now < live.speaking_until else now
             live.speaking_until = now + session.rules.floor_ms
-            _repeat_prompt_after(session, live.speaking_until)
             warm_next_turn(session)
             session.changed()
         case client.OutputInterrupted() | client.AgentCompleted():
@@ -107,10 +106,13 @@ async def _take(session: Session, inbound: Inbound, transport: Transport) -> Inb
     return InboundResult.ORDINARY
 
 
-async def record(session: Session, event_id: str, event: object) -> Response:
+async def record(session: Session, event_id: str, event: object, question_id: str = "") -> Response:
     """Commit the meaning of an event. Raises `StoreError`."""
 
     def decision() -> Response:
+        focus = session.state.focus
+        if question_id and (focus is None or focus.id != question_id or focus.card):
+            return []  # the words were not about what stands now
         return receive(session.state, session.live, session.rules, event_id, event, new_turn_id())
 
     response = await session.ledger.decide(decision)
@@ -121,22 +123,10 @@ async def record(session: Session, event_id: str, event: object) -> Response:
 
 async def _record_later(session: Session, later: Later, event_id: str, event: object) -> None:
     await asyncio.sleep(max(0, later.at - session.live.now()) / 1000)
-    focus = session.state.focus
-    if focus is None or focus.id != later.question_id or focus.card:
-        return  # the words were not about what stands now
     try:
-        await record(session, event_id, event)
+        await record(session, event_id, event, later.question_id)
     except StoreError as error:
         session.report_store_failure(error)
-
-
-def _repeat_prompt_after(session: Session, at: int) -> None:
-    """Repeat an unheard prompt in the silence after the person's words."""
-    focus = session.state.focus
-    if focus is None or focus.card or focus.presented_at:
-        return
-    if not session.outbox.is_outstanding(focus.speech_id):
-        session.live.repeat_prompt_at = at
 
 
 # -- results

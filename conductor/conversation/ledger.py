@@ -211,6 +211,8 @@ class Ledger:
             self._count(encode(commit), snapshot=False)
         self.doubtful = None
         self._session.apply(commit)
+        if self._session.state.claim == self.token:
+            self.preface = []  # it was in that commit
         return True
 
     async def _append(self, commit: Commit, kind: str) -> None:

@@ -173,7 +173,6 @@ class Live:
     draining: bool = False
     closing: bool = False
     request_waits: bool = False
-    repeat_prompt_at: int = 0
     refused_input: bool = False
     notices_after: int = 0
     summary: ReadySummary | None = None

@@ -330,27 +330,42 @@ class Loop:
     # -- the server's tools
 
     async def _run_call(self, call: Call) -> None:
-        session, live = self._session, self._session.live
+        session = self._session
         try:
             outcome = await self._outcome(call)
-
-            def decision() -> list[Record]:
-                current = session.state.open_call(call.id)
-                if current is None:
-                    return []
-                if outcome.error_type == "unknown":
-                    return [finish_without_result(current, live, session.rules, outcome, starts_turn=False)]
-                return [finish(current, live, outcome)]
-
-            await session.insist(decision)  # until it is recorded it counts as running
-        finally:
-            live.running_calls.discard(call.id)
+            try:
+                await session.insist(partial(self._finished, call, outcome))
+            except Exception:
+                # It has run: without a result it would run again.
+                log.exception("result not recorded", session=session.key.session_id, tool=call.name)
+                unknown = interrupted_outcome(call.effect, was_sent=True, reason="interrupted")
+                await session.insist(partial(self._finished, call, unknown))
+        finally:  # until its result is recorded it counts as running
+            session.live.running_calls.discard(call.id)
             self._calls.pop(call.id, None)
             self.wake()
+
+    def _finished(self, call: Call, outcome: ToolOutcome) -> list[Record]:
+        session = self._session
+        current = session.state.open_call(call.id)
+        if current is None:
+            return []
+        # A question of the tool ends with it.
+        questions = [
+            question.id for question in session.state.questions.values() if question.call_id == call.id
+        ]
+        records: list[Record] = [QuestionDecided(key, call.id, "superseded") for key in questions]
+        if outcome.error_type == "unknown":
+            result = finish_without_result(current, session.live, session.rules, outcome, starts_turn=False)
+        else:
+            result = finish(current, session.live, outcome)
+        return [*records, result]
 
     async def _outcome(self, call: Call) -> ToolOutcome:
         session = self._session
         ready = session.tools.ready(call)
+        if ready is not None and call.fingerprint not in ("", ready.spec.fingerprint):
+            return failed("permission_denied", DEFINITION_CHANGED, reason="definition_changed")
         if ready is None:
             return interrupted_outcome(
                 call.effect, was_sent=call.consent == "given", reason="connection_lost"

@@ -359,7 +359,7 @@ def _late(
 
 def _cancelled(state: Conversation, live: Live, rules: Rules, event: client.ToolCancelled) -> list[Record]:
     call, late = state.open_call(event.call_id), state.late_calls.get(event.call_id)
-    if call is not None and call.is_device:
+    if call is not None and call.is_device and call.started_at:
         took_s = _seconds_since(call.started_at, live)
         return [finish(call, live, cancelled_outcome(event.effect, event.result, took_s))]
     if late is None or late.expires_at <= live.now():
@@ -372,7 +372,7 @@ def _cancelled(state: Conversation, live: Live, rules: Rules, event: client.Tool
 
 def _accepted(state: Conversation, live: Live, rules: Rules, event: client.ToolAccepted) -> list[Record]:
     call = state.open_call(event.call_id)
-    if call is None or not call.is_device:
+    if call is None or not (call.is_device and call.started_at):
         return []
     outcome = job_outcome(event.job_id, _seconds_since(call.started_at, live))
     late = late_call(call, live.now() + rules.job_ms, job=True)

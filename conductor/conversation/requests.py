@@ -56,15 +56,17 @@ class Requests:
         def decision() -> list[Record]:
             if session.state.turn is not None or not self._waiting:
                 return []
-            call, answer = self._waiting.pop(0)
+            call, answer = self._waiting[0]
             self._running = (turn_id, call, answer)
-            session.live.request_waits = bool(self._waiting)
             session.live.request = (turn_id, 0, 0)
             return [
                 turn_started(session.state, session.live, session.rules, turn_id, "request", tool=call.name)
             ]
 
         await session.insist(decision)
+        if self._running is not None:
+            self._waiting = [waiting for waiting in self._waiting if waiting[0] is not self._running[1]]
+            session.live.request_waits = bool(self._waiting)
 
     def call_of(self, turn_id: str) -> ToolCall | None:
         """Return the call that a turn is about."""
@@ -79,6 +81,13 @@ class Requests:
         results = (entry for entry in log if isinstance(entry, ToolResult) and entry.call_id == call.call_id)
         if not answer.done():
             answer.set_result(next(results, None) or lost_result(call.call_id))
+
+    def close(self) -> None:
+        """Answer the programs that still wait."""
+        calls = [*self._waiting, self._running[1:]] if self._running is not None else self._waiting
+        for call, answer in calls:
+            if not answer.done():
+                answer.set_result(lost_result(call.call_id))
 
     async def _stop(self, call: ToolCall) -> None:
         session = self._session

@@ -208,6 +208,7 @@ class Session:
         self.is_closed = True
         self._reminders.close()
         self._stop_timer()
+        self.requests.close()
         self._cancel_tasks()
 
     # -- facts
@@ -315,7 +316,7 @@ class Session:
                 self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
         if self.loop is not None:
             self.loop.wake()
-        elif next_step(self.state, live, self.rules) != AwaitResults():
+        elif not self.ledger.preface and next_step(self.state, live, self.rules) != AwaitResults():
             self.loop = Loop(self)
             self.spawn(self.loop.run())
 
@@ -423,6 +424,7 @@ class Session:
             await self._end_turn()
             self.is_closed = True
         self.outbox.stop_sending()
+        self.requests.close()
         if tasks := self._cancel_tasks():
             await asyncio.wait(tasks, timeout=self.rules.limits.close_timeout)
         await self.ledger.release()

@@ -193,8 +193,8 @@ class SessionTools:
         for call in calls:
             writes = call.is_open and call.effect != "read"
             waits = waits or (writes and call.consent == "needed")
-            if waits and writes and call.consent == "free" and (spec := self.spec(call.name)) is not None:
-                call = msgspec.structs.replace(call, consent="held", fingerprint=spec.fingerprint)
+            if waits and writes and call.consent == "free":
+                call = msgspec.structs.replace(call, consent="held")
             yield call
 
     async def _prepare_call(self, live: Live, call: ToolCall) -> Call:
@@ -211,6 +211,7 @@ class SessionTools:
         verdict = checked.verdict if isinstance(checked, ApprovalNeeded) else None
         ready = checked.ready if isinstance(checked, ApprovalNeeded) else checked
         spec = ready.spec
+        is_free = verdict is None and spec.effect == "read"
         return Call(
             call.call_id,
             call.name,
@@ -223,12 +224,15 @@ class SessionTools:
             spec.untrusted,
             spec.on_interrupt,
             # A free read is never asked about, and never has an unknown effect.
-            arguments_digest(spec.name, ready.arguments) if verdict or spec.effect != "read" else "",
+            "" if is_free else arguments_digest(spec.name, ready.arguments),
             "free" if verdict is None else "needed",
             () if verdict is None else verdict.reasons,
             () if verdict is None else verdict.cautions,
             ready.notes,
-            fingerprint="" if verdict is None else spec.fingerprint,
+            # A free read of the device is not looked up again.
+            fingerprint=spec.fingerprint
+            if verdict or spec.effect != "read" or spec.source != "device"
+            else "",
         )
 
     def _refused(self, call: ToolCall, outcome: ToolOutcome) -> Call:

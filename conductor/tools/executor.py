@@ -237,6 +237,7 @@ class ToolExecutor:
     def _safe_text(self, text: str) -> str:
         # Redaction comes before truncation: a cut secret would not be recognised.
         limit = self._limits.max_observation_bytes
+        text = text.encode("utf-8", "replace").decode()
         if len(text) <= _REDACTED_LIMITS * limit:
             return truncate(self._redactor.text(text), limit)
         total_bytes = len(text.encode(errors="replace"))
