@@ -95,7 +95,7 @@ class Entries:
         return entry.frame.is_written if entry is not None else event_id in self.acked
 
     def _is_stale(self, entry: Entry) -> bool:
-        return self._live.now() - entry.event.at > self._limits.stale_speech * 1000
+        return self._live.now() - entry.event.at >= self._limits.stale_speech * 1000
 
 
 def shown_state(event: Event) -> ConversationState:
