@@ -253,6 +253,12 @@ class Clients:
                 pass  # its ``idle`` precedes the effects of an event
         return self._session.outbox.transport not in (None, transport)
 
+    def close(self) -> None:
+        """Send and record no more acknowledgements."""
+        for timer in (self._acking, self._flushing):
+            if timer is not None:
+                timer.cancel()
+
     # -- acknowledgements
 
     def acknowledge(self, event_id: str) -> None:

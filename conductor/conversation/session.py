@@ -36,7 +36,7 @@ from conductor.conversation.services import Services
 from conductor.conversation.state import Conversation, Event, Profile, Turn
 from conductor.conversation.steps import AwaitResults, deadline, due, next_step
 from conductor.conversation.tools import SessionTools
-from conductor.errors import ConductorError, ErrorCode, Fenced, StoreError
+from conductor.errors import ConductorError, Fenced, StoreError
 from conductor.events.envelope import Payload, new_call_id
 from conductor.events.server import ErrorEvent, set_state
 from conductor.messages import ToolResult
@@ -172,8 +172,7 @@ class Session:
     def report_store_failure(self, error: StoreError) -> None:
         """Tell the client that the store is away, and open its microphone; both may be lost."""
         log.error("session store failed", session=self.key.session_id, error=type(error).__name__)
-        code: ErrorCode = error.code
-        self.flash(ErrorEvent(code, MESSAGES.get(code, MESSAGES["internal_error"])))
+        self.flash(ErrorEvent(error.code, MESSAGES.get(error.code, MESSAGES["internal_error"])))
         self.flash(set_state(new_call_id(), "idle"))
 
     def apply(self, commit: Commit) -> None:
@@ -208,6 +207,7 @@ class Session:
         self.is_closed = True
         self._reminders.close()
         self._stop_timer()
+        self.clients.close()
         self.requests.close()
         self._cancel_tasks()
 
@@ -414,7 +414,6 @@ class Session:
         """Stop the turn, and release the session in the store."""
         self.live.closing = True
         self._reminders.close()
-        self._stop_timer()
         if self.ledger.durable:
             self.is_closed = True
             if self.loop is not None:
@@ -424,7 +423,9 @@ class Session:
             await self._end_turn()
             self.is_closed = True
         self.outbox.stop_sending()
+        self.clients.close()
         self.requests.close()
+        self._stop_timer()
         if tasks := self._cancel_tasks():
             await asyncio.wait(tasks, timeout=self.rules.limits.close_timeout)
         await self.ledger.release()
