@@ -10,7 +10,7 @@ from conductor.conversation.history import HistoryBudget
 from conductor.conversation.phrases import Failure
 from conductor.conversation.state import Call, Conversation, Question, Summary
 from conductor.settings import Limits
-from conductor.tools.base import ToolOutcome, ToolSpec
+from conductor.tools.base import ToolOutcome
 from conductor.tools.permissions import Verdict
 from conductor.tools.spoken import Answer
 
@@ -60,10 +60,6 @@ class Decisions(Protocol):
 
     def result(self, call: Call, outcome: ToolOutcome) -> Finished:
         """Redact and shorten an outcome for the model."""
-        ...
-
-    def spec(self, name: str) -> ToolSpec | None:
-        """Find a tool."""
         ...
 
     def for_the_ear(self, text: str) -> str:
