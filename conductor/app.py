@@ -30,6 +30,13 @@ from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import load_profiles, models_path
 from conductor.models.registry import check_local, make_router
 from conductor.models.router import ModelRouter
+from conductor.plugins.mcp.config import McpServerConfig, load_mcp_servers, mcp_config_path
+from conductor.plugins.mcp.server import check_installed
+from conductor.plugins.mcp.toolset import McpToolset
+from conductor.plugins.tools.builtin import BuiltinTool, BuiltinToolset, builtin_specs, standard_tools
+from conductor.plugins.tools.http_tools import HttpToolset, http_tools_path, load_http_tools
+from conductor.plugins.tools.knowledge_index import KnowledgeIndex
+from conductor.plugins.tools.python_tools import PythonToolset, python_tools
 from conductor.prompts import identify, load_system_prompt
 from conductor.rate_limit import DailyBudget
 from conductor.server.access import Authenticator
@@ -42,17 +49,10 @@ from conductor.stores.health import HealthCheckedStore
 from conductor.stores.registry import make_store, open_store, store_secrets
 from conductor.tools.audit import AuditLog
 from conductor.tools.base import Toolset, ToolSpec
-from conductor.tools.builtin import BuiltinTool, BuiltinToolset, builtin_specs, standard_tools
-from conductor.tools.builtin.knowledge_index import KnowledgeIndex
 from conductor.tools.device import known_tools, load_catalog
-from conductor.tools.http_tools import HttpToolset, http_tools_path, load_http_tools
-from conductor.tools.mcp.config import McpServerConfig, load_mcp_servers, mcp_config_path
-from conductor.tools.mcp.server import check_installed
-from conductor.tools.mcp.toolset import McpToolset
 from conductor.tools.metrics import ToolMetrics
 from conductor.tools.permissions import GateOptions
 from conductor.tools.policies import REREAD_S, PolicyFile, lint, lint_allowed, policies_path
-from conductor.tools.python_tools import PythonToolset, python_tools
 from conductor.tools.redaction import Redactor
 from conductor.tools.rules import Rule
 
@@ -293,7 +293,7 @@ async def _mcp_server(settings: Settings, listener: Listener) -> AsyncIterator[N
     if settings.mcp_port is not None and settings.workers > 1:
         raise SettingsError("MCP_PORT needs a single process; set WORKERS=1 or unset MCP_PORT.")
     # In a thread: the import takes a second.
-    module = await asyncio.to_thread(import_module, "conductor.server.mcp_endpoint")
+    module = await asyncio.to_thread(import_module, "conductor.plugins.mcp.endpoint")
     endpoint = module.McpEndpoint(listener)
     listener.serve_mcp = endpoint.serve_socket
     try:

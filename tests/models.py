@@ -14,7 +14,7 @@ from typing import TypeAlias, cast
 from conductor.errors import ModelError, ModelFailure
 from conductor.messages import ToolCall
 from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason, TextDelta
-from conductor.models.tool_names import ToolNameMap
+from conductor.plugins.models.tool_names import ToolNameMap
 from tests.stand_ins.anthropic_persona import BenchPersona, rounds_so_far
 from tests.stand_ins.anthropic_script import (
     Answer,

@@ -29,11 +29,11 @@ from conductor.app import (
 from conductor.errors import SettingsError
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta
+from conductor.plugins.tools.knowledge_index import KnowledgeIndex, Update
+from conductor.plugins.tools.sandbox import CancelFlag
 from conductor.server.access import check_exposure
 from conductor.settings import Settings, is_loopback, load_settings
 from conductor.tools.base import CallContext
-from conductor.tools.builtin.knowledge_index import KnowledgeIndex, Update
-from conductor.tools.builtin.sandbox import CancelFlag
 from tests.app import App
 from tests.models import ScriptedProvider
 from tests.server.wires import WAIT

@@ -39,6 +39,10 @@ _below = {*_LEAVES, "events", "models", "stores"}
 for _part in ("tools", "conversation", "server", "app"):
     BELOW[_part] = frozenset(_below)
     _below.add(_part)
+BELOW["plugins"] = frozenset(_below - {"app"})
+for _part in ("models", "tools", "conversation", "server", "app"):
+    BELOW[_part] |= {"plugins"}  # each of these imports becomes an entry point
+_below.add("plugins")
 BELOW["commands"] = frozenset(_below)  # what the command line runs besides the server
 BELOW["client"] = frozenset({"events", "errors"})
 BELOW["talk"] = frozenset({"client", "events", "errors"})
@@ -49,13 +53,13 @@ BELOW["__init__"] = frozenset()
 
 HEAVY = ("aiohttp", "anthropic", "mcp", "openai", "boto3", "redis", "opentelemetry")
 LAZY = {
-    "models.http",
-    "server.mcp_endpoint",
-    "server.mcp_http",
-    "stores.redis",
-    "tools.mcp.oauth",
-    "tools.mcp.websocket",
-    "tools.web_client",
+    "plugins.models.http",
+    "plugins.mcp.endpoint",
+    "plugins.mcp.endpoint_http",
+    "plugins.stores.redis",
+    "plugins.mcp.oauth",
+    "plugins.mcp.websocket",
+    "plugins.tools.web_client",
 }
 """Modules that import a heavy SDK at their top. Only each other may import them at the top."""
 
@@ -302,9 +306,9 @@ def test_imports_that_go_down_are_fine(tmp_path: Path) -> None:
         "from mcp.client import session",
         "try:\n    import openai\nexcept ImportError:\n    openai = None",
         "class C:\n    import boto3",
-        "from conductor.models.http import HttpPool",
-        "from conductor.models import http",
-        "import conductor.models.http",
+        "from conductor.plugins.models.http import HttpPool",
+        "from conductor.plugins.models import http",
+        "import conductor.plugins.models.http",
     ],
 )
 def test_a_heavy_sdk_at_the_top_of_a_module_is_found(tmp_path: Path, text: str) -> None:
@@ -316,9 +320,9 @@ def test_a_heavy_sdk_at_the_top_of_a_module_is_found(tmp_path: Path, text: str) 
     [
         "def f():\n    import redis",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import redis",
-        "def f():\n    from conductor.models import http",
+        "def f():\n    from conductor.plugins.models import http",
         "import redistribution",
-        "from conductor.models.anthropic import AnthropicProvider",
+        "from conductor.plugins.models.anthropic import AnthropicProvider",
     ],
 )
 def test_a_heavy_sdk_that_is_imported_late_is_fine(tmp_path: Path, text: str) -> None:

@@ -15,10 +15,10 @@ from conductor import __version__
 from conductor.env_file import ENV_FILE
 from conductor.errors import SettingsError
 from conductor.models.profiles import load_profiles
+from conductor.plugins.mcp.config import load_mcp_servers
+from conductor.plugins.tools.http_tools import load_http_tools
 from conductor.settings import Settings, read_settings, referenced_names
 from conductor.stores.registry import describe_store
-from conductor.tools.http_tools import load_http_tools
-from conductor.tools.mcp.config import load_mcp_servers
 
 _REMOTE_ADDRESS = ("192.0.2.1", 9)
 """An address for documentation (RFC 5737). Nothing is sent; its route gives this machine's address."""

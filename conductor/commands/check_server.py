@@ -15,16 +15,16 @@ from pathlib import Path
 from conductor.app import file_roots, knowledge_index, notes_dir
 from conductor.commands.output import Item, fail, ok, warn
 from conductor.errors import SettingsError
+from conductor.plugins.mcp.config import load_mcp_servers
+from conductor.plugins.mcp.server import check_installed
+from conductor.plugins.tools.builtin import BuiltinToolset
+from conductor.plugins.tools.http_tools import load_http_tools
+from conductor.plugins.tools.python_tools import python_tools
 from conductor.prompts import load_system_prompt
 from conductor.server.access import check_exposure, why_not_bound
 from conductor.settings import Reading, Settings, environment_names, is_loopback
-from conductor.tools.builtin import BuiltinToolset
 from conductor.tools.device import known_tools, load_catalog
-from conductor.tools.http_tools import load_http_tools
-from conductor.tools.mcp.config import load_mcp_servers
-from conductor.tools.mcp.server import check_installed
 from conductor.tools.policies import lint, lint_allowed, load, policies_path
-from conductor.tools.python_tools import python_tools
 
 # Seconds to resolve the name in HOST.
 BIND_TIMEOUT_S = 5.0

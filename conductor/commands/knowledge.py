@@ -15,9 +15,9 @@ from conductor.app import knowledge_index
 from conductor.commands.output import write_table
 from conductor.errors import SettingsError
 from conductor.logs import configure_logs
+from conductor.plugins.tools.knowledge_index import IndexBusy
+from conductor.plugins.tools.sandbox import CancelFlag, FileError
 from conductor.settings import load_settings
-from conductor.tools.builtin.knowledge_index import IndexBusy
-from conductor.tools.builtin.sandbox import CancelFlag, FileError
 
 # Unreadable documents to list.
 MAX_LISTED = 50

@@ -22,12 +22,12 @@ from conductor.commands.banner import server_address
 from conductor.commands.output import as_json, private_file, write_table
 from conductor.errors import SettingsError
 from conductor.logs import configure_logs
+from conductor.plugins.mcp.config import McpServerConfig, load_mcp_servers, mcp_config_path, read_mcp_file
+from conductor.plugins.mcp.server import McpConnection, check_installed, tokens_path
+from conductor.plugins.mcp.toolset import call_tool
 from conductor.server.listener import MCP_PATH, MCP_SUBPROTOCOL
 from conductor.settings import Settings, load_settings
 from conductor.tools.base import ToolSpec
-from conductor.tools.mcp.config import McpServerConfig, load_mcp_servers, mcp_config_path, read_mcp_file
-from conductor.tools.mcp.server import McpConnection, check_installed, tokens_path
-from conductor.tools.mcp.toolset import call_tool
 
 # Seconds for the call of a test.
 CALL_S = 30.0
@@ -171,7 +171,7 @@ async def _login(settings: Settings, server: McpServerConfig, out: TextIO) -> in
         raise SettingsError("A login needs DATA_DIR, which is not set.")
     if not server.oauth or server.url is None:
         raise SettingsError(f'{server.name} has no "oauth": true in {mcp_config_path(settings)}.')
-    from conductor.tools.mcp.oauth import login
+    from conductor.plugins.mcp.oauth import login
 
     def show(address: str) -> None:
         out.write(f"Open this address, and log in:\n{address}\n")

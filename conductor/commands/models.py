@@ -21,9 +21,9 @@ from conductor.logs import configure_logs
 from conductor.messages import UserMessage
 from conductor.models.base import Finished, ModelProvider, ModelRequest, TextDelta
 from conductor.models.health import calls_tools
-from conductor.models.openai import DEFAULT_BASE_URL
 from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import as_text, make_provider
+from conductor.plugins.models.openai import DEFAULT_BASE_URL
 from conductor.settings import Settings, load_settings
 
 # Seconds for a service's list of models, and for one request of a probe.

@@ -19,18 +19,18 @@ from conductor.errors import SettingsError
 from conductor.events.envelope import new_call_id
 from conductor.logs import configure_logs
 from conductor.messages import ToolCall
+from conductor.plugins.mcp.config import McpServerConfig, load_mcp_servers
+from conductor.plugins.mcp.server import McpConnection, check_installed
+from conductor.plugins.mcp.toolset import call_tool
+from conductor.plugins.tools.builtin import BuiltinToolset
+from conductor.plugins.tools.http_tools import HttpToolset, load_http_tools
+from conductor.plugins.tools.python_tools import PythonToolset, python_tools
 from conductor.settings import Settings, load_settings
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec
-from conductor.tools.builtin import BuiltinToolset
 from conductor.tools.device import load_catalog
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
-from conductor.tools.http_tools import HttpToolset, load_http_tools
-from conductor.tools.mcp.config import McpServerConfig, load_mcp_servers
-from conductor.tools.mcp.server import McpConnection, check_installed
-from conductor.tools.mcp.toolset import call_tool
 from conductor.tools.permissions import Gate, GateOptions, decide, steps
 from conductor.tools.policies import REREAD_S, add, load, policies_path, remove
-from conductor.tools.python_tools import PythonToolset, python_tools
 from conductor.tools.redaction import Redactor
 from conductor.tools.rules import Rule, RuleError, describe, parse_rule
 

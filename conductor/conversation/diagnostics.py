@@ -9,7 +9,7 @@ from typing import Any
 from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.events.server import CAPABILITIES, Diagnostic
-from conductor.tools.builtin.clock import find_zone
+from conductor.plugins.tools.clock import find_zone
 from conductor.tools.declarations import unknown_fields
 
 # Characters of a client's own name in a message.

@@ -18,6 +18,8 @@ from conductor.conversation.services import Services
 from conductor.conversation.state import Call, Conversation, Question
 from conductor.events.server import RejectedTool
 from conductor.messages import ToolCall, ToolResult
+from conductor.plugins.judges import Answer, classify_answer, make_question, prompt
+from conductor.plugins.judges import Question as SpokenQuestion
 from conductor.prompts import session_prompt
 from conductor.rate_limit import TokenBucket
 from conductor.speech import for_the_ear
@@ -36,8 +38,6 @@ from conductor.tools.device import DeviceToolset
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor, with_timing
 from conductor.tools.permissions import Gate, Verdict, grant
 from conductor.tools.rules import Rule, arguments_digest, decode_rules, encode_rules
-from conductor.tools.spoken import Answer, classify_answer, make_question, prompt
-from conductor.tools.spoken import Question as SpokenQuestion
 
 log = structlog.get_logger(__name__)
 

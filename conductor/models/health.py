@@ -9,7 +9,7 @@ from conductor.errors import ModelError
 from conductor.messages import ToolCall, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, ToolDefinition
 from conductor.models.failures import ToolsRefused
-from conductor.models.rendering import is_json
+from conductor.plugins.models.rendering import is_json
 
 # Failures in a row that open the breaker, and the seconds until one request may try again.
 MAX_FAILURES = 3

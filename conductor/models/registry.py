@@ -14,11 +14,11 @@ from conductor.models.router import ModelRouter
 from conductor.settings import Settings
 
 PROVIDERS = {
-    "anthropic": "conductor.models.anthropic:from_profile",
-    "bedrock": "conductor.models.bedrock:from_profile",
-    "demo": "conductor.models.demo:from_profile",
-    "llama_cpp": "conductor.models.llama_cpp:from_profile",
-    "openai": "conductor.models.openai:from_profile",
+    "anthropic": "conductor.plugins.models.anthropic:from_profile",
+    "bedrock": "conductor.plugins.models.bedrock:from_profile",
+    "demo": "conductor.plugins.models.demo:from_profile",
+    "llama_cpp": "conductor.plugins.models.llama_cpp:from_profile",
+    "openai": "conductor.plugins.models.openai:from_profile",
 }
 """Name of a provider -> module and function that makes it from a profile."""
 
@@ -41,7 +41,7 @@ def make_provider(profile: ModelProfile, settings: Settings) -> ModelProvider:
 
 def as_text(provider: ModelProvider, profile: ModelProfile) -> ModelProvider:
     """Wrap the provider of a model that writes its calls as text."""
-    from conductor.models.text_protocol import TextProtocol
+    from conductor.plugins.models.text_protocol import TextProtocol
 
     return TextProtocol(provider, profile.style, profile.max_tokens)
 

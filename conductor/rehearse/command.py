@@ -29,13 +29,13 @@ from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequ
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import Profiles, load_profiles
 from conductor.models.registry import make_router
+from conductor.plugins.mcp.toolset import McpToolset
 from conductor.rehearse.player import Backstage, Player, Scene, Usage
 from conductor.rehearse.report import Performance, write_junit, write_report
 from conductor.rehearse.script import OWN_SETTINGS, SCRIPTED, Rehearsal, Reply, load
 from conductor.settings import Settings, load_settings
 from conductor.tools.audit import AuditLog
 from conductor.tools.base import Toolset
-from conductor.tools.mcp.toolset import McpToolset
 
 # Seconds between two words of a scripted reply, so that an interruption or a cut falls within it.
 WORD_S = 0.003

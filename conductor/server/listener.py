@@ -19,6 +19,7 @@ from websockets.typing import Subprotocol
 from conductor.conversation.services import Services
 from conductor.errors import StoreUnavailable
 from conductor.events.envelope import PATH, SUBPROTOCOL
+from conductor.plugins.mcp.toolset import McpToolset
 from conductor.rate_limit import Network
 from conductor.server.access import (
     RESERVED_DESCRIPTORS,
@@ -34,7 +35,6 @@ from conductor.server.page import HEADERS, REPLAY_PATH, Page, read_replay
 from conductor.server.sessions import SessionRegistry
 from conductor.server.websocket import Handshakes, Socket
 from conductor.stores.base import SessionKey
-from conductor.tools.mcp.toolset import McpToolset
 
 log = structlog.get_logger(__name__)
 

@@ -13,8 +13,8 @@ from conductor.stores.base import SessionLog
 STORES = {
     "memory": "conductor.stores.memory:MemoryStore",
     "sqlite": "conductor.stores.sqlite:SqliteStore",
-    "redis": "conductor.stores.redis:RedisStore",
-    "postgres": "conductor.stores.postgres:PostgresStore",
+    "redis": "conductor.plugins.stores.redis:RedisStore",
+    "postgres": "conductor.plugins.stores.postgres:PostgresStore",
 }
 """Kind of store -> module and class."""
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from conductor.errors import SettingsError
+from conductor.plugins.tools.builtin import builtin_specs
+from conductor.plugins.tools.python_tools import python_tools
 from conductor.settings import Settings
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec
-from conductor.tools.builtin import builtin_specs
 from conductor.tools.declarations import parse_declarations
-from conductor.tools.python_tools import python_tools
 from conductor.tools.rules import read_json
 
 

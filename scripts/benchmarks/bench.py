@@ -25,10 +25,10 @@ from benchmarks.talker import connected, disconnect
 from conductor.conversation.records import Commit, ReplyLogged, encode
 from conductor.conversation.state import Call
 from conductor.messages import AssistantMessage, ToolCall
+from conductor.plugins.stores.postgres import PostgresStore
+from conductor.plugins.stores.redis import RedisStore
 from conductor.settings import Limits
 from conductor.stores.base import SessionKey, SessionLog
-from conductor.stores.postgres import PostgresStore
-from conductor.stores.redis import RedisStore
 from conductor.stores.sqlite import SqliteStore
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, succeeded
 from conductor.tools.executor import PreparedCall, ToolExecutor

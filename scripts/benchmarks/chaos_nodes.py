@@ -36,16 +36,17 @@ from conductor.conversation.outbox import Outbox
 from conductor.conversation.records import Commit, Record
 from conductor.conversation.transport import Frame
 from conductor.events.envelope import IdGenerator, encode_frame
-from conductor.stores import postgres, redis_scripts, sqlite
+from conductor.plugins.stores import postgres, redis_scripts
+from conductor.stores import sqlite
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 SERVER = (
     "conductor.app",
     "conductor.commands.banner",
-    "conductor.models.anthropic",
-    "conductor.models.http",
-    "conductor.stores.postgres",
-    "conductor.stores.redis",
+    "conductor.plugins.models.anthropic",
+    "conductor.plugins.models.http",
+    "conductor.plugins.stores.postgres",
+    "conductor.plugins.stores.redis",
     "conductor.stores.sqlite",
     "uvloop",
 )

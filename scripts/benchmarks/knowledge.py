@@ -12,10 +12,10 @@ from itertools import accumulate
 from pathlib import Path
 
 from benchmarks.scenarios import ToolMetrics
+from conductor.plugins.tools.knowledge_base import KnowledgeBase
+from conductor.plugins.tools.knowledge_index import KnowledgeIndex
+from conductor.plugins.tools.sandbox import CancelFlag
 from conductor.tools.base import CallContext
-from conductor.tools.builtin.knowledge_base import KnowledgeBase
-from conductor.tools.builtin.knowledge_index import KnowledgeIndex
-from conductor.tools.builtin.sandbox import CancelFlag
 
 DOCUMENTS = 10_000
 QUERIES = 500

@@ -11,7 +11,7 @@ import pytest
 from conductor.app import make_services, running
 from conductor.client import Reconnect, Reconnected, allow, connect
 from conductor.messages import UserMessage
-from conductor.models.demo import DemoProvider
+from conductor.plugins.models.demo import DemoProvider
 from conductor.settings import load_settings
 
 LIMIT_S = 5.0

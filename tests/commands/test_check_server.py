@@ -157,7 +157,7 @@ async def test_weak_tokens_are_identified_by_their_number() -> None:
 async def test_tools_in_python_are_loaded(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
-        'from conductor.tools.python_tools import tool\n@tool()\ndef dice() -> int:\n    "Roll."\n'
+        'from conductor.plugins.tools.python_tools import tool\n@tool()\ndef dice() -> int:\n    "Roll."\n'
     )
     (item,) = await run_checks("TOOLS_PATH", tools_path=str(path))
     assert str(item) == "ok    TOOLS_PATH: dice."

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from conductor.commands.check import reported, store_items
+from conductor.plugins.stores.redis import RedisStore
 from conductor.settings import load_settings
 from conductor.stores.base import SessionKey
-from conductor.stores.redis import RedisStore
 from conductor.stores.sqlite import SqliteStore
 from tests.stores.postgres_server import PostgresServer
 from tests.stores.redis_server import RedisServer

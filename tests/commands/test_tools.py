@@ -15,9 +15,9 @@ import pytest
 
 from conductor.commands import tools
 from conductor.errors import SettingsError
+from conductor.plugins.tools.builtin import BuiltinToolset
 from conductor.settings import load_settings
 from conductor.stores.base import SessionKey
-from conductor.tools.builtin import BuiltinToolset
 from conductor.tools.policies import load, policies_path
 from tests.conversation.helpers import make_services, open_session
 
@@ -119,7 +119,7 @@ def test_mcp_tools_are_listed_with_the_servers_that_are_down(folder: Path) -> No
 
 def test_a_tool_of_python_is_called(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "mine.py").write_text(
-        """from conductor.tools.python_tools import tool
+        """from conductor.plugins.tools.python_tools import tool
 
 @tool(risk="safe", effect="read")
 def greet(name: str) -> str:

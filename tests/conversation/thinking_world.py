@@ -12,8 +12,8 @@ from conductor.conversation.services import Services
 from conductor.conversation.session import Session
 from conductor.errors import ModelError
 from conductor.events import client
-from conductor.models.anthropic import AnthropicProvider
 from conductor.models.base import ModelEvent, ModelRequest
+from conductor.plugins.models.anthropic import AnthropicProvider
 from tests.conversation.helpers import (
     SPOKEN,
     App,

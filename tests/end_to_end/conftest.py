@@ -13,8 +13,8 @@ import pytest
 
 from conductor.app import make_services, reload, running
 from conductor.conversation.services import Services
-from conductor.models.anthropic import AnthropicProvider
 from conductor.models.base import ModelProvider
+from conductor.plugins.models.anthropic import AnthropicProvider
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import Settings, load_settings

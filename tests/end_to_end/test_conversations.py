@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conductor.conversation.phrases import FAILURES
-from conductor.models import text_protocol
+from conductor.plugins.models import text_protocol
 from tests.end_to_end.conftest import serving
 from tests.end_to_end.dialogues import MOVE, begin, decide
 from tests.models import (

@@ -22,7 +22,7 @@ from conductor.app import make_services, running
 from conductor.commands.verify_client import QUESTION, Play, verify
 from conductor.events.envelope import SUBPROTOCOL
 from conductor.messages import AssistantMessage, ToolResult, UserMessage
-from conductor.models.demo import DemoProvider
+from conductor.plugins.models.demo import DemoProvider
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from tests.end_to_end.clients.programs import STARTING, missing, node_packages, program, started

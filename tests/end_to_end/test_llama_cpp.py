@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conductor.models.llama_cpp import LlamaCppProvider
+from conductor.plugins.models.llama_cpp import LlamaCppProvider
 from tests.end_to_end.conftest import serving
 from tests.end_to_end.dialogues import begin, decide, declared
 from tests.shapes import Event

@@ -16,9 +16,9 @@ from conductor.app import make_services, reload, running
 from conductor.errors import SettingsError
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
+from conductor.plugins.mcp.toolset import McpToolset
 from conductor.settings import Settings, load_settings
 from conductor.tools.base import CallContext
-from conductor.tools.mcp.toolset import McpToolset
 from tests.app import App
 from tests.end_to_end.dialogues import begin, decide
 from tests.models import Script, ScriptedProvider
@@ -117,7 +117,7 @@ import asyncio, sys, threading
 from pathlib import Path
 from conductor.app import running
 from conductor.settings import load_settings
-from conductor.tools.mcp.toolset import McpToolset
+from conductor.plugins.mcp.toolset import McpToolset
 
 threads = []
 

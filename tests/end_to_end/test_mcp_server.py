@@ -26,12 +26,12 @@ from websockets.typing import Subprotocol
 
 from conductor.app import make_services
 from conductor.errors import SettingsError
+from conductor.plugins.mcp.config import McpServerConfig
+from conductor.plugins.mcp.endpoint import McpEndpoint
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
-from conductor.server.mcp_endpoint import McpEndpoint
 from conductor.settings import load_settings
 from conductor.tools.base import Toolset
-from conductor.tools.mcp.config import McpServerConfig
 from tests.app import App
 from tests.end_to_end.dialogues import DELETE, LOOK, MOVE, begin, decide
 from tests.models import ScriptedProvider

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conductor.models.demo import DemoProvider
+from conductor.plugins.models.demo import DemoProvider
 from tests.app import App
 from tests.end_to_end.conftest import serving
 from tests.shapes import Event

@@ -19,11 +19,11 @@ from conductor.conversation.fields import SubjectRecords
 from conductor.conversation.ledger import replay
 from conductor.messages import UserMessage
 from conductor.models.base import ModelRequest, TextDelta
+from conductor.plugins.stores.redis import RedisStore
+from conductor.plugins.stores.redis_scripts import session_name
 from conductor.settings import load_settings
 from conductor.stores.base import SessionKey, SessionLog
 from conductor.stores.health import HealthCheckedStore
-from conductor.stores.redis import RedisStore
-from conductor.stores.redis_scripts import session_name
 from conductor.stores.sqlite import SqliteStore
 from tests.app import WAIT, App
 from tests.end_to_end.conftest import Served

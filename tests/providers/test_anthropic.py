@@ -17,13 +17,13 @@ import pytest
 
 from conductor.errors import ModelError, ModelFailure
 from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
-from conductor.models import http
-from conductor.models.anthropic import AnthropicProvider
-from conductor.models.anthropic_stream import ReplyDecoder, WarmingDecoder
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
 from conductor.models.failures import retry_after_s
 from conductor.models.retry import RetryPolicy
-from conductor.models.tool_names import ToolNameMap
+from conductor.plugins.models import http
+from conductor.plugins.models.anthropic import AnthropicProvider
+from conductor.plugins.models.anthropic_stream import ReplyDecoder, WarmingDecoder
+from conductor.plugins.models.tool_names import ToolNameMap
 from tests.models import AnthropicService, Break, Call, HttpFailure, JsonObject, Reply
 from tests.stand_ins.anthropic_binding import BOUND_ELSEWHERE
 from tests.stand_ins.anthropic_rules import BINDING_BETA
@@ -513,7 +513,7 @@ async def test_streams_that_begin_together_start_the_provider_once(service: Anth
 
 def test_importing_the_provider_does_not_import_the_http_client() -> None:
     code = (
-        "import sys, conductor.models.anthropic as a; a.AnthropicProvider('k', 'm', 1); "
+        "import sys, conductor.plugins.models.anthropic as a; a.AnthropicProvider('k', 'm', 1); "
         "sys.exit(any(m in sys.modules for m in ('anthropic', 'httpx2', 'aiohttp', 'pydantic')))"
     )
     root = Path(__file__).parents[2]

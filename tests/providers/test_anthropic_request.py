@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
-from conductor.models.anthropic_request import body_of, prefix_of, warming_of
 from conductor.models.base import ModelRequest, ToolDefinition
 from conductor.models.families import Claude
-from conductor.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
-from conductor.models.rendering import encode, names_of
+from conductor.plugins.models.anthropic_request import body_of, prefix_of, warming_of
+from conductor.plugins.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
+from conductor.plugins.models.rendering import encode, names_of
 from tests.models import JsonObject
 from tests.providers.test_anthropic import SCHEMA, SPAWN, STATUS, ask, text
 from tests.stand_ins.anthropic_cache import PromptCache

@@ -20,13 +20,13 @@ from botocore.session import Session
 from conductor.conversation.history import repair
 from conductor.errors import ModelError, SettingsError
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
-from conductor.models.anthropic_request import prefix_of
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
-from conductor.models.bedrock import BedrockProvider, Signer, from_profile
-from conductor.models.bedrock_stream import ConverseDecoder, converse_body
 from conductor.models.families import Claude
 from conductor.models.profiles import ModelProfile
-from conductor.models.rendering import encode, names_of
+from conductor.plugins.models.anthropic_request import prefix_of
+from conductor.plugins.models.bedrock import BedrockProvider, Signer, from_profile
+from conductor.plugins.models.bedrock_stream import ConverseDecoder, converse_body
+from conductor.plugins.models.rendering import encode, names_of
 from conductor.settings import Settings
 from tests.conversation.test_history import random_history
 from tests.models import Call, HttpFailure, Reply
@@ -366,7 +366,7 @@ def test_the_key_that_aws_tools_read_is_for_amazons_address_only(monkeypatch: py
         "model": CLAUDE,
         "region": "eu-west-1",
     }
-    with patch("conductor.models.bedrock.BedrockProvider") as constructor:
+    with patch("conductor.plugins.models.bedrock.BedrockProvider") as constructor:
         from_profile(ModelProfile(**fields), Settings())
         from_profile(ModelProfile(**fields, base_url="http://127.0.0.1:9"), Settings())
     assert [call.args[0] for call in constructor.call_args_list] == ["bedrock-key", None]

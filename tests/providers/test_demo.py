@@ -16,7 +16,7 @@ import pytest
 from conductor.conversation.speech import CUT_BEFORE_SPEECH, CUT_SOMEWHERE, HEARD_NOTHING, marked
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition
-from conductor.models.demo import DemoProvider, output_for
+from conductor.plugins.models.demo import DemoProvider, output_for
 from conductor.settings import load_settings
 from conductor.tools.base import ToolOutcome, failed, succeeded
 from conductor.tools.device import known_tools

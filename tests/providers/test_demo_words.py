@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest
-from conductor.models.demo import output_for
+from conductor.plugins.models.demo import output_for
 from tests.providers.test_demo import TOOLS, TerminalChat, clock, result_is
 
 

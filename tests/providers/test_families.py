@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from conductor.errors import SettingsError
-from conductor.models.anthropic_request import body_of
-from conductor.models.bedrock_stream import converse_body
 from conductor.models.families import Claude, Effort, Thinking, family_of
-from conductor.models.openai import from_profile
-from conductor.models.openai_request import chat_body
-from conductor.models.openai_responses import responses_body
 from conductor.models.profiles import load_profiles
-from conductor.models.rendering import encode, names_of
+from conductor.plugins.models.anthropic_request import body_of
+from conductor.plugins.models.bedrock_stream import converse_body
+from conductor.plugins.models.openai import from_profile
+from conductor.plugins.models.openai_request import chat_body
+from conductor.plugins.models.openai_responses import responses_body
+from conductor.plugins.models.rendering import encode, names_of
 from conductor.settings import load_settings
 from tests.providers.test_anthropic import ask
 from tests.stand_ins import anthropic_rules, bedrock_service, openai_rules

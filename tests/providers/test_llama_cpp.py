@@ -16,7 +16,6 @@ import pytest
 
 from conductor.errors import ModelError, SettingsError
 from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
-from conductor.models.anthropic import AnthropicProvider
 from conductor.models.base import (
     Finished,
     ModelEvent,
@@ -25,10 +24,11 @@ from conductor.models.base import (
     TextDelta,
     ToolDefinition,
 )
-from conductor.models.llama_cpp import LlamaCppProvider, from_profile
-from conductor.models.openai import OpenAIProvider
 from conductor.models.profiles import ModelProfile
-from conductor.models.text_protocol import TextProtocol
+from conductor.plugins.models.anthropic import AnthropicProvider
+from conductor.plugins.models.llama_cpp import LlamaCppProvider, from_profile
+from conductor.plugins.models.openai import OpenAIProvider
+from conductor.plugins.models.text_protocol import TextProtocol
 from conductor.settings import Settings
 from tests.stand_ins.llama_server import CONTEXT, llama_server, needs_llama_cpp
 from tests.stand_ins.tiny_model import write_tiny_model
@@ -216,7 +216,7 @@ import asyncio, sys
 from pathlib import Path
 from conductor.messages import UserMessage
 from conductor.models.base import ModelRequest
-from conductor.models.llama_cpp import LlamaCppProvider
+from conductor.plugins.models.llama_cpp import LlamaCppProvider
 
 async def main():
     provider = LlamaCppProvider(Path(sys.argv[1]), 100_000, threads=1)

@@ -13,12 +13,12 @@ from pydantic import SecretStr
 
 from conductor.errors import ModelError, SettingsError
 from conductor.messages import UserMessage
-from conductor.models.anthropic import AnthropicProvider
 from conductor.models.base import Finished, ModelEvent, ModelRequest
-from conductor.models.http import HttpPool, is_local
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import load_profiles
 from conductor.models.registry import make_provider, make_router
+from conductor.plugins.models.anthropic import AnthropicProvider
+from conductor.plugins.models.http import HttpPool, is_local
 from conductor.settings import Settings
 from tests.models import AnthropicService, Reply
 

@@ -14,7 +14,6 @@ from aiohttp import web
 
 from conductor.errors import ModelError, ModelFailure, SettingsError
 from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
-from conductor.models import http
 from conductor.models.base import (
     Finished,
     ModelEvent,
@@ -24,10 +23,11 @@ from conductor.models.base import (
     ToolDefinition,
     Usage,
 )
-from conductor.models.openai import OpenAIProvider, from_profile
 from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import as_text
 from conductor.models.retry import RetryPolicy
+from conductor.plugins.models import http
+from conductor.plugins.models.openai import OpenAIProvider, from_profile
 from conductor.settings import load_settings
 from tests.models import Break, Call, HttpFailure, JsonObject, OpenAIService, Reply
 

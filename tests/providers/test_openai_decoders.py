@@ -9,12 +9,12 @@ import pytest
 
 from conductor.errors import ModelError, ModelFailure
 from conductor.messages import ToolCall
-from conductor.models.anthropic_stream import ReplyDecoder
 from conductor.models.base import Finished, ModelEvent, StopReason, StreamDecoder, TextDelta, Usage
-from conductor.models.openai_responses import ResponsesDecoder
-from conductor.models.openai_stream import ChatDecoder
-from conductor.models.reasoning import CallSlot, Reasoning, Words, opaque_of
-from conductor.models.tool_names import ToolNameMap
+from conductor.plugins.models.anthropic_stream import ReplyDecoder
+from conductor.plugins.models.openai_responses import ResponsesDecoder
+from conductor.plugins.models.openai_stream import ChatDecoder
+from conductor.plugins.models.reasoning import CallSlot, Reasoning, Words, opaque_of
+from conductor.plugins.models.tool_names import ToolNameMap
 
 RECORDED = Path(__file__).parent / "recorded"
 NAMES = ToolNameMap(["agent.spawn", "get_weather", "delete_file"])

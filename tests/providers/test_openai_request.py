@@ -9,10 +9,10 @@ import pytest
 
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, ToolDefinition
-from conductor.models.openai_request import ChatOpaque, chat_body, completions_body
-from conductor.models.openai_responses import prefix_of, responses_body
-from conductor.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
-from conductor.models.rendering import encode, names_of
+from conductor.plugins.models.openai_request import ChatOpaque, chat_body, completions_body
+from conductor.plugins.models.openai_responses import prefix_of, responses_body
+from conductor.plugins.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
+from conductor.plugins.models.rendering import encode, names_of
 from tests.stand_ins.openai_rules import check_body
 
 SPAWN = ToolDefinition("agent.spawn", "Start an agent.", {"type": "object", "properties": {"task": {}}})

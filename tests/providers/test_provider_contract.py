@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from conductor.models import http
 from conductor.models.base import ModelProvider, StopReason
+from conductor.plugins.models import http
 from tests.models import (
     AnthropicService,
     Break,

@@ -10,9 +10,9 @@ import pytest
 
 from conductor.errors import SettingsError
 from conductor.models.base import ModelProvider
-from conductor.models.demo import DemoProvider
 from conductor.models.profiles import load_profiles
 from conductor.models.registry import PROVIDERS, make_provider
+from conductor.plugins.models.demo import DemoProvider
 from conductor.settings import Settings, load_settings
 
 KEY = "sk-hunter2-hunter2"
@@ -36,7 +36,7 @@ async def test_the_demo_is_made_without_any_setting() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["anthropicc", "", "demo:from_profile", "conductor.models.demo:from_profile"]
+    "name", ["anthropicc", "", "demo:from_profile", "conductor.plugins.models.demo:from_profile"]
 )
 def test_an_unknown_name_is_one_sentence_that_lists_the_known_ones(name: str) -> None:
     settings = load_settings(None).model_copy(update={"model_provider": name or "none"})
@@ -64,7 +64,7 @@ def test_making_a_provider_imports_no_other_ones_modules() -> None:
         "from conductor.settings import load_settings\n"
         "settings = load_settings(None, model_provider='demo')\n"
         "make_provider(load_profiles(settings).main, settings)\n"
-        "print(sorted(m for m in sys.modules if m.startswith('conductor.models.anthropic')))"
+        "print(sorted(m for m in sys.modules if m.startswith('conductor.plugins.models.anthropic')))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
     assert done.stdout.strip() == "[]", done.stderr

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conductor.models.sse import SSEError, SSEParser
+from conductor.plugins.models.sse import SSEError, SSEParser
 
 
 def parse(stream: bytes, *cuts: int) -> list[bytes]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from conductor.errors import ModelError
 from conductor.messages import ToolCall
 from conductor.models.base import ModelEvent, TextDelta
-from conductor.models.thought_filter import PAIRS, ThoughtFilter, ThoughtHabit, without_thoughts
+from conductor.plugins.models.thought_filter import PAIRS, ThoughtFilter, ThoughtHabit, without_thoughts
 
 HARMONY = "<|channel|>analysis<|message|>They greet me.<|end|><|start|>assistant<|channel|>final<|message|>"
 

@@ -7,7 +7,7 @@ import re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from conductor.models.tool_names import ToolNameMap
+from conductor.plugins.models.tool_names import ToolNameMap
 
 ACCEPTED = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
 NAMES = st.one_of(

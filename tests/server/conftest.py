@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conductor.stores.redis import RedisStore
+from conductor.plugins.stores.redis import RedisStore
 from conductor.stores.sqlite import SqliteStore
 from tests.server.nodes import Shelf
 from tests.stores.redis_server import RedisServer

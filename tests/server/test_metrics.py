@@ -19,10 +19,10 @@ from conductor.app import make_services, reload, running
 from conductor.conversation.services import Services
 from conductor.errors import SettingsError
 from conductor.models.base import TextDelta
+from conductor.plugins.mcp.toolset import McpToolset
 from conductor.server.listener import Listener
 from conductor.server.metrics import MetricsEndpoint, make_metrics_endpoint
 from conductor.settings import Settings, load_settings
-from conductor.tools.mcp.toolset import McpToolset
 from tests.app import App
 from tests.models import ScriptedProvider
 from tests.server.wires import get, http, until, upgrade

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from conductor.models.anthropic import AnthropicProvider
+from conductor.plugins.models.anthropic import AnthropicProvider
 from tests.stand_ins.anthropic_binding import THINKING, Prefix, content_of
 from tests.stand_ins.anthropic_cache import PromptCache
 from tests.stand_ins.anthropic_message_rules import Refused

@@ -21,7 +21,7 @@ from botocore.eventstream import EventStreamBuffer
 from botocore.session import Session
 from botocore.validate import ParamValidator
 
-from conductor.models.bedrock import BedrockProvider
+from conductor.plugins.models.bedrock import BedrockProvider
 from tests.stand_ins.anthropic_message_rules import Refused
 from tests.stand_ins.anthropic_script import Break, HttpFailure, JsonObject, Piece, Reply, words
 from tests.stand_ins.http_connection import Connection, HttpRequest

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from conductor.models.base import ModelProvider
-from conductor.models.openai import Endpoint, OpenAIProvider
-from conductor.models.text_protocol import TextProtocol
+from conductor.plugins.models.openai import Endpoint, OpenAIProvider
+from conductor.plugins.models.text_protocol import TextProtocol
 from tests.stand_ins.anthropic_message_rules import Refused
 from tests.stand_ins.anthropic_script import (
     Break,

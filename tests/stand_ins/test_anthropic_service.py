@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from conductor.models.sse import SSEParser
+from conductor.plugins.models.sse import SSEParser
 from tests.stand_ins.anthropic_binding import Prefix
 from tests.stand_ins.anthropic_cache import PromptCache
 from tests.stand_ins.anthropic_message_rules import Refused

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from conductor.stores.redis import RedisStore
+from conductor.plugins.stores.redis import RedisStore
 from tests.stores.engines import Engine, Memory, Postgres, Redis, Sqlite
 from tests.stores.postgres_server import PostgresServer
 from tests.stores.redis_cluster import RedisCluster

@@ -8,10 +8,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from conductor.plugins.stores.postgres import PostgresStore
+from conductor.plugins.stores.redis import RedisStore
 from conductor.stores.base import Claim, SessionKey, SessionLog
 from conductor.stores.memory import MemoryStore
-from conductor.stores.postgres import PostgresStore
-from conductor.stores.redis import RedisStore
 from conductor.stores.sqlite import SqliteStore
 from tests.stores.postgres_server import PostgresServer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from conductor.errors import Conflict, Fenced, Rollback
+from conductor.plugins.stores.redis import RedisStore
 from conductor.stores.base import Claim, SessionKey
-from conductor.stores.redis import RedisStore
 
 
 class Owner:

@@ -8,8 +8,8 @@ from itertools import count
 import pytest
 
 from conductor.errors import StoreUnavailable
+from conductor.plugins.stores.redis import RedisStore
 from conductor.stores.base import SessionKey
-from conductor.stores.redis import RedisStore
 from tests.stores.conftest import StoreMaker
 from tests.stores.engines import FIRST, KEY, commits, filled
 from tests.stores.redis_server import RedisServer

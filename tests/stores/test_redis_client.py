@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from conductor.errors import SettingsError, StoreUnavailable
-from conductor.stores.redis import RedisStore
+from conductor.plugins.stores.redis import RedisStore
 from tests.stores.conftest import StoreMaker
 from tests.stores.engines import FIRST, KEY, commits, filled
 from tests.stores.redis_server import WAIT, RedisServer, free_port, missing

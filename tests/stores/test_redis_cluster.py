@@ -11,9 +11,9 @@ import pytest
 from redis.crc import key_slot
 
 from conductor.errors import SettingsError, StoreUnavailable
+from conductor.plugins.stores.redis import RedisStore
+from conductor.plugins.stores.redis_scripts import session_name
 from conductor.stores.base import SessionKey
-from conductor.stores.redis import RedisStore
-from conductor.stores.redis_scripts import session_name
 from tests.stores.conftest import StoreMaker
 from tests.stores.redis_cluster import RedisCluster
 from tests.stores.redis_load import Load

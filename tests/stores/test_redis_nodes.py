@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from conductor.errors import SettingsError, StoreUnavailable
+from conductor.plugins.stores.redis import RedisStore
 from conductor.stores.base import SessionKey
-from conductor.stores.redis import RedisStore
 from tests.stores.conftest import StoreMaker
 from tests.stores.engines import FIRST, KEY, commits, filled
 from tests.stores.redis_load import Load

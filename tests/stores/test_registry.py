@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from conductor.errors import SettingsError
+from conductor.plugins.stores.postgres import PostgresStore
+from conductor.plugins.stores.redis import RedisStore
 from conductor.settings import Settings, load_settings
 from conductor.stores.memory import MemoryStore
-from conductor.stores.postgres import PostgresStore
-from conductor.stores.redis import RedisStore
 from conductor.stores.registry import STORES, check_kept, describe_store, make_store, store_secrets
 from conductor.stores.sqlite import SqliteStore
 

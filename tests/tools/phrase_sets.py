@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from conductor.plugins.judges import Answer, Question, classify_answer, make_question
 from conductor.tools.base import Effect, ToolSpec
-from conductor.tools.spoken import Answer, Question, classify_answer, make_question
 
 CONSENTS = ("consent", "session", "always")
 

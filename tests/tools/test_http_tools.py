@@ -13,10 +13,16 @@ from aiohttp import web
 from conductor.app import make_services, secrets
 from conductor.errors import SettingsError
 from conductor.messages import ToolCall
+from conductor.plugins.tools.http_tools import (
+    ArgumentError,
+    HttpToolset,
+    load_http_tools,
+    make_body,
+    make_url,
+)
 from conductor.settings import Limits, load_settings
 from conductor.tools.base import CallContext, ToolOutcome
 from conductor.tools.executor import PreparedCall, ToolExecutor
-from conductor.tools.http_tools import ArgumentError, HttpToolset, load_http_tools, make_body, make_url
 from conductor.tools.permissions import Gate, GateOptions
 from conductor.tools.rules import Rule
 from tests.models import ScriptedProvider

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from conductor.plugins.judges import Question, make_question
 from conductor.tools.base import ToolSpec
-from conductor.tools.spoken import Question, make_question
 from tests.tools.test_grammar import CANCEL, DELETE, DELETE_3, LAMP, MOVE, SEND, ask, kind
 
 

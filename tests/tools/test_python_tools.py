@@ -13,11 +13,11 @@ import pytest
 from conductor.app import make_services
 from conductor.errors import SettingsError
 from conductor.messages import ToolCall
+from conductor.plugins.tools.python_tools import PythonToolset, python_tools
 from conductor.settings import Limits, load_settings
 from conductor.tools.base import CallContext
 from conductor.tools.executor import ApprovalNeeded, PreparedCall, ToolExecutor
 from conductor.tools.permissions import Gate
-from conductor.tools.python_tools import PythonToolset, python_tools
 
 TEXT = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
 SHOP = '''
@@ -27,7 +27,7 @@ from typing import Annotated
 from pydantic import Field
 
 from conductor.tools.base import CallContext
-from conductor.tools.python_tools import ToolError, tool
+from conductor.plugins.tools.python_tools import ToolError, tool
 
 STOCK = {"apples": 12, "pears": 3}
 
@@ -56,7 +56,7 @@ async def order(item: str, count: Annotated[int, Field(ge=1, le=100)], context: 
     return Order(item, count, STOCK[item])
 '''
 HEAD = "import threading, datetime\nfrom conductor.tools.base import CallContext\n"
-HEAD += "from conductor.tools.python_tools import ToolError, tool\n"
+HEAD += "from conductor.plugins.tools.python_tools import ToolError, tool\n"
 CONTEXT = CallContext("s-1", "c-1", "Europe/Berlin")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conductor.tools.spoken import Answer
+from conductor.plugins.judges import Answer
 from tests.tools.phrase_sets import Judged, is_unsafe, judge_set, main, report
 
 FOLDER = Path(__file__).parent / "phrases"

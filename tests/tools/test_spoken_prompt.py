@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from conductor.plugins.judges import Question, classify_answer, make_question, prompt
 from conductor.tools.base import Effect, Risk, ToolSpec
-from conductor.tools.spoken import Question, classify_answer, make_question, prompt
 from tests.cpu import least_cpu_s
 
 

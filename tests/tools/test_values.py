@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conductor.tools.spoken import prompt
+from conductor.plugins.judges import prompt
 from tests.tools.test_spoken_prompt import ask, high
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conductor.tools.spoken.vocabulary import Vocabulary, load_vocabulary
+from conductor.plugins.judges.vocabulary import Vocabulary, load_vocabulary
 
 
 def english() -> Vocabulary:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from conductor.tools.web_client import WebError, fetch
+from conductor.plugins.tools.web_client import WebError, fetch
 from tests.tools.web_site import Names, site
 
 

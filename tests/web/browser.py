@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import pytest
 
 from conductor.app import make_services
-from conductor.models.demo import DemoProvider
+from conductor.plugins.models.demo import DemoProvider
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.server.page import Page

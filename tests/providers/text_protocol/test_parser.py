@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import pytest
 
-from conductor.models.text_protocol.parser import WrittenCall
-from conductor.models.text_protocol.prompt import Style, notation
-from conductor.models.text_protocol.scanner import Problem, ReplyScanner
-from conductor.models.text_protocol.span import MAX_DEPTH
+from conductor.plugins.models.text_protocol.parser import WrittenCall
+from conductor.plugins.models.text_protocol.prompt import Style, notation
+from conductor.plugins.models.text_protocol.scanner import Problem, ReplyScanner
+from conductor.plugins.models.text_protocol.span import MAX_DEPTH
 from tests.cpu import least_cpu_s
 
 TOOLS: dict[str, dict[str, object]] = {"agent.spawn": {}, "get_time": {}, "lamp": {}}

@@ -14,10 +14,10 @@ from typing import Any
 from conductor.errors import ModelError
 from conductor.messages import ToolCall, UserMessage
 from conductor.models.base import ModelRequest, TextDelta, ToolDefinition
-from conductor.models.text_protocol import TextProtocol
-from conductor.models.text_protocol.parser import WrittenCall
-from conductor.models.text_protocol.scanner import ReplyScanner
-from conductor.models.thought_filter import ThoughtFilter
+from conductor.plugins.models.text_protocol import TextProtocol
+from conductor.plugins.models.text_protocol.parser import WrittenCall
+from conductor.plugins.models.text_protocol.scanner import ReplyScanner
+from conductor.plugins.models.thought_filter import ThoughtFilter
 from tests.models import ScriptedProvider
 
 CORPUS: dict[str, list[dict[str, Any]]] = tomllib.loads(

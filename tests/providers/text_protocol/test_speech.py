@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from conductor.models.text_protocol.scanner import ReplyScanner
+from conductor.plugins.models.text_protocol.scanner import ReplyScanner
 
 CALL = '{"type":"tool_call","name":"lamp","arguments":{"content":"nested","room":"hall"}}'
 

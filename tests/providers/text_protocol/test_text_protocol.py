@@ -12,8 +12,8 @@ import pytest
 from conductor.errors import ModelError
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
-from conductor.models.text_protocol import MAX_ROUNDS, TextProtocol
-from conductor.models.text_protocol.prompt import STOP, Style, messages, notation, system_prompt
+from conductor.plugins.models.text_protocol import MAX_ROUNDS, TextProtocol
+from conductor.plugins.models.text_protocol.prompt import STOP, Style, messages, notation, system_prompt
 from tests.models import Script, ScriptedProvider
 
 LAMP = ToolDefinition(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from conductor.plugins.tools.builtin import BuiltinToolset, builtin_specs, standard_tools
 from conductor.tools.base import CallContext, Toolset
-from conductor.tools.builtin import BuiltinToolset, builtin_specs, standard_tools
 from conductor.tools.schema import check_schema
 from conductor.tools.validation import Valid, validate
 

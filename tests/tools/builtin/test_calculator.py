@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from conductor.plugins.tools.calculator import CalculationError, Calculator, calculate, normalise
 from conductor.tools.base import CallContext
-from conductor.tools.builtin.calculator import CalculationError, Calculator, calculate, normalise
 from tests.cpu import least_cpu_s
 
 NAMES = ["sqrt", "pi"]

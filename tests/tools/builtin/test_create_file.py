@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from conductor.tools.base import CallContext, ToolOutcome
-from conductor.tools.builtin import write_file
-from conductor.tools.builtin.sandbox import (
+from conductor.plugins.tools import write_file
+from conductor.plugins.tools.sandbox import (
     CancelFlag,
     FileError,
     Files,
     Roots,
 )
-from conductor.tools.builtin.write_file import MAX_CONTENT_BYTES, CreateFile, link_in, write_new
+from conductor.plugins.tools.write_file import MAX_CONTENT_BYTES, CreateFile, link_in, write_new
+from conductor.tools.base import CallContext, ToolOutcome
 from tests.tools.builtin.races import swapping
 
 CONTEXT = CallContext("s", "c")

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from conductor.plugins.tools import file_tree
+from conductor.plugins.tools.file_tree import BUDGET_S, MAX_DEPTH, MAX_PAGE_ENTRIES, FileTree, ListDirectory
+from conductor.plugins.tools.read_file import ReadFile
+from conductor.plugins.tools.sandbox import WALKS, Files, Roots
 from conductor.tools.base import CallContext, ToolOutcome
-from conductor.tools.builtin import file_tree
-from conductor.tools.builtin.file_tree import BUDGET_S, MAX_DEPTH, MAX_PAGE_ENTRIES, FileTree, ListDirectory
-from conductor.tools.builtin.read_file import ReadFile
-from conductor.tools.builtin.sandbox import WALKS, Files, Roots
 from tests.tools.builtin.races import exchange, swapping
 
 CONTEXT = CallContext("s", "c")

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conductor.tools.builtin.gitignore import MAX_RULES, parse, verdict
-from conductor.tools.builtin.sandbox import CancelFlag, Files, Roots, SandboxPath
-from conductor.tools.builtin.walk import Walk
+from conductor.plugins.tools.gitignore import MAX_RULES, parse, verdict
+from conductor.plugins.tools.sandbox import CancelFlag, Files, Roots, SandboxPath
+from conductor.plugins.tools.walk import Walk
 from tests.cpu import least_cpu_s
 
 

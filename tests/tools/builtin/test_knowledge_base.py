@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from conductor.plugins.tools import knowledge_index
+from conductor.plugins.tools.builtin import BuiltinToolset, standard_tools
+from conductor.plugins.tools.knowledge_base import KnowledgeBase
+from conductor.plugins.tools.knowledge_index import IndexBusy, KnowledgeIndex, Progress, Update
+from conductor.plugins.tools.sandbox import CancelFlag, FileError
 from conductor.tools.base import CallContext, ToolOutcome
-from conductor.tools.builtin import BuiltinToolset, knowledge_index, standard_tools
-from conductor.tools.builtin.knowledge_base import KnowledgeBase
-from conductor.tools.builtin.knowledge_index import IndexBusy, KnowledgeIndex, Progress, Update
-from conductor.tools.builtin.sandbox import CancelFlag, FileError
 from tests.tools.builtin.test_knowledge_text import pdf
 
 CONTEXT = CallContext("s", "c")

@@ -6,14 +6,14 @@ import zlib
 
 import pytest
 
-from conductor.tools.builtin.knowledge_text import (
+from conductor.plugins.tools.knowledge_text import (
     MAX_OPERATIONS,
     MAX_STREAM_BYTES,
     DocumentError,
     Passage,
     passages,
 )
-from conductor.tools.builtin.sandbox import CancelFlag, FileError
+from conductor.plugins.tools.sandbox import CancelFlag, FileError
 
 
 def cut(text: str, name: str = "a.md") -> list[Passage]:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from conductor.plugins.tools import notes
+from conductor.plugins.tools.notes import EXCERPT_CHARS, NotesCreate, NotesSearch
+from conductor.plugins.tools.sandbox import Files, Roots
 from conductor.tools.base import CallContext, ToolOutcome
-from conductor.tools.builtin import notes
-from conductor.tools.builtin.notes import EXCERPT_CHARS, NotesCreate, NotesSearch
-from conductor.tools.builtin.sandbox import Files, Roots
 
 CONTEXT = CallContext("s", "c")
 

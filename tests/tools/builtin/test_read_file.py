@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conductor.plugins.tools.read_file import MAX_TEXT_BYTES, ReadFile, cut
+from conductor.plugins.tools.sandbox import THREADS, CancelFlag, Files, Roots, described, secret_kind
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
-from conductor.tools.builtin.read_file import MAX_TEXT_BYTES, ReadFile, cut
-from conductor.tools.builtin.sandbox import THREADS, CancelFlag, Files, Roots, described, secret_kind
 
 CONTEXT = CallContext("s", "c")
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conductor.tools.builtin.sandbox import (
+from conductor.plugins.tools.sandbox import (
     DirectoryMissing,
     PathError,
     Roots,

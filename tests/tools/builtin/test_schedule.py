@@ -9,8 +9,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
-from conductor.tools.base import CallContext, ToolOutcome
-from conductor.tools.builtin.schedule import (
+from conductor.plugins.tools.schedule import (
     FIELD,
     MAX_REMINDERS,
     CancelScheduledTask,
@@ -22,6 +21,7 @@ from conductor.tools.builtin.schedule import (
     read_reminders,
     write_reminders,
 )
+from conductor.tools.base import CallContext, ToolOutcome
 from tests.tools.builtin.test_tasks import Fields
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from conductor.plugins.tools import search_files
+from conductor.plugins.tools.sandbox import Files, Roots
+from conductor.plugins.tools.search_files import MAX_FILE_BYTES, MAX_LINE_CHARS, SearchFiles
 from conductor.tools.base import CallContext, ToolOutcome
-from conductor.tools.builtin import search_files
-from conductor.tools.builtin.sandbox import Files, Roots
-from conductor.tools.builtin.search_files import MAX_FILE_BYTES, MAX_LINE_CHARS, SearchFiles
 from conductor.tools.schema import linear_search
 from tests.cpu import least_cpu_s
 

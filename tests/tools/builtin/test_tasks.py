@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conductor.errors import StoreUnavailable
+from conductor.plugins.tools.tasks import FIELD, MAX_BYTES, MAX_TASKS, AddTask, ListTasks, UpdateTask
 from conductor.tools.base import CallContext, ToolOutcome
-from conductor.tools.builtin.tasks import FIELD, MAX_BYTES, MAX_TASKS, AddTask, ListTasks, UpdateTask
 
 
 class Fields:

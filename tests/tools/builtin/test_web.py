@@ -9,9 +9,9 @@ import pytest
 from aiohttp import web
 
 from conductor.errors import SettingsError
+from conductor.plugins.tools.web import MAX_ELEMENTS, MAX_TEXT_CHARS, WebFetch, WebSearch
 from conductor.settings import load_settings
 from conductor.tools.base import CallContext, ToolOutcome
-from conductor.tools.builtin.web import MAX_ELEMENTS, MAX_TEXT_CHARS, WebFetch, WebSearch
 from tests.stand_ins.searxng import searxng
 from tests.tools.web_site import site
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from conductor.tools.base import CallContext, ToolOutcome
-from conductor.tools.builtin.sandbox import CancelFlag, FileError, Files, Roots
-from conductor.tools.builtin.write_file import (
+from conductor.plugins.tools.sandbox import CancelFlag, FileError, Files, Roots
+from conductor.plugins.tools.write_file import (
     MAX_COMPARED_LINES,
     MAX_CONTENT_BYTES,
     MAX_DIFF_LINES,
     WriteFile,
     replace_file,
 )
+from conductor.tools.base import CallContext, ToolOutcome
 
 CONTEXT = CallContext("s", "c")
 

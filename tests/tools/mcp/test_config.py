@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from conductor.errors import SettingsError
+from conductor.plugins.mcp.config import McpServerConfig, load_mcp_servers
 from conductor.settings import load_settings
-from conductor.tools.mcp.config import McpServerConfig, load_mcp_servers
 
 
 def read(tmp_path: Path, document: Any) -> tuple[McpServerConfig, ...]:

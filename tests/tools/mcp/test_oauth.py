@@ -26,11 +26,11 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 from pydantic import AnyHttpUrl
 
 from conductor.commands import mcp as command
+from conductor.plugins.mcp.config import McpServerConfig, load_mcp_servers
+from conductor.plugins.mcp.oauth import CheckedAuth, with_tokens
+from conductor.plugins.mcp.server import McpConnection, tokens_path
+from conductor.plugins.tools.web_client import WebError
 from conductor.settings import load_settings
-from conductor.tools.mcp.config import McpServerConfig, load_mcp_servers
-from conductor.tools.mcp.oauth import CheckedAuth, with_tokens
-from conductor.tools.mcp.server import McpConnection, tokens_path
-from conductor.tools.web_client import WebError
 from tests.stand_ins.mcp_server import stand_in
 from tests.tools.mcp.test_toolset import serving
 

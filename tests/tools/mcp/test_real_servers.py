@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 import pytest
 
 from conductor.messages import ToolCall
+from conductor.plugins.mcp.config import McpServerConfig
 from conductor.settings import Limits
 from conductor.tools.executor import ToolExecutor
-from conductor.tools.mcp.config import McpServerConfig
 from tests.tools.mcp.test_toolset import CONTEXT, ROOT, Host, use
 
 HERE = ROOT / "build" / "mcp"

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import pytest
 from mcp.types import Tool, ToolAnnotations, ToolExecution
 
+from conductor.plugins.mcp.config import McpServerConfig
+from conductor.plugins.mcp.specs import clean, make_specs
 from conductor.tools.base import Risk, ToolSpec
-from conductor.tools.mcp.config import McpServerConfig
-from conductor.tools.mcp.specs import clean, make_specs
 from tests.stand_ins.mcp_server import MALICIOUS
 
 

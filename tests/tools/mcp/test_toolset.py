@@ -18,14 +18,14 @@ from structlog.testing import capture_logs
 
 from conductor.errors import SettingsError
 from conductor.messages import ToolCall
+from conductor.plugins.mcp.config import McpServerConfig
+from conductor.plugins.mcp.inbound import is_dense
+from conductor.plugins.mcp.server import McpConnection
+from conductor.plugins.mcp.toolset import McpToolset
+from conductor.plugins.tools.builtin import BuiltinToolset
 from conductor.settings import Limits
 from conductor.tools.base import CallContext, ToolOutcome
-from conductor.tools.builtin import BuiltinToolset
 from conductor.tools.executor import ApprovalNeeded, PreparedCall, ToolExecutor
-from conductor.tools.mcp.config import McpServerConfig
-from conductor.tools.mcp.inbound import is_dense
-from conductor.tools.mcp.server import McpConnection
-from conductor.tools.mcp.toolset import McpToolset
 from conductor.tools.permissions import Gate, grant
 from conductor.tools.redaction import Redactor
 from tests.stand_ins.mcp_server import TOOLS, stand_in

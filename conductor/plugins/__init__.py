@@ -1,0 +1,1 @@
+"""Models, stores, tools, judges and authentication that come in by entry points."""

@@ -1,0 +1,361 @@
+"""The spoken name of a call, and the words of the call that an answer may contain."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import dropwhile, takewhile
+
+from conductor.plugins.judges.values import MAX_NAME_CHARS, Leaf, clean, is_framing, listed, name_words
+from conductor.plugins.judges.vocabulary import Vocabulary, Words, singular
+from conductor.tools.base import ToolSpec
+
+# Words that a person may have to repeat: with more there is no approval by voice.
+MAX_REPEATED_WORDS = 14
+
+_VERSION = re.compile(r"v\d+")
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call in words: ``text`` names it and holds the values of ``arguments``.
+
+    ``words`` are the tool's own; ``verb``, ``nouns`` and ``tail`` ("delete", "photo album", "from disk") are
+    found in them. ``count`` is how many there are, 0 if that is not known.
+    """
+
+    text: str
+    words: Words
+    verb: str
+    nouns: Words
+    tail: Words
+    count: int
+    arguments: frozenset[str] = frozenset()
+
+
+def name_call(spec: ToolSpec, leaves: Sequence[Leaf], lang: Vocabulary) -> Call:
+    """Name a call by its template if it can be filled in, by its title if it can be read out, or its name."""
+    parts = _PLACEHOLDER.split(spec.spoken or "")
+    by_argument = {name: [leaf for leaf in leaves if leaf.argument == name] for name in parts[1::2]}
+    literal = " ".join(map(clean, parts[::2])).strip()
+    if all(
+        matches and len(matches) >= matches[0].size and not matches[-1].nested
+        for matches in by_argument.values()
+    ):
+        # The app's words must not pass for the server's question.
+        if literal and not is_framing(literal, lang):
+            texts = {name: listed([leaf.text for leaf in matches]) for name, matches in by_argument.items()}
+            filled = (texts[part] if index % 2 else clean(part) for index, part in enumerate(parts))
+            return _parsed(" ".join(" ".join(filled).split()), True, leaves, lang, frozenset(by_argument))
+    title = [word.lower() if word[1:].islower() else word for word in clean(spec.title or "").split()]
+    if title and len(" ".join(title)) <= MAX_NAME_CHARS and not is_framing(" ".join(title), lang):
+        # A stranger's title that begins with a verb must not pass for the server's question.
+        return _parsed(" ".join(title), _begins(title, lang) and not asker(spec, lang), leaves, lang)
+    own_name = spec.name.partition(".")[2] if asker(spec, lang) else spec.name
+    name = [word for word in name_words(own_name, lang) if not _VERSION.fullmatch(word)]
+    return _parsed(" ".join(name) or lang.data["prompt"]["nameless"], False, leaves, lang)
+
+
+def asker(spec: ToolSpec, lang: Vocabulary) -> str:
+    """Name the MCP server that asks, if strangers wrote the call's title; else empty."""
+    kind, _, server = spec.source.partition(":")
+    return " ".join(name_words(server, lang)) or server if kind == "mcp" and spec.untrusted else ""
+
+
+def _parsed(
+    text: str,
+    verb_first: bool,
+    leaves: Sequence[Leaf],
+    lang: Vocabulary,
+    arguments: frozenset[str] = frozenset(),
+) -> Call:
+    sets, words = lang.sets, lang.words(text)
+    verbs = (start for start, word in enumerate(words) if word in sets["verbs"] | sets["stop_verbs"])
+    start = 0 if verb_first else next(verbs, 0 if sets["nouns"] & {*words[:1]} else -1)
+    after = [*dropwhile(lambda word: word in sets["particles"], words[start + 1 :])]
+    object_words = [*takewhile(lambda word: word not in sets["prepositions"], after)]
+    region, tail = [*words[: max(start, 0)], *object_words], tuple(after[len(object_words) :])
+    nouns = tuple(word for word in region if not word.isdigit() and word not in sets["determiners"])
+    counts = {int(word) for word in region if arguments and word.isdigit() and len(word) < 5}
+    lists = {(leaf.label[-1:], leaf.size) for leaf in leaves if leaf.size}
+    for label, size in lists if len(lists) == 1 and nouns else ():
+        if size == 1 or nouns[-1] != singular(nouns[-1]) or nouns[-1:] == label:
+            counts.add(size)
+    count = counts.pop() if len(counts) == 1 else 0
+    text = text if verb_first else lang.data["prompt"]["run"].format(text)
+    verb = words[start] if words and start >= 0 else ""
+    return Call(text, words, verb, nouns, tail, count, arguments)
+
+
+def own_names(call: Call, spec: ToolSpec, leaves: Sequence[Leaf], lang: Vocabulary) -> list[Call]:
+    """Read the template's own words, the title and the name: a call may be called by any of them."""
+    literal = " a ".join(map(clean, _PLACEHOLDER.split(spec.spoken or "")[::2]))
+    title = clean(spec.title or "").lower()
+    home, _, name = spec.name.rpartition(".")
+    last = [word for word in name_words(name, lang) if not _VERSION.fullmatch(word)]
+    # A title begins with its verb ("hide post" posts nothing), and so does a similar name or a single word.
+    first = (len(last) == 1 and bool(home)) or last[:1] == title.split()[:1]
+    from_name = _parsed(" ".join(last), first, leaves, lang)
+    home_words = name_words(home, lang)  # "calendar.create_event": in the calendar
+    home_words = home_words if call.count > 1 else tuple(map(singular, home_words))
+    from_name = replace(from_name, nouns=from_name.nouns or home_words, tail=(*from_name.tail, *home_words))
+    return [*(_parsed(text, True, leaves, lang) for text in (literal, title) if text.strip()), from_name]
+
+
+def _begins(words: Sequence[str], lang: Vocabulary) -> bool:
+    sets = lang.sets
+    if {*words[:1]} & (sets["verbs"] | sets["stop_verbs"] | sets["nouns"]):
+        return True
+    # A word before "a", "the" or "my" is a verb, too: "instruct an agent", but not "sending a message".
+    before, after = words[:1], words[1:2]
+    inflected = any(word.endswith("ing") or singular(word) != word for word in before)
+    return bool(sets["determiners"] & {*after}) and not inflected and not sets["reserved"] & {*before}
+
+
+def repeated_words(call: Call, leaves: Sequence[Leaf], lang: Vocabulary) -> str:
+    """Make the words that name the verb and the deciding values; empty if a value cannot be read out.
+
+    "confirm delete three files"; the amount and the recipient of a payment.
+    """
+    by_role: dict[str, list[Leaf]] = {"amounts": [], "currency": [], "recipients": [], "prose": [], "": []}
+    for leaf in leaves:
+        role = next((role for role in by_role if role and lang.sets[role] & {*leaf.label[-1:]}), "")
+        by_role["recipients" if leaf.label[:1] == ("to",) else role].append(leaf)
+    prices, recipients = by_role["amounts"] + by_role["currency"], by_role["recipients"]
+    if any(not leaf.words for leaf in (*prices, *recipients)):
+        return ""
+    if call.arguments:
+        parts = [re.sub("[\u201c\u201d]", "", call.text)]
+    else:
+        noun = call.nouns[-1] if call.count > 1 else None
+        parts = [f"{lang.number(call.count)} {word}" if word == noun else word for word in call.words]
+        objects = by_role[""] if not by_role["amounts"] else []
+        names = (
+            name
+            for leaf in objects
+            if (name := _short_value(leaf, call, lang)) and name.lower() not in call.words
+        )
+        parts.append(next(names, ""))
+    parts += [leaf.words for leaf in prices if leaf.argument not in call.arguments]
+    recipients_text = listed([leaf.words for leaf in recipients if leaf.argument not in call.arguments])
+    phrase = lang.spell(
+        " ".join(filter(None, ["confirm", *parts, recipients_text and f"to {recipients_text}"]))
+    )
+    currencies = lang.data["words"]["currencies"]
+    phrase = " ".join(currencies.get(word.lower(), word) for word in phrase.split())
+    return phrase if len(lang.words(phrase)) <= MAX_REPEATED_WORDS else ""
+
+
+def _short_value(leaf: Leaf, call: Call, lang: Vocabulary) -> str:
+    if leaf.size > 1:
+        return "" if call.count == leaf.size else " ".join((lang.number(leaf.size), *leaf.label[-1:]))
+    return re.split(r"[/\\]", leaf.words.rstrip("/\\"))[-1]
+
+
+# Parts that may follow the verb: "send | her | the message | about the budget".
+MAX_PARTS = 4
+
+_FILLED = re.compile(r"(\w+) +\{([^{}]*)\}")
+
+
+def object_pattern(
+    call: Call, names: Sequence[Call], template: str, leaves: Sequence[Leaf], lang: Vocabulary
+) -> re.Pattern[str]:
+    """Match the tool's own verb with its object, in words of its ``names`` and of the prompt.
+
+    The group ``own`` consents by itself, ``own_stop`` only after a consent: "cancel it", or a verb alone.
+    """
+    sets, action = lang.sets, lang.data["action"]
+    nouns = {noun for name in names for noun in name.nouns} - sets["reserved"]
+    negated = any(sets["negations"] & {*name.words} for name in names)  # "do not call" calls no one
+    heads = set() if negated else {name.verb for name in names} - {""}
+    heads = (stops := heads & sets["stop_verbs"]) or heads - sets["reserved"]  # "cancel that" takes back
+    deeds = _ways("doings", map(singular, nouns), lang) if not negated and heads <= sets["light"] else ()
+    verbs = sorted({*heads, *deeds})
+    the = f"(?:{_choice(sets['determiners'])})?"
+    deed = _choice([*verbs, *_ways("deeds", verbs, lang)])  # "make the transfer"
+    location_words = {word for name in names for word in name.tail} - sets["small_words"] | nouns
+    nouns |= {*_ways("things", map(singular, nouns), lang)}
+    prepositions = {name: word for word, name in _FILLED.findall(template) if word in sets["prepositions"]}
+    single = [leaf for leaf in _single(leaves, lang) if not sets["origins"] & {*leaf.label}]
+    location_words |= {phrase for leaf in single for phrase in _short_names(leaf, lang)}
+    location_words |= {*_ways("things", map(singular, location_words), lang)}
+    into, adverb = _choice(sets["into"]), _choice(_phrases(action["there"], lang))
+    location = f"(?:{into}{the}(?:{_choice(location_words)}){{1,3}}|{adverb})"
+    personal = bool({*verbs} & sets["personal"])  # "block her", but not "delete her"
+    people = _people(leaves, lang) if personal else []
+    objects = [leaf for leaf in single if leaf.argument not in prepositions]
+    objects = [leaf for leaf in objects if leaf in people or not _target(leaf, lang)]
+    noun_phrase = _noun_phrase(call, nouns, objects, leaves, lang, only_pronoun="it" if stops else "")
+    switches = _switches(names, leaves, lang)
+    unsure = sets["onoff"] if switches is None or switches else frozenset[str]()
+    parts = "|".join([noun_phrase, *_tails(names, prepositions, unsure, leaves, personal, lang)])
+    synonyms = (phrase for phrase in _ways("synonyms", verbs, lang) if not unsure & {*phrase.split()})
+    verb = _choice([*verbs, *synonyms])
+    particles = {*_ways("tails", verbs, lang)} - unsure | (switches or set())
+    turned = f"(?:{_choice(particles)})?"
+    served = f"(?:{_choice(sets['served'])})?" if {*verbs} & sets["serving"] else ""  # "book me a table"
+    ends = f"(?:{_choice(_phrases(action['ends'], lang))})?"
+    own = f"{verb}{served}{turned}(?:(?:{parts}){turned}){{1,{MAX_PARTS}}}"
+    idioms = lang.data["idioms"]
+    for pattern in (pattern for head in verbs for pattern in idioms.get(head, ())):
+        before, placeholder, after = pattern.partition("{}")
+        tail = _choice(_unless(unsure, after, lang))
+        tail = f"(?:{location}|{tail})" if "{place}" in after else tail
+        own = f"{_choice(_unless(unsure, before, lang))}{noun_phrase + tail if placeholder else ''}|{own}"
+    own = f"(?:{own}){ends}"
+    permits, ahead = (_choice(_phrases(action[key], lang)) for key in ("permits", "ahead"))
+    generic = [f"{run} {text}" for run in sets["generic"] for text in ("it", " ".join(call.words))]
+    further = (
+        f"{permits}(?:{noun_phrase}|{the}{deed})|{_choice(sets['makes'])}{_choice(sets['determiners'])}{deed}"
+        f"|{ahead}{verb}|{_choice(generic)}"
+    )
+    # "Cancel it" may mean the call or the question itself.
+    if stops:
+        return re.compile(f"(?P<own>{ahead}{own}|{further})|(?P<own_stop>{own})")
+    bare = _choice(heads - sets["transitive"])
+    return re.compile(f"(?P<own>(?:{ahead})?{own}|{further})|(?P<own_stop>{bare})")
+
+
+def _noun_phrase(
+    call: Call,
+    nouns: set[str],
+    objects: Sequence[Leaf],
+    leaves: Sequence[Leaf],
+    lang: Vocabulary,
+    only_pronoun: str,
+) -> str:
+    sets, action = lang.sets, lang.data["action"]
+    the = f"(?:{_choice(sets['determiners'])})?"
+    every = "(?:all )?" if "all" in call.words else ""
+    # The nouns in the right number: "the files" are not one, and "the file" is not three.
+    many = call.count > 1
+    plural = many or any(sets["counts"] & {*leaf.label} for leaf in leaves)
+    forms = {form for noun in nouns for form in _forms(noun, many, plural)}
+    noun = _choice(forms)
+    counted = action["counted"] + (action["both"] if call.count == 2 else [])
+    count = _choice(form.format(call.count) for form in counted) if many else "(?!)"
+    people = {
+        phrase for leaf in objects if leaf in _people(leaves, lang) for phrase in _short_names(leaf, lang)
+    }
+    values = {phrase for leaf in objects for phrase in _short_names(leaf, lang)} - people
+    value = {form for phrase in values for form in _forms(phrase, many, plural)}
+    lasts = [word for leaf in objects for word in lang.words(leaf.words)[-1:]]
+    plurals = action["them"] if plural or any(form != singular(form) for form in (*forms, *lasts)) else []
+    plurals = plurals + (action["everything"] if every else [])
+    pronoun = _choice([only_pronoun] if only_pronoun else [*sets["pronouns"], *_phrases(plurals, lang)])
+    names = f"{the}{_choice(value)}(?:{noun})?|(?:my )?{_choice(people)}"
+    return f"(?:{every}{the}(?:{count})?(?:{noun}){{1,3}}|{names}|{the}{count}|{pronoun})"
+
+
+def _switches(names: Sequence[Call], leaves: Sequence[Leaf], lang: Vocabulary) -> set[str] | None:
+    # None if on and off could be confused.
+    words = {word for name in names for word in (*name.words[1:2], *name.words[-1:])}
+    switches = lang.sets["particles"] & (words | {leaf.words for leaf in leaves})
+    settings = {word for leaf in leaves for word in (*leaf.label, leaf.words.lower())} - switches
+    doubt = lang.sets["contrary"] & settings or any(leaf.value == 0 for leaf in leaves)  # or False
+    return None if doubt or len(switches) > 1 else {*switches}
+
+
+def _tails(
+    names: Sequence[Call],
+    prepositions: Mapping[str, str],
+    unsure: Set[str],
+    leaves: Sequence[Leaf],
+    personal: bool,
+    lang: Vocabulary,
+) -> Iterator[str]:
+    sets = lang.sets
+    the = f"(?:{_choice(sets['determiners'])})?"
+    if pronouns := _persons(leaves, lang):
+        yield f"(?:to |with ){'?' if personal else ''}{_choice(pronouns)}"
+    for name in names:
+        ends = (" ".join(name.tail[start:]) for start in range(1, len(name.tail)))
+        if name.tail and name.tail[0] in sets["prepositions"] and not sets["reserved"] & {*name.tail}:
+            # "to my cart"
+            yield f"{name.tail[0]} {the}{_choice(end for end in ends if not end[0].isdigit())}"
+    single = _single(leaves, lang)
+    targets = [leaf for leaf in single if _target(leaf, lang)]
+    for leaf in single:
+        words = {*prepositions.get(leaf.argument, "").split()} | sets["joins"] & {*leaf.label}
+        if leaf in targets:
+            words |= {"to"}
+        elif not sets["sources"] & {*leaf.label}:
+            words |= sets["beside"] - unsure
+        yield f"{_choice(words)}{the}{_choice(_short_names(leaf, lang))}"
+    numbers = [leaf.words for leaf in leaves if any(map(str.isdigit, leaf.words))]
+    if sets["adjusting"] & {name.verb for name in names} and len(numbers) == 1:
+        yield f"to {_choice([' '.join(lang.words(numbers[0]))])}"
+
+
+def addressed(leaves: Sequence[Leaf], lang: Vocabulary) -> frozenset[str]:
+    """Return the words for the recipient of a text, if the call has one."""
+    if not any(lang.sets["prose"] & {*leaf.label[-1:]} for leaf in leaves):
+        return frozenset()
+    names = {word for leaf in _people(leaves, lang) for word in lang.words(leaf.words)}
+    return frozenset(names | _persons(leaves, lang))
+
+
+def _persons(leaves: Sequence[Leaf], lang: Vocabulary) -> set[str]:
+    people = _people(leaves, lang)
+    first = {word for leaf in people for word in lang.words(leaf.words)[:1]}
+    excluded = {"him": lang.sets["women"], "her": lang.sets["men"], "them": frozenset[str]()}
+    return {pronoun for pronoun in excluded if not first & excluded[pronoun]} if people else set()
+
+
+def _single(leaves: Sequence[Leaf], lang: Vocabulary) -> list[Leaf]:
+    label_counts = Counter(leaf.label for leaf in leaves)
+    banned = lang.sets["dictated"] | lang.sets["particles"]
+    return [
+        leaf
+        for leaf in leaves
+        if label_counts[leaf.label] == 1 and not banned & {leaf.words, *leaf.label[-1:]}
+    ]
+
+
+def _target(leaf: Leaf, lang: Vocabulary) -> bool:
+    return leaf.label[:1] == ("to",) or bool(lang.sets["destinations"] & {*leaf.label[-1:]})
+
+
+def _people(leaves: Sequence[Leaf], lang: Vocabulary) -> list[Leaf]:
+    # With an origin ("from"), "to" is a place and not a person.
+    trip = any(lang.sets["origins"] & {*leaf.label} for leaf in leaves)
+    labels = lang.sets["people"] | ({"with"} if trip else {"with", "to"})
+    return [leaf for leaf in leaves if labels & {*leaf.label[:1], *leaf.label[-1:]}]
+
+
+def _short_names(leaf: Leaf, lang: Vocabulary) -> list[str]:
+    # A number or a reserved word cannot be left out.
+    words, sets = lang.words(leaf.words), lang.sets
+    if sets["reserved"] & {*words}:
+        return []
+    cut = [words[:1]] if words[1:2] in (("dot",), ("at",)) else [words[:1], words[1:], words[:-1], words[-1:]]
+    short = [part for part in cut if part and (len(words) < 5 or len(cut) == 1) and len(part[0]) > 2]
+    usable = [part for part in short if part not in lang.consent and part[-1] not in sets["determiners"]]
+    return [" ".join(part) for part in (words, *usable) if part and not any(word.isdigit() for word in part)]
+
+
+def _forms(noun: str, many: bool, plural: bool) -> set[str]:
+    base = singular(noun)
+    return {noun, *([] if many else [base]), *([f"{base}s"] if plural and noun == base else [])}
+
+
+def _unless(unsure: Iterable[str], pattern: str, lang: Vocabulary) -> Iterator[str]:
+    yield from (" ".join(phrase) for phrase in lang.phrases([pattern]) if not {*unsure} & {*phrase})
+
+
+def _ways(table: str, words: Iterable[str], lang: Vocabulary) -> Iterator[str]:
+    for word in words:
+        yield from _phrases(lang.data[table].get(word, ()), lang)
+
+
+def _phrases(patterns: Iterable[str], lang: Vocabulary) -> Iterator[str]:
+    yield from map(" ".join, lang.phrases(patterns))
+
+
+def _choice(phrases: Iterable[str]) -> str:
+    ordered = sorted({*filter(None, phrases)}, key=lambda phrase: (-len(phrase), phrase))
+    return f"(?:{'|'.join(map(re.escape, ordered))}) " if ordered else "(?!)"

@@ -1,0 +1,404 @@
+"""Conductor as an MCP server: the tools of a person's session, for a program such as an IDE.
+
+A call runs in the person's session (`Session.request`): under the same rules, with approval on their device,
+and recorded. Without a connected device, only the server's own tools that need no approval run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import msgspec
+import structlog
+from mcp.server import Server, ServerRequestContext
+from mcp.server.lowlevel import NotificationOptions
+from mcp.server.models import InitializationOptions
+from mcp.server.session import ServerSession
+from mcp.server.streamable_http import REQUEST_CANCELLED
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
+from mcp.shared.exceptions import MCPError
+from mcp.shared.subscriptions import ToolsListChanged
+from mcp.types import (
+    INVALID_PARAMS,
+    CallToolRequestParams,
+    CallToolResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    SubscriptionsListenRequestParams,
+    SubscriptionsListenResult,
+    TextContent,
+    Tool,
+    ToolAnnotations,
+)
+
+from conductor import __version__
+from conductor.conversation.session import Session
+from conductor.events.envelope import new_call_id
+from conductor.messages import ToolCall
+from conductor.plugins.mcp.endpoint_http import (
+    SESSION_IDLE_S,
+    ASGIApp,
+    Caller,
+    HttpGuard,
+    HttpSessions,
+    caller_of,
+    serving,
+)
+from conductor.plugins.mcp.websocket import socket_streams
+from conductor.rate_limit import TokenBucket
+from conductor.server.connection import POLICY_VIOLATION, EventRate
+from conductor.server.listener import Listener
+from conductor.server.websocket import Socket
+from conductor.settings import Limits
+from conductor.tools.audit import SessionAudit
+from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed
+from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
+from conductor.tools.permissions import Gate
+
+log = structlog.get_logger(__name__)
+
+# Tools of a page.
+PAGE = 100
+# Persons whose limits are kept; the one unused for longest is forgotten.
+MAX_PERSONS = 1_000
+# Seconds between two progress reports of a call: programs give up after 60 s of silence.
+PROGRESS_S = 10.0
+# The error code for an unknown tool while no phone is connected.
+NO_PHONE = -32002
+# Seconds between two checks for changed tools while a program is connected.
+CHECK_S = 1.0
+_INSTRUCTIONS = (
+    "These are the tools of a person's phone and of their voice assistant. The person is asked before a call "
+    "changes something; the answer may take minutes, and may be no."
+)
+_NEEDS_DEVICE = (
+    "This call needs the person's approval on the paired device, and no device is connected. It was not run."
+)
+_NO_PHONE = (
+    "No phone is connected to this server, which offers only its own tools. "
+    "With several servers, connect to the phone's server."
+)
+
+_Context: TypeAlias = ServerRequestContext[Any, Any]
+
+
+class _Server(Server[Any]):
+    def create_initialization_options(
+        self, notification_options: NotificationOptions | None = None, *args: Any, **options: Any
+    ) -> InitializationOptions:
+        # The package calls this for each session over HTTP.
+        tools_changed = NotificationOptions(tools_changed=True)
+        return super().create_initialization_options(notification_options or tools_changed, *args, **options)
+
+
+class _Person:
+    # The rates and the event bus that the programs of one person share.
+    def __init__(self, limits: Limits, on_flood: Callable[[float], None]) -> None:
+        self.rate = EventRate(limits, on_flood)
+        self.tool_rates: dict[str, TokenBucket] = {}
+        self.changes = InMemorySubscriptionBus()
+        self.listen = ListenHandler(self.changes, max_subscriptions=limits.max_connections_per_subject)
+
+
+@dataclass(slots=True)
+class _Watcher:
+    # Gets changes of the tools by its last ``session`` (revision of 2025), else through the person's bus.
+    caller: Caller
+    person: _Person
+    fingerprints: tuple[str, ...]
+    session: ServerSession | None = None
+
+
+class McpEndpoint:
+    """Serves MCP over WebSockets and streamable HTTP.
+
+    Seconds: ``check_s`` between two checks for changed tools, ``progress_s`` between two reports on a call,
+    ``idle_s`` until an MCP session over HTTP without a request ends.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        *,
+        check_s: float = CHECK_S,
+        progress_s: float = PROGRESS_S,
+        idle_s: float = SESSION_IDLE_S,
+    ) -> None:
+        self._listener = listener
+        self._registry = listener.registry
+        self._limits = listener.services.limits
+        self._check_s = check_s
+        self._progress_s = progress_s
+        self._idle_s = idle_s
+        # In the order of last use.
+        self._persons: dict[str, _Person] = {}
+        # By connection: a WebSocket, the id of a session over HTTP, or an object for a listening request.
+        self._watchers: dict[object, _Watcher] = {}
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def watchers(self) -> int:
+        """The number of connections that get changes of the tools."""
+        return len(self._watchers)
+
+    def close(self) -> None:
+        """Stop checking for changed tools."""
+        if self._watching is not None:
+            self._watching.cancel()
+
+    def _person(self, caller: Caller) -> _Person:
+        person = self._persons.pop(caller.person, None)
+        if person is None:
+            warn = partial(log.warning, "MCP client exceeds the message rate", person=caller.person)
+            person = _Person(self._limits, lambda wait: warn(wait_s=round(wait, 3)))
+        self._persons[caller.person] = person
+        if len(self._persons) > MAX_PERSONS:
+            del self._persons[next(iter(self._persons))]
+        return person
+
+    def _rate(self, caller: Caller) -> EventRate:
+        return self._person(caller).rate
+
+    # -- WebSocket
+
+    async def serve_socket(self, socket: Socket, path: str) -> None:
+        """Serve one WebSocket with the subprotocol ``mcp`` until it closes."""
+        peer = socket.remote_address[0] if socket.remote_address else ""
+        caller = caller_of(socket.client, peer, path.partition("?")[2])
+
+        async def admit(size: int) -> bool:
+            await self._listener.services.admission.enter()
+            if await self._rate(caller).admit(size):
+                return True
+            await socket.close(POLICY_VIOLATION, "too many messages")
+            return False
+
+        server = self._server(lambda _: caller, lambda _: socket)
+        try:
+            async with socket_streams(socket, admit, self._limits.send_timeout) as (read, write):
+                await server.run(read, write, server.create_initialization_options())
+        finally:
+            self._watchers.pop(socket, None)
+
+    # -- streamable HTTP
+
+    @asynccontextmanager
+    async def serving_http(self, host: str, port: int) -> AsyncIterator[int]:
+        """Serve ``/mcp`` over streamable HTTP during the block, which gets the port.
+
+        Raises `SettingsError` if it cannot be bound.
+        """
+        sessions = HttpSessions(self._idle_s, lambda session_id: self._watchers.pop(session_id, None))
+        listener, limits = self._listener, self._limits
+
+        def guard(app: ASGIApp) -> HttpGuard:
+            admission = self._listener.services.admission
+            return HttpGuard(app, listener.access, limits, admission, self._rate, sessions)
+
+        server = self._server(_caller_of_request, _http_session)
+        async with serving(server, host, port, listener.handshakes, limits, guard, self._idle_s) as bound:
+            try:
+                yield bound
+            finally:
+                sessions.close()
+
+    # -- tools
+
+    def _server(
+        self, caller: Callable[[_Context], Caller], connection: Callable[[_Context], object]
+    ) -> Server[Any]:
+        async def list_tools(context: _Context, params: PaginatedRequestParams | None) -> ListToolsResult:
+            program, key = caller(context), connection(context)
+            if key is not None:
+                self._watch(key, program, context.session)
+            return self._list(program, params.cursor if params else None)
+
+        async def call_tool(context: _Context, params: CallToolRequestParams) -> CallToolResult:
+            program = caller(context)
+            # A program gives up after a minute of silence; a person may take longer.
+            reporting = asyncio.create_task(self._report(context, program, params.name))
+            try:
+                call = self._call(program, params.name, params.arguments or {})
+                return await _unless_disconnected(context, call)
+            finally:
+                reporting.cancel()
+
+        async def listen(
+            context: _Context, params: SubscriptionsListenRequestParams
+        ) -> SubscriptionsListenResult:
+            program, key = caller(context), object()
+            self._watch(key, program, None)
+            try:
+                return await self._person(program).listen(context, params)
+            finally:
+                del self._watchers[key]
+
+        return _Server(
+            "conductor",
+            version=__version__,
+            instructions=_INSTRUCTIONS,
+            on_list_tools=list_tools,
+            on_call_tool=call_tool,
+            on_subscriptions_listen=listen,
+        )
+
+    async def _report(self, context: _Context, caller: Caller, name: str) -> None:
+        for count in itertools.count(1):
+            await asyncio.sleep(self._progress_s)
+            session = self._session(caller)
+            asks = session is not None and bool(session.state.questions)
+            message = "Waiting for the person's approval." if asks else f"Waiting for {name[:128]}."
+            # The package sends nothing to a program that did not ask for reports.
+            await context.session.report_progress(count, message=message)
+
+    def _session(self, caller: Caller) -> Session | None:
+        return self._registry.connected(caller.subject, caller.session_id)
+
+    def _specs(self, caller: Caller) -> Sequence[ToolSpec]:
+        session = self._session(caller)
+        if session is not None:
+            return session.specs
+        return [spec for spec in self._own_tools(caller).specs if not spec.needs_session]
+
+    def _own_tools(self, caller: Caller) -> ToolExecutor:
+        services = self._listener.services
+        gate = Gate([rule for rule in services.rules if rule.session is None], services.gate_options)
+        rates = self._person(caller).tool_rates
+        return ToolExecutor(services.toolsets, services.limits, gate, services.redactor, rates)
+
+    def _list(self, caller: Caller, cursor: str | None) -> ListToolsResult:
+        specs = self._specs(caller)
+        if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 9):
+            raise MCPError(INVALID_PARAMS, "The cursor is not valid.")
+        first = int(cursor or 0)
+        more = str(first + PAGE) if first + PAGE < len(specs) else None
+        return ListToolsResult(tools=[_tool(spec) for spec in specs[first : first + PAGE]], next_cursor=more)
+
+    async def _call(self, caller: Caller, name: str, arguments: dict[str, Any]) -> CallToolResult:
+        session = self._session(caller)
+        if name not in (spec.name for spec in self._specs(caller)):
+            text = f"There is no tool {name[:128]!r}."
+            if session is None:
+                raise MCPError(NO_PHONE, f"{text} {_NO_PHONE}")
+            raise MCPError(INVALID_PARAMS, text)
+        if session is None:
+            content = await self._call_own(caller, name, json.dumps(arguments))
+        else:
+            content = (await session.request(name, json.dumps(arguments))).content
+        return _result(content)
+
+    async def _call_own(self, caller: Caller, name: str, arguments: str) -> str:
+        executor, call_id = self._own_tools(caller), new_call_id()
+        audit = SessionAudit(self._listener.services.audit, caller.subject, "mcp")
+        prepared = executor.prepare(ToolCall(call_id, name, arguments))
+        if isinstance(prepared, ApprovalNeeded):
+            ready = prepared.ready
+            audit.record_decision(ready.spec, ready.arguments, prepared.verdict)
+            outcome = failed("permission_denied", _NEEDS_DEVICE)
+        elif isinstance(prepared, PreparedCall):
+            context = CallContext(f"$mcp {caller.person}", call_id, subject=caller.subject)
+            outcome = await executor.run(prepared, context)
+            audit.record_end(prepared.spec, prepared.arguments, outcome)
+        elif isinstance(prepared, DryRun):
+            outcome = await executor.dry_run(prepared.ready)
+        else:
+            outcome = prepared
+        return executor.to_result(call_id, outcome).content
+
+    # -- changes
+
+    def _watch(self, connection: object, caller: Caller, session: ServerSession | None) -> None:
+        person = self._person(caller)
+        self._watchers[connection] = _Watcher(caller, person, self._fingerprints(caller), session)
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._check_tools())
+
+    def _fingerprints(self, caller: Caller) -> tuple[str, ...]:
+        return tuple(spec.fingerprint for spec in self._specs(caller))
+
+    async def _check_tools(self) -> None:
+        while True:
+            await asyncio.sleep(self._check_s)
+            by_caller: dict[Caller, list[_Watcher]] = {}
+            for watcher in self._watchers.values():
+                by_caller.setdefault(watcher.caller, []).append(watcher)
+            for caller, watchers in by_caller.items():
+                await self._listener.services.admission.enter()
+                fingerprints = self._fingerprints(caller)
+                changed = [watcher for watcher in watchers if watcher.fingerprints != fingerprints]
+                for watcher in changed:
+                    watcher.fingerprints = fingerprints
+                await _notify(changed)
+
+
+async def _notify(watchers: Sequence[_Watcher]) -> None:
+    for bus in {watcher.person.changes for watcher in watchers if watcher.session is None}:
+        await bus.publish(ToolsListChanged())
+    for watcher in watchers:
+        if watcher.session is not None:
+            with suppress(Exception):  # the connection has closed
+                await watcher.session.send_tool_list_changed()
+
+
+async def _unless_disconnected(
+    context: _Context, call: Coroutine[Any, Any, CallToolResult]
+) -> CallToolResult:
+    # The package cancels the call of a disconnected program, except over HTTP in the revision of 2025.
+    if context.request is None:
+        return await call
+    calling = asyncio.create_task(call)
+    ended = asyncio.create_task(context.request.scope["ended"].wait())
+    try:
+        await asyncio.wait((calling, ended), return_when=asyncio.FIRST_COMPLETED)
+        if not calling.done():
+            raise MCPError(REQUEST_CANCELLED, "The program has disconnected.")
+        return calling.result()
+    finally:
+        ended.cancel()
+        calling.cancel()
+        await asyncio.wait((calling,))
+
+
+def _tool(spec: ToolSpec) -> Tool:
+    return Tool(
+        name=spec.name,
+        title=spec.title,
+        description=spec.description,
+        input_schema=dict(spec.input_schema),
+        annotations=ToolAnnotations(
+            read_only_hint=spec.effect == "read",
+            destructive_hint=spec.effect == "irreversible",
+            open_world_hint=spec.open_world,
+        ),
+        _meta={"conductor": {"source": spec.source, "risk": spec.risk}},
+    )
+
+
+def _result(content: str) -> CallToolResult:
+    outcome = msgspec.json.decode(content, type=ToolOutcome)
+    data = outcome.data if outcome.success else outcome.error_message
+    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+    notes = [TextContent(type="text", text=note) for note in outcome.metadata.notes]
+    return CallToolResult(
+        content=[TextContent(type="text", text=text or ""), *notes],
+        structured_content=outcome.data if isinstance(outcome.data, dict) else None,
+        is_error=not outcome.success,
+        _meta={"conductor": {"errorType": outcome.error_type, "ms": outcome.metadata.execution_time_ms}},
+    )
+
+
+def _http_session(context: _Context) -> object:
+    return context.request.headers.get("mcp-session-id") if context.request is not None else None
+
+
+def _caller_of_request(context: _Context) -> Caller:
+    assert context.request is not None
+    caller: Caller = context.request.scope["caller"]
+    return caller

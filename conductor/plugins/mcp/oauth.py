@@ -1,0 +1,188 @@
+"""OAuth for MCP servers over HTTP: a login in the operator's browser, and tokens in a file.
+
+The flow is the package's (`mcp.client.auth`): discovery, registration, PKCE, refresh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from http import HTTPStatus
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import httpx2
+from mcp.client.auth import OAuthClientProvider
+from mcp.shared.auth import (
+    AuthorizationCodeResult,
+    OAuthClientInformationFull,
+    OAuthClientMetadata,
+    OAuthMetadata,
+    OAuthToken,
+)
+from pydantic import AnyUrl, BaseModel, ValidationError
+
+from conductor.plugins.tools.web_client import WebError, fetch
+from conductor.tools.addresses import LOCAL, is_local
+
+# Seconds for a person to log in.
+LOGIN_S = 300.0
+
+
+class _TokenDocument(BaseModel):
+    tokens: OAuthToken | None = None
+    expires_at: float | None = None
+    client: OAuthClientInformationFull | None = None
+    metadata: OAuthMetadata | None = None
+
+
+class TokenFile:
+    """The package's ``TokenStorage`` in a file of mode 0600. With ``register`` the client registers again."""
+
+    def __init__(self, path: Path, *, register: bool = False) -> None:
+        self._path = path
+        self._register = register
+
+    def read(self) -> _TokenDocument:
+        """Read the file; a missing or invalid one is empty."""
+        try:
+            return _TokenDocument.model_validate_json(self._path.read_bytes())
+        except (OSError, ValidationError):
+            return _TokenDocument()
+
+    def write(self, document: _TokenDocument) -> None:
+        """Replace the file."""
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = self._path.with_suffix(f".{os.getpid()}")
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(document.model_dump_json(exclude_none=True))
+        os.replace(new, self._path)
+
+    async def get_tokens(self) -> OAuthToken | None:
+        """Read the tokens."""
+        return None if self._register else self.read().tokens
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        """Store the tokens."""
+        expires_at = None if tokens.expires_in is None else time.time() + tokens.expires_in
+        self.write(self.read().model_copy(update={"tokens": tokens, "expires_at": expires_at}))
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        """Read the registration of the client."""
+        return None if self._register else self.read().client
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        """Store the registration of the client."""
+        self.write(_TokenDocument(client=client_info))
+
+
+def with_tokens(url: str, path: Path) -> httpx2.Auth:
+    """Make the authentication by stored tokens, which are refreshed; without tokens a request fails."""
+    file = TokenFile(path)
+    provider = OAuthClientProvider(url, _metadata("http://127.0.0.1/callback"), file)
+    # The package stores neither; without them it requires a login when a token has expired.
+    document = file.read()
+    provider.context.token_expiry_time = document.expires_at
+    provider.context.oauth_metadata = document.metadata
+    return provider
+
+
+class CheckedAuth(httpx2.Auth):
+    """``auth``, whose requests to other origins than ``url`` reach permitted addresses only.
+
+    The server chooses these addresses: they must be public, or local if the server is; with ``local_only``
+    they must be local. Requests raise `WebError`.
+    """
+
+    def __init__(self, auth: httpx2.Auth, url: str, *, local_only: bool) -> None:
+        self._auth = auth
+        self._url = httpx2.URL(url)
+        self._local_only = local_only
+
+    async def async_auth_flow(
+        self, request: httpx2.Request
+    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """Yield the requests to the server itself, and send the requests to other origins."""
+        flow = self._auth.async_auth_flow(request)
+        try:
+            outgoing = await flow.__anext__()
+            while True:
+                response = (yield outgoing) if self._is_own(outgoing.url) else await self._fetch(outgoing)
+                outgoing = await flow.asend(response)
+        except StopAsyncIteration:
+            return
+        finally:
+            await flow.aclose()
+
+    def _is_own(self, url: httpx2.URL) -> bool:
+        return (url.scheme, url.host, url.port) == (self._url.scheme, self._url.host, self._url.port)
+
+    async def _fetch(self, request: httpx2.Request) -> httpx2.Response:
+        if self._local_only and not await is_local(request.url.host):
+            raise WebError(f"LOCAL_ONLY is set, and {request.url.host} is not local.", was_sent=False)
+        names = ("Accept", "Authorization", "Content-Type", "MCP-Protocol-Version")
+        response = await fetch(
+            request.method,
+            str(request.url),
+            headers={name: request.headers[name] for name in names if name in request.headers},
+            body=await request.aread() or None,
+            allowed=LOCAL if await is_local(self._url.host) else (),
+        )
+        headers = {"Content-Type": response.content_type}
+        return httpx2.Response(response.status, headers=headers, content=response.body, request=request)
+
+
+async def login(
+    url: str, path: Path, show: Callable[[str], None], use: Callable[[httpx2.Auth], Awaitable[None]]
+) -> None:
+    """Log in: ``show`` gets the address for the browser, ``use`` makes a request, which waits for the login.
+
+    Raises the package's exceptions, and TimeoutError after `LOGIN_S`.
+    """
+    result: asyncio.Future[AuthorizationCodeResult] = asyncio.get_running_loop().create_future()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = (await reader.readline()).decode("ascii", "replace")
+        query = {name: values[0] for name, values in parse_qs(urlsplit(line.split(" ")[1]).query).items()}
+        has_code = "code" in query
+        status = HTTPStatus.OK if has_code else HTTPStatus.BAD_REQUEST
+        text = "You may close this page.\n" if has_code else "There is no code in this address.\n"
+        writer.write(
+            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: text/plain\r\n"
+            f"Content-Length: {len(text)}\r\nConnection: close\r\n\r\n{text}".encode()
+        )
+        await writer.drain()
+        writer.close()
+        if has_code and not result.done():
+            result.set_result(AuthorizationCodeResult.model_validate(query))
+
+    async def redirect(address: str) -> None:
+        show(address)
+
+    async def callback() -> AuthorizationCodeResult:
+        return await result
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, asyncio.timeout(LOGIN_S):
+        file = TokenFile(path, register=True)
+        provider = OAuthClientProvider(
+            url,
+            _metadata(f"http://127.0.0.1:{port}/callback"),
+            file,
+            redirect_handler=redirect,
+            callback_handler=callback,
+        )
+        await use(provider)
+        file.write(file.read().model_copy(update={"metadata": provider.context.oauth_metadata}))
+
+
+def _metadata(redirect_uri: str) -> OAuthClientMetadata:
+    return OAuthClientMetadata(
+        client_name="Conductor",
+        redirect_uris=[AnyUrl(redirect_uri)],
+        grant_types=["authorization_code", "refresh_token"],
+        token_endpoint_auth_method="none",
+    )

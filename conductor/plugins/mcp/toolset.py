@@ -1,0 +1,305 @@
+"""The tools of all MCP servers, as one `Toolset`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from conductor.plugins.mcp.config import McpServerConfig
+from conductor.plugins.mcp.http import CURRENT_CALL, McpCall
+from conductor.plugins.mcp.server import RETRY_S, McpConnection, check_installed
+from conductor.plugins.mcp.specs import clean
+from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
+from conductor.tools.schema_checker import CheckBudget, TooMuchWork
+
+if TYPE_CHECKING:
+    from mcp import MCPError
+    from mcp.types import CallToolResult
+
+# Seconds for servers to end by themselves; then they are killed.
+CLOSE_S = 6.0
+_ERROR_CHARS = 2_000
+# The beginning of more than 1 KiB of base64, which may be a data URL: a model cannot read it.
+_BASE64 = re.compile(r"(?:data:[^,]{0,100},)?[\w+/\r\n-]{1024}", re.ASCII)
+# Servers of single sessions, and seconds without a call after which one ends.
+MAX_SESSION_SERVERS = 100
+SESSION_IDLE_S = 600.0
+_SessionKey: TypeAlias = tuple[str, str, str]
+"""Server, person and session."""
+
+
+class McpToolset:
+    """The tools of all servers that are connected, named ``server.tool``.
+
+    ``folder`` stores tokens, and logs of standard error. Raises `SettingsError` if the package ``mcp`` is
+    needed and not installed.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[McpServerConfig] = (),
+        *,
+        roots: Sequence[Path] = (),
+        local_only: bool = False,
+        retry_s: float = RETRY_S,
+        folder: Path | None = None,
+    ) -> None:
+        self._connect = partial(
+            McpConnection, roots=roots, local_only=local_only, retry_s=retry_s, folder=folder
+        )
+        self._on_change: Callable[[], None] | None = None
+        self._specs: tuple[ToolSpec, ...] = ()
+        self._connections: dict[str, McpConnection] = {}
+        self._sessions: dict[_SessionKey, McpConnection] = {}
+        self._timers: dict[_SessionKey, asyncio.TimerHandle] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._configs: dict[str, McpServerConfig] = {}
+        self.reload(configs)
+
+    @property
+    def connections(self) -> Sequence[McpConnection]:
+        """The enabled servers, after `start`."""
+        return list(self._connections.values())
+
+    def start(self, on_change: Callable[[], None]) -> None:
+        """Connect to the servers, without waiting for them; ``on_change`` is called when `specs` changes."""
+        self._on_change = on_change
+        self._run()
+
+    def reload(self, configs: Sequence[McpServerConfig]) -> None:
+        """Replace the servers; unchanged ones stay connected. Raises `SettingsError`."""
+        enabled = {config.name: config for config in configs if config.enabled}
+        if enabled:
+            check_installed()
+        self._configs = enabled
+        if self._on_change is not None:
+            self._run()
+
+    def _run(self) -> None:
+        for name, connection in list(self._connections.items()):
+            if self._configs.get(name) != connection.config:
+                del self._connections[name]
+                self._stop(connection)
+                for key in [key for key in self._sessions if key[0] == name]:
+                    self._end_session(key)
+        for name, config in self._configs.items():
+            if name not in self._connections:
+                self._connections[name] = self._connect(config, self._changed)
+                self._connections[name].start()
+        self._changed()
+
+    def _stop(self, connection: McpConnection) -> None:
+        task = connection.stop()
+        if task is not None:
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    def _changed(self) -> None:
+        specs = tuple(spec for connection in self._connections.values() for spec in connection.specs)
+        if specs != self._specs:
+            self._specs = specs
+            if self._on_change is not None:
+                self._on_change()
+
+    async def aclose(self) -> None:
+        """End the connections, and the servers that were started."""
+        self._on_change = None
+        for connection in self._connections.values():
+            self._stop(connection)
+        self._connections.clear()
+        for key in list(self._sessions):
+            self._end_session(key)
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=CLOSE_S)
+
+    def specs(self) -> Sequence[ToolSpec]:
+        """List the tools of the servers that are connected."""
+        return self._specs
+
+    async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Run a tool at its server. Cancelling this cancels the call there too."""
+        connection = self._connections.get(name.partition(".")[0])
+        if connection is None:
+            return _not_connected(name)
+        if connection.config.scope == "session":
+            connection = await self._own(connection.config, context)
+        return await call_tool(connection, name, arguments, context)
+
+    async def _own(self, config: McpServerConfig, context: CallContext) -> McpConnection:
+        # The shared connection only lists the tools. Clients choose session ids: two may be the same.
+        key = (config.name, context.subject, context.session_id)
+        connection = self._sessions.pop(key, None)
+        if connection is None:
+            if len(self._sessions) >= MAX_SESSION_SERVERS:
+                self._end_session(next(iter(self._sessions)))
+            connection = self._connect(config)
+            connection.start()
+        else:
+            self._timers[key].cancel()
+        self._sessions[key] = connection  # the least recently used connection comes first
+        loop = asyncio.get_running_loop()
+        self._timers[key] = loop.call_later(SESSION_IDLE_S, self._end_session, key)
+        await connection.wait_for_attempt()
+        return connection
+
+    def _end_session(self, key: _SessionKey) -> None:
+        self._timers.pop(key).cancel()
+        self._stop(self._sessions.pop(key))
+
+
+async def call_tool(
+    connection: McpConnection,
+    name: str,
+    arguments: Mapping[str, Any],
+    context: CallContext | None = None,
+) -> ToolOutcome:
+    """Run a tool of one server; ``name`` begins with the server's."""
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        if context is not None:
+            context.alive()
+
+    server, _, tool = name.partition(".")
+    spec = next((spec for spec in connection.specs if spec.name == name), None)
+    client = connection.client
+    if spec is None or client is None:
+        return _not_connected(name)
+    from mcp import MCPError
+
+    call = McpCall(context.ask if context else None)
+    try:
+        with asking(connection, call):
+            try:
+                result = await client.call_tool(tool, dict(arguments), progress_callback=on_progress)
+            except MCPError:
+                is_replaced = call.refusal and connection.client is not client
+                if not (call.session_lost or is_replaced):
+                    raise
+                # As the protocol requires for a restarted server: a new session, and the call again.
+                await connection.renew(client)
+                client = connection.client
+                if client is None:
+                    return _not_connected(name)
+                result = await client.call_tool(tool, dict(arguments), progress_callback=on_progress)
+    except MCPError as error:
+        connection.check()
+        return _to_failure(error, call, spec, connection)
+    except (ValueError, RuntimeError) as error:  # the result violates the protocol
+        connection.check()
+        message = clean(str(error))[:200]
+        return failed("parse_error", f"{_RAN} Its result cannot be read: {message}", reason="mcp_error")
+    wrong = _wrong_output(connection, tool, result)
+    if wrong is not None:
+        outcome = failed("parse_error", f"{_RAN} {wrong}", reason="output_schema")
+        text = "\n".join(_texts(result))
+        return msgspec.structs.replace(outcome, data=text or None)
+    return to_outcome(result)
+
+
+@contextmanager
+def asking(connection: McpConnection, call: McpCall) -> Iterator[None]:
+    """Make ``call`` the current call of the task; during the block the server may ask the person."""
+    token = CURRENT_CALL.set(call)
+    if call.ask is not None:
+        connection.asks.append(call.ask)
+    try:
+        yield
+    finally:
+        CURRENT_CALL.reset(token)
+        if call.ask is not None:
+            connection.asks.remove(call.ask)
+
+
+def _to_failure(error: MCPError, call: McpCall, spec: ToolSpec, connection: McpConnection) -> ToolOutcome:
+    from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, REQUEST_TIMEOUT
+
+    server = connection.config.name
+    message = clean(error.message)[:_ERROR_CHARS]
+    if call.refusal:
+        message = f"The MCP server {server} did not run the call, {call.refusal}: {message}. Nothing was run."
+        return failed("io_error", message, reason="refused")
+    lost_codes = [CONNECTION_CLOSED, REQUEST_TIMEOUT]
+    if connection.config.url:
+        # A gateway lost its server, or the answer is not a message, for which the package makes an error.
+        lost_codes += [INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR]
+    if error.code not in lost_codes:
+        return failed("internal_error", f"The MCP server refused the call: {message}", reason="mcp_error")
+    message = f"The connection to the MCP server {server} was lost before the result came."
+    if spec.effect == "read":
+        return failed("io_error", message, reason="connection_lost")
+    message += (
+        " The call may have happened. Do not repeat it, and do not tell the user that it succeeded or failed."
+    )
+    return failed("unknown", message, reason="connection_lost")
+
+
+def _not_connected(name: str) -> ToolOutcome:
+    server = name.partition(".")[0]
+    message = f"The MCP server {server} is not connected, or no longer has this tool. Nothing was run."
+    return failed("io_error", message, reason="not_connected")
+
+
+_RAN = "The call was run; do not repeat it if it changes something."
+
+
+def _wrong_output(connection: McpConnection, tool: str, result: CallToolResult) -> str | None:
+    checker = connection.output_checker(tool)
+    if checker is None or result.is_error:
+        return None
+    if result.structured_content is None:
+        return "Its result has no structured content, although its definition has an output schema."
+    text = json.dumps(result.structured_content)
+    try:
+        errors = checker.errors(result.structured_content, text, CheckBudget())
+    except TooMuchWork:
+        return "Its result is too large to be checked."
+    return f"Its result does not match its output schema: {errors[0].message[:200]}." if errors else None
+
+
+def to_outcome(result: CallToolResult) -> ToolOutcome:
+    """Make the outcome of a result: its structured content or its texts; other blocks are described."""
+    texts = _texts(result)
+    descriptions, media = [], set()
+    for block in result.content:
+        match block.type:
+            case "image" | "audio":
+                media.add(block.data)
+                size = len(block.data) * 3 // 4
+                descriptions.append(f"[{block.type}, {block.mime_type}, {size:,} bytes, not shown]")
+            case "resource_link":
+                descriptions.append(f"[resource {block.name}: {block.uri}]")
+            case "resource":
+                text = getattr(block.resource, "text", None)
+                label = f"[resource {block.resource.uri}, {block.resource.mime_type or 'of unknown type'}]"
+                descriptions.append(label if text is None else f"{label}\n{text}")
+    text = "\n".join([*texts, *descriptions])
+    if result.is_error:
+        message = text[:_ERROR_CHARS] or "The tool reported an error without a message."
+        return failed("internal_error", message, reason="tool_error")
+    if result.structured_content is None:
+        return succeeded(text)
+    notes = [clean(description)[:_ERROR_CHARS] for description in descriptions]
+    return succeeded(_without_media(msgspec.to_builtins(result.structured_content), media), notes=notes)
+
+
+def _texts(result: CallToolResult) -> list[str]:
+    return [block.text for block in result.content if block.type == "text"]
+
+
+def _without_media(value: Any, media: Set[str]) -> Any:
+    """Describe the strings of structured content that are one of ``media``, or look like base64."""
+    if isinstance(value, dict):
+        return {name: _without_media(item, media) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_media(item, media) for item in value]
+    if isinstance(value, str) and (value in media or _BASE64.match(value)):
+        return f"[base64, {len(value) * 3 // 4:,} bytes, not shown]"
+    return value

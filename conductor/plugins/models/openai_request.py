@@ -1,0 +1,208 @@
+"""Render a model request for OpenAI-compatible services; pure."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from conductor.messages import AssistantMessage, Message, ToolResult
+from conductor.models.base import ModelRequest, ToolDefinition
+from conductor.models.families import Effort
+from conductor.plugins.models.rendering import (
+    BEGINNING,
+    Json,
+    arguments_of,
+    call_id,
+    limit_of,
+    may_call,
+    object_schema,
+    running_turn,
+    unicode_of,
+    user_text,
+)
+from conductor.plugins.models.tool_names import ToolNameMap
+
+PROVIDER = "openai"
+# The fields that services want back of a reply with calls.
+REASONING = ("reasoning_content", "reasoning", "reasoning_details")
+# Ends a reply of "completions": a model without a chat template would write the person's words too.
+_NEXT_SPEAKER = "\nUser:"
+
+
+class ChatOpaque(msgspec.Struct):
+    """The data of a reply with calls for its ``source``, service and model, alone.
+
+    ``message`` has the fields `REASONING`, ``calls`` the ``extra_content`` of each call, such as a signature.
+    """
+
+    source: str
+    message: dict[str, Any]
+    calls: list[Any]
+
+    def dump(self) -> str:
+        """Encode it for `AssistantMessage.opaque`."""
+        return msgspec.json.encode(self).decode()
+
+
+def chat_body(
+    request: ModelRequest,
+    names: ToolNameMap,
+    *,
+    model: str,
+    max_tokens: int,
+    official: bool,
+    source: str,
+    effort: Effort | None = None,
+) -> Json:
+    """Render a request to ``/chat/completions``; ``official`` is for OpenAI's own service.
+
+    Reasoning goes back only to its ``source``, and only within its turn.
+    """
+    body: Json = {
+        "model": model,
+        "messages": _messages(request, names, source),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        # OpenAI's newer models refuse the old name, other services the new one.
+        "max_completion_tokens" if official else "max_tokens": limit_of(request, max_tokens),
+    }
+    if effort is not None:
+        body["reasoning_effort"] = effort
+    if official and request.cache_key is not None:
+        body["prompt_cache_key"] = request.cache_key
+    if request.stop:
+        body["stop"] = list(request.stop)
+    # Ollama ignores "none", and llama.cpp then writes calls as text, which would be spoken.
+    if request.tools and (official or may_call(request)):
+        body["tools"] = _tools(tuple(request.tools), names)
+        if not may_call(request):
+            body["tool_choice"] = "none"
+        # llama.cpp's default is one call; some of OpenAI's models refuse the field.
+        elif not official:
+            body["parallel_tool_calls"] = True
+    return body
+
+
+def completions_body(request: ModelRequest, *, model: str, max_tokens: int) -> Json:
+    """Render a request to ``/completions``: the messages as a prompt, without tools and calls."""
+    return {
+        "model": model,
+        "prompt": _prompt(request),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": max_tokens,
+        "stop": [*request.stop, _NEXT_SPEAKER],
+    }
+
+
+def object_parameters(tool: ToolDefinition) -> Json:
+    """Give a tool's schema; services want ``properties`` in an object."""
+    return {"properties": {}, **object_schema(tool.input_schema)}
+
+
+class _User(msgspec.Struct, tag_field="role", tag="user"):
+    content: str
+
+
+class _System(msgspec.Struct, tag_field="role", tag="system"):
+    content: str
+
+
+class _Tool(msgspec.Struct, tag_field="role", tag="tool"):
+    tool_call_id: str
+    content: str
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class _Call(msgspec.Struct, tag_field="type", tag="function"):
+    id: str
+    function: _Function
+    extra_content: Any = msgspec.UNSET
+
+
+class _Assistant(msgspec.Struct, tag_field="role", tag="assistant"):
+    content: str | None
+    tool_calls: list[_Call] | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: Any = msgspec.UNSET
+    reasoning: Any = msgspec.UNSET
+    reasoning_details: Any = msgspec.UNSET
+
+
+def _messages(request: ModelRequest, names: ToolNameMap, source: str) -> list[Any]:
+    messages: list[Any] = []
+    running = running_turn(request.messages)
+    for index, item in enumerate(request.messages):
+        last = messages[-1] if messages else None
+        if isinstance(item, AssistantMessage):
+            text = unicode_of(item.text.rstrip())
+            if not text and not item.calls:
+                continue
+            calls = [_call(call, names) for call in item.calls] or msgspec.UNSET
+            # Chat templates want alternating roles: two replies in a row, such as after a barge-in, are one.
+            if isinstance(last, _Assistant):
+                text = "\n\n".join(part for part in (last.content, text) if part)
+                messages.pop()
+            messages.append(_Assistant(text or None, calls))
+            _give_back(messages[-1], item, source, runs=index >= running)
+        elif isinstance(item, ToolResult):
+            messages.append(_Tool(call_id(item.call_id), user_text(item)))
+        elif isinstance(last, _User):
+            last.content += "\n\n" + user_text(item)
+        else:
+            messages.append(_User(user_text(item)))
+    if not messages or isinstance(messages[0], _Assistant):
+        messages.insert(0, _User(BEGINNING))
+    if request.system.strip():
+        messages.insert(0, _System(unicode_of(request.system)))
+    return messages
+
+
+def _give_back(rendered: _Assistant, message: AssistantMessage, source: str, *, runs: bool) -> None:
+    """Add the source's own fields of a reply; the reasoning only while the turn runs."""
+    if message.opaque is None or not isinstance(rendered.tool_calls, list):
+        return
+    try:
+        opaque = msgspec.json.decode(message.opaque, type=ChatOpaque)
+    except msgspec.DecodeError:
+        return  # another provider's
+    if opaque.source != source:
+        return
+    for call, extra in zip(rendered.tool_calls, opaque.calls, strict=False):
+        call.extra_content = extra or msgspec.UNSET
+    for name in REASONING if runs else ():
+        setattr(rendered, name, opaque.message.get(name, msgspec.UNSET))
+
+
+def _call(call: Any, names: ToolNameMap) -> _Call:
+    # Anything but the text of an object is status 500 from llama.cpp.
+    return _Call(call_id(call.call_id), _Function(names.to_service(call.name), arguments_of(call).decode()))
+
+
+@lru_cache(maxsize=256)
+def _tools(tools: tuple[ToolDefinition, ...], names: ToolNameMap) -> list[Json]:
+    return [{"type": "function", "function": _function(tool, names)} for tool in tools]
+
+
+def _function(tool: ToolDefinition, names: ToolNameMap) -> Json:
+    function: Json = {"name": names.to_service(tool.name), "parameters": object_parameters(tool)}
+    if tool.description.strip():
+        function["description"] = tool.description
+    return function
+
+
+def _prompt(request: ModelRequest) -> str:
+    parts = [unicode_of(request.system.strip())] if request.system.strip() else []
+    parts += [line for item in request.messages if (line := _line(item))]
+    return "\n\n".join([*parts, "Assistant:"])
+
+
+def _line(item: Message) -> str:
+    if isinstance(item, AssistantMessage):
+        return f"Assistant: {unicode_of(item.text.strip())}" if item.text.strip() else ""
+    return f"{'Result' if isinstance(item, ToolResult) else 'User'}: {user_text(item)}"

@@ -1,0 +1,295 @@
+"""The Responses API: render a request and decode its stream; pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from conductor.messages import AssistantMessage, ToolCall, ToolResult
+from conductor.models.base import (
+    Finished,
+    ModelEvent,
+    ModelRequest,
+    StopReason,
+    TextDelta,
+    ToolDefinition,
+)
+from conductor.models.failures import cut_off, from_event, problem_of, read_problem
+from conductor.models.families import Effort
+from conductor.plugins.models.openai_request import PROVIDER, object_parameters
+from conductor.plugins.models.openai_stream import usage
+from conductor.plugins.models.reasoning import (
+    CallSlot,
+    Reasoning,
+    ReplyBlock,
+    Words,
+    blocks_of,
+    digest,
+    opaque_of,
+    service_id,
+)
+from conductor.plugins.models.rendering import (
+    BEGINNING,
+    Json,
+    arguments_of,
+    is_json,
+    limit_of,
+    may_call,
+    running_turn,
+    unicode_of,
+    user_text,
+)
+from conductor.plugins.models.sse import SSEError, SSEParser
+from conductor.plugins.models.thought_filter import ThoughtFilter, ThoughtHabit, without_thoughts
+from conductor.plugins.models.tool_names import ToolNameMap
+
+# The smallest limit that OpenAI accepts.
+_MIN_TOKENS = 16
+# OpenAI's models without reasoning refuse a request for it.
+_PLAIN_MODELS = re.compile(r"gpt-[34]|chatgpt|.*-chat")
+_INCOMPLETE: dict[str, StopReason] = {"max_output_tokens": "max_tokens", "content_filter": "refusal"}
+
+
+def responses_body(
+    request: ModelRequest,
+    names: ToolNameMap,
+    *,
+    model: str,
+    max_tokens: int,
+    source: str,
+    official: bool = False,
+    effort: Effort | None = None,
+) -> Json:
+    """Render a request to ``/responses``; the service stores nothing. The API has no stop sequences.
+
+    Reasoning goes back only to its ``source``: service and model.
+    """
+    head = _head(request, names)
+    body: Json = {
+        **head,
+        "model": model,
+        "input": _input(request, names, source, head, running_turn(request.messages)),
+        "stream": True,
+        "store": False,
+        "max_output_tokens": max(_MIN_TOKENS, limit_of(request, max_tokens)),
+    }
+    if not _PLAIN_MODELS.match(model):
+        body["include"] = ["reasoning.encrypted_content"]
+    if official and request.cache_key is not None:
+        body["prompt_cache_key"] = request.cache_key
+    if effort is not None:
+        body["reasoning"] = {"effort": effort}
+    if request.tools and not may_call(request):
+        body["tool_choice"] = "none"
+    return body
+
+
+def prefix_of(request: ModelRequest, names: ToolNameMap, *, source: str) -> str:
+    """Give the `digest` of the request's part before the reply, for this ``source``."""
+    head = _head(request, names)
+    items = _input(request, names, source, head, running_turn(request.messages))
+    return digest({**head, "source": source, "input": items})
+
+
+def _head(request: ModelRequest, names: ToolNameMap) -> Json:
+    head: Json = {}
+    if request.system.strip():
+        head["instructions"] = request.system
+    if request.tools:
+        head["tools"] = _tools(tuple(request.tools), names)
+    return head
+
+
+@lru_cache(maxsize=256)
+def _tools(tools: tuple[ToolDefinition, ...], names: ToolNameMap) -> list[Json]:
+    return [_tool(tool, names) for tool in tools]
+
+
+def _tool(tool: ToolDefinition, names: ToolNameMap) -> Json:
+    rendered: Json = {
+        "type": "function",
+        "name": names.to_service(tool.name),
+        "parameters": object_parameters(tool),
+        # The default is true, and refuses schemas with optional properties.
+        "strict": False,
+    }
+    if tool.description.strip():
+        rendered["description"] = tool.description
+    return rendered
+
+
+class _User(msgspec.Struct, tag_field="role", tag="user"):
+    content: str
+
+
+class _OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
+    text: str
+
+
+class _Message(msgspec.Struct, tag_field="type", tag="message"):
+    # llama.cpp does not accept the short form of the assistant's messages.
+    content: list[_OutputText]
+    role: str = "assistant"
+
+
+class _Call(msgspec.Struct, tag_field="type", tag="function_call"):
+    call_id: str
+    name: str
+    arguments: str
+
+
+class _Output(msgspec.Struct, tag_field="type", tag="function_call_output"):
+    call_id: str
+    output: str
+
+
+def _input(request: ModelRequest, names: ToolNameMap, source: str, head: Json, first: int) -> list[Any]:
+    # ``first`` is the index of the first reply whose reasoning may go back.
+    items: list[Any] = []
+    ids: dict[str, str] = {}
+    for index, message in enumerate(request.messages):
+        if isinstance(message, AssistantMessage):
+            if not items:
+                items.append(_User(BEGINNING))
+            prefix, received = blocks_of(message, PROVIDER if index >= first else "")
+            if prefix is not None and prefix != digest({**head, "source": source, "input": items}):
+                return _input(request, names, source, head, index + 1)
+            items += _assistant(message, received, names, ids)
+        elif isinstance(message, ToolResult):
+            items.append(_Output(ids[message.call_id], user_text(message)))
+        else:
+            items.append(_User(user_text(message)))
+    return items or [_User(BEGINNING)]
+
+
+def _assistant(
+    message: AssistantMessage, received: Sequence[ReplyBlock], names: ToolNameMap, ids: dict[str, str]
+) -> list[Any]:
+    items: list[Any] = []
+    calls = iter(message.calls)
+    for block in received:
+        match block:
+            case Words(text) if text.strip():
+                items.append(_Message([_OutputText(unicode_of(text))]))
+            case CallSlot():
+                call = next(calls)
+                name, arguments = names.to_service(call.name), arguments_of(call).decode()
+                items.append(_Call(service_id(block, call, ids), name, arguments))
+            # In the reply's order: reasoning comes before its item.
+            case Reasoning(item):
+                items.append(item)
+    while items and isinstance(items[-1], dict):
+        items.pop()
+    return items
+
+
+class _Incomplete(msgspec.Struct, gc=False):
+    reason: str | None = None
+
+
+class _Response(msgspec.Struct):
+    usage: Any = None
+    error: Any = None
+    incomplete_details: _Incomplete | None = None
+
+
+class _Event(msgspec.Struct):
+    # One shape for all events; unknown types are ignored.
+    type: str = ""
+    delta: Any = None
+    item: dict[str, Any] | None = None
+    response: _Response | None = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, SSEError)
+
+
+class ResponsesDecoder:
+    """Turns the bytes of one streamed response into model events; pure.
+
+    Text that arrives together becomes one `TextDelta`. ``prefix`` gives the request's digest, stored with the
+    reply's reasoning (`conductor.plugins.models.reasoning`). ``habit``: see `ThoughtFilter`.
+    """
+
+    def __init__(
+        self, names: ToolNameMap, prefix: Callable[[], str], habit: ThoughtHabit | None = None
+    ) -> None:
+        self._names = names
+        self._prefix = prefix
+        self._sse = SSEParser()
+        self._thinking = ThoughtFilter(habit)
+        self._received: list[ReplyBlock] = []
+        self._words: list[str] = []
+        self._calls_stop: StopReason = "end_turn"
+        self._refused = False
+        self.finished = False
+
+    def feed(self, chunk: bytes) -> Iterator[ModelEvent]:
+        """Decode the next bytes; events before an error are given first. Raises `ModelError`."""
+        return without_thoughts(self._events(chunk), self._thinking, _UNDECODABLE)
+
+    def end(self) -> list[ModelEvent]:
+        """Raise `ModelError`: the bytes ended before the reply."""
+        raise cut_off()
+
+    def _events(self, chunk: bytes) -> Iterator[ModelEvent]:
+        for data in self._sse.feed(chunk):
+            # An end mark or a keep-alive.
+            if not data.startswith(b"{"):
+                continue
+            event = _decode(data)
+            if event.type == "response.output_text.delta":
+                self._words.append(str(event.delta))
+                yield TextDelta(self._words[-1])
+            elif event.type == "error" or event.error is not None:
+                raise from_event(read_problem(data))
+            elif (result := self._take(event)) is not None:
+                yield result
+
+    def _take(self, event: _Event) -> ModelEvent | None:
+        response = event.response or _Response()
+        match event.type:
+            case "response.output_item.done" if event.item is not None:
+                return self._end_item(event.item)
+            case "response.refusal.delta":
+                self._refused = True
+            case "response.completed":
+                return self._finish(self._calls_stop, response)
+            case "response.incomplete":
+                reason = response.incomplete_details.reason if response.incomplete_details else None
+                return self._finish(_INCOMPLETE.get(reason or "", "max_tokens"), response)
+            case "response.failed":
+                raise from_event(problem_of(response.error))
+        return None
+
+    def _end_item(self, item: dict[str, Any]) -> ModelEvent | None:
+        kind = item.get("type")
+        # Reasoning without content is only an id, and the service stores nothing.
+        if kind == "reasoning" and (item.get("encrypted_content") or item.get("content")):
+            self._received.append(Reasoning(item))
+        elif kind == "message":
+            self._received.append(Words("".join(self._words)))
+            self._words.clear()
+        if kind != "function_call":
+            return None
+        call_id = str(item.get("call_id") or item.get("id") or f"call_{len(self._received) + 1}")
+        self._received.append(CallSlot(call_id))
+        arguments = str(item.get("arguments") or "")
+        if not arguments and item.get("status") != "incomplete":
+            arguments = "{}"
+        # llama.cpp also says "completed" of a reply that its limit cut off.
+        is_complete = is_json(arguments) and self._calls_stop != "max_tokens"
+        self._calls_stop = "tool_use" if is_complete else "max_tokens"
+        return ToolCall(call_id, self._names.to_tool(str(item.get("name", ""))), arguments)
+
+    def _finish(self, stop: StopReason, response: _Response) -> Finished:
+        self.finished = True
+        figures = usage(response.usage, "input_tokens", "output_tokens")
+        opaque = opaque_of(self._received, self._prefix)
+        return Finished("refusal" if self._refused else stop, figures, opaque)

@@ -1,0 +1,124 @@
+"""The tools that run in the server: each has one line in `standard_tools`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from conductor.plugins.tools.calculator import Calculator
+from conductor.plugins.tools.clock import CurrentTime, utc_now
+from conductor.plugins.tools.file_tree import FileTree, ListDirectory
+from conductor.plugins.tools.knowledge_base import KnowledgeBase
+from conductor.plugins.tools.knowledge_index import KnowledgeIndex
+from conductor.plugins.tools.notes import NotesCreate, NotesSearch
+from conductor.plugins.tools.read_file import ReadFile
+from conductor.plugins.tools.sandbox import SUPPORTED, Files, Roots
+from conductor.plugins.tools.schedule import CancelScheduledTask, ListScheduledTasks, ScheduleTask
+from conductor.plugins.tools.search_files import SearchFiles
+from conductor.plugins.tools.tasks import AddTask, ListTasks, UpdateTask
+from conductor.plugins.tools.web import DDGS, WebFetch, WebSearch, check_installed
+from conductor.plugins.tools.write_file import CreateFile, WriteFile
+from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed
+
+
+class BuiltinTool(Protocol):
+    """A tool with its definition."""
+
+    @property
+    def spec(self) -> ToolSpec:
+        """Return the definition; its ``source`` is ``builtin``."""
+        ...
+
+    async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Run with validated arguments. A failure is an outcome, not an exception."""
+        ...
+
+
+def standard_tools(
+    now: Callable[[], datetime] = utc_now,
+    file_roots: Sequence[Path] = (),
+    notes_dir: Path | None = None,
+    knowledge: KnowledgeIndex | None = None,
+    web_fetch: bool = False,
+    web_search: str | None = None,
+) -> tuple[BuiltinTool, ...]:
+    """Make the standard tools; ``now`` returns the time with its offset.
+
+    The file tools need ``file_roots``, the notes ``notes_dir`` and the knowledge base its index, and all of
+    them a system that can open files without following links. ``web_search`` is the search engine.
+    """
+    tools: list[BuiltinTool] = [
+        CurrentTime(now),
+        Calculator(),
+        AddTask(),
+        ListTasks(),
+        UpdateTask(),
+        ScheduleTask(now),
+        ListScheduledTasks(),
+        CancelScheduledTask(),
+    ]
+    if file_roots and SUPPORTED:
+        files = Files(Roots(file_roots))
+        tools += (FileTree(files), ListDirectory(files), SearchFiles(files))
+        tools += (ReadFile(files), CreateFile(files), WriteFile(files))
+    if notes_dir is not None and SUPPORTED:
+        notes = Files(Roots([notes_dir]))
+        tools += (NotesCreate(notes, now), NotesSearch(notes))
+    if knowledge is not None and SUPPORTED:
+        tools.append(KnowledgeBase(knowledge))
+    if web_fetch:
+        check_installed("WEB_FETCH", "trafilatura")
+        tools.append(WebFetch())
+    if web_search is not None:
+        if web_search == DDGS:
+            check_installed("WEB_SEARCH", DDGS)
+        tools.append(WebSearch(web_search))
+    return tuple(tools)
+
+
+def builtin_specs() -> tuple[ToolSpec, ...]:
+    """List the definitions of all standard tools, including the ones that the settings disable."""
+    top = Path("/")
+    index = KnowledgeIndex(top, top / "unused")
+    tools = standard_tools(file_roots=[top], notes_dir=top, knowledge=index)
+    return (*(tool.spec for tool in tools), WebFetch.spec, WebSearch.spec)
+
+
+class BuiltinToolset:
+    """A `Toolset` of built-in tools."""
+
+    def __init__(self, tools: Iterable[BuiltinTool] | None = None) -> None:
+        self._tools = {tool.spec.name: tool for tool in (standard_tools() if tools is None else tools)}
+        self._specs = tuple(_spec(tool) for tool in self._tools.values())
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Start the background work of the tools, which keeps an index up to date."""
+        watches = [getattr(tool, "watch", None) for tool in self._tools.values()]
+        self._tasks = [asyncio.create_task(watch()) for watch in watches if watch is not None]
+
+    async def aclose(self) -> None:
+        """Stop the background work."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def specs(self) -> Sequence[ToolSpec]:
+        """List the tools, in the order of the registry."""
+        return self._specs
+
+    async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Run a tool with validated arguments."""
+        tool = self._tools.get(name)
+        if tool is None:
+            return failed("not_found", f"There is no built-in tool {name[:128]!r}. Nothing was run.")
+        return await tool.run(arguments, context)
+
+
+def _spec(tool: BuiltinTool) -> ToolSpec:
+    sensitive, preview = getattr(tool, "sensitive", None), getattr(tool, "preview", None)
+    return replace(tool.spec, sensitive=sensitive, preview=preview)

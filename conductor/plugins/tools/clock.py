@@ -1,0 +1,89 @@
+"""The tool ``get_current_time``: the time and date in the user's time zone or another one."""
+
+from __future__ import annotations
+
+import difflib
+import zoneinfo
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from conductor.plugins.tools.definitions import argument, definition
+from conductor.tools.base import CallContext, ToolOutcome, failed, succeeded
+
+_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+# Characters of a zone's name; the longest has 32.
+_MAX_ZONE_CHARS = 64
+
+
+def utc_now() -> datetime:
+    """Return the current time in UTC."""
+    return datetime.now(UTC)
+
+
+class CurrentTime:
+    """``get_current_time``. ``now`` returns the current time, with an offset."""
+
+    spec = definition(
+        "get_current_time",
+        "Get the current date and time, with weekday and time zone; without timezone, those of the user. "
+        "Call it whenever an answer depends on today's date or on the time; do not guess them.",
+        {
+            "timezone": argument(
+                "string",
+                "IANA name, such as Europe/Berlin. Leave it out for the user's own zone.",
+                maxLength=_MAX_ZONE_CHARS,
+            ),
+        },
+        risk="safe",
+        effect="read",
+    )
+
+    def __init__(self, now: Callable[[], datetime] = utc_now) -> None:
+        self._now = now
+
+    async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Answer with ``time`` (ISO 8601 with offset, to the second), ``weekday`` and ``time_zone``.
+
+        The zone is ``timezone``, else that of the session, else UTC.
+        """
+        name = arguments.get("timezone")
+        zone = find_zone(name or context.time_zone or "UTC")
+        if zone is None and name:
+            return failed("validation_failed", f"There is no time zone {name!r}{_suggestion(name)}")
+        # The model cannot correct an unknown zone of the session: answer in UTC.
+        time = self._now().astimezone(zone or UTC)
+        return succeeded(
+            {
+                "time": time.isoformat(timespec="seconds"),
+                "weekday": _WEEKDAYS[time.weekday()],
+                "time_zone": zone.key if zone else "UTC",
+            }
+        )
+
+
+@lru_cache(maxsize=256)
+def find_zone(name: str) -> zoneinfo.ZoneInfo | None:
+    """Return the time zone of an IANA name, or None."""
+    # The name comes from a model or a client, and becomes a path among the zone files.
+    if len(name) > _MAX_ZONE_CHARS:
+        return None
+    try:
+        return zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):  # unknown; a path; a folder
+        return None
+
+
+@lru_cache(maxsize=1)
+def _names() -> dict[str, str]:
+    zones = sorted(zoneinfo.available_timezones())
+    # Models name cities more often than zones.
+    cities = {zone.rpartition("/")[2].lower(): zone for zone in zones if "/" in zone}
+    return cities | {zone.lower(): zone for zone in zones}
+
+
+def _suggestion(name: str) -> str:
+    name = name[:_MAX_ZONE_CHARS].strip().lower().replace(" ", "_")
+    near = difflib.get_close_matches(name, _names(), n=1, cutoff=0.7)
+    return f", did you mean {_names()[near[0]]}?" if near else "; use an IANA name such as Europe/Berlin."

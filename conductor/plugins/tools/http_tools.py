@@ -1,0 +1,331 @@
+"""Tools that are HTTP requests, described in the operator's ``tools.toml``."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import quote, unquote_plus, urlencode, urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from conductor.errors import SettingsError
+from conductor.settings import Settings, with_environment
+from conductor.tools.addresses import Network
+from conductor.tools.base import CallContext, Effect, Risk, ToolOutcome, ToolSpec, failed, succeeded
+from conductor.tools.declarations import NAME, SERVER_PREFIXES
+from conductor.tools.schema import SchemaError, check_schema
+from conductor.tools.validation import decode_json, refusal
+
+HTTP_TOOLS_NAME = "tools.toml"
+MAX_FILE_BYTES = 1024 * 1024
+# Bytes of an answer that are read, and characters of an error that the model gets.
+MAX_ANSWER_BYTES = 1_048_576
+_MAX_PROBLEM = 500
+
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
+_STRICT = ConfigDict(extra="forbid", frozen=True)
+Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
+
+
+class HttpToolConfig(BaseModel):
+    """One tool.
+
+    ``url`` may contain arguments as ``{name}``, in its path and in values of its query. Other arguments go to
+    the query, or into a JSON body where the method has one; no argument replaces a value of ``url`` or
+    ``body``. ``body`` is a JSON template: ``"{name}"`` is the argument itself, and in longer text its text.
+    ``response`` is a path into a JSON answer, such as ``data.items.0``. ``idempotency_header`` gets the id of
+    the call. ``allow`` are permitted networks that are not public. ``headers`` take ``${NAME}`` from the
+    environment.
+    """
+
+    model_config = _STRICT
+
+    name: str
+    description: Annotated[str, Field(min_length=1, max_length=4_096)]
+    url: str
+    method: Method = "GET"
+    input_schema: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+    headers: Mapping[str, str] = {}
+    body: Any = None
+    response: str = ""
+    risk: Risk | None = None
+    effect: Effect | None = None
+    timeout: Annotated[float, Field(gt=0, le=600)] = 20.0
+    idempotency_header: str | None = None
+    allow: tuple[Network, ...] = ()
+    untrusted: bool = True
+    title: str | None = None
+    spoken: str | None = None
+
+    @field_validator("allow", mode="before")
+    @classmethod
+    def _networks(cls, value: Any) -> Any:
+        return tuple(ipaddress.ip_network(network) for network in value) if isinstance(value, list) else value
+
+    @property
+    def reads(self) -> bool:
+        """Whether the method is GET or HEAD."""
+        return self.method in ("GET", "HEAD")
+
+    @cached_property
+    def own(self) -> frozenset[str]:
+        """The names of arguments and fields that its URL and its body use."""
+        placeholders = [*_PLACEHOLDER.findall(self.url), *_PLACEHOLDER.findall(json.dumps(self.body))]
+        query = [unquote_plus(part.partition("=")[0]) for part in urlsplit(self.url).query.split("&")]
+        return frozenset([*placeholders, *query, *(self.body if isinstance(self.body, dict) else ())])
+
+    @property
+    def spec(self) -> ToolSpec:
+        """The tool's definition; by default GET and HEAD read, at medium risk."""
+        return ToolSpec(
+            self.name,
+            self.description,
+            self.input_schema,
+            source="http",
+            risk=self.risk or ("medium" if self.reads else "high"),
+            effect=self.effect or ("read" if self.reads else "write"),
+            timeout_s=self.timeout + 1.0,  # its own limit comes first
+            open_world=True,
+            untrusted=self.untrusted,
+            title=self.title,
+            spoken=self.spoken,
+        )
+
+
+def http_tools_path(settings: Settings) -> Path:
+    """Return the path of the tools: HTTP_TOOLS_FILE, or ``tools.toml`` in the working directory."""
+    return settings.http_tools_file or Path(HTTP_TOOLS_NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpTools:
+    """The tools of a file, and the ``secrets`` that came from the environment."""
+
+    tools: tuple[HttpToolConfig, ...] = ()
+    secrets: tuple[str, ...] = ()
+
+
+def load_http_tools(settings: Settings, reserved_names: Sequence[str] = ()) -> HttpTools:
+    """Read the tools; empty if there is no file. ``reserved_names`` are the names of other tools.
+
+    Raises `SettingsError`: one sentence that names the file, the tool and the mistake.
+    """
+    path = http_tools_path(settings)
+    if settings.http_tools_file is None and not path.exists():
+        return HttpTools()
+    document = _read(path)
+    for key in document.keys() - {"tool"}:
+        raise SettingsError(f'{path}: there is no "{key}", only [[tool]].')
+    secrets: list[str] = []
+    tools = [
+        _tool(path, number, values, secrets) for number, values in enumerate(_entries(path, document), 1)
+    ]
+    names = set(reserved_names)
+    for tool in tools:
+        if tool.name in names:
+            raise SettingsError(f"{path}: the name {tool.name} belongs to another tool.")
+        names.add(tool.name)
+    return HttpTools(tuple(tools), tuple(secrets))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SettingsError(f"{path} is not valid TOML: {error}.") from None
+
+
+def _entries(path: Path, document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    entries = document.get("tool", [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise SettingsError(f"{path}: tool must be a list of tables, [[tool]].")
+    return entries
+
+
+def _tool(path: Path, number: int, values: Mapping[str, Any], secrets: list[str]) -> HttpToolConfig:
+    name = values.get("name")
+    label = f'{path}, tool "{name}"' if isinstance(name, str) else f"{path}, tool {number}"
+    try:
+        tool = HttpToolConfig.model_validate(values)
+        check_schema(tool.input_schema)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field, message = ".".join(str(part) for part in first["loc"]), first["msg"].rstrip(".")
+        raise SettingsError(f"{label}: {field} is not valid: {message[:1].lower()}{message[1:]}.") from None
+    except SchemaError as error:
+        raise SettingsError(f"{label}: input_schema is not valid: {error}.") from None
+    if not NAME.match(tool.name) or tool.name.startswith(SERVER_PREFIXES):
+        raise SettingsError(f"{label} needs another name: letters, digits, dots, hyphens and underscores.")
+    _check_url(label, tool)
+    headers = {name: with_environment(label, text, secrets) for name, text in tool.headers.items()}
+    return tool.model_copy(update={"headers": headers})
+
+
+def _check_url(label: str, tool: HttpToolConfig) -> None:
+    try:
+        parts = urlsplit(tool.url)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid or parts.username is not None:
+        raise SettingsError(f"{label}: url must begin with https:// or http:// and a host, and no user name.")
+    if _PLACEHOLDER.search(parts.netloc) or parts.fragment:
+        raise SettingsError(f"{label}: url may contain arguments in its path and its query only.")
+    properties = tool.input_schema.get("properties", {})
+    for name in (*_PLACEHOLDER.findall(tool.url), *_PLACEHOLDER.findall(json.dumps(tool.body))):
+        if name not in properties:
+            raise SettingsError(f'{label}: input_schema has no "{name}", which url or body uses.')
+
+
+class ArgumentError(ValueError):
+    """An argument that does not fit into a URL; the message is for the model."""
+
+
+def make_url(template: str, arguments: Mapping[str, Any], query_arguments: Mapping[str, Any]) -> str:
+    """Fill a URL's placeholders, and add ``query_arguments`` to its query. Raises `ArgumentError`.
+
+    A value is one segment of the path, or one value of the query, with any characters. Without the argument,
+    the name in the query is left out too.
+    """
+    base, _, query = template.partition("?")
+    start = base.index("/", base.index("//") + 2) if "/" in base[base.index("//") + 2 :] else len(base)
+    segments = [_segment(segment, arguments) for segment in base[start:].split("/")]
+    pairs: list[tuple[str, str]] = []
+    for part in filter(None, query.split("&")):
+        name, _, value = part.partition("=")
+        names = _PLACEHOLDER.findall(value)
+        if all(arguments.get(argument) is not None for argument in names):
+            name, value = unquote_plus(name), unquote_plus(value)
+            pairs += [(name, text) for text in _values(value, names, arguments)]
+    pairs += [(name, text) for name, value in query_arguments.items() for text in _texts(value)]
+    return base[:start] + "/".join(segments) + (f"?{urlencode(pairs)}" if pairs else "")
+
+
+def _segment(template: str, arguments: Mapping[str, Any]) -> str:
+    def filled(match: re.Match[str]) -> str:
+        value = arguments.get(match[1])
+        if value is None or isinstance(value, list | dict) or value == "":
+            raise ArgumentError(f"{match[1]} must be a text or a number, and cannot be left out.")
+        return quote(_text(value), safe="")
+
+    segment = _PLACEHOLDER.sub(filled, template)
+    if segment in (".", "..") and template != segment:
+        raise ArgumentError("An argument must not be . or .. in the path.")
+    return segment
+
+
+def _values(template: str, names: Sequence[str], arguments: Mapping[str, Any]) -> list[str]:
+    if len(names) == 1 and template == f"{{{names[0]}}}":
+        return _texts(arguments[names[0]])  # a list is several values
+    return [_PLACEHOLDER.sub(lambda match: _text(arguments[match[1]]), template)]
+
+
+def _texts(value: Any) -> list[str]:
+    return [_text(item) for item in value] if isinstance(value, list) else [_text(value)]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def make_body(template: Any, arguments: Mapping[str, Any]) -> Any:
+    """Fill a JSON template; a field without its argument is left out."""
+    if isinstance(template, str):
+        match = _PLACEHOLDER.fullmatch(template)
+        if match is not None:
+            return arguments.get(match[1])
+        return _PLACEHOLDER.sub(lambda placeholder: _text(arguments.get(placeholder[1], "")), template)
+    if isinstance(template, list):
+        return [make_body(item, arguments) for item in template]
+    if isinstance(template, dict):
+        filled = {name: make_body(item, arguments) for name, item in template.items()}
+        return {name: value for name, value in filled.items() if value is not None}
+    return template
+
+
+class HttpToolset:
+    """A `Toolset` of HTTP tools."""
+
+    def __init__(self, tools: Sequence[HttpToolConfig]) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self._specs = tuple(tool.spec for tool in tools)
+
+    def specs(self) -> Sequence[ToolSpec]:
+        """List the tools, in the order of the file."""
+        return self._specs
+
+    async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Make the request; an answer with an error status is a failure."""
+        tool = self._tools[name]
+        # In a thread, once: the import takes 0.2 s.
+        web = await asyncio.to_thread(_web_client)
+        if unknown := arguments.keys() - tool.input_schema.get("properties", {}).keys():
+            return failed("validation_failed", refusal(name, [f"unknown argument {min(unknown)!r}"]))
+        own = tool.own
+        remaining = {key: value for key, value in arguments.items() if key not in own and value is not None}
+        in_query = tool.method in ("GET", "HEAD", "DELETE")
+        headers = dict(tool.headers)
+        if tool.idempotency_header is not None:
+            headers[tool.idempotency_header] = context.call_id
+        body = None
+        if tool.body is not None or (remaining and not in_query):
+            filled = {} if tool.body is None else make_body(tool.body, arguments)
+            if isinstance(filled, dict) and not in_query:
+                filled = {**remaining, **filled}
+            body = json.dumps(filled).encode()
+            headers.setdefault("Content-Type", "application/json")
+        try:
+            url = make_url(tool.url, arguments, remaining if in_query else {})
+            response = await web.fetch(
+                tool.method,
+                url,
+                headers=headers,
+                body=body,
+                timeout_s=tool.timeout,
+                max_bytes=MAX_ANSWER_BYTES,
+                allowed=tool.allow,
+            )
+        except ArgumentError as error:
+            return failed("validation_failed", f"{error} Nothing was run.")
+        except web.WebError as error:
+            if error.was_sent and tool.spec.effect != "read":
+                return failed("unknown", f"{error} It may have happened; do not repeat it.", reason="http")
+            return failed("io_error", str(error))
+        # In a thread: parsing a large answer takes long.
+        return await asyncio.to_thread(_outcome, response, tool.response)
+
+
+def _web_client() -> Any:
+    from conductor.plugins.tools import web_client
+
+    return web_client
+
+
+def _outcome(response: Any, path: str) -> ToolOutcome:
+    data: Any = response.text
+    if "json" in response.content_type and not response.cut:
+        try:
+            data = decode_json(data)
+        except (ValueError, RecursionError):
+            return failed("parse_error", "The service's answer is not valid JSON.")
+    if response.status >= 400:
+        detail = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+        return failed("io_error", f"The service answered {response.status}: {detail[:_MAX_PROBLEM]}")
+    for step in filter(None, path.split(".")):
+        try:
+            data = data[int(step)] if isinstance(data, list) else data[step]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return failed("parse_error", f"The service's answer has no {path}.")
+    notes = ("The answer is cut; there is more.",) if response.cut else ()
+    return succeeded(data, notes=notes)

@@ -1,0 +1,211 @@
+"""Tools that are Python functions: of installed packages, and of the operator's files (TOOLS_PATH)."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from importlib.metadata import entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from conductor.errors import SettingsError
+from conductor.plugins.tools.builtin import builtin_specs
+from conductor.tools.base import CallContext, Effect, Risk, ToolOutcome, ToolSpec, failed, succeeded
+from conductor.tools.declarations import NAME, SERVER_PREFIXES
+from conductor.tools.schema import SchemaError, check_schema
+
+GROUP = "conductor.tools"
+"""The group of entry points; each names a function or a module with functions."""
+# Threads of functions that are not ``async``. A function that hangs keeps its thread.
+MAX_THREADS = 32
+_MARK = "__conductor_tool__"
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class ToolError(Exception):
+    """Raised by a tool: the model reads its text. For other exceptions it reads only that the tool failed."""
+
+
+def tool(
+    *,
+    name: str | None = None,
+    risk: Risk = "medium",
+    effect: Effect = "write",
+    timeout_s: float | None = None,
+    title: str | None = None,
+    spoken: str | None = None,
+    open_world: bool = False,
+    untrusted: bool = False,
+) -> Callable[[F], F]:
+    """Offer a function to the model; the options are fields of `ToolSpec`.
+
+    ``name`` defaults to the function's. The docstring is the description, and the parameters' types are the
+    schema: any type of pydantic, with ``Annotated[int, Field(ge=1, description="…")]`` for constraints. The
+    server passes a parameter of the type `CallContext`. The result is JSON, or a value that pydantic can
+    encode: models, dataclasses, dates. A function that is not ``async`` runs in a thread, which continues
+    after the time limit.
+    """
+    options = {"risk": risk, "effect": effect, "timeout_s": timeout_s, "title": title, "spoken": spoken}
+    options |= {"open_world": open_world, "untrusted": untrusted}
+
+    def mark(function: F) -> F:
+        setattr(function, _MARK, {"name": name or function.__name__, **options})
+        return function
+
+    return mark
+
+
+@dataclass(frozen=True, slots=True)
+class PythonTool:
+    """A function and the model of its arguments."""
+
+    spec: ToolSpec
+    function: Callable[..., Any]
+    arguments: type[BaseModel]
+    context_name: str | None
+
+
+class PythonToolset:
+    """A `Toolset` of functions."""
+
+    def __init__(self, tools: Iterable[PythonTool]) -> None:
+        self._tools = {tool.spec.name: tool for tool in tools}
+        self._threads = ThreadPoolExecutor(MAX_THREADS, "tool")
+
+    def specs(self) -> Sequence[ToolSpec]:
+        """List the tools."""
+        return [tool.spec for tool in self._tools.values()]
+
+    async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Call the function; raises its exceptions except `ToolError`."""
+        python_tool = self._tools[name]
+        try:
+            values = dict(python_tool.arguments.model_validate(arguments))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            location = ".".join(map(str, first["loc"]))
+            return failed("validation_failed", f"{location}: {first['msg']}. Nothing was run.")
+        if python_tool.context_name is not None:
+            values[python_tool.context_name] = context
+        try:
+            if inspect.iscoroutinefunction(python_tool.function):
+                result = await python_tool.function(**values)
+            else:
+                run = asyncio.get_running_loop().run_in_executor
+                result = await run(self._threads, lambda: python_tool.function(**values))
+        except ToolError as error:
+            return failed("internal_error", str(error), reason="tool_error")
+        try:
+            return succeeded(to_jsonable_python(result))
+        except PydanticSerializationError:
+            kind = type(result).__name__
+            return failed("internal_error", f"The tool ran, but its result, a {kind}, is not JSON.")
+
+
+@lru_cache(maxsize=8)
+def python_tools(path: Path | None) -> tuple[PythonTool, ...]:
+    """Load the tools of installed packages, and of a file or of all files in a folder.
+
+    Raises `SettingsError`: one sentence that names the file or the entry point, and the mistake.
+    """
+    tools: dict[str, PythonTool] = {}
+    builtin_names = {spec.name for spec in builtin_specs()}
+    for label, functions in _sources(path):
+        for function in functions:
+            python_tool = _read(function, label)
+            if python_tool.spec.name in tools or python_tool.spec.name in builtin_names:
+                raise SettingsError(f"{label}: the name {python_tool.spec.name} belongs to another tool.")
+            tools[python_tool.spec.name] = python_tool
+    return tuple(tools.values())
+
+
+def _sources(path: Path | None) -> Iterable[tuple[str, list[Callable[..., Any]]]]:
+    for entry in entry_points(group=GROUP):
+        label = f"The entry point {entry.name} of {entry.dist.name if entry.dist is not None else GROUP}"
+        yield label, _marked(_loaded(label, entry.load), label)
+    if path is None:
+        return
+    if not path.exists():
+        raise SettingsError(f"TOOLS_PATH names {path}, which does not exist.")
+    for file in sorted(path.glob("*.py")) if path.is_dir() else [path]:
+        module = _loaded(str(file), partial(_import, file))
+        # A file may import functions of another file.
+        own = [function for function in _marked(module, str(file)) if function.__module__ == module.__name__]
+        yield str(file), own
+
+
+def _loaded(label: str, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except Exception as error:  # an import may raise anything
+        raise SettingsError(f"{label} cannot be imported: {type(error).__name__}: {error}.") from error
+
+
+def _import(file: Path) -> ModuleType:
+    name = f"conductor_tools_{file.stem}"
+    spec = spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError("it is not a Python file")
+    module = sys.modules[name] = module_from_spec(spec)  # annotations are resolved there
+    spec.loader.exec_module(module)
+    return module
+
+
+def _marked(loaded: Any, label: str) -> list[Callable[..., Any]]:
+    values = vars(loaded).values() if isinstance(loaded, ModuleType) else [loaded]
+    functions: list[Callable[..., Any]] = [
+        value for value in values if inspect.isfunction(value) and hasattr(value, _MARK)
+    ]
+    if not functions and not isinstance(loaded, ModuleType):
+        raise SettingsError(f"{label} is not a function marked with @tool.")
+    return functions
+
+
+class _Arguments(BaseModel):
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
+
+
+def _read(function: Callable[..., Any], origin: str) -> PythonTool:
+    options: dict[str, Any] = getattr(function, _MARK)
+    name = options["name"]
+    label = f"{origin}: the tool {name}"
+    if not NAME.match(name) or name.startswith(SERVER_PREFIXES):
+        raise SettingsError(f"{label} needs another name: letters, digits, dots, hyphens and underscores.")
+    description = inspect.cleandoc(function.__doc__ or "")
+    if not description:
+        raise SettingsError(f"{label} needs a docstring: the model reads it as the description.")
+    fields: dict[str, Any] = {}
+    context_name = None
+    try:
+        hints = get_type_hints(function, include_extras=True)
+        for parameter in inspect.signature(function).parameters.values():
+            if hints.get(parameter.name) is CallContext:
+                context_name = parameter.name
+                continue
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                raise SettingsError(f"{label} takes {parameter}: a model passes arguments by name.")
+            if parameter.name not in hints:
+                raise SettingsError(f"{label}: the parameter {parameter.name} has no type.")
+            default = ... if parameter.default is parameter.empty else parameter.default
+            fields[parameter.name] = (hints[parameter.name], default)
+        arguments = create_model(name, __base__=_Arguments, **fields)
+        schema = arguments.model_json_schema()
+        for part in (schema, *schema["properties"].values()) if fields else (schema,):
+            part.pop("title", None)
+        check_schema(schema)
+    except (PydanticUserError, SchemaError, TypeError, NameError) as error:
+        why = str(error).splitlines()[0].partition(". ")[0].rstrip(".")
+        raise SettingsError(f"{label} cannot be offered: {why}.") from error
+    spec = ToolSpec(description=description, input_schema=schema, source="python", **options)
+    return PythonTool(spec, function, arguments, context_name)

@@ -1,0 +1,345 @@
+"""The tools ``create_file`` and ``write_file``: a text file is written completely or not at all."""
+
+from __future__ import annotations
+
+import ctypes
+import difflib
+import errno
+import os
+import secrets
+import stat
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+from conductor.plugins.tools.definitions import argument, definition
+from conductor.plugins.tools.read_file import read_bytes
+from conductor.plugins.tools.sandbox import (
+    CancelFlag,
+    DirectoryMissing,
+    FileError,
+    Files,
+    SandboxPath,
+    check_regular,
+    open_folder,
+    printable,
+    secret_kind,
+)
+from conductor.tools.base import CallContext, ToolOutcome, succeeded
+
+# Bytes of a file; a model does not write more in one reply.
+MAX_CONTENT_BYTES = 1_000_000
+# Lines of a new file in a preview, and characters of each.
+_PREVIEW_LINES = 5
+_PREVIEW_CHARS = 80
+# Lines of each text that are compared, since the time grows with their product; lines of a difference in a
+# preview, and characters of each.
+MAX_COMPARED_LINES = 5000
+MAX_DIFF_LINES = 60
+_DIFF_CHARS = 120
+
+_ARGUMENTS = {
+    "path": argument("string", "For example: notes/ideas.md", minLength=1, maxLength=4096),
+    "content": argument("string", "The whole text of the file.", maxLength=MAX_CONTENT_BYTES),
+    "parents": argument("boolean", "Create missing folders too. Default false."),
+}
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_NOREPLACE = 1
+
+
+class CreateFile:
+    """``create_file``. Only the owner can read a file that may contain secrets; any user can read others."""
+
+    spec = definition(
+        "create_file",
+        "Create a new text file. It never replaces or changes a file that exists. The folder must exist, "
+        "unless parents is true. Use it only when the user asked for a file.",
+        _ARGUMENTS,
+        required=["path", "content"],
+        risk="high",
+        effect="write",
+    )
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self.sensitive = files.sensitive
+
+    async def preview(self, arguments: Mapping[str, Any]) -> str:
+        """Describe the effect of a call."""
+        content = str(arguments["content"])
+        lines = content.splitlines()
+        folders = ", and the missing folders" if arguments.get("parents") else ""
+        head = [f"+ {printable(line[:_PREVIEW_CHARS])}" for line in lines[:_PREVIEW_LINES]]
+        more = [f"… and {len(lines) - _PREVIEW_LINES} more lines"] if len(lines) > _PREVIEW_LINES else []
+        summary = (
+            f"Would create {printable(str(arguments['path']))!r}{folders}: {_size(content)}. "
+            "Would fail if it exists already."
+        )
+        return "\n".join([summary, *head, *more])
+
+    async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Answer with ``path``, ``size_bytes`` and ``created_folders``."""
+        return await self._files.run(lambda stop: self._created(arguments, stop))
+
+    def _created(self, arguments: Mapping[str, Any], stop: CancelFlag) -> ToolOutcome:
+        path, parents = arguments["path"], bool(arguments.get("parents"))
+        data = encode(arguments["content"])
+        if path.endswith(("/", "/.")):
+            raise FileError("validation_failed", "The path ends in a folder; it needs a file's name.")
+
+        def attempt(location: SandboxPath) -> ToolOutcome:
+            folders = self._create(location, data, parents, stop)
+            shown_path = self._files.roots.path_of(location)
+            return succeeded({"path": shown_path, "size_bytes": len(data), "created_folders": folders})
+
+        try:
+            return self._files.first(path, attempt)
+        except FileError as error:
+            if error.error_type != "not_found":
+                raise
+            message = f"The folder of {printable(path)!r} does not exist. Nothing was created."
+            hint = "" if parents else " Set parents to true to create it too."
+            raise FileError("not_found", message + hint) from None
+
+    def _create(self, location: SandboxPath, data: bytes, parents: bool, stop: CancelFlag) -> int:
+        name = _file_name(location)
+        mode = 0o600 if secret_kind(location.parts) else 0o644  # the umask may remove more
+        with ExitStack() as closing, ExitStack() as undoing:
+            folder, created = self._open(location, parents, closing, undoing)
+            try:
+                write_new(folder, name, data, mode, stop)
+            except FileNotFoundError:  # the open folder was removed; another root must not be tried
+                raise FileError(
+                    "io_error", "The folder was removed during the call. Nothing was created."
+                ) from None
+            undoing.pop_all()
+        return created
+
+    def _open(
+        self, location: SandboxPath, parents: bool, closing: ExitStack, undoing: ExitStack
+    ) -> tuple[int, int]:
+        folders = location.parts[:-1]
+        try:
+            if not parents:
+                return closing.enter_context(self._files.roots.folder(SandboxPath(location.root, folders))), 0
+            folder = closing.enter_context(self._files.roots.root(location.root))
+        except DirectoryMissing as error:  # this root is meant; another one must not be tried
+            raise FileError("io_error", f"The folder {str(error)!r} is not available now.") from None
+        created = 0
+        for name in folders:
+            try:
+                child = open_folder(folder, (name,))
+            except FileNotFoundError:
+                os.mkdir(name, 0o755, dir_fd=folder)
+                # Undone if the file cannot be written.
+                undoing.callback(_quietly, os.rmdir, name, folder)
+                _sync(folder)
+                created += 1
+                child = open_folder(folder, (name,))
+            closing.callback(os.close, child)
+            folder = child
+        return folder, created
+
+
+class WriteFile(CreateFile):
+    """``write_file``. A file that is replaced keeps its mode; a new one is created as by ``create_file``."""
+
+    spec = definition(
+        "write_file",
+        "Write a text file: replaces the whole text of a file that exists, or creates it. Read the file "
+        "first, and give the complete new text. Use it only when the user asked for the change.",
+        _ARGUMENTS,
+        required=["path", "content"],
+        risk="high",
+        effect="write",
+    )
+
+    async def preview(self, arguments: Mapping[str, Any]) -> str:
+        """Describe the effect of a call: for a file that exists, by a unified diff."""
+
+        def attempt(location: SandboxPath, stop: CancelFlag) -> ToolOutcome:
+            old = read_bytes(self._files, location, stop, MAX_CONTENT_BYTES)
+            path = self._files.roots.path_of(location)
+            return succeeded(_difference(location, path, old, arguments["content"]))
+
+        def work(stop: CancelFlag) -> ToolOutcome:
+            try:
+                return self._files.first(arguments["path"], lambda location: attempt(location, stop))
+            except FileError as error:
+                if error.error_type == "not_found":
+                    return succeeded("")
+                # The file is too large to compare, or the call would fail.
+                return succeeded(f"Would replace {printable(arguments['path'])!r}. {error}")
+
+        outcome = await self._files.run(work)
+        if outcome.success and outcome.data:
+            return str(outcome.data)
+        return outcome.error_message or await super().preview(arguments)
+
+    async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Answer with ``path``, ``size_bytes`` and ``replaced``; a new file also with ``created_folders``."""
+
+        def work(stop: CancelFlag) -> ToolOutcome:
+            data = encode(arguments["content"])
+            try:
+                return self._files.first(
+                    arguments["path"], lambda location: self._replace(location, data, stop)
+                )
+            except FileError as error:
+                if error.error_type != "not_found":
+                    raise
+                return succeeded({**self._created(arguments, stop).data, "replaced": False})
+
+        return await self._files.run(work)
+
+    def _replace(self, location: SandboxPath, data: bytes, stop: CancelFlag) -> ToolOutcome:
+        name = _file_name(location)
+        with self._files.roots.folder(SandboxPath(location.root, location.parts[:-1])) as folder:
+            replace_file(folder, name, data, stop)
+        path = self._files.roots.path_of(location)
+        return succeeded({"path": path, "size_bytes": len(data), "replaced": True})
+
+
+def write_new(folder: int, name: str, data: bytes, mode: int, stop: CancelFlag) -> None:
+    """Create a file. Its name appears once all of its content is on the disk.
+
+    Raises `OSError`, FileExistsError if the name is taken (by a link too), and `FileError` if the call was
+    cancelled; then nothing remains.
+    """
+    with suppress(FileNotFoundError):
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    with _temporary(folder, data, mode, stop) as temporary:
+        _publish(folder, temporary, name)
+
+
+def replace_file(folder: int, name: str, data: bytes, stop: CancelFlag) -> None:
+    """Replace a file's content, all at once; its mode stays, and its owner where the system permits it.
+
+    Raises `OSError`, FileNotFoundError if there is no such file, and `FileError` if the call was cancelled;
+    then the file is unchanged.
+    """
+    before = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    check_regular(before)
+    if not before.st_mode & 0o222:  # a rename would replace a read-only file
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+    with _temporary(folder, data, 0o600, stop, before) as temporary:
+        if not os.path.samestat(before, os.stat(name, dir_fd=folder, follow_symlinks=False)):
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+@contextmanager
+def _temporary(
+    folder: int, data: bytes, mode: int, stop: CancelFlag, original: os.stat_result | None = None
+) -> Iterator[str]:
+    # The block gives the complete file its name.
+    temporary = f".conductor-{secrets.token_hex(8)}.tmp"
+    file = os.open(temporary, _NEW, mode, dir_fd=folder)
+    try:
+        try:
+            size = 0
+            while size < len(data):
+                size += os.write(file, data[size:])
+            if original is not None:
+                with suppress(PermissionError):  # only root may change an owner
+                    os.fchown(file, original.st_uid, original.st_gid)
+                os.fchmod(file, stat.S_IMODE(original.st_mode))
+            # Before the name appears: a crash must not leave an empty file under it.
+            os.fsync(file)
+        finally:
+            os.close(file)
+        # After this the call can no longer be cancelled.
+        stop.check()
+        yield temporary
+    except BaseException:
+        _quietly(os.unlink, temporary, folder)
+        raise
+    _sync(folder)
+
+
+def _publish(folder: int, temporary: str, name: str) -> None:
+    rename = renameat2()
+    if rename is not None:
+        old, new = os.fsencode(temporary), os.fsencode(name)
+        if rename(folder, old, folder, new, _NOREPLACE) == 0:
+            return
+        error = ctypes.get_errno()
+        if error not in (errno.EINVAL, errno.ENOSYS, errno.EPERM):  # the file system does not support it
+            raise OSError(error, os.strerror(error))
+    link_in(folder, temporary, name)
+
+
+def link_in(folder: int, temporary: str, name: str) -> None:
+    """Give a file its final name without ``renameat2``: a hard link never replaces a file."""
+    os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    _quietly(os.unlink, temporary, folder)
+
+
+@lru_cache(maxsize=1)
+def renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
+    """Return the system's ``renameat2``, which Python does not offer, or None."""
+    if sys.platform != "linux":
+        return None
+    function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if function is None:
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+    rename: Callable[[int, bytes, int, bytes, int], int] = function
+    return rename
+
+
+def _quietly(remove: Callable[..., None], name: str, folder: int) -> None:
+    with suppress(OSError):  # the failure before this one is reported
+        remove(name, dir_fd=folder)
+
+
+def _sync(folder: int) -> None:
+    # Some file systems cannot sync a folder; the file exists anyway.
+    with suppress(OSError):
+        descriptor = os.open(".", os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _file_name(location: SandboxPath) -> str:
+    if not location.parts:
+        raise FileError("validation_failed", "The path is a folder's; it needs a file's name.")
+    return location.parts[-1]
+
+
+def encode(content: str) -> bytes:
+    """Encode a file's content. Raises `FileError`."""
+    try:
+        data = content.encode()
+    except UnicodeEncodeError:
+        raise FileError("validation_failed", "The content contains incomplete characters.") from None
+    if len(data) > MAX_CONTENT_BYTES:
+        raise FileError("validation_failed", f"The content has more than {MAX_CONTENT_BYTES:,} bytes.")
+    return data
+
+
+def _size(content: str) -> str:
+    lines = len(content.splitlines())
+    return f"{lines:,} line{'' if lines == 1 else 's'}, {len(content.encode(errors='replace')):,} bytes"
+
+
+def _difference(location: SandboxPath, path: str, old: bytes, new: str) -> str:
+    summary = f"Would replace {path!r}, {len(old):,} bytes, by {_size(new)}."
+    kind = secret_kind((*location.root.parts, *location.parts))
+    if kind:
+        return f"{summary} The difference is not shown: it may hold {kind}."
+    before, after = old.decode(errors="replace").splitlines(), new.splitlines()
+    if max(len(before), len(after)) > MAX_COMPARED_LINES:
+        return f"{summary} The texts are too long to be compared."
+    lines = difflib.unified_diff(before, after, path, path, lineterm="", n=2)
+    head = [printable(line[:_DIFF_CHARS]) for line in islice(lines, MAX_DIFF_LINES)]
+    more = sum(1 for _ in lines)
+    if not head:
+        return f"{summary} The lines stay the same."
+    return "\n".join([summary, *head, *([f"… and {more} more lines"] if more else [])])
