@@ -9,8 +9,8 @@ from typing import Any
 from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.events.server import CAPABILITIES, Diagnostic
-from conductor.plugins.tools.clock import find_zone
 from conductor.tools.declarations import unknown_fields
+from conductor.tools.reminders import find_zone
 
 # Characters of a client's own name in a message.
 _MAX_NAME = 80

@@ -12,8 +12,7 @@ from functools import lru_cache
 import msgspec
 
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
-from conductor.models.base import ModelRequest, ToolDefinition, Usage
-from conductor.plugins.models.rendering import running_turn
+from conductor.models.base import ModelRequest, ToolDefinition, Usage, running_turn
 from conductor.tools.base import failed
 
 # Characters a token, estimated low for English prose and JSON: the budget must not be exceeded.

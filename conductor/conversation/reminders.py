@@ -14,8 +14,8 @@ from conductor.conversation.phrases import reminder_notice
 from conductor.conversation.records import NoticeTaken, Record
 from conductor.conversation.state import Notice
 from conductor.errors import Fenced, StoreError
-from conductor.plugins.tools.schedule import FIELD, Reminder, read_reminders, write_reminders
 from conductor.tools.base import SessionFields
+from conductor.tools.reminders import FIELD, Reminder, read_reminders, write_reminders
 
 if TYPE_CHECKING:
     from conductor.conversation.session import Session

@@ -6,7 +6,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
-from conductor.messages import Message, ToolCall
+import msgspec
+
+from conductor.messages import Message, Note, ToolCall, UserMessage
 
 StopReason: TypeAlias = Literal[
     "end_turn", "tool_use", "max_tokens", "refusal", "pause_turn", "context_window"
@@ -168,3 +170,20 @@ class StreamDecoder(Protocol):
     def end(self) -> Iterable[ModelEvent]:
         """Give the last events after the last bytes. Raises `ModelError` if the reply is incomplete."""
         ...
+
+
+def running_turn(messages: Sequence[Message]) -> int:
+    """Return the index after the user's last message or note; the running turn's replies begin there."""
+    for index in range(len(messages), 0, -1):
+        if isinstance(messages[index - 1], UserMessage | Note):
+            return index
+    return 0
+
+
+def is_json(text: str) -> bool:
+    """Tell whether a text is complete JSON."""
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return False
+    return True

@@ -7,9 +7,8 @@ from contextlib import aclosing
 
 from conductor.errors import ModelError
 from conductor.messages import ToolCall, UserMessage
-from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, ToolDefinition
+from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, ToolDefinition, is_json
 from conductor.models.failures import ToolsRefused
-from conductor.plugins.models.rendering import is_json
 
 # Failures in a row that open the breaker, and the seconds until one request may try again.
 MAX_FAILURES = 3

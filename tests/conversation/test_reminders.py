@@ -16,9 +16,9 @@ from conductor.conversation.session import Session
 from conductor.errors import Fenced, StoreError, StoreUnavailable
 from conductor.messages import Note
 from conductor.models.base import TextDelta
-from conductor.plugins.tools.schedule import FIELD, Reminder, read_reminders, write_reminders
 from conductor.stores.base import SessionKey, SessionLog
 from conductor.stores.memory import MemoryStore
+from conductor.tools.reminders import FIELD, Reminder, read_reminders, write_reminders
 from tests.conversation.helpers import App, SlowStore, later, make_services, now_ms, steps
 
 

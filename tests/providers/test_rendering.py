@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
-from conductor.plugins.models.rendering import running_turn
+from conductor.models.base import running_turn
 
 WORDS, NOTE, REPLY, RESULT = (
     UserMessage("Go."),

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from conductor.messages import AssistantMessage, Message, Note, ToolResult, UserMessage
-from conductor.models.base import ModelRequest, ToolDefinition
+from conductor.models.base import ModelRequest, ToolDefinition, running_turn
 from conductor.models.families import Claude
 from conductor.plugins.models.reasoning import (
     CallSlot,
@@ -28,7 +28,6 @@ from conductor.plugins.models.rendering import (
     limit_of,
     may_call,
     object_schema,
-    running_turn,
     unicode_of,
     user_text,
 )

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from conductor.messages import AssistantMessage, Message, ToolResult
-from conductor.models.base import ModelRequest, ToolDefinition
+from conductor.models.base import ModelRequest, ToolDefinition, running_turn
 from conductor.models.families import Effort
 from conductor.plugins.models.rendering import (
     BEGINNING,
@@ -18,7 +18,6 @@ from conductor.plugins.models.rendering import (
     limit_of,
     may_call,
     object_schema,
-    running_turn,
     unicode_of,
     user_text,
 )

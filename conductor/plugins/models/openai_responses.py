@@ -17,6 +17,8 @@ from conductor.models.base import (
     StopReason,
     TextDelta,
     ToolDefinition,
+    is_json,
+    running_turn,
 )
 from conductor.models.failures import cut_off, from_event, problem_of, read_problem
 from conductor.models.families import Effort
@@ -36,10 +38,8 @@ from conductor.plugins.models.rendering import (
     BEGINNING,
     Json,
     arguments_of,
-    is_json,
     limit_of,
     may_call,
-    running_turn,
     unicode_of,
     user_text,
 )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 import msgspec
 
-from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
+from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, ToolDefinition
 from conductor.plugins.models.tool_names import ToolNameMap, with_hash
 
@@ -37,14 +37,6 @@ def limit_of(request: ModelRequest, max_tokens: int) -> int:
     With calls it is ``min(4 * max_tokens, 4096)`` or more: a limit for spoken answers cuts arguments off.
     """
     return max(max_tokens, min(4 * max_tokens, TOKENS_WITH_TOOLS)) if may_call(request) else max_tokens
-
-
-def running_turn(messages: Sequence[Message]) -> int:
-    """Return the index after the user's last message or note; the running turn's replies begin there."""
-    for index in range(len(messages), 0, -1):
-        if isinstance(messages[index - 1], UserMessage | Note):
-            return index
-    return 0
 
 
 def names_of(request: ModelRequest) -> ToolNameMap:
@@ -80,15 +72,6 @@ def arguments_of(call: ToolCall) -> bytes:
 
 # msgspec takes 100 times as long as Python for floats such as 1e308.
 _decode_object = msgspec.json.Decoder(dict[str, Any], float_hook=float).decode
-
-
-def is_json(text: str) -> bool:
-    """Tell whether a text is complete JSON."""
-    try:
-        msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return False
-    return True
 
 
 def unicode_of(text: str) -> str:

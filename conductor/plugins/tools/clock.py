@@ -11,10 +11,9 @@ from typing import Any
 
 from conductor.plugins.tools.definitions import argument, definition
 from conductor.tools.base import CallContext, ToolOutcome, failed, succeeded
+from conductor.tools.reminders import MAX_ZONE_CHARS, find_zone
 
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-# Characters of a zone's name; the longest has 32.
-_MAX_ZONE_CHARS = 64
 
 
 def utc_now() -> datetime:
@@ -33,7 +32,7 @@ class CurrentTime:
             "timezone": argument(
                 "string",
                 "IANA name, such as Europe/Berlin. Leave it out for the user's own zone.",
-                maxLength=_MAX_ZONE_CHARS,
+                maxLength=MAX_ZONE_CHARS,
             ),
         },
         risk="safe",
@@ -63,18 +62,6 @@ class CurrentTime:
         )
 
 
-@lru_cache(maxsize=256)
-def find_zone(name: str) -> zoneinfo.ZoneInfo | None:
-    """Return the time zone of an IANA name, or None."""
-    # The name comes from a model or a client, and becomes a path among the zone files.
-    if len(name) > _MAX_ZONE_CHARS:
-        return None
-    try:
-        return zoneinfo.ZoneInfo(name)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):  # unknown; a path; a folder
-        return None
-
-
 @lru_cache(maxsize=1)
 def _names() -> dict[str, str]:
     zones = sorted(zoneinfo.available_timezones())
@@ -84,6 +71,6 @@ def _names() -> dict[str, str]:
 
 
 def _suggestion(name: str) -> str:
-    name = name[:_MAX_ZONE_CHARS].strip().lower().replace(" ", "_")
+    name = name[:MAX_ZONE_CHARS].strip().lower().replace(" ", "_")
     near = difflib.get_close_matches(name, _names(), n=1, cutoff=0.7)
     return f", did you mean {_names()[near[0]]}?" if near else "; use an IANA name such as Europe/Berlin."

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from conductor.plugins.tools.clock import find_zone, utc_now
+from conductor.plugins.tools.clock import utc_now
 from conductor.plugins.tools.definitions import argument, definition
 from conductor.plugins.tools.read_file import read_bytes
 from conductor.plugins.tools.sandbox import CancelFlag, FileError, Files, SandboxPath
 from conductor.plugins.tools.walk import Walk
 from conductor.plugins.tools.write_file import encode, write_new
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
+from conductor.tools.reminders import find_zone
 
 MAX_TITLE_CHARS = 120
 MAX_TEXT_CHARS = 20_000

@@ -10,18 +10,13 @@ import msgspec
 import pytest
 
 from conductor.plugins.tools.schedule import (
-    FIELD,
     MAX_REMINDERS,
     CancelScheduledTask,
     ListScheduledTasks,
-    Reminder,
-    Repeat,
     ScheduleTask,
-    epoch_ms,
-    read_reminders,
-    write_reminders,
 )
 from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.reminders import FIELD, Reminder, Repeat, epoch_ms, read_reminders, write_reminders
 from tests.tools.builtin.test_tasks import Fields
 
 BERLIN = ZoneInfo("Europe/Berlin")
