@@ -45,8 +45,9 @@ from conductor.server.metrics import make_metrics_endpoint
 from conductor.server.page import Page
 from conductor.server.workers import Worker
 from conductor.settings import Settings
+from conductor.stores.base import passwords
 from conductor.stores.health import HealthCheckedStore
-from conductor.stores.registry import make_store, open_store, store_secrets
+from conductor.stores.registry import make_store, open_store
 from conductor.tools.audit import AuditLog
 from conductor.tools.base import Toolset, ToolSpec
 from conductor.tools.device import known_tools, load_catalog
@@ -227,7 +228,12 @@ def secrets(settings: Settings) -> list[str]:
     keys += [settings.anthropic_api_key, settings.admin_token]
     values = [key.get_secret_value() for key in keys if key is not None]
     values += [secret for server in load_mcp_servers(settings) for secret in server.secrets]
-    return [*settings.auth_tokens, *values, *store_secrets(settings), *load_http_tools(settings).secrets]
+    return [
+        *settings.auth_tokens,
+        *values,
+        *passwords(settings.store_url),
+        *load_http_tools(settings).secrets,
+    ]
 
 
 @asynccontextmanager

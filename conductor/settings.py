@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 
+from conductor.entry_points import STORES, plugins
 from conductor.env_file import ENV_FILE, EnvFile, read_env_file
 from conductor.errors import SettingsError
 
@@ -37,6 +38,10 @@ def _split_phrases(value: Any) -> Any:
     return [part for part in map(str.strip, value.split("|")) if part] if isinstance(value, str) else value
 
 
+def _scheme(url: str) -> str:
+    return url.partition("://")[0].partition("+")[0]
+
+
 _LOWER = BeforeValidator(_lower)
 _List: TypeAlias = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 # Names that are not settings, such as API keys, and that configuration files refer to.
@@ -45,8 +50,6 @@ referenced_names: set[str] = set()
 STORE_FILE = "conductor.db"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\sA-Z]+")
-_POSTGRES = ("postgres", "postgresql")
-_REDIS = re.compile(r"(?:redis|valkey)s?(?:\+(?:sentinel|cluster))?|unix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,12 +253,7 @@ class Settings(BaseSettings):
     @field_validator("session_store_url")
     @classmethod
     def _known_store(cls, value: str | None) -> str | None:
-        if value is None or value == "memory://":
-            return value
-        scheme, separator, path = value.partition("://")
-        if scheme == "sqlite" and separator and len(path) > 1 and path.startswith("/"):
-            return value
-        if separator and (_REDIS.fullmatch(scheme) or scheme in _POSTGRES):
+        if value is None or ("://" in value and _scheme(value) in plugins(STORES)):
             return value
         # The message does not quote the URL, which may contain a password.
         raise ValueError(
@@ -272,11 +270,8 @@ class Settings(BaseSettings):
 
     @property
     def store_kind(self) -> str:
-        """The kind of store: ``memory``, ``sqlite``, ``postgres`` or ``redis``."""
-        scheme = self.store_url.partition("://")[0]
-        if scheme in _POSTGRES:
-            return "postgres"
-        return scheme if scheme in ("memory", "sqlite") else "redis"
+        """The scheme of the store's address, without what follows a plus: the name of its entry point."""
+        return _scheme(self.store_url)
 
     @property
     def store_path(self) -> Path:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,6 +14,7 @@ import structlog
 from hypothesis import settings
 
 from conductor.cli import main
+from conductor.entry_points import plugins
 from conductor.settings import Settings
 
 # Without a deadline, as machines may be busy, and half the usual examples.
@@ -87,3 +89,31 @@ def conductor(
     logging = structlog.get_config()
     yield run_here
     structlog.configure(**logging)
+
+
+InstallPackage: TypeAlias = Callable[..., None]
+
+
+@pytest.fixture
+def install_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InstallPackage]:
+    """Install a package for one test: its name, entry points by group, and modules by name."""
+
+    def install(name: str, groups: Mapping[str, Mapping[str, str]], **modules: str) -> None:
+        site = tmp_path / f"site-{name}"
+        info = site / f"{name}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        sections = [
+            "\n".join([f"[{group}]", *(f"{entry} = {value}" for entry, value in entries.items())])
+            for group, entries in groups.items()
+        ]
+        (info / "entry_points.txt").write_text("\n".join(sections))
+        for module, text in modules.items():
+            (site / f"{module}.py").write_text(text)
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        monkeypatch.syspath_prepend(site)
+        plugins.cache_clear()
+
+    yield install
+    monkeypatch.undo()
+    plugins.cache_clear()

@@ -21,6 +21,7 @@ BELOW: dict[str, frozenset[str]] = {}
 _LEAVES = (
     "errors",
     "messages",
+    "entry_points",
     "env_file",
     "settings",
     "prompts",
@@ -30,9 +31,10 @@ _LEAVES = (
     "rate_limit",
 )
 BELOW["errors"] = BELOW["messages"] = frozenset()
+BELOW["entry_points"] = frozenset({"errors"})
 BELOW["env_file"] = frozenset({"errors"})
 for _leaf in ("settings", "prompts", "speech", "segments", "logs", "rate_limit"):
-    BELOW[_leaf] = frozenset({"errors", "env_file", "settings"} - {_leaf})
+    BELOW[_leaf] = frozenset({"errors", "env_file", "entry_points", "settings"} - {_leaf})
 for _sibling in ("events", "models", "stores"):
     BELOW[_sibling] = frozenset(_LEAVES)
 _below = {*_LEAVES, "events", "models", "stores"}

@@ -28,7 +28,7 @@ from conductor.logs import configure_logs
 from conductor.messages import UserMessage
 from conductor.models.base import ModelProvider, ModelRequest
 from conductor.models.profiles import ModelProfile, load_profiles
-from conductor.models.registry import PROVIDERS, make_provider
+from conductor.models.registry import make_provider, provider_names
 from conductor.settings import STORE_FILE, Settings, read_settings, referenced_names
 from conductor.stores.base import SessionKey, SessionLog
 from conductor.stores.registry import check_shared, describe_store, make_store
@@ -49,7 +49,7 @@ MODEL_SETTINGS = {
     name
     for name in Settings.model_fields
     if name in ("model_effort", "model_provider", "model_thinking", "models_file")
-    or name.startswith(tuple(f"{provider}_" for provider in PROVIDERS))
+    or name.startswith(tuple(f"{provider}_" for provider in provider_names()))
 }
 
 _KEY = SessionKey("$check", "check")  # no client can have this subject
@@ -301,9 +301,8 @@ def _exists(path: Path) -> bool:
 
 
 async def _server_items(settings: Settings, name: str) -> list[Item]:
-    if settings.store_kind == "redis":
-        # A deletion leaves a tombstone for a server with the session; it expires soon.
-        settings = settings.model_copy(update={"session_ttl_s": 1.0})
+    # Some stores keep a tombstone of a deleted session for this time.
+    settings = settings.model_copy(update={"session_ttl_s": 1.0})
     async with aclosing(make_store(settings)) as store:
         items = [ok("sessions", f"{name}; a write took {await _round_trip(store)}.")]
         await store.delete(_KEY.subject, _KEY.session_id)

@@ -1,11 +1,10 @@
-"""The model providers by name; a module is imported only when its provider is used."""
+"""The model providers by name: entry points, imported when their provider is used."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from typing import cast
 
+from conductor.entry_points import MODELS, load, plugins
 from conductor.errors import SettingsError
 from conductor.models.base import ModelProvider
 from conductor.models.metrics import ModelMetrics
@@ -13,15 +12,8 @@ from conductor.models.profiles import ModelProfile, Profiles
 from conductor.models.router import ModelRouter
 from conductor.settings import Settings
 
-PROVIDERS = {
-    "anthropic": "conductor.plugins.models.anthropic:from_profile",
-    "bedrock": "conductor.plugins.models.bedrock:from_profile",
-    "demo": "conductor.plugins.models.demo:from_profile",
-    "llama_cpp": "conductor.plugins.models.llama_cpp:from_profile",
-    "openai": "conductor.plugins.models.openai:from_profile",
-}
-"""Name of a provider -> module and function that makes it from a profile."""
-
+# The wrapper of models that write their calls as text: an entry point of the same group, but no provider.
+TEXT = "text"
 
 # On the internet if they have no base_url.
 _HOSTED = frozenset({"anthropic", "bedrock", "openai"})
@@ -29,21 +21,20 @@ _HOSTED = frozenset({"anthropic", "bedrock", "openai"})
 
 def make_provider(profile: ModelProfile, settings: Settings) -> ModelProvider:
     """Make the provider of a profile. Raises `SettingsError`: an unknown name, or a missing setting."""
-    target = PROVIDERS.get(profile.provider)
-    if target is None:
-        names = ", ".join(sorted(PROVIDERS))
-        label = "MODEL_PROVIDER" if profile.file is None else profile.label("provider")
-        raise SettingsError(f"{label} {profile.provider!r} is unknown; there are: {names}.")
-    module, _, function = target.partition(":")
-    make = cast(Callable[[ModelProfile, Settings], ModelProvider], getattr(import_module(module), function))
+    setting = "MODEL_PROVIDER" if profile.file is None else profile.label("provider")
+    make: Callable[[ModelProfile, Settings], ModelProvider] = load(MODELS, profile.provider, setting, [TEXT])
     return make(profile, settings)
+
+
+def provider_names() -> list[str]:
+    """List the names of the installed providers."""
+    return [name for name in plugins(MODELS) if name != TEXT]
 
 
 def as_text(provider: ModelProvider, profile: ModelProfile) -> ModelProvider:
     """Wrap the provider of a model that writes its calls as text."""
-    from conductor.plugins.models.text_protocol import TextProtocol
-
-    return TextProtocol(provider, profile.style, profile.max_tokens)
+    wrap: Callable[[ModelProvider, ModelProfile], ModelProvider] = plugins(MODELS)[TEXT].load()
+    return wrap(provider, profile)
 
 
 def check_local(profiles: Profiles, settings: Settings) -> None:

@@ -8,6 +8,7 @@ import platform
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
 from uuid import uuid4
 
 import structlog
@@ -27,6 +28,42 @@ NEVER_EXPIRES = "$"
 _PAUSE_S = 0.05
 # Seconds by which a time limit ends late in a process that was suspended.
 _LATE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """The settings of every store, for its factory ``from_url(url, options)``.
+
+    ``session_ttl_s`` are the seconds after which an unused session is deleted, ``max_sessions`` those of a
+    subject, ``replicas`` the copies that a commit waits for.
+    """
+
+    session_ttl_s: float = 86_400.0
+    max_sessions: int = MAX_SESSIONS
+    replicas: int = 0
+
+
+def describe(url: str) -> str:
+    """Name the address of a store without user, password and parameters."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = None
+    # An @ in the path belongs to a password with a slash that is not encoded.
+    if parts is None or "@" in parts.path:
+        return url.partition("://")[0] + "://"
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def passwords(url: str) -> list[str]:
+    """List the passwords in the address of a store."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return []  # no store takes it
+    before_host = unquote(parts.netloc.rpartition("@")[0].partition(":")[2])
+    in_query = [value for name, value in parse_qsl(parts.query) if "password" in name]
+    return [password for password in (before_host, *in_query) if password]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,16 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from conductor.errors import Fenced
-from conductor.stores.base import MAX_SESSIONS, Claim, Meta, SessionKey, Stored, settle, too_many
+from conductor.stores.base import (
+    MAX_SESSIONS,
+    Claim,
+    Meta,
+    SessionKey,
+    Stored,
+    StoreOptions,
+    settle,
+    too_many,
+)
 
 
 @dataclass(slots=True)
@@ -100,3 +109,8 @@ class MemoryStore:
     def __len__(self) -> int:
         """Count the sessions."""
         return len(self._sessions)
+
+
+def from_url(url: str, options: StoreOptions) -> MemoryStore:
+    """Make the store of ``memory://``."""
+    return MemoryStore(max_sessions=options.max_sessions)

@@ -1,22 +1,13 @@
-"""The session stores by name; a module is imported only if the settings choose it."""
+"""The session stores by the scheme of their address: entry points, imported if the settings choose them."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import cast
+from collections.abc import Callable
 
+from conductor.entry_points import STORES, load
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.settings import Settings
-from conductor.stores.addresses import RedisAddress, describe, passwords
-from conductor.stores.base import SessionLog
-
-STORES = {
-    "memory": "conductor.stores.memory:MemoryStore",
-    "sqlite": "conductor.stores.sqlite:SqliteStore",
-    "redis": "conductor.plugins.stores.redis:RedisStore",
-    "postgres": "conductor.plugins.stores.postgres:PostgresStore",
-}
-"""Kind of store -> module and class."""
+from conductor.stores.base import SessionLog, StoreOptions, describe
 
 
 def check_shared(settings: Settings) -> None:
@@ -30,17 +21,13 @@ def check_shared(settings: Settings) -> None:
 
 def make_store(settings: Settings) -> SessionLog:
     """Make the store that the settings choose; it is not open yet. Raises `SettingsError`."""
-    module, _, name = STORES[settings.store_kind].partition(":")
-    options: dict[str, object] = {"max_sessions": settings.max_kept_sessions_per_subject}
-    if settings.store_kind != "memory":
-        options["session_ttl"] = settings.session_ttl_s
-    if settings.store_kind == "sqlite":
-        options["path"] = settings.store_path
-    if settings.store_kind in ("redis", "postgres"):
-        options["url"] = settings.store_url
-    if settings.store_kind == "redis":
-        options["replicas"] = settings.session_store_replicas
-    return cast(SessionLog, getattr(import_module(module), name)(**options))
+    from_url: Callable[[str, StoreOptions], SessionLog] = load(
+        STORES, settings.store_kind, "SESSION_STORE_URL"
+    )
+    options = StoreOptions(
+        settings.session_ttl_s, settings.max_kept_sessions_per_subject, settings.session_store_replicas
+    )
+    return from_url(settings.store_url, options)
 
 
 async def open_store(store: SessionLog) -> None:
@@ -61,20 +48,7 @@ def check_kept(settings: Settings) -> None:
 
 
 def describe_store(settings: Settings) -> str:
-    """Name the store without its password. Raises `SettingsError` for an invalid URL."""
+    """Name the store without its password."""
     if settings.store_kind == "memory":
         return "in memory: they end with the server"
-    if settings.store_kind == "sqlite":
-        return str(settings.store_path)
-    return describe(_server_url(settings))
-
-
-def store_secrets(settings: Settings) -> list[str]:
-    """List the passwords in the store's address. Raises `SettingsError` for an invalid URL."""
-    return passwords(_server_url(settings)) if settings.store_kind in ("redis", "postgres") else []
-
-
-def _server_url(settings: Settings) -> str:
-    if settings.store_kind == "redis":
-        RedisAddress.parse(settings.store_url)  # only a valid address can be named without its password
-    return settings.store_url
+    return str(settings.store_path) if settings.store_kind == "sqlite" else describe(settings.store_url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -10,13 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from conductor.errors import StoreUnavailable, TooManySessions
+from conductor.errors import SettingsError, StoreUnavailable, TooManySessions
 from conductor.stores.base import (
     MAX_SESSIONS,
     Claim,
     Meta,
     SessionKey,
     Stored,
+    StoreOptions,
     new_token,
     settle,
     sweep_regularly,
@@ -201,3 +203,12 @@ def _delete(where: str, values: Sequence[object], connection: sqlite3.Connection
     connection.executemany("DELETE FROM record WHERE session=?", rows)
     connection.executemany("DELETE FROM session WHERE id=?", rows)
     return len(rows)
+
+
+def from_url(url: str, options: StoreOptions) -> SqliteStore:
+    """Make the store of ``sqlite:///FILE``. Raises `SettingsError` for an address without a file."""
+    path = url.removeprefix("sqlite:///")
+    if path in ("", url):
+        raise SettingsError("SESSION_STORE_URL needs sqlite:///FILE, with four slashes for an absolute path.")
+    file = os.path.expanduser(path)
+    return SqliteStore(file, session_ttl=options.session_ttl_s, max_sessions=options.max_sessions)

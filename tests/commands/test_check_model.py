@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from conductor.commands.check import check, model_items, reported
 from conductor.commands.output import Item
-from conductor.models import registry
 from conductor.settings import load_settings
+from tests.conftest import InstallPackage
 from tests.models import AnthropicService, HttpFailure, OpenAIService, Reply
 
 SECRET = "hunter2-hunter2"
@@ -129,31 +127,33 @@ async def test_each_profile_of_a_file_is_checked(
     assert "OTHER in .env is not a setting." in [item.text for item in items]
 
 
-async def test_a_provider_without_its_package_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.PROVIDERS, "other", "no_such_package_here:make")
-    item = await ask(model_provider="other")
-    assert item.level == "fail" and "no_such_package_here" in item.text
-
-
-async def test_a_provider_with_a_bug_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("broken_provider")
-    module.make = lambda profile, settings: BrokenProvider()  # type: ignore[attr-defined]  # made for this test
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(registry.PROVIDERS, "broken", "broken_provider:make")
-    item = await ask(model_provider="broken")
-    assert item.level == "fail" and "ZeroDivisionError" in item.text and SECRET not in item.text
-
-
+BROKEN = f"""
 class BrokenProvider:
-    """A provider that raises an unexpected error."""
-
     name = "broken"
 
-    async def start(self) -> None:
-        raise ZeroDivisionError(SECRET)
+    async def start(self):
+        raise ZeroDivisionError("{SECRET}")
 
-    async def aclose(self) -> None:
-        """Do nothing."""
+    async def aclose(self):
+        pass
+
+
+def make(profile, settings):
+    return BrokenProvider()
+"""
+
+
+async def test_a_provider_without_its_package_fails(install_package: InstallPackage) -> None:
+    install_package("acme", {"conductor.models": {"other": "no_such_package_here:make"}})
+    item = await ask(model_provider="other")
+    assert item.level == "fail"
+    assert 'The model provider "other" of acme 1.0 cannot be imported: ModuleNotFound' in item.text
+
+
+async def test_a_provider_with_a_bug_fails(install_package: InstallPackage) -> None:
+    install_package("acme", {"conductor.models": {"broken": "broken_provider:make"}}, broken_provider=BROKEN)
+    item = await ask(model_provider="broken")
+    assert item.level == "fail" and "ZeroDivisionError" in item.text and SECRET not in item.text
 
 
 @pytest.fixture

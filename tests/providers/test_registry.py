@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib import import_module
 
 import pytest
 
+from conductor.entry_points import MODELS, plugins
 from conductor.errors import SettingsError
 from conductor.models.base import ModelProvider
 from conductor.models.profiles import load_profiles
-from conductor.models.registry import PROVIDERS, make_provider
+from conductor.models.registry import make_provider, provider_names
 from conductor.plugins.models.demo import DemoProvider
 from conductor.settings import Settings, load_settings
 
@@ -23,10 +23,9 @@ def made(settings: Settings) -> ModelProvider:
     return make_provider(load_profiles(settings).main, settings)
 
 
-@pytest.mark.parametrize("name", sorted(PROVIDERS))
-def test_a_registered_name_leads_to_a_module_that_is_there(name: str) -> None:
-    module, colon, function = PROVIDERS[name].partition(":")
-    assert colon and callable(getattr(import_module(module), function))
+@pytest.mark.parametrize("name", [*provider_names(), "text"])
+def test_an_entry_point_leads_to_a_function(name: str) -> None:
+    assert callable(plugins(MODELS)[name].load())
 
 
 async def test_the_demo_is_made_without_any_setting() -> None:
@@ -36,7 +35,7 @@ async def test_the_demo_is_made_without_any_setting() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["anthropicc", "", "demo:from_profile", "conductor.plugins.models.demo:from_profile"]
+    "name", ["anthropicc", "", "text", "demo:from_profile", "conductor.plugins.models.demo:from_profile"]
 )
 def test_an_unknown_name_is_one_sentence_that_lists_the_known_ones(name: str) -> None:
     settings = load_settings(None).model_copy(update={"model_provider": name or "none"})

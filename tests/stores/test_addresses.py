@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from conductor.errors import SettingsError
-from conductor.stores.addresses import RedisAddress, describe, passwords
+from conductor.plugins.stores.redis_address import RedisAddress
+from conductor.stores.base import describe, passwords
 
 PASSWORD = "s3cret/p@ss:{word},x"
 CODED = "s3cret%2Fp%40ss%3A%7Bword%7D%2Cx"

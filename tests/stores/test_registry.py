@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from conductor.entry_points import STORES, plugins
 from conductor.errors import SettingsError
 from conductor.plugins.stores.postgres import PostgresStore
 from conductor.plugins.stores.redis import RedisStore
 from conductor.settings import Settings, load_settings
+from conductor.stores.base import passwords
 from conductor.stores.memory import MemoryStore
-from conductor.stores.registry import STORES, check_kept, describe_store, make_store, store_secrets
+from conductor.stores.registry import check_kept, describe_store, make_store
 from conductor.stores.sqlite import SqliteStore
 
 PASSWORD = "hunter2-hunter2"
@@ -36,13 +38,20 @@ def settings(url: str | None, **values: object) -> Settings:
 def test_a_store_is_made_and_is_named_without_its_password(url: str, kind: type, name: str) -> None:
     assert type(make_store(settings(url))) is kind
     assert describe_store(settings(url)) == name
-    assert store_secrets(settings(url)) == [PASSWORD] * (PASSWORD in url)
+    assert passwords(url) == [PASSWORD] * (PASSWORD in url)
 
 
-def test_every_kind_of_address_that_the_settings_take_has_a_store() -> None:
-    schemes = ["memory", "postgres", "postgresql", "redis", "rediss+sentinel", "valkey+cluster", "unix"]
-    kinds = {settings(f"{scheme}://").store_kind for scheme in schemes} | {settings("sqlite:///x").store_kind}
-    assert kinds == set(STORES)
+def test_each_entry_point_is_a_scheme_that_the_settings_take() -> None:
+    for scheme in (*plugins(STORES), "rediss+sentinel", "valkey+cluster"):
+        assert settings(f"{scheme}://h").store_kind == scheme.partition("+")[0]
+    with pytest.raises(SettingsError, match="^SESSION_STORE_URL is not valid: use memory://"):
+        settings("mongodb://h")
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite://sessions.db"])
+def test_an_address_of_sqlite_names_a_file(url: str) -> None:
+    with pytest.raises(SettingsError, match="needs sqlite:///FILE"):
+        make_store(settings(url))
 
 
 def test_data_dir_chooses_a_store() -> None:
@@ -51,10 +60,14 @@ def test_data_dir_chooses_a_store() -> None:
 
 
 def test_a_wrong_address_is_one_sentence_without_its_password() -> None:
-    for act in (make_store, describe_store):
-        with pytest.raises(SettingsError, match="^SESSION_STORE_URL is no Redis address: ") as caught:
-            act(settings(f"redis://:{PASSWORD}@h:port"))
-        assert PASSWORD not in str(caught.value)
+    with pytest.raises(SettingsError, match="^SESSION_STORE_URL is no Redis address: ") as caught:
+        make_store(settings(f"redis://:{PASSWORD}@h:port"))
+    assert PASSWORD not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", [f"redis://me:{PASSWORD}/x@h", f"redis://me:{PASSWORD}@[::1"])
+def test_a_wrong_address_is_named_without_its_password(url: str) -> None:
+    assert describe_store(settings(url)) == "redis://"
 
 
 def test_an_operator_may_read_a_durable_store() -> None:

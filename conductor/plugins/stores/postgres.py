@@ -16,13 +16,14 @@ from typing import Any
 import structlog
 
 from conductor.errors import SettingsError, StoreUnavailable
-from conductor.stores.addresses import describe
 from conductor.stores.base import (
     MAX_SESSIONS,
     Claim,
     Meta,
     SessionKey,
     Stored,
+    StoreOptions,
+    describe,
     new_token,
     retry,
     settle,
@@ -275,3 +276,8 @@ def _reason(error: Exception) -> str:
         case OSError():
             return error.strerror or "it did not answer in time"
     return "the address or a value is not valid"
+
+
+def from_url(url: str, options: StoreOptions) -> PostgresStore:
+    """Make the store of an address."""
+    return PostgresStore(url, session_ttl=options.session_ttl_s, max_sessions=options.max_sessions)

@@ -16,8 +16,18 @@ import structlog
 
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.plugins.stores import redis_scripts as scripts
-from conductor.stores.addresses import Login, RedisAddress
-from conductor.stores.base import MAX_SESSIONS, Claim, SessionKey, Stored, new_token, retry, settle, too_many
+from conductor.plugins.stores.redis_address import Login, RedisAddress
+from conductor.stores.base import (
+    MAX_SESSIONS,
+    Claim,
+    SessionKey,
+    Stored,
+    StoreOptions,
+    new_token,
+    retry,
+    settle,
+    too_many,
+)
 
 try:
     from redis import exceptions
@@ -319,3 +329,13 @@ def _reason(error: BaseException) -> str:
         case exceptions.AuthenticationError() | exceptions.ResponseError():
             return f"it answered {error.status_code or str(error).partition(' ')[0]}"
     return str(error).rstrip(".") or "the connection was closed"
+
+
+def from_url(url: str, options: StoreOptions) -> RedisStore:
+    """Make the store of an address. Raises `SettingsError`."""
+    return RedisStore(
+        url,
+        session_ttl=options.session_ttl_s,
+        replicas=options.replicas,
+        max_sessions=options.max_sessions,
+    )

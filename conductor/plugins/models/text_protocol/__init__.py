@@ -25,6 +25,7 @@ from conductor.models.base import (
     Usage,
 )
 from conductor.models.failures import failure
+from conductor.models.profiles import ModelProfile
 from conductor.models.retry import BROKEN_OFF
 from conductor.plugins.models.rendering import limit_of, may_call
 from conductor.plugins.models.text_protocol.parser import Tools
@@ -44,6 +45,11 @@ _PROBLEMS: dict[Problem, str] = {
 }
 
 log = structlog.get_logger(__name__)
+
+
+def wrap(provider: ModelProvider, profile: ModelProfile) -> TextProtocol:
+    """Wrap the provider of a profile whose model writes its calls as text."""
+    return TextProtocol(provider, profile.style, profile.max_tokens)
 
 
 class TextProtocol:

@@ -1,13 +1,14 @@
-"""Addresses of stores: PostgreSQL; a Redis or Valkey server, a primary behind Sentinels, or a cluster."""
+"""The address of a Redis or Valkey server, a primary behind Sentinels, or a cluster."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias, cast
-from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from conductor.errors import SettingsError
+from conductor.stores.base import describe
 
 Kind: TypeAlias = Literal["server", "sentinel", "cluster"]
 
@@ -100,18 +101,3 @@ def _host(text: str, port: int) -> tuple[str, int]:
         raise ValueError("no host")
     parts.hostname.encode("idna")  # a wrong name is refused now, not at the look-up
     return parts.hostname, parts.port or port
-
-
-def describe(url: str) -> str:
-    """Name the valid address of a server without user, password and parameters."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-def passwords(url: str) -> list[str]:
-    """List the passwords of a valid address."""
-    parts = urlsplit(url)
-    before_host = unquote(parts.netloc.rpartition("@")[0].partition(":")[2])
-    query = parse_qs(parts.query)
-    candidates = (before_host, *query.get("password", ()), *query.get("sentinel_password", ()))
-    return [password for password in candidates if password]

@@ -1,0 +1,82 @@
+"""Plugins: the parts of the server that packages offer by entry points, our own included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Any
+
+from conductor.errors import SettingsError
+
+MODELS = "conductor.models"
+STORES = "conductor.stores"
+TOOLSETS = "conductor.toolsets"
+JUDGES = "conductor.judges"
+AUTH = "conductor.auth"
+ENDPOINTS = "conductor.endpoints"
+
+NOUNS: Mapping[str, str] = {
+    MODELS: "model provider",
+    STORES: "session store",
+    TOOLSETS: "toolset",
+    JUDGES: "approval judge",
+    AUTH: "authenticator",
+    ENDPOINTS: "endpoint",
+}
+"""Group of entry points -> what it offers. docs/plugins.md documents all but ``conductor.endpoints``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """A part that a package offers; ``package`` is the name and the version of its distribution."""
+
+    group: str
+    name: str
+    package: str
+    entry: EntryPoint
+
+    @property
+    def label(self) -> str:
+        """The plugin for people: ``the session store "folder" of acme-store 1.2``."""
+        return f'the {NOUNS[self.group]} "{self.name}" of {self.package}'
+
+    def load(self) -> Any:
+        """Import the factory. Raises `SettingsError`, whatever the import raises."""
+        try:
+            return self.entry.load()
+        except SettingsError:
+            raise
+        except Exception as error:  # an import may raise anything
+            reason = f"{type(error).__name__}: {error}"
+            label = f"{self.label[:1].upper()}{self.label[1:]}"
+            raise SettingsError(f"{label} cannot be imported: {reason}.") from error
+
+
+@cache
+def plugins(group: str) -> Mapping[str, Plugin]:
+    """List the plugins of a group by name. Raises `SettingsError` if two packages offer one name."""
+    by_name: dict[str, Plugin] = {}
+    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
+        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.value
+        plugin = Plugin(group, entry.name, package, entry)
+        other = by_name.setdefault(entry.name, plugin)
+        if other is not plugin:
+            packages = f"{other.package} and {package}"
+            raise SettingsError(
+                f'{packages} both offer the {NOUNS[group]} "{entry.name}"; uninstall one of them.'
+            )
+    return MappingProxyType(by_name)
+
+
+def load(group: str, name: str, setting: str, hidden: Sequence[str] = ()) -> Any:
+    """Import the factory of a plugin; ``setting`` is where the user chose its name.
+
+    Raises `SettingsError`, for an unknown or a ``hidden`` name with the other ones.
+    """
+    names = [other for other in plugins(group) if other not in hidden]
+    if name not in names:
+        raise SettingsError(f"{setting} {name!r} is unknown; there are: {', '.join(names)}.")
+    return plugins(group)[name].load()
