@@ -311,7 +311,6 @@ async def _mcp_server(settings: Settings, listener: Listener) -> AsyncIterator[N
                 yield
     finally:
         listener.serve_mcp = None
-        endpoint.close()
 
 
 def _toolset(services: Services, kind: type[T]) -> T | None:

@@ -75,7 +75,6 @@ async def running(
         async with endpoint.serving_http("127.0.0.1", 0) as port, asyncio.timeout(WAIT):
             yield Running(listener, port, endpoint)
     finally:
-        endpoint.close()
         await listener.stop(drain_s=0)
         await services.store.aclose()
 
@@ -246,8 +245,9 @@ async def test_newer_clients_listen_for_changes() -> None:
             assert "look" in await names(client)
 
 
-async def test_a_call_that_is_given_up_stops_on_the_device() -> None:
-    async with running() as server, server.phone() as phone, over_http(server) as client:
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_a_call_that_is_given_up_stops_on_the_device(mode: str) -> None:
+    async with running() as server, server.phone() as phone, over_http(server, mode=mode) as client:
         await begin(phone, "cancel", tools=[LOOK])
         call = asyncio.create_task(client.call_tool("look", {"path": "x"}))
         await phone.until("tool.call", name="look")

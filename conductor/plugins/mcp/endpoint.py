@@ -9,23 +9,22 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
 import structlog
 from mcp.server import Server, ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult
 from mcp.server.lowlevel import NotificationOptions
 from mcp.server.models import InitializationOptions
-from mcp.server.session import ServerSession
-from mcp.server.streamable_http import REQUEST_CANCELLED
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
 from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import ToolsListChanged
 from mcp.types import (
+    INTERNAL_ERROR,
     INVALID_PARAMS,
     CallToolRequestParams,
     CallToolResult,
@@ -37,22 +36,15 @@ from mcp.types import (
     Tool,
     ToolAnnotations,
 )
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from conductor import __version__
 from conductor.conversation.session import Session
 from conductor.events.envelope import new_call_id
 from conductor.messages import ToolCall
-from conductor.plugins.mcp.endpoint_http import (
-    SESSION_IDLE_S,
-    ASGIApp,
-    Caller,
-    HttpGuard,
-    HttpSessions,
-    caller_of,
-    serving,
-)
+from conductor.plugins.mcp.endpoint_http import SESSION_IDLE_S, Caller, HttpServer, caller_of
 from conductor.plugins.mcp.websocket import socket_streams
-from conductor.rate_limit import TokenBucket
+from conductor.rate_limit import ANONYMOUS, TokenBucket
 from conductor.server.connection import POLICY_VIOLATION, EventRate
 from conductor.server.listener import Listener
 from conductor.server.websocket import Socket
@@ -99,21 +91,15 @@ class _Server(Server[Any]):
 
 
 class _Person:
-    # The rates and the event bus that the programs of one person share.
+    # What the programs of one person share: rates, and the numbers of their MCP sessions and subscriptions.
     def __init__(self, limits: Limits, on_flood: Callable[[float], None]) -> None:
         self.rate = EventRate(limits, on_flood)
         self.tool_rates: dict[str, TokenBucket] = {}
-        self.changes = InMemorySubscriptionBus()
-        self.listen = ListenHandler(self.changes, max_subscriptions=limits.max_connections_per_subject)
+        self.sessions = 0
+        self.subscriptions = 0
 
-
-@dataclass(slots=True)
-class _Watcher:
-    # Gets changes of the tools by its last ``session`` (revision of 2025), else through the person's bus.
-    caller: Caller
-    person: _Person
-    fingerprints: tuple[str, ...]
-    session: ServerSession | None = None
+    def end_session(self) -> None:
+        self.sessions -= 1
 
 
 class McpEndpoint:
@@ -139,19 +125,12 @@ class McpEndpoint:
         self._idle_s = idle_s
         # In the order of last use.
         self._persons: dict[str, _Person] = {}
-        # By connection: a WebSocket, the id of a session over HTTP, or an object for a listening request.
-        self._watchers: dict[object, _Watcher] = {}
-        self._watching: asyncio.Task[None] | None = None
+        self._watchers: set[asyncio.Task[None]] = set()
 
     @property
     def watchers(self) -> int:
-        """The number of connections that get changes of the tools."""
+        """The number of connections and subscriptions that get changes of the tools."""
         return len(self._watchers)
-
-    def close(self) -> None:
-        """Stop checking for changed tools."""
-        if self._watching is not None:
-            self._watching.cancel()
 
     def _person(self, caller: Caller) -> _Person:
         person = self._persons.pop(caller.person, None)
@@ -180,12 +159,9 @@ class McpEndpoint:
             await socket.close(POLICY_VIOLATION, "too many messages")
             return False
 
-        server = self._server(lambda _: caller, lambda _: socket)
-        try:
-            async with socket_streams(socket, admit, self._limits.send_timeout) as (read, write):
-                await server.run(read, write, server.create_initialization_options())
-        finally:
-            self._watchers.pop(socket, None)
+        server = self._server(lambda _: caller)
+        async with socket_streams(socket, admit, self._limits.send_timeout) as (read, write):
+            await server.run(read, write, server.create_initialization_options())
 
     # -- streamable HTTP
 
@@ -195,29 +171,34 @@ class McpEndpoint:
 
         Raises `SettingsError` if it cannot be bound.
         """
-        sessions = HttpSessions(self._idle_s, lambda session_id: self._watchers.pop(session_id, None))
-        listener, limits = self._listener, self._limits
+        server = self._server(_caller_of_request)
+        server.middleware.append(self._count_session)
+        door = HttpServer(self._listener, self._rate, self._has_room, self._idle_s)
+        async with door.serving(server, host, port) as bound:
+            yield bound
 
-        def guard(app: ASGIApp) -> HttpGuard:
-            admission = self._listener.services.admission
-            return HttpGuard(app, listener.access, limits, admission, self._rate, sessions)
+    def _has_room(self, caller: Caller) -> bool:
+        # Without tokens, many people may share an address, so only the server's limit applies.
+        most = self._limits.max_sessions_per_subject
+        return caller.subject == ANONYMOUS or self._person(caller).sessions < most
 
-        server = self._server(_caller_of_request, _http_session)
-        async with serving(server, host, port, listener.handshakes, limits, guard, self._idle_s) as bound:
-            try:
-                yield bound
-            finally:
-                sessions.close()
+    async def _count_session(self, ctx: _Context, call_next: CallNext) -> HandlerResult:
+        if ctx.method == "initialize":
+            person = self._person(_caller_of_request(ctx))
+            person.sessions += 1
+            _exit_stack(ctx).callback(person.end_session)
+        return await call_next(ctx)
 
     # -- tools
 
-    def _server(
-        self, caller: Callable[[_Context], Caller], connection: Callable[[_Context], object]
-    ) -> Server[Any]:
+    def _server(self, caller: Callable[[_Context], Caller]) -> Server[Any]:
         async def list_tools(context: _Context, params: PaginatedRequestParams | None) -> ListToolsResult:
-            program, key = caller(context), connection(context)
-            if key is not None:
-                self._watch(key, program, context.session)
+            program = caller(context)
+            # The revision of 2026 announces changes to subscriptions only.
+            state = context.session._connection.state
+            if context.protocol_version not in MODERN_PROTOCOL_VERSIONS and "watcher" not in state:
+                state["watcher"] = self._watch(program, context.session.send_tool_list_changed)
+                _exit_stack(context).callback(state["watcher"].cancel)
             return self._list(program, params.cursor if params else None)
 
         async def call_tool(context: _Context, params: CallToolRequestParams) -> CallToolResult:
@@ -225,20 +206,24 @@ class McpEndpoint:
             # A program gives up after a minute of silence; a person may take longer.
             reporting = asyncio.create_task(self._report(context, program, params.name))
             try:
-                call = self._call(program, params.name, params.arguments or {})
-                return await _unless_disconnected(context, call)
+                return await self._call(program, params.name, params.arguments or {})
             finally:
                 reporting.cancel()
 
         async def listen(
             context: _Context, params: SubscriptionsListenRequestParams
         ) -> SubscriptionsListenResult:
-            program, key = caller(context), object()
-            self._watch(key, program, None)
+            program, bus = caller(context), InMemorySubscriptionBus()
+            person = self._person(program)
+            if person.subscriptions >= self._limits.max_connections_per_subject:
+                raise MCPError(INTERNAL_ERROR, "Too many subscriptions.")
+            watcher = self._watch(program, lambda: bus.publish(ToolsListChanged()))
+            person.subscriptions += 1
             try:
-                return await self._person(program).listen(context, params)
+                return await ListenHandler(bus)(context, params)
             finally:
-                del self._watchers[key]
+                person.subscriptions -= 1
+                watcher.cancel()
 
         return _Server(
             "conductor",
@@ -314,56 +299,23 @@ class McpEndpoint:
 
     # -- changes
 
-    def _watch(self, connection: object, caller: Caller, session: ServerSession | None) -> None:
-        person = self._person(caller)
-        self._watchers[connection] = _Watcher(caller, person, self._fingerprints(caller), session)
-        if self._watching is None or self._watching.done():
-            self._watching = asyncio.create_task(self._check_tools())
+    def _watch(self, caller: Caller, announce: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        async def watch(fingerprints: tuple[str, ...]) -> None:
+            while True:
+                await asyncio.sleep(self._check_s)
+                await self._listener.services.admission.enter()
+                former, fingerprints = fingerprints, self._fingerprints(caller)
+                if fingerprints != former:
+                    with suppress(Exception):  # the connection has closed
+                        await announce()
+
+        watcher = asyncio.create_task(watch(self._fingerprints(caller)))
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+        return watcher
 
     def _fingerprints(self, caller: Caller) -> tuple[str, ...]:
         return tuple(spec.fingerprint for spec in self._specs(caller))
-
-    async def _check_tools(self) -> None:
-        while True:
-            await asyncio.sleep(self._check_s)
-            by_caller: dict[Caller, list[_Watcher]] = {}
-            for watcher in self._watchers.values():
-                by_caller.setdefault(watcher.caller, []).append(watcher)
-            for caller, watchers in by_caller.items():
-                await self._listener.services.admission.enter()
-                fingerprints = self._fingerprints(caller)
-                changed = [watcher for watcher in watchers if watcher.fingerprints != fingerprints]
-                for watcher in changed:
-                    watcher.fingerprints = fingerprints
-                await _notify(changed)
-
-
-async def _notify(watchers: Sequence[_Watcher]) -> None:
-    for bus in {watcher.person.changes for watcher in watchers if watcher.session is None}:
-        await bus.publish(ToolsListChanged())
-    for watcher in watchers:
-        if watcher.session is not None:
-            with suppress(Exception):  # the connection has closed
-                await watcher.session.send_tool_list_changed()
-
-
-async def _unless_disconnected(
-    context: _Context, call: Coroutine[Any, Any, CallToolResult]
-) -> CallToolResult:
-    # The package cancels the call of a disconnected program, except over HTTP in the revision of 2025.
-    if context.request is None:
-        return await call
-    calling = asyncio.create_task(call)
-    ended = asyncio.create_task(context.request.scope["ended"].wait())
-    try:
-        await asyncio.wait((calling, ended), return_when=asyncio.FIRST_COMPLETED)
-        if not calling.done():
-            raise MCPError(REQUEST_CANCELLED, "The program has disconnected.")
-        return calling.result()
-    finally:
-        ended.cancel()
-        calling.cancel()
-        await asyncio.wait((calling,))
 
 
 def _tool(spec: ToolSpec) -> Tool:
@@ -394,8 +346,9 @@ def _result(content: str) -> CallToolResult:
     )
 
 
-def _http_session(context: _Context) -> object:
-    return context.request.headers.get("mcp-session-id") if context.request is not None else None
+def _exit_stack(context: _Context) -> AsyncExitStack:
+    # What is pushed to it runs when the connection or its MCP session ends. No public attribute has it.
+    return context.session._connection.exit_stack
 
 
 def _caller_of_request(context: _Context) -> Caller:

@@ -12,7 +12,7 @@ MAX_VALUES = 50_000
 _PIECE = 65_536
 
 
-def is_dense(message: bytes) -> bool:
+def is_dense(message: bytes | bytearray) -> bool:
     """Return whether JSON, which may be cut, has more than `MAX_VALUES` values; takes 40 ms for 4 MiB."""
     if len(message) <= MAX_VALUES:
         return False
