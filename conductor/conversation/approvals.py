@@ -24,9 +24,9 @@ from conductor.errors import ErrorCode
 from conductor.events.client import Decision
 from conductor.events.server import ApprovalResolved, ServerEvent
 from conductor.messages import ToolResult
-from conductor.plugins.judges import Answer
 from conductor.tools.approvals import Outcome, denied, not_answered
 from conductor.tools.base import ToolOutcome
+from conductor.tools.judge import Answer
 
 _OUTCOMES: dict[str, Outcome] = {"allow": "allowed", "deny": "denied", "edit": "edited"}
 _DECIDED = "This was decided already."

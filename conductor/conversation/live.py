@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from conductor.conversation.history import HistoryBudget
 from conductor.conversation.phrases import Failure
 from conductor.conversation.state import Call, Conversation, Question, Summary
-from conductor.plugins.judges import Answer
 from conductor.settings import Limits
 from conductor.tools.base import ToolOutcome
+from conductor.tools.judge import Answer
 from conductor.tools.permissions import Verdict
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from conductor.conversation.fields import SubjectRecords
 from conductor.conversation.live import Rules
@@ -21,6 +21,7 @@ from conductor.settings import Limits
 from conductor.stores.base import SessionLog
 from conductor.tools.audit import AuditLog
 from conductor.tools.base import Toolset, ToolSpec
+from conductor.tools.judge import ApprovalJudge, load_judges
 from conductor.tools.metrics import ToolMetrics
 from conductor.tools.permissions import GateOptions
 from conductor.tools.policies import PolicyFile
@@ -65,6 +66,7 @@ class Services:
     gate_options: GateOptions = field(default_factory=GateOptions)
     audit: AuditLog | None = None
     tracer: TurnTracer | None = None
+    judges: Mapping[str, ApprovalJudge[Any]] = field(default_factory=load_judges)
     redactor: Redactor = field(default_factory=lambda: Redactor(()))
     subject_records: SubjectRecords | None = None
     turn_rates: dict[str, TokenBucket] = field(default_factory=dict)

@@ -18,8 +18,6 @@ from conductor.conversation.services import Services
 from conductor.conversation.state import Call, Conversation, Question
 from conductor.events.server import RejectedTool
 from conductor.messages import ToolCall, ToolResult
-from conductor.plugins.judges import Answer, classify_answer, make_question, prompt
-from conductor.plugins.judges import Question as SpokenQuestion
 from conductor.prompts import session_prompt
 from conductor.rate_limit import TokenBucket
 from conductor.speech import for_the_ear
@@ -28,6 +26,7 @@ from conductor.tools.approvals import DEFINITION_CHANGED, SCOPES, Scope
 from conductor.tools.base import (
     CallContext,
     Caution,
+    Risk,
     SessionFields,
     ToolOutcome,
     ToolSpec,
@@ -36,6 +35,7 @@ from conductor.tools.base import (
 from conductor.tools.declarations import Reading, parse_declarations
 from conductor.tools.device import DeviceToolset
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor, with_timing
+from conductor.tools.judge import Answer, ApprovalJudge, SpokenQuestion, judge_of
 from conductor.tools.permissions import Gate, Verdict, grant
 from conductor.tools.rules import Rule, arguments_digest, decode_rules, encode_rules
 
@@ -95,7 +95,7 @@ class SessionTools:
         self._declared: tuple[ToolSpec, ...] | None = None
         self._executor: ToolExecutor | None = None
         self._rules: tuple[str, str, tuple[Rule, ...]] = ("", "", ())
-        self._questions: OrderedDict[str, SpokenQuestion] = OrderedDict()
+        self._questions: OrderedDict[str, tuple[ApprovalJudge[Any], SpokenQuestion]] = OrderedDict()
 
     # -- the declaration
 
@@ -319,33 +319,40 @@ class SessionTools:
 
     def classify(self, question: Question, utterance: str) -> Answer:
         """Classify a spoken answer."""
-        return classify_answer(utterance, self._spoken_question(question))
+        judge, spoken = self._spoken(question)
+        return judge.classify(utterance, spoken)
 
     def is_yes(self, question: Question, words: str) -> bool:
         """Tell whether words are a yes at any risk."""
-        spoken_question = self._spoken_question(question)
-        medium = replace(spoken_question, risk="medium", by_voice=True)
-        return "allow" in (classify_answer(words, spoken_question).kind, classify_answer(words, medium).kind)
+        readings = (self._spoken(question), self._make_spoken(question, risk="medium"))
+        return any(judge.classify(words, spoken).kind == "allow" for judge, spoken in readings)
 
     def prompt(self, question: Question, attempt: int) -> str:
         """Word a question."""
-        return prompt(self._spoken_question(question), attempt)
+        judge, spoken = self._spoken(question)
+        return judge.prompt(spoken, attempt)
 
     def by_voice(self, question: Question) -> bool:
         """Tell whether a question can be allowed by voice."""
-        return self._spoken_question(question).by_voice
+        return self._spoken(question)[1].by_voice
 
-    def _spoken_question(self, question: Question) -> SpokenQuestion:
-        spoken_question = self._questions.get(question.id)
-        if spoken_question is None:
-            spec = self.spec_of(question) or ToolSpec(question.tool, "", {}, risk=question.risk)
-            arguments = msgspec.json.decode(question.redacted_arguments)
-            locale = self._state.profile.locale
-            spoken_question = make_question(spec, arguments, question.cautions, question.scopes, locale)
-            self._questions[question.id] = spoken_question
+    def _spoken(self, question: Question) -> tuple[ApprovalJudge[Any], SpokenQuestion]:
+        spoken = self._questions.get(question.id)
+        if spoken is None:
+            spoken = self._questions[question.id] = self._make_spoken(question)
             while len(self._questions) > 2 * self._services.limits.max_calls_per_round:
                 self._questions.popitem(last=False)
-        return spoken_question
+        return spoken
+
+    def _make_spoken(
+        self, question: Question, risk: Risk | None = None
+    ) -> tuple[ApprovalJudge[Any], SpokenQuestion]:
+        spec = self.spec_of(question) or ToolSpec(question.tool, "", {}, risk=question.risk)
+        spec = replace(spec, risk=risk or spec.risk)
+        arguments = msgspec.json.decode(question.redacted_arguments)
+        locale = self._state.profile.locale
+        judge = judge_of(self._services.judges, locale)
+        return judge, judge.question(spec, arguments, question.cautions, question.scopes, locale)
 
     def refusal(self, question: Question, arguments: str) -> ToolOutcome | None:
         """Give the outcome of a call whose tool or rules have changed since it was asked about."""

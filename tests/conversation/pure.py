@@ -15,9 +15,9 @@ from conductor.conversation.live import Edit, Finished, Live, Rules
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.state import Call, Conversation, Event, Profile, Question
 from conductor.messages import AssistantMessage, ToolCall, ToolResult
-from conductor.plugins.judges import Answer, AnswerKind
 from conductor.settings import Limits
 from conductor.tools.base import ToolOutcome, ToolSpec, failed
+from conductor.tools.judge import Answer, AnswerKind
 from tests.shapes import shape_of
 
 NOW = 1_780_000_000_000

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conductor.plugins.judges import Answer, Question, classify_answer, make_question
+from conductor.plugins.judges import Question, classify_answer, make_question
 from conductor.tools.base import Effect, ToolSpec
+from conductor.tools.judge import Answer
 
 CONSENTS = ("consent", "session", "always")
 

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from conductor.plugins.judges import Answer, Question, classify_answer, make_question, prompt
+from conductor.plugins.judges import Question, classify_answer, make_question, prompt
 from conductor.plugins.judges.grammar import MAX_CHARS
 from conductor.plugins.judges.vocabulary import Vocabulary, load_vocabulary
 from conductor.tools.base import Risk, ToolSpec
+from conductor.tools.judge import Answer
 from tests.cpu import least_cpu_s
 
 

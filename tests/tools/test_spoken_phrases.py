@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conductor.plugins.judges import Answer
+from conductor.tools.judge import Answer
 from tests.tools.phrase_sets import Judged, is_unsafe, judge_set, main, report
 
 FOLDER = Path(__file__).parent / "phrases"

@@ -10,12 +10,10 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from conductor.plugins.judges.vocabulary import Vocabulary, Words, load_vocabulary, phrase_at
-
-Scope: TypeAlias = Literal["once", "session"]
-AnswerKind: TypeAlias = Literal["allow", "deny", "unclear", "other"]
+from conductor.tools.judge import Answer
 
 # Characters of an utterance that may be an answer.
 MAX_CHARS = 600
@@ -76,15 +74,6 @@ class Question:
     asker: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A classified utterance; ``scope`` applies to ``allow``, ``words`` are the person's."""
-
-    kind: AnswerKind
-    scope: Scope
-    words: str
-
-
 def classify_answer(utterance: str, question: Question) -> Answer:
     """Classify an utterance as an answer to an open question.
 
@@ -115,7 +104,7 @@ def _printable(text: str) -> str:
     return " ".join("".join(printable).split())
 
 
-def _approves(words: Words, question: Question, lang: Vocabulary) -> Scope | None:
+def _approves(words: Words, question: Question, lang: Vocabulary) -> Literal["once", "session"] | None:
     # "For this session" is the widest scope that voice grants.
     letters, start = "", 0
     stems = {word[:_STEM] for word in question.action_words if len(word) >= _STEM}
