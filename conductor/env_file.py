@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from conductor.errors import SettingsError
+from conductor.config_file import read_text
 
 # In the directory where the server starts.
 ENV_FILE = Path(".env")
@@ -43,14 +44,8 @@ def read_env_file(path: Path, names: Collection[str], environment: Mapping[str, 
 
     if not os.path.lexists(path):
         return None
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            bindings = list(parse_stream(file))
-    except UnicodeDecodeError:
-        raise SettingsError(f"The file {path} cannot be read: it is not UTF-8 text.") from None
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise SettingsError(f"The file {path} cannot be read: {reason}.") from None
+    text = read_text(path, f"The file {path}", allow_pipe=True)
+    bindings = list(parse_stream(io.StringIO(text, newline=None)))
     values: dict[str, str] = {}
     unknown: list[str] = []
     mistakes: list[str] = []

@@ -22,6 +22,7 @@ _LEAVES = (
     "errors",
     "messages",
     "entry_points",
+    "config_file",
     "env_file",
     "settings",
     "prompts",
@@ -31,10 +32,10 @@ _LEAVES = (
     "rate_limit",
 )
 BELOW["errors"] = BELOW["messages"] = frozenset()
-BELOW["entry_points"] = frozenset({"errors"})
-BELOW["env_file"] = frozenset({"errors"})
+BELOW["entry_points"] = BELOW["config_file"] = frozenset({"errors"})
+BELOW["env_file"] = frozenset({"errors", "config_file"})
 for _leaf in ("settings", "prompts", "speech", "segments", "logs", "rate_limit"):
-    BELOW[_leaf] = frozenset({"errors", "env_file", "entry_points", "settings"} - {_leaf})
+    BELOW[_leaf] = frozenset({"errors", "config_file", "env_file", "entry_points", "settings"} - {_leaf})
 for _sibling in ("events", "models", "stores"):
     BELOW[_sibling] = frozenset(_LEAVES)
 _below = {*_LEAVES, "events", "models", "stores"}

@@ -38,8 +38,8 @@ def test_the_operators_prompt_replaces_the_packaged_one(tmp_path: Path) -> None:
     [
         (b"", "is empty"),
         (b" \n\t", "is empty"),
-        (b"\xff\xfeabc", "is not UTF-8"),
-        (b"a" * 65537, "larger than 64 KiB"),
+        (b"\xff\xfeabc", "it is not UTF-8"),
+        (b"a" * 65537, "larger than 65536 bytes"),
     ],
 )
 def test_a_prompt_file_that_cannot_be_used_is_one_clear_sentence(

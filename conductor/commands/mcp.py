@@ -138,7 +138,7 @@ def _remove(settings: Settings, name: str, out: TextIO) -> int:
 
 def _document(settings: Settings) -> dict[str, Any]:
     path = mcp_config_path(settings)
-    return read_mcp_file(path) if path.exists() else {"mcpServers": {}}
+    return read_mcp_file(path)
 
 
 def _write(settings: Settings, document: dict[str, Any]) -> None:

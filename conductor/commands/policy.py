@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from conductor.commands.output import as_json, write_table
+from conductor.config_file import parse_json
 from conductor.errors import SettingsError
 from conductor.logs import configure_logs
 from conductor.settings import Settings, load_settings
@@ -17,7 +18,7 @@ from conductor.tools.base import ToolSpec
 from conductor.tools.device import known_tools
 from conductor.tools.permissions import Gate, GateOptions, decide, steps
 from conductor.tools.policies import REREAD_S, add, lint, load, policies_path, remove
-from conductor.tools.rules import Rule, RuleError, describe, parse_json, parse_rule, rule_object
+from conductor.tools.rules import Rule, describe, parse_rule, rule_object
 from conductor.tools.validation import Valid, validate
 
 _APPLIED = f"Running servers apply it within {REREAD_S:g} seconds."
@@ -86,10 +87,7 @@ def _row(number: int, rule: Rule) -> tuple[str, ...]:
 def _add(options: argparse.Namespace, settings: Settings, out: TextIO, now: float) -> None:
     fields = {"effect": options.effect, "tool": options.tool, "args": _predicates(options.arg)}
     optional = {"source": options.source, "expires": options.expires}
-    try:
-        rule = parse_rule(fields | {name: value for name, value in optional.items() if value is not None})
-    except RuleError as error:
-        raise SettingsError(f"The rule is not valid: {error}.") from None
+    rule = parse_rule(fields | {name: value for name, value in optional.items() if value is not None})
     number = add(policies_path(settings), rule)
     out.write(f"Added rule {number}: {describe(rule)}.\n{_APPLIED}\n")
     for finding in lint([rule], known_tools(settings), now=now):
@@ -130,7 +128,7 @@ def _remove(options: argparse.Namespace, settings: Settings, out: TextIO, now: f
     removed = remove(policies_path(settings), options.number)
     try:
         text = describe(parse_rule(removed))
-    except RuleError:  # an invalid rule has no description
+    except SettingsError:  # an invalid rule has no description
         text = json.dumps(removed)
     out.write(f"Removed rule {options.number}: {text}.\n{_APPLIED}\n")
 

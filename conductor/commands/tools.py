@@ -32,7 +32,7 @@ from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolE
 from conductor.tools.permissions import Gate, GateOptions, decide, steps
 from conductor.tools.policies import REREAD_S, add, load, policies_path, remove
 from conductor.tools.redaction import Redactor
-from conductor.tools.rules import Rule, RuleError, describe, parse_rule
+from conductor.tools.rules import Rule, describe, parse_rule
 
 # Seconds until an MCP server has connected and listed its tools.
 CONNECT_S = 20.0
@@ -148,10 +148,7 @@ def _rules(settings: Settings) -> tuple[Rule, ...]:
 
 def _disable(options: argparse.Namespace, settings: Settings, out: TextIO) -> int:
     fields = {"effect": "deny", "tool": options.tool, "source": options.source, "session": options.session}
-    try:
-        rule = parse_rule({name: value for name, value in fields.items() if value is not None})
-    except RuleError as error:
-        raise SettingsError(f"The tool is not valid: {error}.") from None
+    rule = parse_rule({name: value for name, value in fields.items() if value is not None})
     number = add(policies_path(settings), rule)
     out.write(f"Added rule {number}: {describe(rule)}.\n{_APPLIED}\n")
     return 0

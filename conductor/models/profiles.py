@@ -5,15 +5,15 @@ They are read from ``models.toml`` (or MODELS_FILE). Without the file the settin
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
+from conductor.config_file import read_toml, validate
 from conductor.errors import SettingsError
 from conductor.models.families import PRICES, Effort, Thinking, refusal_of
 from conductor.settings import Settings, environment_value
@@ -182,18 +182,7 @@ def _setting(provider: str, field: str) -> str:
 
 
 def _read(path: Path, settings: Settings) -> Profiles:
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
-    except UnicodeDecodeError:
-        raise SettingsError(f"{path} cannot be read: it is not UTF-8 text.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path} is not valid TOML: {_lower(str(error))}.") from None
-    try:
-        file = _File.model_validate(document)
-    except ValidationError as error:
-        raise SettingsError(f"{path}: {_mistake(error)}") from None
+    file = validate(_File, read_toml(path), str(path))
     by_name: dict[str, ModelProfile] = {}
     for number, values in enumerate(file.profile, 1):
         profile = _profile(path, number, values, settings)
@@ -220,10 +209,7 @@ def _profile(path: Path, number: int, values: dict[str, Any], settings: Settings
     # A key is not sent to another service.
     if "base_url" in values:
         inherited.pop("api_key", None)
-    try:
-        profile = ModelProfile.model_validate({**inherited, **values, "file": str(path)})
-    except ValidationError as error:
-        raise SettingsError(f"{label}: {_mistake(error)}") from None
+    profile = validate(ModelProfile, {**inherited, **values, "file": str(path)}, label)
     if profile.api_key_env is not None:
         key = environment_value(profile.api_key_env)
         if key is None:
@@ -291,17 +277,3 @@ def _check_names(profiles: Profiles) -> None:
             former = names_by_use.setdefault(profile.use, name)
             if former != name:
                 raise SettingsError(f'{file}: "{former}" and "{name}" both have use = "{profile.use}".')
-
-
-def _mistake(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "missing":
-        return f"{field} is missing."
-    if first["type"] == "extra_forbidden":
-        return f"there is no {field}."
-    return f"{field} is not valid: {_lower(first['msg'])}."
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:].rstrip(".")

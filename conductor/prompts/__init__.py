@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from conductor.config_file import read_text
 from conductor.errors import SettingsError
 
 MAX_PROMPT_BYTES = 64 * 1024
@@ -19,20 +20,10 @@ def load_system_prompt(path: Path | None) -> str:
     Raises `SettingsError` if the file cannot be read, is empty, is larger than 64 KiB or is not UTF-8.
     """
     source = PACKAGED if path is None else path
-    try:
-        with source.open("rb") as file:
-            content = file.read(MAX_PROMPT_BYTES + 1)  # one byte more shows that it is too large
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise SettingsError(f"The system prompt file {source} cannot be read: {reason}.") from error
-    if len(content) > MAX_PROMPT_BYTES:
-        raise SettingsError(f"The system prompt file {source} is larger than {MAX_PROMPT_BYTES // 1024} KiB.")
-    try:
-        text = content.decode("utf-8-sig").strip()
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"The system prompt file {source} is not UTF-8 text.") from error
+    label = f"The system prompt file {source}"
+    text = read_text(source, label, max_bytes=MAX_PROMPT_BYTES, allow_pipe=True).strip()
     if not text:
-        raise SettingsError(f"The system prompt file {source} is empty.")
+        raise SettingsError(f"{label} is empty.")
     return text
 
 

@@ -10,9 +10,12 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from conductor.config_file import mistake, read_text
 from conductor.errors import ModelFailure, SettingsError
 from conductor.settings import Settings
 
+# Of a file: `record` writes long ones.
+MAX_BYTES = 16 * 1024 * 1024
 SCRIPTED = "scripted"
 """The ``model`` with replies in the file."""
 
@@ -268,15 +271,11 @@ def dump(document: dict[str, Any]) -> str:
 
 def load(path: Path) -> Rehearsal:
     """Load a file. Raises `SettingsError` with the file, the line and the field."""
+    text = read_text(path, max_bytes=MAX_BYTES)
     try:
-        text = path.read_text(encoding="utf-8")
         loader = _Loader(text)
         root = loader.get_single_node()
         document = None if root is None else loader.construct_document(root)
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
-    except UnicodeDecodeError:
-        raise SettingsError(f"{path} cannot be read: it is not UTF-8 text.") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f", line {mark.line + 1}"
@@ -287,7 +286,8 @@ def load(path: Path) -> Rehearsal:
     try:
         rehearsal = Rehearsal.model_validate(document)
     except ValidationError as error:
-        raise SettingsError(_mistake(path, root, error)) from None
+        position = _line(root, error.errors(include_url=False)[0]["loc"])
+        raise SettingsError(f"{path}, line {position}: {mistake(error)}.") from None
     folder = path.parent
     settings = {name: _absolute(folder, name, value) for name, value in rehearsal.settings.items()}
     return rehearsal.model_copy(update={"name": rehearsal.name or path.stem, "settings": settings})
@@ -300,33 +300,6 @@ def _absolute(folder: Path, name: str, value: Any) -> Any:
         roots = value.split(",") if isinstance(value, str) else map(str, value)
         return [str(folder.resolve() / root.strip()) for root in roots]
     return folder.resolve() / value if Path in (kind, *get_args(kind)) and isinstance(value, str) else value
-
-
-_SENTENCES = {
-    "missing": "{} is missing",
-    "too_short": "{} is empty",
-    "string_type": "{} must be a text; put it in quotes",
-    "tuple_type": "{} must be a list",
-    "dict_type": "{} must be a mapping",
-    "model_type": "{} must be a mapping",
-}
-"""Sentences for some of Pydantic's errors; its other messages are used unchanged."""
-
-
-def _mistake(path: Path, root: yaml.Node | None, error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    field = ".".join(str(part + 1 if isinstance(part, int) else part) for part in first["loc"])
-    location = f"{path}, line {_line(root, first['loc'])}"
-    kind = first["type"]
-    if kind in _SENTENCES:
-        return f"{location}: {_SENTENCES[kind].format(field)}."
-    if kind == "extra_forbidden":
-        quotes = "; if it is a text, put it in quotes" if " " in field else ""
-        return f"{location}: unknown field {field}{quotes}."
-    text = first["msg"]
-    own_text = text.removeprefix("Value error, ")
-    text = own_text if own_text != text else text[:1].lower() + text[1:]
-    return f"{location}: {field + ' is not valid: ' if field else ''}{text}{'' if text[-1] in '.?' else '.'}"
 
 
 def _line(node: yaml.Node | None, loc: Sequence[int | str]) -> int:

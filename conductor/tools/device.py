@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from conductor.config_file import read_json
 from conductor.errors import SettingsError
 from conductor.plugins.tools.builtin import builtin_specs
 from conductor.plugins.tools.python_tools import python_tools
 from conductor.settings import Settings
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec
 from conductor.tools.declarations import parse_declarations
-from conductor.tools.rules import read_json
 
 
 class DeviceToolset:
@@ -31,8 +31,6 @@ class DeviceToolset:
         raise AssertionError(name)
 
 
-MAX_CATALOG_BYTES = 1024 * 1024
-
 _PACKAGED = Path(__file__).parents[1] / "catalogs" / "ios.json"
 
 
@@ -42,7 +40,7 @@ def read_catalog(path: Path | None) -> list[Any]:
     Raises `SettingsError` for a file that cannot be read.
     """
     path = path or _PACKAGED
-    catalog = read_json(path, f"The tool catalog {path.name}", MAX_CATALOG_BYTES)
+    catalog = read_json(path, f"The tool catalog {path.name}")
     declarations = catalog.get("tools") if isinstance(catalog, dict) else None
     if not isinstance(declarations, list):
         raise SettingsError(f'The tool catalog {path.name} must be a JSON object with a list under "tools".')

@@ -19,15 +19,15 @@ from uuid import uuid4
 
 import structlog
 
+from conductor.config_file import MAX_BYTES, read_json
 from conductor.errors import SettingsError
 from conductor.settings import Settings
 from conductor.tools.base import ToolSpec, matcher
-from conductor.tools.rules import Rule, RuleError, describe, parse_rule, read_json, rule_object
+from conductor.tools.rules import Rule, describe, parse_rule, rule_object
 
 log = structlog.get_logger(__name__)
 
-# Bytes and rules of the file: every call is compared with every rule.
-MAX_POLICIES_BYTES = 1024 * 1024
+# Every call is compared with every rule.
 MAX_RULES = 1_000
 # Seconds between checks for a change of the file.
 REREAD_S = 2.0
@@ -129,8 +129,7 @@ def remove(path: Path, number: int) -> Mapping[str, Any]:
 
 
 def _read(path: Path, *, required: bool = False) -> dict[str, Any]:
-    default = None if required else {"version": VERSION, "rules": []}
-    document = read_json(path, path.name, MAX_POLICIES_BYTES, default)
+    document = read_json(path, path.name, None if required else f'{{"version": {VERSION}, "rules": []}}')
     if not isinstance(document, dict) or not isinstance(document.get("rules"), list):
         raise SettingsError(f'{path.name} must be a JSON object with a list under "rules".')
     if document.get("version") != VERSION or isinstance(document["version"], bool):
@@ -141,13 +140,7 @@ def _read(path: Path, *, required: bool = False) -> dict[str, Any]:
 def _rules(values: Sequence[Any], name: str) -> tuple[Rule, ...]:
     if len(values) > MAX_RULES:
         raise SettingsError(f"{name} has more than {MAX_RULES} rules.")
-    rules = []
-    for number, value in enumerate(values, 1):
-        try:
-            rules.append(parse_rule(value))
-        except RuleError as error:
-            raise SettingsError(f"Rule {number} of {name} is not valid: {error}.") from None
-    return tuple(rules)
+    return tuple(parse_rule(value, f"{name}, rule {number}") for number, value in enumerate(values, 1))
 
 
 def _notes(path: Path) -> tuple[str, ...]:
@@ -179,8 +172,8 @@ def _write(path: Path, document: Mapping[str, Any]) -> None:
     # Replaced by a rename: after a crash the old file or the new one exists. Half a surrogate pair of an
     # unknown field is written as JSON's own escape.
     encoded = (json.dumps(document, ensure_ascii=False, indent=2) + "\n").encode(errors="backslashreplace")
-    if len(encoded) > MAX_POLICIES_BYTES:
-        raise SettingsError(f"{path.name} would be larger than {MAX_POLICIES_BYTES} bytes.")
+    if len(encoded) > MAX_BYTES:
+        raise SettingsError(f"{path.name} would be larger than {MAX_BYTES} bytes.")
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import rfc8785
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
 
-from conductor.errors import SettingsError
+from conductor.config_file import check_fields, validate
 from conductor.tools.base import ToolSpec, matcher
 from conductor.tools.predicates import PREDICATES, Argument, ComparisonBudget, Predicate, PredicateName
 
@@ -26,18 +24,14 @@ Scope: TypeAlias = Literal["session", "always"]
 Match: TypeAlias = Literal["no", "yes", "unclear"]
 
 
-class RuleError(ValueError):
-    """A rule that is not valid. The message says why in one clause."""
-
-
 def parse_expiry(text: str) -> float:
     """Read an ISO 8601 time with its offset as epoch seconds. Raises ValueError."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError("must be a time such as 2030-01-31T18:00:00Z") from None
+        raise ValueError("it must be a time such as 2030-01-31T18:00:00Z") from None
     if time.tzinfo is None:
-        raise ValueError("needs its offset, as in 2030-01-31T18:00:00Z")
+        raise ValueError("it needs its offset, as in 2030-01-31T18:00:00Z")
     return time.timestamp()
 
 
@@ -48,7 +42,7 @@ def _expiry(text: str) -> str:
 
 def _predicates(predicates: Mapping[PredicateName, Any]) -> Mapping[PredicateName, Any]:
     if not predicates:
-        raise ValueError(f"must have one or more of {', '.join(PREDICATES)}")
+        raise ValueError(f"it must have one or more of {', '.join(PREDICATES)}")
     for name, value in predicates.items():
         try:
             PREDICATES[name](value)
@@ -59,7 +53,7 @@ def _predicates(predicates: Mapping[PredicateName, Any]) -> Mapping[PredicateNam
 
 def _printable(text: str) -> str:
     if not text.isprintable():  # two different names would look the same
-        raise ValueError(f"has a character that is not printable, {json.dumps(text[:80])}")
+        raise ValueError(f"it has a character that is not printable, {json.dumps(text[:80])}")
     return text
 
 
@@ -77,7 +71,7 @@ class Rule:
     ``args`` maps the name of an argument to predicates (`PREDICATES`) that must all match.
     ``arguments_digest`` limits it to exactly these arguments, ``fingerprint`` to one definition of the tool.
     The rule ends at ``expires``, an ISO 8601 time with offset. ``comment`` is not evaluated. Raises
-    ValueError; `parse_rule` raises `RuleError` with the reason.
+    ValueError; `parse_rule` raises `SettingsError`.
     """
 
     effect: RuleEffect
@@ -227,78 +221,11 @@ def rule_object(rule: Rule) -> dict[str, Any]:
     return json_form
 
 
-def parse_rule(value: Any) -> Rule:
-    """Parse a rule's JSON form. Raises `RuleError`."""
-    if not isinstance(value, dict):
-        raise RuleError("a rule must be a JSON object")
-    try:
-        return _RULE.validate_python(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-    parts = [str(part) for part in first["loc"]]
-    is_key = parts[-1] == "[key]"
-    path = ".".join(parts[:-2] if is_key else parts)
-    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    message = message.replace("dictionary", "object")
-    match first["type"]:
-        case "missing":
-            message = "is missing"
-        case "unexpected_keyword_argument":
-            names = ", ".join(to_camel(field.name) for field in fields(Rule))
-            raise RuleError(f"there is no field {path!r}, only {names}")
-        case "literal_error" if is_key:
-            message = f"has the unknown predicate {parts[-2]!r}, not one of {', '.join(PREDICATES)}"
-    raise RuleError(f"{path} {message[:1].lower()}{message[1:]}")
-
-
-def read_json(path: Path, label: str, limit_bytes: int, default: Any = None) -> Any:
-    """Read a JSON file strictly; ``default`` if there is no file and it is not None.
-
-    Raises `SettingsError`: one sentence that begins with ``label``.
-    """
-    try:
-        # Opening a pipe would wait for a writer.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise SettingsError(f"{label} is not a regular file.")
-        with path.open("rb") as file:
-            encoded = file.read(limit_bytes + 1)
-        if len(encoded) > limit_bytes:
-            raise SettingsError(f"{label} is larger than {limit_bytes} bytes.")
-        return parse_json(encoded.decode("utf-8-sig"))
-    except OSError as error:
-        if isinstance(error, FileNotFoundError) and default is not None:
-            return default
-        raise SettingsError(f"{label} cannot be read: {error.strerror}.") from None
-    except RuleError as error:
-        raise SettingsError(f"{label} is not valid: {error}.") from None
-    except json.JSONDecodeError as error:
-        position = f"line {error.lineno}, column {error.colno}"
-        raise SettingsError(f"{label} is not valid JSON, {position}: {error.msg.lower()}.") from None
-    except UnicodeDecodeError:
-        raise SettingsError(f"{label} is not UTF-8 text.") from None
-    except (ValueError, RecursionError):  # thousands of digits or brackets
-        raise SettingsError(f"{label} is not valid JSON.") from None
-
-
-def parse_json(text: str) -> Any:
-    """Parse JSON strictly.
-
-    Raises `RuleError` for a duplicate name, NaN and infinity, and another ValueError or RecursionError for
-    invalid JSON.
-    """
-    return json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
-
-
-def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if len(set(names)) < len(names):
-        # The last of two would win silently, and a reader may see only the first.
-        raise RuleError(f"the field {next(name for name in names if names.count(name) > 1)!r} occurs twice")
-    return dict(pairs)
-
-
-def _constant(name: str) -> Any:
-    raise RuleError(f"{name} is not valid JSON")
+def parse_rule(value: Any, location: str = "The rule") -> Rule:
+    """Parse a rule's JSON form. Raises `SettingsError`, which begins with ``location``."""
+    if isinstance(value, dict):
+        check_fields(value, [to_camel(field.name) for field in fields(Rule)], location)
+    return validate(_RULE, value, location)
 
 
 def encode_rules(rules: Sequence[Rule]) -> str:

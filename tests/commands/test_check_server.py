@@ -35,7 +35,7 @@ async def test_the_built_in_prompt_and_catalog_pass() -> None:
 
 async def test_a_missing_prompt_fails(tmp_path: Path) -> None:
     (item,) = await run_checks("SYSTEM_PROMPT_FILE", system_prompt_file=tmp_path / "prompt.md")
-    assert item.level == "fail" and item.text.endswith("cannot be read: No such file or directory.")
+    assert item.level == "fail" and item.text.endswith("cannot be read: no such file or directory.")
 
 
 def catalog(folder: Path, *names: str) -> Path:

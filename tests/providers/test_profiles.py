@@ -134,9 +134,9 @@ def test_the_provider_of_the_settings_wins_over_the_file(load: Callable[..., Pro
         ('default = "home"\nmodels = 1\n' + HOME, "models.toml: there is no models."),
         ('default = "home"\n[[profile]]\nname = "home"', 'profile "home": provider is missing.'),
         ('default = "home"\n[[profile]]\nprovider = "demo"', "profile 1: name is missing."),
-        ('default = "home"\n' + HOME + 'kind = "some"', '"home": kind is not valid: input should be'),
+        ('default = "home"\n' + HOME + 'kind = "some"', '"home": kind is not valid: it must be'),
         ('default = "home"\n' + HOME + 'colour = "red"', 'profile "home": there is no colour.'),
-        ('default = "home"\n' + HOME + "max_tokens = 0", "max_tokens is not valid: input should be greater"),
+        ('default = "home"\n' + HOME + "max_tokens = 0", "max_tokens is not valid: it must be greater"),
         ('default = "home"\n' + HOME + "prices = { input = -1 }", "prices.input is not valid"),
         ('default = "home"\n' + HOME + f'api_key = "{SECRET}"', "a key does not belong in the file"),
         (
@@ -178,5 +178,5 @@ def test_a_mistake_is_one_sentence(conductor: Main, tmp_path: Path, text: str, s
 def test_a_file_that_is_not_text_is_one_sentence(conductor: Main, tmp_path: Path) -> None:
     (tmp_path / "models.toml").write_bytes(b"\xff\xfe")
     assert conductor()[::2] == (2, "conductor: models.toml cannot be read: it is not UTF-8 text.\n")
-    with pytest.raises(SettingsError, match="is a directory"):
+    with pytest.raises(SettingsError, match="is not a regular file"):
         load_profiles(load_settings(None, models_file=str(tmp_path)))

@@ -33,15 +33,15 @@ NEEDS_REPLIES = ", line 1: replies are required for model: scripted, and not all
         ("model: demo", ", line 1: steps is missing."),
         ("steps: []", ", line 1: steps is empty."),
         ("steps: {say: Hello}", ", line 1: steps must be a list."),
-        ("steps: [Hello]", ", line 1: steps.1 must be a mapping."),
+        ("steps: [Hello]", ", line 1: steps.1 must be an object."),
         ("steps:\n- say: {[a]: b}", ", line 2 is not valid YAML: found unhashable key."),
         ("steps:\n- say: \x07", " is not valid YAML: special characters are not allowed."),
         (
             f"model: scripted\nreplies:\n- The answer: 42\n{STEPS}",
-            ", line 3: unknown field replies.1.The answer; if it is a text, put it in quotes.",
+            ", line 3: there is no replies.1.The answer; put a text in quotes.",
         ),
         ("steps:\n- expect: {}", ", line 2: steps.1.say is missing."),
-        ("steps:\n- say: Hi\n  expct: {}", ", line 3: unknown field steps.1.expct."),
+        ("steps:\n- say: Hi\n  expct: {}", ", line 3: there is no steps.1.expct."),
         ("steps:\n- say: 12", ", line 2: steps.1.say must be a text; put it in quotes."),
         ("steps:\n- say: Hi\n- say: Ho\n  say: Hu", ", line 4 is not valid YAML: duplicate field say."),
         (
@@ -51,7 +51,7 @@ NEEDS_REPLIES = ", line 1: replies are required for model: scripted, and not all
         ),
         (
             "steps:\n- say: Hi\n  cut: soon",
-            ", line 3: steps.1.cut is not valid: input should be 'transcript', 'card', 'call', 'answer', "
+            ", line 3: steps.1.cut is not valid: it must be 'transcript', 'card', 'call', 'answer', "
             "'speech' or 'random'.",
         ),
         (

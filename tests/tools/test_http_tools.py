@@ -223,7 +223,7 @@ def test_risks_follow_the_method_and_are_the_operators(tmp_path: Path) -> None:
         ("tool = 1", "must be a list of tables"),
         ("[[tols]]", 'there is no "tols"'),
         ("= 1", "is not valid TOML"),
-        ('[[tool]]\nname = "x"', 'tool "x": description is not valid: field required'),
+        ('[[tool]]\nname = "x"', 'tool "x": description is missing'),
         (tool(url="ftp://h/"), "url must begin with"),
         (tool(url="https://{city}.example/"), "path and its query only"),
         (tool(url="https://u:p@h/"), "no user name"),
@@ -237,7 +237,7 @@ def test_risks_follow_the_method_and_are_the_operators(tmp_path: Path) -> None:
             tool(schema='[tool.input_schema]\ntype = "object"\nproperties.city.type = "text"'),
             "input_schema is not valid",
         ),
-        (tool(more="colour = 1\n"), "colour is not valid: extra inputs"),
+        (tool(more="colour = 1\n"), "there is no colour"),
         (tool().replace("127.0.0.0/8", "home"), "allow"),
     ],
 )

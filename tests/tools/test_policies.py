@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import structlog
 
+from conductor.config_file import MAX_BYTES
 from conductor.errors import SettingsError
 from conductor.settings import Settings
 from conductor.tools.base import ToolSpec
 from conductor.tools.policies import (
-    MAX_POLICIES_BYTES,
     MAX_RULES,
     Policies,
     PolicyFile,
@@ -77,21 +77,21 @@ RULES = '{"version": 1, "rules": [\n  {"effect": "deny", "tool": "a.*"},\n  %s\n
 INVALID = [
     (
         '{"effect": "permit", "tool": "b"}',
-        "Rule 2 of policies.json is not valid: effect must be 'allow', 'ask' or 'deny'.",
+        "policies.json, rule 2: effect is not valid: it must be 'allow', 'ask' or 'deny'.",
     ),
     (
         '{"effect": "deny", "tool": "b", "args": {"path": {"undr": "/etc"}}}',
-        "Rule 2 of policies.json is not valid: args.path has the unknown predicate 'undr', "
-        "not one of eq, in, glob, under, host, max.",
+        "policies.json, rule 2: args.path is not valid: it must be "
+        "'eq', 'in', 'glob', 'under', 'host' or 'max'.",
     ),
     (
         '{"effect": "allow", "tool": "b", "arg": {"path": {"under": "/srv"}}}',
-        "Rule 2 of policies.json is not valid: there is no field 'arg', only effect, tool, source, session, "
+        'policies.json, rule 2: there is no "arg"; there are: effect, tool, source, session, '
         "args, scope, fingerprint, expires, argumentsDigest, comment.",
     ),
     (
         '{"effect": "deny"}',
-        "Rule 2 of policies.json is not valid: tool is missing.",
+        "policies.json, rule 2: tool is missing.",
     ),
     (
         '{"effect": "deny", "tool": "b"},',
@@ -106,8 +106,8 @@ INVALID = [
         '{"effect": "deny", "effect": "allow", "tool": "b"}',
         "policies.json is not valid: the field 'effect' occurs twice.",
     ),
-    ("1" * 5_000, "policies.json is not valid JSON."),
-    ("[" * 100_000, "policies.json is not valid JSON."),
+    ("1" * 5_000, "policies.json is not valid JSON: a number is too long, or lists too deep."),
+    ("[" * 100_000, "policies.json is not valid JSON: a number is too long, or lists too deep."),
 ]
 
 
@@ -145,7 +145,7 @@ def test_json_that_is_no_policies_file_is_refused_and_left_alone(
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"\0\xff" * 100])
 def test_a_binary_file_is_refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    assert refusal(path) == "policies.json is not UTF-8 text."
+    assert refusal(path) == "policies.json cannot be read: it is not UTF-8 text."
 
 
 def test_too_many_rules_are_refused(path: Path) -> None:
@@ -156,13 +156,13 @@ def test_too_many_rules_are_refused(path: Path) -> None:
 
 
 def test_a_required_file_must_exist(path: Path) -> None:
-    with pytest.raises(SettingsError, match="policies.json cannot be read: No such file"):
+    with pytest.raises(SettingsError, match="policies.json cannot be read: no such file"):
         load(path, required=True)
 
 
 def test_a_file_that_is_too_large_is_refused_and_left_alone(path: Path) -> None:
-    write(path, DENY, padding="x" * MAX_POLICIES_BYTES)
-    assert refusal(path) == f"policies.json is larger than {MAX_POLICIES_BYTES} bytes."
+    write(path, DENY, padding="x" * MAX_BYTES)
+    assert refusal(path) == f"policies.json is larger than {MAX_BYTES} bytes."
 
 
 def test_a_directory_or_pipe_is_refused(path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_directory_or_pipe_is_refused(path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"cannot be read: File name too long.$"):
+    with pytest.raises(SettingsError, match=r"cannot be read: file name too long.$"):
         load(tmp_path / ("x" * 300))
 
 
@@ -304,7 +304,7 @@ def test_a_missing_rule_cannot_be_removed(path: Path, number: int) -> None:
 
 
 def test_a_file_is_not_made_larger_than_can_be_read(path: Path) -> None:
-    write(path, DENY, padding="x" * (MAX_POLICIES_BYTES - 150))
+    write(path, DENY, padding="x" * (MAX_BYTES - 150))
     before = path.read_bytes()
     with pytest.raises(SettingsError, match="would be larger"):
         add(path, Rule("deny", "b" * 200))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from conductor.config_file import check_fields, read_json, validate
 from conductor.errors import SettingsError
 from conductor.settings import Settings, with_environment
 from conductor.tools.base import Risk
 from conductor.tools.declarations import SERVER_PREFIXES
 
 MCP_CONFIG_NAME = "mcp.json"
-MAX_CONFIG_BYTES = 1024 * 1024
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}\Z")
 _STRICT = ConfigDict(extra="forbid", frozen=True)
@@ -66,34 +65,16 @@ def load_mcp_servers(settings: Settings) -> tuple[McpServerConfig, ...]:
     Raises `SettingsError`: one sentence with the file, the server and the mistake.
     """
     path = mcp_config_path(settings)
-    if settings.mcp_config_file is None and not path.exists():
-        return ()
-    return tuple(_server(path, name, values) for name, values in read_mcp_file(path)["mcpServers"].items())
+    document = read_mcp_file(path, required=settings.mcp_config_file is not None)
+    return tuple(_server(path, name, values) for name, values in document["mcpServers"].items())
 
 
-def read_mcp_file(path: Path) -> dict[str, Any]:
+def read_mcp_file(path: Path, *, required: bool = False) -> dict[str, Any]:
     """Read the file, whose ``mcpServers`` is an object. Raises `SettingsError`."""
-    try:
-        with path.open("rb") as file:
-            encoded = file.read(MAX_CONFIG_BYTES + 1)
-        if len(encoded) > MAX_CONFIG_BYTES:
-            raise SettingsError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes.")
-        document = json.loads(encoded.decode("utf-8-sig"))
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
-    except UnicodeDecodeError:
-        raise SettingsError(f"{path} cannot be read: it is not UTF-8 text.") from None
-    except json.JSONDecodeError as error:
-        position = f"line {error.lineno}, column {error.colno}"
-        raise SettingsError(f"{path} is not valid JSON: {error.msg}, {position}.") from None
-    except (RecursionError, ValueError):
-        raise SettingsError(
-            f"{path} is not valid JSON: it is nested too deep, or a number is too long."
-        ) from None
+    document = read_json(path, default=None if required else '{"mcpServers": {}}')
     if not isinstance(document, dict) or not isinstance(document.get("mcpServers"), dict):
         raise SettingsError(f'{path} must be a JSON object with an object under "mcpServers".')
-    for key in document.keys() - {"mcpServers"}:
-        raise SettingsError(f'{path}: there is no "{key}", only "mcpServers".')
+    check_fields(document, ["mcpServers"], str(path))
     return document
 
 
@@ -106,18 +87,11 @@ def _server(path: Path, name: str, values: Any) -> McpServerConfig:
     if not isinstance(values, dict):
         raise SettingsError(f"{location} must be a JSON object.")
     fields = [field for field in McpServerConfig.model_fields if field not in ("name", "secrets")]
-    for key in values.keys() - set(fields):
-        raise SettingsError(f'{location}: there is no "{key}"; there are: {", ".join(fields)}.')
+    check_fields(values, fields, location)
     by_url = "ws" if str(values.get("url")).startswith(("ws:", "wss:")) else "http"
     kind = values.get("type", by_url if "url" in values else "stdio")
     values = {**values, "name": name, "type": _TYPES.get(kind, kind) if isinstance(kind, str) else kind}
-    try:
-        config = McpServerConfig.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        problem = first["msg"][:1].lower() + first["msg"][1:].rstrip(".")
-        raise SettingsError(f"{location}: {field} is not valid: {problem}.") from None
+    config = validate(McpServerConfig, values, location)
     _check_transport(location, config)
     secrets: list[str] = []
     expanded = {

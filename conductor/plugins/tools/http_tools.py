@@ -6,7 +6,6 @@ import asyncio
 import ipaddress
 import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,8 +13,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, unquote_plus, urlencode, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from conductor.config_file import check_fields, read_toml, validate
 from conductor.errors import SettingsError
 from conductor.settings import Settings, with_environment
 from conductor.tools.addresses import Network
@@ -25,7 +25,6 @@ from conductor.tools.schema import SchemaError, check_schema
 from conductor.tools.validation import decode_json, refusal
 
 HTTP_TOOLS_NAME = "tools.toml"
-MAX_FILE_BYTES = 1024 * 1024
 # Bytes of an answer that are read, and characters of an error that the model gets.
 MAX_ANSWER_BYTES = 1_048_576
 _MAX_PROBLEM = 500
@@ -119,11 +118,8 @@ def load_http_tools(settings: Settings, reserved_names: Sequence[str] = ()) -> H
     Raises `SettingsError`: one sentence that names the file, the tool and the mistake.
     """
     path = http_tools_path(settings)
-    if settings.http_tools_file is None and not path.exists():
-        return HttpTools()
-    document = _read(path)
-    for key in document.keys() - {"tool"}:
-        raise SettingsError(f'{path}: there is no "{key}", only [[tool]].')
+    document = read_toml(path, "" if settings.http_tools_file is None else None)
+    check_fields(document, ["tool"], str(path))
     secrets: list[str] = []
     tools = [
         _tool(path, number, values, secrets) for number, values in enumerate(_entries(path, document), 1)
@@ -136,16 +132,6 @@ def load_http_tools(settings: Settings, reserved_names: Sequence[str] = ()) -> H
     return HttpTools(tuple(tools), tuple(secrets))
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SettingsError(f"{path} is not valid TOML: {error}.") from None
-
-
 def _entries(path: Path, document: Mapping[str, Any]) -> list[dict[str, Any]]:
     entries = document.get("tool", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
@@ -156,13 +142,9 @@ def _entries(path: Path, document: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _tool(path: Path, number: int, values: Mapping[str, Any], secrets: list[str]) -> HttpToolConfig:
     name = values.get("name")
     label = f'{path}, tool "{name}"' if isinstance(name, str) else f"{path}, tool {number}"
+    tool = validate(HttpToolConfig, values, label)
     try:
-        tool = HttpToolConfig.model_validate(values)
         check_schema(tool.input_schema)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field, message = ".".join(str(part) for part in first["loc"]), first["msg"].rstrip(".")
-        raise SettingsError(f"{label}: {field} is not valid: {message[:1].lower()}{message[1:]}.") from None
     except SchemaError as error:
         raise SettingsError(f"{label}: input_schema is not valid: {error}.") from None
     if not NAME.match(tool.name) or tool.name.startswith(SERVER_PREFIXES):

@@ -69,7 +69,7 @@ def test_a_file_of_other_clients_is_read(tmp_path: Path, monkeypatch: pytest.Mon
         ({"url": "ftp://a"}, "url must begin with https:// or http:// and a host"),
         ({"url": "http://u:p@a/"}, "url must not contain a user name"),
         ({"command": "x", "env": {"A": "${NO_SUCH_NAME}"}}, "the variable NO_SUCH_NAME is not set"),
-        ({"command": "x", "risk": {"a": "low"}}, "risk.a is not valid: input should be"),
+        ({"command": "x", "risk": {"a": "low"}}, "risk.a is not valid: it must be"),
         ({"command": "x", "timeout": 0}, "timeout is not valid"),
         ({"url": "http://a", "type": "sse"}, "type is not valid"),
         ({"command": "x", "secrets": ["a"]}, 'there is no "secrets"'),
