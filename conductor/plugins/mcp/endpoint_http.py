@@ -23,7 +23,7 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request
 
 from conductor.errors import SettingsError
-from conductor.plugins.mcp.inbound import is_dense
+from conductor.plugins.mcp.streams import is_dense
 from conductor.rate_limit import ANONYMOUS
 from conductor.server.access import Client, Refusal, why_not_bound
 from conductor.server.connection import EventRate

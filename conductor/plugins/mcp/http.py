@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from conductor.plugins.mcp.inbound import MAX_MESSAGE_BYTES, is_dense
+from conductor.plugins.mcp.streams import MAX_MESSAGE_BYTES, is_dense
 from conductor.tools.base import PersonQuestion
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import os
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,9 +20,9 @@ from websockets.typing import Subprotocol
 from conductor.errors import SettingsError
 from conductor.plugins.mcp.config import McpServerConfig
 from conductor.plugins.mcp.http import CURRENT_CALL, Ask, http_streams
-from conductor.plugins.mcp.inbound import MAX_MESSAGE_BYTES, InboundStream
 from conductor.plugins.mcp.specs import clean, make_question, make_specs
 from conductor.plugins.mcp.stdio import stdio_streams
+from conductor.plugins.mcp.streams import MAX_MESSAGE_BYTES
 from conductor.tools.addresses import is_local
 from conductor.tools.base import ToolSpec
 from conductor.tools.redaction import Redactor
@@ -98,7 +98,7 @@ class McpConnection:
         self._redactor = Redactor(config.secrets)
         self._client: Client | None = None
         self._wake = asyncio.Event()
-        self._is_lost = False
+        self._is_lost = self._is_noisy = False
         self._is_renewed = False
         self._stopped = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -175,6 +175,12 @@ class McpConnection:
         async def on_message(message: object) -> None:
             if isinstance(message, types.ToolListChangedNotification):
                 self._wake.set()
+            elif isinstance(message, ValueError) and not self._is_noisy:
+                self._is_noisy = True
+                log.warning("mcp server wrote a line that is not a message", server=self.config.name)
+
+        async def unchecked(name: str, result: types.CallToolResult) -> None:
+            pass
 
         async def list_roots(context: ClientRequestContext) -> types.ListRootsResult:
             return types.ListRootsResult(
@@ -195,7 +201,8 @@ class McpConnection:
                 return types.ElicitResult(action="decline")
             return types.ElicitResult(action="accept", content=dict(answer))
 
-        self._is_lost, self._last_error = False, ""
+        self._is_lost = self._is_noisy = False
+        self._last_error = ""
         self._wake.clear()
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(seconds):
@@ -209,6 +216,9 @@ class McpConnection:
                         mode="legacy" if self.config.revision == "2025-11-25" else "auto",
                     )
                 )
+                # The package would check results with Python's regular expressions, which a pattern of the
+                # server can make run for years.
+                client.session.validate_tool_result = unchecked  # type: ignore[method-assign]
                 await self._list(client)
             self._client = client
             self._attempt_ended.set()
@@ -270,6 +280,7 @@ class McpConnection:
             cursors.add(cursor)
         # In a thread: compiling the schemas of a hundred tools would block the event loop.
         specs, more = await asyncio.to_thread(make_specs, self.config, tools[:MAX_LISTED])
+        self._outputs = {tool.name: tool.output_schema for tool in tools}
         self._checkers.clear()
         warnings += more
         if warnings != self.warnings:
@@ -304,13 +315,13 @@ class McpConnection:
         if url and self._local_only and not await is_local(urlsplit(url).hostname or ""):
             raise OSError("LOCAL_ONLY is set, and its address is not in the local network")
         if self.config.type == "stdio":
-            transport = stdio_streams(self.config, self._log_errors)
+            transport = stdio_streams(self.config, self._log_errors, self._note_end)
         elif self.config.type == "http":
             transport = http_streams(url, self.config.headers, self._checked_auth(url), use_proxy=use_proxy)
         else:
             transport = self._websocket(url)
-        async with transport as (read, write):
-            yield InboundStream(read, self._take_output_schemas, self._note_end), write
+        async with transport as streams:
+            yield streams
 
     async def _log_errors(self, reader: asyncio.StreamReader) -> None:
         while chunk := await reader.read(4096):
@@ -349,7 +360,7 @@ class McpConnection:
                 compression=None,
                 proxy=None if self._local_only else True,
             ) as socket,
-            socket_streams(socket) as streams,
+            socket_streams(socket, on_end=self._note_end) as streams,
         ):
             yield streams
 
@@ -366,20 +377,10 @@ class McpConnection:
             text = f"{text}; standard error: {self._last_error}"
         return self._redactor.text(clean(text).replace("\n", " "))[:_PROBLEM_CHARS]
 
-    # -- called by the transport
-
     def _note_end(self) -> None:
         self._is_lost = True
         self._attempt_ended.clear()
         self._wake.set()
-
-    def _take_output_schemas(self, result: Mapping[str, Any]) -> None:
-        # The package would check results with Python's regular expressions, which a pattern of the server can
-        # make run for years.
-        tools = result.get("tools")
-        for tool in tools if isinstance(tools, list) else ():
-            if isinstance(tool, dict) and isinstance(tool.get("name"), str):
-                self._outputs[tool["name"]] = tool.pop("outputSchema", None)
 
 
 def tokens_path(folder: Path, server: str) -> Path:

@@ -6,14 +6,14 @@ import asyncio
 import os
 import signal
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from conductor.plugins.mcp.config import McpServerConfig
-from conductor.plugins.mcp.inbound import MAX_MESSAGE_BYTES, is_dense
+from conductor.plugins.mcp.streams import MAX_MESSAGE_BYTES, message_streams
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
@@ -22,19 +22,19 @@ log = structlog.get_logger(__name__)
 
 # Seconds for a program to exit after its input is closed, and again after SIGTERM.
 END_S = 2.0
-# Seconds between two warnings about lines that are not messages.
-WARN_S = 60.0
 
 
 @asynccontextmanager
 async def stdio_streams(
-    config: McpServerConfig, read_errors: Callable[[asyncio.StreamReader], Coroutine[Any, Any, None]]
+    config: McpServerConfig,
+    read_errors: Callable[[asyncio.StreamReader], Coroutine[Any, Any, None]],
+    on_end: Callable[[], None],
 ) -> AsyncGenerator[TransportStreams, None]:
     """Start a program and make the streams of its client; ``read_errors`` reads its standard error.
 
-    Raises OSError if it cannot be started.
+    The package's own transport has no limit on a line, and takes quadratic time for a long one.
+    Raises OSError if the program cannot be started.
     """
-    import anyio
     from mcp.client.stdio import get_default_environment
 
     assert config.command is not None
@@ -50,100 +50,51 @@ async def stdio_streams(
         cwd=config.cwd,
         start_new_session=True,
     )
-    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    program = _Program(config.name, process, process.stdin, process.stdout)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(program.receive)
-        tasks.start_soon(program.send)
-        tasks.start_soon(read_errors, process.stderr)
+    stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
+    assert stdin is not None and stdout is not None and stderr is not None
+
+    async def lines() -> AsyncIterator[bytes]:
         try:
-            yield program.inbound, program.outbound
-        finally:
-            program.inbound.close()
-            program.outbound.close()
-            ending = asyncio.create_task(program.end())
-            with anyio.CancelScope(shield=True):
-                # A second cancellation must not leave the program running; the first one is raised again.
-                while not ending.done():
-                    with suppress(asyncio.CancelledError):
-                        await asyncio.wait([ending])
-            tasks.cancel_scope.cancel()
+            while line := await stdout.readline():
+                yield line
+        except ValueError:
+            log.warning("mcp server ended: a line is longer than 4 MiB", server=config.name)
+
+    async def send(text: str) -> None:
+        stdin.write(f"{text}\n".encode())
+        await stdin.drain()
+
+    reading = asyncio.create_task(read_errors(stderr))
+    try:
+        async with message_streams(lines(), send, on_end) as streams:
+            yield streams
+    finally:
+        ending = asyncio.create_task(_end(process, stdin, stdout))
+        # A second cancellation must not leave the program running; the first one is raised again.
+        while not ending.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([ending])
+        reading.cancel()
 
 
-class _Program:
-    """A running program; ``inbound`` and ``outbound`` are the client's ends of its streams."""
+async def _end(process: Process, stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader) -> None:
+    """Wait for the program and its pipes to end; a child that lives on is ended with its group."""
 
-    def __init__(
-        self, name: str, process: Process, stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader
-    ) -> None:
-        import anyio
-        from mcp.shared.message import SessionMessage
-
-        self._name = name
-        self._process = process
-        self._stdin = stdin
-        self._stdout = stdout
-        self._received, self.inbound = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-        self.outbound, self._to_send = anyio.create_memory_object_stream[SessionMessage](0)
-        self._warned_at = float("-inf")
-
-    async def receive(self) -> None:
-        """Pass messages to the client until the program closes its output."""
-        from anyio import BrokenResourceError, ClosedResourceError
-
-        async with self._received:
-            with suppress(BrokenResourceError, ClosedResourceError):  # the client has ended
-                await self._receive()
+    async def drain() -> None:
         # A program exits only if it can write its output.
-        while await self._stdout.read(65_536):
+        while await stdout.read(65_536):
             pass
 
-    async def _receive(self) -> None:
-        from mcp.shared.message import SessionMessage
-
-        try:
-            while line := await self._stdout.readline():
-                if is_dense(line):
-                    log.warning("mcp server ended: a line has more than 50,000 values", server=self._name)
-                    return
-                message = self._parse(line)
-                if message is not None:
-                    await self._received.send(SessionMessage(message))
-        except ValueError:
-            log.warning("mcp server ended: a line is longer than 4 MiB", server=self._name)
-
-    def _parse(self, line: bytes) -> Any:
-        from mcp.types import jsonrpc_message_adapter
-
-        try:
-            return jsonrpc_message_adapter.validate_json(line, by_name=False)
-        except ValueError:
-            now = asyncio.get_running_loop().time()
-            if now - self._warned_at >= WARN_S:
-                self._warned_at = now
-                log.warning("mcp server wrote a line that is not a message", server=self._name)
-            return None
-
-    async def send(self) -> None:
-        """Write the client's messages to the program."""
-        with suppress(OSError):
-            async for item in self._to_send:
-                text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
-                self._stdin.write(f"{text}\n".encode())
-                await self._stdin.drain()
-        self._stdin.close()
-        self._to_send.close()
-        self._received.close()
-
-    async def end(self) -> None:
-        """Wait for the program and its pipes to end; a child that lives on is ended with its group."""
-        for number in (None, signal.SIGTERM, signal.SIGKILL):
-            if number is not None:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._process.pid, number)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(END_S):
-                    await self._process.wait()
-                    break
-        # No public method closes pipes that a process outside the group still holds.
-        self._process._transport.close()  # type: ignore[attr-defined]
+    draining = asyncio.create_task(drain())
+    stdin.close()
+    for number in (None, signal.SIGTERM, signal.SIGKILL):
+        if number is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, number)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                await process.wait()
+                break
+    draining.cancel()
+    # No public method closes pipes that a process outside the group still holds.
+    process._transport.close()  # type: ignore[attr-defined]

@@ -4,61 +4,45 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import Any
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import TYPE_CHECKING
 
-import anyio
-from mcp.shared.message import SessionMessage
-from mcp.types import jsonrpc_message_adapter
 from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed
 
-from conductor.plugins.mcp.inbound import is_dense
+from conductor.plugins.mcp.streams import message_streams
+
+if TYPE_CHECKING:
+    from mcp.client._transport import TransportStreams
 
 
-@asynccontextmanager
-async def socket_streams(
+async def _always(size: int) -> bool:
+    return True
+
+
+def socket_streams(
     websocket: Connection,
-    admit: Callable[[int], Awaitable[bool]] | None = None,
+    admit: Callable[[int], Awaitable[bool]] = _always,
     send_timeout: float | None = None,
-) -> AsyncIterator[tuple[Any, Any]]:
-    """Make the two streams that a client or a server of the package runs on.
+    on_end: Callable[[], None] = lambda: None,
+) -> AbstractAsyncContextManager[TransportStreams]:
+    """Make the streams of a client or a server.
 
-    ``admit`` gets the size of a message before it is parsed; False ends the stream, as do too many values.
+    ``admit`` gets the size of a message before it is parsed; False ends the stream.
     The connection to a peer that reads nothing for ``send_timeout`` seconds is aborted.
     """
-    received, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    write, to_send = anyio.create_memory_object_stream[SessionMessage](0)
 
-    async def receive() -> None:
-        async with received:
-            with suppress(ConnectionClosed):
-                while True:
-                    text = await websocket.recv(decode=False)
-                    if admit is not None and not await admit(len(text)):
-                        return
-                    if is_dense(text):
-                        return
-                    try:
-                        message = jsonrpc_message_adapter.validate_json(text, by_name=False)
-                    except ValueError as error:
-                        await received.send(error)
-                    else:
-                        await received.send(SessionMessage(message))
+    async def messages() -> AsyncIterator[bytes]:
+        with suppress(ConnectionClosed):
+            while await admit(len(text := await websocket.recv(decode=False))):
+                yield text
 
-    async def send() -> None:
-        async with to_send:
-            with suppress(ConnectionClosed):
-                async for item in to_send:
-                    text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
-                    try:
-                        async with asyncio.timeout(send_timeout):
-                            await websocket.send(text)
-                    except TimeoutError:
-                        websocket.transport.abort()
+    async def send(text: str) -> None:
+        try:
+            async with asyncio.timeout(send_timeout):
+                await websocket.send(text)
+        except (TimeoutError, ConnectionClosed) as error:
+            websocket.transport.abort()
+            raise ConnectionError from error
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(receive)
-        tasks.start_soon(send)
-        yield read, write
-        tasks.cancel_scope.cancel()
+    return message_streams(messages(), send, on_end)

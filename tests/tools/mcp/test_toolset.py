@@ -19,8 +19,8 @@ from structlog.testing import capture_logs
 from conductor.errors import SettingsError
 from conductor.messages import ToolCall
 from conductor.plugins.mcp.config import McpServerConfig
-from conductor.plugins.mcp.inbound import is_dense
 from conductor.plugins.mcp.server import McpConnection
+from conductor.plugins.mcp.streams import is_dense
 from conductor.plugins.mcp.toolset import McpToolset
 from conductor.plugins.tools.builtin import BuiltinToolset
 from conductor.settings import Limits

@@ -1,0 +1,77 @@
+"""The messages of a transport: their limits, and the streams of the package's clients and servers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mcp.client._transport import TransportStreams
+
+# The package parses a message in one step, which blocks the event loop.
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+# 50,000 values are parsed in about 50 ms; 4 MiB can contain 40 times as many.
+MAX_VALUES = 50_000
+_PIECE = 65_536
+
+
+def is_dense(message: bytes | bytearray) -> bool:
+    """Return whether JSON, which may be cut, has more than `MAX_VALUES` values; takes 40 ms for 4 MiB."""
+    if len(message) <= MAX_VALUES:
+        return False
+    plain = message.replace(b"\\\\", b"").replace(b'\\"', b"")
+    values, is_string = 0, 0
+    for start in range(0, len(plain), _PIECE):
+        parts = plain[start : start + _PIECE].split(b'"')
+        code = b"".join(parts[is_string::2])
+        is_string ^= (len(parts) - 1) % 2
+        values += code.count(b",") + code.count(b"[") + code.count(b"{")
+    return values > MAX_VALUES
+
+
+@asynccontextmanager
+async def message_streams(
+    messages: AsyncIterable[bytes],
+    send: Callable[[str], Awaitable[None]],
+    on_end: Callable[[], None] = lambda: None,
+) -> AsyncGenerator[TransportStreams, None]:
+    """Make the streams of a transport, of which a message is one text.
+
+    They end, and ``on_end`` is called, with ``messages``, with a message of too many values, or when ``send``
+    raises OSError. A text that is no message reaches the client or server as a ValueError.
+    """
+    import anyio
+    from mcp.shared.message import SessionMessage
+    from mcp.types import jsonrpc_message_adapter
+
+    received, inbound = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    outbound, to_send = anyio.create_memory_object_stream[SessionMessage](0)
+
+    async def receive() -> None:
+        async with received:
+            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                async for text in messages:
+                    if is_dense(text):
+                        break
+                    try:
+                        message = jsonrpc_message_adapter.validate_json(text, by_name=False)
+                    except ValueError as error:
+                        await received.send(error)
+                    else:
+                        await received.send(SessionMessage(message))
+        on_end()
+
+    async def write() -> None:
+        async with to_send:
+            with suppress(OSError):
+                async for item in to_send:
+                    await send(item.message.model_dump_json(by_alias=True, exclude_unset=True))
+        received.close()
+        on_end()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(receive)
+        tasks.start_soon(write)
+        yield inbound, outbound
+        tasks.cancel_scope.cancel()
