@@ -23,6 +23,7 @@ from conductor.conversation.phrases import FAILURES
 from conductor.conversation.services import Services
 from conductor.conversation.session_metrics import SessionMetrics
 from conductor.conversation.tracing import make_tracer
+from conductor.entry_points import AUTH, load
 from conductor.env_file import ENV_FILE
 from conductor.errors import SettingsError
 from conductor.models.base import ModelProvider
@@ -39,7 +40,6 @@ from conductor.plugins.tools.knowledge_index import KnowledgeIndex
 from conductor.plugins.tools.python_tools import PythonToolset, python_tools
 from conductor.prompts import identify, load_system_prompt
 from conductor.rate_limit import DailyBudget
-from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.server.metrics import make_metrics_endpoint
 from conductor.server.page import Page
@@ -251,13 +251,13 @@ async def running(
     store = services.store
     listener = Listener(
         services,
-        Authenticator(settings.auth_tokens),
+        load(AUTH, settings.auth, "AUTH")(settings),
         settings.allowed_origins,
         make_metrics_endpoint(settings),
         [ipaddress.ip_network(network) for network in settings.trusted_proxies],
         worker.number if worker else None,
         lambda: not isinstance(store, HealthCheckedStore) or store.available,
-        Page(token_needed=bool(settings.auth_tokens)) if settings.serves_page else None,
+        Page(token_needed=settings.authenticates) if settings.serves_page else None,
     )
     # Before listening: clients must not connect to a server that cannot save.
     await open_store(store)

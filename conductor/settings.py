@@ -185,6 +185,7 @@ class Settings(BaseSettings):
     mcp_port: Annotated[int | None, Field(ge=0, le=65_535)] = None
     session_grace_s: Annotated[float, Field(ge=0, le=86_400)] = 120
     auth_tokens: Annotated[_List, Field(repr=False)] = ()
+    auth: Annotated[str, _LOWER] = "tokens"
     allowed_origins: _List = ()
     session_store_url: Annotated[str | None, Field(repr=False)] = None
     session_store_replicas: Annotated[int, Field(ge=0, le=10)] = 0
@@ -282,9 +283,14 @@ class Settings(BaseSettings):
         return self.model_provider or ("anthropic" if self.anthropic_api_key else "demo")
 
     @property
+    def authenticates(self) -> bool:
+        """Whether clients must prove who they are."""
+        return self.auth != "tokens" or bool(self.auth_tokens)
+
+    @property
     def serves_page(self) -> bool:
         """Whether the page at ``/`` is served: beyond this machine only with tokens."""
-        return self.web == "on" and (is_loopback(self.host) or bool(self.auth_tokens))
+        return self.web == "on" and (is_loopback(self.host) or self.authenticates)
 
     @property
     def limits(self) -> Limits:

@@ -40,7 +40,7 @@ def banner(settings: Settings, port: int, lan_token: str | None) -> str:
         lines.append(f"  mcp       {', '.join(names)}")
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     if lan_token is None:
-        auth = "bearer token needed" if settings.auth_tokens else "no token needed"
+        auth = "bearer token needed" if settings.authenticates else "no token needed"
         lines.append(f"  connect   ws://{host}:{port}/ws  ({auth})")
         code = []
     else:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import hashlib
-import hmac
 import http
 import resource
 import socket
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import parse_qs
 
 import structlog
 from websockets.http11 import Request
 
 from conductor.errors import SettingsError
 from conductor.rate_limit import ANONYMOUS, Network, client_address, origin_allowed
+from conductor.server.auth import Authenticator, Handshake
 from conductor.settings import Limits, Settings, is_loopback
 
 log = structlog.get_logger(__name__)
@@ -60,7 +58,7 @@ def connections_within(descriptors: int) -> int:
 
 def check_exposure(settings: Settings, *, insecure: bool) -> None:
     """Refuse to listen beyond loopback without tokens, unless ``insecure``."""
-    if settings.auth_tokens or insecure or is_loopback(settings.host):
+    if settings.authenticates or insecure or is_loopback(settings.host):
         return
     raise SettingsError(
         f"Listening on {settings.host} without tokens gives the whole network access; set AUTH_TOKENS, "
@@ -120,51 +118,6 @@ def why_not_bound(host: str, port: int, error: OSError | UnicodeError) -> tuple[
     if number == errno.EADDRNOTAVAIL:
         return "HOST", f"{host} is not an address of this machine; use 0.0.0.0 for all its addresses."
     return "HOST", f"cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}."
-
-
-class Authenticator:
-    """Static tokens, kept hashed and compared in constant time. Without tokens every client is anonymous."""
-
-    def __init__(self, tokens: Sequence[str]) -> None:
-        # The subject does not reveal the token and is stable, because sessions are stored under it.
-        self._subjects = {digest: f"token-{digest.hex()[:16]}" for digest in map(token_digest, tokens)}
-
-    @property
-    def required(self) -> bool:
-        return bool(self._subjects)
-
-    def subject(self, request: Request) -> str | None:
-        """Return the subject of the request's token; None without a valid one."""
-        if not self._subjects:
-            return ANONYMOUS
-        presented = bearer_token(request)
-        if presented is None:
-            return None
-        presented_digest = token_digest(presented)
-        match = None
-        for digest, subject in self._subjects.items():  # all, so that the time does not reveal the match
-            if hmac.compare_digest(digest, presented_digest):
-                match = subject
-        return match
-
-
-def bearer_token(request: Request) -> str | None:
-    """Find the token: ``Authorization: Bearer``, subprotocol ``bearer.<token>``, or query ``token``."""
-    for value in request.headers.get_all("Authorization"):
-        scheme, _, token = value.partition(" ")
-        if scheme.lower() == "bearer" and token.strip():
-            return token.strip()
-    for value in request.headers.get_all("Sec-WebSocket-Protocol"):
-        for name in value.split(","):
-            if name.strip().startswith("bearer."):
-                return name.strip().removeprefix("bearer.")
-    tokens = parse_qs(request.path.partition("?")[2]).get("token")
-    return tokens[0] if tokens else None
-
-
-def token_digest(token: str) -> bytes:
-    """Hash a token, so that tokens of any length are compared in constant time."""
-    return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
 
 
 # Pairs of reason and source that are counted separately; further pairs share the source "many".
@@ -261,15 +214,15 @@ class Access:
         self._addresses: Counter[str] = Counter()
         self.refusals = Refusals()
 
-    def decide(self, request: Request, peer: str) -> Client | Refusal:
+    async def decide(self, request: Request, peer: str) -> Client | Refusal:
         """Admit a client, or refuse its upgrade; ``peer`` is the socket's remote address."""
         address = self.address(request, peer)
-        decision = self._decide(request, address)
+        decision = await self._decide(request, address)
         if isinstance(decision, Refusal):
             self.refusals.count(decision.reason, address or peer, **decision.facts)
         return decision
 
-    def decide_read(self, request: Request, peer: str) -> Client | Refusal:
+    async def decide_read(self, request: Request, peer: str) -> Client | Refusal:
         """Admit the page's own GET.
 
         A browser sends no Origin with it, so the Host stands for it, which DNS rebinding cannot forge.
@@ -278,7 +231,7 @@ class Access:
         for host in () if headers.get_all("Origin") else headers.get_all("Host")[:1]:
             secure = f"https://{host}"
             headers["Origin"] = secure if secure in self._origins else f"http://{host}"
-        return self.decide(Request(request.path, headers), peer)
+        return await self.decide(Request(request.path, headers), peer)
 
     def address(self, request: Request, peer: str) -> str:
         """Return the client's address; empty without trusted proxies."""
@@ -299,7 +252,7 @@ class Access:
             if not counter[name]:
                 del counter[name]
 
-    def _decide(self, request: Request, address: str) -> Client | Refusal:
+    async def _decide(self, request: Request, address: str) -> Client | Refusal:
         headers, limits = request.headers, self._limits
         if not (self._authenticator.required or self._proxies) and any(name in headers for name in FORWARDED):
             # Loopback needs no token, but every client of a local proxy comes from loopback.
@@ -308,10 +261,12 @@ class Access:
                 "or TRUSTED_PROXIES if the proxy authenticates clients."
             )
             return Refusal(http.HTTPStatus.FORBIDDEN, text, "proxy without tokens")
-        subject = self._authenticator.subject(request)
-        if subject is None:
-            reason = "no token" if bearer_token(request) is None else "wrong token"
+        handshake = Handshake(request.path, headers, address)
+        principal = await self._authenticator.authenticate(handshake)
+        if principal is None:
+            reason = "no token" if handshake.token is None else "wrong token"
             return Refusal(http.HTTPStatus.UNAUTHORIZED, "A valid bearer token is required.", reason)
+        subject = principal.id
         origins, hosts = headers.get_all("Origin"), headers.get_all("Host")
         # A proxy and this server might each use a different one.
         if len(origins) > 1 or len(hosts) > 1:

@@ -24,11 +24,11 @@ from conductor.rate_limit import Network
 from conductor.server.access import (
     RESERVED_DESCRIPTORS,
     Access,
-    Authenticator,
     Refusal,
     descriptor_limit,
     not_bound,
 )
+from conductor.server.auth import Authenticator
 from conductor.server.connection import Connection
 from conductor.server.metrics import METRICS_PATH, MetricsEndpoint, ProcessState
 from conductor.server.page import HEADERS, REPLAY_PATH, Page, read_replay
@@ -205,9 +205,11 @@ class Listener:
             return await self._answer_operator(self._admin, request, peer)
         if path == REPLAY_PATH and self._page is not None and request.method == "GET":
             return await self._answer_replay(request, peer)
-        return self._answer(socket, path, request, peer)
+        return await self._answer(socket, path, request, peer)
 
-    def _answer(self, socket: ServerConnection, path: str, request: Request, peer: str) -> Response | None:
+    async def _answer(
+        self, socket: ServerConnection, path: str, request: Request, peer: str
+    ) -> Response | None:
         # Before authentication: orchestrators probe without a token.
         if path == "/healthz":
             return _text(http.HTTPStatus.OK, "ok\n")
@@ -225,7 +227,7 @@ class Listener:
             return _response(http.HTTPStatus.OK, body, headers, head=request.method == "HEAD")
         if path != PATH and not (path == MCP_PATH and self.serve_mcp is not None):
             return _text(http.HTTPStatus.NOT_FOUND, f"Connect a WebSocket to {PATH}.\n")
-        decision = self.access.decide(request, peer)
+        decision = await self.access.decide(request, peer)
         if isinstance(decision, Refusal):
             return _text(decision.status, f"{decision.text}\n")
         assert isinstance(socket, Socket)
@@ -233,7 +235,7 @@ class Listener:
         return None
 
     async def _answer_replay(self, request: Request, peer: str) -> Response:
-        client = self.access.decide_read(request, peer)
+        client = await self.access.decide_read(request, peer)
         if isinstance(client, Refusal):
             return _text(client.status, f"{client.text}\n")
         query = parse_qs(request.path.partition("?")[2])

@@ -16,7 +16,7 @@ from websockets.datastructures import Headers
 
 from conductor import __version__
 from conductor.errors import SettingsError
-from conductor.server.access import token_digest
+from conductor.server.auth import token_digest
 from conductor.settings import Settings
 
 METRICS_PATH = "/metrics"

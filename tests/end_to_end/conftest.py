@@ -14,8 +14,8 @@ import pytest
 from conductor.app import make_services, reload, running
 from conductor.conversation.services import Services
 from conductor.models.base import ModelProvider
+from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.plugins.models.anthropic import AnthropicProvider
-from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import Settings, load_settings
 from tests.app import App
@@ -60,7 +60,7 @@ async def serving(
     limits.setdefault("model_retry", 0.001)
     services = make_services(settings, provider)
     services = replace(services, limits=replace(services.limits, **limits))
-    listener = Listener(services, Authenticator(tokens))
+    listener = Listener(services, TokenAuthenticator(tokens))
     await services.store.open()
     await listener.start("127.0.0.1", 0)
     await provider.start()

@@ -16,7 +16,7 @@ import pytest
 from conductor.app import make_services
 from conductor.messages import ToolCall, ToolResult, UserMessage
 from conductor.models.base import TextDelta
-from conductor.server.access import Authenticator
+from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from tests.end_to_end.clients.aiohttp_client import AiohttpClient
@@ -51,7 +51,7 @@ def model() -> ScriptedProvider:
 async def serving_pages(provider: ScriptedProvider, *origins: str) -> AsyncIterator[Served]:
     """Run a server that wants a token and lets pages of ``origins`` in."""
     services = make_services(load_settings(None), provider)
-    listener = Listener(services, Authenticator((TOKEN,)), origins)
+    listener = Listener(services, TokenAuthenticator((TOKEN,)), origins)
     await listener.start("127.0.0.1", 0)
     try:
         yield Served(listener)

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from conductor.app import make_services
 from conductor.messages import ToolCall
 from conductor.models.base import TextDelta
-from conductor.server.access import Authenticator
+from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from tests.app import App
@@ -23,7 +23,7 @@ async def lines_of_a_turn(log_content: bool) -> tuple[dict[str, Any], str]:
         [TextDelta("The secret answer.")],
     ]
     services = make_services(load_settings(None, log_content=log_content), ScriptedProvider(scripts))
-    listener = Listener(services, Authenticator(()))
+    listener = Listener(services, TokenAuthenticator(()))
     with capture_logs() as captured:
         await listener.start("127.0.0.1", 0)
         url = f"ws://127.0.0.1:{listener.port}/ws"

@@ -26,9 +26,9 @@ from websockets.typing import Subprotocol
 
 from conductor.app import make_services
 from conductor.errors import SettingsError
+from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.plugins.mcp.config import McpServerConfig
 from conductor.plugins.mcp.endpoint import McpEndpoint
-from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from conductor.tools.base import Toolset
@@ -66,7 +66,7 @@ async def running(
     services = make_services(load_settings(None, **settings), ScriptedProvider([]))
     toolsets = (*services.toolsets, *toolsets)
     services = replace(services, limits=replace(services.limits, **limits), toolsets=toolsets)
-    listener = Listener(services, Authenticator(tokens))
+    listener = Listener(services, TokenAuthenticator(tokens))
     await services.store.open()
     await listener.start("127.0.0.1", 0)
     endpoint = McpEndpoint(listener, check_s=0.02, progress_s=progress_s, idle_s=idle_s)

@@ -17,7 +17,7 @@ from conductor.conversation.state import Conversation
 from conductor.errors import StoreUnavailable
 from conductor.messages import UserMessage
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.server.access import Authenticator
+from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from conductor.stores.base import Claim, SessionKey, SessionLog, Stored
@@ -149,7 +149,7 @@ async def node(
         subject_records=SubjectRecords(store),
         limits=replace(services.limits, **limits),
     )
-    listener = Listener(services, Authenticator(()))
+    listener = Listener(services, TokenAuthenticator(()))
     await store.open()
     try:
         await listener.start("127.0.0.1", 0)

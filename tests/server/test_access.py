@@ -9,8 +9,9 @@ from structlog.testing import capture_logs
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
+from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.rate_limit import ANONYMOUS
-from conductor.server.access import Access, Authenticator, Client, Refusal, Refusals
+from conductor.server.access import Access, Client, Refusal, Refusals
 from conductor.settings import Limits
 from tests.end_to_end.conftest import serving
 from tests.models import ScriptedProvider
@@ -21,7 +22,8 @@ PROXY = "127.0.0.1"
 
 
 def access(*tokens: str, proxies: tuple[str, ...] = ()) -> Access:
-    return Access(Authenticator(tokens), (), [ipaddress.ip_network(proxy) for proxy in proxies], Limits())
+    networks = [ipaddress.ip_network(proxy) for proxy in proxies]
+    return Access(TokenAuthenticator(tokens), (), networks, Limits())
 
 
 def request(*headers: tuple[str, str]) -> Request:
@@ -42,7 +44,7 @@ async def test_a_server_without_tokens_refuses_requests_of_unknown_proxies(
     header: tuple[str, str],
 ) -> None:
     name, value = header
-    refused = access().decide(request(header), PROXY)
+    refused = await access().decide(request(header), PROXY)
     assert isinstance(refused, Refusal)
     assert refused.status == 403 and "AUTH_TOKENS" in refused.text and "TRUSTED_PROXIES" in refused.text
     async with serving(ScriptedProvider([])) as served:
@@ -58,10 +60,11 @@ async def test_a_server_without_tokens_refuses_requests_of_unknown_proxies(
 async def test_a_forwarded_request_needs_a_token_or_a_trusted_proxy() -> None:
     forwarded = ("X-Forwarded-For", "198.51.100.7")
     bearer = ("Authorization", f"Bearer {TOKEN}")
-    client = access(TOKEN).decide(request(forwarded, bearer), PROXY)
+    client = await access(TOKEN).decide(request(forwarded, bearer), PROXY)
     assert isinstance(client, Client) and client.address == "", "the address is not reliable"
-    assert access(proxies=(PROXY,)).decide(request(forwarded), PROXY) == Client(ANONYMOUS, "198.51.100.7")
-    assert access().decide(request(), PROXY) == Client(ANONYMOUS, "")
+    trusting = access(proxies=(PROXY,))
+    assert await trusting.decide(request(forwarded), PROXY) == Client(ANONYMOUS, "198.51.100.7")
+    assert await access().decide(request(), PROXY) == Client(ANONYMOUS, "")
 
 
 @pytest.mark.parametrize("header", ["Origin: http://localhost\r\nOrigin: http://evil.com", "Host: other"])

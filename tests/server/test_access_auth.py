@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 import pytest
 from websockets.datastructures import Headers
-from websockets.http11 import Request
 
+from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.rate_limit import ANONYMOUS
-from conductor.server.access import Authenticator, bearer_token
+from conductor.server.auth import Handshake
 from tests.end_to_end.conftest import serving
 from tests.models import ScriptedProvider
 from tests.server.wires import get, http, upgrade
@@ -22,8 +22,14 @@ TOKEN = "correct-horse-battery-staple"
 OTHER = "another-token"
 
 
-def request(path: str = "/ws", *headers: tuple[str, str]) -> Request:
-    return Request(path, Headers(list(headers)))
+def request(path: str = "/ws", *headers: tuple[str, str]) -> Handshake:
+    return Handshake(path, Headers(list(headers)))
+
+
+async def subject_of(handshake: Handshake, *tokens: str) -> str | None:
+    """Name the person of a handshake at a server with these tokens."""
+    principal = await TokenAuthenticator(tokens).authenticate(handshake)
+    return None if principal is None else principal.id
 
 
 WITH_TOKEN = {
@@ -41,10 +47,10 @@ WITH_TOKEN = {
 
 
 @pytest.mark.parametrize("source", WITH_TOKEN)
-def test_a_token_is_found(source: str) -> None:
-    assert bearer_token(WITH_TOKEN[source]) == TOKEN
-    assert Authenticator([TOKEN]).subject(WITH_TOKEN[source]) is not None
-    assert Authenticator([OTHER]).subject(WITH_TOKEN[source]) is None
+async def test_a_token_is_found(source: str) -> None:
+    assert WITH_TOKEN[source].token == TOKEN
+    assert await subject_of(WITH_TOKEN[source], TOKEN) is not None
+    assert await subject_of(WITH_TOKEN[source], OTHER) is None
 
 
 WITHOUT_TOKEN = {
@@ -59,58 +65,58 @@ WITHOUT_TOKEN = {
 
 
 @pytest.mark.parametrize("source", WITHOUT_TOKEN)
-def test_no_token_is_found(source: str) -> None:
-    assert bearer_token(WITHOUT_TOKEN[source]) is None
-    assert Authenticator([TOKEN, OTHER]).subject(WITHOUT_TOKEN[source]) is None
+async def test_no_token_is_found(source: str) -> None:
+    assert WITHOUT_TOKEN[source].token is None
+    assert await subject_of(WITHOUT_TOKEN[source], TOKEN, OTHER) is None
 
 
 @pytest.mark.parametrize(
     "wrong",
     ["", "x", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "bearer." + TOKEN, TOKEN + "," + OTHER],
 )
-def test_a_wrong_token_has_no_subject(wrong: str) -> None:
-    authenticator = Authenticator([TOKEN, OTHER])
-    assert authenticator.subject(request("/ws", ("Authorization", f"Bearer {wrong}"))) is None
-    assert authenticator.subject(request("/ws", ("Sec-WebSocket-Protocol", f"bearer.{wrong}"))) is None or (
+async def test_a_wrong_token_has_no_subject(wrong: str) -> None:
+    assert await subject_of(request("/ws", ("Authorization", f"Bearer {wrong}")), TOKEN, OTHER) is None
+    protocol = request("/ws", ("Sec-WebSocket-Protocol", f"bearer.{wrong}"))
+    assert await subject_of(protocol, TOKEN, OTHER) is None or (
         wrong == TOKEN + "," + OTHER  # a list of subprotocols, whose first is right
     )
 
 
-def test_the_first_token_of_a_request_decides() -> None:
+async def test_the_first_token_of_a_request_decides() -> None:
     first = request(f"/ws?token={TOKEN}", ("Authorization", "Bearer wrong"))
-    assert Authenticator([TOKEN]).subject(first) is None
+    assert await subject_of(first, TOKEN) is None
 
 
-def test_each_token_has_a_subject_that_is_stable_and_does_not_reveal_it() -> None:
-    authenticator = Authenticator([TOKEN, OTHER])
-    subjects = [authenticator.subject(request(f"/ws?token={token}")) for token in (TOKEN, OTHER, TOKEN)]
+async def test_each_token_has_a_subject_that_is_stable_and_does_not_reveal_it() -> None:
+    presented = (TOKEN, OTHER, TOKEN)
+    subjects = [await subject_of(request(f"/ws?token={token}"), TOKEN, OTHER) for token in presented]
     assert None not in subjects and len(set(subjects)) == 2 and subjects[0] == subjects[2]
-    assert subjects[0] == Authenticator([TOKEN]).subject(request(f"/ws?token={TOKEN}"))
+    assert subjects[0] == await subject_of(request(f"/ws?token={TOKEN}"), TOKEN)
     assert not any(token in str(subjects) for token in (TOKEN, OTHER))
 
 
-def test_tokens_are_kept_hashed() -> None:
-    pickled = pickle.dumps(Authenticator([TOKEN]))
+async def test_tokens_are_kept_hashed() -> None:
+    pickled = pickle.dumps(TokenAuthenticator([TOKEN]))
     assert TOKEN.encode() not in pickled
 
 
 @pytest.mark.parametrize("token", ["schlüssel-日本", "a+b/c=d&e f%20"])
-def test_a_query_may_quote_any_characters_of_a_token(token: str) -> None:
-    assert Authenticator([token]).subject(request(f"/ws?token={quote(token, safe='')}"))
+async def test_a_query_may_quote_any_characters_of_a_token(token: str) -> None:
+    assert await subject_of(request(f"/ws?token={quote(token, safe='')}"), token)
 
 
 @pytest.mark.parametrize(
     "path", ["/ws?token=%ff%fe", "/ws?token=%ED%A0%80", "/ws?token=%zz", "/ws?token=%00"]
 )
-def test_a_query_that_is_not_text_has_no_subject(path: str) -> None:
-    assert Authenticator([TOKEN]).subject(request(path)) is None
+async def test_a_query_that_is_not_text_has_no_subject(path: str) -> None:
+    assert await subject_of(request(path), TOKEN) is None
 
 
-def test_without_tokens_every_client_is_anonymous() -> None:
-    authenticator = Authenticator([])
-    assert not authenticator.required and Authenticator([TOKEN]).required
-    assert authenticator.subject(request()) == ANONYMOUS
-    assert authenticator.subject(request(f"/ws?token={TOKEN}")) == ANONYMOUS
+async def test_without_tokens_every_client_is_anonymous() -> None:
+    authenticator = TokenAuthenticator([])
+    assert not authenticator.required and TokenAuthenticator([TOKEN]).required
+    assert await subject_of(request()) == ANONYMOUS
+    assert await subject_of(request(f"/ws?token={TOKEN}")) == ANONYMOUS
 
 
 @contextmanager
@@ -132,12 +138,11 @@ def comparisons(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     ("token", "results"),
     [(TOKEN, [True, False, False]), ("third", [False, False, True]), ("wrong", [False] * 3)],
 )
-def test_every_token_is_compared_in_constant_time(
+async def test_every_token_is_compared_in_constant_time(
     monkeypatch: pytest.MonkeyPatch, token: str, results: list[bool]
 ) -> None:
-    authenticator = Authenticator([TOKEN, OTHER, "third"])
     with comparisons(monkeypatch) as comparisons_made:
-        authenticator.subject(request(f"/ws?token={token}"))
+        await subject_of(request(f"/ws?token={token}"), TOKEN, OTHER, "third")
     assert comparisons_made == results
 
 

@@ -17,7 +17,7 @@ from conductor.conversation.transport import Frame
 from conductor.events.envelope import encode_event
 from conductor.events.server import SpeechFinal, SpeechPartial
 from conductor.models.base import TextDelta
-from conductor.server.access import Authenticator
+from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.server.connection import Connection
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
@@ -263,7 +263,7 @@ async def stored(
 ) -> AsyncIterator[Served]:
     services = make_services(load_settings(None), provider or ScriptedProvider(lambda _: [TextDelta("Hi.")]))
     bounds = replace(services.limits, close_timeout=1.0, **limits)
-    listener = Listener(replace(services, store=store, limits=bounds), Authenticator([]))
+    listener = Listener(replace(services, store=store, limits=bounds), TokenAuthenticator([]))
     await listener.start("127.0.0.1", 0)
     try:
         yield Served(listener)

@@ -12,7 +12,7 @@ import pytest
 from conductor.app import make_services
 from conductor.messages import AssistantMessage, ToolCall, UserMessage
 from conductor.models.base import TextDelta
-from conductor.server.access import Authenticator
+from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from conductor.stores.base import Claim
@@ -288,7 +288,7 @@ class SlowStore(WiredStore):
 async def test_a_turn_whose_transcript_is_being_recorded_is_answered(present: bool) -> None:
     store = SlowStore()
     services = replace(make_services(load_settings(None), ScriptedProvider(hi)), store=store)
-    listener = Listener(services, Authenticator([]))
+    listener = Listener(services, TokenAuthenticator([]))
     await listener.start("127.0.0.1", 0)
     phone = App(f"ws://127.0.0.1:{listener.port}/ws")
     await phone.open()

@@ -15,7 +15,7 @@ from websockets.exceptions import InvalidStatus
 from conductor.app import make_services
 from conductor.errors import SettingsError
 from conductor.models.base import TextDelta
-from conductor.server.access import Authenticator
+from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.server.listener import Listener
 from conductor.settings import Limits, load_settings
 from tests.app import App
@@ -31,7 +31,7 @@ async def listening(
     services = make_services(load_settings(None), provider or ScriptedProvider([]))
     limits = {"close_timeout": 1.0, **limits}
     services = replace(services, limits=replace(services.limits, **limits))
-    listener = Listener(replace(services, store=store) if store else services, Authenticator([]))
+    listener = Listener(replace(services, store=store) if store else services, TokenAuthenticator([]))
     await listener.start("127.0.0.1", 0)
     try:
         yield listener
@@ -103,7 +103,7 @@ async def test_an_address_that_cannot_be_bound_is_one_sentence(host: str) -> Non
 
 
 async def _start(host: str, port: int) -> None:
-    listener = Listener(make_services(load_settings(None), ScriptedProvider([])), Authenticator([]))
+    listener = Listener(make_services(load_settings(None), ScriptedProvider([])), TokenAuthenticator([]))
     try:
         async with asyncio.timeout(WAIT):
             await listener.start(host, port)
@@ -113,7 +113,7 @@ async def _start(host: str, port: int) -> None:
 
 async def test_the_port_is_known_once_it_listens() -> None:
     services = make_services(load_settings(None), ScriptedProvider([]))
-    listener = Listener(services, Authenticator([]))
+    listener = Listener(services, TokenAuthenticator([]))
     assert listener.port == 0
     await listener.stop()  # which has nothing to stop
     await listener.start("127.0.0.1", 0)

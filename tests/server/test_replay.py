@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 from websockets.datastructures import Headers
-from websockets.http11 import Request
 
 from conductor.app import make_services, running
 from conductor.conversation import records as r
 from conductor.conversation.playback import moments, plain_moment
 from conductor.errors import StoreUnavailable
+from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.rate_limit import ANONYMOUS
-from conductor.server.access import Authenticator
+from conductor.server.auth import Handshake
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from conductor.stores.base import SessionKey, SessionLog, Stored
@@ -39,10 +39,11 @@ async def served(store: SessionLog | None = None, **values: Any) -> AsyncIterato
         yield listener
 
 
-def subject_of(token: str) -> str:
-    subject = Authenticator([token]).subject(Request("/", Headers(Authorization=f"Bearer {token}")))
-    assert subject is not None
-    return subject
+async def subject_of(token: str) -> str:
+    handshake = Handshake("/", Headers(Authorization=f"Bearer {token}"))
+    principal = await TokenAuthenticator([token]).authenticate(handshake)
+    assert principal is not None
+    return principal.id
 
 
 async def talk(listener: Listener, subject: str, session_id: str = "talk-1") -> Stored:
@@ -87,7 +88,7 @@ async def test_it_gives_the_output_of_the_command() -> None:
 
 async def test_another_token_does_not_read_it() -> None:
     async with served(auth_tokens=(TOKEN, OTHER)) as listener:
-        await talk(listener, subject_of(TOKEN))
+        await talk(listener, await subject_of(TOKEN))
         assert (await read(listener, PATH, bearer(TOKEN)))[0] == 200
         assert (await read(listener, PATH, bearer(OTHER)))[0] == 404
         assert (await read(listener, PATH, bearer("wrong")))[0] == 401

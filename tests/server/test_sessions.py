@@ -16,8 +16,8 @@ from conductor.errors import StoreUnavailable, TooManySessions
 from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.models.base import TextDelta
+from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.rate_limit import ANONYMOUS
-from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.server.sessions import SessionRegistry
 from conductor.settings import load_settings
@@ -457,7 +457,7 @@ async def test_a_session_that_is_claimed_during_a_reload_uses_the_new_services()
     store = WiredStore()
     provider = ScriptedProvider(lambda _: [TextDelta("Hi.")])
     services = replace(make_services(load_settings(None), provider), store=store)
-    listener = Listener(services, Authenticator([]))
+    listener = Listener(services, TokenAuthenticator([]))
     await listener.start("127.0.0.1", 0)
     store.claim_gate.clear()
     phone = App(f"ws://127.0.0.1:{listener.port}/ws")

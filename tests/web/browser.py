@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 import pytest
 
 from conductor.app import make_services
+from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.plugins.models.demo import DemoProvider
-from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.server.page import Page
 from conductor.settings import load_settings
@@ -63,7 +63,7 @@ async def serving(token: str | None = None) -> AsyncIterator[str]:
     services = make_services(
         load_settings(None, session_rate_limit_per_min=1_000), DemoProvider(pace_s=0.005)
     )
-    listener = Listener(services, Authenticator(tokens), page=Page(token_needed=bool(tokens)))
+    listener = Listener(services, TokenAuthenticator(tokens), page=Page(token_needed=bool(tokens)))
     await listener.start("127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{listener.port}/"

@@ -173,7 +173,7 @@ class HttpServer:
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
         )
         peer = scope["client"][0] if scope["client"] else ""
-        client = self._access.decide(Request(f"{scope['path']}?{query}", headers), peer)
+        client = await self._access.decide(Request(f"{scope['path']}?{query}", headers), peer)
         if isinstance(client, Refusal):
             await _refuse(client, send)
             return

@@ -1,0 +1,42 @@
+"""Static tokens (AUTH_TOKENS): everybody with a token is one person."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+
+from conductor.rate_limit import ANONYMOUS
+from conductor.server.auth import Handshake, Principal, token_digest
+from conductor.settings import Settings
+
+
+class TokenAuthenticator:
+    """Compares hashed tokens in constant time. Without tokens every client is anonymous."""
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        # The subject does not reveal the token and is stable, because sessions are stored under it.
+        self._subjects = {digest: f"token-{digest.hex()[:16]}" for digest in map(token_digest, tokens)}
+
+    @property
+    def required(self) -> bool:
+        """Whether there are tokens."""
+        return bool(self._subjects)
+
+    async def authenticate(self, handshake: Handshake) -> Principal | None:
+        """Name the token's person; None without a valid token."""
+        if not self._subjects:
+            return Principal(ANONYMOUS)
+        token = handshake.token
+        if token is None:
+            return None
+        presented = token_digest(token)
+        match = None
+        for digest, subject in self._subjects.items():  # all, so that the time does not reveal the match
+            if hmac.compare_digest(digest, presented):
+                match = Principal(subject)
+        return match
+
+
+def from_settings(settings: Settings) -> TokenAuthenticator:
+    """Make the authenticator of AUTH_TOKENS."""
+    return TokenAuthenticator(settings.auth_tokens)

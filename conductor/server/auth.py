@@ -1,0 +1,61 @@
+"""The interface of an authenticator, which names the person behind a connection."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import parse_qs
+
+from websockets.datastructures import Headers
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A person. Sessions, limits, grants and reminders belong to ``id``, which appears in logs."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """The request of a connection: ``path`` with its query, headers, and the client's ``address``.
+
+    The address is empty behind a proxy that is not trusted.
+    """
+
+    path: str
+    headers: Headers
+    address: str = ""
+
+    @property
+    def token(self) -> str | None:
+        """The token: ``Authorization: Bearer``, subprotocol ``bearer.<token>``, or query ``token``."""
+        for value in self.headers.get_all("Authorization"):
+            scheme, _, token = value.partition(" ")
+            if scheme.lower() == "bearer" and token.strip():
+                return token.strip()
+        for value in self.headers.get_all("Sec-WebSocket-Protocol"):
+            for name in value.split(","):
+                if name.strip().startswith("bearer."):
+                    return name.strip().removeprefix("bearer.")
+        tokens = parse_qs(self.path.partition("?")[2]).get("token")
+        return tokens[0] if tokens else None
+
+
+class Authenticator(Protocol):
+    """Names the person behind a handshake; the setting AUTH chooses it by its entry point's name."""
+
+    @property
+    def required(self) -> bool:
+        """Whether a client must prove who it is. If not, the server trusts its own machine only."""
+        ...
+
+    async def authenticate(self, handshake: Handshake) -> Principal | None:
+        """Name the person; None refuses the connection. Must not log the token."""
+        ...
+
+
+def token_digest(token: str) -> bytes:
+    """Hash a token, so that tokens of any length are compared in constant time."""
+    return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
