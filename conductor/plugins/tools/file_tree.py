@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import heapq
 import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from conductor.plugins.tools.definitions import argument, definition
 from conductor.plugins.tools.sandbox import CancelFlag, Files, SandboxPath, printable
-from conductor.plugins.tools.walk import MARKS, MAX_SCANNED, Chain, Kind, Walk, ignored, is_everything
+from conductor.plugins.tools.walk import MARKS, Chain, Kind, Walk, is_everything
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
 
 # Levels of a tree, and its entries.
@@ -27,6 +26,8 @@ MAX_PAGE_ENTRIES = 500
 MAX_TEXT_BYTES = 14 * 1024
 BUDGET_S = 2.0
 
+_PATH = argument("string", "Folder to list, for example src. Leave it out for everything.", maxLength=4096)
+
 
 class FileTree:
     """``get_file_tree``. ``clock`` is any clock in seconds."""
@@ -36,9 +37,7 @@ class FileTree:
         "List files and folders as an indented tree; folders end in /. Files that .gitignore names are "
         "left out. It says when not everything is shown: then ask for a folder by its path.",
         {
-            "path": argument(
-                "string", "Folder to list, for example src. Leave it out for everything.", maxLength=4096
-            ),
+            "path": _PATH,
             "depth": argument(
                 "integer",
                 f"Levels to go down; 1 is the folder itself. Default {MAX_DEPTH}.",
@@ -64,12 +63,13 @@ class FileTree:
         path, depth = arguments.get("path") or "", arguments.get("depth", MAX_DEPTH)
 
         def work(stop: CancelFlag) -> ToolOutcome:
-            walk = _TreeWalk(self._files, stop, self._clock)
-            if not is_everything(path):
-                return _tree_outcome(walk.folder(path, depth), walk)
-            if len(self._files.roots.all) > 1:
-                return _tree_outcome(walk.roots(depth), walk)
-            return _tree_outcome(walk.folder(".", depth), walk)
+            roots = self._files.roots
+            tree = _Tree(self._files, stop, self._clock, BUDGET_S)
+            if is_everything(path) and len(roots.all) > 1:
+                return tree.of_roots(depth)
+            return self._files.first(
+                "." if is_everything(path) else path, lambda location: tree.below(location, depth)
+            )
 
         return await self._files.run(work, walk=True)
 
@@ -82,9 +82,7 @@ class ListDirectory:
         "List the entries of one folder, with sizes and times of change; names that .gitignore leaves out "
         "are not listed. If complete is false, call again with offset = last + 1.",
         {
-            "path": argument(
-                "string", "Folder to list, for example src. Leave it out for the top.", maxLength=4096
-            ),
+            "path": _PATH,
             "offset": argument("integer", "First entry to list; they count from 1. Default 1.", minimum=1),
         },
         risk="safe",
@@ -107,33 +105,25 @@ class ListDirectory:
         def work(stop: CancelFlag) -> ToolOutcome:
             roots, walk = self._files.roots, Walk(self._files, stop, self._clock, BUDGET_S)
             if is_everything(path) and len(roots.all) > 1:
-                entries = [{"name": root.label, "kind": "folder"} for root in roots.all]
-                return _page(".", entries[offset - 1 :], offset, len(entries), 0, walk)
+                labels = [{"name": root.label, "kind": "folder"} for root in roots.all]
+                return _page(".", labels[offset - 1 :], offset, len(labels), walk)
             folder = "." if is_everything(path) else path
             return self._files.first(folder, lambda location: self._list(location, offset, walk))
 
         return await self._files.run(work, walk=True)
 
     def _list(self, location: SandboxPath, offset: int, walk: Walk) -> ToolOutcome:
-        chain = walk.rules_above(location)
-        with self._files.roots.folder(location) as folder:
-            chain = walk.rules_in(folder, len(location.parts), chain)
-            names = list(heapq.merge(*walk.scan(folder)))
-            visible = [
-                (name, kind)
-                for _, name, kind in names
-                if not ignored(chain, (*location.parts, name), kind == "folder")
-            ]
+        with walk.listing(location) as listing:
+            names = [(name, kind) for kind, name, _ in listing.entries]
             entries: list[dict[str, Any]] = []
             bytes_left = MAX_TEXT_BYTES
-            for name, kind in visible[offset - 1 : offset - 1 + MAX_PAGE_ENTRIES]:
-                entry = _entry(folder, name, kind)
+            for name, kind in names[offset - 1 : offset - 1 + MAX_PAGE_ENTRIES]:
+                entry = _entry(listing.folder, name, kind)
                 bytes_left -= len(msgspec.json.encode(entry)) + 1
                 if bytes_left < 0 or walk.full():
                     break
                 entries.append(entry)
-        path = self._files.roots.path_of(location)
-        return _page(path, entries, offset, len(visible), len(names) - len(visible), walk)
+        return _page(self._files.roots.path_of(location), entries, offset, len(names), walk)
 
 
 def _entry(folder: int, name: str, kind: Kind) -> dict[str, Any]:
@@ -150,142 +140,103 @@ def _entry(folder: int, name: str, kind: Kind) -> dict[str, Any]:
     return entry
 
 
-def _page(
-    path: str, entries: list[dict[str, Any]], offset: int, total: int, ignored_count: int, walk: Walk
-) -> ToolOutcome:
+def _page(path: str, entries: list[dict[str, Any]], offset: int, total: int, walk: Walk) -> ToolOutcome:
     last = offset + len(entries) - 1
-    return succeeded(
-        {
-            "path": path,
-            "entries": entries,
-            "first": offset,
-            "last": last,
-            "total": total,
-            "ignored": ignored_count,
-            "complete": walk.complete and last >= total,
-        },
-        notes=walk.all_notes(),
-    )
+    complete = walk.complete and last >= total
+    data = {"path": path, "entries": entries, "first": offset, "last": last, "total": total}
+    return succeeded({**data, "ignored": walk.ignored, "complete": complete}, notes=walk.notes)
 
 
 @dataclass(slots=True)
 class _Node:
-    name: str
-    kind: Kind
+    """A line of a tree. ``omission`` stands for missing children."""
+
     location: SandboxPath
+    name: str = ""
+    kind: Kind = "folder"
+    level: int = 0
+    above: Chain | None = None
     children: list[_Node] = field(default_factory=list)
     omission: str = ""
-    """The text that stands for missing children."""
+
+    @property
+    def line(self) -> str:
+        """The text without its children."""
+        omission = f" {self.omission}" if self.omission and not self.children else ""
+        return f"{' ' * (self.level - 1)}{self.name}{MARKS[self.kind]}{omission}\n"
+
+    def lines(self) -> Iterator[str]:
+        """Return the lines of the children and what is below them."""
+        for child in self.children:
+            yield child.line
+            yield from child.lines()
+        if self.children and self.omission:
+            yield f"{' ' * self.level}{self.omission}\n"
 
 
-class _TreeWalk(Walk):
-    def __init__(self, files: Files, stop: CancelFlag, clock: Callable[[], float]) -> None:
-        super().__init__(files, stop, clock, BUDGET_S, MAX_SCANNED)
-        self._text_left = MAX_TEXT_BYTES
-        self.counts: Counter[Kind | Literal["ignored"]] = Counter()
+class _Tree(Walk):
+    def of_roots(self, depth: int) -> ToolOutcome:
+        roots = self.files.roots.all
+        top = _Node(SandboxPath(roots[0], ()))
+        top.children = [_Node(SandboxPath(root, ()), root.label, level=1) for root in roots]
+        return self._grown(top, ".", top.children, depth)
 
-    def roots(self, depth: int) -> _Node:
-        tops = [_Node(root.label, "folder", SandboxPath(root, ())) for root in self.files.roots.all]
-        self.counts["folder"] = len(tops)
-        self._fill(deque((top, 1, ()) for top in tops), depth)
-        return _Node(".", "folder", tops[0].location, tops)
-
-    def folder(self, path: str, depth: int) -> _Node:
-        def attempt(location: SandboxPath) -> tuple[_Node, Chain]:
-            chain = self.rules_above(location)
-            top = _Node(self.files.roots.path_of(location), "folder", location)
-            return top, self._list(top, 0, chain)
-
-        top, chain = self.files.first(path, attempt)
-        self._fill(self._folders_in(top, 1, depth, chain), depth)
-        return top
-
-    def _fill(self, queue: deque[tuple[_Node, int, Chain]], depth: int) -> None:
-        while queue:
-            node, level, chain = queue.popleft()
-            if self.full() or self.scanned_all:
-                self._omit(node, "…")
-                continue
-            try:
-                chain = self._list(node, level, chain)
-            except OSError:  # no permission; removed or replaced during the walk
-                self._omit(node, "(cannot be read)", "Some folders could not be read.")
-                continue
-            # Breadth first: the levels nearest to the top are shown if not everything fits.
-            queue.extend(self._folders_in(node, level + 1, depth, chain))
-
-    def _folders_in(
-        self, node: _Node, level: int, depth: int, chain: Chain
-    ) -> deque[tuple[_Node, int, Chain]]:
-        folders = [child for child in node.children if child.kind == "folder"]
-        if level < depth:
-            return deque((child, level, chain) for child in folders)
-        for child in folders:
-            self._omit(child, "…", f"Only {depth} level{'s are' if depth > 1 else ' is'} shown.")
-        return deque()
-
-    def _omit(self, node: _Node, omission: str, note: str = "") -> None:
-        node.omission = omission
-        self.complete = False
-        if note:
-            self.notes[note] = None
+    def below(self, location: SandboxPath, depth: int) -> ToolOutcome:
+        top = _Node(location)
+        return self._grown(top, self.files.roots.path_of(location), [top], depth)
 
     def reached_limit(self) -> str:
-        if sum(self.counts[kind] for kind in MARKS) >= MAX_ENTRIES:
+        if self._counts.total() >= MAX_ENTRIES:
             return f"Only {MAX_ENTRIES:,} entries are shown."
         return "The entries do not all fit in one result." if self._text_left <= 0 else ""
 
-    def _list(self, node: _Node, level: int, chain: Chain) -> Chain:
-        parts = node.location.parts
-        with self.files.roots.folder(node.location) as folder:
-            chain = self.rules_in(folder, len(parts), chain)
-            runs = self.scan(folder)
-        count = sum(map(len, runs))
-        for index, (_, name, kind) in enumerate(heapq.merge(*runs)):
-            if self.full():
-                self._omit(node, f"… {count - index:,} more")
-                break
-            if ignored(chain, (*parts, name), kind == "folder"):
-                self.counts["ignored"] += 1
-                continue
-            child = _Node(printable(name), kind, SandboxPath(node.location.root, (*parts, name)))
-            # As JSON, as the limit of an observation is counted.
-            self._text_left -= len(msgspec.json.encode(_line(child, level))) + (4 if kind == "folder" else 0)
-            self.counts[kind] += 1
-            node.children.append(child)
+    def _grown(self, top: _Node, path: str, nodes: list[_Node], depth: int) -> ToolOutcome:
+        self._counts = Counter[Kind](child.kind for child in top.children)
+        self._text_left = MAX_TEXT_BYTES
+        # Breadth first: the levels nearest to the top are shown if not everything fits.
+        queue = deque(nodes)
+        while queue:
+            node = queue.popleft()
+            if node.level >= depth:
+                node.omission = "…"
+                self.cut(f"Only {depth} level{'s are' if depth > 1 else ' is'} shown.")
+            elif self.full() or self.scanned_all:
+                node.omission = "…"
+                self.complete = False
+            else:
+                self._list(node)
+                queue.extend(child for child in node.children if child.kind == "folder")
+        counts = self._counts
+        return succeeded(
+            {
+                "path": path,
+                "tree": "".join(top.lines()).rstrip("\n") or top.omission,
+                "folders": counts["folder"],
+                "files": counts["file"],
+                "links": counts["link"],
+                "special": counts["other"],
+                "ignored": self.ignored,
+                "complete": self.complete,
+            },
+            notes=self.notes,
+        )
+
+    def _list(self, node: _Node) -> None:
+        try:
+            with self.listing(node.location, node.above) as listing:
+                for kind, name, location in listing.entries:
+                    if self.full():
+                        node.omission = "…"
+                        return
+                    child = _Node(location, printable(name), kind, node.level + 1, listing.chain)
+                    # As JSON, as the limit of an observation is counted; a folder may get a mark.
+                    self._text_left -= len(msgspec.json.encode(child.line)) + (4 if kind == "folder" else 0)
+                    self._counts[kind] += 1
+                    node.children.append(child)
+        except OSError:  # no permission; removed or replaced during the walk
+            if node.level == 0:
+                raise
+            node.omission = "(cannot be read)"
+            self.cut("Some folders could not be read.")
         if self.scanned_all:
-            self._omit(node, "… more")
-        return chain
-
-
-def _line(node: _Node, level: int) -> str:
-    omission = f" {node.omission}" if node.omission and not node.children else ""
-    return f"{' ' * level}{node.name}{MARKS[node.kind]}{omission}\n"
-
-
-def _lines(node: _Node, level: int) -> Iterator[str]:
-    for child in node.children:
-        yield _line(child, level)
-        yield from _lines(child, level + 1)
-    if node.children and node.omission:
-        yield f"{' ' * level}{node.omission}\n"
-
-
-def _tree_outcome(top: _Node, walk: _TreeWalk) -> ToolOutcome:
-    counts = walk.counts
-    tree = "".join(_lines(top, 0)).rstrip("\n")
-    if top.omission and not top.children:
-        tree = top.omission
-    return succeeded(
-        {
-            "path": top.name,
-            "tree": tree,
-            "folders": counts["folder"],
-            "files": counts["file"],
-            "links": counts["link"],
-            "special": counts["other"],
-            "ignored": counts["ignored"],
-            "complete": walk.complete,
-        },
-        notes=walk.all_notes(),
-    )
+            node.omission = node.omission or "…"

@@ -14,7 +14,7 @@ from typing import Any
 from conductor.plugins.tools.clock import utc_now
 from conductor.plugins.tools.definitions import argument, definition
 from conductor.plugins.tools.read_file import read_bytes
-from conductor.plugins.tools.sandbox import CancelFlag, FileError, Files, SandboxPath
+from conductor.plugins.tools.sandbox import CancelFlag, FileError, Files, SandboxPath, open_folder
 from conductor.plugins.tools.walk import Walk
 from conductor.plugins.tools.write_file import encode, write_new
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
@@ -69,7 +69,7 @@ class NotesCreate:
         return await self._files.run(work)
 
     def _save(self, location: SandboxPath, stem: str, data: bytes, stop: CancelFlag) -> ToolOutcome:
-        with self._files.roots.folder(location) as folder:
+        with open_folder(location) as folder:
             for number in range(1, _SAME_TITLE):
                 name = f"{stem}-{number}.md" if number > 1 else f"{stem}.md"
                 try:
@@ -121,7 +121,7 @@ class NotesSearch:
             matches.sort(key=lambda note: (note.words, note.modified), reverse=True)
             notes = [note.excerpt for note in matches[: arguments.get("limit", 5)]]
             data = {"notes": notes, "found": len(matches), "complete": walk.complete}
-            return succeeded(data, notes=walk.all_notes())
+            return succeeded(data, notes=walk.notes)
 
         return await self._files.run(work, walk=True)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from conductor.plugins.tools.definitions import argument, definition
-from conductor.plugins.tools.sandbox import CancelFlag, FileError, Files, SandboxPath, open_regular
+from conductor.plugins.tools.sandbox import CancelFlag, FileError, Files, SandboxPath, open_file
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
 
 # Bytes of a file, which is read as a whole.
@@ -19,7 +19,7 @@ MAX_FILE_BYTES = 10 * 1024 * 1024
 MAX_LINES = 10_000
 # Bytes of text as JSON: leaves space for the other fields of an observation.
 MAX_TEXT_BYTES = 12 * 1024
-# Bytes that are read, and searched for newlines, at once.
+# Bytes that are read at once.
 _BLOCK = 256 * 1024
 
 
@@ -93,19 +93,13 @@ def read_bytes(
     files: Files, location: SandboxPath, stop: CancelFlag, max_bytes: int = MAX_FILE_BYTES
 ) -> bytes:
     """Read a whole file, without a byte order mark. Raises `FileError` and `OSError`."""
-    if not location.parts:
-        raise FileError("validation_failed", f"'{files.roots.path_of(location)}' is a folder, not a file.")
-    with files.roots.folder(SandboxPath(location.root, location.parts[:-1])) as folder:
-        file = open_regular(folder, location.parts[-1])
-    try:
+    with open_file(location) as file:
         size = os.fstat(file).st_size
         data = bytearray()
         while size <= max_bytes and (block := os.read(file, _BLOCK)):
             stop.check()
             data += block
             size = max(size, len(data))  # it may grow, and files of /proc report no size
-    finally:
-        os.close(file)
     if size > max_bytes:
         path = files.roots.path_of(location)
         message = f"'{path}' has {size:,} bytes or more; the limit is {max_bytes:,}."
@@ -121,8 +115,7 @@ def _is_text(data: bytes) -> bool:
     return b"\0" not in data  # valid UTF-8, but a sign of a binary file
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """Lines of a file; ``line_cut`` if the last one is incomplete."""
 
     text: str
@@ -135,41 +128,22 @@ def cut(data: bytes, offset: int, limit: int, max_bytes: int) -> Cut:
 
     If the first line is too long, its beginning is taken.
     """
-    start = position = _line_start(data, offset)
-    bytes_left, lines = max_bytes, 0
-    while lines < limit and position < len(data):
-        newline = data.find(b"\n", position, position + bytes_left)
-        if newline < 0 and len(data) - position > bytes_left:
-            break
-        end = newline + 1 or len(data)
-        size = _json_size(data[position:end])
-        if size > bytes_left:
-            break
-        bytes_left -= size
-        lines, position = lines + 1, end
-    if lines or position == len(data):
-        return Cut(data[start:position].decode(), lines, False)
-    # The cut may split a character.
-    piece = data[position : position + max_bytes].decode(errors="ignore")
-    while _json_size(piece.encode()) > max_bytes:
-        piece = piece[: len(piece) // 2]
-    return Cut(piece, 1, True)
-
-
-def _json_size(text: bytes) -> int:
-    return len(msgspec.json.encode(text.decode())) - 2
-
-
-def _line_start(data: bytes, line: int) -> int:
-    # Whole blocks are skipped by counting their newlines.
-    position, lines_left = 0, line - 1
-    while lines_left and position < len(data):
-        count = data.count(b"\n", position, position + _BLOCK)
-        if count < lines_left:
-            lines_left -= count
-            position += _BLOCK
+    lines: list[str] = []
+    for number, line in enumerate(io.BytesIO(data), 1):
+        if number < offset:  # here, since `itertools.islice` would hold the interpreter lock
             continue
-        for _ in range(lines_left):
-            position = data.index(b"\n", position) + 1
-        return position
-    return position
+        text = line[:max_bytes].decode(errors="ignore")  # the cut may split a character
+        size = max(len(line), _json_size(text))
+        if size > max_bytes and not lines:
+            while _json_size(text) > max_bytes:
+                text = text[: len(text) // 2]
+            return Cut(text, 1, True)
+        if size > max_bytes or len(lines) == limit:
+            break
+        max_bytes -= size
+        lines.append(text)
+    return Cut("".join(lines), len(lines), False)
+
+
+def _json_size(text: str) -> int:
+    return len(msgspec.json.encode(text)) - 2

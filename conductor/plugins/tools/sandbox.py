@@ -2,8 +2,7 @@
 
 A path that is checked and then opened by name can be swapped in between. So nothing here is opened by a whole
 path: a folder is opened name by name, each within the folder opened before it and never through a link; a
-file is opened by its bare name within its folder, and checked afterwards. Every refusal is an `OSError`, like
-those of the system.
+file is opened by its bare name within its folder, and checked afterwards.
 """
 
 from __future__ import annotations
@@ -18,15 +17,18 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from conductor.tools.base import ErrorType, ToolOutcome, failed
 
 # Bytes of a path (PATH_MAX of Linux), and its parts.
 MAX_PATH_BYTES = 4096
 MAX_PARTS = 64
+# Threads of file calls: a hanging disk blocks these only. Walks through many folders have threads of their
+# own: a read does not wait for a walk.
+THREADS = 4
+WALKS = 2
 
 SUPPORTED = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
 """Whether this system can open names within an open folder; Windows cannot, and has no file tools."""
@@ -38,31 +40,144 @@ _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 # Attempts to open a file that is replaced at the same time.
 _ATTEMPTS = 16
 
+T = TypeVar("T")
 
-def open_folder(start: int, parts: Sequence[str]) -> int:
-    """Open a folder beneath an open one, name by name. Raises `OSError`; ELOOP for a link."""
-    folder = os.open(".", _FOLDER, dir_fd=start)
-    for part in parts:
-        try:
-            child = os.open(part, _FOLDER, dir_fd=folder)
-        # O_NOFOLLOW with O_DIRECTORY reports a link as ENOTDIR; the caller must know the difference.
-        except NotADirectoryError:
-            if stat.S_ISLNK(os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode):
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
-            raise
-        finally:
+
+class FileError(Exception):
+    """A failure of a file tool. The message is for the model and contains no path outside the roots."""
+
+    def __init__(self, error_type: ErrorType, message: str) -> None:
+        super().__init__(message)
+        self.error_type: ErrorType = error_type
+
+
+class DirectoryMissing(OSError):
+    """A root cannot be opened now; the text is its label."""
+
+
+class AllowedDirectory(NamedTuple):
+    """A root folder. ``label`` is its name for people; ``spellings`` are its absolute paths in parts."""
+
+    label: str
+    parts: tuple[str, ...]
+    spellings: tuple[tuple[str, ...], ...]
+
+
+class SandboxPath(NamedTuple):
+    """A path beneath an `AllowedDirectory`; without parts it is the directory itself."""
+
+    root: AllowedDirectory
+    parts: tuple[str, ...]
+
+    @property
+    def parent(self) -> SandboxPath:
+        """The folder that contains it."""
+        return SandboxPath(self.root, self.parts[:-1])
+
+
+class Roots:
+    """The `AllowedDirectory`s of the file tools.
+
+    Links in the configured paths themselves are resolved once, here: the operator chose them.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        roots: dict[tuple[str, ...], AllowedDirectory] = {}
+        for folder in folders:
+            resolved = folder.resolve()
+            # People and models write the configured path; the path without links is opened.
+            spellings = {resolved.parts[1:]: None, Path(os.path.abspath(folder)).parts[1:]: None}
+            label = name = printable(resolved.name) or "root"
+            for number in range(2, len(folders) + 2):
+                if label in [root.label for root in roots.values()]:
+                    label = f"{name}~{number}"
+            roots.setdefault(resolved.parts, AllowedDirectory(label, resolved.parts[1:], tuple(spellings)))
+        self.all = tuple(roots.values())
+
+    def locations(self, path: str) -> tuple[SandboxPath, ...]:
+        """List the locations a path may mean, likeliest first; the first one that exists is used.
+
+        A path is relative to a root, or absolute within one. It may begin with the root's label; with several
+        roots, the paths in results always do. Raises `FileError`.
+        """
+        parts = split(path)
+        if path.startswith("/"):
+            absolute = {
+                SandboxPath(root, parts[len(prefix) :]): None
+                for root in self.all
+                for prefix in root.spellings
+                if parts[: len(prefix)] == prefix
+            }
+            if not absolute:
+                reason = f"It is outside the allowed folders: {self.labels}."
+                raise FileError("permission_denied", f"The path {quoted(path)} cannot be used. {reason}")
+            return tuple(absolute)
+        relative = tuple(SandboxPath(root, parts) for root in self.all)
+        labelled = tuple(SandboxPath(root, parts[1:]) for root in self.all if parts[:1] == (root.label,))
+        return (*labelled, *relative) if len(self.all) > 1 else (*relative, *labelled)
+
+    @property
+    def labels(self) -> str:
+        """The roots' labels, for people."""
+        return ", ".join(root.label for root in self.all)
+
+    def path_of(self, location: SandboxPath) -> str:
+        """Return the path of a location; with several roots it begins with the root's label."""
+        parts = (location.root.label, *location.parts) if len(self.all) > 1 else location.parts
+        return printable("/".join(parts)) or "."
+
+
+@contextmanager
+def open_folder(location: SandboxPath) -> Iterator[int]:
+    """Open a folder for the block, name by name.
+
+    Raises `OSError`: ELOOP for a link, `DirectoryMissing` if its root was replaced by a link or removed.
+    """
+    folder = os.open("/", _FOLDER)
+    try:
+        for index, part in enumerate((*location.root.parts, *location.parts)):
+            try:
+                child = _open_child(folder, part)
+            except OSError:
+                if index < len(location.root.parts):
+                    raise DirectoryMissing(location.root.label) from None
+                raise
             os.close(folder)
-        folder = child
-    return folder
+            folder = child
+        yield folder
+    finally:
+        os.close(folder)
 
 
-def open_regular(folder: int, name: str) -> int:
-    """Open a file in an open folder for reading: a regular file that has no other name.
+def _open_child(folder: int, name: str) -> int:
+    try:
+        return os.open(name, _FOLDER, dir_fd=folder)
+    # O_NOFOLLOW with O_DIRECTORY reports a link as ENOTDIR; the caller must know the difference.
+    except NotADirectoryError:
+        if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
+        raise
+
+
+@contextmanager
+def open_file(location: SandboxPath) -> Iterator[int]:
+    """Open a file for reading in the block: a regular file that has no other name.
 
     Raises `OSError`: ELOOP for a link, EISDIR for a folder, EMLINK for a second name (a hard link may lead
     to a file outside), ENXIO for devices, pipes and sockets, EAGAIN when it keeps being replaced. The kind
     is checked before opening, since opening a device can have an effect, and again on the open file.
     """
+    if not location.parts:
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+    with open_folder(location.parent) as folder:
+        file = _open_regular(folder, location.parts[-1])
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _open_regular(folder: int, name: str) -> int:
     for _ in range(_ATTEMPTS):
         check_regular(os.stat(name, dir_fd=folder, follow_symlinks=False))
         file = os.open(name, _FILE, dir_fd=folder)
@@ -81,7 +196,7 @@ def open_regular(folder: int, name: str) -> int:
 
 
 def check_regular(status: os.stat_result) -> None:
-    """Raise the `OSError` of `open_regular` unless it is a regular file with one name."""
+    """Raise the `OSError` of `open_file` unless it is a regular file with one name."""
     error = 0
     if stat.S_ISLNK(status.st_mode):
         error = errno.ELOOP
@@ -95,128 +210,26 @@ def check_regular(status: os.stat_result) -> None:
         raise OSError(error, os.strerror(error))
 
 
-class PathError(ValueError):
-    """A text is not a path beneath a root; ``outside`` if it is well formed but leads elsewhere."""
-
-    def __init__(self, message: str, *, outside: bool = False) -> None:
-        super().__init__(message)
-        self.outside = outside
-
-
-class DirectoryMissing(OSError):
-    """A root cannot be opened now."""
-
-
-@dataclass(frozen=True, slots=True)
-class AllowedDirectory:
-    """A root folder. ``label`` is its name for people; ``spellings`` are its absolute paths in parts."""
-
-    label: str
-    parts: tuple[str, ...]
-    spellings: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxPath:
-    """A path beneath an `AllowedDirectory`; without parts it is the directory itself."""
-
-    root: AllowedDirectory
-    parts: tuple[str, ...]
-
-
-class Roots:
-    """The `AllowedDirectory`s of the file tools.
-
-    Links in the configured paths themselves are resolved once, here: the operator chose them.
-    """
-
-    def __init__(self, folders: Sequence[Path]) -> None:
-        labels: list[str] = []
-        roots: list[AllowedDirectory] = []
-        for folder in folders:
-            resolved = folder.resolve()
-            # People and models write the configured path; the path without links is opened.
-            spellings = {resolved.parts[1:]: None, Path(os.path.abspath(folder)).parts[1:]: None}
-            if any(root.parts == resolved.parts[1:] for root in roots):
-                continue
-            labels.append(_unused(printable(resolved.name) or "root", labels))
-            roots.append(AllowedDirectory(labels[-1], resolved.parts[1:], tuple(spellings)))
-        self.all = tuple(roots)
-
-    def locations(self, path: str) -> tuple[SandboxPath, ...]:
-        """List the locations a path may mean, likeliest first; the first one that exists is used.
-
-        A path is relative to a root, or absolute within one. It may begin with the root's label; with several
-        roots, the paths in results always do. Raises `PathError`.
-        """
-        parts = split(path)
-        if path.startswith("/"):
-            absolute = {
-                SandboxPath(root, parts[len(prefix) :]): None
-                for root in self.all
-                for prefix in root.spellings
-                if parts[: len(prefix)] == prefix
-            }
-            if not absolute:
-                raise PathError(f"It is outside the allowed folders: {self.labels}.", outside=True)
-            return tuple(absolute)
-        relative = tuple(SandboxPath(root, parts) for root in self.all)
-        labelled = tuple(SandboxPath(root, parts[1:]) for root in self.all if parts[:1] == (root.label,))
-        return (*labelled, *relative) if len(self.all) > 1 else (*relative, *labelled)
-
-    @property
-    def labels(self) -> str:
-        """The roots' labels, for people."""
-        return ", ".join(root.label for root in self.all)
-
-    def path_of(self, location: SandboxPath) -> str:
-        """Return the path of a location; with several roots it begins with the root's label."""
-        parts = (location.root.label, *location.parts) if len(self.all) > 1 else location.parts
-        return printable("/".join(parts)) or "."
-
-    @contextmanager
-    def folder(self, location: SandboxPath) -> Iterator[int]:
-        """Open a folder for the block. Raises `OSError`; `DirectoryMissing` if its root cannot be opened."""
-        with self.root(location.root) as root:
-            folder = open_folder(root, location.parts)
-        try:
-            yield folder
-        finally:
-            os.close(folder)
-
-    @contextmanager
-    def root(self, root: AllowedDirectory) -> Iterator[int]:
-        """Open a root for the block. Raises `DirectoryMissing` if it was replaced by a link or removed."""
-        top = os.open("/", _FOLDER)
-        try:
-            opened = open_folder(top, root.parts)
-        except OSError:
-            raise DirectoryMissing(root.label) from None
-        finally:
-            os.close(top)
-        try:
-            yield opened
-        finally:
-            os.close(opened)
-
-
 def split(path: str) -> tuple[str, ...]:
     """Split a path into its parts; ``.`` and doubled slashes are dropped.
 
-    Raises `PathError` for an empty path, ``..``, control characters, and more than `MAX_PATH_BYTES` or
+    Raises `FileError` for an empty path, ``..``, control characters, and more than `MAX_PATH_BYTES` or
     `MAX_PARTS`.
     """
-    if not path:
-        raise PathError("It is empty.")
-    if len(path) > MAX_PATH_BYTES or len(path.encode(errors="replace")) > MAX_PATH_BYTES:
-        raise PathError(f"It is longer than {MAX_PATH_BYTES:,} bytes.")
-    if any(unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") for char in path):
-        raise PathError("It contains control characters.")
     parts = tuple(part for part in path.split("/") if part not in ("", "."))
-    if ".." in parts:
-        raise PathError("'..' is not allowed; use a path relative to the root.")
-    if len(parts) > MAX_PARTS:
-        raise PathError(f"It has more than {MAX_PARTS} parts.")
+    problem = ""
+    if not path:
+        problem = "It is empty."
+    elif len(path) > MAX_PATH_BYTES or len(path.encode(errors="replace")) > MAX_PATH_BYTES:
+        problem = f"It is longer than {MAX_PATH_BYTES:,} bytes."
+    elif any(unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") for char in path):
+        problem = "It contains control characters."
+    elif ".." in parts:
+        problem = "'..' is not allowed; use a path relative to the root."
+    elif len(parts) > MAX_PARTS:
+        problem = f"It has more than {MAX_PARTS} parts."
+    if problem:
+        raise FileError("validation_failed", f"The path {quoted(path)} cannot be used. {problem}")
     return parts
 
 
@@ -233,27 +246,10 @@ def _escape(char: str) -> str:
     return char.encode("unicode_escape", "surrogatepass").decode()
 
 
-def _unused(label: str, labels: Sequence[str]) -> str:
-    candidate, number = label, 2
-    while candidate in labels:
-        candidate, number = f"{label}~{number}", number + 1
-    return candidate
-
-
-# Threads of file calls: a hanging disk blocks these only.
-THREADS = 4
-# Threads of walks through many folders: a read does not wait for a walk.
-WALKS = 2
-
-T = TypeVar("T")
-
-
-class FileError(Exception):
-    """A failure of a file tool. The message is for the model and contains no path outside the roots."""
-
-    def __init__(self, error_type: ErrorType, message: str) -> None:
-        super().__init__(message)
-        self.error_type: ErrorType = error_type
+def quoted(path: str) -> str:
+    """Quote a path for a message, at most 200 characters of it."""
+    text = printable(path[:201])
+    return f"'{text[:200]}…'" if len(text) > 200 else f"'{text}'"
 
 
 class CancelFlag(threading.Event):
@@ -289,24 +285,17 @@ class Files:
 
     def first(self, path: str, attempt: Callable[[SandboxPath], T]) -> T:
         """Return the result of ``attempt`` for the first existing location of a path. Raises `FileError`."""
-        try:
-            locations = self.roots.locations(path)
-        except PathError as error:
-            kind: ErrorType = "permission_denied" if error.outside else "validation_failed"
-            raise FileError(kind, f"The path {_quoted(path)} cannot be used. {error}") from None
         failure: FileError | None = None
-        for location in locations:
+        for location in self.roots.locations(path):
             try:
                 return attempt(location)
             except FileNotFoundError:
                 continue
-            except NotADirectoryError as error:
+            except (NotADirectoryError, DirectoryMissing) as error:
                 failure = failure or described(error, self.roots.path_of(location))
-            except DirectoryMissing as error:
-                failure = failure or FileError("io_error", f"The folder {str(error)!r} is not available now.")
             except OSError as error:
                 raise described(error, self.roots.path_of(location)) from None
-        raise failure or FileError("not_found", f"There is no {_quoted(path)} in {self.roots.labels}.")
+        raise failure or FileError("not_found", f"There is no {quoted(path)} in {self.roots.labels}.")
 
     def sensitive(self, arguments: Mapping[str, Any]) -> str | None:
         """Return why a call with these arguments needs consent even if the tool is allowed, or None.
@@ -314,15 +303,12 @@ class Files:
         Only the names in ``path`` and in its root count: no link is followed, so they name the file itself.
         """
         path = arguments.get("path")
-        if not isinstance(path, str):
-            return None
         try:
-            locations = self.roots.locations(path)
-        except PathError:
+            locations = self.roots.locations(path) if isinstance(path, str) else ()
+        except FileError:
             return None  # the call will be refused
         for location in locations:
-            kind = secret_kind((*location.root.parts, *location.parts))
-            if kind:
+            if kind := secret_kind((*location.root.parts, *location.parts)):
                 return f"{self.roots.path_of(location)} may hold {kind}"
         return None
 
@@ -342,31 +328,19 @@ _WORDS: Mapping[int, tuple[ErrorType, str]] = {
     errno.EEXIST: ("validation_failed", "exists already; it was not changed"),
     errno.ENAMETOOLONG: ("validation_failed", "has a name that is too long"),
     errno.ELOOP: ("permission_denied", "is a link or is behind a link; links are not followed"),
-    errno.EXDEV: ("permission_denied", "leads out of its root"),
     errno.EMLINK: ("permission_denied", "has a second name (a hard link) and may belong to another folder"),
     errno.ENXIO: ("permission_denied", "is a device, a pipe or a socket"),
-    errno.EACCES: ("io_error", "cannot be used: the system refuses access"),
-    errno.EPERM: ("io_error", "cannot be used: the system refuses access"),
     errno.EAGAIN: ("io_error", "keeps changing"),
-    errno.ENOSPC: ("io_error", "cannot be written: the disk is full"),
-    errno.EDQUOT: ("io_error", "cannot be written: the disk quota is used up"),
-    errno.EFBIG: ("io_error", "cannot be written: it is too large for the disk"),
-    errno.EROFS: ("io_error", "cannot be written: the disk is read-only"),
-    errno.EIO: ("io_error", "cannot be used: the disk reports an error"),
 }
 
 
 def described(error: OSError, path: str) -> FileError:
     """Describe an error of the system by ``path``, not by the path in its own text."""
-    kind, words = _WORDS.get(error.errno or 0, ("io_error", ""))
-    if not words:
-        words = f"cannot be used: {os.strerror(error.errno or errno.EIO).lower()}"
-    return FileError(kind, f"{_quoted(path)} {words}.")
-
-
-def _quoted(path: str) -> str:
-    text = printable(path[:201])
-    return f"'{text[:200]}…'" if len(text) > 200 else f"'{text}'"
+    if isinstance(error, DirectoryMissing):
+        return FileError("io_error", f"The folder {str(error)!r} is not available now.")
+    reason = f"cannot be used: {os.strerror(error.errno or errno.EIO).lower()}"
+    kind, words = _WORDS.get(error.errno or 0, ("io_error", reason))
+    return FileError(kind, f"{quoted(path)} {words}.")
 
 
 _SECRET_FOLDERS: Mapping[str, str] = {

@@ -173,7 +173,7 @@ class _Search(Walk):
 
     def outcome(self) -> ToolOutcome:
         """Make the outcome, with notes on the files that were not searched."""
-        counts, notes = self._counts, list(self.all_notes())
+        counts, notes = self._counts, list(self.notes)
         reasons = {"secret": "may hold secrets", "large": "are too large", "unreadable": "cannot be read"}
         notes += [
             f"Not searched: {counts[kind]:,} files that {reason}."

@@ -6,31 +6,39 @@ import heapq
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal, TypeAlias
+from contextlib import contextmanager
+from typing import Literal, NamedTuple, TypeAlias
 
 from conductor.plugins.tools import gitignore
-from conductor.plugins.tools.sandbox import CancelFlag, Files, SandboxPath, open_regular
+from conductor.plugins.tools.sandbox import CancelFlag, Files, SandboxPath, open_file, open_folder
 
 # Names scanned in one call; names sorted at once.
 MAX_SCANNED = 200_000
 _RUN = 4096
 
 Kind: TypeAlias = Literal["folder", "file", "link", "other"]
-
-Entry: TypeAlias = tuple[bool, str, Kind]
-"""A name in a folder. The first field sorts folders first."""
+MARKS: Mapping[Kind, str] = {"folder": "/", "file": "", "link": " (link)", "other": " (special)"}
 
 Chain: TypeAlias = tuple[tuple[int, tuple[gitignore.IgnoreRule, ...]], ...]
 """The rules that hold in a folder, from its root down, each with the number of parts of its own folder."""
 
-MARKS: Mapping[Kind, str] = {"folder": "/", "file": "", "link": " (link)", "other": " (special)"}
+
+class Listing(NamedTuple):
+    """An open folder, its rules, and the kind, name and path of each entry that they do not ignore.
+
+    Folders come first, then the other entries, each by name.
+    """
+
+    folder: int
+    chain: Chain
+    entries: Iterator[tuple[Kind, str, SandboxPath]]
 
 
 class Walk:
     """The walk of one call, and its limits.
 
     ``clock`` is any clock in seconds, ``seconds`` the time limit. ``notes`` are in order, each once.
-    ``complete`` is False once a limit left something out.
+    ``complete`` is False once a limit left something out. ``ignored`` counts the entries that rules ignore.
     """
 
     def __init__(
@@ -39,17 +47,17 @@ class Walk:
         stop: CancelFlag,
         clock: Callable[[], float],
         seconds: float,
-        scanned: int = MAX_SCANNED,
+        max_scanned: int | None = None,
     ) -> None:
         self.files = files
         self.complete = True
-        self.notes: dict[str, None] = {}
+        self.ignored = 0
+        self._notes: dict[str, None] = {}
         self._unused_rules = 0
         self._stop = stop
         self._clock = clock
         self._deadline = clock() + seconds
-        self._max_scanned = scanned
-        self._scanned = 0
+        self._scans_left = self._max_scanned = MAX_SCANNED if max_scanned is None else max_scanned
 
     def full(self) -> bool:
         """Return whether the walk must end, and note why. Raises `FileError` if the call was cancelled."""
@@ -68,21 +76,63 @@ class Walk:
     def cut(self, note: str) -> None:
         """Note that something is left out, and why."""
         self.complete = False
-        self.notes[note] = None
+        self._notes[note] = None
 
     @property
     def scanned_all(self) -> bool:
-        return self._scanned >= self._max_scanned
+        """Whether no further names are scanned."""
+        return self._scans_left <= 0
 
-    def all_notes(self) -> tuple[str, ...]:
-        """Return the notes, with one on rules that were not used."""
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out, and why."""
         count = self._unused_rules
-        rules = f"{count:,} lines of .gitignore files were too many or too long to be used."
-        return (*self.notes, *([rules] if count else ()))
+        return (*self._notes, *([f"{count:,} lines of .gitignore files could not be used."] if count else ()))
 
-    def scan(self, folder: int) -> list[list[Entry]]:
-        """List an open folder, as sorted runs: sorting a very large one holds the interpreter lock."""
-        runs: list[list[Entry]] = [[]]
+    @contextmanager
+    def listing(self, location: SandboxPath, above: Chain | None = None) -> Iterator[Listing]:
+        """Open a folder; ``above`` are the rules of the folders that contain it. Raises `OSError`.
+
+        Without ``above`` they are read; if they ignore the folder itself, no rules hold in it.
+        """
+        chain = self._rules_above(location) if above is None else above
+        with open_folder(location) as folder:
+            chain = self._add_rules(location, chain)
+            yield Listing(folder, chain, self._entries(location, chain, self._scan(folder)))
+
+    def files_below(self, top: SandboxPath) -> Iterator[tuple[int, SandboxPath]]:
+        """Walk from a folder down, nearest first, and yield each file with its open folder.
+
+        Raises `OSError` for ``top``; an unreadable folder below it becomes a note.
+        """
+        queue: deque[tuple[SandboxPath, Chain | None]] = deque([(top, None)])
+        while queue and not self.full():
+            location, above = queue.popleft()
+            try:
+                with self.listing(location, above) as (folder, chain, entries):
+                    for kind, _, child in entries:
+                        if kind == "folder":
+                            queue.append((child, chain))
+                        elif kind == "file":
+                            yield folder, child
+            except OSError:  # no permission; removed or replaced during the walk
+                if location is top:
+                    raise
+                self.cut("Some folders could not be read.")
+
+    def _entries(
+        self, location: SandboxPath, chain: Chain, runs: list[list[tuple[bool, str, Kind]]]
+    ) -> Iterator[tuple[Kind, str, SandboxPath]]:
+        for _, name, kind in heapq.merge(*runs):
+            child = SandboxPath(location.root, (*location.parts, name))
+            if _ignored(chain, child, kind == "folder"):
+                self.ignored += 1
+            else:
+                yield kind, name, child
+
+    def _scan(self, folder: int) -> list[list[tuple[bool, str, Kind]]]:
+        # Sorted runs of names, folders first: sorting a very large list holds the interpreter lock.
+        runs: list[list[tuple[bool, str, Kind]]] = [[]]
         descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
         try:
             with os.scandir(descriptor) as entries:
@@ -90,9 +140,9 @@ class Walk:
                     if self.scanned_all:
                         self.cut(f"Only {self._max_scanned:,} entries were scanned.")
                         break
-                    self._scanned += 1
+                    self._scans_left -= 1
                     # The clock costs more than an entry.
-                    if self._scanned % 1024 == 0 and self.full():
+                    if self._scans_left % 1024 == 0 and self.full():
                         break
                     if entry.name != ".git":
                         kind = _kind(entry)
@@ -105,60 +155,30 @@ class Walk:
         runs[-1].sort()
         return runs
 
-    def files_below(self, top: SandboxPath) -> Iterator[tuple[int, SandboxPath]]:
-        """Walk from a folder down, nearest first, and yield each file with its open folder.
-
-        Raises `OSError` for ``top``; an unreadable folder below it becomes a note.
-        """
-        queue: deque[tuple[SandboxPath, Chain]] = deque([(top, self.rules_above(top))])
-        while queue and not self.full():
-            location, chain = queue.popleft()
-            try:
-                with self.files.roots.folder(location) as folder:
-                    chain = self.rules_in(folder, len(location.parts), chain)
-                    for _, name, kind in heapq.merge(*self.scan(folder)):
-                        child = SandboxPath(location.root, (*location.parts, name))
-                        if kind in ("link", "other") or ignored(chain, child.parts, kind == "folder"):
-                            continue
-                        if kind == "folder":
-                            queue.append((child, chain))
-                        else:
-                            yield folder, child
-            except OSError:  # no permission; removed or replaced during the walk
-                if location is top:
-                    raise
-                self.cut("Some folders could not be read.")
-
-    def rules_in(self, folder: int, depth: int, above: Chain) -> Chain:
-        """Add the rules of an open folder, which is ``depth`` parts below its root."""
+    def _add_rules(self, location: SandboxPath, above: Chain) -> Chain:
         try:
-            file = open_regular(folder, ".gitignore")
+            with open_file(SandboxPath(location.root, (*location.parts, ".gitignore"))) as file:
+                data = os.read(file, gitignore.MAX_BYTES + 1)
         except OSError:  # no file, or a link, which git does not follow here either
             return above
-        try:
-            data = os.read(file, gitignore.MAX_BYTES + 1)
-        finally:
-            os.close(file)
         rules, unused = gitignore.parse(data)
         self._unused_rules += unused
-        return (*above, (depth, rules)) if rules else above
+        return (*above, (len(location.parts), rules)) if rules else above
 
-    def rules_above(self, location: SandboxPath) -> Chain:
-        """Collect the rules that hold for a requested folder; no rules if they ignore the folder itself."""
+    def _rules_above(self, location: SandboxPath) -> Chain:
         chain: Chain = ()
         for length in range(len(location.parts)):
-            with self.files.roots.folder(SandboxPath(location.root, location.parts[:length])) as folder:
-                chain = self.rules_in(folder, length, chain)
-            if ignored(chain, location.parts[: length + 1], True):
-                self.notes["The folder is named in .gitignore; it is shown because it was requested."] = None
+            chain = self._add_rules(SandboxPath(location.root, location.parts[:length]), chain)
+            if _ignored(chain, SandboxPath(location.root, location.parts[: length + 1]), True):
+                self._notes["The folder is named in .gitignore; it is shown because it was requested."] = None
                 return ()
         return chain
 
 
-def ignored(chain: Chain, parts: tuple[str, ...], is_folder: bool) -> bool:
-    """Return whether the rules leave a path out; those nearer to it take precedence."""
+def _ignored(chain: Chain, location: SandboxPath, is_folder: bool) -> bool:
+    # The rules nearest to a path take precedence.
     for length, rules in reversed(chain):
-        verdict = gitignore.verdict(rules, parts[length:], is_folder)
+        verdict = gitignore.verdict(rules, location.parts[length:], is_folder)
         if verdict is not None:
             return verdict
     return False

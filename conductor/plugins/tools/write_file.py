@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import difflib
 import errno
 import os
 import secrets
 import stat
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from functools import lru_cache
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any
 
@@ -24,17 +21,16 @@ from conductor.plugins.tools.sandbox import (
     Files,
     SandboxPath,
     check_regular,
+    described,
     open_folder,
     printable,
+    quoted,
     secret_kind,
 )
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
 
 # Bytes of a file; a model does not write more in one reply.
 MAX_CONTENT_BYTES = 1_000_000
-# Lines of a new file in a preview, and characters of each.
-_PREVIEW_LINES = 5
-_PREVIEW_CHARS = 80
 # Lines of each text that are compared, since the time grows with their product; lines of a difference in a
 # preview, and characters of each.
 MAX_COMPARED_LINES = 5000
@@ -47,7 +43,6 @@ _ARGUMENTS = {
     "parents": argument("boolean", "Create missing folders too. Default false."),
 }
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_NOREPLACE = 1
 
 
 class CreateFile:
@@ -69,16 +64,10 @@ class CreateFile:
 
     async def preview(self, arguments: Mapping[str, Any]) -> str:
         """Describe the effect of a call."""
-        content = str(arguments["content"])
-        lines = content.splitlines()
+        path, content = quoted(str(arguments["path"])), str(arguments["content"])
         folders = ", and the missing folders" if arguments.get("parents") else ""
-        head = [f"+ {printable(line[:_PREVIEW_CHARS])}" for line in lines[:_PREVIEW_LINES]]
-        more = [f"… and {len(lines) - _PREVIEW_LINES} more lines"] if len(lines) > _PREVIEW_LINES else []
-        summary = (
-            f"Would create {printable(str(arguments['path']))!r}{folders}: {_size(content)}. "
-            "Would fail if it exists already."
-        )
-        return "\n".join([summary, *head, *more])
+        summary = f"Would create {path}{folders}: {_size(content)}. Would fail if it exists already."
+        return "\n".join([summary, *_head(f"+{line}" for line in content.splitlines())])
 
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Answer with ``path``, ``size_bytes`` and ``created_folders``."""
@@ -91,57 +80,43 @@ class CreateFile:
             raise FileError("validation_failed", "The path ends in a folder; it needs a file's name.")
 
         def attempt(location: SandboxPath) -> ToolOutcome:
-            folders = self._create(location, data, parents, stop)
+            if not location.parts:
+                raise FileError("validation_failed", "The path is a folder's; it needs a file's name.")
+            try:
+                created = _create(location, data, parents, stop)
+            except DirectoryMissing as error:  # this root is meant; another one must not be tried
+                raise described(error, path) from None
             shown_path = self._files.roots.path_of(location)
-            return succeeded({"path": shown_path, "size_bytes": len(data), "created_folders": folders})
+            return succeeded({"path": shown_path, "size_bytes": len(data), "created_folders": created})
 
         try:
             return self._files.first(path, attempt)
         except FileError as error:
             if error.error_type != "not_found":
                 raise
-            message = f"The folder of {printable(path)!r} does not exist. Nothing was created."
+            message = f"The folder of {quoted(path)} does not exist. Nothing was created."
             hint = "" if parents else " Set parents to true to create it too."
             raise FileError("not_found", message + hint) from None
 
-    def _create(self, location: SandboxPath, data: bytes, parents: bool, stop: CancelFlag) -> int:
-        name = _file_name(location)
-        mode = 0o600 if secret_kind(location.parts) else 0o644  # the umask may remove more
-        with ExitStack() as closing, ExitStack() as undoing:
-            folder, created = self._open(location, parents, closing, undoing)
-            try:
-                write_new(folder, name, data, mode, stop)
-            except FileNotFoundError:  # the open folder was removed; another root must not be tried
-                raise FileError(
-                    "io_error", "The folder was removed during the call. Nothing was created."
-                ) from None
-            undoing.pop_all()
-        return created
 
-    def _open(
-        self, location: SandboxPath, parents: bool, closing: ExitStack, undoing: ExitStack
-    ) -> tuple[int, int]:
-        folders = location.parts[:-1]
-        try:
-            if not parents:
-                return closing.enter_context(self._files.roots.folder(SandboxPath(location.root, folders))), 0
-            folder = closing.enter_context(self._files.roots.root(location.root))
-        except DirectoryMissing as error:  # this root is meant; another one must not be tried
-            raise FileError("io_error", f"The folder {str(error)!r} is not available now.") from None
-        created = 0
-        for name in folders:
-            try:
-                child = open_folder(folder, (name,))
-            except FileNotFoundError:
-                os.mkdir(name, 0o755, dir_fd=folder)
-                # Undone if the file cannot be written.
-                undoing.callback(_quietly, os.rmdir, name, folder)
+def _create(location: SandboxPath, data: bytes, parents: bool, stop: CancelFlag) -> int:
+    mode = 0o600 if secret_kind(location.parts) else 0o644  # the umask may remove more
+    created: list[SandboxPath] = []
+    try:
+        for length in range(1, len(location.parts) if parents else 0):
+            missing = SandboxPath(location.root, location.parts[:length])
+            with suppress(FileExistsError), open_folder(missing.parent) as folder:
+                os.mkdir(missing.parts[-1], 0o755, dir_fd=folder)
+                created.append(missing)
                 _sync(folder)
-                created += 1
-                child = open_folder(folder, (name,))
-            closing.callback(os.close, child)
-            folder = child
-        return folder, created
+        with open_folder(location.parent) as folder:
+            write_new(folder, location.parts[-1], data, mode, stop)
+    except BaseException:
+        for missing in reversed(created):
+            with suppress(OSError), open_folder(missing.parent) as folder:
+                os.rmdir(missing.parts[-1], dir_fd=folder)
+        raise
+    return len(created)
 
 
 class WriteFile(CreateFile):
@@ -160,47 +135,45 @@ class WriteFile(CreateFile):
     async def preview(self, arguments: Mapping[str, Any]) -> str:
         """Describe the effect of a call: for a file that exists, by a unified diff."""
 
-        def attempt(location: SandboxPath, stop: CancelFlag) -> ToolOutcome:
-            old = read_bytes(self._files, location, stop, MAX_CONTENT_BYTES)
-            path = self._files.roots.path_of(location)
-            return succeeded(_difference(location, path, old, arguments["content"]))
-
         def work(stop: CancelFlag) -> ToolOutcome:
+            def attempt(location: SandboxPath) -> ToolOutcome:
+                old = read_bytes(self._files, location, stop, MAX_CONTENT_BYTES)
+                path = self._files.roots.path_of(location)
+                return succeeded(_difference(location, path, old, arguments["content"]))
+
             try:
-                return self._files.first(arguments["path"], lambda location: attempt(location, stop))
+                return self._files.first(arguments["path"], attempt)
             except FileError as error:
                 if error.error_type == "not_found":
                     return succeeded("")
                 # The file is too large to compare, or the call would fail.
-                return succeeded(f"Would replace {printable(arguments['path'])!r}. {error}")
+                return succeeded(f"Would replace {quoted(arguments['path'])}. {error}")
 
         outcome = await self._files.run(work)
-        if outcome.success and outcome.data:
-            return str(outcome.data)
-        return outcome.error_message or await super().preview(arguments)
+        return str(outcome.data or outcome.error_message or await super().preview(arguments))
 
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Answer with ``path``, ``size_bytes`` and ``replaced``; a new file also with ``created_folders``."""
 
         def work(stop: CancelFlag) -> ToolOutcome:
             data = encode(arguments["content"])
+
+            def attempt(location: SandboxPath) -> ToolOutcome:
+                if not location.parts:
+                    raise FileError("validation_failed", "The path is a folder's; it needs a file's name.")
+                with open_folder(location.parent) as folder:
+                    replace_file(folder, location.parts[-1], data, stop)
+                path = self._files.roots.path_of(location)
+                return succeeded({"path": path, "size_bytes": len(data), "replaced": True})
+
             try:
-                return self._files.first(
-                    arguments["path"], lambda location: self._replace(location, data, stop)
-                )
+                return self._files.first(arguments["path"], attempt)
             except FileError as error:
                 if error.error_type != "not_found":
                     raise
                 return succeeded({**self._created(arguments, stop).data, "replaced": False})
 
         return await self._files.run(work)
-
-    def _replace(self, location: SandboxPath, data: bytes, stop: CancelFlag) -> ToolOutcome:
-        name = _file_name(location)
-        with self._files.roots.folder(SandboxPath(location.root, location.parts[:-1])) as folder:
-            replace_file(folder, name, data, stop)
-        path = self._files.roots.path_of(location)
-        return succeeded({"path": path, "size_bytes": len(data), "replaced": True})
 
 
 def write_new(folder: int, name: str, data: bytes, mode: int, stop: CancelFlag) -> None:
@@ -213,7 +186,10 @@ def write_new(folder: int, name: str, data: bytes, mode: int, stop: CancelFlag) 
         os.stat(name, dir_fd=folder, follow_symlinks=False)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
     with _temporary(folder, data, mode, stop) as temporary:
-        _publish(folder, temporary, name)
+        # A hard link never replaces a file, as a rename would.
+        os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
 
 
 def replace_file(folder: int, name: str, data: bytes, stop: CancelFlag) -> None:
@@ -238,63 +214,28 @@ def _temporary(
 ) -> Iterator[str]:
     # The block gives the complete file its name.
     temporary = f".conductor-{secrets.token_hex(8)}.tmp"
-    file = os.open(temporary, _NEW, mode, dir_fd=folder)
     try:
-        try:
-            size = 0
-            while size < len(data):
-                size += os.write(file, data[size:])
+        file = os.open(temporary, _NEW, mode, dir_fd=folder)
+    except FileNotFoundError:  # no other root must be tried
+        raise FileError("io_error", "The folder was removed during the call. Nothing was created.") from None
+    try:
+        with open(file, "wb", buffering=0) as stream:
+            while data:
+                data = data[stream.write(data) :]
             if original is not None:
                 with suppress(PermissionError):  # only root may change an owner
                     os.fchown(file, original.st_uid, original.st_gid)
                 os.fchmod(file, stat.S_IMODE(original.st_mode))
             # Before the name appears: a crash must not leave an empty file under it.
             os.fsync(file)
-        finally:
-            os.close(file)
         # After this the call can no longer be cancelled.
         stop.check()
         yield temporary
     except BaseException:
-        _quietly(os.unlink, temporary, folder)
+        with suppress(OSError):  # the failure before this one is reported
+            os.unlink(temporary, dir_fd=folder)
         raise
     _sync(folder)
-
-
-def _publish(folder: int, temporary: str, name: str) -> None:
-    rename = renameat2()
-    if rename is not None:
-        old, new = os.fsencode(temporary), os.fsencode(name)
-        if rename(folder, old, folder, new, _NOREPLACE) == 0:
-            return
-        error = ctypes.get_errno()
-        if error not in (errno.EINVAL, errno.ENOSYS, errno.EPERM):  # the file system does not support it
-            raise OSError(error, os.strerror(error))
-    link_in(folder, temporary, name)
-
-
-def link_in(folder: int, temporary: str, name: str) -> None:
-    """Give a file its final name without ``renameat2``: a hard link never replaces a file."""
-    os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
-    _quietly(os.unlink, temporary, folder)
-
-
-@lru_cache(maxsize=1)
-def renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
-    """Return the system's ``renameat2``, which Python does not offer, or None."""
-    if sys.platform != "linux":
-        return None
-    function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if function is None:
-        return None
-    function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
-    rename: Callable[[int, bytes, int, bytes, int], int] = function
-    return rename
-
-
-def _quietly(remove: Callable[..., None], name: str, folder: int) -> None:
-    with suppress(OSError):  # the failure before this one is reported
-        remove(name, dir_fd=folder)
 
 
 def _sync(folder: int) -> None:
@@ -305,12 +246,6 @@ def _sync(folder: int) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _file_name(location: SandboxPath) -> str:
-    if not location.parts:
-        raise FileError("validation_failed", "The path is a folder's; it needs a file's name.")
-    return location.parts[-1]
 
 
 def encode(content: str) -> bytes:
@@ -329,6 +264,12 @@ def _size(content: str) -> str:
     return f"{lines:,} line{'' if lines == 1 else 's'}, {len(content.encode(errors='replace')):,} bytes"
 
 
+def _head(lines: Iterator[str]) -> list[str]:
+    head = [printable(line[:_DIFF_CHARS]) for line in islice(lines, MAX_DIFF_LINES)]
+    more = sum(1 for _ in lines)
+    return [*head, *([f"… and {more} more lines"] if more else [])]
+
+
 def _difference(location: SandboxPath, path: str, old: bytes, new: str) -> str:
     summary = f"Would replace {path!r}, {len(old):,} bytes, by {_size(new)}."
     kind = secret_kind((*location.root.parts, *location.parts))
@@ -337,9 +278,5 @@ def _difference(location: SandboxPath, path: str, old: bytes, new: str) -> str:
     before, after = old.decode(errors="replace").splitlines(), new.splitlines()
     if max(len(before), len(after)) > MAX_COMPARED_LINES:
         return f"{summary} The texts are too long to be compared."
-    lines = difflib.unified_diff(before, after, path, path, lineterm="", n=2)
-    head = [printable(line[:_DIFF_CHARS]) for line in islice(lines, MAX_DIFF_LINES)]
-    more = sum(1 for _ in lines)
-    if not head:
-        return f"{summary} The lines stay the same."
-    return "\n".join([summary, *head, *([f"… and {more} more lines"] if more else [])])
+    lines = _head(difflib.unified_diff(before, after, path, path, lineterm="", n=2))
+    return "\n".join([summary, *lines]) if lines else f"{summary} The lines stay the same."

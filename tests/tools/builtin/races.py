@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import threading
 import time
@@ -30,6 +31,13 @@ def swapping(swap: Callable[[], object], seconds: float = 0.5) -> Iterator[Itera
         over.set()
         thread.join()
     assert swaps > 100
+
+
+def exchange_at_once(path: Path, link: Path) -> None:
+    """Exchange two names, with no moment in which one is missing."""
+    here, both = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if ctypes.CDLL(None).renameat2(here, bytes(path), here, bytes(link), both):
+        raise OSError("not exchanged")
 
 
 def exchange(path: Path, link: Path) -> None:

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from conductor.plugins.tools.sandbox import (
     DirectoryMissing,
-    PathError,
+    FileError,
     Roots,
-    SandboxPath,
-    open_regular,
+    open_file,
     printable,
     split,
 )
@@ -46,13 +45,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def read(roots: Roots, path: str) -> bytes:
-    location = roots.locations(path)[0]
-    with roots.folder(SandboxPath(location.root, location.parts[:-1])) as folder:
-        file = open_regular(folder, location.parts[-1])
-    try:
+    with open_file(roots.locations(path)[0]) as file:
         return os.read(file, 100)
-    finally:
-        os.close(file)
 
 
 def refusal(roots: Roots, path: str) -> str:
@@ -77,9 +71,9 @@ def test_a_file_inside_is_opened(root: Path, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "/", "//etc", "{root}-more/file"])
 def test_an_absolute_path_elsewhere_is_refused(root: Path, path: str) -> None:
-    with pytest.raises(PathError, match="outside") as raised:
+    with pytest.raises(FileError, match="outside") as raised:
         Roots([root]).locations(path.format(root=root))
-    assert str(root.parent) not in str(raised.value)
+    assert str(root.parent) not in str(raised.value).partition(" cannot be used")[2]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +95,7 @@ def test_an_absolute_path_elsewhere_is_refused(root: Path, path: str) -> None:
     ],
 )
 def test_an_invalid_path_is_refused(root: Path, path: str) -> None:
-    with pytest.raises(PathError):
+    with pytest.raises(FileError):
         Roots([root]).locations(path)
 
 
@@ -113,7 +107,7 @@ def test_a_path_of_64_parts_is_valid(root: Path) -> None:
 def test_no_text_gives_a_part_that_leads_elsewhere(path: str) -> None:
     try:
         parts = split(path)
-    except PathError:
+    except FileError:
         return
     assert all(part not in ("", ".", "..") and "/" not in part and "\0" not in part for part in parts)
 
