@@ -151,7 +151,7 @@ def _serve(options: argparse.Namespace) -> int:
             )
         )
     from conductor.app import serve
-    from conductor.server.access import check_exposure
+    from conductor.server.address import check_exposure
 
     def ready(listener: Listener) -> None:
         if worker is None:
@@ -192,7 +192,7 @@ def _settings(options: argparse.Namespace) -> tuple[Settings, str | None]:
 
 
 def _within_descriptors(settings: Settings, *, quiet: bool) -> Settings:
-    from conductor.server.access import connections_within, raise_descriptor_limit
+    from conductor.server.address import connections_within, raise_descriptor_limit
 
     limit = raise_descriptor_limit()
     most = connections_within(limit)

@@ -31,7 +31,7 @@ from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta
 from conductor.plugins.tools.knowledge_index import KnowledgeIndex, Update
 from conductor.plugins.tools.sandbox import CancelFlag
-from conductor.server.access import check_exposure
+from conductor.server.address import check_exposure
 from conductor.settings import Settings, is_loopback, load_settings
 from conductor.tools.base import CallContext
 from tests.app import App

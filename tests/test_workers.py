@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from conductor.errors import SettingsError
-from conductor.server.access import reserve
+from conductor.server.address import reserve
 from conductor.server.workers import Supervisor
 from conductor.settings import load_settings
 from tests.app import App

@@ -21,7 +21,7 @@ from conductor.plugins.tools.builtin import BuiltinToolset
 from conductor.plugins.tools.http_tools import load_http_tools
 from conductor.plugins.tools.python_tools import python_tools
 from conductor.prompts import load_system_prompt
-from conductor.server.access import check_exposure, why_not_bound
+from conductor.server.address import check_exposure, why_not_bound
 from conductor.settings import Reading, Settings, environment_names, is_loopback
 from conductor.tools.device import known_tools, load_catalog
 from conductor.tools.policies import lint, lint_allowed, load, policies_path

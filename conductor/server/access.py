@@ -1,13 +1,9 @@
-"""Who may connect: file descriptors, the port, the checks before an upgrade, and counts of connections."""
+"""Who may connect: the checks before an upgrade, and counts of connections."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
 import http
-import resource
-import socket
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,109 +11,11 @@ from dataclasses import dataclass, field
 import structlog
 from websockets.http11 import Request
 
-from conductor.errors import SettingsError
 from conductor.rate_limit import ANONYMOUS, Network, client_address, origin_allowed
 from conductor.server.auth import Authenticator, Handshake
-from conductor.settings import Limits, Settings, is_loopback
+from conductor.settings import Limits
 
 log = structlog.get_logger(__name__)
-
-
-# Descriptors reserved for the program's files, its store and its log.
-RESERVED_DESCRIPTORS = 64
-# The limit to request if there is no hard limit; some systems refuse more.
-UNLIMITED_DESCRIPTORS = 65_536
-# Ports below this one need privileges.
-_PRIVILEGED = 1024
-
-
-def raise_descriptor_limit() -> int:
-    """Raise the soft limit of open files to the hard limit; returns the limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # macOS reports infinity and refuses it as a soft limit.
-    requested = UNLIMITED_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
-    if soft != resource.RLIM_INFINITY and soft < requested:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (requested, hard))
-    return descriptor_limit()
-
-
-def descriptor_limit() -> int:
-    """Return this process's limit of open files."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return UNLIMITED_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
-
-
-def connections_within(descriptors: int) -> int:
-    """Return how many connections the descriptors allow; at least one.
-
-    Each counts as one and a half: a third is for incomplete handshakes and requests to the model.
-    """
-    return max((descriptors - RESERVED_DESCRIPTORS) * 2 // 3, 1)
-
-
-def check_exposure(settings: Settings, *, insecure: bool) -> None:
-    """Refuse to listen beyond loopback without tokens, unless ``insecure``."""
-    if settings.authenticates or insecure or is_loopback(settings.host):
-        return
-    raise SettingsError(
-        f"Listening on {settings.host} without tokens gives the whole network access; set AUTH_TOKENS, "
-        "or pass --insecure-no-auth."
-    )
-
-
-def reserve(host: str, port: int) -> list[socket.socket]:
-    """Bind a socket to each address of ``host``, for a server of several processes; port 0 is any free one.
-
-    With SO_REUSEPORT alone, two servers of one user would share a port silently. These sockets are bound
-    without it and get it afterwards, so that only this server's workers can join. Raises `SettingsError`.
-    """
-    sockets: list[socket.socket] = []
-    with contextlib.ExitStack() as on_error:
-        try:
-            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            for family, kind, protocol, _, address in dict.fromkeys(infos):
-                reserved = on_error.enter_context(socket.socket(family, kind, protocol))
-                if family == socket.AF_INET6:
-                    reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for ports in TIME_WAIT
-                try:
-                    reserved.bind((address[0], port, *address[2:]))
-                except OSError as error:
-                    if family == socket.AF_INET6 and error.errno == errno.EADDRNOTAVAIL and sockets:
-                        continue  # localhost on a machine without IPv6
-                    raise
-                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                port = int(reserved.getsockname()[1])
-                sockets.append(reserved)
-        except (OSError, UnicodeError) as error:
-            raise not_bound(host, port, error) from None
-        on_error.pop_all()
-    return sockets
-
-
-def not_bound(host: str, port: int, error: OSError | UnicodeError) -> SettingsError:
-    """Make the error for an address that cannot be bound."""
-    return SettingsError(": ".join(why_not_bound(host, port, error)))
-
-
-def why_not_bound(host: str, port: int, error: OSError | UnicodeError) -> tuple[str, str]:
-    """Explain why an address cannot be bound: returns the setting to change, and a sentence."""
-    number = error.errno if isinstance(error, OSError) else None
-    if number == errno.EADDRINUSE:
-        return (
-            "PORT",
-            f"{host}:{port} is in use, perhaps by another Conductor; stop it or choose another port.",
-        )
-    if number in (errno.EACCES, errno.EPERM):
-        hint = f"; ports below {_PRIVILEGED} need privileges" if port < _PRIVILEGED else ""
-        return "PORT", f"permission to listen on {host}:{port} was denied{hint}."
-    if isinstance(error, socket.gaierror | UnicodeError):  # UnicodeError: too long a name for the resolver
-        return "HOST", f"{host} is not a known name or address; use 127.0.0.1 for this machine only."
-    if number == errno.EADDRNOTAVAIL:
-        return "HOST", f"{host} is not an address of this machine; use 0.0.0.0 for all its addresses."
-    return "HOST", f"cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}."
 
 
 # Pairs of reason and source that are counted separately; further pairs share the source "many".

@@ -19,18 +19,12 @@ from websockets.typing import Subprotocol
 from conductor.conversation.services import Services
 from conductor.errors import StoreUnavailable
 from conductor.events.envelope import PATH, SUBPROTOCOL
-from conductor.plugins.mcp.toolset import McpToolset
 from conductor.rate_limit import Network
-from conductor.server.access import (
-    RESERVED_DESCRIPTORS,
-    Access,
-    Refusal,
-    descriptor_limit,
-    not_bound,
-)
+from conductor.server.access import Access, Refusal
+from conductor.server.address import RESERVED_DESCRIPTORS, descriptor_limit, not_bound
 from conductor.server.auth import Authenticator
 from conductor.server.connection import Connection
-from conductor.server.metrics import METRICS_PATH, MetricsEndpoint, ProcessState
+from conductor.server.metrics import METRICS_PATH, MetricsEndpoint
 from conductor.server.page import HEADERS, REPLAY_PATH, Page, read_replay
 from conductor.server.sessions import SessionRegistry
 from conductor.server.websocket import Handshakes, Socket
@@ -72,7 +66,7 @@ class Listener:
         self.services = services
         self.access = Access(authenticator, origins, proxies, services.limits)
         self._admin = admin
-        self._worker = worker
+        self.worker = worker
         self._page = page
         self._store_available = store_available
         self._server: Server | None = None
@@ -93,6 +87,10 @@ class Listener:
     def connections(self) -> int:
         return len(self._connections)
 
+    @property
+    def mcp_connections(self) -> int:
+        return len(self._mcp_sockets)
+
     async def start(self, host: str, port: int) -> None:
         """Listen; a name may have several addresses. Raises `SettingsError` if it cannot be bound."""
         try:
@@ -107,7 +105,7 @@ class Listener:
             host,
             port,
             # For workers only: a second server of this user would join silently.
-            reuse_port=self._worker is not None,
+            reuse_port=self.worker is not None,
             process_request=self._admit,
             create_connection=partial(  # type: ignore[arg-type] # any factory will do
                 Socket, limits=self.services.limits, handshakes=self.handshakes
@@ -256,8 +254,7 @@ class Listener:
         refusal = admin.refusal(request.headers)
         if refusal is None:
             # In a thread: with hundreds of tools it would block the event loop for too long.
-            metrics = self.services.metrics.registry
-            text = await asyncio.to_thread(admin.metrics, self._process_state(), metrics)
+            text = await asyncio.to_thread(admin.metrics, self)
             return _text(http.HTTPStatus.OK, text, {"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
         status, text = refusal
         address = self.access.address(request, peer) or peer
@@ -266,23 +263,6 @@ class Listener:
             status, text = http.HTTPStatus.TOO_MANY_REQUESTS, "Too many wrong tokens.\n"
             return _text(status, text, {"Retry-After": "60"})
         return _text(status, text)
-
-    def _process_state(self) -> ProcessState:
-        services = self.services
-        return ProcessState(
-            worker=self._worker,
-            sessions=len(self.registry),
-            connections=self.connections,
-            mcp_connections=len(self._mcp_sockets),
-            mcp_servers={
-                connection.config.name: connection.state == "ready"
-                for toolset in services.toolsets
-                if isinstance(toolset, McpToolset)
-                for connection in toolset.connections
-            },
-            policy_rules=len(services.rules),
-            policy_problem=services.policies is not None and bool(services.policies.problem),
-        )
 
 
 def _text(status: http.HTTPStatus, text: str, more: Mapping[str, str] | None = None) -> Response:

@@ -8,34 +8,22 @@ from __future__ import annotations
 import hmac
 import http
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Gauge, Info, generate_latest
 from websockets.datastructures import Headers
 
 from conductor import __version__
 from conductor.errors import SettingsError
+from conductor.plugins.mcp.toolset import McpToolset
 from conductor.server.auth import token_digest
 from conductor.settings import Settings
 
+if TYPE_CHECKING:
+    from conductor.server.listener import Listener
+
 METRICS_PATH = "/metrics"
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessState:
-    """The state of the process at a scrape. ``worker`` is its number if there are several.
-
-    ``mcp_servers`` maps the names of the MCP servers to whether their tools are offered.
-    """
-
-    worker: int | None
-    sessions: int
-    connections: int
-    mcp_connections: int
-    mcp_servers: Mapping[str, bool]
-    policy_rules: int
-    policy_problem: bool
 
 
 class MetricsEndpoint:
@@ -60,22 +48,19 @@ class MetricsEndpoint:
             return http.HTTPStatus.UNAUTHORIZED, "The operator's bearer token is required.\n"
         return None
 
-    def metrics(self, state: ProcessState, registry: CollectorRegistry) -> str:
-        """Return the state of the process and the metrics in ``registry`` in Prometheus' text format."""
-        process = CollectorRegistry()
-        labels = {"version": __version__} | ({} if state.worker is None else {"worker": str(state.worker)})
+    def metrics(self, listener: Listener) -> str:
+        """Return the state of the process and the metrics of its services in Prometheus' text format."""
+        services, process = listener.services, CollectorRegistry()
+        labels = {"version": __version__} | ({"worker": str(listener.worker)} if listener.worker else {})
         Info("conductor", "The version and, if there are several, the worker.", registry=process).info(labels)
+        is_invalid = services.policies is not None and bool(services.policies.problem)
         for name, meaning, value in (
             ("uptime_seconds", "Seconds since the server started.", self._now() - self._started),
-            ("sessions", "Loaded sessions.", state.sessions),
-            ("connections", "Open WebSocket connections.", state.connections),
-            ("mcp_connections", "Open WebSockets of MCP clients.", state.mcp_connections),
-            ("policy_rules", "The operator's rules in force.", state.policy_rules),
-            (
-                "policy_problem",
-                "1 if the rules file is not valid and the earlier rules hold.",
-                state.policy_problem,
-            ),
+            ("sessions", "Loaded sessions.", len(listener.registry)),
+            ("connections", "Open WebSocket connections.", listener.connections),
+            ("mcp_connections", "Open WebSockets of MCP clients.", listener.mcp_connections),
+            ("policy_rules", "The operator's rules in force.", len(services.rules)),
+            ("policy_problem", "1 if the rules file is not valid and the earlier rules hold.", is_invalid),
         ):
             Gauge(f"conductor_{name}", meaning, registry=process).set(value)
         up = Gauge(
@@ -84,9 +69,10 @@ class MetricsEndpoint:
             ("server",),
             registry=process,
         )
-        for server, ready in state.mcp_servers.items():
-            up.labels(server).set(ready)
-        return (generate_latest(process) + generate_latest(registry)).decode()
+        for toolset in services.toolsets:
+            for connection in toolset.connections if isinstance(toolset, McpToolset) else ():
+                up.labels(connection.config.name).set(connection.state == "ready")
+        return (generate_latest(process) + generate_latest(services.metrics.registry)).decode()
 
 
 def make_metrics_endpoint(settings: Settings) -> MetricsEndpoint | None:

@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from conductor.errors import SettingsError
-from conductor.server.access import reserve
+from conductor.server.address import reserve
 from conductor.settings import Settings
 from conductor.stores.registry import check_shared
 

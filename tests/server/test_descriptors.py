@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 from structlog.testing import capture_logs
 
-from conductor.server.access import Refusals, connections_within, descriptor_limit, raise_descriptor_limit
+from conductor.server.access import Refusals
+from conductor.server.address import connections_within, descriptor_limit, raise_descriptor_limit
 from conductor.server.websocket import Handshakes
 from tests.end_to_end.conftest import Served, serving
 from tests.models import ScriptedProvider

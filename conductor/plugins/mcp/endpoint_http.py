@@ -25,7 +25,8 @@ from websockets.http11 import Request
 from conductor.errors import SettingsError
 from conductor.plugins.mcp.streams import is_dense
 from conductor.rate_limit import ANONYMOUS
-from conductor.server.access import Client, Refusal, why_not_bound
+from conductor.server.access import Client, Refusal
+from conductor.server.address import why_not_bound
 from conductor.server.connection import EventRate
 from conductor.server.listener import Listener
 from conductor.server.websocket import Handshakes
