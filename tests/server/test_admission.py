@@ -19,14 +19,6 @@ async def times_of(rate: EventRate, sizes: Sequence[int]) -> list[float]:
     return times
 
 
-async def test_events_beyond_the_burst_wait_at_the_rate() -> None:
-    told: list[float] = []
-    rate = EventRate(Limits(frames_per_second=50.0, frames_burst=3.0, flood_cost=1.0), told.append)
-    waits = await times_of(rate, [100] * 6)
-    assert max(waits[:3]) < 0.01 <= min(waits[3:])
-    assert len(told) == 1 and 0.0 < told[0] <= 0.02, "once"
-
-
 async def test_a_flood_ends_after_a_pause_and_the_next_one_is_reported() -> None:
     waits: list[float] = []
     limits = Limits(frames_per_second=50.0, frames_burst=1.0, flood_pause=0.2, flood_timeout=0.0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +18,9 @@ from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from conductor.stores.base import Claim
 from tests.app import App
-from tests.end_to_end.conftest import serving
+from tests.end_to_end.conftest import Served, serving
 from tests.models import Script, ScriptedProvider
 from tests.server.wires import WAIT, WiredStore
-from tests.shapes import PLAIN_TURN
 
 LONG = 60.0
 """Seconds; no test waits that long."""
@@ -51,27 +51,34 @@ def hi(_: object) -> Sequence[TextDelta]:
     return [TextDelta("Hi.")]
 
 
+@asynccontextmanager
+async def stopping(served: Served, phone: App) -> AsyncIterator[None]:
+    """Drain a server during the block, after which it closes the phone's connection and stops."""
+    stop = asyncio.create_task(served.listener.stop(drain_s=LONG))
+    assert await still_open(phone) and not stop.done()
+    yield
+    assert await closed(phone) == 1012
+    await asyncio.wait_for(stop, WAIT)
+
+
 # -- the time of the close
 
 
 async def test_idle_connections_close_at_once_and_others_after_their_speech() -> None:
     async with serving(ScriptedProvider(hi)) as served:
-        listener = served.listener
-        quiet = served.phone("s-2")
-        talking = served.phone(acknowledge=silent_about("tts.speak"))
-        unbound = served.phone("s-3")
-        async with quiet, talking:
+        quiet, unbound = served.phone("s-2"), served.phone("s-3")
+        older, talking = served.phone(), served.phone(acknowledge=silent_about("tts.speak"))
+        async with quiet, older, talking:  # the older one is parked
             await unbound.open(start=False)
             await quiet.ask("hi")
+            since = len(talking.log)
             await talking.ask("hi")
-            speech = await speech_of(talking)
-            assert await still_open(talking)
-            stopping = asyncio.create_task(listener.stop(drain_s=LONG))
-            assert [await closed(quiet), await closed(unbound)] == [1012, 1012]
-            assert await still_open(talking) and not stopping.done()
-            talking.result(speech, '{"spoken":true}')
-            assert await closed(talking) == 1012
-            await asyncio.wait_for(stopping, WAIT)
+            speech = await speech_of(talking, since)
+            async with stopping(served, talking):
+                assert [await closed(quiet), await closed(unbound)] == [1012, 1012]
+                assert await still_open(talking)
+                talking.result(speech, '{"spoken":true}')
+            assert await closed(older) == 1012
             await unbound.close()
 
 
@@ -83,15 +90,16 @@ async def test_a_connection_with_a_turn_closes_after_its_answer_was_heard() -> N
             since = len(phone.log)
             phone.say("count")
             await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
-            stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
-            assert await still_open(phone)
-            go_on.set()
-            speech = await speech_of(phone)
-            assert await still_open(phone) and not stopping.done()
-            phone.result(speech, '{"spoken":true}')
-            assert await closed(phone) == 1012
-            await asyncio.wait_for(stopping, WAIT)
-            assert phone.shapes(since) == PLAIN_TURN and phone.finals() == ["One, two."]
+            async with stopping(served, phone):
+                event_id = phone.say("faster")  # it is refused, and the turn goes on
+                await phone.until(lambda e: e["payload"].get("eventId") == event_id)
+                go_on.set()
+                speech = await speech_of(phone)
+                assert await still_open(phone)
+                phone.result(speech, '{"spoken":true}')
+            assert phone.finals() == ["One, two."] and len(provider.requests) == 1
+            assert [error["code"] for error in phone.errors()] == ["rate_limited"]
+            assert [shape for shape in phone.shapes(since) if shape != "error"][-1] == "state idle"
 
 
 @pytest.mark.parametrize("calls", ["tts.speak", ""], ids=["speeches", "all calls"])
@@ -104,18 +112,25 @@ async def test_calls_without_an_answer_delay_the_stop_until_they_time_out(calls:
             assert await closed(phone) == 1012
 
 
-async def test_a_barge_in_ends_the_wait_for_its_speech() -> None:
-    async with serving(ScriptedProvider(hi)) as served:
+async def test_during_a_drain_speech_may_be_interrupted_and_starts_no_turn() -> None:
+    provider = ScriptedProvider(hi)
+    async with serving(provider) as served:
         async with served.phone(acknowledge=silent_about("tts.speak")) as phone:
             await phone.ask("hi")
             speech = await speech_of(phone)
-            assert await still_open(phone)
-            stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
-            assert await still_open(phone)
-            phone.interrupt()
-            phone.result(speech, '{"spoken":true}')
-            assert await closed(phone) == 1012
-            await asyncio.wait_for(stopping, WAIT)
+            async with stopping(served, phone):
+                phone.send("agent.completed", {"agentId": "a", "status": "done", "summary": "Built."})
+                for number in range(3):
+                    since = len(phone.log)
+                    event_id = phone.say(f"one more thing, {number}")
+                    await phone.idle(since=since)
+                    assert phone.shapes(since) == ["error", "state idle"]
+                    (error,) = phone.errors(since)
+                    assert error["code"] == "rate_limited" and error["eventId"] == event_id
+                    assert 0 < error["retryAfterMs"] <= 10_000
+                phone.interrupt()
+                phone.result(speech, '{"spoken":true}')
+            assert len(provider.requests) == 1
 
 
 async def test_a_stop_waits_for_a_device_call_and_its_turn() -> None:
@@ -123,11 +138,8 @@ async def test_a_stop_waits_for_a_device_call_and_its_turn() -> None:
     async with serving(provider) as served, served.phone() as phone:
         phone.say("how is it?")
         call = await phone.until("agent.status")
-        stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
-        assert await still_open(phone)
-        phone.result(call["payload"]["callId"], "runs")
-        assert await closed(phone) == 1012
-        await asyncio.wait_for(stopping, WAIT)
+        async with stopping(served, phone):
+            phone.result(call["payload"]["callId"], "runs")
         assert phone.speeches() == ["It runs."] and phone.shapes()[-1] == "state idle"
 
 
@@ -142,26 +154,25 @@ async def test_a_turn_without_a_client_ends_before_the_stop() -> None:
         (session,) = served.listener.registry.sessions
         await phone.cut()
         await served.empty()
-        stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
-        await asyncio.wait([stopping], timeout=0)
+        stop = asyncio.create_task(served.listener.stop(drain_s=LONG))
+        await asyncio.wait([stop], timeout=0)
         go_on.set()
-        await asyncio.wait_for(stopping, WAIT)
+        await asyncio.wait_for(stop, WAIT)
         assert session.state.log[-1] == AssistantMessage("One, two.", provider=provider.name)
         assert not provider.record(0).closed_early
 
 
-async def test_a_parked_connection_closes_with_the_served_one() -> None:
-    async with serving(ScriptedProvider(hi)) as served:
-        older, newer = served.phone(), served.phone(acknowledge=silent_about("tts.speak"))
-        async with older, newer:
-            since = len(newer.log)
-            newer.say("hi")
-            speech = await speech_of(newer, since)
-            stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
-            assert await still_open(newer)
-            newer.result(speech, '{"spoken":true}')
-            assert [await closed(older), await closed(newer)] == [1012, 1012]
-            await asyncio.wait_for(stopping, WAIT)
+async def test_a_queued_transcript_is_answered_before_the_stop() -> None:
+    go_on = asyncio.Event()
+    provider = ScriptedProvider([[go_on, TextDelta("One.")], [TextDelta("Two.")]])
+    async with serving(provider, mode="queue") as served, served.phone() as phone:
+        phone.say("count")
+        await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
+        phone.say("go on")
+        assert await still_open(phone)
+        async with stopping(served, phone):
+            go_on.set()
+        assert phone.finals() == ["One.", "Two."] and phone.errors() == []
 
 
 # -- the limit of a drain
@@ -187,83 +198,6 @@ async def test_the_drain_has_a_time_limit(waits_for: str) -> None:
             await asyncio.wait_for(provider.record(0).closed.wait(), WAIT)
             assert phone.shapes()[-1] == "state idle", "the microphone is open again"
         assert served.listener.connections == 0 and len(served.listener.registry) == 0
-
-
-# -- transcripts during a drain
-
-
-async def test_a_transcript_during_the_drain_is_refused_with_a_time_to_wait() -> None:
-    provider = ScriptedProvider(hi)
-    async with serving(provider) as served:
-        async with served.phone(acknowledge=silent_about("tts.speak")) as phone:
-            await phone.ask("hi")
-            speech = await speech_of(phone)
-            assert await still_open(phone)
-            stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
-            assert await still_open(phone)
-            for number in range(3):
-                since = len(phone.log)
-                event_id = phone.say(f"one more thing, {number}")
-                await phone.idle(since=since)
-                assert phone.shapes(since) == ["error", "state idle"]
-                (error,) = phone.errors(since)
-                assert error["code"] == "rate_limited" and error["eventId"] == event_id
-                assert 0 < error["retryAfterMs"] <= 10_000
-            phone.result(speech, '{"spoken":true}')
-            assert await closed(phone) == 1012
-            await asyncio.wait_for(stopping, WAIT)
-            assert len(provider.requests) == 1
-
-
-async def test_a_transcript_while_a_turn_runs_is_refused_and_the_turn_goes_on() -> None:
-    go_on = asyncio.Event()
-    provider = ScriptedProvider([[TextDelta("One, "), go_on, TextDelta("two.")]])
-    async with serving(provider) as served, served.phone() as phone:
-        phone.say("count")
-        await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
-        stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
-        assert await still_open(phone)
-        event_id = phone.say("faster")
-        await phone.until(lambda e: e["payload"].get("eventId") == event_id)
-        go_on.set()
-        assert await closed(phone) == 1012
-        await asyncio.wait_for(stopping, WAIT)
-        assert phone.finals() == ["One, two."] and len(provider.requests) == 1
-        assert [error["code"] for error in phone.errors()] == ["rate_limited"]
-        assert phone.shapes()[-1] == "state idle"
-
-
-async def test_a_queued_transcript_is_answered_before_the_stop() -> None:
-    go_on = asyncio.Event()
-    provider = ScriptedProvider([[go_on, TextDelta("One.")], [TextDelta("Two.")]])
-    async with serving(provider, mode="queue") as served, served.phone() as phone:
-        phone.say("count")
-        await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
-        phone.say("go on")
-        assert await still_open(phone)
-        stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
-        assert await still_open(phone)
-        go_on.set()
-        assert await closed(phone) == 1012
-        await asyncio.wait_for(stopping, WAIT)
-        assert phone.finals() == ["One.", "Two."] and phone.errors() == []
-
-
-async def test_news_during_the_drain_starts_no_turn() -> None:
-    provider = ScriptedProvider(hi)
-    async with serving(provider) as served:
-        async with served.phone(acknowledge=silent_about("tts.speak")) as phone:
-            await phone.ask("hi")
-            speech = await speech_of(phone)
-            assert await still_open(phone)
-            stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
-            assert await still_open(phone)
-            phone.send("agent.completed", {"agentId": "a", "status": "done", "summary": "Built."})
-            assert await still_open(phone)
-            phone.result(speech, '{"spoken":true}')
-            assert await closed(phone) == 1012
-            await asyncio.wait_for(stopping, WAIT)
-            assert len(provider.requests) == 1
 
 
 # -- a slow store
@@ -299,15 +233,12 @@ async def test_a_turn_whose_transcript_is_being_recorded_is_answered(present: bo
     await asyncio.wait_for(store.committing.wait(), WAIT)
     if not present:
         await phone.cut()
-    stopping = asyncio.create_task(listener.stop(drain_s=LONG))
+    stop = asyncio.create_task(listener.stop(drain_s=LONG))
     if present:
         assert await still_open(phone), "no client is delayed"
     store.commit_gate.set()
-    await asyncio.wait_for(stopping, WAIT)
+    await asyncio.wait_for(stop, WAIT)
     assert [type(message) for message in session.state.log] == [UserMessage, AssistantMessage]
     if present:
         assert await closed(phone) == 1012 and phone.speeches() == ["Hi."]
         await phone.close()
-
-
-# -- many connections

@@ -46,7 +46,11 @@ class Running:
     async def metrics(self) -> Callable[..., float]:
         """Scrape; returns a function from a sample's name and labels to its value."""
         status, answer = await http(self.port, get(METRICS, BEARER))
-        assert status == 200
+        assert status == 200 and TOKEN not in answer
+        head = answer.partition("\r\n\r\n")[0].splitlines()
+        assert {"Cache-Control: no-store", "Content-Type: text/plain; version=0.0.4; charset=utf-8"} <= {
+            *head
+        }
         families = text_string_to_metric_families(answer.partition("\r\n\r\n")[2])
         samples = [
             (sample.name, sample.labels, sample.value) for family in families for sample in family.samples
@@ -203,18 +207,10 @@ def mcp_state(server: Running) -> str:
     return state
 
 
-async def test_metrics_outlive_a_reload() -> None:
-    async with served() as server:
-        reload(server.settings, server.services, server.listener)
-        server.services.metrics.count_call("agent.spawn", "device", "none", 0.25)
-        value = await server.metrics()
-    spawn = {"tool": "agent.spawn", "source": "device"}
-    assert value("conductor_tool_calls_total", **spawn, error_type="none") == 1
-
-
 async def test_metrics_are_those_of_the_tools_and_of_the_process() -> None:
     spawn = {"tool": "agent.spawn", "source": "device"}
     async with served() as server:
+        reload(server.settings, server.services, server.listener)  # which they outlive
         server.services.metrics.count_call("agent.spawn", "device", "none", 0.25)
         async with App(f"ws://127.0.0.1:{server.port}/ws?token={CLIENT}", "s-1") as phone:
             await phone.ask("hello")
@@ -243,13 +239,3 @@ async def test_a_tools_name_stays_in_its_label(name: str, label: str) -> None:
         value = await server.metrics()
     assert value("conductor_tool_calls_total", tool=label, source="device", error_type="none") == 1
     assert value("conductor_sessions") == 0
-
-
-async def test_metrics_are_text_that_is_not_stored() -> None:
-    async with served() as server:
-        status, answer = await http(server.port, get(METRICS, BEARER))
-    head = answer.partition("\r\n\r\n")[0].splitlines()
-    assert status == 200 and "Cache-Control: no-store" in head and TOKEN not in answer
-    assert [line for line in head if line.startswith("Content-Type")] == [
-        "Content-Type: text/plain; version=0.0.4; charset=utf-8"
-    ]

@@ -67,16 +67,6 @@ async def say(session: Session, wire: Wire, text: str, event_id: str = "in-1") -
     await handle(session, Inbound(event_id, event.TYPE, KEY.session_id, 0, event), wire)
 
 
-async def test_the_first_connection_makes_the_session_and_the_second_joins_it() -> None:
-    store = WiredStore()
-    registry = make_registry(store)
-    first, existed_first = await bind(registry, Wire())
-    second, existed_second = await bind(registry, Wire())
-    assert first is second and (existed_first, existed_second) == (False, True)
-    assert store.claims == 1 and len(registry) == 1 and registry.sessions == [first]
-    await registry.close()
-
-
 async def test_simultaneous_connections_share_one_claim() -> None:
     store = WiredStore()
     store.claim_gate.clear()
@@ -88,13 +78,6 @@ async def test_simultaneous_connections_share_one_claim() -> None:
     bound = await asyncio.gather(*binding)
     assert len({id(session) for session, _ in bound}) == 1
     assert store.claims == 1
-    await registry.close()
-
-
-async def test_other_ids_and_other_subjects_get_other_sessions() -> None:
-    registry = make_registry(WiredStore())
-    keys = [KEY, SessionKey("subject", "s-2"), SessionKey("other", "s-1")]
-    assert len({id((await bind(registry, Wire(), key))[0]) for key in keys}) == 3
     await registry.close()
 
 
@@ -179,22 +162,6 @@ async def test_a_running_turn_extends_the_grace_period() -> None:
     await registry.close()
 
 
-@pytest.mark.parametrize("key", [KEY, SessionKey("subject", "no such")])
-async def test_unbinding_an_unknown_connection_has_no_effect(key: SessionKey) -> None:
-    registry = make_registry(WiredStore(), grace=0.0)
-    wire = Wire()
-    session, _ = await bind(registry, wire)
-    await session.clients.attach(wire, resumed=False)
-    registry.unbind(key, Wire())
-    served = [session.outbox.transport]
-    registry.unbind(KEY, wire)
-    registry.unbind(KEY, wire)
-    served.append(session.outbox.transport)
-    assert served == [wire, None]
-    await until(lambda: len(registry) == 0)
-    await registry.close()
-
-
 async def test_a_connection_during_a_close_gets_a_new_session() -> None:
     store = WiredStore()
     store.release_gate.clear()
@@ -227,22 +194,6 @@ def test_the_grace_period_starts_again_after_a_reconnect() -> None:
         assert len(registry) == 1
         await later(2.0)
         assert len(registry) == 0
-        await registry.close()
-
-    run(scenario())
-
-
-def test_the_grace_period_starts_with_the_last_of_several_connections() -> None:
-    async def scenario() -> None:
-        registry = make_registry(WiredStore(), grace=10.0)
-        wire, second = Wire(), Wire()
-        await bind(registry, wire)
-        await bind(registry, second)
-        registry.unbind(KEY, wire)
-        await later(5.0)
-        registry.unbind(KEY, second)
-        await later(9.0)
-        assert len(registry) == 1
         await registry.close()
 
     run(scenario())
@@ -331,17 +282,6 @@ async def test_closing_waits_for_a_session_that_is_already_closing() -> None:
     assert len(store.memory) == 0
 
 
-async def test_closing_waits_a_limited_time_for_a_claim() -> None:
-    store = WiredStore()
-    store.claim_gate.clear()
-    registry = make_registry(store, close_timeout=0.05)
-    binding = asyncio.create_task(bind(registry, Wire()))
-    await until(store.claiming.is_set)
-    await asyncio.wait_for(registry.close(), WAIT)
-    await asyncio.wait([binding], timeout=WAIT)
-    assert binding.cancelled() and len(registry) == 0
-
-
 async def test_a_bind_during_closing_is_closed_too() -> None:
     store = WiredStore()
     store.claim_gate.clear()
@@ -354,30 +294,6 @@ async def test_a_bind_during_closing_is_closed_too() -> None:
     await asyncio.wait_for(closing, WAIT)
     await asyncio.wait([binding], timeout=WAIT)
     assert len(store.memory) == 0 and len(registry) == 0
-
-
-async def test_a_session_that_cannot_be_closed_does_not_block_others() -> None:
-    store = WiredStore()
-    registry = make_registry(store)
-    for number in range(3):
-        await bind(registry, Wire(), SessionKey("subject", f"s-{number}"))
-    store.away = True
-    await asyncio.wait_for(registry.close(), WAIT)
-    assert len(registry) == 0
-
-
-async def test_over_the_limit_the_oldest_session_without_a_connection_ends() -> None:
-    registry = make_registry(WiredStore(), max_sessions=3)
-    wires = [Wire() for _ in range(4)]
-    keys = [SessionKey("subject", f"s-{number}") for number in range(4)]
-    for wire, key in zip(wires[:3], keys[:3], strict=True):
-        await bind(registry, wire, key)
-    with pytest.raises(TooManySessions):
-        await bind(registry, wires[3], keys[3])
-    registry.unbind(keys[1], wires[1])
-    await bind(registry, wires[3], keys[3])
-    assert [session.key for session in registry.sessions] == [keys[0], keys[2], keys[3]]
-    await registry.close()
 
 
 async def test_over_a_subjects_limit_its_oldest_session_without_a_connection_ends() -> None:

@@ -142,19 +142,6 @@ async def test_an_interruption_at_another_node_cuts_the_current_speech(shelf: Sh
             assert phone.speeches(since) == ["One and two.", "Three and four."]
 
 
-async def test_a_speech_that_was_heard_at_another_node_stays_in_the_history(file_shelf: Shelf) -> None:
-    async with two_nodes(file_shelf) as (a, b):
-        async with a.phone() as phone:
-            await phone.ask("one")
-            await calm(a)
-            await moves(phone, b)
-            await phone.ask("two")
-            await calm(b)
-    log = await stored_log(file_shelf)
-    answers = [message.text for message in log if isinstance(message, AssistantMessage)]
-    assert answers == ["You said one.", "You said one, two."]
-
-
 def follow_up(request: ModelRequest) -> Script:
     """Resume an agent on request, a write that must not run twice; else chat."""
     if isinstance(request.messages[-1], ToolResult):
@@ -243,22 +230,6 @@ async def test_a_second_start_takes_the_session_back(shelf: Shelf) -> None:
             since = len(old.log)
             await old.ask("two")
             assert old.finals(since) == ["You said one, two."]
-
-
-async def test_a_parked_client_may_send_many_events_after_a_transcript(shelf: Shelf) -> None:
-    async with two_nodes(shelf) as (a, b):
-        async with a.phone() as old, b.phone() as new:
-            await old.ask("one")
-            await new.ask("two")
-            old.result("call-nobody-knows", "{}")
-            since = len(old.log)
-            old.say("three")
-            for _ in range(30):
-                old.send("user.audio.transcript.partial", {"text": "fo"})
-            await old.until(
-                lambda e: e["type"] == "assistant.speech.final" and e["payload"]["text"].endswith("three."),
-                since=since,
-            )
 
 
 async def test_an_invalid_transcript_of_a_parked_client_claims_nothing(file_shelf: Shelf) -> None:

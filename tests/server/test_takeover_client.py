@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from conductor.client import Client, Reconnect, Reconnected, connect
+from conductor.client import Client, connect
 from conductor.events.server import SessionStarted
 from conductor.messages import ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
@@ -76,47 +76,6 @@ async def test_a_write_runs_once_while_its_client_moves_there_and_back(shelf: Sh
         await calm(a)
         assert not b.provider.requests
     await no_fault_in(shelf, ["milk", "eggs"])
-
-
-async def test_a_result_without_a_connection_is_sent_to_the_next_node(shelf: Shelf) -> None:
-    notes = Notes()
-    async with two_nodes(shelf, note, note) as (a, b), client_at(a, notes) as (client, door):
-        turn = await client.say("milk")
-        await asyncio.wait_for(notes.started.wait(), WAIT)
-        client.drop()
-        notes.let.set()
-        door.to = b
-        assert (await client.reconnect()).resumed
-        result = await turn.wait(WAIT)
-        assert result.finals == ("milk: written 1",) and notes.ran == ["milk"]
-        assert (await comes_back(client, door, a)).resumed
-        assert (await (await client.say("eggs")).wait(WAIT)).text == "eggs: written 2"
-        await calm(a)
-        assert len(a.provider.requests) == 3 and len(b.provider.requests) == 1
-    await no_fault_in(shelf, ["milk", "eggs"])
-
-
-async def test_an_automatic_reconnect_continues_a_turn_at_any_node(
-    shelf: Shelf,
-) -> None:
-    notes, back = Notes(), asyncio.Event()
-    reconnect = Reconnect(first_s=0.0)
-    async with (
-        two_nodes(shelf, note, note) as (a, b),
-        client_at(a, notes, reconnect=reconnect) as (client, door),
-    ):
-        client.on(Reconnected.TYPE, lambda _: back.set())
-        turn = await client.say("milk")
-        await asyncio.wait_for(notes.started.wait(), WAIT)
-        for node in (b, a, b):
-            back.clear()
-            door.to = node
-            door.cut()
-            await asyncio.wait_for(back.wait(), WAIT)
-        notes.let.set()
-        assert (await turn.wait(WAIT)).finals == ("milk: written 1",) and notes.ran == ["milk"]
-        await calm(b)
-    await no_fault_in(shelf, ["milk"])
 
 
 async def no_fault_in(shelf: Shelf, texts: list[str]) -> None:

@@ -24,7 +24,7 @@ from conductor.settings import Limits
 from tests.end_to_end.conftest import serving
 from tests.links import WebSocket
 from tests.models import ScriptedProvider
-from tests.server.wires import WAIT, until
+from tests.server.wires import WAIT
 
 BIG = b"x" * 1_000_000
 
@@ -107,17 +107,6 @@ async def test_a_peer_that_does_not_read_is_a_timeout() -> None:
         assert asyncio.get_running_loop().time() - started < WAIT / 2
 
 
-async def test_a_peer_that_reads_late_gets_everything() -> None:
-    async with connected() as ends:
-        ends.client.transport.pause_reading()
-        sending = asyncio.create_task(ends.server.send_texts([BIG] * 8, WAIT))
-        await until(lambda: bool(ends.server.paused))
-        assert not sending.done()
-        ends.client.transport.resume_reading()
-        assert [len(message) for message in await ends.received(8)] == [len(BIG)] * 8
-        await asyncio.wait_for(sending, WAIT)
-
-
 async def test_sending_on_a_closed_connection_raises() -> None:
     async with connected() as ends:
         await asyncio.wait_for(ends.client.close(4000, "bye"), WAIT)
@@ -155,16 +144,6 @@ def test_no_event_can_begin_with_the_mark() -> None:
 # -- messages in fragments
 
 
-async def test_pings_may_come_between_fragments() -> None:
-    async with connected() as ends:
-        fragment(ends.client, b"a", first=True, fin=False)
-        await asyncio.wait_for(await ends.client.ping(), WAIT)
-        fragment(ends.client, b"b", first=False, fin=False)
-        await asyncio.wait_for(await ends.client.ping(), WAIT)
-        fragment(ends.client, b"c", first=False, fin=True)
-        assert await ends.receive() == b"abc"
-
-
 async def test_a_ping_does_not_extend_the_time_of_a_message() -> None:
     async with connected(message_timeout=0.05) as ends:
         fragment(ends.client, b"a", first=True, fin=False)
@@ -194,16 +173,6 @@ async def test_a_flood_of_pings_is_cut_and_does_not_delay_other_clients() -> Non
         await asyncio.wait_for(phone.closed.wait(), WAIT)
         await calm.ask("hi again")
         assert calm.finals() == ["Quick."] * 2
-
-
-async def test_frames_beyond_the_burst_cut_the_connection() -> None:
-    async with connected(wire_frames_per_second=0.001, wire_frames_burst=5.0) as ends:
-        for _ in range(5):
-            await ends.client.send("x")
-            assert await ends.receive() == b"x"
-        await ends.client.send("x")
-        with pytest.raises(ConnectionClosed):
-            await ends.receive()
 
 
 async def test_a_peer_that_reads_no_pongs_is_cut() -> None:
@@ -241,24 +210,3 @@ async def test_an_incomplete_message_cuts_the_connection_and_not_the_session() -
             await phone.ask("hi")
             assert phone.finals() == ["Hi."]
             assert not calm.closed.is_set()
-
-
-async def test_a_long_message_and_the_next_one_arrive_whole() -> None:
-    async with connected() as ends:
-        ends.client.protocol.send_text(BIG)
-        ends.client.protocol.send_text(b"after")
-        ends.client.transport.write(b"".join(ends.client.protocol.data_to_send()))
-        assert await ends.receive() == BIG
-        assert await ends.receive() == b"after"
-
-
-async def test_messages_before_a_close_are_read() -> None:
-    async with connected() as ends:
-        for number in range(1_000):
-            ends.client.protocol.send_text(b"%d" % number)
-        ends.client.protocol.send_close(1000)
-        ends.client.transport.write(b"".join(ends.client.protocol.data_to_send()))
-        for number in range(1_000):
-            assert await ends.receive() == b"%d" % number
-        with pytest.raises(ConnectionClosed):
-            await ends.receive()
