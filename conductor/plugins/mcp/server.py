@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import structlog
@@ -26,8 +26,6 @@ from conductor.plugins.mcp.streams import MAX_MESSAGE_BYTES
 from conductor.tools.addresses import is_local
 from conductor.tools.base import ToolSpec
 from conductor.tools.redaction import Redactor
-from conductor.tools.schema import SchemaError
-from conductor.tools.schema_checker import Checker
 
 if TYPE_CHECKING:
     from httpx2 import Auth
@@ -103,8 +101,6 @@ class McpConnection:
         self._stopped = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._last_error = ""
-        self._outputs: dict[str, Any] = {}
-        self._checkers: dict[str, Checker | None] = {}
         self.warnings: list[str] = []
         self.asks: list[Ask] = []
 
@@ -216,8 +212,8 @@ class McpConnection:
                         mode="legacy" if self.config.revision == "2025-11-25" else "auto",
                     )
                 )
-                # The package would check results with Python's regular expressions, which a pattern of the
-                # server can make run for years.
+                # The package checks results against the tool's output schema with Python's regular
+                # expressions, which a pattern of the server can make run for years.
                 client.session.validate_tool_result = unchecked  # type: ignore[method-assign]
                 await self._list(client)
             self._client = client
@@ -280,8 +276,6 @@ class McpConnection:
             cursors.add(cursor)
         # In a thread: compiling the schemas of a hundred tools would block the event loop.
         specs, more = await asyncio.to_thread(make_specs, self.config, tools[:MAX_LISTED])
-        self._outputs = {tool.name: tool.output_schema for tool in tools}
-        self._checkers.clear()
         warnings += more
         if warnings != self.warnings:
             self.warnings = warnings
@@ -296,16 +290,6 @@ class McpConnection:
             self._attempt_ended.set()
         if changed:
             self._on_change()
-
-    def output_checker(self, tool: str) -> Checker | None:
-        """Return the checker of a tool's structured results; None without a usable output schema."""
-        if tool not in self._checkers:
-            self._checkers[tool] = None
-            with suppress(SchemaError):
-                schema = self._outputs.get(tool)
-                if schema is not None:
-                    self._checkers[tool] = Checker(schema)
-        return self._checkers[tool]
 
     # -- the transport
 
