@@ -6,112 +6,35 @@ computes it.
 
 from __future__ import annotations
 
-import ast
 import math
 import operator
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from conductor.plugins.tools.definitions import argument, definition
 from conductor.tools.base import CallContext, ToolOutcome, failed, succeeded
 
-# Characters and nesting of an expression, which is parsed recursively.
+# Characters and nesting of an expression, which is read recursively.
 MAX_CHARS = 512
 MAX_DEPTH = 64
-
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
-    r"|(?P<operator>\*\*|//|[-+*/%^(),]))",
-    re.ASCII,
-)
-_SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-"})
-_AFTER_PERCENT = frozenset([")", ",", "*", "/", "//", "**", "%", ""])
-
-
-class CalculationError(ValueError):
-    """An expression that has no value here; the message is a sentence for a model."""
-
-
-def normalise(expression: str, names: Collection[str]) -> str:
-    """Rewrite an expression in Python's syntax.
-
-    ``^`` is power. ``%`` between two operands is the remainder; at the end of an operand it is per cent, and
-    becomes the call ``percent(x)``; ``of`` after it multiplies. Raises `CalculationError` for names other
-    than ``names``, and for an ambiguous ``%``.
-    """
-    if len(expression) > MAX_CHARS:
-        raise CalculationError(f"The expression is longer than {MAX_CHARS} characters.")
-    tokens = _tokens(expression.translate(_SIGNS).strip(), names)
-    output: list[str] = []
-    brackets = 0
-    for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
-        brackets += (token == "(") - (token == ")" and brackets > 0)
-        if brackets > MAX_DEPTH:
-            raise CalculationError(f"The brackets are nested more than {MAX_DEPTH} deep.")
-        if token == "%" and _is_percent_sign(following):
-            _make_percent(output, following)
-        elif token == "of":
-            if not output or output[-1] != _PERCENT_END:
-                raise CalculationError('"of" is understood only after a percentage, as in "17% of 2340".')
-            output.append("*")
-        else:
-            output.append("**" if token == "^" else token)
-    return " ".join(output)
-
-
-_PERCENT_END = " )"  # the space distinguishes it from a bracket of the expression
-
-
-def _tokens(text: str, names: Collection[str]) -> list[str]:
-    tokens: list[str] = []
-    position = 0
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None:
-            raise CalculationError(f"{text[position:].strip()[:1]!r} is not understood.")
-        token = match[0].strip()
-        if match["name"] and token != "of" and token not in names:
-            raise CalculationError(f"{token[:40]!r} is not known here. Known: {', '.join(sorted(names))}.")
-        # Python refuses leading zeros, and 007 is not octal here.
-        tokens.append(re.sub(r"^0+(?=\d)", "", token) if match["number"] else token)
-        position = match.end()
-    if not tokens:
-        raise CalculationError("The expression is empty.")
-    return tokens
-
-
-def _is_percent_sign(following: str) -> bool:
-    if following in "+-" and following:
-        raise CalculationError(
-            "% before + or - may mean per cent or remainder: write (20/100) for 20 per cent, or 20 % (-3) "
-            "for the remainder."
-        )
-    return following in _AFTER_PERCENT or following in ("of", "^")
-
-
-def _make_percent(output: list[str], following: str) -> None:
-    start = len(output) - 1
-    if start < 0 or output[start] in ("+", "-", "*", "/", "//", "**", "%", "(", ","):
-        raise CalculationError("There is nothing before %.")
-    depth = 0
-    for start in range(len(output) - 1, -1, -1):
-        depth += output[start].count(")") - output[start].count("(")
-        if depth <= 0:
-            break
-    if start > 0 and output[start] == "(" and output[start - 1][0].isalpha():
-        start -= 1  # a function's name
-    if following == "of" and start > 0 and output[start - 1] in ("/", "//", "%", "**"):
-        raise CalculationError(f'Put the "{following}" part in brackets, as in 100 / (10% of 50).')
-    output[start:] = ["percent(", *output[start:], _PERCENT_END]
-
-
 # Bits of a whole number, the largest factorial, and digits of a rounding: each takes under a millisecond.
 MAX_BITS = 4096
 MAX_FACTORIAL = 400
 MAX_ROUND_DIGITS = 400
 
 Number: TypeAlias = int | float
+
+_TOKEN = re.compile(
+    r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[A-Za-z_][A-Za-z0-9_]*|\*\*|//|[-+*/%(),])", re.ASCII
+)
+_SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "^": "**"})
+_TOO_LARGE = f"A result is too large: whole numbers have at most {MAX_BITS} bits, others at most 308 digits."
+_MALFORMED = "The expression is not complete or not well formed; perhaps an operator or a bracket is missing."
+
+
+class CalculationError(ValueError):
+    """An expression that has no value here; the message is a sentence for a model."""
 
 
 class Calculator:
@@ -146,83 +69,148 @@ class Calculator:
 
 
 def calculate(expression: str) -> str:
-    """Compute an expression. Raises `CalculationError`, and nothing else, within milliseconds."""
-    text = normalise(expression, _NAMES)
+    """Compute an expression. Raises `CalculationError`, and nothing else, within milliseconds.
+
+    ``^`` is power. ``%`` between two operands is the remainder; at the end of an operand it is per cent, and
+    ``of`` after it multiplies.
+    """
     try:
-        # Python only parses it: `_evaluate` accepts the nodes of arithmetic.
-        tree = ast.parse(text, mode="eval").body
-        return _format(_evaluate(tree, 0))
+        value = _Expression(expression).value()
     except CalculationError:
         raise
-    except SyntaxError:
-        raise CalculationError("The expression is not complete, or not well formed.") from None
     except ZeroDivisionError:
         raise CalculationError("It divides by zero.") from None
     except OverflowError:
         raise CalculationError(_TOO_LARGE) from None
-    except (MemoryError, RecursionError):
-        raise CalculationError(_TOO_DEEP) from None
     except (ValueError, TypeError):
         raise CalculationError("A function has no result for this value.") from None
+    if isinstance(value, int):
+        return str(value)
+    # A float is exact to 15 digits: 0.1 + 0.2 is 0.3.
+    return f"{value:.15g}" if value else "0"  # no -0
 
 
-_TOO_LARGE = f"A result is too large: whole numbers have at most {MAX_BITS} bits, others at most 308 digits."
-_TOO_DEEP = f"The expression is nested more than {MAX_DEPTH} deep."
+class _Percentage(float):
+    """The value of ``5%``; in any operation it becomes a float."""
 
 
-def _evaluate(node: ast.expr, depth: int) -> Number:
-    if depth > MAX_DEPTH:
-        raise CalculationError(_TOO_DEEP)
-    match node:
-        case ast.Constant(value=int() | float() as value):
-            return _bounded(value)
-        case ast.Name(id=name) if name in _CONSTANTS:
-            return _CONSTANTS[name]
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_evaluate(operand, depth + 1)
-        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            return _evaluate(operand, depth + 1)
-        case ast.BinOp():
-            return _chain(node, depth)
-        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
-            return _call(name, [_evaluate(argument, depth + 1) for argument in arguments])
-        case ast.Tuple():
+class _Expression:
+    def __init__(self, text: str) -> None:
+        if len(text) > MAX_CHARS:
+            raise CalculationError(f"The expression is longer than {MAX_CHARS} characters.")
+        self._tokens = _tokens(text.translate(_SIGNS).strip())
+        self._position = 0
+
+    def value(self) -> Number:
+        value = self._sum(0, 0)
+        if self._token == ",":
             raise CalculationError("A comma stands only between a function's values: write 1234, not 1,234.")
-        case ast.Name(id=name) if name in _FUNCTIONS:
-            raise CalculationError(f"{name} needs its value in brackets.")
-    raise CalculationError(
-        "The expression is not well formed; perhaps an operator is missing before a bracket."
-    )
+        if self._token:
+            raise CalculationError(_MALFORMED)
+        return value
 
+    @property
+    def _token(self) -> str:
+        return self._tokens[self._position]
 
-def _chain(node: ast.BinOp, depth: int) -> Number:
-    # A loop, not recursion: a long sum is not nested.
-    operations: list[ast.BinOp] = []
-    first: ast.expr = node
-    while isinstance(first, ast.BinOp):
-        operations.append(first)
-        first = first.left
-    value = _evaluate(first, depth + 1)
-    for operation in reversed(operations):
-        match operation:
-            case ast.BinOp(op=ast.Add() | ast.Sub(), right=ast.Call(func=ast.Name(id="percent"))):
+    def _take(self) -> str:
+        token = self._token
+        self._position += bool(token)
+        return token
+
+    def _sum(self, binding: int, depth: int) -> Number:
+        # Operators that bind more tightly than `binding`, which is that of the operator before.
+        value = self._operand(depth)
+        last = ""
+        while (level := _LEVELS.get(self._token, 0)) > binding:
+            if self._token == "of":
+                self._check_of(last)
+            last = self._take()
+            # A power's exponent may contain powers.
+            right = self._sum(_UNARY, depth + 1) if last == "**" else self._sum(level, depth)
+            if last in ("+", "-") and isinstance(right, _Percentage):
                 raise CalculationError(
                     "Adding per cent is ambiguous: write 200 * 1.1 to raise 200 by a tenth, or 200 + 0.1."
                 )
-        right = _evaluate(operation.right, depth + 1)
-        compute = _OPERATORS.get(type(operation.op))
-        if compute is None:
-            raise CalculationError("This operator is not known here.")
-        value = _bounded(compute(value, right))
-    return value
+            value = _bounded(_OPERATORS[last](value, right))
+        return value
+
+    def _check_of(self, last: str) -> None:
+        if self._tokens[self._position - 1] != "%":
+            raise CalculationError('"of" is understood only after a percentage, as in "17% of 2340".')
+        if last in ("/", "//", "%", "**"):
+            raise CalculationError('Put the "of" part in brackets, as in 100 / (10% of 50).')
+
+    def _operand(self, depth: int) -> Number:
+        if depth > MAX_DEPTH:
+            raise CalculationError(f"The expression is nested more than {MAX_DEPTH} deep.")
+        token = self._take()
+        value: Number
+        if token in ("-", "+"):
+            value = self._sum(_UNARY, depth + 1)
+            return -value if token == "-" else +value
+        if token == "(":
+            (value,) = self._values(depth, 1, 1, "A bracket")
+        elif token in _CONSTANTS:
+            value = _CONSTANTS[token]
+        elif token in _FUNCTIONS:
+            if self._take() != "(":
+                raise CalculationError(f"{token} needs its value in brackets.")
+            function, least, most = _FUNCTIONS[token]
+            value = _bounded(function(*self._values(depth, least, most, token)))
+        elif token[:1].isdigit() or token[:1] == ".":
+            value = _bounded(int(token) if token.isdigit() else float(token))
+        else:
+            raise CalculationError("There is nothing before %." if token == "%" else _MALFORMED)
+        while self._token == "%" and self._is_percent_sign():
+            self._take()
+            value = _Percentage(value / 100)
+        return value
+
+    def _values(self, depth: int, least: int, most: int, name: str) -> list[Number]:
+        values: list[Number] = []
+        if self._token != ")":
+            values.append(self._sum(0, depth + 1))
+            while self._token == ",":
+                self._take()
+                values.append(self._sum(0, depth + 1))
+        if self._take() != ")":
+            raise CalculationError(_MALFORMED)
+        if not least <= len(values) <= most:
+            count = str(least) if least == most else f"{least} to {most}"
+            raise CalculationError(f"{name} takes {count} value{'' if count == '1' else 's'}.")
+        return values
+
+    def _is_percent_sign(self) -> bool:
+        following = self._tokens[self._position + 1]
+        if following in ("+", "-"):
+            raise CalculationError(
+                "% before + or - may mean per cent or remainder: write (20/100) for 20 per cent, or 20 % "
+                "(-3) for the remainder."
+            )
+        return following in ("", ")", ",") or following in _LEVELS
 
 
-def _call(name: str, arguments: list[Number]) -> Number:
-    function, least, most = _FUNCTIONS[name]
-    if not least <= len(arguments) <= most:
-        count = str(least) if least == most else f"{least} to {most}"
-        raise CalculationError(f"{name} takes {count} value{'' if count == '1' else 's'}.")
-    return _bounded(function(*arguments))
+def _tokens(text: str) -> list[str]:
+    # The last one is empty.
+    tokens: list[str] = []
+    position = 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise CalculationError(f"{text[position:].strip()[:1]!r} is not understood.")
+        token = match[1]
+        if token[0].isalpha() or token[0] == "_":
+            names = _FUNCTIONS.keys() | _CONSTANTS.keys()
+            if token not in names and token != "of":
+                raise CalculationError(
+                    f"{token[:40]!r} is not known here. Known: {', '.join(sorted(names))}."
+                )
+        tokens.append(token)
+        position = match.end()
+    if not tokens:
+        raise CalculationError("The expression is empty.")
+    return [*tokens, ""]
 
 
 def _bounded(value: int | float | complex) -> Number:
@@ -254,37 +242,22 @@ def _round(value: Number, digits: Number = 0) -> Number:
     return round(value, int(digits)) if digits else round(value)
 
 
-_OPERATORS: dict[type[ast.operator], Callable[[Number, Number], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: _power,
+_OPERATORS: dict[str, Callable[[Number, Number], Any]] = {
+    **{"+": operator.add, "-": operator.sub, "*": operator.mul, "of": operator.mul, "**": _power},
+    **{"/": operator.truediv, "//": operator.floordiv, "%": operator.mod},
 }
+# How tightly an operator binds; signs bind less tightly than powers.
+_UNARY = 3
+_LEVELS = {"+": 1, "-": 1, "*": 2, "of": 2, "/": 2, "//": 2, "%": 2, "**": 4}
 _CONSTANTS = {"pi": math.pi, "e": math.e}
-_ONE_VALUE: dict[str, Callable[..., Number]] = {
-    **{name: getattr(math, name) for name in ("sqrt", "exp", "log2", "log10", "degrees", "radians")},
-    **{name: getattr(math, name) for name in ("sin", "cos", "tan", "asin", "acos", "atan")},
-    **{name: getattr(math, name) for name in ("sinh", "cosh", "tanh", "floor", "ceil")},
-    "ln": math.log,
-    "abs": abs,
-    "factorial": _factorial,
-    "percent": lambda value: value / 100,  # made by `normalise`; an expression cannot contain it
-}
+_MATH = ("sqrt exp log2 log10 degrees radians sin cos tan asin acos atan sinh cosh tanh floor ceil").split()
 _FUNCTIONS: dict[str, tuple[Callable[..., Number], int, int]] = {
-    **{name: (function, 1, 1) for name, function in _ONE_VALUE.items()},
+    **{name: (getattr(math, name), 1, 1) for name in _MATH},
+    "ln": (math.log, 1, 1),
+    "abs": (abs, 1, 1),
+    "factorial": (_factorial, 1, 1),
     "log": (math.log, 1, 2),
     "round": (_round, 1, 2),
     "min": (lambda *values: min(values), 1, MAX_CHARS),
     "max": (lambda *values: max(values), 1, MAX_CHARS),
 }
-_NAMES = (_FUNCTIONS.keys() | _CONSTANTS.keys()) - {"percent"}
-
-
-def _format(value: Number) -> str:
-    if isinstance(value, int):
-        return str(value)
-    # A float is exact to 15 digits: 0.1 + 0.2 is 0.3.
-    return f"{value:.15g}" if value else "0"  # no -0
