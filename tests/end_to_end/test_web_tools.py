@@ -96,7 +96,6 @@ SEND = {
         ("site.page", "{}"),
         ("notes_search", "{}"),
         ("get_file_tree", "{}"),
-        ("list_directory", "{}"),
         ("read_file", '{"path": "note.md"}'),
         ("search_files", '{"query": "mail"}'),
         ("query_knowledge_base", '{"query": "mail"}'),

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from conductor.plugins.tools.calculator import Calculator
 from conductor.plugins.tools.clock import CurrentTime, utc_now
-from conductor.plugins.tools.file_tree import FileTree, ListDirectory
+from conductor.plugins.tools.file_tree import FileTree
 from conductor.plugins.tools.knowledge_base import KnowledgeBase
 from conductor.plugins.tools.knowledge_index import KnowledgeIndex
 from conductor.plugins.tools.notes import NotesCreate, NotesSearch
@@ -63,8 +63,8 @@ def standard_tools(
     ]
     if file_roots and SUPPORTED:
         files = Files(Roots(file_roots))
-        tools += (FileTree(files), ListDirectory(files), SearchFiles(files))
-        tools += (ReadFile(files), CreateFile(files), WriteFile(files))
+        tools += (FileTree(files), SearchFiles(files), ReadFile(files))
+        tools += (CreateFile(files), WriteFile(files))
     if notes_dir is not None and SUPPORTED:
         notes = Files(Roots([notes_dir]))
         tools += (NotesCreate(notes, now), NotesSearch(notes))

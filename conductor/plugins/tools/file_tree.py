@@ -1,4 +1,4 @@
-"""The tools ``get_file_tree`` and ``list_directory``: folders as a tree, and one folder with its details."""
+"""The tool ``get_file_tree``: folders and files as a tree, within limits."""
 
 from __future__ import annotations
 
@@ -20,13 +20,9 @@ from conductor.tools.base import CallContext, ToolOutcome, succeeded
 # Levels of a tree, and its entries.
 MAX_DEPTH = 12
 MAX_ENTRIES = 2000
-# Entries of a page of a folder.
-MAX_PAGE_ENTRIES = 500
 # Bytes of a result as JSON, which leave space for the other fields of an observation, and seconds of a call.
 MAX_TEXT_BYTES = 14 * 1024
 BUDGET_S = 2.0
-
-_PATH = argument("string", "Folder to list, for example src. Leave it out for everything.", maxLength=4096)
 
 
 class FileTree:
@@ -37,13 +33,16 @@ class FileTree:
         "List files and folders as an indented tree; folders end in /. Files that .gitignore names are "
         "left out. It says when not everything is shown: then ask for a folder by its path.",
         {
-            "path": _PATH,
+            "path": argument(
+                "string", "Folder to list, for example src. Leave it out for everything.", maxLength=4096
+            ),
             "depth": argument(
                 "integer",
                 f"Levels to go down; 1 is the folder itself. Default {MAX_DEPTH}.",
                 minimum=1,
                 maximum=MAX_DEPTH,
             ),
+            "details": argument("boolean", "Show sizes in bytes and times of change (UTC). Default false."),
         },
         risk="safe",
         effect="read",
@@ -65,6 +64,7 @@ class FileTree:
         def work(stop: CancelFlag) -> ToolOutcome:
             roots = self._files.roots
             tree = _Tree(self._files, stop, self._clock, BUDGET_S)
+            tree.has_details = bool(arguments.get("details"))
             if is_everything(path) and len(roots.all) > 1:
                 return tree.of_roots(depth)
             return self._files.first(
@@ -74,85 +74,12 @@ class FileTree:
         return await self._files.run(work, walk=True)
 
 
-class ListDirectory:
-    """``list_directory``. ``clock`` is any clock in seconds."""
-
-    spec = definition(
-        "list_directory",
-        "List the entries of one folder, with sizes and times of change; names that .gitignore leaves out "
-        "are not listed. If complete is false, call again with offset = last + 1.",
-        {
-            "path": _PATH,
-            "offset": argument("integer", "First entry to list; they count from 1. Default 1.", minimum=1),
-        },
-        risk="safe",
-        effect="read",
-        untrusted=True,
-    )
-
-    def __init__(self, files: Files, clock: Callable[[], float] = time.monotonic) -> None:
-        self._files = files
-        self._clock = clock
-
-    async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
-        """Answer with ``path, entries, first, last, total, ignored, complete``.
-
-        Folders come first, then the other entries, each by name. An entry has ``name`` and ``kind``, files
-        also ``size_bytes``, and all but links ``modified`` (ISO 8601, UTC).
-        """
-        path, offset = arguments.get("path") or "", arguments.get("offset", 1)
-
-        def work(stop: CancelFlag) -> ToolOutcome:
-            roots, walk = self._files.roots, Walk(self._files, stop, self._clock, BUDGET_S)
-            if is_everything(path) and len(roots.all) > 1:
-                labels = [{"name": root.label, "kind": "folder"} for root in roots.all]
-                return _page(".", labels[offset - 1 :], offset, len(labels), walk)
-            folder = "." if is_everything(path) else path
-            return self._files.first(folder, lambda location: self._list(location, offset, walk))
-
-        return await self._files.run(work, walk=True)
-
-    def _list(self, location: SandboxPath, offset: int, walk: Walk) -> ToolOutcome:
-        with walk.listing(location) as listing:
-            names = [(name, kind) for kind, name, _ in listing.entries]
-            entries: list[dict[str, Any]] = []
-            bytes_left = MAX_TEXT_BYTES
-            for name, kind in names[offset - 1 : offset - 1 + MAX_PAGE_ENTRIES]:
-                entry = _entry(listing.folder, name, kind)
-                bytes_left -= len(msgspec.json.encode(entry)) + 1
-                if bytes_left < 0 or walk.full():
-                    break
-                entries.append(entry)
-        return _page(self._files.roots.path_of(location), entries, offset, len(names), walk)
-
-
-def _entry(folder: int, name: str, kind: Kind) -> dict[str, Any]:
-    entry: dict[str, Any] = {"name": printable(name), "kind": kind}
-    if kind == "link":
-        return entry
-    try:
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except OSError:  # it has been removed
-        return entry
-    if kind == "file":
-        entry["size_bytes"] = status.st_size
-    entry["modified"] = f"{datetime.fromtimestamp(status.st_mtime, UTC):%Y-%m-%dT%H:%M:%SZ}"
-    return entry
-
-
-def _page(path: str, entries: list[dict[str, Any]], offset: int, total: int, walk: Walk) -> ToolOutcome:
-    last = offset + len(entries) - 1
-    complete = walk.complete and last >= total
-    data = {"path": path, "entries": entries, "first": offset, "last": last, "total": total}
-    return succeeded({**data, "ignored": walk.ignored, "complete": complete}, notes=walk.notes)
-
-
 @dataclass(slots=True)
 class _Node:
     """A line of a tree. ``omission`` stands for missing children."""
 
     location: SandboxPath
-    name: str = ""
+    text: str = ""
     kind: Kind = "folder"
     level: int = 0
     above: Chain | None = None
@@ -163,7 +90,7 @@ class _Node:
     def line(self) -> str:
         """The text without its children."""
         omission = f" {self.omission}" if self.omission and not self.children else ""
-        return f"{' ' * (self.level - 1)}{self.name}{MARKS[self.kind]}{omission}\n"
+        return f"{' ' * (self.level - 1)}{self.text}{omission}\n"
 
     def lines(self) -> Iterator[str]:
         """Return the lines of the children and what is below them."""
@@ -175,10 +102,12 @@ class _Node:
 
 
 class _Tree(Walk):
+    has_details = False
+
     def of_roots(self, depth: int) -> ToolOutcome:
         roots = self.files.roots.all
         top = _Node(SandboxPath(roots[0], ()))
-        top.children = [_Node(SandboxPath(root, ()), root.label, level=1) for root in roots]
+        top.children = [_Node(SandboxPath(root, ()), f"{root.label}/", level=1) for root in roots]
         return self._grown(top, ".", top.children, depth)
 
     def below(self, location: SandboxPath, depth: int) -> ToolOutcome:
@@ -228,7 +157,10 @@ class _Tree(Walk):
                     if self.full():
                         node.omission = "…"
                         return
-                    child = _Node(location, printable(name), kind, node.level + 1, listing.chain)
+                    text = f"{printable(name)}{MARKS[kind]}" + (
+                        _details(listing.folder, name, kind) if self.has_details else ""
+                    )
+                    child = _Node(location, text, kind, node.level + 1, listing.chain)
                     # As JSON, as the limit of an observation is counted; a folder may get a mark.
                     self._text_left -= len(msgspec.json.encode(child.line)) + (4 if kind == "folder" else 0)
                     self._counts[kind] += 1
@@ -240,3 +172,12 @@ class _Tree(Walk):
             self.cut("Some folders could not be read.")
         if self.scanned_all:
             node.omission = node.omission or "…"
+
+
+def _details(folder: int, name: str, kind: Kind) -> str:
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:  # it has been removed
+        return ""
+    size = f" {status.st_size}" if kind == "file" else ""
+    return f"{size} {datetime.fromtimestamp(status.st_mtime, UTC):%Y-%m-%dT%H:%M:%SZ}"

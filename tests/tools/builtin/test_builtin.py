@@ -22,7 +22,6 @@ schedule_task medium write
 list_scheduled_tasks safe read
 cancel_scheduled_task safe write
 get_file_tree safe read
-list_directory safe read
 search_files medium read
 read_file medium read
 create_file high write
@@ -64,7 +63,7 @@ async def test_file_tools_ask_for_secrets_and_preview_changes(tmp_path: Path) ->
         assert "notes.txt" in await preview({"path": "notes.txt", "content": "x"})
 
 
-FILE_TOOLS = ["get_file_tree", "list_directory", "search_files", "read_file", "create_file", "write_file"]
+FILE_TOOLS = ["get_file_tree", "search_files", "read_file", "create_file", "write_file"]
 ARGUMENTS = {"query": "root", "content": "x"}
 
 

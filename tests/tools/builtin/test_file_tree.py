@@ -1,4 +1,4 @@
-"""``get_file_tree`` and ``list_directory``: entries in order, within limits, and nothing behind a link."""
+"""``get_file_tree``: entries in order, within limits, and nothing behind a link."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from conductor.plugins.tools import file_tree, walk
-from conductor.plugins.tools.file_tree import BUDGET_S, MAX_DEPTH, MAX_PAGE_ENTRIES, FileTree, ListDirectory
+from conductor.plugins.tools.file_tree import BUDGET_S, MAX_DEPTH, FileTree
 from conductor.plugins.tools.read_file import ReadFile
 from conductor.plugins.tools.sandbox import WALKS, Files, Roots
 from conductor.tools.base import CallContext, ToolOutcome
@@ -42,17 +42,6 @@ def make(root: Path, *paths: str) -> None:
 
 async def tree(*roots: Path, **arguments: Any) -> ToolOutcome:
     return await FileTree(Files(Roots(roots))).run(arguments, CONTEXT)
-
-
-async def listing(*roots: Path, **arguments: Any) -> ToolOutcome:
-    return await ListDirectory(Files(Roots(roots))).run(arguments, CONTEXT)
-
-
-def names(outcome: ToolOutcome) -> list[str]:
-    return [entry["name"] for entry in outcome.data["entries"]]
-
-
-# -- get_file_tree
 
 
 async def test_folders_come_first_and_all_in_order(root: Path) -> None:
@@ -97,8 +86,7 @@ async def test_several_roots_are_shown_by_their_labels(tmp_path: Path) -> None:
     assert (await tree(first, second, depth=2)).data["tree"] == "one/\n a/ …\ntwo/\n y"
     assert (await tree(first, second, path="one/a")).data["path"] == "one/a"
     assert (await tree(tmp_path / "gone", second)).data["tree"] == "gone/ (cannot be read)\ntwo/\n y"
-    assert names(await listing(first, second)) == ["one", "two"]
-    assert names(await listing(first, second, path="two")) == ["y"]
+    assert (await tree(first, second, depth=1)).data["tree"] == "one/ …\ntwo/ …"
 
 
 async def test_links_are_shown_and_not_followed(root: Path) -> None:
@@ -142,8 +130,6 @@ async def test_gitignore_files_apply_at_every_level(root: Path) -> None:
     assert data["tree"] == ("a/\n b/\n .gitignore\n keep.log\nsrc/\n build/\n  z\n .gitignore\n.gitignore")
     assert data["ignored"] == 4
     assert (await tree(root, path="a/b")).data["tree"] == ""  # by the rules of the folders above
-    outcome = await listing(root, path="a")
-    assert (names(outcome), outcome.data["ignored"]) == (["b", ".gitignore", "keep.log"], 1)
 
 
 async def test_an_ignored_folder_is_shown_on_request_with_a_note(root: Path) -> None:
@@ -253,11 +239,6 @@ async def test_the_time_limit_ends_a_call_with_a_partial_result(root: Path) -> N
     outcome = await FileTree(Files(Roots([root])), lambda: next(times) * BUDGET_S / 20).run({}, CONTEXT)
     assert 0 < outcome.data["folders"] <= 20
     assert outcome.metadata.notes == ("The time limit was reached.",)
-    times = iter([0, 20, 20, 20])
-    clock_tool = ListDirectory(Files(Roots([root])), lambda: next(times) * BUDGET_S / 20)
-    outcome = await clock_tool.run({}, CONTEXT)
-    assert not outcome.data["complete"]
-    assert outcome.metadata.notes == ("The time limit was reached.",)
 
 
 async def test_a_deep_tree_is_cut_at_the_greatest_depth(root: Path) -> None:
@@ -319,44 +300,13 @@ async def test_a_walk_waits_for_other_walks_and_a_read_does_not(root: Path) -> N
     assert all([(await call).success for call in calls])
 
 
-# -- list_directory
-
-
-async def test_entries_have_kind_size_and_time(root: Path) -> None:
-    (root / "src").mkdir()
+async def test_details_are_sizes_and_times(root: Path) -> None:
+    make(root, "src/", "a.txt")
     (root / "a.txt").write_text("héllo")
     (root / "link").symlink_to("/etc/passwd")
-    os.mkfifo(root / "pipe")
-    for name in ("src", "a.txt", "pipe"):
+    os.utime(root / "link", (0, 0), follow_symlinks=False)
+    for name in ("src", "a.txt"):
         os.utime(root / name, (0, 0))
-    outcome = await listing(root)
-    assert outcome.data == {
-        "path": ".",
-        "entries": [
-            {"name": "src", "kind": "folder", "modified": "1970-01-01T00:00:00Z"},
-            {"name": "a.txt", "kind": "file", "size_bytes": 6, "modified": "1970-01-01T00:00:00Z"},
-            {"name": "link", "kind": "link"},
-            {"name": "pipe", "kind": "other", "modified": "1970-01-01T00:00:00Z"},
-        ],
-        "first": 1,
-        "last": 4,
-        "total": 4,
-        "ignored": 0,
-        "complete": True,
-    }
-
-
-async def test_a_large_folder_comes_in_pages(root: Path) -> None:
-    expected = [f"{number:04}-{'x' * 60}" for number in range(700)]
-    make(root, *expected)
-    entries: list[str] = []
-    while True:
-        outcome = await listing(root, offset=len(entries) + 1)
-        page = names(outcome)
-        assert 0 < len(page) <= MAX_PAGE_ENTRIES and len(outcome.content) < 16 * 1024
-        entries += page
-        assert outcome.data["last"] == len(entries) and outcome.data["total"] == 700
-        if outcome.data["complete"]:
-            break
-    assert entries == expected
-    assert (await listing(root, offset=701)).data["entries"] == []
+    lines = (await tree(root, depth=1, details=True)).data["tree"].split("\n")
+    times = "1970-01-01T00:00:00Z"
+    assert lines == [f"src/ {times} …", f"a.txt 6 {times}", f"link (link) {times}"]
