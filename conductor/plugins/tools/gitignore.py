@@ -63,6 +63,8 @@ def verdict(rules: Sequence[IgnoreRule], parts: Sequence[str], is_folder: bool) 
 def _rule(line: str) -> IgnoreRule | None:
     if "[:" in line:  # the library reads a named class as its letters
         raise SchemaError("named classes are not supported")
+    if line.strip() == "!/":  # to git it names nothing, to the library every folder
+        return None
     # To git ``a/**`` is everything in ``a``; the library's expression would name ``a`` too.
     line = re.sub(r"/\*\*(/?\s*)\Z", r"/**/*\1", line)
     try:

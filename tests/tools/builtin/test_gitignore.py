@@ -64,6 +64,7 @@ def ignored(lines: str, path: str) -> bool | None:
         ("?", "é", True),
         ("\ufeff*.log", "a.log", True),
         ("/", "a/", None),
+        ("!/", "a/", None),
         ("a//b", "a/b", None),
     ],
 )
