@@ -76,6 +76,8 @@ def _change(state: Conversation, record: r.Record, at: int) -> None:  # noqa: C9
             _add_notice(state, record.notice)
         case r.SpeechCut() if record.speech_id in state.speeches:
             _cut(state, state.speeches[record.speech_id], record.text)
+        case r.JobAccepted() if record.job.call_id in state.late_calls:
+            state.late_calls[record.job.call_id] = record.job
         case r.LateFinished() if state.late_calls.pop(record.call_id, None) is not None:
             state.unknown_calls.pop(record.call_id, None)
             _add_notice(state, record.notice)
@@ -161,7 +163,10 @@ def _set_field(state: Conversation, record: r.FieldSet) -> None:
 
 def _add_notice(state: Conversation, notice: Notice) -> None:
     if notice.late or all(notice.text != waiting.text for waiting in state.notices):
-        state.notices = [*state.notices, notice][-MAX_NOTICES:]
+        state.notices = [*state.notices, notice]
+    if len(state.notices) > MAX_NOTICES:
+        oldest = next((waiting for waiting in state.notices if not waiting.late), state.notices[0])
+        state.notices.remove(oldest)
 
 
 # -- a turn

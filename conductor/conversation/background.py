@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import structlog
 
 from conductor.conversation.history import cut_point
-from conductor.conversation.live import ReadySummary
 from conductor.conversation.model import history_of
 from conductor.conversation.state import Summary
 from conductor.errors import ConductorError, ModelError
@@ -48,9 +47,9 @@ class HistorySummarizer:
         """Start a summary if the history nears its limits."""
         session = self._session
         max_turns = int(session.rules.limits.max_turns * _FULL)
-        cut = cut_point(session.state.log, max_turns, int(session.live.history.tokens * _FULL))
+        cut = cut_point(session.state.log, max_turns, int(session.view.history.tokens * _FULL))
         is_running = self._task is not None and not self._task.done()
-        if cut and session.live.summary is None and session.state.turn is None and not is_running:
+        if cut and session.view.summary is None and session.state.turn is None and not is_running:
             messages = session.state.log[:cut]
             self._task = session.spawn(self._summarize(messages, session.state.log_start + cut))
 
@@ -85,7 +84,7 @@ class HistorySummarizer:
         untrusted = any(getattr(message, "untrusted", False) for message in messages)
         untrusted = untrusted or (former is not None and former.untrusted)
         if text:
-            session.live.summary = ReadySummary(before, Summary(text, untrusted))
+            session.view.summary = before, Summary(text, untrusted)
 
 
 def _lines(message: Message) -> list[str]:

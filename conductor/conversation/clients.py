@@ -9,18 +9,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from conductor.conversation import records as r
 from conductor.conversation.approvals import Response
 from conductor.conversation.background import warm_shared_part
 from conductor.conversation.diagnostics import of_start
 from conductor.conversation.inbound import record_result
 from conductor.conversation.receive import connected
-from conductor.conversation.records import (
-    CardsWithdrawn,
-    ProfileDeclared,
-    PromptForgotten,
-    Record,
-    StateShown,
-)
 from conductor.conversation.state import Profile
 from conductor.conversation.transport import Transport
 from conductor.events import client
@@ -94,7 +88,7 @@ class Clients:
         state = self._session.state
         call = state.open_call(call_id)
         late = state.late_calls.get(call_id)
-        is_late = late is not None and late.expires_at > self._session.live.now()
+        is_late = late is not None and late.expires_at > self._session.view.now()
         return (call is not None and call.is_device) or is_late
 
     async def start(
@@ -117,12 +111,12 @@ class Clients:
         declares = "tools" in capabilities and event.tools is not None
         rejected = session.tools.declare(event.tools or [], readings) if declares else None
 
-        def records() -> list[Record]:
+        def records() -> list[r.Record]:
             former = session.state.profile
             profile = _declared(event, former, capabilities, model, with_tools=declares)
-            declaration: list[Record] = [ProfileDeclared(profile)] if profile != former else []
+            declaration: list[r.Record] = [r.ProfileDeclared(profile)] if profile != former else []
             if "approval" not in capabilities and session.state.questions:
-                declaration.append(CardsWithdrawn())
+                declaration.append(r.CardsWithdrawn())
             return declaration
 
         transport.resumes, transport.segments = "resume" in capabilities, "segments" in capabilities
@@ -155,7 +149,7 @@ class Clients:
         *,
         resumed: bool,
         same_process: bool = False,
-        records: Callable[[], list[Record]] = list,
+        records: Callable[[], list[r.Record]] = list,
         started: SessionStarted | None = None,
     ) -> None:
         """Send to this connection from now on, and suspend any other one of this session.
@@ -163,7 +157,7 @@ class Clients:
         ``same_process``: the app was not relaunched since its last connection. Raises `StoreError`.
         """
         async with self.opening:
-            session, outbox, live = self._session, self._session.outbox, self._session.live
+            session, outbox, view = self._session, self._session.outbox, self._session.view
             previous = outbox.transport
             is_new = previous is not transport
             if is_new and previous is not None:
@@ -173,9 +167,9 @@ class Clients:
                 if previous.resumes:
                     previous.close(SUPERSEDED, "another connection serves the session")
             if is_new:
-                live.visible_cards.clear()
-                live.told_outcomes.clear()
-                live.speaking_until = 0
+                view.visible_cards.clear()
+                view.told_outcomes.clear()
+                view.speaking_until = 0
             probe = ""
 
             def decision() -> Response:
@@ -186,7 +180,7 @@ class Clients:
                 probes = (
                     session.ledger.probe_call_id(number)
                     for number, record in enumerate(connection, 1)
-                    if isinstance(record, StateShown) and record.probe
+                    if isinstance(record, r.StateShown) and record.probe
                 )
                 probe = next(probes, "")
                 return connection
@@ -205,23 +199,22 @@ class Clients:
     def _connection(
         self,
         transport: Transport,
-        records: list[Record],
+        records: list[r.Record],
         *,
         resumed: bool,
         same_process: bool,
         is_new: bool,
-    ) -> list[Record]:
+    ) -> list[r.Record]:
         """Make the records of a connection, after ``records`` of its declaration."""
         state, outbox, focus = self._session.state, self._session.outbox, self._session.state.focus
         cards = [question.id for question in state.questions.values() if question.card]
         if is_new and focus is not None and not focus.card and not same_process:
-            records.append(PromptForgotten(focus.id))
-        profiles = (record.profile for record in records if isinstance(record, ProfileDeclared))
+            records.append(r.PromptForgotten(focus.id))
+        profiles = (record.profile for record in records if isinstance(record, r.ProfileDeclared))
         speeches = outbox.replayed_speeches
         waits = len(speeches) > 1 and not transport.segments
         return records + connected(
-            state,
-            self._session.live,
+            self._session.view,
             next(profiles, state.profile),
             resumed=resumed,
             same_process=same_process,
@@ -238,7 +231,7 @@ class Clients:
         session = self._session
         if session.outbox.transport is transport:
             session.outbox.detach()
-            session.live.visible_cards.clear()
+            session.view.visible_cards.clear()
             session.changed()
 
     def say_goodbye(self, seconds: float) -> None:

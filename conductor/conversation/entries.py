@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from conductor.conversation.live import Live
 from conductor.conversation.state import Event
 from conductor.conversation.transport import Frame
+from conductor.conversation.view import View
 from conductor.events.server import ConversationState
-from conductor.settings import Limits
 
 UI_CALLS = ("state", "message", "speak")
 
@@ -38,10 +37,10 @@ class Entries:
     Calls without an answer are in a line. The backlog waits for the end of a speech.
     """
 
-    def __init__(self, live: Live, limits: Limits) -> None:
+    def __init__(self, view: View) -> None:
         self.acked: list[str] = []
-        self._live = live
-        self._limits = limits
+        self._view = view
+        self._limits = view.rules.limits
         self._entries: dict[str, Entry] = {}
         self._by_call: dict[str, Entry] = {}
         self._line: dict[str, Entry] = {}
@@ -95,7 +94,7 @@ class Entries:
         return entry.frame.is_written if entry is not None else event_id in self.acked
 
     def _is_stale(self, entry: Entry) -> bool:
-        return self._live.now() - entry.event.at >= self._limits.stale_speech * 1000
+        return self._view.now() - entry.event.at >= self._limits.stale_speech * 1000
 
 
 def shown_state(event: Event) -> ConversationState:

@@ -17,7 +17,7 @@ from conductor.conversation.diagnostics import of_ignored, of_tools, of_unknown_
 from conductor.conversation.loop import new_turn_id
 from conductor.conversation.phrases import MESSAGES
 from conductor.conversation.receive import receive
-from conductor.conversation.records import ProfileDeclared
+from conductor.conversation.records import ProfileDeclared, QuestionDecided
 from conductor.conversation.transport import Transport
 from conductor.errors import Fenced, StoreError
 from conductor.events import client
@@ -78,17 +78,17 @@ async def handle(session: Session, inbound: Inbound, transport: Transport) -> In
 
 
 async def _take(session: Session, inbound: Inbound, transport: Transport) -> InboundResult:
-    live = session.live
+    view = session.view
     match event := inbound.event:
         case client.ToolResultEvent():
             return await _take_result(session, inbound.id, event)
         case client.TranscriptFinal():
             return await _take_transcript(session, inbound.id, event)
         case client.TranscriptPartial():
-            now = live.now()
-            live.sends_partials = True
-            live.utterance_began = live.utterance_began if now < live.speaking_until else now
-            live.speaking_until = now + session.rules.floor_ms
+            now = view.now()
+            view.sends_partials = True
+            view.utterance_began = view.utterance_began if now < view.speaking_until else now
+            view.speaking_until = now + session.rules.floor_ms
             warm_next_turn(session)
             session.changed()
         case client.OutputInterrupted() | client.AgentCompleted():
@@ -113,7 +113,7 @@ async def record(session: Session, event_id: str, event: object, question_id: st
         focus = session.state.focus
         if question_id and (focus is None or focus.id != question_id or focus.card):
             return []  # the words were not about what stands now
-        return receive(session.state, session.live, session.rules, event_id, event, new_turn_id())
+        return receive(session.view, event_id, event, new_turn_id())
 
     response = await session.ledger.decide(decision)
     if isinstance(response, Later):
@@ -122,7 +122,7 @@ async def record(session: Session, event_id: str, event: object, question_id: st
 
 
 async def _record_later(session: Session, later: Later, event_id: str, event: object) -> None:
-    await asyncio.sleep(max(0, later.at - session.live.now()) / 1000)
+    await asyncio.sleep(max(0, later.at - session.view.now()) / 1000)
     try:
         await record(session, event_id, event, later.question_id)
     except StoreError as error:
@@ -144,7 +144,7 @@ async def _take_result(session: Session, event_id: str, event: client.ToolResult
     else:
         expected = outbox.acknowledge(event.call_id)
         may_matter = bool(state.questions) or event.call_id in state.late_calls
-        if may_matter and receive(state, session.live, session.rules, "", event, ""):
+        if may_matter and receive(session.view, "", event, ""):
             await record(session, "", event)
     session.changed()
     if expected and session.loop is None and not outbox.outstanding:
@@ -166,7 +166,7 @@ async def record_result(session: Session, event: client.ToolResultEvent) -> None
 
 async def _insist_result(session: Session, event: client.ToolResultEvent) -> None:
     def decision() -> Response:
-        return receive(session.state, session.live, session.rules, "", event, "")
+        return receive(session.view, "", event, "")
 
     if await session.insist(decision):
         session.outbox.acknowledge(event.call_id)
@@ -177,13 +177,13 @@ async def _insist_result(session: Session, event: client.ToolResultEvent) -> Non
 
 
 async def _take_transcript(session: Session, event_id: str, event: client.TranscriptFinal) -> InboundResult:
-    live, now = session.live, session.live.now()
-    live.utterance_began = live.utterance_began if now < live.speaking_until else now
-    live.speaking_until = 0
+    view, now = session.view, session.view.now()
+    view.utterance_began = view.utterance_began if now < view.speaking_until else now
+    view.speaking_until = 0
     if event_id in session.state.handled_ids:
         return InboundResult.ORDINARY
     wait_s = 0.0
-    if event.text.strip() and answer(session.state, live, session.rules, event_id, event.text) is None:
+    if event.text.strip() and answer(session.view, event_id, event.text) is None:
         wait_s = session.take_rate()
     if wait_s:
         response: Response = Refuse("rate_limited", "Too many turns; wait.", wait_s)
@@ -191,7 +191,7 @@ async def _take_transcript(session: Session, event_id: str, event: client.Transc
         session.outbox.expect_no_acknowledgements()
         response = await record(session, event_id, event)
         if isinstance(response, Refuse) and response.code == "rate_limited":
-            live.refused_input = not live.draining and bool(session.rules.failures.get("rate_limited"))
+            view.refused_input = not view.draining and bool(session.rules.failures.get("rate_limited"))
             session.give_back_rate()
     if not isinstance(response, Refuse):
         return InboundResult.ORDINARY
@@ -216,7 +216,7 @@ async def _take_extension(session: Session, inbound: Inbound, transport: Transpo
         case client.ApprovalShown() if "approval" in capabilities:
             question = session.state.questions.get(event.approval_id)
             if question is not None and question.card and outbox.was_sent(event.approval_id):
-                session.live.visible_cards[event.approval_id] = session.live.now()
+                session.view.visible_cards[event.approval_id] = session.view.now()
         case client.ResponseCancel() if "cancel" in capabilities:
             await record(session, "", event)
         case client.ToolCancelled() | client.ToolAccepted() if (
@@ -250,17 +250,19 @@ async def _take_decisions(session: Session, event: client.ApprovalResponse, tran
         if session.outbox.transport is transport:  # a later connection did not ask
             for resolved in answers:
                 session.flash(resolved)
-                session.live.told_outcomes.add(question_id)
+                session.view.told_outcomes.add(question_id)
 
 
 async def _take_decision(session: Session, decision: client.Decision) -> Sequence[ServerEvent]:
     question = session.state.questions.get(decision.approval_id)
+    response = await session.ledger.decide(lambda: tapped(session.view, decision))
+    if not isinstance(response, Reply):
+        return ()
     is_lasting = decision.decision == "allow" and decision.scope == "always"
     if question is not None and is_lasting and "always" in question.scopes:
-        if decision.arguments_digest == question.digest:
+        if any(isinstance(fact, QuestionDecided) and fact.outcome == "allowed" for fact in response.records):
             await session.tools.grant_always(question)
-    response = await session.ledger.decide(lambda: tapped(session.state, session.live, decision))
-    return response.events if isinstance(response, Reply) else ()
+    return response.events
 
 
 async def _declare(

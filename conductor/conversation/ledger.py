@@ -175,7 +175,7 @@ class Ledger:
     async def _record(self, records: Sequence[Record]) -> None:
         session, outbox = self._session, self._session.outbox
         acked, outbox.acked = outbox.acked, []
-        commit = self._commit(session.live.now(), tuple(records), tuple(acked))
+        commit = self._commit(session.view.now(), tuple(records), tuple(acked))
         if self.durable:
             outbox.withhold(closed_calls(records))
         assert self.doubtful is None

@@ -16,18 +16,10 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from conductor.conversation import approvals
+from conductor.conversation import records as r
 from conductor.conversation.model import ModelSteps
 from conductor.conversation.questions import word_form, word_questions
-from conductor.conversation.receive import ended, finish, finish_without_result, turn_started
-from conductor.conversation.records import (
-    BridgeSpoken,
-    CallFinished,
-    QuestionDecided,
-    QuestionsAsked,
-    Record,
-    ReplyLogged,
-    TurnEnded,
-)
+from conductor.conversation.receive import ended, turn_started
 from conductor.conversation.state import Call, Question
 from conductor.conversation.steps import (
     AskModel,
@@ -39,8 +31,10 @@ from conductor.conversation.steps import (
     Step,
     next_step,
 )
+from conductor.conversation.view import finish, finish_without_result
 from conductor.events.envelope import IdGenerator
 from conductor.messages import AssistantMessage
+from conductor.speech import for_the_ear
 from conductor.tools.approvals import DEFINITION_CHANGED
 from conductor.tools.base import PersonQuestion, ToolOutcome, failed
 from conductor.tools.executor import interrupted_outcome
@@ -109,26 +103,26 @@ class Loop:
                 task.cancel()
         self._model.stop()
 
-    def resolve(self, records: Sequence[Record]) -> None:
+    def resolve(self, records: Sequence[r.Record]) -> None:
         """Set the Futures of the calls and questions that records have closed."""
         for record in records:
             match record:
-                case CallFinished():
+                case r.CallFinished():
                     self.pending.answer(record.result.call_id, record.result.content)
-                case TurnEnded():
+                case r.TurnEnded():
                     for finished in record.results:
                         self.pending.answer(finished.result.call_id, finished.result.content)
                     for question_id in record.superseded:
                         self.pending.answer(question_id, None)
-                case QuestionDecided():
+                case r.QuestionDecided():
                     allowed = record.outcome in ("allowed", "edited")
                     self.pending.answer(record.question_id, record.arguments if allowed else None)
-                case ReplyLogged():
-                    self._round_at = self._session.live.now()
+                case r.ReplyLogged():
+                    self._round_at = self._session.view.now()
 
     def _next(self) -> Step:
         session = self._session
-        return next_step(session.state, session.live, session.rules)
+        return next_step(session.view)
 
     async def run(self) -> None:
         """Do the steps until nothing is to be done."""
@@ -143,7 +137,7 @@ class Loop:
         except Exception as error:
             log.error("turns failed", session=session.key.session_id, exc_info=error)
             retry_s = session.rules.limits.failed_turn_retry
-            session.live.notices_after = session.live.now() + round(retry_s * 1000)
+            session.view.notices_after = session.view.now() + round(retry_s * 1000)
             session.spawn(self._end_failed())
             await asyncio.sleep(retry_s)
         finally:
@@ -152,10 +146,10 @@ class Loop:
     async def _end_failed(self) -> None:
         session = self._session
 
-        def decision() -> list[Record]:
+        def decision() -> list[r.Record]:
             if session.state.turn is None:
                 return []
-            return [ended(session.state, session.live, session.rules, "failed", error="internal_error")]
+            return [ended(session.view, "failed", error="internal_error")]
 
         await session.insist(decision)
 
@@ -172,14 +166,14 @@ class Loop:
                 await self._cancellable(self._ask_person(step))
             case RunCalls():
                 for call in step.calls:
-                    session.live.running_calls.add(call.id)
+                    session.view.running_calls.add(call.id)
                     self._calls[call.id] = session.spawn(self._run_call(call))
             case AwaitResults():
                 await self._await_results(step)
             case _:
                 await session.insist(self._records, gives_up=True)
 
-    def _records(self) -> list[Record]:
+    def _records(self) -> list[r.Record]:
         step = self._next()
         return step if isinstance(step, list) else []
 
@@ -192,22 +186,22 @@ class Loop:
         if step.cause == "news":
             session.take_rate()
 
-        def decision() -> list[Record]:
+        def decision() -> list[r.Record]:
             if state.turn is not None:
                 return []
-            live, rules = session.live, session.rules
-            started = turn_started(state, live, rules, turn_id, step.cause, step.event_id, step.text)
+            view = session.view
+            started = turn_started(view, turn_id, step.cause, step.event_id, step.text)
             if step.cause == "refused":
-                live.refused_input = False
-                apology = rules.failures.get("rate_limited", "")
-                speech_text = session.tools.for_the_ear(apology)
+                view.refused_input = False
+                apology = view.rules.failures.get("rate_limited", "")
+                speech_text = for_the_ear(apology)
                 return [
                     started,
-                    TurnEnded(
+                    r.TurnEnded(
                         "answered", apology=apology, speech_text=speech_text, follows=bool(state.queue)
                     ),
                 ]
-            return [started, TurnEnded("interrupted", follows=True)] if step.passed_over else [started]
+            return [started, r.TurnEnded("interrupted", follows=True)] if step.passed_over else [started]
 
         await session.insist(decision)
 
@@ -250,14 +244,14 @@ class Loop:
         if (device and not transport.segments) or session.observer.has_spoken:
             return None  # the app would say it after the call
         due_ms = self._round_at + round(session.rules.limits.bridge_after * 1000)
-        return max(0.0, (due_ms - session.live.now()) / 1000)
+        return max(0.0, (due_ms - session.view.now()) / 1000)
 
-    def _bridge(self) -> list[Record]:
+    def _bridge(self) -> list[r.Record]:
         session = self._session
         if self._bridge_wait_s() != 0.0:
             return []
-        phrase = session.tools.for_the_ear(random.choice(session.services.bridge_phrases))
-        return [BridgeSpoken(phrase)] if phrase else []
+        phrase = for_the_ear(random.choice(session.services.bridge_phrases))
+        return [r.BridgeSpoken(phrase)] if phrase else []
 
     # -- a program's call
 
@@ -267,12 +261,12 @@ class Loop:
         if call is None:
             await session.insist(lambda: self._end_request(step))
             return
-        prepared = await session.tools.prepare(session.live, [call], is_whole=True)
+        prepared = await session.tools.prepare([call], is_whole=True)
         message = AssistantMessage("", (call,))
-        await session.insist(lambda: [ReplyLogged(message, prepared)] if self._next() == step else [])
+        await session.insist(lambda: [r.ReplyLogged(message, prepared)] if self._next() == step else [])
 
-    def _end_request(self, step: PrepareRequest) -> list[Record]:
-        return [TurnEnded("answered")] if self._next() == step else []
+    def _end_request(self, step: PrepareRequest) -> list[r.Record]:
+        return [r.TurnEnded("answered")] if self._next() == step else []
 
     # -- questions
 
@@ -280,18 +274,18 @@ class Loop:
         session, state = self._session, self._session.state
         calls = [call for call in state.calls if call.id in step.calls]
         card = "approval" in state.profile.capabilities
-        expires_at = session.live.now() + session.rules.question_ms
+        expires_at = session.view.now() + session.rules.question_ms
         questions = await word_questions(session.tools, calls, expires_at, with_preview=card)
 
-        def decision() -> list[Record]:
+        def decision() -> list[r.Record]:
             if self._next() != step:
                 return []
             call_ids = {question.call_id for question in questions}
             without_question = [call for call in calls if call.id not in call_ids and call.is_open]
-            records: list[Record] = [
+            records: list[r.Record] = [
                 finish(
+                    session.view,
                     call,
-                    session.live,
                     failed("permission_denied", DEFINITION_CHANGED, reason="definition_changed"),
                 )
                 for call in without_question
@@ -305,15 +299,15 @@ class Loop:
         session = self._session
         if "approval" not in session.state.profile.capabilities:
             return None  # text by outsiders is never spoken
-        expires_at = session.live.now() + session.rules.question_ms
+        expires_at = session.view.now() + session.rules.question_ms
         question = word_form(session.tools, call, request, expires_at)
         answer = self.pending.expect(question.id)
 
-        def decision() -> list[Record]:
+        def decision() -> list[r.Record]:
             if session.state.open_call(call.id) is None:
                 return []
             question.card = True
-            return [QuestionsAsked((question,))]
+            return [r.QuestionsAsked((question,))]
 
         await session.insist(decision)
         if question.id not in session.state.questions and not answer.done():
@@ -341,11 +335,11 @@ class Loop:
                 unknown = interrupted_outcome(call.effect, was_sent=True, reason="interrupted")
                 await session.insist(partial(self._finished, call, unknown))
         finally:  # until its result is recorded it counts as running
-            session.live.running_calls.discard(call.id)
+            session.view.running_calls.discard(call.id)
             self._calls.pop(call.id, None)
             self.wake()
 
-    def _finished(self, call: Call, outcome: ToolOutcome) -> list[Record]:
+    def _finished(self, call: Call, outcome: ToolOutcome) -> list[r.Record]:
         session = self._session
         current = session.state.open_call(call.id)
         if current is None:
@@ -354,11 +348,11 @@ class Loop:
         questions = [
             question.id for question in session.state.questions.values() if question.call_id == call.id
         ]
-        records: list[Record] = [QuestionDecided(key, call.id, "superseded") for key in questions]
+        records: list[r.Record] = [r.QuestionDecided(key, call.id, "superseded") for key in questions]
         if outcome.error_type == "unknown":
-            result = finish_without_result(current, session.live, session.rules, outcome, starts_turn=False)
+            result = finish_without_result(session.view, current, outcome, starts_turn=False)
         else:
-            result = finish(current, session.live, outcome)
+            result = finish(session.view, current, outcome)
         return [*records, result]
 
     async def _outcome(self, call: Call) -> ToolOutcome:

@@ -110,7 +110,7 @@ class ModelSteps:
         reply: list[str] = []
         calls: list[ToolCall] = []
         self._pieces = reply
-        session.live.draft, session.live.request = "", (step.turn_id, step.rounds, step.retries)
+        session.view.draft, session.view.request = "", (step.turn_id, step.rounds, step.retries)
         try:
             finished = await self._read(step, reply, calls)
         except ModelError as error:
@@ -133,7 +133,7 @@ class ModelSteps:
 
     def _is_wanted(self, step: AskModel) -> bool:
         session = self._session
-        return next_step(session.state, session.live, session.rules) == step
+        return next_step(session.view) == step
 
     async def _read(self, step: AskModel, reply: list[str], calls: list[ToolCall]) -> Finished:
         session = self._session
@@ -152,7 +152,7 @@ class ModelSteps:
                         session.observer.token()
                         # Lone surrogates, which no UTF-8 text holds, become ``?``.
                         reply.append(event.text.encode("utf-8", "replace").decode())
-                        session.live.draft = "".join(reply)
+                        session.view.draft = "".join(reply)
                         self._show_partial()
                         if speaker is not None:
                             await speaker.add(reply[-1])
@@ -171,7 +171,7 @@ class ModelSteps:
         if finished.stop == "context_window" and not ("".join(reply).strip() or calls):
             raise ModelError("context_too_long", "The conversation is too long for the model.")
         session.observer.replied(request, finished)
-        session.live.history.learn(request, finished.usage)
+        session.view.history.learn(request, finished.usage)
         return finished
 
     def _observe(self, finished: Finished | None = None, error_code: str = "") -> None:
@@ -223,7 +223,7 @@ class ModelSteps:
         message = AssistantMessage(text, opaque=finished.opaque, provider=provider)
         if calls and step.with_tools:
             is_whole = finished.stop == "tool_use"
-            prepared = await session.tools.prepare(session.live, calls, is_whole=is_whole)
+            prepared = await session.tools.prepare(calls, is_whole=is_whole)
             message = msgspec.structs.replace(message, calls=tuple(calls))
         else:
             prepared = ()
@@ -236,7 +236,7 @@ class ModelSteps:
             if not self._is_wanted(step) or state.turn is None:
                 return []
             speech_text = self._speech_of(message.text)
-            return replied(state, session.live, session.rules, message, prepared, speech_text, paused=paused)
+            return replied(session.view, message, prepared, speech_text, paused=paused)
 
         await session.insist(decision, gives_up=True)
 
@@ -253,7 +253,7 @@ class ModelSteps:
         session, state = self._session, self._session.state
         self.stop()
         if step.retries == 0 and error.reason == "context_too_long":
-            cut = session.live.history.halve(state.log)
+            cut = session.view.history.halve(state.log)
             if cut:
                 self._last_messages = None
                 before = state.log_start + cut
@@ -277,14 +277,14 @@ class ModelSteps:
             has_spoken = state.turn is not None and bool(state.turn.reply_text)
             await session.insist(decision, gives_up=True)
             # An interruption still finds the text; a spoken part is in the history.
-            session.live.draft = "" if has_spoken else session.live.draft
-            session.live.request = (step.turn_id, step.rounds, step.retries + 1)
+            session.view.draft = "" if has_spoken else session.view.draft
+            session.view.request = (step.turn_id, step.rounds, step.retries + 1)
             await asyncio.sleep(pause_s)
             return
         await self._fail(step, error)
 
     async def _fail(self, step: AskModel, error: ConductorError) -> None:
-        session, state = self._session, self._session.state
+        session = self._session
         session.observer.failed(error)
         # Within a turn only the subject's budget raises ``rate_limited``.
         failure = "budget_spent" if error.code == "rate_limited" else error.code
@@ -292,7 +292,7 @@ class ModelSteps:
         def decision() -> list[Record]:
             if not self._is_wanted(step):
                 return []
-            return [ended(state, session.live, session.rules, "failed", error=error.code, failure=failure)]
+            return [ended(session.view, "failed", error=error.code, failure=failure)]
 
         await session.insist(decision, gives_up=True)
 
@@ -309,7 +309,7 @@ class ModelSteps:
     def _send_partial(self) -> None:
         self._partial_timer = None
         session = self._session
-        text = session.live.draft.lstrip()
+        text = session.view.draft.lstrip()
         if not text:
             return
         interval = session.rules.limits.partial_interval
@@ -346,7 +346,7 @@ class Speaker:
 
     def _segment_records(self, preceding: str, segment: str, speech_text: str) -> list[Record]:
         session, turn = self._session, self._session.state.turn
-        step = next_step(session.state, session.live, session.rules)
+        step = next_step(session.view)
         is_wanted = step == self._step and turn is not None and turn.reply_text == preceding
         return [SegmentSpoken(segment, speech_text)] if is_wanted else []
 

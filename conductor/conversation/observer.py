@@ -195,7 +195,7 @@ class Observer:
         if not isinstance(question, Question):
             return
         session = self._session
-        seconds = max(0.0, (session.live.now() - question.asked_at) / 1000)
+        seconds = max(0.0, (session.view.now() - question.asked_at) / 1000)
         session.services.metrics.count_decision(
             question.tool, question.source, outcome, seconds, by_voice=by_voice
         )

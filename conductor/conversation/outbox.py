@@ -14,9 +14,9 @@ from itertools import takewhile
 import msgspec
 
 from conductor.conversation.entries import UI_CALLS, Entries, Entry, place_of, shown_state
-from conductor.conversation.live import Live, Rules
 from conductor.conversation.state import Event
 from conductor.conversation.transport import Frame, Transport
+from conductor.conversation.view import View
 from conductor.events.envelope import encode_frame
 
 # Kinds that a client has handled once it answers a later event.
@@ -38,10 +38,8 @@ class Outbox(Entries):
     decision rests on is sent. ``deadline``: when the first call of the line is late.
     """
 
-    def __init__(
-        self, session_id: str, nonce: str, live: Live, rules: Rules, on_expired: Callable[[Event], None]
-    ) -> None:
-        super().__init__(live, rules.limits)
+    def __init__(self, session_id: str, nonce: str, view: View, on_expired: Callable[[Event], None]) -> None:
+        super().__init__(view)
         self._session_id = session_id
         self._nonce = nonce
         self._on_expired = on_expired
@@ -55,7 +53,7 @@ class Outbox(Entries):
         self._head: Entry | None = None
         self._client_acknowledges: bool | None = None
         self._probe = ""
-        live.was_sent = self.was_sent
+        view.was_sent = self.was_sent
 
     # -- from the conversation
 
@@ -64,7 +62,7 @@ class Outbox(Entries):
         entry = self._make(event)
         entry.is_sent = entry.frame.is_written = is_sent
         if event.kind == "call":
-            entry.limit_ms = max(_UNREAD_MS, entry.limit_ms - (self._live.now() - event.at))
+            entry.limit_ms = max(_UNREAD_MS, entry.limit_ms - (self._view.now() - event.at))
             self._join(entry)
 
     def put(self, events: list[Event], outbound: dict[str, Event]) -> None:
@@ -101,7 +99,7 @@ class Outbox(Entries):
         entry = self._make(event)
         if self.transport is not None:
             if event.kind == "resolved":
-                self._live.told_outcomes.add(event.call_id)
+                self._view.told_outcomes.add(event.call_id)
             self._offer(entry)
         elif event.kind == "call":
             self._join(entry)
@@ -170,11 +168,11 @@ class Outbox(Entries):
             elif earlier.event.kind == "speak" and earlier.replayed and not self._queues_speeches:
                 self._lose(earlier)  # its answer was lost with the old connection
         if entry.event.kind in UI_CALLS:
-            self._client_acknowledges, self.shown_at = True, self._live.now()
+            self._client_acknowledges, self.shown_at = True, self._view.now()
         is_speech = entry.event.kind == "speak"
         self._finish(entry)
         if is_speech:
-            self._live.finished_speeches.setdefault(call_id, self._live.now())
+            self._view.finished_speeches.setdefault(call_id, self._view.now())
         if call_id == self._probe:
             self._pass_probed()
         self.settle()
@@ -201,7 +199,7 @@ class Outbox(Entries):
     def extend(self, call_id: str) -> None:
         """Restart the time limit of the first call of the line: the device works on it."""
         if self._head is not None and self._head.event.call_id == call_id:
-            self.deadline = self._live.now() + self._head.limit_ms
+            self.deadline = self._view.now() + self._head.limit_ms
 
     def handled(self, event_id: str | None, *, queues_speeches: bool) -> None:
         """Acknowledge everything up to an event that the client has handled.
@@ -229,7 +227,7 @@ class Outbox(Entries):
         events before it were handled.
         """
         self.transport = transport
-        self.shown_at = self._live.now()
+        self.shown_at = self._view.now()
         self.last_written = ""
         self._backlog.clear()
         self._speaking = None
@@ -279,11 +277,11 @@ class Outbox(Entries):
         """Extend the first call's time: the process was suspended."""
         if self._head is not None and self.deadline is not None:
             later = self.deadline + min(ms, self._head.limit_ms)
-            self.deadline = max(later, self._live.now() + _UNREAD_MS)
+            self.deadline = max(later, self._view.now() + _UNREAD_MS)
 
     def tick(self) -> None:
         """Expire late calls and speeches; a process that was suspended first reads the client's events."""
-        now = self._live.now()
+        now = self._view.now()
         while self._head is not None and self.deadline is not None and now >= self.deadline:
             entry, late = self._head, now - self.deadline
             if late > _SUSPENDED_MS:
@@ -317,7 +315,7 @@ class Outbox(Entries):
         head = next(iter(self._line.values()), None)
         if head is not self._head:
             self._head = head
-            self.deadline = self._live.now() + head.limit_ms if head is not None else None
+            self.deadline = self._view.now() + head.limit_ms if head is not None else None
 
     def _offer(self, entry: Entry) -> None:
         if self._backlog or self.deciding or self._waits_for_speech(entry):
@@ -421,5 +419,5 @@ class Outbox(Entries):
 
     def _expire(self, event: Event) -> None:
         if event.kind == "speak":
-            self._live.finished_speeches.setdefault(event.call_id, 0)
+            self._view.finished_speeches.setdefault(event.call_id, 0)
         self._on_expired(event)

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from conductor.conversation import approvals
+from conductor.conversation import records as r
 from conductor.conversation.approvals import Refuse, Response
 from conductor.conversation.history import cut_point
-from conductor.conversation.live import Live, Rules, follows
 from conductor.conversation.phrases import CUT_OFF, Failure, agent_notice, late_result
-from conductor.conversation.records import (
-    CallFinished,
-    CallsWithheld,
-    EventHandled,
-    InputQueued,
-    LateFinished,
-    NoticeTaken,
-    Record,
-    ReplyLogged,
-    SpeechCut,
-    StateShown,
-    TurnEnded,
-    TurnStarted,
-)
 from conductor.conversation.speech import (
     CUT_BEFORE_SPEECH,
     CUT_SOMEWHERE,
@@ -36,21 +24,21 @@ from conductor.conversation.speech import (
 from conductor.conversation.state import (
     Call,
     Cause,
-    Conversation,
     EndReason,
-    LateCall,
     Notice,
     Profile,
     Turn,
-    UnknownCall,
 )
+from conductor.conversation.view import View, finish, finish_without_result, late_call
 from conductor.errors import ErrorCode
 from conductor.events import client
 from conductor.events.server import ConversationState
-from conductor.messages import AssistantMessage, ToolResult
+from conductor.messages import AssistantMessage
+from conductor.speech import for_the_ear
 from conductor.tools.approvals import not_answered
 from conductor.tools.base import ToolOutcome
 from conductor.tools.executor import (
+    ToolExecutor,
     cancelled_outcome,
     device_outcome,
     interrupted_outcome,
@@ -60,138 +48,126 @@ from conductor.tools.executor import (
 _RETRY_S = 2.0
 
 
-def receive(
-    state: Conversation, live: Live, rules: Rules, event_id: str, event: object, turn_id: str
-) -> Response:
+def receive(view: View, event_id: str, event: object, turn_id: str) -> Response:
     """Make the records of one event; no records if it was handled before, or has no meaning now.
 
     ``turn_id`` is for a turn that the event starts.
     """
-    if event_id in state.handled_ids:
+    if event_id in view.state.handled_ids:
         return []
     match event:
         case client.TranscriptFinal():
-            return _transcript(state, live, rules, event_id, event.text.strip(), turn_id)
+            return _transcript(view, event_id, event.text.strip(), turn_id)
         case client.OutputInterrupted():
-            return barge_in(state, live, rules, event_id, event.spoken_text, event.played_ms)
-        case client.ResponseCancel() if state.turn is not None:
-            return [ended(state, live, rules, "interrupted")]
-        case client.ToolResultEvent():
-            return device_result(state, live, rules, event.call_id, event.result, event.error)
-        case client.ToolCancelled():
-            return _cancelled(state, live, rules, event)
-        case client.ToolAccepted():
-            return _accepted(state, live, rules, event)
+            return barge_in(view, event_id, event.spoken_text, event.played_ms)
+        case client.ResponseCancel() if view.state.turn is not None:
+            return [ended(view, "interrupted")]
+        case client.ToolResultEvent() | client.ToolCancelled() | client.ToolAccepted():
+            return _report(view, event)
         case client.AgentCompleted():
-            notice = Notice(agent_notice(event), live.now() + rules.notice_ms)
-            return [NoticeTaken(event_id, notice)]
+            notice = Notice(agent_notice(event), view.now() + view.rules.notice_ms)
+            return [r.NoticeTaken(event_id, notice)]
     return []
 
 
 # -- the person's words
 
 
-def _transcript(
-    state: Conversation, live: Live, rules: Rules, event_id: str, text: str, turn_id: str
-) -> Response:
+def _transcript(view: View, event_id: str, text: str, turn_id: str) -> Response:
     if not text:
         return Refuse("invalid_transcript", "The transcript is empty.")
-    answer = approvals.answer(state, live, rules, event_id, text)
+    answer = approvals.answer(view, event_id, text)
     if answer is not None:
         return answer
-    if live.draining and not rules.durable:
+    if view.draining and not view.rules.durable:
         return Refuse("rate_limited", "The server restarts.", _RETRY_S)
-    return start(state, live, rules, event_id, text, turn_id)
+    return start(view, event_id, text, turn_id)
 
 
-def start(state: Conversation, live: Live, rules: Rules, event_id: str, text: str, turn_id: str) -> Response:
+def start(view: View, event_id: str, text: str, turn_id: str) -> Response:
     """Answer a transcript: at once, in place of the running turn, or after it."""
-    started = turn_started(state, live, rules, turn_id, "transcript", event_id, text)
-    records: list[Record] = []
+    state = view.state
+    started = turn_started(view, turn_id, "transcript", event_id, text)
+    records: list[r.Record] = []
     # An unanswered question is superseded in every mode.
-    supersedes = state.turn is not None and (rules.cancels or bool(state.questions))
-    waits = live.is_suspended(rules) or bool(state.queue) or (state.turn is not None and not supersedes)
-    if waits and len(state.queue) >= rules.max_queue:
-        message = f"More than {rules.max_queue} transcripts are waiting."
+    supersedes = state.turn is not None and (view.rules.cancels or bool(state.questions))
+    waits = view.is_suspended or bool(state.queue) or (state.turn is not None and not supersedes)
+    if waits and len(state.queue) >= view.rules.max_queue:
+        message = f"More than {view.rules.max_queue} transcripts are waiting."
         return Refuse("rate_limited", message, _RETRY_S)
     if supersedes:
-        end = ended(state, live, rules, "interrupted", follow=True)
-        records = [*withdrawn_speeches(state, live), end]
+        end = ended(view, "interrupted", follow=True)
+        records = [*withdrawn_speeches(view), end]
     if waits:
-        return [*records, InputQueued(event_id, text)]
-    return [*(records or (withdrawn_speeches(state, live) if rules.cancels else [])), started]
+        return [*records, r.InputQueued(event_id, text)]
+    return [*(records or (withdrawn_speeches(view) if view.rules.cancels else [])), started]
 
 
 def turn_started(
-    state: Conversation,
-    live: Live,
-    rules: Rules,
+    view: View,
     turn_id: str,
     cause: Cause,
     event_id: str = "",
     text: str = "",
     tool: str = "",
-) -> TurnStarted:
+) -> r.TurnStarted:
     """Make the start of a turn; it drops the old part of a long history."""
-    trim = state.log_start + cut_point(state.log, rules.limits.max_turns - 1, live.history.tokens)
+    state = view.state
+    trim = state.log_start + cut_point(state.log, view.rules.limits.max_turns - 1, view.history.tokens)
     summary = None
     # An interruption, or a history that was too long, may have dropped the summarised messages.
-    if live.summary is not None and live.summary.before > state.log_start:
-        trim, summary = max(trim, live.summary.before), live.summary.summary
+    if view.summary is not None and view.summary[0] > state.log_start:
+        trim, summary = max(trim, view.summary[0]), view.summary[1]
     trim = trim if trim > state.log_start else 0
-    return TurnStarted(turn_id, cause, rules.turn_ms, event_id, text, tool, trim, summary)
+    return r.TurnStarted(turn_id, cause, view.rules.turn_ms, event_id, text, tool, trim, summary)
 
 
-def withdrawn_speeches(state: Conversation, live: Live) -> list[Record]:
+def withdrawn_speeches(view: View) -> list[r.Record]:
     """Withdraw the speeches that no socket took: the next transcript makes them obsolete."""
     unsent = {
         speech.reply_id: speech
-        for speech in reversed(state.speeches.values())
-        if not (speech.question_id or live.was_sent(speech.id)) and is_pending(state, live, speech)
+        for speech in reversed(view.state.speeches.values())
+        if not (speech.question_id or view.was_sent(speech.id)) and is_pending(view, speech)
     }
-    cuts: list[Record] = []
+    cuts: list[r.Record] = []
     for speech in unsent.values():
         if speech.position >= 0:
-            cuts.append(SpeechCut(speech.id, heard_text(speech, "", None, finished=False)))
+            cuts.append(r.SpeechCut(speech.id, heard_text(speech, "", None, finished=False)))
     return cuts
 
 
 def barge_in(
-    state: Conversation,
-    live: Live,
-    rules: Rules,
+    view: View,
     event_id: str,
     spoken_text: str | None,
     played_ms: float | None,
-) -> list[Record]:
+) -> list[r.Record]:
     """Take an interruption: it cuts its speech, and ends the turn unless that was another turn's speech."""
-    speech = interrupted(state, live, rules)
+    speech = interrupted(view)
     if speech is not None and speech.question_id:
-        cut = approvals.prompt_cut(state, live, rules, speech.question_id, event_id)
-        return cut or [EventHandled(event_id)]
-    if speech is None and state.focus is not None and state.focus.repeat_at:
-        return [EventHandled(event_id)]  # a tap after the voice: the prompt is cut already
-    finished = speech is not None and speech.id in live.finished_speeches
-    records: list[Record] = []
+        cut = approvals.prompt_cut(view, speech.question_id, event_id)
+        return cut or [r.EventHandled(event_id)]
+    if speech is None and view.state.focus is not None and view.state.focus.repeat_at:
+        return [r.EventHandled(event_id)]  # a tap after the voice: the prompt is cut already
+    finished = speech is not None and speech.id in view.finished_speeches
+    records: list[r.Record] = []
     heard_prefix = spoken_text.strip() if spoken_text is not None else None
     if speech is not None and speech.position >= 0:
         text = heard_text(speech, spoken_text, played_ms, finished=finished)
-        records.append(SpeechCut(speech.id, text, event_id))
+        records.append(r.SpeechCut(speech.id, text, event_id))
     elif speech is not None:
         heard_prefix = heard_part(speech, spoken_text, played_ms, finished=finished)
-    turn = state.turn
+    turn = view.state.turn
     if turn is not None and (speech is None or finished or speech.turn_id == turn.id):
-        records.append(ended(state, live, rules, "interrupted", heard_prefix=heard_prefix, event_id=event_id))
-    return records or [EventHandled(event_id)]
+        records.append(ended(view, "interrupted", heard_prefix=heard_prefix, event_id=event_id))
+    return records or [r.EventHandled(event_id)]
 
 
 # -- the end of a turn
 
 
 def ended(
-    state: Conversation,
-    live: Live,
-    rules: Rules,
+    view: View,
     reason: EndReason,
     *,
     heard_prefix: str | None = None,
@@ -199,54 +175,54 @@ def ended(
     failure: Failure | None = None,
     event_id: str = "",
     follow: bool | None = None,
-) -> TurnEnded:
+) -> r.TurnEnded:
     """Make the end of the running turn: an honest result for each open call, the rest of a reply.
 
     ``failure`` names the apology, if it is not that of the code ``error``.
     """
-    turn = state.turn
+    turn = view.state.turn
     assert turn is not None
     cause = {"timed_out": "turn_timeout", "session_end": "session_end"}.get(reason, reason)
     open_calls = [call for call in turn.calls if call.is_open]
-    results = tuple(_abandoned(call, live, rules, cause) for call in open_calls)
+    results = tuple(_abandoned(view, call, cause) for call in open_calls)
     # Only a call that was on the wire is cancelled there.
     cancelled = tuple(
         call.id
         for call in open_calls
         if call.is_device
         and call.started_at
-        and live.was_sent(call.id)
+        and view.was_sent(call.id)
         and (reason == "timed_out" or call.on_interrupt == "cancel")
     )
-    is_writing = not turn.calls and live.request == (turn.id, turn.rounds, turn.retries)
-    draft = (live.draft.strip() if is_writing else "") or turn.reply_text.strip()
+    is_writing = not turn.calls and view.request == (turn.id, turn.rounds, turn.retries)
+    draft = (view.draft.strip() if is_writing else "") or turn.reply_text.strip()
     text, apology, speech_text = "", "", ""
     if reason in ("interrupted", "session_end"):
-        text = _heard_draft(state, live, turn, draft, heard_prefix)
+        text = _heard_draft(view, turn, draft, heard_prefix)
     elif turn.cause != "request":
         text = f"{draft} {CUT_OFF}" if draft else ""
         cause_of = failure or error
-        apology = rules.failures.get(cause_of, "") if cause_of is not None else ""
-        speech_text = live.decisions.for_the_ear(apology) if apology else ""
-    return TurnEnded(
+        apology = view.rules.failures.get(cause_of, "") if cause_of is not None else ""
+        speech_text = for_the_ear(apology) if apology else ""
+    return r.TurnEnded(
         reason,
         event_id,
         text,
         results,
         cancelled,
-        tuple(state.questions),
+        tuple(view.state.questions),
         error if turn.cause != "request" else None,
         apology,
         speech_text,
-        follows(state, live, rules) if follow is None else follow,
+        view.follows if follow is None else follow,
     )
 
 
-def _heard_draft(state: Conversation, live: Live, turn: Turn, draft: str, heard_prefix: str | None) -> str:
+def _heard_draft(view: View, turn: Turn, draft: str, heard_prefix: str | None) -> str:
     if not draft:
         return ""
     if heard_prefix is None:
-        heard_prefix = heard_of_reply(state, live, turn.reply_id)
+        heard_prefix = heard_of_reply(view, turn.reply_id)
     if heard_prefix is not None:
         return marked(heard_prefix[: len(draft)])
     if turn.reply_text:
@@ -254,152 +230,90 @@ def _heard_draft(state: Conversation, live: Live, turn: Turn, draft: str, heard_
     return f"{draft} {CUT_BEFORE_SPEECH}"
 
 
-def _abandoned(call: Call, live: Live, rules: Rules, cause: str) -> CallFinished:
+def _abandoned(view: View, call: Call, cause: str) -> r.CallFinished:
     """Make the honest result of a call whose turn ends."""
     if call.consent in ("needed", "asked"):
         superseded = cause == "interrupted"
-        return finish(call, live, not_answered("superseded" if superseded else "interrupted"))
-    was_sent = bool(call.started_at) and (not call.is_device or live.was_sent(call.id))
+        return finish(view, call, not_answered("superseded" if superseded else "interrupted"))
+    was_sent = bool(call.started_at) and (not call.is_device or view.was_sent(call.id))
     outcome = interrupted_outcome(call.effect, was_sent=was_sent, reason=cause)
-    return finish_without_result(call, live, rules, outcome, starts_turn=call.effect != "read")
-
-
-def finish_without_result(
-    call: Call, live: Live, rules: Rules, outcome: ToolOutcome, *, starts_turn: bool
-) -> CallFinished:
-    """Close a call without its result; the true one of a device call may still come."""
-    late = late_call(call, live.now() + rules.late_ms, starts_turn=starts_turn) if call.is_device else None
-    unknown = None
-    if outcome.error_type == "unknown" and call.effect != "read":
-        unknown = UnknownCall(call.digest, live.now() + rules.late_ms)
-    return finish(call, live, outcome, late=late, unknown=unknown)
-
-
-def late_call(call: Call, expires_at: int, *, starts_turn: bool = True, job: bool = False) -> LateCall:
-    """Make the memory of a call whose result may come later."""
-    return LateCall(
-        call.id, call.name, call.effect, expires_at, call.started_at, call.untrusted, starts_turn, job
-    )
-
-
-def finish(
-    call: Call,
-    live: Live,
-    outcome: ToolOutcome,
-    *,
-    late: LateCall | None = None,
-    unknown: UnknownCall | None = None,
-) -> CallFinished:
-    """Make the record of a call's result."""
-    finished = live.decisions.result(call, outcome)
-    ran = bool(call.started_at)
-    return CallFinished(
-        ToolResult(call.id, finished.content, finished.is_error, call.untrusted),
-        call.name if ran else "",
-        call.source if ran else "",
-        outcome.error_type,
-        finished.reason,
-        finished.took_ms,
-        finished.size,
-        late,
-        unknown,
-    )
+    return finish_without_result(view, call, outcome, starts_turn=call.effect != "read")
 
 
 # -- the model's replies
 
 
 def replied(
-    state: Conversation,
-    live: Live,
-    rules: Rules,
+    view: View,
     message: AssistantMessage,
     calls: tuple[Call, ...],
     speech_text: str,
     *,
     paused: bool = False,
-) -> list[Record]:
+) -> list[r.Record]:
     """Make the records of a whole reply: with calls it opens a round, without calls it ends the turn."""
     # A device that answers a speech before it reads the next call would start the call late.
     has_device_call = any(call.is_device and call.consent == "free" and call.is_open for call in calls)
-    in_segments = state.turn is not None and bool(state.turn.reply_id)
-    reply = ReplyLogged(message, calls, "" if has_device_call and not in_segments else speech_text, paused)
+    in_segments = view.state.turn is not None and bool(view.state.turn.reply_id)
+    reply = r.ReplyLogged(message, calls, "" if has_device_call and not in_segments else speech_text, paused)
     if calls or paused:
         return [reply]
-    return [reply, TurnEnded("answered", follows=follows(state, live, rules))]
+    return [reply, r.TurnEnded("answered", follows=view.follows)]
 
 
 # -- results
 
 
-def device_result(
-    state: Conversation, live: Live, rules: Rules, call_id: str, result: str | None, error: str | None
-) -> list[Record]:
-    """Take a device's result: in time, late, or the end of a prompt's speech."""
-    call = state.open_call(call_id)
-    if call is not None and call.is_device and call.started_at:
-        return [finish(call, live, device_outcome(result, error, _seconds_since(call.started_at, live)))]
-    late = state.late_calls.get(call_id)
-    if late is None or late.expires_at <= live.now():
-        return approvals.prompt_heard(state, call_id)
-    outcome = device_outcome(result, error, _seconds_since(late.started_at, live))
-    return [_late(state, live, rules, late, outcome)]
-
-
-def _late(
-    state: Conversation, live: Live, rules: Rules, late: LateCall, outcome: ToolOutcome
-) -> LateFinished:
-    call = Call(late.call_id, late.name, source="device", effect=late.effect, untrusted=late.untrusted)
-    finished = live.decisions.result(call, outcome)
-    starts_turn = late.job or (late.starts_turn and state.turn is None)
-    expires_at = live.now() + rules.notice_ms if starts_turn else 0
-    text = late_result(late.name, finished.content)
-    return LateFinished(late.call_id, Notice(text, expires_at, late.untrusted, late=True), starts_turn)
-
-
-def _cancelled(state: Conversation, live: Live, rules: Rules, event: client.ToolCancelled) -> list[Record]:
+def _report(
+    view: View, event: client.ToolResultEvent | client.ToolCancelled | client.ToolAccepted
+) -> list[r.Record]:
+    """Take a device's report about a call: in time, late, or as the end of a prompt's speech."""
+    state, now, is_result = view.state, view.now(), isinstance(event, client.ToolResultEvent)
     call, late = state.open_call(event.call_id), state.late_calls.get(event.call_id)
     if call is not None and call.is_device and call.started_at:
-        took_s = _seconds_since(call.started_at, live)
-        return [finish(call, live, cancelled_outcome(event.effect, event.result, took_s))]
-    if late is None or late.expires_at <= live.now():
-        return []
-    if event.effect == "none" and late.effect == "read":
+        outcome = _outcome(event, view.seconds_since(call.started_at))
+        is_job = isinstance(event, client.ToolAccepted)
+        job = late_call(call, now + view.rules.job_ms, job=True) if is_job else None
+        return [finish(view, call, outcome, late=job)]
+    if late is None or late.expires_at <= now:
+        return approvals.prompt_heard(state, event.call_id) if is_result else []
+    if isinstance(event, client.ToolAccepted):
+        return [r.JobAccepted(replace(late, expires_at=now + view.rules.job_ms, job=True))]
+    if isinstance(event, client.ToolCancelled) and event.effect == "none" and late.effect == "read":
         return []  # the model knows already that it was cancelled
-    took_s = _seconds_since(late.started_at, live)
-    return [_late(state, live, rules, late, cancelled_outcome(event.effect, event.result, took_s))]
+    closed = Call(late.call_id, late.name, source="device", effect=late.effect, untrusted=late.untrusted)
+    result = finish(view, closed, _outcome(event, view.seconds_since(late.started_at))).result
+    starts_turn = late.job or (late.starts_turn and state.turn is None)
+    expires_at = now + view.rules.notice_ms if starts_turn else 0
+    notice = Notice(late_result(late.name, result.content), expires_at, late.untrusted, late=True)
+    return [r.LateFinished(late.call_id, notice, starts_turn)]
 
 
-def _accepted(state: Conversation, live: Live, rules: Rules, event: client.ToolAccepted) -> list[Record]:
-    call = state.open_call(event.call_id)
-    if call is None or not (call.is_device and call.started_at):
-        return []
-    outcome = job_outcome(event.job_id, _seconds_since(call.started_at, live))
-    late = late_call(call, live.now() + rules.job_ms, job=True)
-    return [finish(call, live, outcome, late=late)]
+def _outcome(
+    event: client.ToolResultEvent | client.ToolCancelled | client.ToolAccepted, took_s: float
+) -> ToolOutcome:
+    match event:
+        case client.ToolCancelled():
+            return cancelled_outcome(event.effect, event.result, took_s)
+        case client.ToolAccepted():
+            return job_outcome(event.job_id, took_s)
+    return device_outcome(event.result, event.error, took_s)
 
 
-def timed_out(
-    state: Conversation, live: Live, rules: Rules, call_id: str, *, was_shown: bool
-) -> list[Record]:
+def timed_out(view: View, call_id: str, *, was_shown: bool) -> list[r.Record]:
     """Take the end of the time limit of a call or a speech; ``was_shown``: the speech's text."""
-    call = state.open_call(call_id)
+    call = view.state.open_call(call_id)
     if call is not None and call.is_device:
-        outcome = live.decisions.timed_out(call.effect, _seconds_since(call.started_at, live))
-        return [finish_without_result(call, live, rules, outcome, starts_turn=True)]
-    return approvals.prompt_heard(state, call_id) if was_shown else []
-
-
-def _seconds_since(at_ms: int, live: Live) -> float:
-    return max(0.0, (live.now() - at_ms) / 1000) if at_ms else 0.0
+        outcome = ToolExecutor.timed_out(call.effect, view.seconds_since(call.started_at))
+        return [finish_without_result(view, call, outcome, starts_turn=True)]
+    return approvals.prompt_heard(view.state, call_id) if was_shown else []
 
 
 # -- connections
 
 
 def connected(
-    state: Conversation,
-    live: Live,
+    view: View,
     profile: Profile,
     *,
     resumed: bool,
@@ -410,14 +324,15 @@ def connected(
     has_card: Sequence[str],
     unconfirmed: bool,
     shown_state: ConversationState,
-) -> list[Record]:
+) -> list[r.Record]:
     """Make the records of a client's connection, before any event is sent to it.
 
     ``profile`` is its declaration, which is not recorded yet.
     ``replay_waits``: until the end of a speech, for a part of the replay. ``unconfirmed``: the client may
     have handled replayed events. ``shown_state`` is the state that it sees.
     """
-    records: list[Record] = []
+    state = view.state
+    records: list[r.Record] = []
     if new and not (same_process and "resume" in profile.capabilities):
         # A relaunched app would run them again, now and whenever it reconnects.
         withheld = [
@@ -426,13 +341,13 @@ def connected(
             if event.kind == "call"
             and event.effect != "read"
             and not event.withheld
-            and live.was_sent(event.call_id)
+            and view.was_sent(event.call_id)
         ]
-        records += [CallsWithheld(tuple(withheld))] if withheld else []
+        records += [r.CallsWithheld(tuple(withheld))] if withheld else []
     # The answer to a probe shows that the replay was handled. Without a turn ``idle`` serves, unless it
     # is held behind a speech.
     if unconfirmed and (replay_waits or state.turn is not None):
-        records.append(StateShown(shown_state, probe=True))
+        records.append(r.StateShown(shown_state, probe=True))
     questions = approvals.to_client(
         state,
         profile,
@@ -445,5 +360,5 @@ def connected(
         return [*records, *questions]
     # A transcript lost with the old socket has left the app waiting for ``idle``.
     if resumed and (state.turn is None or (state.focus is not None and new)):
-        return [*records, StateShown("idle")]
+        return [*records, r.StateShown("idle")]
     return records

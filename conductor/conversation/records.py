@@ -283,6 +283,12 @@ class SpeechCut(Fact, frozen=True):
     event_id: str = ""
 
 
+class JobAccepted(Fact, frozen=True):
+    """The app accepted a call as a job after the call was closed."""
+
+    job: LateCall
+
+
 class LateFinished(Fact, frozen=True):
     """A result came after its call was closed. ``starts_turn``: a turn reports it."""
 
@@ -319,6 +325,7 @@ Record: TypeAlias = (
     | AnswerUnclear
     | QuestionDecided
     | SpeechCut
+    | JobAccepted
     | LateFinished
 )
 

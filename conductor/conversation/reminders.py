@@ -41,7 +41,7 @@ class Reminders:
     def __init__(self, session: Session, person: SessionFields) -> None:
         self._session = session
         self._person = person
-        self._now: Callable[[], int] = session.live.now
+        self._now: Callable[[], int] = session.view.now
         self._timer: asyncio.TimerHandle | None = None
         self._is_telling = False
         self._not_before = 0.0
@@ -58,7 +58,7 @@ class Reminders:
         session, text = self._session, self._person.get(FIELD)
         if self._is_closed or self._is_telling or not text or not session.is_connected:
             return
-        if session.busy or session.live.draining:
+        if session.busy or session.view.draining:
             return
         loop, reminders, now = asyncio.get_running_loop(), read_reminders(text), self._now()
         if any(self._may_take(reminder, now) for reminder in reminders):

@@ -34,18 +34,18 @@ class Requests:
         too many wait, or the server is about to stop.
         """
         session, call = self._session, ToolCall(new_call_id(), name, arguments)
-        if session.live.draining or session.is_closed or len(self._waiting) >= MAX_REQUESTS:
+        if session.view.draining or session.is_closed or len(self._waiting) >= MAX_REQUESTS:
             refused = failed("rate_limited", "Too many calls wait, or the server stops. Nothing was run.")
             return session.tools.executor.to_result(call.call_id, refused)
         answer: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
         self._waiting.append((call, answer))
-        session.live.request_waits = True
+        session.view.request_waits = True
         session.changed()
         try:
             return await answer
         finally:
             self._waiting = [waiting for waiting in self._waiting if waiting[0] is not call]
-            session.live.request_waits = bool(self._waiting)
+            session.view.request_waits = bool(self._waiting)
             if not answer.done() or answer.cancelled():
                 session.spawn(self._stop(call))
 
@@ -58,15 +58,13 @@ class Requests:
                 return []
             call, answer = self._waiting[0]
             self._running = (turn_id, call, answer)
-            session.live.request = (turn_id, 0, 0)
-            return [
-                turn_started(session.state, session.live, session.rules, turn_id, "request", tool=call.name)
-            ]
+            session.view.request = (turn_id, 0, 0)
+            return [turn_started(session.view, turn_id, "request", tool=call.name)]
 
         await session.insist(decision)
         if self._running is not None:
             self._waiting = [waiting for waiting in self._waiting if waiting[0] is not self._running[1]]
-            session.live.request_waits = bool(self._waiting)
+            session.view.request_waits = bool(self._waiting)
 
     def call_of(self, turn_id: str) -> ToolCall | None:
         """Return the call that a turn is about."""
@@ -96,6 +94,6 @@ class Requests:
             turn = session.state.turn
             if turn is None or self.call_of(turn.id) is not call:
                 return []
-            return [ended(session.state, session.live, session.rules, "interrupted")]
+            return [ended(session.view, "interrupted")]
 
         await session.insist(decision)

@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import Any, Literal
 
 from conductor.conversation.fields import SubjectRecords
-from conductor.conversation.live import Rules
 from conductor.conversation.phrases import FAILURES, Failure
 from conductor.conversation.session_metrics import SessionMetrics
 from conductor.conversation.tracing import TurnTracer
+from conductor.conversation.view import Rules
 from conductor.models.base import ModelProvider
 from conductor.models.budget import BudgetedProvider
 from conductor.models.metrics import ModelMetrics

@@ -23,7 +23,6 @@ from conductor.conversation.events import encode_payload, nonce
 from conductor.conversation.fields import Fields, person_fields
 from conductor.conversation.history import HistoryBudget
 from conductor.conversation.ledger import Ledger
-from conductor.conversation.live import Live
 from conductor.conversation.loop import Loop
 from conductor.conversation.observer import Observer
 from conductor.conversation.outbox import Outbox
@@ -36,6 +35,7 @@ from conductor.conversation.services import Services
 from conductor.conversation.state import Conversation, Event, Profile, Turn
 from conductor.conversation.steps import AwaitResults, deadline, due, next_step
 from conductor.conversation.tools import SessionTools
+from conductor.conversation.view import View
 from conductor.errors import ConductorError, Fenced, StoreError
 from conductor.events.envelope import Payload, new_call_id
 from conductor.events.server import ErrorEvent, set_state
@@ -91,16 +91,16 @@ class Session:
         self.observer = Observer(self)
         fields = Fields(self)
         person = person_fields(services.subject_records, self.key, fields)
-        self.tools = SessionTools(services, self.key, self.state, fields, person, self.observer.decided)
-        self.live = Live(now, self.tools, history=HistoryBudget(services.history_tokens))
+        self.tools = SessionTools(services, self.key, self.state, fields, person, self.observer.decided, now)
         self.rules = services.conduct
-        self.outbox = Outbox(self.key.session_id, nonce(claim.token), self.live, self.rules, self._expired)
+        self.view = View(state, self.rules, self.tools, now, HistoryBudget(services.history_tokens))
+        self.outbox = Outbox(self.key.session_id, nonce(claim.token), self.view, self._expired)
         self.ledger = Ledger(self, store, claim)
         self.clients = Clients(self)
         self._summarizer = HistorySummarizer(self) if services.summarize_history else None
         self._reminders = Reminders(self, person)
         self._bucket = services.turn_rate(subject, asyncio.get_running_loop().time())
-        self.live.may_start = self._may_start
+        self.view.may_start = self._may_start
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: int | None = None
         self._is_expiring = False
@@ -156,7 +156,7 @@ class Session:
                     is_reported = True
                     self.report_store_failure(error)
                     if gives_up and turn is not None:
-                        self.live.draft = ""
+                        self.view.draft = ""
                         decision = partial(self._give_up, turn.id, decision)
                 await asyncio.sleep(self.rules.limits.store_retry)
             else:
@@ -167,7 +167,7 @@ class Session:
         state = self.state
         if state.turn is None or state.turn.id != turn_id or not decision():
             return []
-        return [ended(self.state, self.live, self.rules, "failed", follow=True)]
+        return [ended(self.view, "failed", follow=True)]
 
     def report_store_failure(self, error: StoreError) -> None:
         """Tell the client that the store is away, and open its microphone; both may be lost."""
@@ -195,7 +195,7 @@ class Session:
             if former.cause == "request":
                 self.requests.answer(former.id)
         if self.state.turn is not None:
-            self.live.summary = None
+            self.view.summary = None
             if self._summarizer is not None:
                 self._summarizer.cancel()
 
@@ -234,7 +234,7 @@ class Session:
         turn = self.state.turn
         if turn is None:
             return 0.0
-        used_ms = self.live.now() - turn.running_since if turn.running_since else 0
+        used_ms = self.view.now() - turn.running_since if turn.running_since else 0
         return max(0.0, (turn.left_ms - used_ms) / 1000)
 
     @property
@@ -294,35 +294,35 @@ class Session:
         """Take note of a change: move the timer, and wake the loop."""
         if self.is_closed:
             return
-        live, outbox, limits = self.live, self.outbox, self.rules.limits
-        live.floor_at = None
+        view, outbox, limits = self.view, self.outbox, self.rules.limits
+        view.floor_at = None
         if self.state.notices and outbox.transport is not None and not outbox.speaking:
-            floor = live.speaking_until
-            if not live.sends_partials:
-                floor = max(outbox.shown_at, live.utterance_began) + round(limits.open_microphone * 1000)
+            floor = view.speaking_until
+            if not view.sends_partials:
+                floor = max(outbox.shown_at, view.utterance_began) + round(limits.open_microphone * 1000)
             wait_s = self._bucket.wait(asyncio.get_running_loop().time())
-            live.floor_at = max(floor, live.now() + round(wait_s * 1000) if wait_s else 0)
-        if len(live.finished_speeches) > _MAX_FINISHED:
-            finished = live.finished_speeches.items()
-            live.finished_speeches = {key: at for key, at in finished if key in self.state.speeches}
+            view.floor_at = max(floor, view.now() + round(wait_s * 1000) if wait_s else 0)
+        if len(view.finished_speeches) > _MAX_FINISHED:
+            finished = view.finished_speeches.items()
+            view.finished_speeches = {key: at for key, at in finished if key in self.state.speeches}
         if self.state.turn is None:
             self._reminders.look()
         if not self._is_expiring:
             at = self._deadline
             if at is not None and (self._timer_at is None or at < self._timer_at):
                 self._stop_timer()
-                seconds = max(0.001, (at - live.now()) / 1000)
+                seconds = max(0.001, (at - view.now()) / 1000)
                 self._timer_at = at
                 self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
         if self.loop is not None:
             self.loop.wake()
-        elif not self.ledger.preface and next_step(self.state, live, self.rules) != AwaitResults():
+        elif not self.ledger.preface and next_step(self.view) != AwaitResults():
             self.loop = Loop(self)
             self.spawn(self.loop.run())
 
     @property
     def _deadline(self) -> int | None:
-        at, late_at = deadline(self.state, self.live), self.outbox.deadline
+        at, late_at = deadline(self.view), self.outbox.deadline
         return at if late_at is None or (at is not None and at < late_at) else late_at
 
     def _stop_timer(self) -> None:
@@ -333,7 +333,7 @@ class Session:
     def _tick(self) -> None:
         self._timer = self._timer_at = None
         at = self._deadline
-        if at is None or at > self.live.now():  # it has moved since the timer was set
+        if at is None or at > self.view.now():  # it has moved since the timer was set
             self.changed()
         else:
             self._is_expiring = True
@@ -342,7 +342,7 @@ class Session:
     async def _expire(self) -> None:
         try:
             self.outbox.tick()
-            await self.insist(lambda: due(self.state, self.live, self.rules))
+            await self.insist(lambda: due(self.view))
         finally:
             self._is_expiring = False
         self.changed()
@@ -355,7 +355,7 @@ class Session:
             was_shown = question is not None and not self.outbox.is_outstanding(question.message_id)
 
         def decision() -> list[Record]:
-            return timed_out(self.state, self.live, self.rules, event.call_id, was_shown=was_shown)
+            return timed_out(self.view, event.call_id, was_shown=was_shown)
 
         self.spawn(self.insist(decision, report_at=2))
 
@@ -390,7 +390,7 @@ class Session:
     def drain(self, seconds: float = 0.0) -> None:
         """Start no more turns: the server is about to stop, within ``seconds``."""
         self.clients.say_goodbye(seconds)
-        self.live.draining = True
+        self.view.draining = True
         self.outbox.expect_no_acknowledgements()
         self.changed()
 
@@ -412,7 +412,7 @@ class Session:
 
     async def close(self) -> None:
         """Stop the turn, and release the session in the store."""
-        self.live.closing = True
+        self.view.closing = True
         self._reminders.close()
         if self.ledger.durable:
             self.is_closed = True
@@ -437,7 +437,7 @@ class Session:
         def decision() -> list[Record]:
             if self.state.turn is None:
                 return []
-            return [ended(self.state, self.live, self.rules, "session_end")]
+            return [ended(self.view, "session_end")]
 
         await self.insist(decision)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conductor.conversation.live import Live, Rules
-from conductor.conversation.state import Conversation, Speech
+from conductor.conversation.state import Speech
+from conductor.conversation.view import View
 
 # Characters that a synthetic voice reads per second, to cut by ``playedMs``; voices read 12 to 18.
 CHARS_PER_SECOND = 15.0
@@ -14,22 +14,26 @@ CUT_BEFORE_SPEECH = "[The user interrupted here, before any of this was spoken.]
 HEARD_NOTHING = "[The user interrupted before any of this was heard.]"
 
 
-def interrupted(state: Conversation, live: Live, rules: Rules) -> Speech | None:
+def interrupted(view: View) -> Speech | None:
     """Find the speech that an interruption concerns: the oldest unfinished one, else one that just ended."""
-    finished, now = live.finished_speeches, live.now()
-    for speech in state.speeches.values():
-        if is_pending(state, live, speech):
+    finished, now = view.finished_speeches, view.now()
+    for speech in view.state.speeches.values():
+        if is_pending(view, speech):
             return speech
     recent = [
-        speech for speech in state.speeches.values() if now - finished.get(speech.id, 0) <= rules.window_ms
+        speech
+        for speech in view.state.speeches.values()
+        if now - finished.get(speech.id, 0) <= view.rules.window_ms
     ]
     return recent[-1] if recent else None
 
 
-def is_pending(state: Conversation, live: Live, speech: Speech) -> bool:
+def is_pending(view: View, speech: Speech) -> bool:
     """Tell whether a speech was not spoken to its end, in this process or an earlier one."""
-    is_open = any(event.call_id == speech.id for event in state.outbound.values() if event.kind == "speak")
-    return is_open and speech.id not in live.finished_speeches
+    is_open = any(
+        event.call_id == speech.id for event in view.state.outbound.values() if event.kind == "speak"
+    )
+    return is_open and speech.id not in view.finished_speeches
 
 
 def heard_part(
@@ -59,12 +63,12 @@ def heard_text(speech: Speech, spoken_text: str | None, played_ms: float | None,
     return text
 
 
-def heard_of_reply(state: Conversation, live: Live, reply_id: str) -> str | None:
+def heard_of_reply(view: View, reply_id: str) -> str | None:
     """Give the text of a reply's finished segments; None if no segment is known."""
-    segments = [speech for speech in state.speeches.values() if reply_id and speech.reply_id == reply_id]
+    segments = [speech for speech in view.state.speeches.values() if reply_id and speech.reply_id == reply_id]
     if not segments:
         return None
-    unheard = next((speech for speech in segments if is_pending(state, live, speech)), None)
+    unheard = next((speech for speech in segments if is_pending(view, speech)), None)
     return segments[-1].text if unheard is None else unheard.preceding or None
 
 

@@ -1,7 +1,7 @@
 """The state of a conversation: everything that outlives the process, as plain data.
 
 Only `conductor.conversation.apply` changes it. Times are epoch milliseconds. Facts of one process are in
-`conductor.conversation.live`.
+`conductor.conversation.view`.
 """
 
 from __future__ import annotations

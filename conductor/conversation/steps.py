@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from conductor.conversation import approvals
-from conductor.conversation.live import Live, Rules, follows
-from conductor.conversation.receive import ended, finish, finish_without_result
+from conductor.conversation.receive import ended
 from conductor.conversation.records import CallReleased, Record, ReplyBroken, TurnEnded
-from conductor.conversation.state import Call, Cause, Conversation
+from conductor.conversation.state import Call, Cause
+from conductor.conversation.view import View, finish, finish_without_result
 from conductor.tools.approvals import not_answered
 from conductor.tools.executor import interrupted_outcome
 
@@ -65,75 +65,76 @@ class AwaitResults:
 Step: TypeAlias = list[Record] | StartTurn | AskModel | PrepareRequest | RunCalls | AskPerson | AwaitResults
 
 
-def next_step(state: Conversation, live: Live, rules: Rules) -> Step:
+def next_step(view: View) -> Step:
     """Give the records to commit at once, or the work that takes time."""
-    turn = state.turn
+    turn = view.state.turn
     if turn is None:
-        return _begin(state, live, rules)
+        return _begin(view)
     if turn.calls:
-        return _round(state, live, rules, turn.calls)
+        return _round(view, turn.calls)
     if turn.cause == "request":
-        if turn.rounds or live.request != (turn.id, 0, 0):
-            return [TurnEnded("answered", follows=follows(state, live, rules))]
+        if turn.rounds or view.request != (turn.id, 0, 0):
+            return [TurnEnded("answered", follows=view.follows)]
         return PrepareRequest(turn.id)
-    if turn.attempts > rules.max_attempts:
-        return [ended(state, live, rules, "failed", error="model_provider_failed")]
-    if turn.reply_text and live.request != (turn.id, turn.rounds, turn.retries):
+    if turn.attempts > view.rules.max_attempts:
+        return [ended(view, "failed", error="model_provider_failed")]
+    if turn.reply_text and view.request != (turn.id, turn.rounds, turn.retries):
         return [ReplyBroken(turn.reply_text.strip(), by_takeover=True)]  # it was spoken by another process
-    limits = rules.limits
+    limits = view.rules.limits
     spent = (
         turn.rounds >= limits.max_tool_rounds
         or turn.calls_made >= limits.max_calls_per_turn
-        or turn.refused_rounds >= rules.max_refused_rounds
+        or turn.refused_rounds >= view.rules.max_refused_rounds
     )
     return AskModel(turn.id, turn.rounds, turn.retries, not spent)
 
 
-def _begin(state: Conversation, live: Live, rules: Rules) -> Step:
-    if live.closing or live.is_suspended(rules):
+def _begin(view: View) -> Step:
+    state = view.state
+    if view.closing or view.is_suspended:
         return AwaitResults()
     if state.queue:
         waiting = state.queue[0]
         # The person has spoken again: earlier words stay in the history, and only the last are answered.
-        passed_over = rules.cancels and len(state.queue) > 1
+        passed_over = view.rules.cancels and len(state.queue) > 1
         return StartTurn("transcript", waiting.event_id, waiting.text, passed_over)
-    if live.refused_input:
+    if view.refused_input:
         return StartTurn("refused")
-    if live.draining:
+    if view.draining:
         return AwaitResults()
-    if live.request_waits:
+    if view.request_waits:
         return StartTurn("request")
-    floor_at = live.floor_at
+    floor_at = view.floor_at
     if not state.notices or floor_at is None:
         return AwaitResults()
-    now = live.now()
+    now = view.now()
     has_notices = any(notice.expires_at > now for notice in state.notices)
-    if has_notices and now >= max(floor_at, live.notices_after) and live.may_start():
+    if has_notices and now >= max(floor_at, view.notices_after) and view.may_start():
         return StartTurn("news")
     return AwaitResults()
 
 
-def _round(state: Conversation, live: Live, rules: Rules, calls: list[Call]) -> Step:
-    released = _released(live, calls)
+def _round(view: View, calls: list[Call]) -> Step:
+    released = _released(view, calls)
     if released:
         return released
     started = [
         call
         for call in calls
-        if not call.is_device and call.started_at and call.is_open and call.id not in live.running_calls
+        if not call.is_device and call.started_at and call.is_open and call.id not in view.running_calls
     ]
     # A call of another process may have run. A read without consent runs again; no other call does.
     orphans = [
         call
         for call in started
-        if call.claim != state.claim and (call.effect != "read" or call.consent == "given")
+        if call.claim != view.state.claim and (call.effect != "read" or call.consent == "given")
     ]
     if orphans:
         outcomes = [
             interrupted_outcome(call.effect, was_sent=True, reason="connection_lost") for call in orphans
         ]
         return [
-            finish_without_result(call, live, rules, outcome, starts_turn=False)
+            finish_without_result(view, call, outcome, starts_turn=False)
             for call, outcome in zip(orphans, outcomes, strict=True)
         ]
     if started:
@@ -145,45 +146,46 @@ def _round(state: Conversation, live: Live, rules: Rules, calls: list[Call]) -> 
     return AwaitResults(tuple(call.id for call in calls if call.is_open))
 
 
-def _released(live: Live, calls: list[Call]) -> list[Record]:
+def _released(view: View, calls: list[Call]) -> list[Record]:
     """Let the held writes go whose earlier writes are decided, unless they are forbidden by now."""
     records: list[Record] = []
     for call in calls:
         if call.is_open and call.effect != "read" and call.consent in ("needed", "asked"):
             break
         if call.is_open and call.consent == "held":
-            refusal = live.decisions.held_refusal(live, call)
-            records.append(CallReleased(call.id) if refusal is None else finish(call, live, refusal))
+            refusal = view.tools.held_refusal(call)
+            records.append(CallReleased(call.id) if refusal is None else finish(view, call, refusal))
     return records
 
 
-def due(state: Conversation, live: Live, rules: Rules) -> list[Record]:
+def due(view: View) -> list[Record]:
     """Make the records of a deadline that has passed."""
-    now, turn, focus = live.now(), state.turn, state.focus
-    for question in state.questions.values():
+    now, turn, focus = view.now(), view.state.turn, view.state.focus
+    for question in view.state.questions.values():
         if question.expires_at <= now:
             outcome = not_answered("expired")
-            return approvals.decided(state, live, question, "expired", outcome_of=outcome)
+            return approvals.decided(view, question, "expired", outcome_of=outcome)
     if focus is not None and not focus.card and focus.repeat_at:
-        if now >= max(focus.repeat_at, live.speaking_until):
-            return approvals.present_again(state, live, rules, focus)
+        if now >= max(focus.repeat_at, view.speaking_until):
+            return approvals.present_again(view, focus)
     if turn is not None and turn.running_since and now >= turn.running_since + turn.left_ms:
-        return [ended(state, live, rules, "timed_out", error="turn_timeout")]
+        return [ended(view, "timed_out", error="turn_timeout")]
     return []
 
 
-def deadline(state: Conversation, live: Live) -> int | None:
+def deadline(view: View) -> int | None:
     """Give the time at which `due` or `next_step` may have something new; None without a deadline."""
+    state = view.state
     turn, times = state.turn, []
     if state.questions:
         times += [question.expires_at for question in state.questions.values()]
         focus = state.focus
         if focus is not None and not focus.card and focus.repeat_at:
-            times.append(max(focus.repeat_at, live.speaking_until))
+            times.append(max(focus.repeat_at, view.speaking_until))
     if turn is not None and turn.running_since:
         times.append(turn.running_since + turn.left_ms)
-    if turn is None and state.notices and live.floor_at is not None and not live.draining:
-        at, now = max(live.floor_at, live.notices_after), live.now()
+    if turn is None and state.notices and view.floor_at is not None and not view.draining:
+        at, now = max(view.floor_at, view.notices_after), view.now()
         if at > now and any(notice.expires_at > now for notice in state.notices):
             times.append(at)
     return min(times, default=None)

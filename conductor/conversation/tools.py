@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import structlog
 
 from conductor.conversation.fields import SubjectRecords
-from conductor.conversation.live import Edit, Finished, Live, is_tainted, verdict_words
 from conductor.conversation.questions import form_spec
 from conductor.conversation.services import Services
 from conductor.conversation.state import Call, Conversation, Question
@@ -20,7 +19,6 @@ from conductor.events.server import RejectedTool
 from conductor.messages import ToolCall, ToolResult
 from conductor.prompts import session_prompt
 from conductor.rate_limit import TokenBucket
-from conductor.speech import for_the_ear
 from conductor.stores.base import SessionKey
 from conductor.tools.approvals import DEFINITION_CHANGED, SCOPES, Scope
 from conductor.tools.base import (
@@ -34,7 +32,7 @@ from conductor.tools.base import (
 )
 from conductor.tools.declarations import Reading, parse_declarations
 from conductor.tools.device import DeviceToolset
-from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor, with_timing
+from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
 from conductor.tools.judge import Answer, ApprovalJudge, SpokenQuestion, judge_of
 from conductor.tools.permissions import Gate, Verdict, grant
 from conductor.tools.rules import Rule, arguments_digest, decode_rules, encode_rules
@@ -69,6 +67,15 @@ def with_grant(text: str, rule: Rule, subject: str) -> str:
     return encode_rules((*former, rule)[-MAX_GRANTS:])
 
 
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Valid edited arguments: JSON, their digest, and a note for the model."""
+
+    arguments: str
+    digest: str
+    note: str
+
+
 class SessionTools:
     """The tools of one session as its client declared them, and every decision about their calls.
 
@@ -83,6 +90,7 @@ class SessionTools:
         fields: SessionFields,
         person: SessionFields,
         decided: Callable[[ToolSpec, Mapping[str, Any], Verdict], None],
+        now: Callable[[], int],
     ) -> None:
         self._services = services
         self._key = key
@@ -90,6 +98,7 @@ class SessionTools:
         self._fields = fields
         self._person = person
         self._decided = decided
+        self._now = now
         self._records: SubjectRecords | None = services.subject_records
         self._rates: dict[str, TokenBucket] = {}
         self._declared: tuple[ToolSpec, ...] | None = None
@@ -164,7 +173,7 @@ class SessionTools:
     # -- calls of a reply
 
     async def prepare(
-        self, live: Live, calls: Sequence[ToolCall], *, is_whole: bool, with_limit: bool = True
+        self, calls: Sequence[ToolCall], *, is_whole: bool, with_limit: bool = True
     ) -> tuple[Call, ...]:
         """Validate each call of a reply and decide about it.
 
@@ -184,7 +193,7 @@ class SessionTools:
                 text = f"Too many calls at once; the first {room} were run, not this one."
                 prepared.append(self._refused(call, failed("rate_limited", text)))
             else:
-                prepared.append(await self._prepare_call(live, call))
+                prepared.append(await self._prepare_call(call))
         return tuple(self._with_held(prepared))
 
     def _with_held(self, calls: Sequence[Call]) -> Iterator[Call]:
@@ -197,11 +206,11 @@ class SessionTools:
                 call = msgspec.structs.replace(call, consent="held")
             yield call
 
-    async def _prepare_call(self, live: Live, call: ToolCall) -> Call:
+    async def _prepare_call(self, call: ToolCall) -> Call:
         executor = self.executor
 
         def permit(spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
-            return self._permit(live, spec, arguments)
+            return self._permit(spec, arguments)
 
         checked = executor.prepare(call, permit)
         if isinstance(checked, DryRun):
@@ -244,27 +253,30 @@ class SessionTools:
             result=self.executor.to_result(call.call_id, outcome),
         )
 
-    def _permit(self, live: Live, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
-        verdict = self._verdict(live, spec, arguments)
+    def _permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
+        verdict = self._verdict(spec, arguments)
         if verdict is not _DENIED_BEFORE:
             self._decided(spec, arguments, verdict)
         return verdict
 
-    def _verdict(self, live: Live, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
+    def _verdict(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
         state, digest = self._state, arguments_digest(spec.name, arguments)
         if state.turn is not None and digest in state.turn.denied:
             return _DENIED_BEFORE
         # Untrusted text in the history may steer the model.
-        tainted = is_tainted(state, [call.result for call in state.calls if call.result is not None])
+        messages = (*state.log, *(call.result for call in state.calls))
+        tainted = (state.summary is not None and state.summary.untrusted) or any(
+            getattr(message, "untrusted", False) for message in messages
+        )
         return self.executor.gate.decide(
             spec,
             arguments,
             tainted=tainted,
-            may_have_happened=spec.effect != "read" and self._may_have_happened(live, digest),
+            may_have_happened=spec.effect != "read" and self._may_have_happened(digest),
         )
 
-    def _may_have_happened(self, live: Live, digest: str) -> bool:
-        now = live.now()
+    def _may_have_happened(self, digest: str) -> bool:
+        now = self._now()
         return any(
             call.digest == digest and call.expires_at > now for call in self._state.unknown_calls.values()
         )
@@ -363,18 +375,18 @@ class SessionTools:
             return failed("permission_denied", DEFINITION_CHANGED, reason="definition_changed")
         verdict = self._judge(spec, msgspec.json.decode(arguments or question.arguments))
         if verdict.effect == "deny":
-            text = f"{verdict_words(verdict)} Nothing was run."
+            text = f"{' '.join(verdict.reasons)} Nothing was run."
             return failed("permission_denied", text, reason="policy")
         return None
 
-    def held_refusal(self, live: Live, call: Call) -> ToolOutcome | None:
+    def held_refusal(self, call: Call) -> ToolOutcome | None:
         """Give the outcome of a held call whose tool changed or that may not run unasked by now."""
         spec = self.spec(call.name)
         if spec is None or spec.fingerprint != call.fingerprint:
             return failed("permission_denied", DEFINITION_CHANGED, reason="definition_changed")
-        verdict = self._verdict(live, spec, msgspec.json.decode(call.arguments))
+        verdict = self._verdict(spec, msgspec.json.decode(call.arguments))
         if verdict.effect != "allow":
-            text = f"{verdict_words(verdict)} Nothing was run."
+            text = f"{' '.join(verdict.reasons)} Nothing was run."
             return failed("permission_denied", text, reason="policy")
         return None
 
@@ -390,7 +402,7 @@ class SessionTools:
             return edited
         verdict = self._judge(spec, edited.arguments) if question.form is None else None
         if verdict is not None and verdict.effect == "deny":
-            return verdict_words(verdict)
+            return " ".join(verdict.reasons)
         encoded = msgspec.json.encode(edited.arguments).decode()
         return Edit(encoded, arguments_digest(spec.name, edited.arguments), " ".join(edited.notes))
 
@@ -411,24 +423,6 @@ class SessionTools:
         arguments = msgspec.json.decode(question.arguments)
         return self._judge(spec, arguments, question.cautions, granted).effect == "allow"
 
-    def result(self, call: Call, outcome: ToolOutcome) -> Finished:
+    def result(self, call: Call, outcome: ToolOutcome) -> ToolResult:
         """Redact and shorten an outcome for the model."""
-        outcome = with_timing(outcome, 0.0, call.notes)
-        result: ToolResult = self.executor.to_result(call.id, outcome, untrusted=call.untrusted)
-        facts = outcome.metadata
-        return Finished(
-            result.content,
-            result.is_error,
-            outcome.error_type,
-            facts.reason,
-            facts.execution_time_ms,
-            facts.data_size_bytes,
-        )
-
-    def timed_out(self, effect: str, took_s: float) -> ToolOutcome:
-        """Make the outcome of a call that timed out."""
-        return ToolExecutor.timed_out(effect, took_s)
-
-    def for_the_ear(self, text: str) -> str:
-        """Make the text for the ear."""
-        return for_the_ear(text)
+        return self.executor.to_result(call.id, outcome, untrusted=call.untrusted)

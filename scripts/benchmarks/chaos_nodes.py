@@ -154,7 +154,7 @@ def emit_first() -> None:
 
     async def recorded(ledger: Any, records: Sequence[Record]) -> None:
         session = ledger._session
-        commit = Commit(ledger.token, session.live.now(), tuple(records))
+        commit = Commit(ledger.token, session.view.now(), tuple(records))
         events = advance(deepcopy(session.state), commit)
         transport = session.outbox.transport
         for event in events if transport is not None else ():

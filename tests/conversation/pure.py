@@ -11,9 +11,10 @@ import msgspec
 
 from conductor.conversation import records as r
 from conductor.conversation.apply import advance
-from conductor.conversation.live import Edit, Finished, Live, Rules
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.state import Call, Conversation, Event, Profile, Question
+from conductor.conversation.tools import Edit, SessionTools
+from conductor.conversation.view import Rules, View
 from conductor.messages import AssistantMessage, ToolCall, ToolResult
 from conductor.settings import Limits
 from conductor.tools.base import ToolOutcome, ToolSpec, failed
@@ -24,11 +25,14 @@ NOW = 1_780_000_000_000
 CLAIM = "token.1:claim"
 
 
-class Gate:
-    """`Decisions` of few words: "yes", "no" and "hm" are answers, and nothing is forbidden."""
+class Gate(SessionTools):
+    """Tools of few words: "yes", "no" and "hm" are answers, and nothing is forbidden."""
 
     forbids = False
     speaks = True
+
+    def __init__(self) -> None:
+        pass
 
     def classify(self, question: Question, utterance: str) -> Answer:
         kinds: dict[str, AnswerKind] = {"yes": "allow", "no": "deny", "hm": "unclear"}
@@ -36,9 +40,6 @@ class Gate:
 
     def is_yes(self, question: Question, words: str) -> bool:
         return words == "yes"
-
-    def timed_out(self, effect: str, took_s: float) -> ToolOutcome:
-        return failed("unknown", "no answer", reason="tool_result_timeout", took_s=took_s)
 
     def prompt(self, question: Question, attempt: int) -> str:
         return f"{question.tool}? ({attempt})"
@@ -49,7 +50,7 @@ class Gate:
     def refusal(self, question: Question, arguments: str) -> ToolOutcome | None:
         return failed("permission_denied", "forbidden", reason="policy") if self.forbids else None
 
-    def held_refusal(self, live: Live, call: Call) -> ToolOutcome | None:
+    def held_refusal(self, call: Call) -> ToolOutcome | None:
         return failed("permission_denied", "forbidden", reason="policy") if self.forbids else None
 
     def edited(self, question: Question, arguments: Mapping[str, Any]) -> Edit | str:
@@ -62,27 +63,21 @@ class Gate:
     def allows(self, question: Question, grants: str) -> bool:
         return question.tool in grants
 
-    def result(self, call: Call, outcome: ToolOutcome) -> Finished:
-        facts = outcome.metadata
-        return Finished(outcome.content, not outcome.success, outcome.error_type, facts.reason, 0, 0)
+    def result(self, call: Call, outcome: ToolOutcome) -> ToolResult:
+        return ToolResult(call.id, outcome.content, not outcome.success, call.untrusted)
 
     def spec(self, name: str) -> ToolSpec | None:
         return None
-
-    def for_the_ear(self, text: str) -> str:
-        return text
-
-
-def make_live(now: int = NOW, **fields: Any) -> Live:
-    live = Live(lambda: now, Gate())
-    for name, value in fields.items():
-        setattr(live, name, value)
-    return live
 
 
 RULES = Rules(Limits(), failures=FAILURES)
 QUEUE = replace(RULES, cancels=False)
 DURABLE = replace(RULES, durable=True)
+
+
+def view(state: Conversation, rules: Rules = RULES, now: int = NOW, **facts: Any) -> View:
+    return View(state, rules, facts.pop("tools", Gate()), lambda: now, **facts)
+
 
 CARDS = Profile(("approval", "cancel", "late", "activity"))
 VOICE = Profile()

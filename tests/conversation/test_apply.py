@@ -160,6 +160,23 @@ TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], Callable[[Any], objec
         lambda s: (s.late_calls, s.unknown_calls, len(s.notices)),
         ({}, {}, 1),
     ),
+    (
+        "a late job",
+        fold(STARTED, replied(device()), finished(late=LATE)),
+        (r.JobAccepted(msgspec.structs.replace(LATE, job=True)),),
+        lambda s: s.late_calls["c1"].job,
+        True,
+    ),
+    (
+        "a late result among many notices",
+        fold(
+            r.NoticeTaken("", Notice("late", late=True)),
+            *(r.NoticeTaken("", Notice(f"n{n}")) for n in range(16)),
+        ),
+        (r.NoticeTaken("", Notice("last")),),
+        lambda s: (len(s.notices), s.notices[0].text, s.notices[1].text, s.notices[-1].text),
+        (16, "late", "n2", "last"),
+    ),
     ("an end", fold(STARTED), (ENDED,), lambda s: s.turn, None),
     (
         "an end with open calls",

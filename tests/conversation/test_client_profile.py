@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from conductor.conversation.live import Live
 from conductor.conversation.services import Services
 from conductor.events import client
 from conductor.events.client import SessionStart
@@ -21,7 +20,6 @@ from tests.conversation.helpers import (
     Stage,
     call,
     make_services,
-    now_ms,
     open_stage,
     steps,
 )
@@ -69,9 +67,8 @@ def names(stage: Stage) -> set[str]:
 
 async def consent(stage: Stage, name: str, **fields: Any) -> str:
     """Have the gate decide about a call: it is free, or needs a yes; else the type of its error."""
-    live = Live(now_ms, stage.session.tools)
     calls = [ToolCall("c1", name, fields.pop("arguments", "{}"))]
-    (prepared,) = await stage.session.tools.prepare(live, calls, is_whole=True)
+    (prepared,) = await stage.session.tools.prepare(calls, is_whole=True)
     return prepared.consent if prepared.result is None else "refused"
 
 
@@ -88,8 +85,7 @@ async def test_declared_tools_take_the_catalogs_place() -> None:
     started = await start(stage, SessionStart(capabilities=["tools"], tools=[LAMP]))
     assert started["acceptedTools"] == ["lamp.dim"] and not started.get("rejectedTools")
     assert names(stage) == LOCAL | {"lamp.dim"}
-    live = Live(now_ms, stage.session.tools)
-    (prepared,) = await stage.session.tools.prepare(live, [call("lamp.dim")], is_whole=True)
+    (prepared,) = await stage.session.tools.prepare([call("lamp.dim")], is_whole=True)
     assert (prepared.limit_ms, prepared.effect, prepared.source) == (1_500, "read", "device")
     await stage.close()
 

@@ -683,6 +683,22 @@ async def test_an_accepted_call_frees_the_turn_and_its_result_has_a_turn_hours_l
     await stage.close()
 
 
+async def test_a_call_that_is_accepted_after_its_time_limit_is_a_job() -> None:
+    stage = await open_stage(make_services(JOB), silent_tools)
+    await declare(stage, "async", "late")
+    stage.app.say("go")
+    call_id = await device_call(stage)
+    await stage.quiet()
+    assert [result["error_type"] for result in results(stage)] == ["unknown"]
+    say(stage, client.ToolAccepted(call_id, "job-7"))
+    await later(5 * 3600)
+    stage.app.result(call_id, "heron")
+    await stage.quiet()
+    assert stage.app.speeches() == ["It has begun.", "It is finished."]
+    assert payloads(stage, "tool.late") == [{"callId": call_id, "deliveredAs": "turn"}]
+    await stage.close()
+
+
 async def test_without_the_capability_a_call_is_not_accepted() -> None:
     stage = await open_stage(make_services(JOB), silent_tools)
     stage.app.say("go")

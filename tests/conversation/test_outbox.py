@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import pytest
 
-from conductor.conversation.live import Live, Rules
 from conductor.conversation.outbox import Outbox
-from conductor.conversation.state import Event
+from conductor.conversation.state import Conversation, Event
 from conductor.conversation.transport import Frame
+from conductor.conversation.view import Rules, View
 from conductor.rate_limit import STILL_S
 from tests.conversation.helpers import jump, later, limits, now_ms, run, virtual_loop
 from tests.conversation.pure import Gate
@@ -90,9 +90,9 @@ class Bench:
     def __init__(self, **changed: Any) -> None:
         bounds = {"ui_timeout": UI_LIMIT, "speech_timeout": SPEECH_LIMIT, "speech_seconds_per_char": 0.0}
         self.expired: list[tuple[str, float]] = []
-        self.live = Live(now_ms, Gate())
         rules = Rules(limits(**{**bounds, "stale_speech": 1e6, **changed}))
-        self.outbox = Outbox("s-1", "a", self.live, rules, self._expire)
+        self.view = View(Conversation(), rules, Gate(), now_ms)
+        self.outbox = Outbox("s-1", "a", self.view, self._expire)
         self.outbound: dict[str, Event] = {}
         self.numbers = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -136,7 +136,7 @@ class Bench:
 
     def withdraw(self, call_id: str) -> bool:
         """Drop a call that no socket had; False if a socket had it."""
-        if self.live.was_sent(call_id) or not self.outbox.is_outstanding(call_id):
+        if self.view.was_sent(call_id) or not self.outbox.is_outstanding(call_id):
             return False
         self.forget(call_id)
         return True
@@ -154,7 +154,7 @@ class Bench:
             self.outbox.detach()
         for event in self.unacknowledged():
             event.withheld = (
-                event.kind == "call" and event.effect != "read" and self.live.was_sent(event.call_id)
+                event.kind == "call" and event.effect != "read" and self.view.was_sent(event.call_id)
             )
         self.outbox.attach(wire, states=True, probe="")
         self.look()

@@ -9,9 +9,9 @@ import pytest
 
 from conductor.conversation import records as r
 from conductor.conversation.approvals import Later, Refuse, Reply, tapped
-from conductor.conversation.live import Rules
 from conductor.conversation.receive import connected, ended, receive, timed_out
 from conductor.conversation.state import Conversation, LateCall, Notice, Profile
+from conductor.conversation.view import Rules
 from conductor.events import client
 from tests.conversation.pure import (
     CARDS,
@@ -27,9 +27,9 @@ from tests.conversation.pure import (
     finished,
     fold,
     local,
-    make_live,
     question,
     replied,
+    view,
 )
 
 TURN = fold(STARTED)
@@ -124,6 +124,8 @@ TABLE: list[tuple[str, Conversation, dict[str, Any], Rules, client.ClientEvent, 
         ["PromptHeard"],
     ),
     ("a job", CALLED, {}, RULES, client.ToolAccepted("c1", "j"), ["CallFinished"]),
+    ("a job, late", LATE, {}, RULES, client.ToolAccepted("c1", "j"), ["JobAccepted"]),
+    ("a job of nothing", TURN, {}, RULES, client.ToolAccepted("c1", "j"), []),
     ("a cancelled call", CALLED, {}, RULES, client.ToolCancelled("c1", "none"), ["CallFinished"]),
     ("a cancelled call, late", LATE, {}, RULES, client.ToolCancelled("c1", "partial"), ["LateFinished"]),
     ("an agent", fold(), {}, RULES, client.AgentCompleted("a", "FINISHED"), ["NoticeTaken"]),
@@ -154,34 +156,34 @@ TABLE: list[tuple[str, Conversation, dict[str, Any], Rules, client.ClientEvent, 
 
 
 @pytest.mark.parametrize(
-    ("state", "live", "rules", "event", "records"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
+    ("state", "facts", "rules", "event", "records"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
 )
 def test_an_event_makes_its_records(
-    state: Conversation, live: dict[str, Any], rules: Rules, event: client.ClientEvent, records: list[str]
+    state: Conversation, facts: dict[str, Any], rules: Rules, event: client.ClientEvent, records: list[str]
 ) -> None:
-    response = receive(state, make_live(**live), rules, "event-1", event, "turn_2")
+    response = receive(view(state, rules, **facts), "event-1", event, "turn_2")
     assert isinstance(response, list)
     assert [type(record).__name__ for record in response] == records
 
 
 def test_an_event_means_nothing_the_second_time() -> None:
-    for _, state, live, rules, event, _ in TABLE:
-        response = receive(state, make_live(**live), rules, "event-1", event, "turn_2")
+    for _, state, facts, rules, event, _ in TABLE:
+        response = receive(view(state, rules, **facts), "event-1", event, "turn_2")
         assert isinstance(response, list)
         after = fold(*response, state=state)
         if "event-1" in after.handled_ids:
-            assert receive(after, make_live(**live), rules, "event-1", event, "turn_3") == []
+            assert receive(view(after, rules, **facts), "event-1", event, "turn_3") == []
 
 
 def test_deciding_changes_nothing() -> None:
-    for _, state, live, rules, event, _ in TABLE:
+    for _, state, facts, rules, event, _ in TABLE:
         before = fold(state=state)
-        receive(state, make_live(**live), rules, "event-1", event, "turn_2")
+        receive(view(state, rules, **facts), "event-1", event, "turn_2")
         assert state == before
 
 
 @pytest.mark.parametrize(
-    ("state", "live", "rules", "text", "code"),
+    ("state", "facts", "rules", "text", "code"),
     [
         (fold(), {}, RULES, "  ", "invalid_transcript"),
         (FULL, {}, QUEUE, "more", "rate_limited"),
@@ -189,15 +191,15 @@ def test_deciding_changes_nothing() -> None:
     ],
 )
 def test_words_may_be_refused(
-    state: Conversation, live: dict[str, Any], rules: Rules, text: str, code: str
+    state: Conversation, facts: dict[str, Any], rules: Rules, text: str, code: str
 ) -> None:
-    response = receive(state, make_live(**live), rules, "event-1", words(text), "turn_2")
+    response = receive(view(state, rules, **facts), "event-1", words(text), "turn_2")
     assert isinstance(response, Refuse) and response.code == code
 
 
 def test_a_yes_right_after_the_prompt_is_decided_later() -> None:
     state = fold(r.PromptHeard("q1"), at=NOW - 100, state=asking(question()))
-    assert receive(state, make_live(), RULES, "event-1", words("yes"), "t") == Later(NOW + 50, "q1")
+    assert receive(view(state), "event-1", words("yes"), "t") == Later(NOW + 50, "q1")
 
 
 # -- what is kept of an interrupted turn
@@ -214,7 +216,7 @@ def test_a_yes_right_after_the_prompt_is_decided_later() -> None:
 def test_the_result_of_an_abandoned_call_is_honest(
     state: Conversation, sent: bool, effect: str, error_type: str
 ) -> None:
-    end = ended(state, make_live(was_sent=lambda _: sent), RULES, "interrupted")
+    end = ended(view(state, was_sent=lambda _: sent), "interrupted")
     (record,) = end.results
     assert record.error_type == error_type
     assert (record.unknown is not None) == (error_type == "unknown")
@@ -223,30 +225,30 @@ def test_the_result_of_an_abandoned_call_is_honest(
 
 def test_only_a_call_that_was_on_the_wire_is_cancelled_there() -> None:
     state = fold(replied(device(on_interrupt="cancel"), device("c2")), state=TURN)
-    assert ended(state, make_live(), RULES, "interrupted").cancelled == ("c1",)
-    assert ended(state, make_live(was_sent=lambda _: False), RULES, "interrupted").cancelled == ()
-    assert ended(state, make_live(), RULES, "timed_out").cancelled == ("c1", "c2")
+    assert ended(view(state), "interrupted").cancelled == ("c1",)
+    assert ended(view(state, was_sent=lambda _: False), "interrupted").cancelled == ()
+    assert ended(view(state), "timed_out").cancelled == ("c1", "c2")
 
 
 def test_an_unheard_reply_is_kept_and_marked() -> None:
-    live = make_live(draft="Let me see", request=("turn_1", 0, 0))
-    assert ended(TURN, live, RULES, "interrupted").text.startswith("Let me see [")
-    assert ended(TURN, make_live(draft="Let me see"), RULES, "interrupted").text == ""
+    writing = view(TURN, draft="Let me see", request=("turn_1", 0, 0))
+    assert ended(writing, "interrupted").text.startswith("Let me see [")
+    assert ended(view(TURN, draft="Let me see"), "interrupted").text == ""
 
 
 def test_a_failed_turn_apologises_but_a_programs_does_not() -> None:
-    end = ended(TURN, make_live(), RULES, "failed", error="turn_timeout")
+    end = ended(view(TURN), "failed", error="turn_timeout")
     assert end.apology == end.speech_text == RULES.failures["turn_timeout"]
     program = fold(r.TurnStarted("t", "request", 9, tool="x"))
-    end = ended(program, make_live(), RULES, "failed", error="turn_timeout")
+    end = ended(view(program), "failed", error="turn_timeout")
     assert (end.apology, end.error) == ("", None)
 
 
 def test_a_time_out_is_unknown_and_its_result_may_still_come() -> None:
-    (record,) = timed_out(CALLED, make_live(), RULES, "c1", was_shown=False)
+    (record,) = timed_out(view(CALLED), "c1", was_shown=False)
     assert isinstance(record, r.CallFinished)
     assert record.error_type == "unknown" and record.late is not None and record.late.starts_turn
-    assert timed_out(TURN, make_live(), RULES, "c1", was_shown=True) == []
+    assert timed_out(view(TURN), "c1", was_shown=True) == []
 
 
 # -- taps
@@ -282,7 +284,7 @@ TAPS: list[tuple[str, Conversation, client.Decision, list[str], list[str]]] = [
 def test_a_tap_makes_its_records(
     state: Conversation, tap: client.Decision, records: list[str], answers: list[str]
 ) -> None:
-    reply = tapped(state, make_live(), tap)
+    reply = tapped(view(state), tap)
     assert isinstance(reply, Reply)
     assert [type(record).__name__ for record in reply.records] == records
     assert [getattr(event, "outcome", "") for event in reply.events] == answers
@@ -291,7 +293,7 @@ def test_a_tap_makes_its_records(
 def test_a_call_that_is_forbidden_by_now_does_not_run_by_a_yes() -> None:
     gate = Gate()
     gate.forbids = True
-    decided, result_record = tapped(ONE_CARD, make_live(decisions=gate), decision()).records
+    decided, result_record = tapped(view(ONE_CARD, tools=gate), decision()).records
     assert isinstance(decided, r.QuestionDecided) and decided.outcome == "superseded"
     assert isinstance(result_record, r.CallFinished) and result_record.error_type == "permission_denied"
 
@@ -314,7 +316,7 @@ def joined(
         "replay_waits": False,
         "shown_state": "thinking",
     }
-    records = connected(state, make_live(**live or {}), profile, **{**defaults, **facts})
+    records = connected(view(state, **live or {}), profile, **{**defaults, **facts})
     return [
         f"probe {m.state}" if isinstance(m, r.StateShown) and m.probe else type(m).__name__ for m in records
     ]

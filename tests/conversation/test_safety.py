@@ -32,7 +32,7 @@ from tests.conversation.helpers import (
     steps,
     tool,
 )
-from tests.conversation.pure import CARDS, NOW, RULES, asking, events_of, make_live, question
+from tests.conversation.pure import CARDS, NOW, asking, events_of, question, view
 from tests.conversation.test_approvals_questions import ALL, CATALOG, TWO, scene
 from tests.models import Script
 
@@ -126,7 +126,7 @@ async def test_a_held_write_keeps_the_definition_that_was_judged() -> None:
     spec = session.tools.spec("device.do")
     assert spec is not None
     calls = [call("device.move"), call("device.do"), call("device.look")]
-    preparing = asyncio.create_task(session.tools.prepare(session.live, calls, is_whole=True))
+    preparing = asyncio.create_task(session.tools.prepare(calls, is_whole=True))
     await steps(2)
     changed = (*CATALOG[:2], replace(catalog[2], description="Something else."))
     session.reload(replace(session.services, catalog=changed))
@@ -160,12 +160,12 @@ async def test_a_form_ends_with_its_tool() -> None:
 def test_only_a_call_that_was_sent_can_be_cancelled_or_accepted() -> None:
     state = asking(question(), profile=CARDS)
     for event in (client.ToolCancelled("c1", "none"), client.ToolAccepted("c1", "job")):
-        assert receive(state, make_live(), RULES, "", event, "") == []
+        assert receive(view(state), "", event, "") == []
 
 
 def test_a_tap_after_the_expiry_allows_nothing() -> None:
     state = asking(question(), profile=CARDS)
-    reply = tapped(state, make_live(NOW + 601_000), client.Decision("q1", "digest c1", "allow"))
+    reply = tapped(view(state, now=NOW + 601_000), client.Decision("q1", "digest c1", "allow"))
     outcomes = [record.outcome for record in reply.records if isinstance(record, r.QuestionDecided)]
     assert outcomes == ["expired"]
 
@@ -202,9 +202,7 @@ async def test_an_early_yes_whose_question_expires_starts_no_turn() -> None:
         store.hold = asyncio.Event()
         expired = not_answered("expired")
         expiring = asyncio.create_task(
-            session.ledger.decide(
-                lambda: decided(session.state, session.live, focus, "expired", outcome_of=expired)
-            )
+            session.ledger.decide(lambda: decided(session.view, focus, "expired", outcome_of=expired))
         )
         await later(0.3)
         store.hold.set()

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from conductor.conversation import records as r
-from conductor.conversation.live import Live, Rules
 from conductor.conversation.state import Conversation, Notice
 from conductor.conversation.steps import (
     AskModel,
@@ -21,6 +20,7 @@ from conductor.conversation.steps import (
     due,
     next_step,
 )
+from conductor.conversation.view import Rules
 from tests.conversation.pure import (
     CARDS,
     CLAIM,
@@ -34,9 +34,9 @@ from tests.conversation.pure import (
     finished,
     fold,
     local,
-    make_live,
     question,
     replied,
+    view,
 )
 
 TURN = fold(STARTED)
@@ -161,29 +161,29 @@ STEPS: list[tuple[str, Conversation, dict[str, Any], Rules, object]] = [
 
 
 @pytest.mark.parametrize(
-    ("state", "live", "rules", "step"), [row[1:] for row in STEPS], ids=[row[0] for row in STEPS]
+    ("state", "facts", "rules", "step"), [row[1:] for row in STEPS], ids=[row[0] for row in STEPS]
 )
-def test_the_next_step(state: Conversation, live: dict[str, Any], rules: Rules, step: object) -> None:
-    actual = next_step(state, make_live(**live), rules)
+def test_the_next_step(state: Conversation, facts: dict[str, Any], rules: Rules, step: object) -> None:
+    actual = next_step(view(state, rules, **facts))
     assert type(actual).__name__ == step if isinstance(step, str) else actual == step
 
 
 def test_a_write_of_another_process_is_unknown_and_does_not_run_again() -> None:
-    (record,) = next_step(LOST, make_live(), RULES)  # type: ignore[misc]  # records
+    (record,) = next_step(view(LOST))  # type: ignore[misc]  # records
     assert isinstance(record, r.CallFinished)
     assert record.error_type == "unknown" and record.unknown is not None and record.late is None
 
 
 def test_a_turn_that_brought_two_processes_down_ends_with_an_apology() -> None:
     state = fold(r.Claimed("b"), r.Claimed("c"), state=TURN)
-    (record,) = next_step(state, make_live(), RULES)  # type: ignore[misc]  # records
+    (record,) = next_step(view(state))  # type: ignore[misc]  # records
     assert isinstance(record, r.TurnEnded)
     assert (record.reason, record.error) == ("failed", "model_provider_failed") and record.apology
 
 
 def test_a_step_depends_on_nothing_but_its_arguments() -> None:
-    for _, state, live, rules, _ in STEPS:
-        assert next_step(state, make_live(**live), rules) == next_step(state, make_live(**live), rules)
+    for _, state, facts, rules, _ in STEPS:
+        assert next_step(view(state, rules, **facts)) == next_step(view(state, rules, **facts))
 
 
 # -- time
@@ -209,27 +209,26 @@ DUE: list[tuple[str, Conversation, int, list[str], int | None]] = [
 def test_a_deadline_makes_its_records(
     state: Conversation, now: int, records: list[str], at: int | None
 ) -> None:
-    live = make_live(now)
-    assert [type(record).__name__ for record in due(state, live, RULES)] == records
-    assert deadline(state, live) == at
+    assert [type(record).__name__ for record in due(view(state, now=now))] == records
+    assert deadline(view(state, now=now)) == at
 
 
 def test_a_deadline_that_has_passed_leaves_nothing_due_once_it_is_recorded() -> None:
     for _, state, now, records, _ in DUE:
-        decisions = due(state, make_live(now), RULES)
+        decisions = due(view(state, now=now))
         after = fold(*decisions, at=now, state=state)
         if records:
-            assert due(after, make_live(now), RULES) == []
-            assert (deadline(after, make_live(now)) or now + 1) > now, "the timer would spin"
+            assert due(view(after, now=now)) == []
+            assert (deadline(view(after, now=now)) or now + 1) > now, "the timer would spin"
 
 
 def test_news_waits_for_the_floor_by_the_one_timer() -> None:
-    live = Live(lambda: NOW, make_live().decisions, floor_at=NOW + 300)
-    assert deadline(NEWS, live) == NOW + 300
-    live.notices_after = NOW + 900
-    assert deadline(NEWS, live) == NOW + 900
-    live.draining = True
-    assert deadline(NEWS, live) is None
+    news = view(NEWS, floor_at=NOW + 300)
+    assert deadline(news) == NOW + 300
+    news.notices_after = NOW + 900
+    assert deadline(news) == NOW + 900
+    news.draining = True
+    assert deadline(news) is None
 
 
 def test_the_claim_of_the_story_is_the_owners() -> None:

@@ -1,0 +1,151 @@
+"""The session as its decisions read it, and the results of calls, as pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from conductor.conversation.history import HistoryBudget
+from conductor.conversation.phrases import Failure
+from conductor.conversation.records import CallFinished
+from conductor.conversation.state import Call, Conversation, LateCall, Summary, UnknownCall
+from conductor.settings import Limits
+from conductor.tools.base import ToolOutcome
+from conductor.tools.executor import with_timing
+
+if TYPE_CHECKING:
+    from conductor.conversation.tools import SessionTools
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Settings of the conversation, read where things are decided. Times are milliseconds.
+
+    ``cancels``: a transcript interrupts the running turn. ``durable``: another process continues a session
+    that this one releases. ``failures`` are the apologies by error code.
+    """
+
+    limits: Limits
+    cancels: bool = True
+    durable: bool = False
+    failures: Mapping[Failure, str] = field(default_factory=dict)
+    late_ms: int = 600_000
+    notice_ms: int = 600_000
+    job_ms: int = 86_400_000
+    max_queue: int = 3
+    max_unclear: int = 2
+    max_presentations: int = 5
+    max_attempts: int = 2
+    max_refused_rounds: int = 2
+
+    @property
+    def question_ms(self) -> int:
+        """How long a question stands."""
+        return round(self.limits.approval_timeout * 1000)
+
+    @property
+    def window_ms(self) -> int:
+        """The time after a speech in which an interruption or a yes still concerns it."""
+        return round(self.limits.heard_window * 1000)
+
+    @property
+    def floor_ms(self) -> int:
+        """How long the person has the floor after a partial transcript."""
+        return round(self.limits.floor_timeout * 1000)
+
+    @property
+    def turn_ms(self) -> int:
+        """The limit of a turn."""
+        return round(self.limits.turn_timeout * 1000)
+
+
+@dataclass
+class View:
+    """The state, the settings, the tools, and the facts of this process that are not stored.
+
+    ``now`` gives epoch milliseconds. ``history`` bounds the history in a request. ``was_sent``: whether a
+    call was handed to a socket. ``draft``: the text of the reply that the model is writing, for the
+    request ``request`` (turn id, rounds, retries). ``running_calls``: server calls that run here.
+    ``finished_speeches``: speech id -> when it was acknowledged. ``visible_cards``: question id -> since
+    when. ``told_outcomes``: questions whose outcome was sent to the present connection.
+    ``utterance_began`` and ``speaking_until`` follow the partial transcripts. ``floor_at``: when the
+    server may start a turn of its own, None while it may not. ``request_waits``: a program's call waits.
+    ``notices_after``: notices wait until then. ``summary``: of everything before a position of the log.
+    """
+
+    state: Conversation
+    rules: Rules
+    tools: SessionTools
+    now: Callable[[], int]
+    history: HistoryBudget = field(default_factory=lambda: HistoryBudget(60_000))
+    was_sent: Callable[[str], bool] = lambda call_id: True
+    draft: str = ""
+    request: tuple[str, int, int] = ("", 0, 0)
+    running_calls: set[str] = field(default_factory=set)
+    finished_speeches: dict[str, int] = field(default_factory=dict)
+    visible_cards: dict[str, int] = field(default_factory=dict)
+    told_outcomes: set[str] = field(default_factory=set)
+    utterance_began: int = 0
+    speaking_until: int = 0
+    sends_partials: bool = False
+    floor_at: int | None = None
+    draining: bool = False
+    closing: bool = False
+    request_waits: bool = False
+    refused_input: bool = False
+    notices_after: int = 0
+    summary: tuple[int, Summary] | None = None
+    may_start: Callable[[], bool] = lambda: True
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether another process continues the session: this one is about to stop."""
+        return self.draining and self.rules.durable
+
+    @property
+    def follows(self) -> bool:
+        """Whether another turn starts at once after the running one."""
+        return bool(self.state.queue) and not (self.closing or self.is_suspended)
+
+    def seconds_since(self, at_ms: int) -> float:
+        """Give the seconds since a time; 0.0 for the time 0."""
+        return max(0.0, (self.now() - at_ms) / 1000) if at_ms else 0.0
+
+
+def finish(
+    view: View,
+    call: Call,
+    outcome: ToolOutcome,
+    late: LateCall | None = None,
+    unknown: UnknownCall | None = None,
+) -> CallFinished:
+    """Make the record of a call's result."""
+    outcome, ran = with_timing(outcome, 0.0, call.notes), bool(call.started_at)
+    facts = outcome.metadata
+    return CallFinished(
+        view.tools.result(call, outcome),
+        call.name if ran else "",
+        call.source if ran else "",
+        outcome.error_type,
+        facts.reason,
+        facts.execution_time_ms,
+        facts.data_size_bytes,
+        late,
+        unknown,
+    )
+
+
+def finish_without_result(view: View, call: Call, outcome: ToolOutcome, *, starts_turn: bool) -> CallFinished:
+    """Close a call without its result; the true one of a device call may still come."""
+    until = view.now() + view.rules.late_ms
+    late = late_call(call, until, starts_turn=starts_turn) if call.is_device else None
+    is_unknown = outcome.error_type == "unknown" and call.effect != "read"
+    return finish(view, call, outcome, late, UnknownCall(call.digest, until) if is_unknown else None)
+
+
+def late_call(call: Call, expires_at: int, *, starts_turn: bool = True, job: bool = False) -> LateCall:
+    """Make the memory of a call whose result may come later."""
+    return LateCall(
+        call.id, call.name, call.effect, expires_at, call.started_at, call.untrusted, starts_turn, job
+    )
