@@ -20,11 +20,11 @@ from conductor.models.base import ModelRequest, TextDelta
 from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
-from conductor.stores.base import Claim, SessionKey, SessionLog, Stored
+from conductor.stores.base import Claim, SessionKey, SessionLog
 from tests.app import App
 from tests.end_to_end.conftest import Served
 from tests.models import Script, ScriptedProvider
-from tests.server.wires import until
+from tests.server.wires import StoreProxy, until
 from tests.shapes import Event
 
 KEY = SessionKey("anonymous", "s-1")
@@ -42,16 +42,14 @@ class Shelf:
     path: Path | None = None
 
 
-class LosesReplies:
+class LosesReplies(StoreProxy):
     """A store that sometimes loses a reply: the commit is applied and seems to have failed.
 
     ``loses`` is asked about each commit, counted from 0. While it is ``away`` no commit reaches it.
     """
 
-    durable = True
-
     def __init__(self, inner: SessionLog, loses: Callable[[int], bool] = lambda _: False) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.loses = loses
         self.away = False
         self.commits = 0
@@ -61,12 +59,6 @@ class LosesReplies:
         """Lose one reply: the next commit's, or a later one's by number."""
         number = self.commits + ahead
         self.loses = lambda commit: commit == number
-
-    async def open(self) -> None:
-        await self.inner.open()
-
-    async def claim(self, key: SessionKey) -> Claim:
-        return await self.inner.claim(key)
 
     async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
         if self.away:
@@ -79,26 +71,6 @@ class LosesReplies:
         await self.inner.append(unanswered, commit_id, data, snapshot=snapshot)
         self.lost_replies += 1
         raise StoreUnavailable("The reply was lost.")
-
-    async def release(self, claim: Claim) -> None:
-        await self.inner.release(claim)
-
-    async def keys(
-        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
-    ) -> list[SessionKey]:
-        return await self.inner.keys(subject, session_id, after, limit)
-
-    async def read(self, key: SessionKey) -> Stored | None:
-        return await self.inner.read(key)
-
-    async def delete(self, subject: str, session_id: str | None = None) -> int:
-        return await self.inner.delete(subject, session_id)
-
-    async def warnings(self) -> list[str]:
-        return await self.inner.warnings()
-
-    async def aclose(self) -> None:
-        await self.inner.aclose()
 
 
 async def stored(shelf: Shelf) -> Conversation:

@@ -164,18 +164,6 @@ def _frame(size: int) -> Any:
     return Frame(b"x" * size)
 
 
-async def test_a_store_that_does_not_answer_does_not_delay_the_stop() -> None:
-    store = WiredStore()
-    store.claim_gate.clear()
-    async with listening(store=store, close_timeout=0.1) as listener:
-        phone = phone_for(listener)
-        await phone.open(start=False)
-        phone.start()
-        await until(store.claiming.is_set)
-        await asyncio.wait_for(listener.stop(), WAIT)
-        await phone.close()
-
-
 async def test_a_stopped_server_has_closed_silent_connections_and_accepts_none() -> None:
     async with listening() as listener:
         silent = phone_for(listener, "s-2")

@@ -9,10 +9,10 @@ from copy import deepcopy
 import pytest
 
 from conductor.conversation.ledger import replay
-from conductor.conversation.records import EventHandled, InputQueued, ReplyLogged, decode
+from conductor.conversation.records import EventHandled, ReplyLogged, decode
 from conductor.conversation.session import Session
 from conductor.conversation.state import Conversation
-from conductor.errors import Fenced, StoreUnavailable
+from conductor.errors import StoreUnavailable
 from conductor.messages import Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.stores.base import Claim, SessionKey
@@ -143,26 +143,6 @@ async def test_a_resuming_client_may_return_after_its_session_is_lost(
             assert phone.close_code != 4409
 
 
-def test_waiting_commits_of_a_lost_session_fail() -> None:
-    async def scenario() -> None:
-        store = helpers.SlowStore(lambda: 3, lambda: 3)
-        closing: list[asyncio.Task[None]] = []
-        session = Session(
-            helpers.make_services(store=store),
-            store,
-            await store.claim(helpers.KEY),
-            Conversation(),
-            lambda stale: closing.append(asyncio.create_task(session.close())),
-        )
-        await store.claim(helpers.KEY)
-        commits = [session.ledger.decide(lambda: [InputQueued("event", "hi")]) for _ in range(2)]
-        results = await asyncio.gather(*commits, session.verify(), return_exceptions=True)
-        await closing[0]
-        assert [type(result) for result in results] == [Fenced, Fenced, bool], results
-
-    helpers.run(scenario())
-
-
 class UnansweredClaim(MemoryStore):
     """A store that can go back in time, and leaves a claim without an answer where it is told so.
 
@@ -264,14 +244,3 @@ async def test_a_write_call_with_a_lost_reply_is_sent(file_shelf: Shelf) -> None
             phone.send("agent.completed", FINISHED)  # it finds out
             await phone.until(is_final("It is done."))
             assert len(phone.runs) == 1
-
-
-async def test_events_of_another_claim_do_not_count_as_unsent(file_shelf: Shelf) -> None:
-    store = file_shelf.make()
-    await store.open()
-    services = helpers.make_services(store=store)
-    session = Session(services, store, await store.claim(KEY), Conversation())
-    own = await store.claim(KEY)
-    assert session.is_unsent("evt_1", own)
-    assert not session.is_unsent("evt_1", await store.claim(KEY))
-    await store.aclose()

@@ -221,21 +221,3 @@ async def test_metrics_are_those_of_the_tools_and_of_the_process() -> None:
     assert value("conductor_uptime_seconds") >= 0
     assert value("conductor_policy_rules") == value("conductor_policy_problem") == 0
     assert value("conductor_info", version=__version__) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "label"),
-    [
-        ('a"} 1\nconductor_sessions 99\n', 'a"} 1?conductor_sessions 99?'),
-        ("back\\slash\\", "back\\slash\\"),
-        ("{le=\"0.1\",x='y'} # EOF", "{le=\"0.1\",x='y'} # EOF"),
-        ("half \ud83d", "half ?"),
-        ("schlüssel", "schlüssel"),
-    ],
-)
-async def test_a_tools_name_stays_in_its_label(name: str, label: str) -> None:
-    async with served() as server:
-        server.services.metrics.count_call(name, "device", "none", 0.1)
-        value = await server.metrics()
-    assert value("conductor_tool_calls_total", tool=label, source="device", error_type="none") == 1
-    assert value("conductor_sessions") == 0

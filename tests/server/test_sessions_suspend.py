@@ -10,7 +10,6 @@ from typing import cast
 import pytest
 import structlog
 
-from conductor.conversation.session import Session
 from conductor.conversation.transport import Frame
 from conductor.models.base import TextDelta
 from conductor.rate_limit import STILL_S
@@ -198,19 +197,6 @@ async def test_a_claim_from_before_a_suspend_needs_a_connected_client(shelf: She
             since = len(new.log)
             await new.ask("two")
             assert new.finals(since) == ["You said one, two."]
-
-
-async def test_sessions_learn_of_a_suspend(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    suspends: list[tuple[Session, float]] = []
-    monkeypatch.setattr(
-        Session, "suspended_for", lambda session, seconds: suspends.append((session, seconds))
-    )
-    async with two_nodes(shelf) as (a, _):
-        async with a.phone() as phone:
-            await phone.ask("one")
-            a.listener.registry._suspend_detector._on_wake(2.0)
-            assert suspends == [(session, 2.0) for session in a.listener.registry.sessions] != []
-            assert not a.listener.registry.ownership_verified.is_set()
 
 
 async def test_a_second_suspend_verifies_again(shelf: Shelf) -> None:

@@ -96,17 +96,6 @@ async def test_texts_of_one_write_arrive_as_messages_in_order() -> None:
         assert await ends.received(len(texts)) == texts
 
 
-async def test_a_peer_that_does_not_read_is_a_timeout() -> None:
-    async with connected() as ends:
-        ends.client.transport.pause_reading()
-        started = asyncio.get_running_loop().time()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(WAIT):
-                while True:
-                    await ends.server.send_texts([BIG] * 8, 0.1)
-        assert asyncio.get_running_loop().time() - started < WAIT / 2
-
-
 async def test_sending_on_a_closed_connection_raises() -> None:
     async with connected() as ends:
         await asyncio.wait_for(ends.client.close(4000, "bye"), WAIT)

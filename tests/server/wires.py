@@ -7,68 +7,80 @@ from collections.abc import Callable
 
 from conductor.conversation.transport import Frame
 from conductor.errors import StoreUnavailable
-from conductor.stores.base import Claim, SessionKey, Stored
+from conductor.stores.base import Claim, SessionKey, SessionLog, Stored
 from conductor.stores.memory import MemoryStore
 
 WAIT = 15.0
 """The limit of every wait of a test, in seconds."""
 
 
-class WiredStore:
-    """A memory store that may be ``away``, and answers claims and releases while the gates are open."""
+class StoreProxy:
+    """A store that passes everything to another one; subclasses change some of it."""
 
     durable = True
 
-    def __init__(self) -> None:
-        self.memory = MemoryStore()
-        self.away = False
-        self.claims = 0
-        self.claiming = asyncio.Event()
-        self.releasing = asyncio.Event()
-        self.claim_gate = asyncio.Event()
-        self.release_gate = asyncio.Event()
-        self.claim_gate.set()
-        self.release_gate.set()
+    def __init__(self, inner: SessionLog) -> None:
+        self.inner = inner
 
     async def open(self) -> None:
-        await self.memory.open()
+        await self.inner.open()
+
+    async def claim(self, key: SessionKey) -> Claim:
+        return await self.inner.claim(key)
+
+    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+        await self.inner.append(claim, commit_id, data, snapshot=snapshot)
+
+    async def release(self, claim: Claim) -> None:
+        await self.inner.release(claim)
+
+    async def keys(
+        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
+    ) -> list[SessionKey]:
+        return await self.inner.keys(subject, session_id, after, limit)
+
+    async def read(self, key: SessionKey) -> Stored | None:
+        return await self.inner.read(key)
+
+    async def delete(self, subject: str, session_id: str | None = None) -> int:
+        return await self.inner.delete(subject, session_id)
+
+    async def warnings(self) -> list[str]:
+        return await self.inner.warnings()
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+class WiredStore(StoreProxy):
+    """A memory store that may be ``away``, and answers claims and releases while the gates are open."""
+
+    def __init__(self) -> None:
+        self.memory = MemoryStore()
+        super().__init__(self.memory)
+        self.away = False
+        self.claims = 0
+        self.claiming, self.releasing = asyncio.Event(), asyncio.Event()
+        self.claim_gate, self.release_gate = asyncio.Event(), asyncio.Event()
+        self.claim_gate.set()
+        self.release_gate.set()
 
     async def claim(self, key: SessionKey) -> Claim:
         self.claims += 1
         self.claiming.set()
         await self.claim_gate.wait()
         self._reach()
-        return await self.memory.claim(key)
+        return await super().claim(key)
 
     async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
         self._reach()
-        await self.memory.append(claim, commit_id, data, snapshot=snapshot)
+        await super().append(claim, commit_id, data, snapshot=snapshot)
 
     async def release(self, claim: Claim) -> None:
         self.releasing.set()
         await self.release_gate.wait()
         self._reach()
-        await self.memory.release(claim)
-
-    async def keys(
-        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
-    ) -> list[SessionKey]:
-        self._reach()
-        return await self.memory.keys(subject, session_id, after, limit)
-
-    async def read(self, key: SessionKey) -> Stored | None:
-        self._reach()
-        return await self.memory.read(key)
-
-    async def delete(self, subject: str, session_id: str | None = None) -> int:
-        self._reach()
-        return await self.memory.delete(subject, session_id)
-
-    async def warnings(self) -> list[str]:
-        return await self.memory.warnings()
-
-    async def aclose(self) -> None:
-        await self.memory.aclose()
+        await super().release(claim)
 
     def _reach(self) -> None:
         if self.away:
