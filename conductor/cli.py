@@ -1,61 +1,243 @@
-"""The command line: ``serve`` (the default), ``talk``, ``rehearse`` and `conductor.commands`."""
+"""The command line: the table of the commands and their arguments, and `main`."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import sys
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from pathlib import Path
+from typing import Any, NoReturn
 
 from conductor import __version__
-from conductor.errors import SettingsError
+from conductor.errors import SettingsError, StoreUnavailable
+from conductor.logs import configure_logs
 
-if TYPE_CHECKING:
-    from conductor.server.listener import Listener
-    from conductor.settings import Settings
-
-_Run: TypeAlias = Callable[[argparse.Namespace], int]
-
-# Only the module of the given command is imported.
-_COMMANDS = {
-    "serve": "run the server (the default)",
-    "talk": "talk to a running server from the terminal",
+_GROUPS = {
     "models": "list models, test their capabilities, and measure them",
     "tools": "list, disable, enable and call tools",
-    "mcp": "list, add, remove and test MCP servers",
+    "mcp": "list, add, remove and test MCP servers, and serve MCP",
     "knowledge": "index the documents of the knowledge base",
-    "check": "check the settings and every service that they name",
     "policy": "list, change and explain the operator's rules",
-    "sessions": "list, show, export and delete stored sessions, and print their events",
-    "protocol": "print the events of the protocol and their schemas",
-    "rehearse": "play conversations from files, and compare the results",
-    "verify-client": "test an app against a scripted server",
+    "sessions": "list, show, replay, export and delete stored sessions",
 }
-
-_STOPPING = "Stopping: waiting up to 30 s for {}. Ctrl-C again stops at once."
+# Command -> its help, its function, and its arguments. Only the module of the given command is imported.
+_COMMANDS = {
+    "serve": (
+        "run the server (the default)",
+        "commands.serve:serve",
+        "--host --port --provider --model --log-level --insecure-no-auth --lan --workers --worker",
+    ),
+    "talk": (
+        "talk to a running server from the terminal",
+        "talk.terminal:run",
+        "text* --script --json --url --host --port --token --session --voice-speed --voice-approvals",
+    ),
+    "check": (
+        "check the settings and every service that they name",
+        "commands.check:run",
+        "--host --port --provider --model --offline --insecure-no-auth",
+    ),
+    "models list": (
+        "list the profiles, and the models of their services",
+        "commands.models:list_models",
+        "--offline",
+    ),
+    "models probe": ("test tool calls, streaming and cancellation", "commands.models:probe", "profile"),
+    "models bench": (
+        "measure the time to the first token, and tokens per second",
+        "commands.models:bench",
+        "--requests profile",
+    ),
+    "tools list": (
+        "list the tools, and the decision on a call of each",
+        "commands.tools:list_tools",
+        "--json --session",
+    ),
+    "tools disable": (
+        "hide tools from the model, by a rule",
+        "commands.tools:disable",
+        "tool --source --session",
+    ),
+    "tools enable": ("remove such a rule", "commands.tools:enable", "tool --source --session"),
+    "tools call": (
+        "call a tool of the server, by the same rules",
+        "commands.tools:call",
+        "tool arguments --yes",
+    ),
+    "mcp list": ("list the servers of mcp.json", "commands.mcp:list_servers", ""),
+    "mcp add": (
+        "add a server to mcp.json, or replace it; options precede the name",
+        "commands.mcp:add",
+        "--env --header --trust name place args",
+    ),
+    "mcp remove": ("remove a server from mcp.json", "commands.mcp:remove", "name"),
+    "mcp test": ("connect, list the tools, and call a read-only one", "commands.mcp:test", "name"),
+    "mcp logs": ("print a server's standard error; needs DATA_DIR", "commands.mcp:logs", "name"),
+    "mcp login": ("log in to a server with OAuth, in a browser", "commands.mcp:login", "name"),
+    "mcp serve": (
+        "serve the tools of a session, by default of the newest, on standard input and output",
+        "commands.mcp:serve",
+        "--url --token --session",
+    ),
+    "knowledge index": (
+        "index changed documents of KNOWLEDGE_DIR, as a running server does",
+        "commands.knowledge:index",
+        "",
+    ),
+    "policy list": ("list the rules, and problems with them", "commands.policy:list_rules", "--json"),
+    "policy add": ("append a rule", "commands.policy:add", "effect tool --source --arg --expires"),
+    "policy remove": ("remove a rule", "commands.policy:remove", "number"),
+    "policy explain": (
+        "explain the decision on a call",
+        "commands.policy:explain",
+        "tool arguments --tainted --json",
+    ),
+    "sessions list": (
+        "list sessions by subject and id",
+        "commands.sessions:list_sessions",
+        "--limit --json --subject",
+    ),
+    "sessions show": (
+        "print the state of a session as JSON, with the conversation",
+        "commands.sessions:show",
+        "session --subject",
+    ),
+    "sessions replay": (
+        "print the records since the last snapshot of a session (up to 64 commits) in order: time (UTC), "
+        "number, name and fields; below each, the events that it showed the client",
+        "commands.sessions:replay",
+        "session --text --json --subject",
+    ),
+    "sessions export": (
+        "write the state of each session as a line of JSON, with the conversation",
+        "commands.sessions:export",
+        "-o/--output --force --subject",
+    ),
+    "sessions delete": (
+        "delete a session, or all data of a subject with its permissions; a server that has it is fenced",
+        "commands.sessions:delete",
+        "session? --all --yes --subject",
+    ),
+    "protocol": (
+        "print the events of the protocol and their schemas",
+        "commands.protocol:run",
+        "--format -o/--output",
+    ),
+    "rehearse": (
+        "play conversations from files, and compare the results; rehearse record SESSION writes such a file",
+        "rehearse.command:run",
+        "files --model --judge --junit --seed --patience --url --token",
+    ),
+    "rehearse record": (
+        "write the turns since the last snapshot of a stored session as a rehearsal, with all texts",
+        "rehearse.record:run",
+        "session --subject -o/--output --force",
+    ),
+    "verify-client": (
+        "test an app against a scripted server",
+        "commands.verify_client:run",
+        "--host --port --seed --patience",
+    ),
+}
+_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
+    "--all": {"action": "store_true", "help": "delete all data of the subject"},
+    "--arg": {
+        "action": "append",
+        "default": [],
+        "metavar": "NAME:PRED=VALUE",
+        "help": "only calls with a matching argument, for example path:under=/srv/notes; PRED is eq, in, "
+        "glob, under, host or max; repeated options must all match",
+    },
+    "--env": {"action": "append", "default": [], "metavar": "NAME=VALUE", "help": "for a command"},
+    "--expires": {"metavar": "TIME", "help": "end of validity, for example 2030-01-31T18:00:00Z"},
+    "--force": {"action": "store_true", "help": "replace an existing file"},
+    "--format": {
+        "choices": ("asyncapi", "schema", "markdown"),
+        "default": "asyncapi",
+        "help": "an AsyncAPI 3.0 document (the default), JSON Schemas, or a reference for people",
+    },
+    "--header": {"action": "append", "default": [], "metavar": "NAME=VALUE", "help": "for a URL"},
+    "--host": {"help": "the server's address (HOST)"},
+    "--insecure-no-auth": {"action": "store_true", "help": "accept other machines without AUTH_TOKENS"},
+    "--json": {"action": "store_true", "help": "print JSON"},
+    "--judge": {"metavar": "MODEL", "help": "the model that answers judge questions"},
+    "--junit": {"type": Path, "metavar": "OUT.xml", "help": "also write JUnit XML"},
+    "--lan": {
+        "action": "store_true",
+        "help": "listen on the local network with a new token; prints the address and a QR code",
+    },
+    "--limit": {"type": int, "default": 1000, "help": "maximum of lines (default: %(default)s)"},
+    "--log-level": {"help": "debug, info, warning or error (LOG_LEVEL)"},
+    "--model": {"help": "the model (ANTHROPIC_MODEL, OPENAI_MODEL; rehearse: PROFILE or PROVIDER:MODEL)"},
+    "--offline": {"action": "store_true", "help": "do not connect to the models' services"},
+    "-o/--output": {"type": Path, "metavar": "FILE", "help": "write to this file"},
+    "--patience": {"type": float, "metavar": "SECONDS", "help": "time limit of a step"},
+    "--port": {"help": "the server's port (PORT)"},
+    "--provider": {"help": "model provider (MODEL_PROVIDER)"},
+    "--requests": {"type": int, "default": 5, "help": "number of requests (%(default)s)"},
+    "--script": {
+        "type": argparse.FileType(encoding="utf-8"),
+        "metavar": "FILE",
+        "help": "send the lines of a file, each after the previous answer, and exit",
+    },
+    "--seed": {"type": int, "default": 1, "help": "seed of random choices (%(default)s)"},
+    "--session": {"metavar": "ID", "help": "the session's id"},
+    "--source": {"help": "only tools of this source: device, builtin, mcp:NAME"},
+    "--subject": {"help": "the session's subject; required if the id is ambiguous"},
+    "--tainted": {"action": "store_true", "help": "as if the conversation contained text of third parties"},
+    "--text": {"action": "store_true", "help": "also print texts and arguments"},
+    "--token": {"help": "the server's token (without --url: the first of AUTH_TOKENS)"},
+    "--trust": {"action": "store_true", "help": "trust the annotations of its tools"},
+    "--url": {"help": "the WebSocket of a running server"},
+    "--voice-approvals": {"action": "store_true", "help": "approve tools by voice: the next line answers"},
+    "--voice-speed": {
+        "default": "off",
+        "metavar": "CHARS",
+        "help": "speed of the voice in characters per second (default: it speaks at once)",
+    },
+    "--worker": {"type": int, "help": argparse.SUPPRESS},  # how `--workers` starts each of them
+    "--workers": {"help": "processes that share the port (WORKERS)"},
+    "--yes": {"action": "store_true", "help": "do not ask"},
+    "args": {"nargs": argparse.REMAINDER, "help": "the command's arguments"},
+    "arguments": {"nargs": "?", "default": "{}", "help": "the call's arguments as JSON ({})"},
+    "effect": {"choices": ("allow", "ask", "deny"), "help": "the effect on matching calls"},
+    "files": {"nargs": "+", "type": Path, "metavar": "FILE", "help": "a rehearsal, as YAML"},
+    "name": {"help": "the server's name, which is the prefix of its tools"},
+    "number": {"type": int, "help": "the rule's number in the list"},
+    "place": {"help": "its URL, or the command to run"},
+    "profile": {"nargs": "?", "help": "the profile (default: the default profile)"},
+    "session": {"help": "the session's id"},
+    "session?": {"nargs": "?", "help": "the session's id"},
+    "text*": {"nargs": "*", "metavar": "TEXT", "help": "send this text and exit after the answer"},
+    "tool": {"help": "the tool's name; in rules * matches any characters"},
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code, which is 2 for a user's mistake."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] not in (*_COMMANDS, "-h", "--help", "--version"):
+    names = {name.partition(" ")[0] for name in _COMMANDS}
+    if not words or words[0] not in (*names, "-h", "--help", "--version"):
         words.insert(0, "serve")
-    options, run = _parse(words)
+    if words[:2] == ["rehearse", "record"]:
+        words[:2] = ["rehearse record"]
+    options = _parser().parse_args(words)
+    module, _, function = _COMMANDS[options.command][1].partition(":")
     try:
-        code = run(options)
+        if options.command != "serve":
+            configure_logs("error", "console", cache=False)
+        code = getattr(import_module(f"conductor.{module}"), function)(options)
         sys.stdout.flush()
-        return code
+        return code or 0
     except BrokenPipeError:  # the reader has closed the pipe, as in ``check | head``
         # The flush at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # the exit code of a process that SIGPIPE ends
-    except SettingsError as error:
+    except (SettingsError, StoreUnavailable) as error:
         print(f"conductor: {error}", file=sys.stderr)  # noqa: T201 -- output of the command line
-        return error.exit_code
+        return error.exit_code if isinstance(error, SettingsError) else 2
     except KeyboardInterrupt:
         return 130
 
@@ -66,159 +248,24 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"conductor: {message}; see --help.\n")
 
 
-def _parse(words: Sequence[str]) -> tuple[argparse.Namespace, _Run]:
+def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="conductor",
         description="A WebSocket server between a voice app and a language model.",
         epilog="The default command is serve. Settings come from the environment and .env; see .env.example.",
     )
     parser.add_argument("--version", action="version", version=f"conductor {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
-    parsers = {name: commands.add_parser(name, help=summary) for name, summary in _COMMANDS.items()}
-    run: _Run = _serve
-    if words[0] == "serve":
-        _add_serve_arguments(parsers["serve"])
-    elif words[0] == "talk":
-        from conductor.talk import terminal
-
-        terminal.add_arguments(parsers["talk"])
-        run = _talk
-    elif words[0] == "rehearse":
-        from conductor.rehearse import command, record
-
-        rehearse = record if words[1:2] == ["record"] else command
-        rehearse.add_arguments(parsers["rehearse"])
-        run = rehearse.run
-    elif words[0] in parsers:
-        module = import_module(f"conductor.commands.{words[0].replace('-', '_')}")
-        module.add_arguments(parsers[words[0]])
-        run = module.run
-    return parser.parse_args(words), run
-
-
-def _add_serve_arguments(serve: argparse.ArgumentParser) -> None:
-    serve.add_argument("--host", help="address to listen on (HOST)")
-    serve.add_argument("--port", help="port to listen on (PORT)")
-    serve.add_argument("--provider", dest="model_provider", help="model provider (MODEL_PROVIDER)")
-    serve.add_argument("--model", help="name of the model (ANTHROPIC_MODEL, OPENAI_MODEL)")
-    serve.add_argument("--log-level", dest="log_level", help="debug, info, warning or error (LOG_LEVEL)")
-    serve.add_argument(
-        "--insecure-no-auth", action="store_true", help="accept other machines without AUTH_TOKENS"
-    )
-    serve.add_argument(
-        "--lan",
-        action="store_true",
-        help="listen on the local network with a new token; prints the address and a QR code",
-    )
-    serve.add_argument("--workers", help="processes that share the port (WORKERS)")
-    serve.add_argument("--worker", type=int, help=argparse.SUPPRESS)  # how `--workers` starts each of them
-    serve.set_defaults(lan_token=None)
-
-
-def _talk(options: argparse.Namespace) -> int:
-    from conductor.talk import terminal
-
-    if options.url is None:
-        from conductor.commands.banner import server_address
-        from conductor.settings import load_settings
-
-        settings = load_settings(host=options.host, port=options.port)
-        options.url = f"ws://{server_address(settings)}/ws"
-        options.token = options.token or next(iter(settings.auth_tokens), None)
-    elif options.host or options.port is not None:
-        raise SettingsError("--url cannot be combined with --host or --port.")
-    return terminal.run(options)
-
-
-def _serve(options: argparse.Namespace) -> int:
-    from conductor.logs import configure_logs
-    from conductor.server.workers import join
-
-    worker = None if options.worker is None else join(options.worker)
-    if worker is not None:
-        options = argparse.Namespace(**worker.options)
-    settings, token = _settings(options)
-    settings = _within_descriptors(settings, quiet=worker is not None)
-    configure_logs(settings.log_level, settings.log_format, content=settings.log_content)
-    if worker is None and settings.workers > 1:
-        from conductor.server.workers import Supervisor
-
-        supervisor = Supervisor(settings, {**vars(options), "lan": False, "lan_token": token})
-        return asyncio.run(
-            supervisor.run(
-                lambda port: _announce(settings, port, lan_token=token),
-                lambda: _say(_STOPPING.format("running turns")),
-            )
-        )
-    from conductor.app import serve
-    from conductor.server.address import check_exposure
-
-    def ready(listener: Listener) -> None:
-        if worker is None:
-            _announce(settings, listener.port, lan_token=token)
-        else:
-            worker.ready()
-
-    def stopping(turns: int) -> None:
-        work = f"{turns} running turn{'' if turns == 1 else 's'}" if turns else "clients"
-        if worker is None:
-            _say(_STOPPING.format(work))
-
-    check_exposure(settings, insecure=options.insecure_no_auth)
-    _run(serve(settings, ready, worker, stopping))
-    return 0
-
-
-def _settings(options: argparse.Namespace) -> tuple[Settings, str | None]:
-    from conductor.settings import load_settings
-
-    host, token = options.host, options.lan_token
-    if options.lan:
-        from conductor.commands.banner import lan_address, new_token, private_address
-
-        host, token = lan_address() if host is None else private_address(host), new_token()
-    settings = load_settings(
-        host=host,
-        port=options.port,
-        model_provider=options.model_provider,
-        anthropic_model=options.model,
-        openai_model=options.model,
-        log_level=options.log_level,
-        workers=options.workers,
-    )
-    if token is not None:
-        settings = settings.model_copy(update={"auth_tokens": (*settings.auth_tokens, token)})
-    return settings, token
-
-
-def _within_descriptors(settings: Settings, *, quiet: bool) -> Settings:
-    from conductor.server.address import connections_within, raise_descriptor_limit
-
-    limit = raise_descriptor_limit()
-    most = connections_within(limit)
-    if settings.max_connections <= most:
-        return settings
-    if not quiet:
-        _say(f"MAX_CONNECTIONS is {most} instead of {settings.max_connections}; ulimit -Hn is {limit}.")
-    return settings.model_copy(update={"max_connections": most})
-
-
-def _run(main: Coroutine[Any, Any, None]) -> None:
-    factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-    with suppress(ImportError):
-        factory = import_module("uvloop").new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(main)
-
-
-def _announce(settings: Settings, port: int, lan_token: str | None) -> None:
-    from conductor.commands.banner import banner, unknown_names
-
-    for name in unknown_names(settings):
-        _say(f"conductor: {name} in .env is not a setting.")
-    _say(banner(settings, port, lan_token))
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    groups = {
+        name: commands.add_parser(name, help=about).add_subparsers(metavar="ACTION", required=True)
+        for name, about in _GROUPS.items()
+    }
+    for name, (about, _, arguments) in _COMMANDS.items():
+        group, _, action = name.partition(" ")
+        place, word = (groups[group], action) if group in groups else (commands, name)
+        shown: Any = {} if word == "rehearse record" else {"help": about}
+        command = place.add_parser(word, description=f"{about[:1].upper()}{about[1:]}.", **shown)
+        command.set_defaults(command=name)
+        for argument in arguments.split():
+            command.add_argument(*argument.rstrip("?*").split("/"), **_ARGUMENTS[argument])
+    return parser

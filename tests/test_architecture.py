@@ -48,7 +48,7 @@ for _part in ("models", "tools", "conversation", "server", "app"):
 _below.add("plugins")
 BELOW["commands"] = frozenset(_below)  # what the command line runs besides the server
 BELOW["client"] = frozenset({"events", "errors"})
-BELOW["talk"] = frozenset({"client", "events", "errors"})
+BELOW["talk"] = frozenset({"client", "events", "errors", "settings", "commands"})
 BELOW["rehearse"] = frozenset({*_below, "commands", "client"})  # plays both sides
 BELOW["cli"] = frozenset({*_below, "commands", "client", "talk", "rehearse"})
 BELOW["__main__"] = frozenset({"cli"})

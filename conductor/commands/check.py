@@ -1,150 +1,120 @@
-"""``conductor check``: test settings, files, services and the store without serving."""
+"""``conductor check``: test the settings, build the services, try the address, the store and the models."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import os
+import re
 import shutil
 import stat
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 from urllib.parse import urlsplit
 
 import structlog
 
-from conductor.commands import check_server
+from conductor.app import make_services
 from conductor.commands.banner import REFERRING_FILES
-from conductor.commands.output import Item, fail, ok, warn
+from conductor.commands.output import Item, fail, ok, warn, write
+from conductor.commands.serve import overrides
+from conductor.entry_points import AUTH
+from conductor.entry_points import load as load_plugin
 from conductor.env_file import ENV_FILE
 from conductor.errors import ModelError, ModelFailure, SettingsError, StoreUnavailable
-from conductor.logs import configure_logs
 from conductor.messages import UserMessage
 from conductor.models.base import ModelProvider, ModelRequest
 from conductor.models.profiles import ModelProfile, load_profiles
-from conductor.models.registry import make_provider, provider_names
-from conductor.settings import STORE_FILE, Settings, read_settings, referenced_names
+from conductor.models.registry import make_provider
+from conductor.plugins.mcp.config import load_mcp_servers
+from conductor.plugins.mcp.server import check_installed
+from conductor.server.address import check_exposure, why_not_bound
+from conductor.settings import (
+    STORE_FILE,
+    Reading,
+    Settings,
+    environment_names,
+    is_loopback,
+    read_settings,
+    referenced_names,
+)
 from conductor.stores.base import SessionKey, SessionLog
 from conductor.stores.registry import check_shared, describe_store, make_store
 from conductor.stores.sqlite import SqliteStore
+from conductor.tools.device import known_tools
+from conductor.tools.policies import lint, lint_allowed, load, policies_path
 
 log = structlog.get_logger(__name__)
 
-# Seconds for the request to the model, for closing its provider, and for the check of the store.
+# Seconds for the request to a model, for closing its provider, for the store, and to resolve HOST.
 MODEL_TIMEOUT_S = 10.0
 CLOSE_S = 2.0
 STORE_TIMEOUT_S = 10.0
+BIND_TIMEOUT_S = 5.0
 # Bytes of free disk space; less is a warning.
 MIN_FREE_BYTES = 100_000_000
-
-# Settings used by the checks of the store and of the model.
-STORE_SETTINGS = {"session_store_url", "session_store_replicas", "session_ttl_s", "data_dir", "workers"}
-MODEL_SETTINGS = {
-    name
-    for name in Settings.model_fields
-    if name in ("model_effort", "model_provider", "model_thinking", "models_file")
-    or name.startswith(tuple(f"{provider}_" for provider in provider_names()))
-}
+# Characters of a token; a shorter one can be guessed.
+MIN_TOKEN_LENGTH = 16
 
 _KEY = SessionKey("$check", "check")  # no client can have this subject
+_SENDABLE = re.compile(r"[A-Za-z0-9_-]+")
+"""Tokens that a header, a subprotocol and a query transport unchanged."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options; options of ``serve`` have the same meaning."""
-    parser.add_argument("--host", help="address to listen on (HOST)")
-    parser.add_argument("--port", help="port to listen on (PORT)")
-    parser.add_argument("--provider", dest="model_provider", help="model provider (MODEL_PROVIDER)")
-    parser.add_argument("--model", help="model (ANTHROPIC_MODEL, OPENAI_MODEL)")
-    parser.add_argument("--offline", action="store_true", help="do not send a request to the model")
-    parser.add_argument(
-        "--insecure-no-auth", action="store_true", help="accept other machines without AUTH_TOKENS"
+def run(options: argparse.Namespace) -> int:
+    """Run the checks and print a line for each item; returns the exit code, 0 or 2."""
+    return asyncio.run(
+        report(check(overrides(options), offline=options.offline, insecure=options.insecure_no_auth))
     )
 
 
-def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
-    """Run the checks and print a line for each item; returns the exit code, 0 or 2."""
-    # Log lines of the tested parts would repeat the items.
-    configure_logs("error", "console", cache=False)
-    values = {
-        "host": options.host,
-        "port": options.port,
-        "model_provider": options.model_provider,
-        "anthropic_model": options.model,
-        "openai_model": options.model,
-    }
-    overrides = {name: value for name, value in values.items() if value is not None}
-    items = check(overrides=overrides, offline=options.offline, insecure=options.insecure_no_auth)
-    return asyncio.run(report(items, stdout or sys.stdout))
-
-
-async def report(items: AsyncIterator[Item], out: TextIO) -> int:
+async def report(items: AsyncIterator[Item]) -> int:
     """Write each item at once, then a summary; returns 2 if a check failed, else 0."""
     counts = Counter[str]()
     async for item in items:
         counts[item.level] += 1
-        out.write(f"{item}\n")
-        out.flush()
+        write(item)
     warnings = "1 warning" if counts["warn"] == 1 else f"{counts['warn']} warnings"
-    out.write(f"\n{counts['ok']} ok, {warnings}, {counts['fail']} failed\n")
+    write("", f"{counts['ok']} ok, {warnings}, {counts['fail']} failed")
     return 2 if counts["fail"] else 0
 
 
 async def check(
-    env_file: Path | None = ENV_FILE,
-    *,
-    overrides: Mapping[str, Any] | None = None,
-    offline: bool = False,
-    insecure: bool = False,
-    model_timeout_s: float = MODEL_TIMEOUT_S,
+    overrides: Mapping[str, Any], *, offline: bool = False, insecure: bool = False
 ) -> AsyncIterator[Item]:
-    """Run one check after the other.
+    """Run one check after the other; mistakes in the settings end them.
 
-    ``overrides`` take precedence over the environment and ``env_file``. ``offline`` skips the model service,
-    ``insecure`` permits connections without tokens. Checks of invalid settings are skipped.
+    ``overrides`` take precedence over the environment and ``.env``. ``offline`` skips the model services,
+    ``insecure`` permits connections without tokens.
     """
     try:
-        sources = read_settings(env_file, overrides or {})
+        reading = read_settings(ENV_FILE, overrides)
     except SettingsError as error:
         yield fail("settings", str(error))
         return
-    for item in check_server.settings_items(env_file, sources, _referenced_names(sources.settings)):
+    for item in settings_items(reading):
         yield item
-    if sources.file and sources.file.mistakes:
-        return  # an unreadable line may belong to another setting
-    settings = sources.settings
-    checks: list[tuple[str, set[str], AsyncIterator[Item]]] = [
-        ("SYSTEM_PROMPT_FILE", {"system_prompt_file"}, check_server.prompt_items(settings)),
-        ("DEVICE_TOOLS_FILE", {"device_tools_file"}, check_server.catalog_items(settings)),
-        ("POLICIES_FILE", {"device_tools_file"}, check_server.policy_items(settings)),
-        ("FILE_ROOTS", {"file_roots"}, check_server.roots_items(settings)),
-        ("NOTES_DIR", {"notes_dir"}, check_server.notes_items(settings)),
-        ("KNOWLEDGE_DIR", {"knowledge_dir", "data_dir"}, check_server.knowledge_items(settings)),
-        ("TOOLS_PATH", {"tools_path"}, check_server.function_items(settings)),
-        ("HTTP_TOOLS_FILE", {"http_tools_file"}, check_server.http_items(settings)),
-        ("MCP_CONFIG_FILE", {"mcp_config_file"}, check_server.mcp_items(settings)),
-        ("PORT", {"host", "port"}, check_server.address_items(settings)),
-        ("AUTH_TOKENS", {"host", "auth_tokens"}, check_server.access_items(settings, insecure)),
-        ("sessions", STORE_SETTINGS, store_items(settings)),
-        ("model", MODEL_SETTINGS, model_items(settings, offline=offline, seconds=model_timeout_s)),
-    ]
-    for subject, names, items in checks:
-        if names.isdisjoint(sources.invalid):
-            async for item in reported(subject, items):
+    if reading.invalid or (reading.file and reading.file.mistakes):
+        return
+    settings = reading.settings
+    problems: set[str] = set()
+    for subject, items in (
+        ("services", service_items(settings)),
+        ("PORT", address_items(settings)),
+        ("AUTH_TOKENS", access_items(settings, insecure=insecure)),
+        ("sessions", store_items(settings)),
+        ("model", model_items(settings, offline=offline)),
+    ):
+        async for item in reported(subject, items):
+            # The services include the store and the models.
+            if item.level != "fail" or item.text not in problems:
                 yield item
-
-
-def _referenced_names(settings: Settings) -> set[str]:
-    # Errors of the files are reported by their own checks.
-    for load in REFERRING_FILES:
-        with suppress(SettingsError):
-            load(settings)
-    return referenced_names
+            problems.add(item.text)
 
 
 async def reported(subject: str, items: AsyncIterator[Item]) -> AsyncIterator[Item]:
@@ -156,13 +126,175 @@ async def reported(subject: str, items: AsyncIterator[Item]) -> AsyncIterator[It
         yield fail(subject, str(error))
 
 
-async def model_items(settings: Settings, *, offline: bool, seconds: float) -> AsyncIterator[Item]:
+def settings_items(reading: Reading) -> Iterator[Item]:
+    """Report the sources of settings, unknown names, and invalid lines and values."""
+    file = reading.file
+    names = [name for name in environment_names() if name.lower() in Settings.model_fields]
+    text = f"from the environment: {', '.join(names)}" if names else "none from the environment"
+    text = f"{ENV_FILE} is {'read' if file else 'optional and missing'}; {text}"
+    duplicates = [name for name in names if file and name.lower() in file.values]
+    if duplicates:
+        text += f"; the environment takes precedence over the file for {', '.join(duplicates)}"
+    yield ok("settings", f"{text}.")
+    for mistake in file.mistakes if file else ():
+        yield fail("settings", mistake)
+    for refer in REFERRING_FILES:
+        with suppress(SettingsError):  # reported with the services
+            refer(reading.settings)
+    for name in file.unknown if file else ():
+        if name not in referenced_names:
+            yield warn("settings", f"{name} in {ENV_FILE} is not a setting.")
+    for name, reason in reading.invalid.items():
+        yield fail(name.upper(), f"{reason} See .env.example.")
+
+
+async def service_items(settings: Settings) -> AsyncIterator[Item]:
+    """Build the services as the server does, and report the tools, the rules and the MCP servers."""
+    services = make_services(settings)
+    yield ok(
+        "prompt", f"{settings.system_prompt_file or 'built in'}, {len(services.system_prompt)} characters."
+    )
+    specs = [spec for toolset in services.toolsets for spec in toolset.specs()]
+    counts = Counter(spec.source for spec in (*specs, *services.catalog))
+    yield ok("tools", f"{', '.join(f'{count} {source}' for source, count in sorted(counts.items()))}.")
+    if replaced := {spec.name for spec in specs} & {spec.name for spec in services.catalog}:
+        text = f"replaces built-in tools: {', '.join(sorted(replaced))}. Rename them in the file."
+        yield warn("DEVICE_TOOLS_FILE", text)
+    if settings.notes_dir is not None and not os.access(settings.notes_dir, os.W_OK):
+        yield fail("NOTES_DIR", f"the server has no permission to write to {settings.notes_dir}.")
+    path, tools = policies_path(settings), known_tools(settings)
+    policies = load(path)
+    yield ok(
+        "rules", f"{path}, {f'rules: {len(policies.rules)}' if _exists(path) else 'optional and missing'}."
+    )
+    for text in (*policies.notes, *lint(policies.rules, tools, now=time.time())):
+        yield warn("rules", text)
+    for text in lint_allowed(settings.allowed_tools, tools):
+        yield warn("ALLOWED_TOOLS", f"{text}.")
+    for server in load_mcp_servers(settings):
+        check_installed()
+        if server.enabled and server.command is not None and shutil.which(server.command) is None:
+            yield fail("mcp", f"{server.name}: program not found: {server.command}.")
+        elif server.enabled:
+            yield ok("mcp", f"{server.name}: {server.url or server.command}.")
+
+
+async def address_items(settings: Settings) -> AsyncIterator[Item]:
+    """Bind the address as the server would, without listening, and release it."""
+    host, port = settings.host, settings.port
+    loop = asyncio.get_running_loop()
+    try:
+        # HOST may be a name, and resolving it may take a minute.
+        async with asyncio.timeout(BIND_TIMEOUT_S):
+            # Not listening: a client must not connect to the check.
+            server = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+    except TimeoutError:
+        yield fail("HOST", f"the lookup of {host} took longer than {BIND_TIMEOUT_S:g} s.")
+    except (OSError, UnicodeError) as error:  # UnicodeError: the name is too long for the resolver
+        yield fail(*why_not_bound(host, port, error))
+    else:
+        server.close()
+        await server.wait_closed()
+        yield ok("PORT", f"{host}:{port} is free." if port else f"any free port of {host}.")
+
+
+async def access_items(settings: Settings, *, insecure: bool) -> AsyncIterator[Item]:
+    """Report who may connect, weak tokens, and tokens that some clients cannot send."""
+    subject, tokens = "AUTH_TOKENS", settings.auth_tokens
+    load_plugin(AUTH, settings.auth, "AUTH")(settings)
+    check_exposure(settings, insecure=insecure)
+    if tokens:
+        yield ok(subject, f"{len(tokens)} set; a client needs one of them.")
+    elif settings.authenticates:
+        yield ok("AUTH", f"{settings.auth} authenticates clients.")
+    elif is_loopback(settings.host):
+        yield ok(subject, "not set, and not needed: only this machine can connect.")
+    else:
+        yield warn(subject, "not set: every client that reaches this machine can connect.")
+    for number, token in enumerate(tokens, 1):  # tokens are secrets
+        which = f"token {number} of {len(tokens)}"
+        if len(token) < MIN_TOKEN_LENGTH:
+            yield warn(subject, f"{which} has fewer than {MIN_TOKEN_LENGTH} characters: use a random one.")
+        if not _SENDABLE.fullmatch(token):
+            text = f'{which} has other characters than letters, digits, "-" and "_": browsers cannot send it.'
+            yield warn(subject, text)
+
+
+# -- sessions
+
+
+async def store_items(
+    settings: Settings, *, seconds: float = STORE_TIMEOUT_S, min_free: int = MIN_FREE_BYTES
+) -> AsyncIterator[Item]:
+    """Open the store and write to it, within ``seconds``; less than ``min_free`` bytes is a warning."""
+    name = describe_store(settings)
+    check_shared(settings)
+    path = settings.store_path if settings.store_kind == "sqlite" else None
+    try:
+        with ExitStack() as stack:
+            async with asyncio.timeout(seconds):
+                if path is None or _exists(path):
+                    # Some stores keep a tombstone of a deleted session for this time.
+                    store = make_store(settings.model_copy(update={"session_ttl_s": 1.0}))
+                    text = f"{name}; a write took"
+                else:  # not created by the check: a temporary file beside it is tested
+                    folder = tempfile.TemporaryDirectory(prefix=".conductor-", dir=_folder(path))
+                    store = SqliteStore(Path(stack.enter_context(folder)) / STORE_FILE)
+                    text = f"{name}, not created yet; a write in its folder took"
+                async with aclosing(store):
+                    yield ok("sessions", f"{text} {await _round_trip(store):.1f} ms.")
+                    for warning in await store.warnings():
+                        yield warn("sessions", f"{warning}.")
+    except TimeoutError:
+        yield fail("sessions", f"{name} did not store a session within {seconds:g} s.")
+    except StoreUnavailable as error:
+        yield fail("sessions", str(error))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        yield fail("sessions", f"The session store's file {path} cannot be made: {reason}.")
+    else:
+        if path is None:
+            return
+        if _exists(path) and stat.S_IMODE(path.stat().st_mode) & 0o077:
+            yield warn("sessions", f"other users may read {path}: run chmod 600.")
+        free = shutil.disk_usage(_folder(path)).free
+        if free < min_free:
+            text = f"only {free // 1_000_000} MB are free for {path}; a full disk stores no sessions."
+            yield warn("sessions", text)
+
+
+def _folder(path: Path) -> Path:
+    # The deepest folder above the file that exists.
+    return next((folder for folder in path.absolute().parents if os.path.exists(folder)), Path("/"))
+
+
+def _exists(path: Path) -> bool:
+    return os.path.exists(path)  # False also for a folder without permission
+
+
+async def _round_trip(store: SessionLog) -> float:
+    # Milliseconds.
+    await store.open()
+    await store.claim(_KEY)  # prepares statements; the second claim is timed
+    start = time.perf_counter()
+    claim = await store.claim(_KEY)
+    duration = (time.perf_counter() - start) * 1000
+    await store.release(claim)
+    await store.delete(_KEY.subject, _KEY.session_id)
+    return duration
+
+
+# -- models
+
+
+async def model_items(
+    settings: Settings, *, offline: bool, seconds: float = MODEL_TIMEOUT_S
+) -> AsyncIterator[Item]:
     """Send a request of one token to each profile's provider, within ``seconds``, and report the result."""
     profiles = load_profiles(settings)
     if profiles.file is not None:
-        yield ok(
-            "models", f"{profiles.file} has {', '.join(profiles.by_name)}; {profiles.default} is the default."
-        )
+        text = f"{profiles.file} has {', '.join(profiles.by_name)}; {profiles.default} is the default."
+        yield ok("models", text)
     for profile in profiles.by_name.values():
         async for item in reported("model", _profile_items(profile, settings, offline, seconds)):
             yield item
@@ -171,12 +303,8 @@ async def model_items(settings: Settings, *, offline: bool, seconds: float) -> A
 async def _profile_items(
     profile: ModelProfile, settings: Settings, offline: bool, seconds: float
 ) -> AsyncIterator[Item]:
-    try:
-        # One token: the check must be almost free.
-        provider = make_provider(profile.model_copy(update={"max_tokens": 1}), settings)
-    except ImportError as error:
-        yield fail("model", f"{profile.provider} needs the package {error.name}, which is not installed.")
-        return
+    # One token: the check must be almost free.
+    provider = make_provider(profile.model_copy(update={"max_tokens": 1}), settings)
     if profile.provider == "demo":
         text = "the demo, which knows a few sentences and is not a language model"
         if profile.file is None and settings.model_provider is None:
@@ -204,9 +332,8 @@ async def _ask(provider: ModelProvider, profile: ModelProfile, seconds: float) -
         return _failed(profile, error, seconds)
     except Exception as error:
         log.exception("model provider failed", provider=provider.name)
-        return fail(
-            "model", f"{profile.heading}: the provider has a bug, {type(error).__name__}; see the log."
-        )
+        text = f"{profile.heading}: the provider has a bug, {type(error).__name__}; see the log."
+        return fail("model", text)
     finally:
         with suppress(TimeoutError):  # the process is about to end
             async with asyncio.timeout(CLOSE_S):
@@ -243,84 +370,3 @@ def _failed(profile: ModelProfile, error: ModelError, seconds: float) -> Item:
         if lacks_path and profile.provider == "openai" and error.reason == "protocol":
             text += " The address usually ends in /v1."
     return warn("model", text) if error.reason == "rate_limited" else fail("model", text)
-
-
-async def store_items(
-    settings: Settings, *, seconds: float = STORE_TIMEOUT_S, min_free: int = MIN_FREE_BYTES
-) -> AsyncIterator[Item]:
-    """Open the store and write to it, within ``seconds``; less than ``min_free`` bytes is a warning."""
-    name = describe_store(settings)
-    try:
-        async with asyncio.timeout(seconds):
-            if settings.store_kind == "memory":
-                check_shared(settings)
-                items = [ok("sessions", f"{name}; set DATA_DIR to keep them.")]
-            elif settings.store_kind == "sqlite":
-                text = await _sqlite_text(settings.store_path)
-                items = [ok("sessions", text), *_file_warnings(settings.store_path, min_free)]
-            else:
-                items = await _server_items(settings, name)
-    except TimeoutError:
-        items = [fail("sessions", f"{name} did not store a session within {seconds:g} s.")]
-    except StoreUnavailable as error:
-        items = [fail("sessions", str(error))]
-    for item in items:
-        yield item
-
-
-async def _sqlite_text(path: Path) -> str:
-    # If the file does not exist, a temporary file in the same folder is tested.
-    if _exists(path):
-        return f"{path}; a write took {await _try_file(path)}."
-    try:
-        with tempfile.TemporaryDirectory(prefix=".conductor-", dir=_folder(path)) as trial:
-            duration = await _try_file(Path(trial) / STORE_FILE)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise SettingsError(f"The session store's file {path} cannot be made: {reason}.") from None
-    return f"{path}, not created yet; a write in its folder took {duration}."
-
-
-def _file_warnings(path: Path, min_free: int) -> Iterator[Item]:
-    if _exists(path) and stat.S_IMODE(path.stat().st_mode) & 0o077:
-        text = f"other users may read {path}: run chmod 600."
-        yield warn("sessions", text)
-    free = shutil.disk_usage(_folder(path)).free
-    if free < min_free:
-        text = f"only {free // 1_000_000} MB are free for {path}; a full disk stores no sessions."
-        yield warn("sessions", text)
-
-
-def _folder(path: Path) -> Path:
-    # The deepest folder above the file that exists.
-    return next((folder for folder in path.absolute().parents if os.path.exists(folder)), Path("/"))
-
-
-def _exists(path: Path) -> bool:
-    return os.path.exists(path)  # False also for a folder without permission
-
-
-async def _server_items(settings: Settings, name: str) -> list[Item]:
-    # Some stores keep a tombstone of a deleted session for this time.
-    settings = settings.model_copy(update={"session_ttl_s": 1.0})
-    async with aclosing(make_store(settings)) as store:
-        items = [ok("sessions", f"{name}; a write took {await _round_trip(store)}.")]
-        await store.delete(_KEY.subject, _KEY.session_id)
-        return items + [warn("sessions", f"{warning}.") for warning in await store.warnings()]
-
-
-async def _try_file(path: Path) -> str:
-    async with aclosing(SqliteStore(path)) as store:
-        duration = await _round_trip(store)
-        await store.delete(_KEY.subject)
-        return duration
-
-
-async def _round_trip(store: SessionLog) -> str:
-    await store.open()
-    await store.claim(_KEY)  # prepares statements; the second claim is timed
-    start = time.perf_counter()
-    claim = await store.claim(_KEY)
-    duration = (time.perf_counter() - start) * 1000
-    await store.release(claim)
-    return f"{duration:.1f} ms"

@@ -8,9 +8,10 @@ import json
 import sys
 import time
 import webbrowser
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 from urllib.parse import quote
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -19,15 +20,13 @@ from websockets.typing import Subprotocol
 
 from conductor.app import mcp_folder
 from conductor.commands.banner import server_address
-from conductor.commands.output import as_json, private_file, write_table
+from conductor.commands.output import as_json, private_file, write, write_table
 from conductor.errors import SettingsError
-from conductor.logs import configure_logs
 from conductor.plugins.mcp.config import McpServerConfig, load_mcp_servers, mcp_config_path, read_mcp_file
 from conductor.plugins.mcp.server import McpConnection, check_installed, tokens_path
 from conductor.plugins.mcp.toolset import call_tool
 from conductor.server.listener import MCP_PATH, MCP_SUBPROTOCOL
-from conductor.settings import Settings, load_settings
-from conductor.tools.base import ToolSpec
+from conductor.settings import load_settings
 
 # Seconds for the call of a test.
 CALL_S = 30.0
@@ -39,54 +38,21 @@ LOG_LINES = 200
 MAX_SERVE_BYTES = 4 * 1024 * 1024
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommands and their options."""
-    actions = parser.add_subparsers(dest="action", required=True)
-    actions.add_parser("list", help="list the servers of mcp.json")
-    add = actions.add_parser("add", help="add a server to mcp.json, or replace it")
-    add.add_argument("name", help="the server's name, which is the prefix of its tools")
-    add.add_argument("location", metavar="place", help="its URL, or the command to run")
-    # The remainder, so options of `add` precede the name.
-    add.add_argument("args", nargs=argparse.REMAINDER, help="the command's arguments")
-    add.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for a command")
-    add.add_argument("--header", action="append", default=[], metavar="NAME=VALUE", help="for a URL")
-    add.add_argument("--trust", action="store_true", help="trust the annotations of its tools")
-    serve = actions.add_parser("serve", help="serve MCP on standard input and output")
-    serve.add_argument("--url", help="the running server (default: HOST and PORT)")
-    serve.add_argument("--token", help="the client's token (default: the first of AUTH_TOKENS)")
-    serve.add_argument("--session", help="the session whose tools are served (default: the newest)")
-    remove = actions.add_parser("remove", help="remove a server from mcp.json")
-    test = actions.add_parser("test", help="connect, list the tools, and call a read-only one")
-    logs = actions.add_parser("logs", help="print a server's standard error; needs DATA_DIR")
-    login = actions.add_parser("login", help="log in to a server with OAuth, in a browser")
-    for action in (remove, test, logs, login):
-        action.add_argument("name", help="the server's name")
+def list_servers(_options: argparse.Namespace) -> None:
+    """List the servers."""
+    rows = [(server.name, server.type, _location(server), _use(server)) for server in _servers()]
+    write_table(("server", "type", "place", "used"), rows)
 
 
-def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
-    """Run a subcommand; returns 2 if the tested server failed, else 0. Raises `SettingsError`."""
-    configure_logs("error", "console", cache=False)
-    settings, out = load_settings(), stdout or sys.stdout
-    if options.action == "add":
-        return _add(settings, options, out)
-    if options.action == "serve":
-        return _serve(settings, options)
-    if options.action == "remove":
-        return _remove(settings, options.name, out)
-    servers = load_mcp_servers(settings)
-    if options.action == "list":
-        rows = [(server.name, server.type, _location(server), _use(server)) for server in servers]
-        write_table(out, ("server", "type", "place", "used"), rows)
-        return 0
-    match = next((server for server in servers if server.name == options.name), None)
-    if match is None:
-        raise SettingsError(_unknown(options.name, [server.name for server in servers]))
-    if options.action == "logs":
-        return _logs(settings, match.name, out)
-    check_installed()
-    if options.action == "login":
-        return asyncio.run(_login(settings, match, out))
-    return asyncio.run(test(match, out, local_only=settings.local_only, folder=mcp_folder(settings)))
+def _servers() -> tuple[McpServerConfig, ...]:
+    return load_mcp_servers(load_settings())
+
+
+def _find(name: str) -> McpServerConfig:
+    servers = {server.name: server for server in _servers()}
+    if name not in servers:
+        raise SettingsError(_unknown(name, servers))
+    return servers[name]
 
 
 def _location(server: McpServerConfig) -> str:
@@ -99,24 +65,20 @@ def _use(server: McpServerConfig) -> str:
     return "trusted" if server.trust else "yes"
 
 
-def _unknown(name: str, names: list[str]) -> str:
+def _unknown(name: str, names: Iterable[str]) -> str:
     return f'There is no server "{name}". Servers: {", ".join(names) or "-"}.'
 
 
-def _add(settings: Settings, options: argparse.Namespace, out: TextIO) -> int:
+def add(options: argparse.Namespace) -> None:
+    """Add a server, or replace it."""
     values: dict[str, Any]
-    if options.location.startswith(("http://", "https://")):
-        values = {"url": options.location, "headers": _pairs(options.header), "args": options.args}
+    if options.place.startswith(("http://", "https://")):
+        values = {"url": options.place, "headers": _pairs(options.header), "args": options.args}
     else:
-        values = {"command": options.location, "args": options.args, "env": _pairs(options.env)}
-    values = {key: value for key, value in values.items() if value}
-    if options.trust:
-        values["trust"] = True
-    document = _document(settings)
-    document["mcpServers"][options.name] = values
-    _write(settings, document)
-    out.write(f"{options.name} is in {mcp_config_path(settings)}; a running server reads it at SIGHUP.\n")
-    return 0
+        values = {"command": options.place, "args": options.args, "env": _pairs(options.env)}
+    values = {key: value for key, value in {**values, "trust": options.trust}.items() if value}
+    path = _edit(lambda servers: servers.update({options.name: values}))
+    write(f"{options.name} is in {path}; a running server reads it at SIGHUP.")
 
 
 def _pairs(texts: list[str]) -> dict[str, str]:
@@ -126,23 +88,22 @@ def _pairs(texts: list[str]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in texts)
 
 
-def _remove(settings: Settings, name: str, out: TextIO) -> int:
-    document = _document(settings)
-    if name not in document["mcpServers"]:
-        raise SettingsError(_unknown(name, list(document["mcpServers"])))
-    del document["mcpServers"][name]
-    _write(settings, document)
-    out.write(f"{name} is no longer in {mcp_config_path(settings)}.\n")
-    return 0
+def remove(options: argparse.Namespace) -> None:
+    """Remove a server."""
+
+    def drop(servers: dict[str, Any]) -> None:
+        if options.name not in servers:
+            raise SettingsError(_unknown(options.name, servers))
+        del servers[options.name]
+
+    write(f"{options.name} is no longer in {_edit(drop)}.")
 
 
-def _document(settings: Settings) -> dict[str, Any]:
+def _edit(change: Callable[[dict[str, Any]], object]) -> Path:
+    settings = load_settings()
     path = mcp_config_path(settings)
-    return read_mcp_file(path)
-
-
-def _write(settings: Settings, document: dict[str, Any]) -> None:
-    path = mcp_config_path(settings)
+    document = read_mcp_file(path)
+    change(document["mcpServers"])
     with private_file(path, replace=True) as file:  # it may contain keys
         json.dump(document, file, indent=2, ensure_ascii=False)
         file.write("\n")
@@ -151,99 +112,107 @@ def _write(settings: Settings, document: dict[str, Any]) -> None:
             load_mcp_servers(settings.model_copy(update={"mcp_config_file": Path(file.name)}))
         except SettingsError as error:
             raise SettingsError(str(error).replace(file.name, str(path))) from None
+    return path
 
 
-def _logs(settings: Settings, name: str, out: TextIO) -> int:
-    folder = mcp_folder(settings)
+def _folder(use: str) -> Path:
+    folder = mcp_folder(load_settings())
     if folder is None:
-        raise SettingsError("Logs of servers need DATA_DIR, which is not set.")
-    try:
-        lines = (folder / f"{name}.log").read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    out.writelines(f"{line}\n" for line in lines[-LOG_LINES:])
-    return 0
+        raise SettingsError(f"{use} DATA_DIR, which is not set.")
+    return folder
 
 
-async def _login(settings: Settings, server: McpServerConfig, out: TextIO) -> int:
-    folder = mcp_folder(settings)
-    if folder is None:
-        raise SettingsError("A login needs DATA_DIR, which is not set.")
-    if not server.oauth or server.url is None:
+def logs(options: argparse.Namespace) -> None:
+    """Print the end of a server's standard error."""
+    path = _folder("Logs of servers need") / f"{_find(options.name).name}.log"
+    with suppress(OSError):
+        write(*path.read_text(errors="replace").splitlines()[-LOG_LINES:])
+
+
+def login(options: argparse.Namespace) -> int:
+    """Log in to a server in a browser; returns 2 on failure."""
+    settings, server = load_settings(), _find(options.name)
+    check_installed()
+    folder = _folder("A login needs")
+    if not server.oauth:
         raise SettingsError(f'{server.name} has no "oauth": true in {mcp_config_path(settings)}.')
-    from conductor.plugins.mcp.oauth import login
+    return asyncio.run(log_in(server, folder, local_only=settings.local_only))
+
+
+async def log_in(server: McpServerConfig, folder: Path, *, local_only: bool = False) -> int:
+    """Log in to a server in a browser, and store its tokens in ``folder``; returns 2 on failure."""
+    from conductor.plugins.mcp import oauth
 
     def show(address: str) -> None:
-        out.write(f"Open this address, and log in:\n{address}\n")
-        out.flush()
+        write(f"Open this address, and log in:\n{address}")
         webbrowser.open(address)
 
     async def use(auth: Any) -> None:
-        connection = McpConnection(server, local_only=settings.local_only, auth=auth)
+        connection = McpConnection(server, local_only=local_only, auth=auth)
         async with connection.connected(LOGIN_S):
-            out.write(f"{server.name}: logged in; it has {len(connection.specs)} tools.\n")
+            write(f"{server.name}: logged in; it has {len(connection.specs)} tools.")
 
     try:
-        await login(server.url, tokens_path(folder, server.name), show, use)
+        await oauth.login(server.url or "", tokens_path(folder, server.name), show, use)
     except Exception as error:  # of the package, the system or the service
-        out.write(f"{server.name} failed: {McpConnection(server).describe(error)}\n")
+        write(f"{server.name} failed: {McpConnection(server).describe(error)}")
         return 2
     return 0
 
 
-async def test(
-    server: McpServerConfig, out: TextIO, *, local_only: bool = False, folder: Path | None = None
-) -> int:
+def test(options: argparse.Namespace) -> int:
     """Connect, list the tools and call a read-only one; returns 2 on failure."""
-    connection = McpConnection(server, local_only=local_only, folder=folder)
-    start = time.perf_counter()
+    server, settings = _find(options.name), load_settings()
+    check_installed()
+    return asyncio.run(
+        _test(McpConnection(server, local_only=settings.local_only, folder=mcp_folder(settings)))
+    )
+
+
+async def _test(connection: McpConnection) -> int:
+    name, start = connection.config.name, time.perf_counter()
     try:
         async with connection.connected() as client:
-            out.write(f"{server.name}: connected and listed in {time.perf_counter() - start:.2f} s, ")
-            out.write(f"protocol {client.protocol_version}\n")
+            seconds = time.perf_counter() - start
+            write(f"{name}: connected and listed in {seconds:.2f} s, protocol {client.protocol_version}")
             rows = [(spec.name, spec.risk, spec.effect, spec.title or "") for spec in connection.specs]
-            write_table(out, ("tool", "risk", "effect", "title"), rows)
-            for note in connection.warnings:
-                out.write(f"note: {as_json(note)}")
-            return await _try(connection, out)
+            write_table(("tool", "risk", "effect", "title"), rows)
+            write(*(f"note: {as_json(note)}" for note in connection.warnings))
+            return await _try(connection)
     except Exception as error:  # of the package, the system or a program that is not a server
-        out.write(f"{server.name} failed: {connection.describe(error)}\n")
+        write(f"{name} failed: {connection.describe(error)}")
         return 2
 
 
-async def _try(connection: McpConnection, out: TextIO) -> int:
-    spec = next((spec for spec in connection.specs if _is_harmless(spec)), None)
+async def _try(connection: McpConnection) -> int:
+    harmless = (spec for spec in connection.specs if spec.effect == "read")
+    spec = next((spec for spec in harmless if not spec.input_schema.get("required")), None)
     if spec is None:
-        out.write("No tool was called: there is no read-only tool without required arguments.\n")
+        write("No tool was called: there is no read-only tool without required arguments.")
         return 0
     start = time.perf_counter()
     try:
         async with asyncio.timeout(CALL_S):
             outcome = await call_tool(connection, spec.name, {})
     except TimeoutError:
-        out.write(f"{spec.name} returned no result within {CALL_S:g} s\n")
+        write(f"{spec.name} returned no result within {CALL_S:g} s")
         return 2
     duration = f"in {1000 * (time.perf_counter() - start):.0f} ms"
     if outcome.success:
-        out.write(f"{spec.name} answered {outcome.metadata.data_size_bytes} bytes {duration}\n")
+        write(f"{spec.name} answered {outcome.metadata.data_size_bytes} bytes {duration}")
         return 0
-    out.write(f"{spec.name} failed {duration}: {as_json(outcome.error_message)}")
+    write(f"{spec.name} failed {duration}: {as_json(outcome.error_message)}")
     return 2
 
 
-def _is_harmless(spec: ToolSpec) -> bool:
-    return spec.effect == "read" and not spec.input_schema.get("required")
-
-
-def _serve(settings: Settings, options: argparse.Namespace) -> int:
-    # MCP on standard input and output, forwarded to a running server's ``/mcp``.
+def serve(options: argparse.Namespace) -> None:
+    """Relay MCP between standard input and output and a running server's ``/mcp``."""
+    settings = load_settings()
     address = (options.url or f"ws://{server_address(settings)}").rstrip("/")
     url = address.removesuffix("/ws").removesuffix(MCP_PATH) + MCP_PATH
     if options.session is not None:
         url += f"?session={quote(options.session)}"
-    token = options.token or next(iter(settings.auth_tokens), None)
-    asyncio.run(_forward(url, token))
-    return 0
+    asyncio.run(_forward(url, options.token or next(iter(settings.auth_tokens), None)))
 
 
 async def _forward(url: str, token: str | None) -> None:

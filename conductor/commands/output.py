@@ -1,10 +1,11 @@
-"""Output of the commands: tables, JSON and results of checks, with control characters escaped."""
+"""Output of the commands: tables, JSON, results of checks and questions, with control characters escaped."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -23,10 +25,20 @@ _UNSEEN = re.compile("[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206
 """Characters that a terminal interprets, hides or cannot encode."""
 
 
+def write(*lines: object) -> None:
+    """Write lines at once."""
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    sys.stdout.flush()
+
+
+def write_json(value: Any, indent: int | None = 2) -> None:
+    """Write a value as JSON, on one line without ``indent``."""
+    write(as_json(value, indent))
+
+
 def write_table(
-    out: TextIO,
     headings: Sequence[str],
-    rows: Iterable[Sequence[str]],
+    rows: Iterable[Sequence[object]],
     numbers: Collection[str] = (),
     texts: Collection[str] = (),
 ) -> None:
@@ -35,50 +47,56 @@ def write_table(
     On a terminal the last column and the columns named in ``texts`` wrap; otherwise each row is one complete
     line. Cells may come from clients, so control characters are escaped.
     """
-    cells = [[_escape(cell) for cell in row] for row in rows]
-    if out.isatty():
-        _draw(out, headings, cells, numbers, {headings[-1], *texts})
+    lines = [headings, *([escape(str(cell)) for cell in row] for row in rows)]
+    if sys.stdout.isatty():
+        _draw(lines, numbers, {headings[-1], *texts})
         return
-    # Without rich, which takes a millisecond a row.
-    lines = [headings, *cells]
+    # Without rich, which takes half a millisecond a row.
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        padded = [
-            cell.rjust(width) if heading in numbers else cell.ljust(width)
-            for heading, cell, width in zip(headings, line, widths, strict=True)
-        ]
-        out.write("  ".join(padded).rstrip() + "\n")
+    aligned = [
+        f"{'>' if heading in numbers else '<'}{width}"
+        for heading, width in zip(headings, widths, strict=True)
+    ]
+    write(*("  ".join(map(format, line, aligned)).rstrip() for line in lines))
 
 
-def _draw(
-    out: TextIO,
-    headings: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    numbers: Collection[str],
-    texts: Collection[str],
-) -> None:
+def _draw(lines: Sequence[Sequence[str]], numbers: Collection[str], texts: Collection[str]) -> None:
     table = Table(box=None, pad_edge=False)
-    for heading in headings:
-        wraps = heading in texts  # names stay whole, so that people can copy them
-        table.add_column(heading, justify="right" if heading in numbers else "left", no_wrap=not wraps)
-    for row in rows:
-        table.add_row(*map(Text, row))  # strings would be parsed as markup
-    console = Console(file=out)
+    for heading in lines[0]:
+        # Names stay whole, so that people can copy them.
+        justify: Literal["left", "right"] = "right" if heading in numbers else "left"
+        table.add_column(heading, justify=justify, no_wrap=heading not in texts)
+    for line in lines[1:]:
+        table.add_row(*map(Text, line))  # strings would be parsed as markup
+    console = Console(file=sys.stdout)
     minimum = console.measure(table, options=console.options.update(max_width=1_000_000)).minimum
     console.width = max(console.width, minimum)
     with console.capture() as capture:  # rich would end the process at a closed pipe
         console.print(table)
-    out.write(capture.get())
+    sys.stdout.write(capture.get())
 
 
-def _escape(cell: str) -> str:
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in cell)
+def escape(text: str) -> str:
+    """Escape the characters that are not printable as Python does."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
     """Format a value as JSON, on one line without ``indent``, with control characters escaped."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
-    return _UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
+    return _UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def progress() -> Progress:
+    """Make a progress bar for a terminal, on stderr, so that a pipe receives only the result."""
+    return Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+
+
+def confirm(question: str) -> bool:
+    """Ask a question; anything but yes is no."""
+    sys.stdout.write(f"{question} [y/N] ")
+    sys.stdout.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 @dataclass(frozen=True, slots=True)

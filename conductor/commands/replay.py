@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 
@@ -28,9 +28,9 @@ _WORDS = frozenset(
 _PARTS = frozenset("message result calls questions notice results profile late unknown summary".split())
 
 
-def write_moments(out: TextIO, moments: Iterable[Moment], *, text: bool) -> None:
+def write_moments(moments: Iterable[Moment], *, text: bool) -> None:
     """Write the table; ``text``: with texts and arguments."""
-    write_table(out, _HEADINGS, rows(moments, text=text), ("number",))
+    write_table(_HEADINGS, rows(moments, text=text), ("number",))
 
 
 def rows(moments: Iterable[Moment], *, text: bool) -> Iterator[tuple[str, str, str, str]]:

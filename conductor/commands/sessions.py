@@ -1,4 +1,4 @@
-"""``conductor sessions``: list, show, replay, export and delete stored sessions."""
+"""``conductor sessions``: list, show, replay, export and delete sessions of a store that a server may use."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
-from typing import Literal, TextIO
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing
+from typing import Any, Literal, TextIO, TypeVar
 
-from msgspec.structs import asdict
+import msgspec
 
-from conductor.commands.output import as_json, private_file, write_table
+from conductor.commands.output import as_json, confirm, private_file, write, write_json, write_table
 from conductor.commands.replay import write_moments
-from conductor.commands.stored_sessions import SessionInfo, StoredSessions
 from conductor.conversation.fields import RECORD_ID
-from conductor.conversation.playback import Moment, plain_moment
+from conductor.conversation.ledger import replay as replay_commits
+from conductor.conversation.playback import Moment, moments, plain_moment, plain_state
+from conductor.conversation.state import Conversation
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.logs import configure_logs
-from conductor.settings import Settings, load_settings
-from conductor.stores.base import NEVER_EXPIRES, SessionKey
+from conductor.settings import load_settings
+from conductor.stores.base import NEVER_EXPIRES, SessionKey, SessionLog, Stored
 from conductor.stores.registry import check_kept, describe_store, make_store
 
+_T = TypeVar("_T")
+# Keys in one page: a page of Redis costs a scan of all names.
+_PAGE = 10_000
 _NUMBERS = ("messages", "open calls", "unacked", "size")
 _HEADINGS = ("subject", "session", "last written", *_NUMBERS, "owned")
 
@@ -35,210 +38,204 @@ class NoSuchSession(SettingsError):
     exit_code = 1
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommands and their options."""
-    commands = parser.add_subparsers(dest="action", required=True, metavar="list|show|replay|export|delete")
-    listing = commands.add_parser("list", help="list sessions by subject and id")
-    listing.add_argument("--limit", type=int, default=1000, help="maximum of lines (default: %(default)s)")
-    listing.add_argument("--json", action="store_true", help="print JSON")
-    showing = commands.add_parser(
-        "show",
-        help="print a session as JSON",
-        description="Prints the state of a session as JSON, including the conversation.",
-    )
-    replaying = commands.add_parser(
-        "replay",
-        help="step through a session's records",
-        description="Prints the records since the last snapshot of the session (up to 64 commits) in order: "
-        "time (UTC), number, name and fields; below each, the events that it showed the client.",
-    )
-    replaying.add_argument("--text", action="store_true", help="also print texts and arguments")
-    replaying.add_argument(
-        "--json", action="store_true", help="print each record as a line of JSON, with the state after it"
-    )
-    exporting = commands.add_parser(
-        "export",
-        help="write sessions as lines of JSON",
-        description="Writes the state of each session as a line of JSON, including the conversation.",
-    )
-    exporting.add_argument("--output", type=Path, metavar="FILE", help="a new file, readable by its owner")
-    exporting.add_argument("--force", action="store_true", help="replace an existing file")
-    deleting = commands.add_parser(
-        "delete",
-        help="delete a session, or all data of a subject",
-        description="Deletes permanently. A server with the session is fenced: it can no longer write. --all "
-        "also deletes the permissions of scope always, which apply until the next session starts.",
-    )
-    deleting.add_argument("--all", action="store_true", help="delete all data of the subject")
-    deleting.add_argument("--yes", action="store_true", help="do not ask; required without a terminal")
-    for command in (listing, showing, replaying, exporting, deleting):
-        command.add_argument("--subject", help="the session's subject; required if the id is ambiguous")
-    for command in (showing, replaying, deleting):
-        command.add_argument("session", nargs="?" if command is deleting else None, help="the session's id")
+class SessionInfo(msgspec.Struct, frozen=True):
+    """A session in a list. ``updated`` is epoch seconds, ``size`` bytes of stored commits.
 
-
-def run(options: argparse.Namespace, stdout: TextIO | None = None, stdin: TextIO | None = None) -> int:
-    """Run a subcommand; returns the exit code, 1 for a declined deletion.
-
-    Raises `NoSuchSession`, and `SettingsError` for a wrong argument and for an empty or unusable store.
+    ``owned``: a claim is not released; its process may have died. ``calls`` are open, ``outbound`` events
+    not acknowledged.
     """
-    configure_logs("critical", "console", cache=False)  # this command prints errors of the store
-    out, settings = stdout or sys.stdout, load_settings()
-    actions = {"list": _list, "show": _show, "replay": _replay, "export": _export}
-    try:
-        if options.action not in actions:
-            return _delete(options, settings, out, stdin or sys.stdin)
-        asyncio.run(actions[options.action](options, settings, out))
-    except StoreUnavailable as error:
-        raise SettingsError(str(error)) from None
-    return 0
+
+    subject: str
+    session_id: str
+    updated: float
+    epoch: int
+    revision: int
+    owned: bool
+    messages: int
+    calls: int
+    outbound: int
+    size: int
 
 
-async def _list(options: argparse.Namespace, settings: Settings, out: TextIO) -> None:
+def list_sessions(options: argparse.Namespace) -> None:
+    """List the sessions of a subject, or all. An unreadable one has no messages."""
     limit: int = options.limit
     if limit < 1:
         raise SettingsError("--limit must be at least 1.")
-    async with _opened(settings) as sessions:
-        infos = await sessions.infos(options.subject, limit=min(limit + 1, sys.maxsize))
+
+    async def read(store: SessionLog) -> list[SessionInfo]:
+        infos: list[SessionInfo] = []
+        async for key, stored in _sessions(store, options.subject, min(limit + 1, _PAGE)):
+            try:
+                infos.append(_info(key, stored, _state(stored)))
+            except StoreUnavailable:
+                infos.append(_info(key, stored, Conversation()))
+            if len(infos) > limit:
+                break
+        return infos
+
+    infos = in_store(read)
     if not infos:
-        raise _no_sessions(settings, options.subject)
+        raise _no_sessions(options.subject)
     more = len(infos) > limit
     if options.json:
-        documents = [{**asdict(info), "kind": kind(info.session_id)} for info in infos[:limit]]
-        out.write(as_json({"sessions": documents, "more": more}, indent=2))
+        documents = [{**msgspec.to_builtins(info), "kind": kind(info.session_id)} for info in infos[:limit]]
+        write_json({"sessions": documents, "more": more})
         return
-    write_table(out, _HEADINGS, map(row, infos[:limit]), _NUMBERS)
+    write_table(_HEADINGS, map(row, infos[:limit]), _NUMBERS)
     if more:
-        out.write(f"There are more sessions; use --limit {2 * limit}.\n")
+        write(f"There are more sessions; use --limit {2 * limit}.")
 
 
-async def _show(options: argparse.Namespace, settings: Settings, out: TextIO) -> None:
-    async with _opened(settings) as sessions:
-        key = await _find(sessions, options.session, options.subject)
-        session = await sessions.show(key)
-    if session is None:
-        raise _no_session(key)
-    out.write(as_json(session, indent=2))
+def show(options: argparse.Namespace) -> None:
+    """Print a session as JSON."""
+    write_json(_document(*in_store(lambda store: _read(store, options))))
 
 
-async def read_moments(settings: Settings, session_id: str, subject: str | None) -> Iterator[Moment]:
-    """Step through a stored session's records.
+def replay(options: argparse.Namespace) -> None:
+    """Print a session's records since the last snapshot, as a table or as lines of JSON."""
+    moments = read_moments(options)
+    if options.json:
+        for moment in moments:
+            write_json(plain_moment(moment), indent=None)
+    else:
+        write_moments(moments, text=options.text)
+
+
+def read_moments(options: argparse.Namespace) -> Iterator[Moment]:
+    """Step through the records of the ``session`` of the options.
 
     Raises `NoSuchSession`, `StoreUnavailable`, and `SettingsError` for an ambiguous id or an unusable store.
     """
-    async with _opened(settings) as sessions:
-        key = await _find(sessions, session_id, subject)
-        moments = await sessions.moments(key)
-    if moments is None:
-        raise _no_session(key)
-    return moments
+    _, stored = in_store(lambda store: _read(store, options))
+    return moments(stored.commits(), stored.meta.revision)
 
 
-async def _replay(options: argparse.Namespace, settings: Settings, out: TextIO) -> None:
-    moments = await read_moments(settings, options.session, options.subject)
-    if options.json:
-        for moment in moments:
-            out.write(as_json(plain_moment(moment)))
-    else:
-        write_moments(out, moments, text=options.text)
+def export(options: argparse.Namespace) -> None:
+    """Write the sessions of a subject, or all, as lines of JSON."""
 
-
-async def _export(options: argparse.Namespace, settings: Settings, out: TextIO) -> None:
-    async def write(file: TextIO) -> int:
-        count = 0
-        async with _opened(settings) as sessions:
-            async for session in sessions.export(options.subject):
-                file.write(as_json(session))
+    def write_to(file: TextIO) -> int:
+        async def write_all(store: SessionLog) -> int:
+            count = 0
+            async for key, stored in _sessions(store, options.subject, _PAGE):
+                file.write(f"{as_json(_document(key, stored))}\n")
                 count += 1
+            return count
+
+        count = in_store(write_all)
         if not count:
-            raise _no_sessions(settings, options.subject)
+            raise _no_sessions(options.subject)
         return count
 
     if options.output is None:
         if options.force:
             raise SettingsError("--force requires --output.")
-        await write(out)
-    else:
-        with private_file(options.output, replace=options.force) as file:
-            count = await write(file)
-        out.write(f"{_sessions(count)} written to {options.output}.\n")
+        write_to(sys.stdout)
+        return
+    with private_file(options.output, replace=options.force) as file:
+        count = write_to(file)
+    write(f"{_count(count)} written to {options.output}.")
 
 
-def _delete(options: argparse.Namespace, settings: Settings, out: TextIO, answers: TextIO) -> int:
+def delete(options: argparse.Namespace) -> int:
+    """Delete a session, or all of a subject; returns 1 if the person declines. Fences the owners."""
     if options.all == (options.session is not None):
         raise SettingsError("Give either a session to delete, or --all.")
     if options.all and options.subject is None:
         raise SettingsError("--all requires --subject.")
-    if not options.yes and not answers.isatty():
+    if not options.yes and not sys.stdin.isatty():
         raise SettingsError("The input is not a terminal; use --yes.")
-    keys = asyncio.run(_matches(options, settings))
+
+    async def matches(store: SessionLog) -> list[SessionKey]:
+        if not options.all:
+            return [(await _read(store, options))[0]]
+        return [key async for key, _ in _sessions(store, options.subject, _PAGE)]
+
+    keys = in_store(matches)
+    if not keys:
+        raise _no_sessions(options.subject)
     names = _describe(keys)
-    if not options.yes:  # outside of the event loop, which would swallow Ctrl-C
-        out.write(f"Delete {names} permanently? [y/N] ")
-        out.flush()
-        if answers.readline().strip().lower() not in ("y", "yes"):
-            out.write("Nothing was deleted.\n")
-            return 1
-
-    async def carry_out() -> int:
-        async with _opened(settings) as sessions:
-            return await sessions.delete(keys[0].subject, None if options.all else keys[0].session_id)
-
-    count = asyncio.run(carry_out())
+    if not options.yes and not confirm(f"Delete {names} permanently?"):
+        write("Nothing was deleted.")
+        return 1
+    session_id = None if options.all else keys[0].session_id
+    count = in_store(lambda store: store.delete(keys[0].subject, session_id))
     if not count:
         raise NoSuchSession(f"{names} no longer exists.")
-    out.write(f"Deleted {names if count == len(keys) else _sessions(count)}.\n")
+    write(f"Deleted {names if count == len(keys) else _count(count)}.")
     return 0
 
 
-async def _matches(options: argparse.Namespace, settings: Settings) -> list[SessionKey]:
-    async with _opened(settings) as sessions:
-        if options.all:
-            infos = await sessions.infos(options.subject, limit=sys.maxsize)
-            if not infos:
-                raise _no_sessions(settings, options.subject)
-            return [SessionKey(info.subject, info.session_id) for info in infos]
-        key = await _find(sessions, options.session, options.subject)
-        # Before the question, which is not needed for a missing session.
-        if key.subject not in await sessions.subjects(key.session_id):
-            raise _no_session(key)
-        return [key]
-
-
-@asynccontextmanager
-async def _opened(settings: Settings) -> AsyncIterator[StoredSessions]:
-    _check_existence(settings)
-    async with aclosing(make_store(settings)) as store:
-        await store.open()
-        yield StoredSessions(store)
-
-
-def _check_existence(settings: Settings) -> None:
+def in_store(work: Callable[[SessionLog], Awaitable[_T]]) -> _T:
+    """Do work in the store of the settings. Raises `StoreUnavailable`; `SettingsError` without a store."""
+    configure_logs("critical", "console", cache=False)  # the command line prints errors of the store
+    settings = load_settings()
     check_kept(settings)
     # A missing SQLite file must not be created.
     if settings.store_kind == "sqlite" and not os.path.exists(settings.store_path):
         raise SettingsError(f"There is no session store: {describe_store(settings)} does not exist.")
 
+    async def run() -> _T:
+        async with aclosing(make_store(settings)) as store:
+            await store.open()
+            return await work(store)
 
-async def _find(sessions: StoredSessions, session_id: str, subject: str | None) -> SessionKey:
-    if subject is not None:
-        return SessionKey(subject, session_id)
-    subjects = await sessions.subjects(session_id)
-    if not subjects:
-        raise NoSuchSession(f"There is no session {session_id!r}.")
-    if len(subjects) > 1:
-        raise SettingsError(f"{len(subjects)} subjects have a session {session_id!r}; use --subject.")
-    return SessionKey(subjects[0], session_id)
+    return asyncio.run(run())
 
 
-def _no_session(key: SessionKey) -> NoSuchSession:
-    return NoSuchSession(f"There is no session {key.session_id!r} of {key.subject!r}.")
+async def _sessions(
+    store: SessionLog, subject: str | None, page: int
+) -> AsyncIterator[tuple[SessionKey, Stored]]:
+    # Pages start after the last key, so that no session comes twice.
+    after: SessionKey | None = None
+    while keys := await store.keys(subject, None, after, page):
+        for after in keys:
+            stored = await store.read(after)
+            if stored is not None:  # else it was deleted after the listing
+                yield after, stored
 
 
-def _no_sessions(settings: Settings, subject: str | None) -> SettingsError:
+async def _read(store: SessionLog, options: argparse.Namespace) -> tuple[SessionKey, Stored]:
+    session_id, subject = options.session, options.subject
+    keys = await store.keys(subject, session_id, None, sys.maxsize)
+    matches = [(key, stored) for key in keys if (stored := await store.read(key)) is not None]
+    if not matches:
+        owner = "" if subject is None else f" of {subject!r}"
+        raise NoSuchSession(f"There is no session {session_id!r}{owner}.")
+    if len(matches) > 1:
+        raise SettingsError(f"{len(matches)} subjects have a session {session_id!r}; use --subject.")
+    return matches[0]
+
+
+def _no_sessions(subject: str | None) -> SettingsError:
     if subject is not None:
         return NoSuchSession(f"There is no session of {subject!r}.")
-    return SettingsError(f"There are no sessions in {describe_store(settings)}.")
+    return SettingsError(f"There are no sessions in {describe_store(load_settings())}.")
+
+
+def _state(stored: Stored) -> Conversation:
+    return replay_commits(stored.commits(), stored.meta.revision)
+
+
+def _info(key: SessionKey, stored: Stored, state: Conversation) -> SessionInfo:
+    meta = stored.meta
+    return SessionInfo(
+        key.subject,
+        key.session_id,
+        meta.updated,
+        meta.epoch,
+        meta.revision,
+        bool(meta.token),
+        len(state.log),
+        sum(call.is_open for call in state.calls),
+        len(state.outbound),
+        sum(map(len, stored.by_revision.values())),
+    )
+
+
+def _document(key: SessionKey, stored: Stored) -> dict[str, Any]:
+    state = _state(stored)
+    return {**msgspec.to_builtins(_info(key, stored, state)), "state": plain_state(state)}
 
 
 def kind(session_id: str) -> Literal["conversation", "grants", "record"]:
@@ -248,14 +245,14 @@ def kind(session_id: str) -> Literal["conversation", "grants", "record"]:
     return "record" if session_id.startswith(NEVER_EXPIRES) else "conversation"
 
 
-def row(info: SessionInfo) -> tuple[str, ...]:
+def row(info: SessionInfo) -> tuple[object, ...]:
     """Make a session's row in the list, with its local time."""
-    record = kind(info.session_id)
-    session, figures, owned = info.session_id, (info.messages, info.calls, info.outbound), info.owned
+    record, size = kind(info.session_id), _size(info.size)
     updated = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.updated))
     if record != "conversation":  # it has no messages and no owner
-        return (info.subject, f"{session} ({record})", updated, "-", "-", "-", _size(info.size), "-")
-    return (info.subject, session, updated, *map(str, figures), _size(info.size), "yes" if owned else "no")
+        return info.subject, f"{info.session_id} ({record})", updated, "-", "-", "-", size, "-"
+    figures = (info.messages, info.calls, info.outbound, size)
+    return info.subject, info.session_id, updated, *figures, "yes" if info.owned else "no"
 
 
 def _size(size: int) -> str:
@@ -268,11 +265,11 @@ def _describe(keys: list[SessionKey]) -> str:
     talks = [key.session_id for key in keys if kind(key.session_id) == "conversation"]
     parts = []
     if talks:
-        parts.append(f"session {talks[0]!r}" if len(talks) == 1 else _sessions(len(talks)))
+        parts.append(f"session {talks[0]!r}" if len(talks) == 1 else _count(len(talks)))
     if any(key.session_id == RECORD_ID for key in keys):
         parts.append("the permissions")
     return f"{' and '.join(parts) or 'the records'} of {keys[0].subject!r}"
 
 
-def _sessions(count: int) -> str:
-    return "1 session" if count == 1 else f"{count} sessions"
+def _count(sessions: int) -> str:
+    return "1 session" if sessions == 1 else f"{sessions} sessions"

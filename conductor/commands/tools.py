@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 
 from conductor.app import builtin_tools, mcp_folder, secrets
-from conductor.commands.output import as_json, write_table
+from conductor.commands.output import confirm, write, write_json, write_table
+from conductor.commands.policy import APPLIED, add_rule
 from conductor.errors import SettingsError
 from conductor.events.envelope import new_call_id
-from conductor.logs import configure_logs
 from conductor.messages import ToolCall
 from conductor.plugins.mcp.config import McpServerConfig, load_mcp_servers
 from conductor.plugins.mcp.server import McpConnection, check_installed
@@ -30,45 +29,13 @@ from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec
 from conductor.tools.device import load_catalog
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
 from conductor.tools.permissions import Gate, GateOptions, decide, steps
-from conductor.tools.policies import REREAD_S, add, load, policies_path, remove
+from conductor.tools.policies import load, policies_path, remove
 from conductor.tools.redaction import Redactor
-from conductor.tools.rules import Rule, describe, parse_rule
+from conductor.tools.rules import Rule
 
 # Seconds until an MCP server has connected and listed its tools.
 CONNECT_S = 20.0
-_APPLIED = f"Running servers apply it within {REREAD_S:g} seconds."
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommands and their options."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="list|disable|enable|call")
-    listing = actions.add_parser("list", help="list the tools, and the decision on a call of each")
-    listing.add_argument("--json", action="store_true", help="as JSON")
-    disable = actions.add_parser("disable", help="hide tools from the model, by a rule")
-    enable = actions.add_parser("enable", help="remove such a rule")
-    for action in (disable, enable):
-        action.add_argument("tool", help="a tool's name; * matches any characters")
-        action.add_argument("--source", help="only tools of this source: device, builtin, mcp:NAME")
-    for action in (listing, disable, enable):
-        action.add_argument("--session", help="only in this session")
-    call = actions.add_parser("call", help="call a tool of the server, by the same rules")
-    call.add_argument("tool", help="the tool's name")
-    call.add_argument("arguments", nargs="?", default="{}", help="the arguments as JSON ({})")
-    call.add_argument("--yes", action="store_true", help="consent to the call in advance")
-
-
-def run(options: argparse.Namespace, stdout: TextIO | None = None, stdin: TextIO | None = None) -> int:
-    """Run a subcommand; returns 2 if a call failed, else 0. Raises `SettingsError`."""
-    configure_logs("error", "console", cache=False)
-    settings, out = load_settings(), stdout or sys.stdout
-    match options.action:
-        case "list":
-            return asyncio.run(_list(options, settings, out))
-        case "disable":
-            return _disable(options, settings, out)
-        case "enable":
-            return _enable(options, settings, out)
-    return asyncio.run(_call(options, settings, out, stdin or sys.stdin))
+_HEADINGS = ("tool", "source", "risk", "effect", "call", "why")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,63 +80,65 @@ def _servers(settings: Settings) -> list[McpServerConfig]:
     return servers
 
 
-async def _list(options: argparse.Namespace, settings: Settings, out: TextIO) -> int:
-    gate = GateOptions.of(settings)
+def list_tools(options: argparse.Namespace) -> None:
+    """List the tools, and the decision on a call of each."""
+    settings = load_settings()
+    gate_options = GateOptions.of(settings)
     rules = [rule for rule in _rules(settings) if rule.session in (None, options.session)]
-    async with _toolsets(settings, _servers(settings)) as (toolsets, problems):
-        specs = [spec for toolset in toolsets for spec in toolset.specs()]
-    specs += load_catalog(settings.device_tools_file)
+    gate = Gate(rules, gate_options)
+
+    async def offered() -> tuple[list[ToolSpec], list[str]]:
+        async with _toolsets(settings, _servers(settings)) as (toolsets, problems):
+            return [spec for toolset in toolsets for spec in toolset.specs()], problems
+
+    specs, problems = asyncio.run(offered())
     rows = []
-    for spec in specs:
-        results = steps(spec, {}, rules, now=time.time(), tainted=False, options=gate)
+    for spec in (*specs, *load_catalog(settings.device_tools_file)):
+        results = steps(spec, {}, rules, now=time.time(), tainted=False, options=gate_options)
         verdict = decide(spec, results, tainted=False)
-        effect = verdict.effect if Gate(rules, gate).offers(spec) else "disabled"
-        rows.append(
-            {
-                "tool": spec.name,
-                "source": spec.source,
-                "risk": spec.risk,
-                "effect": spec.effect,
-                "call": effect,
-                "why": " ".join(verdict.reasons),
-            }
-        )
+        effect = verdict.effect if gate.offers(spec) else "disabled"
+        rows.append((spec.name, spec.source, spec.risk, spec.effect, effect, " ".join(verdict.reasons)))
     if options.json:
-        out.write(as_json({"tools": rows, "problems": problems}, indent=2))
-        return 0
-    write_table(out, tuple(rows[0]), [tuple(row.values()) for row in rows])
-    out.writelines(f"warn  {problem}\n" for problem in problems)
-    return 0
+        tools = [dict(zip(_HEADINGS, row, strict=True)) for row in rows]
+        write_json({"tools": tools, "problems": problems})
+        return
+    write_table(_HEADINGS, rows)
+    write(*(f"warn  {problem}" for problem in problems))
 
 
 def _rules(settings: Settings) -> tuple[Rule, ...]:
     return load(policies_path(settings)).rules
 
 
-def _disable(options: argparse.Namespace, settings: Settings, out: TextIO) -> int:
-    fields = {"effect": "deny", "tool": options.tool, "source": options.source, "session": options.session}
-    rule = parse_rule({name: value for name, value in fields.items() if value is not None})
-    number = add(policies_path(settings), rule)
-    out.write(f"Added rule {number}: {describe(rule)}.\n{_APPLIED}\n")
-    return 0
+def disable(options: argparse.Namespace) -> None:
+    """Add a rule that hides tools from the model."""
+    fields = {"tool": options.tool, "source": options.source, "session": options.session}
+    add_rule(load_settings(), effect="deny", **fields)
 
 
-def _enable(options: argparse.Namespace, settings: Settings, out: TextIO) -> int:
+def enable(options: argparse.Namespace) -> None:
+    """Remove the rules of `disable` with the same options."""
+
     def disables(rule: Rule) -> bool:
         scope = (rule.tool, rule.source, rule.session)
         same_scope = scope == (options.tool, options.source, options.session)
         return same_scope and rule.effect == "deny" and rule.unconditional
 
+    settings = load_settings()
     numbers = [number for number, rule in enumerate(_rules(settings), 1) if disables(rule)]
     if not numbers:
         raise SettingsError(f"No such rule disables {options.tool}; policy list shows the rules.")
     for number in reversed(numbers):
         remove(policies_path(settings), number)
-    out.write(f"{options.tool} is enabled.\n{_APPLIED}\n")
-    return 0
+    write(f"{options.tool} is enabled.", APPLIED)
 
 
-async def _call(options: argparse.Namespace, settings: Settings, out: TextIO, stdin: TextIO) -> int:
+def call(options: argparse.Namespace) -> int:
+    """Call a tool of the server; returns 2 if the call failed."""
+    return asyncio.run(_call(options, load_settings()))
+
+
+async def _call(options: argparse.Namespace, settings: Settings) -> int:
     # Only the tool's own server is started.
     servers = [server for server in _servers(settings) if options.tool.startswith(f"{server.name}.")]
     async with _toolsets(settings, servers) as (toolsets, problems):
@@ -183,8 +152,8 @@ async def _call(options: argparse.Namespace, settings: Settings, out: TextIO, st
         call_id = new_call_id()
         prepared = executor.prepare(ToolCall(call_id, options.tool, options.arguments))
         if isinstance(prepared, ApprovalNeeded):
-            if not (options.yes or _consents(prepared, out, stdin)):
-                out.write("The tool did not run.\n")
+            if not (options.yes or _consents(prepared)):
+                write("The tool did not run.")
                 return 2
             prepared = prepared.ready
         if isinstance(prepared, DryRun):
@@ -193,8 +162,7 @@ async def _call(options: argparse.Namespace, settings: Settings, out: TextIO, st
         if isinstance(prepared, PreparedCall):
             outcome = await executor.run(prepared, CallContext("cli", call_id))
         assert isinstance(outcome, ToolOutcome)
-        content = executor.to_result(call_id, outcome).content
-        out.write(as_json(msgspec.json.decode(content), indent=2))
+        write_json(msgspec.json.decode(executor.to_result(call_id, outcome).content))
         return 0 if outcome.success else 2
 
 
@@ -206,9 +174,8 @@ def _unknown(name: str, toolsets: Sequence[Toolset], settings: Settings) -> str:
     return f"There is no tool {name!r}."
 
 
-def _consents(request: ApprovalNeeded, out: TextIO, stdin: TextIO) -> bool:
+def _consents(request: ApprovalNeeded) -> bool:
     spec = request.ready.spec
-    out.write(f"{spec.name} ({spec.risk} risk, {spec.effect}): {' '.join(request.verdict.reasons)}\n")
-    out.write(as_json(request.ready.arguments) + "Run it? [y/N] ")
-    out.flush()
-    return stdin.readline().strip().lower() in ("y", "yes")
+    write(f"{spec.name} ({spec.risk} risk, {spec.effect}): {' '.join(request.verdict.reasons)}")
+    write_json(request.ready.arguments, indent=None)
+    return confirm("Run it?")

@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TextIO, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-from conductor.commands.output import write_table
+from conductor.commands.output import write, write_table
 from conductor.errors import SettingsError
 from conductor.events.client import (
     ApprovalResponse,
@@ -45,9 +44,12 @@ from conductor.events.server import (
     set_state,
     speak,
 )
+from conductor.settings import load_settings
 from conductor.tools.rules import arguments_digest
 
 QUESTION = "Please say anything now."
+# Seconds for the app and for a person's answer.
+PATIENCE_S = 30.0
 # Seconds in which a superseded app must not reconnect, and the longest pause in a stream.
 QUIET_S = 2.0
 SLOW_S = 0.3
@@ -409,41 +411,25 @@ async def _try(play: Play, step: Step) -> Step:
     return replace(step, outcome="right" if right else "wrong")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    parser.add_argument("--port", type=int, default=8080, help="port to listen on (%(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the order and of the cuts")
-    parser.add_argument(
-        "--patience",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="time limit for the app and for a person's answer (%(default)g)",
-    )
-
-
-def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
+def run(options: argparse.Namespace) -> int:
     """Play against the app that connects; returns 1 if a step failed, else 0."""
-    out = stdout or sys.stdout
-    play = Play(options.seed, options.patience)
+    settings = load_settings(host=options.host, port=options.port)
+    play = Play(options.seed, options.patience or PATIENCE_S)
     try:
-        steps = asyncio.run(_run(play, options.host, options.port, out))
+        steps = asyncio.run(_run(play, settings.host, settings.port))
     except OSError as error:
-        raise SettingsError(f"cannot listen on port {options.port}: {error.strerror}.") from None
+        raise SettingsError(f"cannot listen on port {settings.port}: {error.strerror}.") from None
     rows = [(step.outcome, step.does, step.section if step.outcome == "wrong" else "") for step in steps]
-    write_table(out, ("outcome", "the app", "see docs/protocol-reference.md"), rows)
-    for message in play.invalid:
-        out.write(f"invalid: {ascii(message)[1:-1]}\n")
+    write_table(("outcome", "the app", "see docs/protocol-reference.md"), rows)
+    write(*(f"invalid: {ascii(message)[1:-1]}" for message in play.invalid))
     return 1 if any(step.outcome in ("wrong", "not reached") for step in steps) else 0
 
 
-async def _run(play: Play, host: str, port: int, out: TextIO) -> list[Step]:
+async def _run(play: Play, host: str, port: int) -> list[Step]:
     def choose(_connection: ServerConnection, offered: Any) -> Any:
         return SUBPROTOCOL if SUBPROTOCOL in offered else None
 
     async with serve(play.handle, host, port, select_subprotocol=choose, close_timeout=1) as server:
         port = next(iter(server.sockets)).getsockname()[1]
-        out.write(f"Connect the app to ws://{host}:{port}/ws, and answer its questions and cards.\n")
-        out.flush()
+        write(f"Connect the app to ws://{host}:{port}/ws, and answer its questions and cards.")
         return await verify(play)

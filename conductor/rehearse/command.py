@@ -7,13 +7,12 @@ import asyncio
 import logging
 import random
 import re
-import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -23,7 +22,6 @@ from conductor.app import make_services, running
 from conductor.client.errors import ClientError
 from conductor.errors import ModelError, SettingsError
 from conductor.events.envelope import new_call_id
-from conductor.logs import configure_logs
 from conductor.messages import ToolCall, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, TextDelta
 from conductor.models.metrics import ModelMetrics
@@ -39,34 +37,15 @@ from conductor.tools.base import Toolset
 
 # Seconds between two words of a scripted reply, so that an interruption or a cut falls within it.
 WORD_S = 0.003
+# Seconds for a step.
+PATIENCE_S = 60.0
 _JUDGE = "You judge a part of a conversation. Answer the question about it with yes or no, and nothing else."
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    parser.epilog = "conductor rehearse record SESSION writes such a file of a stored session."
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a rehearsal, as YAML")
-    parser.add_argument("--model", help="a profile, a provider or PROVIDER:MODEL, for all files")
-    parser.add_argument("--judge", metavar="MODEL", help="the model that answers judge questions")
-    parser.add_argument("--junit", type=Path, metavar="OUT.xml", help="also write JUnit XML")
-    parser.add_argument("--seed", type=int, default=1, help="seed of random cuts (%(default)s)")
-    parser.add_argument(
-        "--patience",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="time limit of a step (%(default)g)",
-    )
-    parser.add_argument("--url", help="the WebSocket of a running server (default: a server in this process)")
-    parser.add_argument("--token", help="the token for --url")
-
-
-def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
+def run(options: argparse.Namespace) -> int:
     """Play the files; returns 1 if an expectation failed, else 0. Raises `SettingsError`."""
-    configure_logs("error", "console", cache=False)
     # Errors of tools are scripted.
     logging.getLogger("conductor.client").addHandler(logging.NullHandler())
-    out = stdout or sys.stdout
     if options.url is not None and options.model is not None:
         raise SettingsError("--model cannot be used with --url: the running server has its own model.")
     rehearsals = [(path, load(path)) for path in options.files]
@@ -76,7 +55,7 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
             asyncio.run(_play(path, rehearsal, options, lambda text: status.update(Text(text))))
             for path, rehearsal in rehearsals
         ]
-    write_report(out, performances)
+    write_report(performances)
     if options.junit is not None:
         try:
             with options.junit.open("wb") as file:
@@ -96,7 +75,7 @@ async def _play(
     chance = random.Random(options.seed)
     try:
         async with _serving(rehearsal, options) as (url, backstage):
-            player = Player(rehearsal, url, options.token, chance, backstage, options.patience)
+            player = Player(rehearsal, url, options.token, chance, backstage, options.patience or PATIENCE_S)
             scenes = await player.play(begins)
         if options.judge is not None:
             settings = load_settings()

@@ -3,66 +3,40 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 
-from conductor.commands.output import private_file
+from conductor.commands.output import private_file, write
 from conductor.commands.sessions import read_moments
 from conductor.conversation import records as r
 from conductor.conversation.playback import Moment
 from conductor.conversation.state import Call, Profile, Question
-from conductor.errors import SettingsError, StoreUnavailable
-from conductor.logs import configure_logs
+from conductor.errors import SettingsError
 from conductor.rehearse.player import holds
 from conductor.rehearse.script import dump
 from conductor.settings import load_settings
 from conductor.tools.device import read_catalog
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    recording = parser.add_subparsers(metavar="record", required=True).add_parser(
-        "record",
-        help="write a stored session as a rehearsal",
-        description="Writes the turns since the last snapshot of a stored session as a rehearsal, with texts "
-        "and arguments.",
-    )
-    recording.add_argument("session", help="the session's id")
-    recording.add_argument("--subject", help="the session's subject; required if the id is ambiguous")
-    recording.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="a new file, readable by its owner"
-    )
-    recording.add_argument("--force", action="store_true", help="replace an existing file")
-
-
-def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
+def run(options: argparse.Namespace) -> None:
     """Write the rehearsal. Raises `SettingsError` if there is no such session, or no turn of it."""
-    configure_logs("critical", "console", cache=False)
-    out, settings = stdout or sys.stdout, load_settings()
-    try:
-        moments = asyncio.run(read_moments(settings, options.session, options.subject))
-        recording = Recording(moments)
-    except StoreUnavailable as error:
-        raise SettingsError(str(error)) from None
+    recording = Recording(read_moments(options))
     if not recording.steps:
         raise SettingsError(f"The stored records of session {options.session!r} hold no turn of a person.")
-    text = dump(recording.document(read_catalog(settings.device_tools_file)))
+    text = dump(recording.document(read_catalog(load_settings().device_tools_file)))
     if recording.missing:
         text = f"# {recording.missing} earlier messages of the session are no longer in its records.\n{text}"
     if options.output is None:
-        out.write(text)
-    else:
-        with private_file(options.output, replace=options.force) as file:
-            file.write(text)
-        out.write(f"{len(recording.steps)} steps written to {options.output}.\n")
-    return 0
+        sys.stdout.write(text)
+        return
+    with private_file(options.output, replace=options.force) as file:
+        file.write(text)
+    write(f"{len(recording.steps)} steps written to {options.output}.")
 
 
 @dataclass(slots=True)

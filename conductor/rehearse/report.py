@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, TextIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 from xml.etree import ElementTree
 
 from conductor.commands.output import as_json, write_table
@@ -92,7 +92,7 @@ def _fits(arguments: Any, call: Call) -> bool:
 
 
 def _format_call(tool: str, arguments: Any) -> str:
-    return f"{tool} {as_json(arguments).strip()}" if arguments else tool
+    return f"{tool} {as_json(arguments)}" if arguments else tool
 
 
 def _search(pattern: str, text: str) -> bool:
@@ -104,7 +104,7 @@ def _equal(name: str, expected: Sequence[str], was: Sequence[str]) -> Check:
     return f"{name} {', '.join(expected) or 'none'}", "" if same else ", ".join(was) or "none"
 
 
-def write_report(out: TextIO, performances: Sequence[Performance]) -> None:
+def write_report(performances: Sequence[Performance]) -> None:
     """Write a row for each step."""
     rows = []
     for performance in performances:
@@ -113,7 +113,7 @@ def write_report(out: TextIO, performances: Sequence[Performance]) -> None:
             expected = "; ".join(expected for expected, _ in checks(scene))
             was = "; ".join(problems) or _summary(scene)
             rows.append((performance.name, str(number), _outcome(scene), *_figures(scene), expected, was))
-    write_table(out, _HEADINGS, rows, ("step", "s", "rounds", "tokens in", "out"), ("rehearsal", "expected"))
+    write_table(_HEADINGS, rows, ("step", "s", "rounds", "tokens in", "out"), ("rehearsal", "expected"))
 
 
 def _plain(text: str) -> str:

@@ -13,7 +13,10 @@ from typing import TextIO
 
 from conductor.client.client import Client, connect
 from conductor.client.reconnect import Reconnect
-from conductor.talk.chat import COMMANDS, LEFT, TerminalChat, voice_speed
+from conductor.commands.banner import server_address
+from conductor.errors import SettingsError
+from conductor.settings import load_settings
+from conductor.talk.chat import COMMANDS, TerminalChat, voice_speed
 from conductor.talk.plain import Plain, StdinReader
 
 # Tries within about half a minute.
@@ -78,62 +81,31 @@ def _on_ctrl_c(handle: Callable[[], None]) -> Iterator[None]:
             loop.remove_signal_handler(signal.SIGINT)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``talk``."""
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "text", nargs="*", metavar="TEXT", default=[], help="send this text and exit after the answer"
-    )
-    source.add_argument(
-        "--script",
-        type=argparse.FileType(encoding="utf-8"),
-        metavar="FILE",
-        help="send the lines of a file, each after the previous answer, and exit",
-    )
-    parser.add_argument("--json", action="store_true", help="print the server's events, one a line")
-    parser.add_argument("--url", help="the server's WebSocket (default: HOST and PORT)")
-    parser.add_argument("--host", help="the server's address (HOST)")
-    parser.add_argument("--port", help="the server's port (PORT)")
-    parser.add_argument("--token", help="the server's token (without --url: AUTH_TOKENS)")
-    parser.add_argument("--session", metavar="ID", help="the session to continue (default: a new one)")
-    parser.add_argument(
-        "--voice-speed",
-        type=_voice_speed,
-        default=0.0,
-        metavar="CHARS",
-        help="speed of the voice in characters per second (default: it speaks at once)",
-    )
-    parser.add_argument(
-        "--voice-approvals",
-        action="store_true",
-        help="approve tools by voice: the next line answers",
-    )
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run ``talk`` with the options of `add_arguments`; return the exit code."""
+def run(options: argparse.Namespace) -> int:
+    """Run ``talk``; return the exit code. Raises `SettingsError`."""
     # The answer reports errors of simulated tools.
     logging.getLogger("conductor.client").addHandler(logging.NullHandler())
-    text = " ".join(args.text).encode(errors="replace").decode() if args.text else None
+    if options.url is None:
+        settings = load_settings(host=options.host, port=options.port)
+        options.url = f"ws://{server_address(settings)}/ws"
+        options.token = options.token or next(iter(settings.auth_tokens), None)
+    elif options.host or options.port is not None:
+        raise SettingsError("--url cannot be combined with --host or --port.")
+    if options.script and options.text:
+        raise SettingsError("--script cannot be combined with a text.")
     try:
-        return asyncio.run(
-            talk(
-                args.url,
-                text,
-                token=args.token,
-                session_id=args.session,
-                voice_chars_per_s=args.voice_speed,
-                voice_approvals=args.voice_approvals,
-                json=args.json,
-                stdin=args.script,
-            )
-        )
-    except KeyboardInterrupt:
-        return LEFT
-
-
-def _voice_speed(text: str) -> float:
-    try:
-        return voice_speed(text)
+        speed = voice_speed(options.voice_speed)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise SettingsError(f"--voice-speed: {error}.") from None
+    return asyncio.run(
+        talk(
+            options.url,
+            " ".join(options.text).encode(errors="replace").decode() or None,
+            token=options.token,
+            session_id=options.session,
+            voice_chars_per_s=speed,
+            voice_approvals=options.voice_approvals,
+            json=options.json,
+            stdin=options.script,
+        )
+    )

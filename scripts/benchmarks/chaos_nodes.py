@@ -43,6 +43,7 @@ SCRIPTS = Path(__file__).resolve().parents[1]
 SERVER = (
     "conductor.app",
     "conductor.commands.banner",
+    "conductor.commands.serve",
     "conductor.plugins.models.anthropic",
     "conductor.plugins.models.http",
     "conductor.plugins.stores.postgres",

@@ -1,13 +1,16 @@
-"""``conductor check``, in this process and as a process."""
+"""``conductor check``: settings, services, the address and access."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
+import re
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -19,121 +22,203 @@ from conductor.settings import Settings
 from tests.models import AnthropicService
 
 SECRET = "hunter2-hunter2"
+LONG = "a-long-and-random-token"
 
 
-async def run_check(**options: Any) -> tuple[int, str]:
-    """Run the check; returns its exit code and its output. The default ``overrides`` select any port."""
-    options.setdefault("overrides", {"port": 0})
-    out = io.StringIO()
-    code = await report(check(**options), out)
-    return code, out.getvalue()
+def save(name: str, text: str, encoding: str = "utf-8") -> None:
+    Path(name).write_text(text, encoding)
 
 
-def subjects(output: str) -> list[str]:
-    """Return the subjects of the items, in order."""
-    return [line.split()[1].rstrip(":") for line in output.partition("\n\n")[0].splitlines()]
+async def lines_of(*subjects: str, insecure: bool = False, **settings: Any) -> list[str]:
+    """Check settings without a model; return the lines of these subjects, or all."""
+    items = check({"port": 0, **settings}, offline=True, insecure=insecure)
+    return [str(item) async for item in items if not subjects or item.subject in subjects]
+
+
+async def failures(text: str, **settings: Any) -> list[str]:
+    """Check a settings file; return the failed subjects."""
+    save(".env", text)
+    lines = await lines_of(**settings)
+    assert SECRET not in "\n".join(lines)
+    return [line.split()[1].rstrip(":") for line in lines if line.startswith("fail")]
 
 
 async def test_an_empty_folder_passes_all_checks() -> None:
-    code, output = await run_check()
-    assert code == 0
-    files = ["settings", "SYSTEM_PROMPT_FILE", "DEVICE_TOOLS_FILE", "POLICIES_FILE"]
-    assert subjects(output) == [*files, "PORT", "AUTH_TOKENS", "sessions", "model"]
-    assert output.endswith("\n\n7 ok, 1 warning, 0 failed\n")
+    lines = await lines_of()
+    assert [line.split()[:2] for line in lines] == [
+        ["ok", "settings:"],
+        ["ok", "prompt:"],
+        ["ok", "tools:"],
+        ["ok", "rules:"],
+        ["ok", "PORT:"],
+        ["ok", "AUTH_TOKENS:"],
+        ["ok", "sessions:"],
+        ["warn", "model:"],
+    ]
+    assert lines[0] == "ok    settings: .env is optional and missing; none from the environment."
+    assert "ok    PORT: any free port of 127.0.0.1." in lines
 
 
-async def test_each_error_is_a_line_and_the_exit_code_is_2(tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text(
-        "HOST=0.0.0.0\nMAX_TURNS=0\nLOG_LEVEL=loud\nSYSTEM_PROMPT_FILE=none.md\nDEVICE_TOOLS_FILE=none.json\n"
-        f"MODEL_PROVIDER=anthropic\nOTHER={SECRET}\n"
-    )
-    code, output = await run_check()
-    failed = [line.split(":")[0] for line in output.splitlines() if line.startswith("fail")]
-    assert code == 2
-    assert failed == [
+# -- settings
+
+
+async def test_all_mistakes_in_settings_are_listed_and_end_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOG_FORMAT", "xml")
+    text = f"PORT=eighty\nMAX_TURNS=0\nLOG_LEVEL=loud\nSYSTEM_PROMPT_FILE=none.md\nOTHER={SECRET}\n"
+    save(".env", text)
+    lines = [str(item) async for item in check({})]
+    assert [line.split(":")[0] for line in lines[2:]] == [
+        "fail  PORT",
         "fail  MAX_TURNS",
         "fail  LOG_LEVEL",
-        "fail  SYSTEM_PROMPT_FILE",
-        "fail  DEVICE_TOOLS_FILE",
-        "fail  AUTH_TOKENS",
-        "fail  model",
+        "fail  LOG_FORMAT",
     ]
-    assert SECRET not in output
+    assert "greater than or equal to 1" in lines[3]
+
+
+async def test_values_are_not_printed() -> None:
+    text = "".join(f"{name.upper()}={SECRET}\n" for name in Settings.model_fields)
+    assert len(await failures(text + f"XX{SECRET}=1\nOTHER={SECRET}\n")) > 10
+    assert await failures(f'{SECRET}\nAUTH_TOKENS="{SECRET}\n') == ["settings", "settings"]
+
+
+async def test_a_binary_settings_file_stops_the_check() -> None:
+    save(".env", "PORT=\xff\n", "latin-1")
+    assert await lines_of() == ["fail  settings: The file .env cannot be read: it is not UTF-8 text."]
+
+
+async def test_the_environment_takes_precedence_over_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOST", "127.0.0.1")
+    monkeypatch.setenv("MAX_TURNS", "8")
+    save(".env", "max_turns=1\nexport Log_Level=error\n")
+    line, *_ = await lines_of("settings")
+    assert ".env is read; from the environment: HOST, MAX_TURNS;" in line
+    assert line.endswith("the environment takes precedence over the file for MAX_TURNS.")
+
+
+async def test_names_that_no_file_refers_to_are_a_warning() -> None:
+    server = '{"command": "false", "env": {"KEY": "${WEATHER_KEY}"}, "enabled": false}'
+    save("mcp.json", f'{{"mcpServers": {{"weather": {server}}}}}')
+    save(".env", f"WEATHER_KEY={SECRET}\nOTHER_KEY={SECRET}\nsecret-looking=1\n")
+    assert (await lines_of("settings"))[1:] == [
+        "warn  settings: OTHER_KEY in .env is not a setting.",
+        "warn  settings: line 3 in .env is not a setting.",
+    ]
+
+
+# -- services
 
 
 @pytest.mark.parametrize(
-    ("line", "skipped"),
+    ("settings", "sentence"),
     [
-        ("PORT=eighty", "PORT"),
-        ("ANTHROPIC_MAX_TOKENS=0", "model"),
-        ("ANTHROPIC_MAX_TOKENS=many", "model"),
-        ("SESSION_STORE_URL=mysql://h", "sessions"),
-        ("WORKERS=none", "sessions"),
+        ({"system_prompt_file": "none.md"}, "none.md cannot be read: no such file or directory."),
+        ({"device_tools_file": "none.json"}, "The tool catalog none.json cannot be read: no such file"),
+        ({"policies_file": "rules.json"}, "rules.json is not valid JSON, line 2, column 14: "),
+        ({"file_roots": "."}, "contains its settings"),
+        ({"tools_path": "none"}, "TOOLS_PATH names "),
+        ({"notes_dir": "none"}, "NOTES_DIR: none is not a folder."),
+        ({"knowledge_dir": "none"}, "KNOWLEDGE_DIR: none is not a folder."),
     ],
 )
-async def test_checks_of_an_invalid_setting_are_skipped(tmp_path: Path, line: str, skipped: str) -> None:
-    (tmp_path / ".env").write_text(f"{line}\n")
-    name = line.partition("=")[0]
-    code, output = await run_check(overrides={})
-    assert code == 2
-    assert subjects(output).count(name) == 1
-    assert skipped == name or skipped not in subjects(output)
+async def test_services_that_cannot_be_made_are_one_failure(settings: dict[str, Any], sentence: str) -> None:
+    save("rules.json", '{"version": 1,\n "rules": [],}')
+    lines = [line for line in await lines_of(**settings) if line.startswith("fail")]
+    assert len(lines) == 1 and lines[0].startswith("fail  services: ") and sentence in lines[0]
 
 
-async def test_a_binary_settings_file_stops_the_check(tmp_path: Path) -> None:
-    (tmp_path / ".env").write_bytes(b"PORT=\xff\xfe\n")
-    code, output = await run_check()
-    assert code == 2
-    assert output.splitlines()[0] == "fail  settings: The file .env cannot be read: it is not UTF-8 text."
-    assert output.endswith("\n0 ok, 0 warnings, 1 failed\n")
+async def test_what_the_services_and_another_check_find_is_reported_once() -> None:
+    assert await failures("MODEL_PROVIDER=anthropic\nHOST=0.0.0.0\n") == ["services", "AUTH_TOKENS"]
 
 
-async def test_an_invalid_line_of_the_settings_file_stops_the_check(tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text(f'AUTH_TOKENS="{SECRET}\n')
-    code, output = await run_check()
-    assert (code, subjects(output)) == (2, ["settings", "settings"])
-    assert output.splitlines()[1].startswith("fail  settings: Line 1 of .env cannot be read")
-    assert SECRET not in output
+async def test_tools_and_rules_are_counted() -> None:
+    text = 'from conductor.plugins.tools.python_tools import tool\n@tool()\ndef dice() -> int:\n    "Roll."\n'
+    save("mine.py", text)
+    tools = [{"name": name, "inputSchema": {"type": "object"}} for name in ("calculator", "lamp.on")]
+    save("tools.json", json.dumps({"tools": tools}))
+    save("policies.json", '{"version": 1, "rules": [{"effect": "deny", "tool": "agent.cancel"}]}')
+    os.chmod("policies.json", 0o602)
+    config = {
+        "here": {"command": "true"},
+        "off": {"command": "x", "enabled": False},
+        "gone": {"command": "no"},
+    }
+    save("mcp.json", json.dumps({"mcpServers": config}))
+    lines = await lines_of(tools_path="mine.py", device_tools_file="tools.json", allowed_tools="agent.stauts")
+    assert [re.split(": no tool|; a tool", line)[0] for line in lines[2:11]] == [
+        "ok    tools: 8 builtin, 2 device, 1 python.",
+        "warn  DEVICE_TOOLS_FILE: replaces built-in tools: calculator. Rename them in the file.",
+        "ok    rules: policies.json, rules: 1.",
+        "warn  rules: Every user of this machine may write policies.json. Use chmod 600.",
+        "warn  rules: Rule 1 (deny agent.cancel) may never match",
+        "warn  ALLOWED_TOOLS: names agent.stauts, but no tool of the catalog or the server has this name",
+        "ok    mcp: here: true.",
+        "fail  mcp: gone: program not found: no.",
+        "ok    PORT: any free port of 127.0.0.1.",
+    ]
 
 
-async def test_names_that_a_configuration_file_uses_are_settings(tmp_path: Path) -> None:
-    server = '{"command": "false", "env": {"KEY": "${WEATHER_KEY}"}, "enabled": false}'
-    (tmp_path / "mcp.json").write_text(f'{{"mcpServers": {{"weather": {server}}}}}')
-    (tmp_path / ".env").write_text(f"MCP_CONFIG_FILE=mcp.json\nWEATHER_KEY={SECRET}\nOTHER_KEY={SECRET}\n")
-    _, output = await run_check(offline=True)
-    assert "OTHER_KEY in .env is not a setting." in output and "WEATHER_KEY" not in output
+# -- the address and access
 
 
-async def test_the_settings_file_is_an_option(tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text("LOG_LEVEL=loud\n")
-    (tmp_path / "other").write_text("MAX_TURNS=0\n")
-    assert (await run_check(env_file=None))[0] == 0
-    code, output = await run_check(env_file=tmp_path / "other")
-    assert code == 2 and "MAX_TURNS" in output and "LOG_LEVEL" not in output
+async def test_a_free_port_passes_and_stays_free() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    for _ in range(2):
+        assert await lines_of("PORT", port=port) == [f"ok    PORT: 127.0.0.1:{port} is free."]
 
 
-async def test_an_offline_check_does_not_ask_the_model() -> None:
-    async with AnthropicService() as claude:
-        overrides = {"port": 0, "anthropic_api_key": "test-key", "anthropic_base_url": claude.base_url}
-        code, output = await run_check(overrides=overrides, offline=True)
-        assert (code, claude.received) == (0, 0)
-        code, output = await run_check(overrides=overrides)
-        assert (code, claude.received) == (0, 1)
-        assert output.endswith("\n8 ok, 0 warnings, 0 failed\n")
+async def test_a_port_in_use_fails() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        (line,) = await lines_of("PORT", port=listener.getsockname()[1])
+    assert line.startswith("fail") and "is in use" in line
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "999.1.1.1.1.", "x" * 70 + ".invalid", "a b"])
+async def test_an_invalid_host_fails(host: str) -> None:
+    (line,) = await lines_of("HOST", host=host)
+    assert line.startswith("fail")
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({}, "ok    AUTH_TOKENS: not set, and not needed"),
+        ({"host": "0.0.0.0"}, "fail  AUTH_TOKENS: Listening on 0.0.0.0 without tokens gives"),
+        ({"host": "0.0.0.0", "insecure": True}, "warn  AUTH_TOKENS: not set: every client"),
+        ({"host": "0.0.0.0", "auth_tokens": LONG}, "ok    AUTH_TOKENS: 1 set; a client needs one of them."),
+    ],
+)
+async def test_other_machines_need_a_token(settings: dict[str, Any], line: str) -> None:
+    (only,) = await lines_of("AUTH_TOKENS", **settings)
+    assert only.startswith(line)
+
+
+async def test_weak_tokens_are_identified_by_their_number() -> None:
+    tokens = ["fifteen-letters", LONG, "with a space and", "exactly-sixteen-"]
+    lines = await lines_of("AUTH_TOKENS", auth_tokens=",".join(tokens))
+    assert [line.partition(": ")[2][:20] for line in lines[1:]] == [
+        "token 1 of 4 has few",
+        "token 3 of 4 has oth",
+    ]
+    assert not any(token in line for token in tokens for line in lines)
+
+
+# -- the command
 
 
 async def test_items_are_written_at_once_and_a_failure_is_exit_code_2() -> None:
-    out = io.StringIO()
-
     async def items(last: Item) -> AsyncIterator[Item]:
         yield ok("a", "good.")
         assert out.getvalue().endswith("ok    a: good.\n")
         yield warn("b", "doubtful.")
         yield last
 
-    assert await report(items(fail("c", "bad.")), out) == 2
-    assert out.getvalue().endswith("warn  b: doubtful.\nfail  c: bad.\n\n1 ok, 1 warning, 1 failed\n")
-    assert await report(items(ok("c", "good.")), out) == 0
+    with redirect_stdout(io.StringIO()) as out:
+        assert await report(items(fail("c", "bad."))) == 2
+        assert out.getvalue().endswith("warn  b: doubtful.\nfail  c: bad.\n\n1 ok, 1 warning, 1 failed\n")
+        assert await report(items(ok("c", "good."))) == 0
 
 
 def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -149,10 +234,20 @@ def run(folder: Path, *arguments: str, **environment: str) -> subprocess.Complet
     )
 
 
-def test_the_command_passes_in_an_empty_folder(tmp_path: Path) -> None:
-    process = run(tmp_path, "--port", "0", "--provider", "demo")
-    assert (process.returncode, process.stderr) == (0, "")
-    assert process.stdout.endswith("\n8 ok, 0 warnings, 0 failed\n")
+def test_the_command_takes_the_options_of_serve(tmp_path: Path) -> None:
+    options = ["--host", "0.0.0.0", "--port", "0", "--insecure-no-auth", "--provider", "demo", "--model", "m"]
+    process = run(tmp_path, *options)
+    assert (process.returncode, process.stderr) == (0, "") and "warn  AUTH_TOKENS" in process.stdout
+    assert process.stdout.endswith("\n7 ok, 1 warning, 0 failed\n")
+
+
+async def test_the_model_is_asked_unless_offline() -> None:
+    async with AnthropicService() as claude:
+        overrides = {"port": 0, "anthropic_api_key": "test-key", "anthropic_base_url": claude.base_url}
+        assert [item.level async for item in check(overrides, offline=True)].count("ok") == 8
+        assert claude.received == 0
+        assert [item.level async for item in check(overrides)].count("ok") == 8
+        assert claude.received == 1
 
 
 def test_a_failure_prints_no_secret_and_no_traceback(tmp_path: Path) -> None:
@@ -160,21 +255,12 @@ def test_a_failure_prints_no_secret_and_no_traceback(tmp_path: Path) -> None:
         "ANTHROPIC_API_KEY": SECRET,
         "ANTHROPIC_BASE_URL": "http://127.0.0.1:1",
         "AUTH_TOKENS": SECRET,
-        "LOG_LEVEL": SECRET,
     }
     with socket.create_server(("127.0.0.1", 0)) as listener:
         process = run(tmp_path, "--port", str(listener.getsockname()[1]), **environment)
     assert process.returncode == 2
     failed = [line.split(":")[0] for line in process.stdout.splitlines() if line.startswith("fail")]
-    assert failed == ["fail  LOG_LEVEL", "fail  PORT", "fail  model"]
+    assert failed == ["fail  PORT", "fail  model"]
     assert "warn  AUTH_TOKENS: token 1 of 1 has fewer than 16" in process.stdout
     assert SECRET not in process.stdout + process.stderr
     assert process.stderr == ""
-
-
-def test_the_command_takes_the_options_of_serve(tmp_path: Path) -> None:
-    process = run(
-        tmp_path, "--host", "0.0.0.0", "--port", "0", "--insecure-no-auth", "--model", "m", "--offline"
-    )
-    assert process.returncode == 0
-    assert "warn  AUTH_TOKENS" in process.stdout

@@ -120,7 +120,7 @@ async def test_each_profile_of_a_file_is_checked(
     monkeypatch.chdir(tmp_path)
     write_profiles(tmp_path, claude.base_url)
     async with asyncio.timeout(10):
-        items = [item async for item in check(Path(".env"), overrides={"port": 0})]
+        items = [item async for item in check({"port": 0})]
     lines = [f"{item.level} {item.text}" for item in items if item.subject.startswith("model")]
     assert lines[0] == "ok models.toml has cloud, toy; cloud is the default."
     assert lines[1].startswith("ok cloud: Claude (m) answered in ") and lines[2].startswith("ok the demo, ")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import io
 from pathlib import Path
 
 import pytest
 
-from conductor.commands import knowledge
-from conductor.errors import SettingsError
+from tests.commands.conftest import mistake, run
 
 
 @pytest.fixture
@@ -22,21 +19,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def index() -> tuple[int, str]:
-    out = io.StringIO()
-    return knowledge.run(argparse.Namespace(action="index"), out), out.getvalue()
-
-
 def test_the_result_is_printed(folder: Path) -> None:
-    code, text = index()
-    assert code == 0 and text.startswith("1 documents: 1 indexed, 0 removed, 0 unreadable, in ")
+    text = run("knowledge", "index")
+    assert text.startswith("1 documents: 1 indexed, 0 removed, 0 unreadable, in ")
     assert (folder / "data" / "knowledge.db").exists()
 
 
 def test_unreadable_documents_are_listed(folder: Path) -> None:
     (folder / "docs" / "b.txt").write_bytes(b"\0")
-    code, text = index()
-    assert code == 2 and text.splitlines()[1:] == ["document  reason", "b.txt     it is not text"]
+    text = run("knowledge", "index", code=2)
+    assert text.splitlines()[1:] == ["document  reason", "b.txt     it is not text"]
 
 
 @pytest.mark.parametrize(
@@ -45,12 +37,11 @@ def test_unreadable_documents_are_listed(folder: Path) -> None:
         ("KNOWLEDGE_DIR", "", "There is no knowledge base: KNOWLEDGE_DIR is not set."),
         ("KNOWLEDGE_DIR", "missing", "KNOWLEDGE_DIR: missing is not a folder."),
         ("DATA_DIR", "", "KNOWLEDGE_DIR needs DATA_DIR, the folder of its index."),
-        ("DATA_DIR", "docs/a.md", "The index cannot be written: .*"),
+        ("DATA_DIR", "docs/a.md", "The index cannot be written: "),
     ],
 )
 def test_a_wrong_setting_is_an_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(SettingsError, match=f"^{message}$"):
-        index()
+    assert mistake("knowledge", "index").startswith(message)

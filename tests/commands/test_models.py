@@ -6,13 +6,14 @@ import io
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conductor.commands.models import bench, probe
+from conductor.commands.models import measure, probe_items
 from conductor.messages import ToolCall
 from conductor.models.base import Finished, ModelRequest, TextDelta, Usage
 from conductor.models.profiles import ModelProfile
@@ -63,14 +64,11 @@ def replies(tools: Script, words: Script = WORDS) -> ScriptedProvider:
 
 
 async def run_probe(provider: ScriptedProvider, profile: ModelProfile = HOME) -> list[str]:
-    out = io.StringIO()
-    assert await probe(provider, profile, out) == 0
-    return out.getvalue().splitlines()
+    return [str(item) async for item in probe_items(provider, profile)]
 
 
 async def test_a_capable_model_passes_the_probe() -> None:
-    title, *lines = await run_probe(replies(CALL))
-    assert title == "home: demo"
+    lines = await run_probe(replies(CALL))
     assert [line.split(":")[0] for line in lines] == [
         "ok    answers",
         "ok    tools",
@@ -87,12 +85,13 @@ async def test_a_text_model_is_probed_for_its_text_calls() -> None:
 
 async def test_a_reply_in_one_piece_is_a_warning() -> None:
     lines = await run_probe(replies(CALL, [TextDelta("all at once")]))
-    assert lines[3].startswith("warn  streaming")
+    assert lines[2].startswith("warn  streaming")
 
 
 async def test_figures_are_a_table() -> None:
-    provider, out = replies(CALL), io.StringIO()
-    assert await bench(provider, 3, out) == 0
+    provider = replies(CALL)
+    with redirect_stdout(io.StringIO()) as out:
+        await measure(provider, 3)
     head, *rows = out.getvalue().splitlines()
     assert head.split() == ["figure", "median", "least", "most"]
     assert [row.split("  ")[0] for row in rows] == ["first token ms", "tokens a second", "tokens"]
@@ -155,4 +154,4 @@ def test_a_wrong_argument_is_an_error(
 
 def test_the_demo_is_probed(conductor: Main) -> None:
     code, out, _ = conductor("models", "probe", MODEL_PROVIDER="demo")
-    assert code == 0 and "ok    tools: called" in out
+    assert code == 0 and out.startswith("default: demo\n") and "ok    tools: called" in out

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
-import io
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conductor.commands import policy
-from conductor.errors import SettingsError
 from conductor.tools.policies import load
 from conductor.tools.rules import Rule
+from tests.commands.conftest import mistake, run
 
-NOW = 1_800_000_000.0
 FILE = Path("policies.json")
 APPLIED = "Running servers apply it within 2 seconds.\n"
-
-
-def run_policy(*arguments: str) -> str:
-    parser = argparse.ArgumentParser()
-    policy.add_arguments(parser)
-    out = io.StringIO()
-    assert policy.run(parser.parse_args(arguments), out, lambda: NOW) == 0
-    return out.getvalue()
-
-
-def mistake(*arguments: str) -> str:
-    with pytest.raises(SettingsError) as caught:
-        run_policy(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+run_policy, policy_mistake = partial(run, "policy"), partial(mistake, "policy")
 
 
 def explain(*arguments: str) -> dict[str, Any]:
@@ -103,19 +86,19 @@ def test_predicates_are_read_from_options(options: list[str], args: dict[str, An
     ],
 )
 def test_an_invalid_option_changes_nothing(options: list[str], sentence: str) -> None:
-    assert mistake("add", "deny", "x", *options) == sentence
+    assert policy_mistake("add", "deny", "x", *options) == sentence
     assert not FILE.exists()
 
 
 @pytest.mark.parametrize("options", [["a\x01"], ["a", "--source", "\x1b[31m"], ["a", "--arg", "b\n:eq=1"]])
 def test_a_control_character_in_a_name_is_refused_and_escaped(options: list[str]) -> None:
-    message = mistake("add", "deny", *options)
+    message = policy_mistake("add", "deny", *options)
     assert "has a character that is not printable" in message and message.isprintable()
     assert not FILE.exists()
 
 
 def test_a_missing_rule_cannot_be_removed() -> None:
-    assert mistake("remove", "1") == "There is no rule 1: policies.json has no rules."
+    assert policy_mistake("remove", "1") == "There is no rule 1: policies.json has no rules."
 
 
 def test_an_ineffective_rule_is_a_warning() -> None:
@@ -136,7 +119,7 @@ def test_the_setting_selects_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_an_invalid_file_is_an_error_and_stays_unchanged(command: tuple[str, ...]) -> None:
     FILE.write_text('{"version": 1, "rules": [],}')
-    assert mistake(*command).startswith("policies.json is not valid JSON, line 1, column 28: ")
+    assert policy_mistake(*command).startswith("policies.json is not valid JSON, line 1, column 28: ")
     assert FILE.read_text() == '{"version": 1, "rules": [],}'
     assert {path.name for path in Path().iterdir()} <= {"policies.json", "policies.json.lock"}
 
@@ -206,16 +189,16 @@ def test_the_settings_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_tool_is_an_error() -> None:
-    assert mistake("explain", "agent.spwan") == "There is no tool 'agent.spwan'."
+    assert policy_mistake("explain", "agent.spwan") == "There is no tool 'agent.spwan'."
 
 
 @pytest.mark.parametrize("text", ["{", "nope", '{"a":1,"a":2}', "[" * 100_000])
 def test_arguments_must_be_json(text: str) -> None:
-    assert mistake("explain", "calculator", text).startswith("The arguments are not valid JSON: ")
+    assert policy_mistake("explain", "calculator", text).startswith("The arguments are not valid JSON: ")
 
 
 def test_arguments_must_be_an_object() -> None:
-    assert mistake("explain", "calculator", "[]").startswith("The arguments must be a JSON object")
+    assert policy_mistake("explain", "calculator", "[]").startswith("The arguments must be a JSON object")
 
 
 def test_invalid_arguments_are_explained_with_a_note() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import io
 import json
 import os
 import signal
@@ -13,14 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from conductor.commands import sessions
 from conductor.commands.output import private_file
-from conductor.commands.sessions import NoSuchSession, row
-from conductor.commands.stored_sessions import SessionInfo
+from conductor.commands.sessions import SessionInfo, row
 from conductor.conversation import records as r
 from conductor.conversation.fields import RECORD_ID, SubjectRecords
 from conductor.conversation.ledger import replay
@@ -32,6 +29,8 @@ from conductor.settings import load_settings
 from conductor.stores.base import Claim, SessionKey, SessionLog
 from conductor.stores.registry import make_store
 from conductor.tools.rules import Rule, encode_rules
+from tests.commands.conftest import mistake as run_mistake
+from tests.commands.conftest import run
 from tests.stores.redis_server import RedisServer
 
 WAIT = 15.0
@@ -40,13 +39,6 @@ FILE = Path("data/conductor.db")
 AT = 1_772_366_400_123
 STATE = 'arguments={"state":"thinking"}'
 NOON = "2026-03-01T12:00:00.123Z"
-
-
-class Terminal(io.StringIO):
-    """The input of a person at a terminal."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture(scope="module")
@@ -107,36 +99,21 @@ async def talk(store: SessionLog, subject: str, session_id: str, transcript: str
     return claim
 
 
-def run(*arguments: str, answers: io.StringIO | None = None) -> tuple[int, str]:
-    """Run a command; return its exit code and output."""
-    parser = argparse.ArgumentParser()
-    sessions.add_arguments(parser)
-    out = io.StringIO()
-    code = sessions.run(parser.parse_args(arguments), out, answers or io.StringIO())
-    return code, out.getvalue()
-
-
-async def run_async(*arguments: str, code: int = 0, answers: io.StringIO | None = None) -> str:
+async def run_async(*arguments: str, code: int = 0, answers: str | None = None) -> str:
     """Run a command while the store is open; return its output."""
-    ended, out = await asyncio.wait_for(asyncio.to_thread(run, *arguments, answers=answers), WAIT)
-    assert ended == code
-    return out
+    command = partial(run, "sessions", *arguments, answers=answers, code=code)
+    return await asyncio.wait_for(asyncio.to_thread(command), WAIT)
 
 
 async def missing(*arguments: str) -> str:
-    """Run a command on a missing session; return the error."""
-    with pytest.raises(NoSuchSession) as caught:
-        await run_async(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    """Run a command on a missing session; return the sentence."""
+    return await mistake(*arguments, code=1)
 
 
-async def mistake(*arguments: str) -> str:
-    """Run a command with a wrong argument; return the error."""
-    with pytest.raises(SettingsError) as caught:
-        await run_async(*arguments)
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
-    return str(caught.value)
+async def mistake(*arguments: str, code: int = 2) -> str:
+    """Run a command with a wrong argument; return the sentence."""
+    command = partial(run_mistake, "sessions", *arguments, code=code)
+    return await asyncio.wait_for(asyncio.to_thread(command), WAIT)
 
 
 def text(file: Path, value: str | None = None) -> str:
@@ -453,9 +430,7 @@ async def test_all_sessions_of_a_subject_are_deleted_with_their_permissions(stor
 async def test_a_deletion_is_confirmed(store: SessionLog, answer: str, deleted: bool) -> None:
     for number in range(2):
         await talk(store, "a", f"s-{number}")
-    output = await run_async(
-        "delete", "--subject", "a", "--all", code=0 if deleted else 1, answers=Terminal(answer)
-    )
+    output = await run_async("delete", "--subject", "a", "--all", code=0 if deleted else 1, answers=answer)
     end = "Deleted 2 sessions of 'a'.\n" if deleted else "Nothing was deleted.\n"
     assert output == f"Delete 2 sessions of 'a' permanently? [y/N] {end}"
     if not deleted:

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import io
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conductor.commands import tools
-from conductor.errors import SettingsError
 from conductor.plugins.tools.builtin import BuiltinToolset
 from conductor.settings import load_settings
 from conductor.stores.base import SessionKey
 from conductor.tools.policies import load, policies_path
+from tests.commands.conftest import mistake, run
 from tests.conversation.helpers import make_services, open_session
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def run_tools(*arguments: str, answer: str = "", code: int = 0) -> str:
-    parser = argparse.ArgumentParser()
-    tools.add_arguments(parser)
-    out = io.StringIO()
-    assert tools.run(parser.parse_args(arguments), out, io.StringIO(answer)) == code
-    return out.getvalue()
+run_tools, tools_mistake = partial(run, "tools"), partial(mistake, "tools")
 
 
 def list_tools(*arguments: str) -> dict[str, dict[str, Any]]:
@@ -60,12 +47,10 @@ def test_each_tool_is_listed_with_the_decision_on_a_call() -> None:
 def test_a_disabled_tool_is_hidden_until_it_is_enabled() -> None:
     run_tools("disable", "calc*")
     assert list_tools()["calculator"]["call"] == "disabled"
-    with pytest.raises(SettingsError, match="is disabled"):
-        run_tools("call", "calculator", '{"expression": "1"}')
+    assert "is disabled" in tools_mistake("call", "calculator", '{"expression": "1"}')
     run_tools("enable", "calc*")
     assert list_tools()["calculator"]["call"] == "allow"
-    with pytest.raises(SettingsError, match="No such rule disables"):
-        run_tools("enable", "calculator")
+    assert "No such rule disables" in tools_mistake("enable", "calculator")
 
 
 def test_a_tool_may_be_disabled_in_one_session() -> None:
@@ -90,9 +75,9 @@ def test_a_call_is_validated_and_needs_consent() -> None:
     wrong = json.loads(run_tools("call", "calculator", '{"expresion": "1"}', code=2))
     assert wrong["error_type"] == "validation_failed"
     call = ("call", "schedule_task", '{"text": "x", "in_minutes": 1}')
-    output = run_tools(*call, answer="n\n", code=2)
+    output = run_tools(*call, answers="n\n", code=2)
     assert "It changes something." in output and output.endswith("The tool did not run.\n")
-    assert "cannot keep reminders" in run_tools(*call, answer="y\n", code=2)
+    assert "cannot keep reminders" in run_tools(*call, answers="y\n", code=2)
     assert "cannot keep reminders" in run_tools(*call, "--yes", code=2)
 
 
@@ -101,24 +86,22 @@ def test_a_call_is_validated_and_needs_consent() -> None:
     [("agent.spawn", "runs on the device"), ("calculater", "There is no tool 'calculater'")],
 )
 def test_a_tool_that_cannot_be_called_is_an_error(name: str, says: str) -> None:
-    with pytest.raises(SettingsError, match=says):
-        run_tools("call", name)
+    assert says in tools_mistake("call", name)
 
 
-def test_mcp_tools_are_listed_with_the_servers_that_are_down(folder: Path) -> None:
+def test_mcp_tools_are_listed_with_the_servers_that_are_down(tmp_path: Path) -> None:
     config = {"command": sys.executable, "args": ["-m", "tests.stand_ins.mcp_server"], "cwd": str(ROOT)}
     servers = {"s": {**config, "trust": True}, "gone": {"command": "no-such-program"}}
-    (folder / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
     answer = json.loads(run_tools("list", "--json"))
     assert any(row["source"] == "mcp:s" for row in answer["tools"])
     (problem,) = answer["problems"]
     assert problem.startswith("gone is down: ")
-    with pytest.raises(SettingsError, match="gone is down"):
-        run_tools("call", "gone.x")
+    assert "gone is down" in tools_mistake("call", "gone.x")
 
 
-def test_a_tool_of_python_is_called(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "mine.py").write_text(
+def test_a_tool_of_python_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(
         """from conductor.plugins.tools.python_tools import tool
 
 @tool(risk="safe", effect="read")
@@ -127,5 +110,5 @@ def greet(name: str) -> str:
     return f"Hello {name}"
 """
     )
-    monkeypatch.setenv("TOOLS_PATH", str(folder / "mine.py"))
+    monkeypatch.setenv("TOOLS_PATH", str(tmp_path / "mine.py"))
     assert json.loads(run_tools("call", "greet", '{"name": "Ann"}'))["data"] == "Hello Ann"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import io
 import json
@@ -13,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from conductor.cli import main
 from conductor.client import Reconnect
-from conductor.talk.terminal import add_arguments, run, talk
+from conductor.talk.terminal import talk
 from tests.client.extended import start
 from tests.stand_ins.scripted_server import LIMIT_S, Peer, scripted_server
 
@@ -257,20 +257,10 @@ async def test_control_characters_are_removed() -> None:
     assert session.out.splitlines()[0] == "a[2Jbcde"
 
 
-CHILD = """
-import argparse, sys
-from conductor.client import Reconnect
-from conductor.talk.terminal import add_arguments, run
-parser = argparse.ArgumentParser()
-add_arguments(parser)
-sys.exit(run(parser.parse_args()))
-"""
-
-
 async def child(*arguments: str) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-c", CHILD, *arguments, stdin=pipe, stdout=pipe, stderr=pipe
+        sys.executable, "-m", "conductor", "talk", *arguments, stdin=pipe, stdout=pipe, stderr=pipe
     )
 
 
@@ -344,14 +334,8 @@ async def test_a_second_ctrl_c_exits_during_a_turn() -> None:
     assert (process.returncode, err.decode()) == (130, "")
 
 
-def test_the_options_reach_the_conversation(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    assert parser.parse_args(["--voice-approvals"]).voice_approvals
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--voice-speed", "nan"])
-    capsys.readouterr()
-    assert run(parser.parse_args(["--url", "nonsense", "hello"])) == 2
+def test_an_address_that_is_no_websocket_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["talk", "--url", "nonsense", "hello"]) == 2
     assert capsys.readouterr().err.startswith("Cannot connect to nonsense: not a WebSocket URL")
 
 

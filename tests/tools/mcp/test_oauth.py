@@ -8,7 +8,7 @@ import json
 import secrets
 import time
 import webbrowser
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -133,9 +133,9 @@ async def log_in(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> str
     config = folder / "mcp.json"
     config.write_text(json.dumps({"mcpServers": {"s": {"url": url, "oauth": True}}}))
     settings = load_settings(None, data_dir=folder, mcp_config_file=config)
-    out = io.StringIO()
     (server,) = load_mcp_servers(settings)
-    assert await command._login(settings, server, out) == 0, out.getvalue()
+    with redirect_stdout(io.StringIO()) as out:
+        assert await command.log_in(server, folder / "mcp") == 0, out.getvalue()
     return out.getvalue()
 
 
