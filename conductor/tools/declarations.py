@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 from conductor.rate_limit import Admission
 from conductor.tools.base import Effect, OnInterrupt, Risk, ToolSpec
 from conductor.tools.schema import SchemaError
-from conductor.tools.schema_checker import checkers
+from conductor.tools.validation import schemas
 
 # Limits of a client's declarations: the model reads all of them in each request.
 MAX_TOOLS = 128
@@ -157,7 +157,7 @@ def _spec(declaration: Any, source: str) -> ToolSpec:
         spoken=_text(wishes, "spoken", MAX_SPOKEN_CHARS),
     )
     # Compiled at the declaration: an error is reported there, and the first call does not wait.
-    checkers.get(spec)
+    schemas.get(spec)
     _check_template(spec)
     return spec
 

@@ -29,7 +29,6 @@ from conductor.tools.base import (
 )
 from conductor.tools.permissions import Gate, Verdict
 from conductor.tools.redaction import Redactor
-from conductor.tools.schema_checker import CheckBudget
 from conductor.tools.validation import Valid, validate
 
 log = structlog.get_logger(__name__)
@@ -155,8 +154,7 @@ class ToolExecutor:
         spec, toolset = entry
         # Approved arguments run unchanged: a second validation might change them.
         if arguments is None:
-            work = CheckBudget(_AGAIN_WORK_US)  # all calls of a round, in one step of the loop
-            checked = validate(spec, call.arguments, self._limits.max_arguments_bytes, work)
+            checked = validate(spec, call.arguments, self._limits.max_arguments_bytes)
             if not isinstance(checked, Valid):
                 return None
             arguments = checked.arguments
@@ -259,8 +257,6 @@ _UNKNOWN = (
     "No result came in time. The call may have happened, or may still happen. "
     "Do not repeat it, and do not tell the user that it succeeded or failed."
 )
-# Microseconds to check a restored call: those of a round are checked in one step of the loop.
-_AGAIN_WORK_US = 3_000
 _TOO_OFTEN = "This tool was called too often in the last minute. Nothing was run. Answer with what you have."
 # Seconds for a preview: a disk may hang.
 _PREVIEW_S = 2.0

@@ -1,108 +1,265 @@
-"""Validation of tools' input schemas, and their conversion for model services.
+"""Input schemas of tools: the language that is accepted, and its form for model services.
 
 Schemas come from devices, MCP servers and files; they are checked when a tool is registered. An accepted
-schema is a self-contained Draft 2020-12 object schema: no remote references, no reference loops, and no
-pattern that needs backtracking.
+schema is a Draft 2020-12 object schema of at most `MAX_NODES` schemas on `MAX_DEPTH` levels, with its
+references followed: none is remote or recursive, and no pattern needs backtracking.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import jsonschema_rs
 import msgspec
 
-# Bytes and depth of a schema, checked before any recursion.
+# Bytes of a schema, and its objects and lists: each takes some 15 µs to check.
 MAX_SCHEMA_BYTES = 64 * 1024
-MAX_SCHEMA_DEPTH = 32
-# Objects and lists in a schema; each takes some 15 µs to check and to compile.
 MAX_CONTAINERS = 1024
-MAX_REFERENCE_DEPTH = 64
-# Schemas that apply to one value, including references.
-MAX_SAME_VALUE = 512
+# Schemas in a schema and their levels, where a reference counts as its target.
+MAX_NODES = 200
+MAX_DEPTH = 8
 MAX_PATTERN_CHARS = 256
 MAX_PATTERNS_KIB = 256
+# Bounds of a check, 30 ms at most: values times schemas (25 ns), characters times KiB of patterns (0.4 µs).
+MAX_PAIRS = 1_000_000
+MAX_PATTERN_WORK = 75_000
+# Values among which numbers may be large: the library compares these with each other, or divides exactly.
+MAX_LARGE_NUMBERS = 300
+MASK = "{value}"
+"""Stands for the value in messages of the library."""
 
-SAME_VALUE = frozenset(["allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"])
+SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas")
 """The keywords whose schemas apply to the value itself, not to a part of it."""
 
-_TOO_DEEP = f"the schema is nested more than {MAX_SCHEMA_DEPTH} levels deep"
-_TYPES = "the types are array, boolean, integer, null, number, object and string"
-_PATTERN_KIB = (4, 16, 64)
+_LARGE_NUMBER = re.compile(r"\d{16}|\d[eE]\+?\d{2}")
+_PATTERN_KIB = (1, 4, 16, 64)
 _PROPERTY_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}\Z")
 _ONE = ("additionalProperties", "items", "contains", "not", "if", "then", "else", "propertyNames")
 _LIST = ("allOf", "anyOf", "oneOf", "prefixItems")
-_MAP = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_MAP = ("properties", "patternProperties", "dependentSchemas")
+_PLAIN = frozenset(
+    "type enum const multipleOf minimum maximum exclusiveMinimum exclusiveMaximum minLength maxLength "
+    "pattern minItems maxItems uniqueItems minContains maxContains minProperties maxProperties required "
+    "dependentRequired format description".split()
+)
 _DIALECTS = (
     "https://json-schema.org/draft/2020-12/schema",
     "https://json-schema.org/draft/2019-09/schema",
     "http://json-schema.org/draft-07/schema",
 )
-_REFUSED = {
-    **dict.fromkeys(["$id", "$anchor"], "references must be JSON pointers such as #/$defs/name"),
-    **dict.fromkeys(["$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"], "use $ref"),
-    **dict.fromkeys(["unevaluatedProperties", "unevaluatedItems"], "use additionalProperties or items"),
-    "$vocabulary": "the vocabulary is that of Draft 2020-12",
-    "$schema": "only the whole schema may name a dialect",
-    "dependencies": "use dependentRequired or dependentSchemas",
-    "additionalItems": "use prefixItems and items",
-}
+_REFUSED = frozenset(
+    "$id $anchor $dynamicRef $dynamicAnchor $recursiveRef $recursiveAnchor $vocabulary $schema "
+    "unevaluatedProperties unevaluatedItems dependencies additionalItems".split()
+)
+"""Keywords of JSON Schema that would have an effect. All others that are not listed here have none."""
 
 
 class SchemaError(ValueError):
     """An input schema that is not accepted. The message is the reason in one clause."""
 
 
-class Compiled(NamedTuple):
+@dataclass(slots=True)
+class Schema:
     """A compiled schema.
 
-    ``size`` is its approximate size in bytes, ``parts`` the number of schemas, objects and lists in it. If
-    ``linear``, validation takes at most ``parts`` times the length of the JSON text in steps.
+    ``tree`` has neither references nor keywords without effect. ``cost`` is the number of schemas and of
+    listed objects and lists in it. ``patterns`` are the paths of arguments with a pattern and its size in
+    KiB, ``spread_kib`` is the size of the patterns that may apply to several values. ``is_exact``: it divides
+    or compares numbers exactly. ``size`` is its approximate size in bytes.
     """
 
-    schema: dict[str, Any]
-    validator: jsonschema_rs.Draft202012Validator
-    size: int
-    parts: int
-    linear: bool
+    tree: dict[str, Any] = field(default_factory=dict)
+    validator: jsonschema_rs.Draft202012Validator = field(init=False)
+    cost: int = 0
+    nodes: int = 0
+    patterns: list[tuple[tuple[str, ...], int]] = field(default_factory=list)
+    spread_kib: int = 0
+    is_exact: bool = False
+    size: int = 0
+
+    def is_valid(self, value: Any) -> bool:
+        """Return whether a value that `allows` has admitted is valid."""
+        return self.validator.is_valid(value)
+
+    def allows(self, value: Any, text: str) -> bool:
+        """Return whether the check of a value, decoded from ``text``, is short enough to be made.
+
+        The library holds the interpreter lock meanwhile.
+        """
+        values = count_values(text)
+        if values > MAX_LARGE_NUMBERS and self.is_exact and _LARGE_NUMBER.search(text):
+            return False
+        work = self.spread_kib * len(text.encode(errors="replace"))
+        work += sum(kib * _text_size(value, path) for path, kib in self.patterns)
+        return values * self.cost <= MAX_PAIRS and work <= MAX_PATTERN_WORK
+
+    def add_pattern(self, pattern: str, path: tuple[str, ...] | None) -> None:
+        """Count a pattern for the value at ``path``; None if there may be several values."""
+        kib = pattern_kib(pattern)
+        if path is None:
+            self.spread_kib += kib
+        else:
+            self.patterns.append((path, kib))
+        if self.patterns_kib > MAX_PATTERNS_KIB:
+            raise SchemaError("the schema's patterns are too many or too large")
+
+    @property
+    def patterns_kib(self) -> int:
+        return self.spread_kib + sum(kib for _, kib in self.patterns)
 
 
-def compile_schema(schema: Any) -> Compiled:
-    """Check that a value is an acceptable input schema and compile it. Raises `SchemaError`.
+def count_values(text: str) -> int:
+    """Return an upper bound of the number of values in a JSON text."""
+    return 1 + text.count(",") + text.count("[") + text.count("{")
 
-    At most 64 KiB encoded and 32 levels deep; ``type`` is ``object``, as MCP requires; references stay
-    within the schema and do not loop; patterns pass `pattern_kib`.
-    """
-    size, parts = check_extent(schema)
-    plain = dict(schema)
-    dialect = plain.pop("$schema", _DIALECTS[0])
+
+def _text_size(value: Any, path: Sequence[str]) -> int:
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return len(value.encode(errors="replace")) if isinstance(value, str) else 0
+
+
+def read_schema(schema: object) -> Schema:
+    """Compile an input schema. Raises `SchemaError` if it is not acceptable."""
+    if not isinstance(schema, dict):
+        raise SchemaError("the input schema must be a JSON object")
+    if schema.get("type") != "object":
+        raise SchemaError('the input schema must have "type": "object"')
+    encoded = _encoded(schema)
+    root = msgspec.json.decode(encoded)
+    dialect = root.pop("$schema", _DIALECTS[0])
     if not isinstance(dialect, str) or dialect.rstrip("#") not in _DIALECTS:
         raise SchemaError("$schema must name Draft 2020-12")
+    result = Schema()
     try:
-        jsonschema_rs.meta.validate(plain)  # the code below relies on the shapes of keywords
-        nodes = _nodes(plain)
-        kib = _check_keywords(nodes)
-        _check_references(nodes)
-        validator = _validator(plain, _PATTERN_KIB[-1])
+        jsonschema_rs.meta.validate(root)  # the code below relies on the shapes of keywords
+        result.tree = _Reader(root, result).read(root, _Place())
+        result.validator = compile_validator(result.tree)
     except jsonschema_rs.ValidationError as error:
         path = [str(step) for step in error.instance_path]
         reason = _TYPES if path[-1:] == ["type"] else error.message[:200]
-        raise SchemaError(f"{_at('/'.join(path))} is not valid in Draft 2020-12: {reason}") from None
-    keywords = {keyword for node in nodes.values() if isinstance(node, dict) for keyword in node}
-    parts += len(nodes)
-    linear = not kib and keywords.isdisjoint(["$ref", "uniqueItems"])
-    return Compiled(plain, validator, 32 * size + 2048 * parts + 4096 * kib, parts, linear)
+        raise SchemaError(f"{_at(path)} is not valid in Draft 2020-12: {reason}") from None
+    except SchemaError:
+        raise
+    except ValueError:  # the library's own limit of levels
+        raise SchemaError(_TOO_DEEP) from None
+    for name in root.get("properties", ()):
+        # Anthropic rejects the whole request for any other name.
+        if not _PROPERTY_NAME.match(name):
+            raise SchemaError(f"the argument's name {name[:80]!r} must be 1 to 64 of A-Z a-z 0-9 _ . -")
+    result.size = 32 * len(encoded) + 2048 * result.nodes + 4096 * result.patterns_kib
+    return result
 
 
-def check_schema(schema: object) -> None:
-    """Check that a value is an acceptable input schema. Raises `SchemaError`."""
-    compile_schema(schema)
+_TYPES = "the types are array, boolean, integer, null, number, object and string"
+_TOO_DEEP = f"the schema is nested more than {MAX_DEPTH} levels deep"
+
+
+def _encoded(schema: dict[Any, Any]) -> bytes:
+    try:
+        encoded = msgspec.json.encode(schema)
+    except RecursionError:
+        raise SchemaError(_TOO_DEEP) from None
+    except UnicodeEncodeError:
+        raise SchemaError("the schema has text that is not Unicode (half of a surrogate pair)") from None
+    except TypeError as error:
+        raise SchemaError(f"the schema has a value that is not JSON: {error}") from None
+    if len(encoded) > MAX_SCHEMA_BYTES:
+        raise SchemaError(f"the schema is larger than {MAX_SCHEMA_BYTES} bytes")
+    if encoded.count(b"{") + encoded.count(b"[") > MAX_CONTAINERS:
+        raise SchemaError(f"the schema has more than {MAX_CONTAINERS} objects and lists")
+    return encoded
+
+
+class _Place(NamedTuple):
+    # ``path`` is that of the argument, None if the schema may apply to several values. ``references`` were
+    # followed.
+    pointer: tuple[str, ...] = ()
+    path: tuple[str, ...] | None = ()
+    depth: int = 1
+    references: tuple[str, ...] = ()
+
+    def below(self, keyword: str, name: str = "") -> _Place:
+        path = self.path if keyword in SAME_VALUE else None
+        if keyword == "properties" and self.path is not None:
+            path = (*self.path, name)
+        return _Place((*self.pointer, keyword, name), path, self.depth + 1, self.references)
+
+
+class _Reader:
+    def __init__(self, root: Mapping[str, Any], result: Schema) -> None:
+        self._root = root
+        self._result = result
+
+    def read(self, node: Any, place: _Place) -> Any:
+        self._result.cost += 1
+        self._result.nodes += 1
+        if self._result.nodes > MAX_NODES:
+            raise SchemaError(f"the input schema has more than {MAX_NODES} schemas")
+        if place.depth > MAX_DEPTH or len(place.references) > MAX_DEPTH:
+            raise SchemaError(_TOO_DEEP)
+        if not isinstance(node, dict):
+            return node
+        kept = {keyword: self._operand(keyword, value, place) for keyword, value in node.items()}
+        tree = {keyword: value for keyword, value in kept.items() if value is not None or keyword == "const"}
+        if "$ref" not in node:
+            return tree
+        target = tree.pop("$ref")
+        if tree.keys() <= {"description"} and isinstance(target, dict):
+            return target | tree
+        return tree | {"allOf": [*tree.get("allOf", ()), target]}
+
+    def _operand(self, keyword: str, value: Any, place: _Place) -> Any:
+        # None for a keyword without effect.
+        if keyword in _REFUSED:
+            raise SchemaError(f"{_at(place.pointer, keyword)} is not supported")
+        if keyword == "$ref":
+            return self._target(value, place)
+        if keyword in _ONE:
+            return self.read(value, place.below(keyword))
+        if keyword in _LIST:
+            return [self.read(node, place.below(keyword, str(index))) for index, node in enumerate(value)]
+        if keyword in _MAP:
+            for pattern in value if keyword == "patternProperties" else ():
+                self._result.add_pattern(pattern, None)
+            return {name: self.read(node, place.below(keyword, name)) for name, node in value.items()}
+        if keyword not in _PLAIN:
+            return None
+        self._count(keyword, value, place)
+        return value
+
+    def _count(self, keyword: str, value: Any, place: _Place) -> None:
+        match keyword:
+            case "enum" if not value:
+                raise SchemaError(f"{_at(place.pointer, keyword)} must not be empty")
+            case "enum":
+                self._result.cost += sum(isinstance(option, list | dict) for option in value)
+            case "pattern":
+                self._result.add_pattern(value, place.path)
+            case "multipleOf" | "uniqueItems":
+                self._result.is_exact = True
+
+    def _target(self, reference: str, place: _Place) -> Any:
+        if reference in place.references or reference == "#":
+            raise SchemaError(f"{_at(place.pointer, '$ref')} refers to a schema that contains it")
+        target: Any = self._root
+        steps = unquote(reference).split("/")
+        try:
+            for step in steps[1:]:
+                step = step.replace("~1", "/").replace("~0", "~")
+                target = target[int(step) if isinstance(target, list) else step]
+        except (LookupError, TypeError, ValueError):
+            target = None
+        if steps[0] != "#" or not isinstance(target, dict | bool):
+            raise SchemaError(
+                f"{_at(place.pointer, '$ref')} must point to a schema inside this schema, by #/..."
+            )
+        return self.read(target, place._replace(references=(*place.references, reference)))
 
 
 @lru_cache(maxsize=1024)
@@ -114,7 +271,7 @@ def pattern_kib(pattern: str) -> int:
     if len(pattern) <= MAX_PATTERN_CHARS:
         for kib in _PATTERN_KIB:
             try:
-                _validator({"pattern": pattern}, kib)
+                compile_validator({"pattern": pattern}, kib)
             except jsonschema_rs.ValidationError:
                 continue
             return kib
@@ -126,125 +283,14 @@ def pattern_kib(pattern: str) -> int:
 
 def linear_search(pattern: str) -> Callable[[str], bool]:
     """Compile a pattern to a test of a text, at most 10 µs a character. Raises `SchemaError`."""
-    return _validator({"pattern": pattern}, pattern_kib(pattern)).is_valid
+    return compile_validator({"pattern": pattern}, pattern_kib(pattern)).is_valid
 
 
-def _validator(schema: dict[str, Any], kib: int) -> jsonschema_rs.Draft202012Validator:
+def compile_validator(schema: Any, kib: int = _PATTERN_KIB[-1]) -> jsonschema_rs.Draft202012Validator:
+    """Compile a schema, or a part of one, that `read_schema` has accepted."""
     limits = jsonschema_rs.RegexOptions(size_limit=kib * 1024, dfa_size_limit=64 * 1024)
     # Offline: nothing is fetched. Masked: a message would contain the whole value.
-    return jsonschema_rs.Draft202012Validator(schema, pattern_options=limits, offline=True, mask="the value")
-
-
-def check_extent(schema: object) -> tuple[int, int]:
-    """Refuse a schema that is not JSON, not an object, too large or too deep, before any recursion.
-
-    Returns its encoded size in bytes and its number of objects and lists. Raises `SchemaError`.
-    """
-    if not isinstance(schema, dict):
-        raise SchemaError("the input schema must be a JSON object")
-    if schema.get("type") != "object":
-        raise SchemaError('the input schema must have "type": "object"')
-    size = _encoded_size(schema)
-    waiting: list[tuple[int, Any]] = [(1, schema)]
-    for count, (depth, value) in enumerate(waiting):  # the list grows
-        if depth > MAX_SCHEMA_DEPTH:
-            raise SchemaError(_TOO_DEEP)
-        if count >= MAX_CONTAINERS:
-            raise SchemaError(f"the schema has more than {MAX_CONTAINERS} objects and lists")
-        if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
-            raise SchemaError("the schema has a key that is not text")
-        for item in value.values() if isinstance(value, dict) else value:
-            if isinstance(item, dict | list):
-                waiting.append((depth + 1, item))
-            elif isinstance(item, float) and not math.isfinite(item):
-                raise SchemaError("the schema has a number that is not finite")
-    return size, len(waiting)
-
-
-def _encoded_size(schema: dict[str, Any]) -> int:
-    try:
-        size = len(msgspec.json.encode(schema))
-    except RecursionError:
-        raise SchemaError(_TOO_DEEP) from None
-    except UnicodeEncodeError:
-        raise SchemaError("the schema has text that is not Unicode (half of a surrogate pair)") from None
-    except TypeError as error:
-        raise SchemaError(f"the schema has a value that is not JSON: {error}") from None
-    if size > MAX_SCHEMA_BYTES:
-        raise SchemaError(f"the schema is larger than {MAX_SCHEMA_BYTES} bytes")
-    return size
-
-
-def _nodes(schema: dict[str, Any]) -> dict[str, Any]:
-    nodes: dict[str, Any] = {}
-    stack: list[tuple[str, Any]] = [("#", schema)]
-    while stack:
-        pointer, node = stack.pop()
-        nodes[pointer] = node
-        if isinstance(node, dict):
-            stack.extend((f"{pointer}/{step}", below) for step, below in _below(node))
-    return nodes
-
-
-def _check_keywords(nodes: Mapping[str, Any]) -> int:
-    for name in nodes["#"].get("properties", ()):
-        # Anthropic rejects the whole request for any other name.
-        if not _PROPERTY_NAME.match(name):
-            raise SchemaError(f"the argument's name {name[:80]!r} must be 1 to 64 of A-Z a-z 0-9 _ . -")
-    patterns_kib = 0
-    for pointer, node in nodes.items():
-        if not isinstance(node, dict):
-            continue
-        for keyword in _REFUSED.keys() & node.keys():
-            raise SchemaError(f"{_at(pointer, keyword)} is not supported: {_REFUSED[keyword]}")
-        if node.get("enum") == []:
-            raise SchemaError(f"{_at(pointer, 'enum')} must not be empty")
-        patterns = [node["pattern"]] if "pattern" in node else []
-        for pattern in [*patterns, *node.get("patternProperties", ())]:
-            patterns_kib += pattern_kib(pattern)
-            if patterns_kib > MAX_PATTERNS_KIB:
-                raise SchemaError("the schema's patterns are too many or too large")
-    return patterns_kib
-
-
-def _below(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for keyword, value in schema.items():
-        if keyword in _ONE:
-            yield keyword, value
-        elif keyword in _LIST:
-            yield from ((f"{keyword}/{index}", node) for index, node in enumerate(value))
-        elif keyword in _MAP:
-            for name, node in value.items():
-                yield f"{keyword}/{name.replace('~', '~0').replace('/', '~1')}", node
-
-
-def _check_references(nodes: Mapping[str, Any]) -> None:
-    # A tree or a list may refer to its own schema below ``properties`` or ``items``: values are finite. A
-    # schema that refers to itself for the same value (``$ref``, ``allOf``, ``not`` …) is endless.
-    onward = {pointer: _same_value(pointer, node) for pointer, node in nodes.items()}
-    for pointer, targets in onward.items():
-        if not all(target in nodes for target in targets):
-            raise SchemaError(f"{_at(pointer, '$ref')} must point to a schema inside this schema, by #/...")
-    try:
-        order = list(TopologicalSorter(onward).static_order())
-    except CycleError:
-        raise SchemaError("the schema has references that loop for the same value") from None
-    depth: dict[str, int] = {}
-    count: dict[str, int] = {}
-    for pointer in order:
-        depth[pointer] = 1 + max((depth[target] for target in onward[pointer]), default=0)
-        count[pointer] = 1 + sum(count[target] for target in onward[pointer])
-        if depth[pointer] > MAX_REFERENCE_DEPTH:
-            raise SchemaError(f"the schema has references more than {MAX_REFERENCE_DEPTH} deep")
-        if count[pointer] > MAX_SAME_VALUE:
-            raise SchemaError(f"{_at(pointer)} applies more than {MAX_SAME_VALUE} schemas to one value")
-
-
-def _same_value(pointer: str, node: Any) -> list[str]:
-    if not isinstance(node, dict):
-        return []
-    targets = [f"{pointer}/{step}" for step, _ in _below(node) if step.split("/")[0] in SAME_VALUE]
-    return [*targets, unquote(node["$ref"])] if "$ref" in node else targets
+    return jsonschema_rs.Draft202012Validator(schema, pattern_options=limits, offline=True, mask=MASK)
 
 
 def model_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -294,7 +340,5 @@ def required_choice(branches: Sequence[Any]) -> str | None:
 _CHOICE_KEYWORDS = frozenset(["required", "title", "description", "$comment"])
 
 
-def _at(pointer: str, keyword: str = "") -> str:
-    return (
-        ".".join(filter(None, [*pointer.removeprefix("#").split("/"), keyword]))[:200] or "the input schema"
-    )
+def _at(pointer: Sequence[str], keyword: str = "") -> str:
+    return ".".join(filter(None, [*pointer, keyword]))[:200] or "the input schema"

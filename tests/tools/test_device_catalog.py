@@ -93,7 +93,7 @@ def test_an_agent_needs_a_repository_or_a_pull_request() -> None:
 
 @pytest.mark.parametrize("repository", ["hello-world", "https://github.com/acme", "a/b/c", "https://a b/c/d"])
 def test_a_repository_is_owner_and_name_or_its_url(repository: str) -> None:
-    assert "repository must match" in message("agent.spawn", {"prompt": "x", "repository": repository})
+    assert "repository does not match" in message("agent.spawn", {"prompt": "x", "repository": repository})
 
 
 def test_empty_optional_texts_of_an_agent_are_dropped() -> None:

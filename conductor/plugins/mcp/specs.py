@@ -13,8 +13,8 @@ import msgspec
 from conductor.plugins.mcp.config import McpServerConfig
 from conductor.tools.base import Effect, PersonQuestion, Risk, ToolSpec, truncate
 from conductor.tools.declarations import MAX_DESCRIPTION_BYTES, MAX_TITLE_CHARS, MAX_TOOLS
-from conductor.tools.schema import SchemaError, check_schema
-from conductor.tools.schema_checker import checkers
+from conductor.tools.schema import SchemaError, read_schema
+from conductor.tools.validation import schemas
 
 if TYPE_CHECKING:
     from mcp.types import ElicitRequestFormParams, Tool, ToolAnnotations
@@ -63,7 +63,7 @@ def make_question(server: str, params: ElicitRequestFormParams) -> PersonQuestio
     form = form if isinstance(form, dict) else form.model_dump(by_alias=True, exclude_none=True)
     try:
         schema = _clean_schema(form)
-        check_schema(schema)
+        read_schema(schema)
     except (SchemaError, ValueError, RecursionError):
         return None
     return PersonQuestion(server, clean(params.message)[:MAX_MESSAGE_CHARS], schema)
@@ -101,7 +101,7 @@ def _spec(config: McpServerConfig, tool: Tool) -> ToolSpec:
         title=title[:MAX_TITLE_CHARS].strip() or None,
     )
     # Compiled now, so that a fault is reported here.
-    checkers.get(spec)
+    schemas.get(spec)
     return spec
 
 

@@ -21,7 +21,7 @@ from conductor.settings import Settings, with_environment
 from conductor.tools.addresses import Network
 from conductor.tools.base import CallContext, Effect, Risk, ToolOutcome, ToolSpec, failed, succeeded
 from conductor.tools.declarations import NAME, SERVER_PREFIXES
-from conductor.tools.schema import SchemaError, check_schema
+from conductor.tools.schema import SchemaError, read_schema
 from conductor.tools.validation import decode_json, refusal
 
 HTTP_TOOLS_NAME = "tools.toml"
@@ -144,7 +144,7 @@ def _tool(path: Path, number: int, values: Mapping[str, Any], secrets: list[str]
     label = f'{path}, tool "{name}"' if isinstance(name, str) else f"{path}, tool {number}"
     tool = validate(HttpToolConfig, values, label)
     try:
-        check_schema(tool.input_schema)
+        read_schema(tool.input_schema)
     except SchemaError as error:
         raise SettingsError(f"{label}: input_schema is not valid: {error}.") from None
     if not NAME.match(tool.name) or tool.name.startswith(SERVER_PREFIXES):

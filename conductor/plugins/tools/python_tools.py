@@ -22,7 +22,7 @@ from conductor.errors import SettingsError
 from conductor.plugins.tools.builtin import builtin_specs
 from conductor.tools.base import CallContext, Effect, Risk, ToolOutcome, ToolSpec, failed, succeeded
 from conductor.tools.declarations import NAME, SERVER_PREFIXES
-from conductor.tools.schema import SchemaError, check_schema
+from conductor.tools.schema import SchemaError, read_schema
 
 GROUP = "conductor.tools"
 """The group of entry points; each names a function or a module with functions."""
@@ -203,7 +203,7 @@ def _read(function: Callable[..., Any], origin: str) -> PythonTool:
         schema = arguments.model_json_schema()
         for part in (schema, *schema["properties"].values()) if fields else (schema,):
             part.pop("title", None)
-        check_schema(schema)
+        read_schema(schema)
     except (PydanticUserError, SchemaError, TypeError, NameError) as error:
         why = str(error).splitlines()[0].partition(". ")[0].rstrip(".")
         raise SettingsError(f"{label} cannot be offered: {why}.") from error

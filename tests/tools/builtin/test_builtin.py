@@ -8,7 +8,7 @@ import pytest
 
 from conductor.plugins.tools.builtin import BuiltinToolset, builtin_specs, standard_tools
 from conductor.tools.base import CallContext, Toolset
-from conductor.tools.schema import check_schema
+from conductor.tools.schema import read_schema
 from conductor.tools.validation import Valid, validate
 
 CONTEXT = CallContext("s", "c")
@@ -38,7 +38,7 @@ def test_the_definitions_are_sound() -> None:
     specs = builtin_specs()
     assert "".join(f"{spec.name} {spec.risk} {spec.effect}\n" for spec in specs) == KINDS
     for spec in specs:
-        check_schema(spec.input_schema)
+        read_schema(spec.input_schema)
         assert spec.source == "builtin" and spec.description
         assert spec.on_interrupt == ("cancel" if spec.effect == "read" else "keep")
         assert spec.untrusted or spec.name not in ("read_file", "notes_search", "web_fetch", "web_search")
