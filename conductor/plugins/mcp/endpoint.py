@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import msgspec
@@ -42,13 +42,11 @@ from conductor import __version__
 from conductor.conversation.session import Session
 from conductor.events.envelope import new_call_id
 from conductor.messages import ToolCall
-from conductor.plugins.mcp.endpoint_http import SESSION_IDLE_S, Caller, HttpServer, caller_of
+from conductor.plugins.mcp.endpoint_http import SESSION_IDLE_S, Caller, HttpServer, Person, caller_of
 from conductor.plugins.mcp.websocket import socket_streams
-from conductor.rate_limit import ANONYMOUS, TokenBucket
-from conductor.server.connection import POLICY_VIOLATION, EventRate
+from conductor.server.connection import POLICY_VIOLATION
 from conductor.server.listener import Listener
 from conductor.server.websocket import Socket
-from conductor.settings import Limits
 from conductor.tools.audit import SessionAudit
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
@@ -90,18 +88,6 @@ class _Server(Server[Any]):
         return super().create_initialization_options(notification_options or tools_changed, *args, **options)
 
 
-class _Person:
-    # What the programs of one person share: rates, and the numbers of their MCP sessions and subscriptions.
-    def __init__(self, limits: Limits, on_flood: Callable[[float], None]) -> None:
-        self.rate = EventRate(limits, on_flood)
-        self.tool_rates: dict[str, TokenBucket] = {}
-        self.sessions = 0
-        self.subscriptions = 0
-
-    def end_session(self) -> None:
-        self.sessions -= 1
-
-
 class McpEndpoint:
     """Serves MCP over WebSockets and streamable HTTP.
 
@@ -123,27 +109,13 @@ class McpEndpoint:
         self._check_s = check_s
         self._progress_s = progress_s
         self._idle_s = idle_s
-        # In the order of last use.
-        self._persons: dict[str, _Person] = {}
+        self._person = lru_cache(MAX_PERSONS)(partial(Person, self._limits))
         self._watchers: set[asyncio.Task[None]] = set()
 
     @property
     def watchers(self) -> int:
         """The number of connections and subscriptions that get changes of the tools."""
         return len(self._watchers)
-
-    def _person(self, caller: Caller) -> _Person:
-        person = self._persons.pop(caller.person, None)
-        if person is None:
-            warn = partial(log.warning, "MCP client exceeds the message rate", person=caller.person)
-            person = _Person(self._limits, lambda wait: warn(wait_s=round(wait, 3)))
-        self._persons[caller.person] = person
-        if len(self._persons) > MAX_PERSONS:
-            del self._persons[next(iter(self._persons))]
-        return person
-
-    def _rate(self, caller: Caller) -> EventRate:
-        return self._person(caller).rate
 
     # -- WebSocket
 
@@ -154,7 +126,7 @@ class McpEndpoint:
 
         async def admit(size: int) -> bool:
             await self._listener.services.admission.enter()
-            if await self._rate(caller).admit(size):
+            if await self._person(caller.person).rate.admit(size):
                 return True
             await socket.close(POLICY_VIOLATION, "too many messages")
             return False
@@ -173,18 +145,13 @@ class McpEndpoint:
         """
         server = self._server(_caller_of_request)
         server.middleware.append(self._count_session)
-        door = HttpServer(self._listener, self._rate, self._has_room, self._idle_s)
+        door = HttpServer(self._listener, self._person, self._idle_s)
         async with door.serving(server, host, port) as bound:
             yield bound
 
-    def _has_room(self, caller: Caller) -> bool:
-        # Without tokens, many people may share an address, so only the server's limit applies.
-        most = self._limits.max_sessions_per_subject
-        return caller.subject == ANONYMOUS or self._person(caller).sessions < most
-
     async def _count_session(self, ctx: _Context, call_next: CallNext) -> HandlerResult:
         if ctx.method == "initialize":
-            person = self._person(_caller_of_request(ctx))
+            person = self._person(_caller_of_request(ctx).person)
             person.sessions += 1
             _exit_stack(ctx).callback(person.end_session)
         return await call_next(ctx)
@@ -214,7 +181,7 @@ class McpEndpoint:
             context: _Context, params: SubscriptionsListenRequestParams
         ) -> SubscriptionsListenResult:
             program, bus = caller(context), InMemorySubscriptionBus()
-            person = self._person(program)
+            person = self._person(program.person)
             if person.subscriptions >= self._limits.max_connections_per_subject:
                 raise MCPError(INTERNAL_ERROR, "Too many subscriptions.")
             watcher = self._watch(program, lambda: bus.publish(ToolsListChanged()))
@@ -255,7 +222,7 @@ class McpEndpoint:
     def _own_tools(self, caller: Caller) -> ToolExecutor:
         services = self._listener.services
         gate = Gate([rule for rule in services.rules if rule.session is None], services.gate_options)
-        rates = self._person(caller).tool_rates
+        rates = self._person(caller.person).tool_rates
         return ToolExecutor(services.toolsets, services.limits, gate, services.redactor, rates)
 
     def _list(self, caller: Caller, cursor: str | None) -> ListToolsResult:

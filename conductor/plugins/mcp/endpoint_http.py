@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from urllib.parse import parse_qs
 
 import h11
+import structlog
 import uvicorn
 from mcp.server import Server
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
@@ -24,13 +25,15 @@ from websockets.http11 import Request
 
 from conductor.errors import SettingsError
 from conductor.plugins.mcp.streams import is_dense
-from conductor.rate_limit import ANONYMOUS
+from conductor.rate_limit import ANONYMOUS, TokenBucket
 from conductor.server.access import Client, Refusal
 from conductor.server.address import why_not_bound
 from conductor.server.connection import EventRate
 from conductor.server.listener import Listener
 from conductor.server.websocket import Handshakes
 from conductor.settings import Limits
+
+log = structlog.get_logger(__name__)
 
 # Bytes of a request's line and headers.
 MAX_HEADER_BYTES = 16_384
@@ -63,6 +66,24 @@ def caller_of(client: Client, peer: str, query: str) -> Caller:
     """Make the caller of a request; ``peer`` is the socket's remote address."""
     person = client.subject if client.subject != ANONYMOUS else client.address or peer
     return Caller(client.subject, person, next(iter(parse_qs(query).get("session", ())), None))
+
+
+class Person:
+    """What the programs of one person share: rates, MCP sessions over HTTP, and subscriptions."""
+
+    def __init__(self, limits: Limits, name: str) -> None:
+        self._name = name
+        self.rate = EventRate(limits, self._warn_of_flood)
+        self.tool_rates: dict[str, TokenBucket] = {}
+        self.sessions = 0
+        self.subscriptions = 0
+
+    def end_session(self) -> None:
+        """Stop counting an MCP session."""
+        self.sessions -= 1
+
+    def _warn_of_flood(self, wait: float) -> None:
+        log.warning("MCP client exceeds the message rate", person=self._name, wait_s=round(wait, 3))
 
 
 class HttpConnection(H11Protocol):
@@ -102,23 +123,15 @@ class HttpConnection(H11Protocol):
 class HttpServer:
     """Passes requests to an MCP server under the rules and limits of ``/ws``; is an ASGI application.
 
-    ``rate`` returns the rate that a person's programs share; ``has_room`` tells whether a person may open
-    another MCP session, which ends after ``idle_s`` seconds without a request. A request's scope gets its
-    ``caller``.
+    ``person`` finds a person by name. An MCP session ends after ``idle_s`` seconds without a request. A
+    request's scope gets its ``caller``.
     """
 
-    def __init__(
-        self,
-        listener: Listener,
-        rate: Callable[[Caller], EventRate],
-        has_room: Callable[[Caller], bool],
-        idle_s: float,
-    ) -> None:
+    def __init__(self, listener: Listener, person: Callable[[str], Person], idle_s: float) -> None:
         self._listener = listener
         self._access = listener.access
         self._limits = listener.services.limits
-        self._rate = rate
-        self._has_room = has_room
+        self._person = person
         self._idle_s = idle_s
         self._app: Callable[[_Scope, _Receive, _Send], Awaitable[None]] | None = None
 
@@ -199,15 +212,17 @@ class HttpServer:
 
     async def _read(self, caller: Caller, headers: Headers, receive: _Receive) -> bytes | Refusal:
         """Return the body of a request within its limits, which the package would parse in one step."""
-        most = self._limits.hard_event_bytes
+        most, person = self._limits.hard_event_bytes, self._person(caller.person)
         # A chunked body counts as the longest.
         size = most if "Transfer-Encoding" in headers else int(headers.get("Content-Length", 0))
-        if not await self._rate(caller).admit(size):
+        if not await person.rate.admit(size):
             return _TOO_FAST
         # Only requests of the revisions until 2025 open sessions.
         versions = headers.get_all("MCP-Protocol-Version")
         is_opening = "Mcp-Session-Id" not in headers and {*versions[:1]} <= {*HANDSHAKE_PROTOCOL_VERSIONS}
-        if is_opening and not self._has_room(caller):
+        # Without tokens, many people may share an address, so only the server's limit applies.
+        is_full = caller.subject != ANONYMOUS and person.sessions >= self._limits.max_sessions_per_subject
+        if is_opening and is_full:
             self._access.refusals.count(_TOO_MANY.reason, caller.person)
             return _TOO_MANY
         body, more = bytearray(), True
