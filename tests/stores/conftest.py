@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
+from itertools import count
 from typing import Any, TypeAlias
 
 import pytest
 
+from conductor.plugins.stores.postgres import PostgresStore
 from conductor.plugins.stores.redis import RedisStore
-from tests.stores.engines import Engine, Memory, Postgres, Redis, Sqlite
+from conductor.stores import memory, sqlite
+from conductor.stores.base import StoreOptions
+from tests.contract.store import MakeStore
 from tests.stores.postgres_server import PostgresServer
 from tests.stores.redis_cluster import RedisCluster
-from tests.stores.redis_sentinel import SentinelServers
 from tests.stores.redis_server import RedisServer
 
 StoreMaker: TypeAlias = Callable[..., RedisStore]
@@ -31,28 +35,43 @@ async def make_store() -> AsyncIterator[StoreMaker]:
         yield make
 
 
-@pytest.fixture(scope="module", params=["memory", "sqlite", "postgres", "redis", "sentinel", "cluster"])
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """Run each engine."""
+_numbers = count(1)
+
+
+def _extended(*names: str) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.extended) for name in names]
+
+
+@pytest.fixture(scope="module", params=["memory", "sqlite", *_extended("postgres", "redis", "cluster")])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeStore]:
+    """Make stores of each engine."""
     folder = tmp_path_factory.mktemp(request.param)
     match request.param:
         case "memory":
-            yield Memory()
+            yield partial(memory.from_url, "memory://")
         case "sqlite":
-            yield Sqlite(folder)
+            yield lambda options: sqlite.from_url(f"sqlite:///{folder}/a?#% {next(_numbers)}.db", options)
         case "postgres":
-            server = PostgresServer("fsync=off", "max_connections=50")
-            server.start()
-            yield Postgres(server)
-            server.stop()
+            with PostgresServer("fsync=off", "max_connections=50").running() as server:
+                # Patient: a busy machine takes seconds to make the tables.
+                yield lambda options: PostgresStore(
+                    server.schema(),
+                    retry_for=20.0,
+                    session_ttl=options.session_ttl_s,
+                    max_sessions=options.max_sessions,
+                )
         case "redis":
-            redis = RedisServer(folder, "--save", "")
-            redis.start()
-            yield Redis(redis.url)
-            redis.kill()
-        case "sentinel":
-            with SentinelServers(folder).running() as servers:
-                yield Redis(servers.url)
+            with RedisServer(folder, "--save", "").running() as redis:
+                yield partial(_redis, redis.url)
         case _:
             with RedisCluster(folder).running() as cluster:
-                yield Redis(cluster.url)
+                yield partial(_redis, cluster.url)
+
+
+def _redis(url: str, options: StoreOptions) -> RedisStore:
+    return RedisStore(
+        url,
+        session_ttl=options.session_ttl_s,
+        max_sessions=options.max_sessions,
+        prefix=f"engine-{next(_numbers)}",
+    )

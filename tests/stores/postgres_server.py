@@ -12,8 +12,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import NoReturn
 
@@ -54,6 +56,9 @@ def as_user() -> list[str]:
     return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
 
 
+_numbers = count(1)
+
+
 class PostgresServer:
     """A server; ``options`` are settings such as ``fsync=off``. It may be killed, restarted and frozen."""
 
@@ -67,6 +72,21 @@ class PostgresServer:
     def url(self) -> str:
         """Its address, with the database that every server has."""
         return f"postgres://conductor@127.0.0.1:{self.port}/postgres"
+
+    @contextmanager
+    def running(self) -> Iterator[PostgresServer]:
+        """Run it for the time of the block."""
+        self.start()
+        try:
+            yield self
+        finally:
+            self.stop()
+
+    def schema(self) -> str:
+        """Make a schema with nothing in it; give its address."""
+        name = f"schema_{next(_numbers)}"
+        self.ask(f"CREATE SCHEMA {name}")
+        return f"{self.url}?search_path={name}"
 
     def start(self) -> None:
         """Start it with the data of its folder, and wait until it answers."""

@@ -79,7 +79,7 @@ class RedisCluster:
     def restore(self) -> None:
         """Start killed nodes again, as replicas."""
         for node in self.replicas:
-            if not node.running:
+            if not node.is_running:
                 node.start()
             while "connected" not in node.ask("ROLE").splitlines():
                 pass  # each question takes a few milliseconds

@@ -12,7 +12,8 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
@@ -81,8 +82,17 @@ class RedisServer:
         """Its address, database 0."""
         return f"redis://127.0.0.1:{self.port}/0"
 
+    @contextmanager
+    def running(self) -> Iterator[RedisServer]:
+        """Run it for the time of the block."""
+        self.start()
+        try:
+            yield self
+        finally:
+            self.kill()
+
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether it was started, and not killed since."""
         return self._process is not None
 

@@ -12,8 +12,8 @@ from conductor.errors import Fenced, StoreUnavailable
 from conductor.stores.base import Claim, SessionKey
 from conductor.stores.health import PROBE, HealthCheckedStore
 from conductor.stores.memory import MemoryStore
+from tests.contract.store import KEY
 from tests.server.wires import WAIT, WiredStore, until
-from tests.stores.engines import KEY
 
 SOON = 0.005
 

@@ -13,7 +13,7 @@ import structlog
 from conductor.errors import Conflict, SettingsError, StoreUnavailable
 from conductor.plugins.stores.postgres import PostgresStore
 from conductor.stores.base import Claim, SessionKey
-from tests.stores.engines import FIRST, KEY, commits, filled
+from tests.contract.store import FIRST, KEY, commits, filled
 from tests.stores.postgres_server import PostgresServer
 from tests.stores.redis_server import WAIT, free_port
 

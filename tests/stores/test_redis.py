@@ -10,8 +10,8 @@ import pytest
 from conductor.errors import StoreUnavailable
 from conductor.plugins.stores.redis import RedisStore
 from conductor.stores.base import SessionKey
+from tests.contract.store import FIRST, KEY, commits, filled
 from tests.stores.conftest import StoreMaker
-from tests.stores.engines import FIRST, KEY, commits, filled
 from tests.stores.redis_server import RedisServer
 
 _prefixes = (f"test-{number}" for number in count(1))

@@ -15,8 +15,8 @@ import structlog
 
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.plugins.stores.redis import RedisStore
+from tests.contract.store import FIRST, KEY, commits, filled
 from tests.stores.conftest import StoreMaker
-from tests.stores.engines import FIRST, KEY, commits, filled
 from tests.stores.redis_server import WAIT, RedisServer, free_port, missing
 
 PASSWORD = "s3cret/p@ss:{word}"

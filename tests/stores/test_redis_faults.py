@@ -13,8 +13,8 @@ import pytest
 
 from conductor.errors import Conflict, Fenced, Rollback, StoreUnavailable
 from conductor.stores.base import Claim, SessionKey
+from tests.contract.store import FIRST, KEY, commits, filled
 from tests.stores.conftest import StoreMaker
-from tests.stores.engines import FIRST, KEY, commits, filled
 from tests.stores.redis_server import WAIT, RedisServer
 
 LONG = 30.0

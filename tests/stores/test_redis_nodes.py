@@ -12,8 +12,8 @@ import pytest
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.plugins.stores.redis import RedisStore
 from conductor.stores.base import SessionKey
+from tests.contract.store import FIRST, KEY, commits, filled
 from tests.stores.conftest import StoreMaker
-from tests.stores.engines import FIRST, KEY, commits, filled
 from tests.stores.redis_load import Load
 from tests.stores.redis_sentinel import SENTINEL_PASSWORD, SentinelServers
 from tests.stores.redis_server import WAIT, free_port

@@ -25,8 +25,8 @@ from conductor.stores.registry import make_store
 from conductor.stores.sqlite import SqliteStore
 from conductor.stores.sqlite_writer import APPLICATION_ID
 from tests.conftest import Main
+from tests.contract.store import FIRST, KEY, commits, filled
 from tests.stores import sqlite_process
-from tests.stores.engines import FIRST, KEY, commits, filled
 
 
 @asynccontextmanager
