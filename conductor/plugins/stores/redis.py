@@ -64,8 +64,6 @@ class _Primary:
             share = _options(address.sentinel_login, timeout / (len(address.hosts) + 1))
             self._sentinel = Sentinel(address.hosts, sentinel_kwargs={**share, "ssl": address.tls})
             self._client = self._sentinel.master_for(address.service, ssl=address.tls, **options)
-        elif address.path:
-            self._client = Redis(unix_socket_path=address.path, **options)
         else:
             host, port = address.hosts[0]
             self._client = Redis(host=host, port=port, ssl=address.tls, **options)

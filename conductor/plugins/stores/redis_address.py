@@ -12,14 +12,13 @@ from conductor.stores.base import describe
 
 Kind: TypeAlias = Literal["server", "sentinel", "cluster"]
 
-_SCHEME = re.compile(r"(?:redis|valkey)(s?)(?:\+(sentinel|cluster))?|unix")
+_SCHEME = re.compile(r"(?:redis|valkey)(s?)(?:\+(sentinel|cluster))?")
 
 # The URL is not quoted: it may hold a password.
 _WRONG_URL = (
     "SESSION_STORE_URL is no Redis address: write redis://HOST:PORT/DATABASE, "
-    "redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DATABASE, redis+cluster://HOST:PORT,HOST:PORT or "
-    "unix:///PATH; use rediss for TLS, put USER:PASSWORD@ before the first host, and percent-encode "
-    "special characters."
+    "redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DATABASE or redis+cluster://HOST:PORT,HOST:PORT; use "
+    "rediss for TLS, put USER:PASSWORD@ before the first host, and percent-encode special characters."
 )
 
 
@@ -35,7 +34,7 @@ class RedisAddress:
     """The servers and the credentials; ``text`` is the address without them.
 
     ``hosts`` are a server, Sentinels, or some nodes of a cluster; ``service`` is the Sentinels' name of the
-    primary, ``path`` a Unix socket.
+    primary.
     """
 
     text: str
@@ -44,7 +43,6 @@ class RedisAddress:
     hosts: tuple[tuple[str, int], ...] = ()
     database: int = 0
     service: str = ""
-    path: str = ""
     login: Login = field(default=Login(), repr=False)
     sentinel_login: Login = field(default=Login(), repr=False)
 
@@ -66,27 +64,18 @@ class RedisAddress:
         sign_in, _, netloc = parts.netloc.rpartition("@")
         user, _, password = sign_in.partition(":")
         query = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
-        path, service, database, sentinel_login = "", "", "0", Login()
-        if parts.scheme == "unix":
-            path, database = unquote(parts.path), query.pop("db", "0")
-        elif kind == "sentinel":
-            service, _, database = parts.path.strip("/").partition("/")
+        service, database, sentinel_login = "", parts.path.strip("/"), Login()
+        if kind == "sentinel":
+            service, _, database = database.partition("/")
             sentinel_login = _login(query.pop("sentinel_user", ""), query.pop("sentinel_password", ""))
-        else:
-            database = parts.path.strip("/")
         port = 26379 if kind == "sentinel" else 6379
-        hosts = tuple(_host(part, port) for part in netloc.split(",")) if netloc or not path else ()
-        is_wrong = (
-            query
-            or (path and netloc)
-            or (kind == "server" and len(hosts) > 1)
-            or (kind == "sentinel" and not service)
-        )
+        hosts = tuple(_host(part, port) for part in netloc.split(","))
+        is_wrong = query or (kind == "server" and len(hosts) > 1) or (kind == "sentinel" and not service)
         number = int(database or 0)
         if is_wrong or number < 0 or (kind == "cluster" and number):
             raise ValueError("wrong parts, or a wrong database")
         login, service = _login(unquote(user), unquote(password)), unquote(service)
-        return cls(describe(url), kind, bool(scheme[1]), hosts, number, service, path, login, sentinel_login)
+        return cls(describe(url), kind, bool(scheme[1]), hosts, number, service, login, sentinel_login)
 
 
 def _login(user: str, password: str) -> Login:
