@@ -37,6 +37,7 @@ EXTENDED = (
     "end_to_end/test_mcp",
     "examples/test_openapi",
     "server/test_prometheus",
+    "stores/test_outages",
     "stores/test_postgres.",
     "stores/test_redis.",
     "stores/test_redis_c",

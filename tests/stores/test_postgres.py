@@ -1,45 +1,33 @@
-"""The PostgreSQL store when its server restarts, hangs, says no, or goes back in time."""
+"""The PostgreSQL store: expiry, names, and mistakes at the start."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
-from itertools import count
 
 import pytest
 import structlog
 
-from conductor.errors import Conflict, SettingsError, StoreUnavailable
+from conductor.errors import SettingsError, StoreUnavailable
 from conductor.plugins.stores.postgres import PostgresStore
-from conductor.stores.base import Claim, SessionKey
-from tests.contract.store import FIRST, KEY, commits, filled
+from conductor.stores.base import SessionKey
+from tests.contract.store import KEY, filled
 from tests.stores.postgres_server import PostgresServer
-from tests.stores.redis_server import WAIT, free_port
+from tests.stores.redis_server import free_port
 
-_schemas = (f"test_{number}" for number in count(1))
-LONG = 30.0
 SHORT = 0.4
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    running = PostgresServer("fsync=off", "max_connections=50")
-    running.start()
-    yield running
-    running.stop()
-
-
-def emptied(server: PostgresServer) -> str:
-    """Name a schema with nothing in it."""
-    schema = next(_schemas)
-    server.ask(f"CREATE SCHEMA {schema}")
-    return f"{server.url}?search_path={schema}"
+    with PostgresServer("fsync=off", "max_connections=50").running() as server:
+        yield server
 
 
 @pytest.fixture
 def url(server: PostgresServer) -> str:
-    return emptied(server)
+    return server.schema()
 
 
 @pytest.fixture
@@ -82,88 +70,6 @@ async def test_servers_that_start_at_the_same_time_share_the_tables(url: str) ->
     claims = await asyncio.gather(*(store.claim(KEY) for store in stores))
     assert sorted(claim.epoch for claim in claims) == [1, 2, 3, 4, 5]
     await asyncio.gather(*(store.aclose() for store in stores))
-
-
-# -- a server that restarts, hangs, or goes back in time
-
-
-@pytest.fixture
-def own(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
-    """Run a server for one test."""
-    running = PostgresServer()
-    running.start()
-    yield running
-    running.stop()
-
-
-async def opened(server: PostgresServer, retry_for: float) -> PostgresStore:
-    store = PostgresStore(server.url, retry_for=retry_for)
-    await store.open()
-    return store
-
-
-def message(number: int) -> bytes:
-    return b"message %d" % number
-
-
-async def test_a_restart_loses_no_acknowledged_commit(own: PostgresServer) -> None:
-    async with aclosing(await opened(own, LONG)) as store:
-        acknowledged: list[int] = []
-        numbers = count()
-        reached, stop = asyncio.Event(), asyncio.Event()
-
-        async def talk(claim: Claim) -> None:
-            while not stop.is_set():
-                number = next(numbers)
-                await store.append(claim, f"commit-{number}", message(number))
-                acknowledged.append(number)
-                reached.set()
-
-        talking = asyncio.create_task(talk(await store.claim(KEY)))
-        for _ in range(2):
-            reached.clear()
-            await asyncio.wait_for(reached.wait(), WAIT)
-            await asyncio.to_thread(own.kill)
-            await asyncio.to_thread(own.start)
-        reached.clear()
-        await asyncio.wait_for(reached.wait(), WAIT)
-        stop.set()
-        await asyncio.wait_for(talking, WAIT)
-        claim = await store.claim(KEY)
-        assert list(claim.commits) == [message(number) for number in acknowledged]
-        assert claim.revision == len(acknowledged)
-
-
-async def test_a_server_that_stays_away_is_unavailable_and_then_is_used_again(own: PostgresServer) -> None:
-    async with aclosing(await opened(own, SHORT)) as store:
-        claim = await filled(store)
-        own.kill()
-        for number in range(2):
-            with pytest.raises(StoreUnavailable, match="cannot be used"):
-                await asyncio.wait_for(store.append(claim, f"commit-{number}", message(number)), WAIT)
-        own.start()
-        await store.append(claim, "commit-2", message(2))
-        assert await commits(store) == [FIRST, message(2)]
-
-
-async def test_a_server_that_hangs_is_waited_for_and_given_up_in_time(own: PostgresServer) -> None:
-    async with aclosing(await opened(own, 1.0)) as store, aclosing(await opened(own, LONG)) as patient:
-        claim = await filled(store)
-        later = await patient.claim(SessionKey("subject", "later"))
-        own.freeze()
-        with pytest.raises(StoreUnavailable, match="did not answer in time"):
-            await asyncio.wait_for(store.append(claim, "commit-1", message(1)), WAIT)
-        commit = asyncio.create_task(patient.append(later, "commit-1", message(1)))
-        finished, _ = await asyncio.wait([commit], timeout=0.05)
-        assert not finished
-        own.thaw()
-        await asyncio.wait_for(commit, LONG)
-        try:
-            await store.append(claim, "commit-2", message(2))
-        except Conflict:  # the server had read the first commit
-            claim = await store.claim(KEY)
-            assert list(claim.commits) == [FIRST, message(1)]
-            await store.append(claim, "commit-3", message(3))
 
 
 # -- the start

@@ -19,10 +19,8 @@ _prefixes = (f"test-{number}" for number in count(1))
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    running = RedisServer(tmp_path_factory.mktemp("redis"), "--save", "")
-    running.start()
-    yield running
-    running.kill()
+    with RedisServer(tmp_path_factory.mktemp("redis"), "--save", "").running() as server:
+        yield server
 
 
 @pytest.fixture

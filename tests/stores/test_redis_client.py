@@ -27,7 +27,7 @@ Connect: TypeAlias = Callable[[str], RedisStore]
 
 @pytest.fixture
 def connect(make_store: StoreMaker) -> Connect:
-    return partial(make_store, retry_for=3.0)
+    return partial(make_store, retry_for=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +45,8 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
         "~*",
         "+@all",
     ]
-    running = RedisServer(tmp_path_factory.mktemp("locked"), *options)
-    running.start()
-    yield running
-    running.kill()
+    with RedisServer(tmp_path_factory.mktemp("locked"), *options).running() as server:
+        yield server
 
 
 # -- signing in
@@ -88,32 +86,6 @@ async def test_the_password_is_in_no_error_and_no_log(locked: RedisServer, conne
     texts = f"{errors} {lines} {store!r}"
     assert PASSWORD not in texts and CODED not in texts
     assert "it answered ERR" in texts  # there is no such database
-
-
-async def test_databases_are_kept_apart(locked: RedisServer, connect: Connect) -> None:
-    address = f"redis://:{CODED}@127.0.0.1:{locked.port}"
-    await filled(connect(f"{address}/3"))
-    assert await commits(connect(f"{address}/3")) == [FIRST]
-    assert (await connect(f"{address}/4").claim(KEY)).epoch == 1
-    names = locked.ask("KEYS", "*/*", options=("-n", "3", "-a", PASSWORD, "--no-auth-warning"))
-    assert names == "conductor:{subject/s-1}"
-
-
-async def test_a_socket_of_this_machine_is_used(tmp_path: Path, connect: Connect) -> None:
-    socket = tmp_path / "redis.sock"
-    server = RedisServer(
-        tmp_path / "redis", "--save", "", "--unixsocket", str(socket), "--requirepass", PASSWORD
-    )
-    server.start()
-    try:
-        await filled(connect(f"unix://:{CODED}@{socket}?db=3"))
-        assert await commits(connect(f"redis://:{CODED}@127.0.0.1:{server.port}/3")) == [FIRST]
-        with pytest.raises(SettingsError, match="cannot be used: invalid username"):
-            await connect(f"unix://:wr0ng@{socket}").open()
-        with pytest.raises(SettingsError, match="cannot be used: .*No such file or directory"):
-            await connect(f"unix://{tmp_path}/none").open()
-    finally:
-        server.kill()
 
 
 # -- servers of another kind
@@ -195,9 +167,7 @@ async def test_a_server_with_tls_is_refused_if_its_certificate_is_not_trusted(
 
 
 async def test_a_configuration_that_may_lose_sessions_is_logged(tmp_path: Path, connect: Connect) -> None:
-    server = RedisServer(tmp_path / "redis", "--save", "", "--maxmemory", "100mb")
-    server.start()
-    try:
+    with RedisServer(tmp_path / "redis", "--save", "", "--maxmemory", "100mb").running() as server:
         for policy, number in (("noeviction", 1), ("allkeys-lru", 2)):
             server.ask("CONFIG", "SET", "maxmemory-policy", policy)
             with structlog.testing.capture_logs() as lines:
@@ -210,5 +180,3 @@ async def test_a_configuration_that_may_lose_sessions_is_logged(tmp_path: Path, 
         with structlog.testing.capture_logs() as lines:
             await connect(server.url).open()
         assert not lines
-    finally:
-        server.kill()

@@ -17,7 +17,7 @@ from conductor.stores.base import SessionKey
 from tests.stores.conftest import StoreMaker
 from tests.stores.redis_cluster import RedisCluster
 from tests.stores.redis_load import Load
-from tests.stores.redis_server import WAIT, RedisServer, free_port
+from tests.stores.redis_server import WAIT, RedisServer
 
 LONG = 30.0
 
@@ -148,9 +148,3 @@ async def test_a_cluster_used_as_a_single_server_is_reported(
     with pytest.raises(StoreUnavailable, match="write redis\\+cluster:// before its address.$"):
         for number in range(20):
             await store.claim(SessionKey("subject", f"s-{number}"))
-
-
-async def test_a_missing_cluster_is_reported(make_store: StoreMaker) -> None:
-    url = f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
-    with pytest.raises(SettingsError, match="cannot be used: Redis Cluster cannot be connected"):
-        await make_store(url).open()

@@ -16,7 +16,7 @@ from tests.contract.store import FIRST, KEY, commits, filled
 from tests.stores.conftest import StoreMaker
 from tests.stores.redis_load import Load
 from tests.stores.redis_sentinel import SENTINEL_PASSWORD, SentinelServers
-from tests.stores.redis_server import WAIT, free_port
+from tests.stores.redis_server import WAIT
 
 PASSWORD = "s3cret/p@ss"
 CODED = "s3cret%2Fp%40ss"
@@ -102,12 +102,6 @@ async def test_a_name_that_the_sentinels_do_not_know_is_reported(
         await store.open()
     with pytest.raises(StoreUnavailable, match="its Sentinels name no primary that is up.$"):
         await store.claim(KEY)
-
-
-async def test_missing_sentinels_are_reported(make_store: StoreMaker) -> None:
-    url = f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{free_port()}/main"
-    with pytest.raises(SettingsError, match="its Sentinels name no primary that is up.$"):
-        await make_store(url).open()
 
 
 async def test_a_sentinel_that_hangs_leaves_time_for_the_next(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
 import stat
 import sys
-import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import replace
@@ -90,14 +88,6 @@ def _remove(path: Path) -> None:
 
 async def claims(store: SqliteStore | MemoryStore, count: int) -> list[Claim]:
     return [await store.claim(SessionKey("subject", str(number))) for number in range(count)]
-
-
-async def test_sessions_and_claims_outlive_the_store(path: Path, store: SqliteStore) -> None:
-    claim = await filled(store)
-    await store.aclose()
-    async with opened(path) as second:
-        await second.append(claim, "commit-1", b"1")
-        assert await commits(second) == [FIRST, b"1"]
 
 
 async def test_deleted_text_is_overwritten(path: Path, store: SqliteStore) -> None:
@@ -222,54 +212,7 @@ async def test_a_lock_of_another_process_ends_or_is_refused_in_time(path: Path) 
         assert await commits(store) == [b"1"]
 
 
-# -- lost replies
-
-
-async def test_a_cancelled_commit_is_recorded_and_may_be_repeated(path: Path, store: SqliteStore) -> None:
-    claim = await store.claim(KEY)
-    with locked(path):
-        waiting = asyncio.ensure_future(store.append(claim, "commit-1", b"once"))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.wait([waiting])
-    await store.append(claim, "commit-1", b"once")
-    assert claim.revision == 1
-    await store.append(claim, "commit-2", b"1")
-    assert await commits(store) == [b"once", b"1"]
-
-
 # -- disks that fail
-
-
-@contextmanager
-def _small_disk(folder: Path) -> Iterator[Path]:
-    disk = folder / "disk"
-    disk.mkdir()
-    mount = f"mount -t tmpfs -o size=1m tmpfs '{disk}' 2>/dev/null"
-    if os.geteuid() or os.system(mount):
-        pytest.skip("only root can make a small disk")
-    try:
-        yield disk
-    finally:
-        os.system(f"umount '{disk}'")
-
-
-async def test_a_full_disk_refuses_and_recovers_when_there_is_room(tmp_path: Path) -> None:
-    with _small_disk(tmp_path) as disk:
-        ballast = disk / "ballast"
-        ballast.write_bytes(b"x" * 400_000)
-        async with opened(disk / "sessions.db") as store:
-            claim, second = await claims(store, 2)
-            count = 0
-            with pytest.raises(StoreUnavailable, match="full"):
-                for count in range(500):
-                    await store.append(claim, f"commit-{count}", b"x" * 20_000)
-            assert 0 < count < 499
-            with pytest.raises(StoreUnavailable):
-                await store.append(second, "commit-0", b"x" * 400_000)
-            ballast.unlink()
-            await store.append(claim, "commit-after", b"1")
-            assert await commits(store, claim.key) == [*[b"x" * 20_000] * count, b"1"]
 
 
 async def test_a_write_that_fails_refuses_and_the_store_recovers(path: Path, store: SqliteStore) -> None:
@@ -300,19 +243,6 @@ async def test_a_file_that_is_damaged_and_then_replaced_needs_no_restart(path: P
 
 
 # -- opening and closing
-
-
-async def test_a_cancelled_opening_leaves_no_thread(path: Path, store: SqliteStore) -> None:
-    threads = {*threading.enumerate()}  # a store of another test may still be closing
-    with locked(path):
-        opening = asyncio.ensure_future(SqliteStore(path).open())
-        await asyncio.sleep(0)
-        opening.cancel()
-        await asyncio.wait([opening])
-    for thread in {*threading.enumerate()} - threads:
-        if thread.name.startswith("session-store"):
-            await asyncio.to_thread(thread.join, 10)
-            assert not thread.is_alive()
 
 
 async def test_the_settings_decide_when_sessions_expire(path: Path) -> None:
@@ -471,19 +401,6 @@ async def test_a_file_gives_space_back_when_sessions_are_deleted(store: SqliteSt
     assert size(path) < SPARE
     with pytest.raises(Fenced):
         await store.append(kept, "commit-1", b"1")
-
-
-async def test_a_file_gives_space_back_when_sessions_expire(path: Path) -> None:
-    clock = Clock()
-    store = SqliteStore(path, session_ttl=100, now=clock)
-    await store.open()
-    await fill(store, "subject", 40)
-    clock.now += 101
-    stays = await store.claim(SessionKey("another", "s-1"))
-    assert await store.sweep() == 40
-    assert size(path) < SPARE
-    await store.append(stays, "commit-1", b"1")
-    await store.aclose()
 
 
 async def test_commits_go_on_while_many_sessions_are_deleted(store: SqliteStore) -> None:
