@@ -77,47 +77,15 @@ NUMBERS = (
 """Numbers at the limits of parsers, doubles and integers, as JSON text or nearly."""
 
 TEXTS = (
-    *(
-        '""',
-        '" "',
-        '"\\u0000"',
-        '"\\ud800"',
-        '"\\udc00\\ud800"',
-        '"\\ud83c\\udf89"',
-        '"\\u202e\\u2066"',
-        '"\\uffff"',
-    ),
-    *(
-        '"\ufeff"',
-        '"\u200b\u200d"',
-        '"e\u0301"',
-        '"\u2028\u2029"',
-        '"\\x41"',
-        '"\\u12"',
-        '"\t"',
-        '"\x00"',
-        '"\x7f"',
-    ),
-    *(
-        '"' + "\U0001f469\u200d" * 60 + '"',
-        '"' + "a\u0300" * 200 + '"',
-        '"' + "\\\\" * 300 + '"',
-        '"' + "x" * 129 + '"',
-    ),
+    *('""', '" "', '"\t"', '"\x00"', '"\x7f"', '"\ufeff"', '"\u200b\u200d"', '"e\u0301"', '"\u2028\u2029"'),
+    *r'"\u0000" "\ud800" "\udc00\ud800" "\ud83c\udf89" "\u202e\u2066" "\uffff" "\x41" "\u12"'.split(),
+    *('"' + "\U0001f469\u200d" * 60 + '"', '"' + "a\u0300" * 200 + '"'),
+    *('"' + "\\\\" * 300 + '"', '"' + "x" * 129 + '"'),
 )
 """Strings, as JSON text or nearly: empty, controls, half surrogates, marks that turn or join letters."""
 
 BYTES = (
-    *(
-        b"\xff",
-        b"\xfe\xff",
-        b"\xc0\x80",
-        b"\xed\xa0\x80",
-        b"\xf4\x90\x80\x80",
-        b"\xf0\x9f",
-        b"\xe2\x82",
-        b"\x80",
-    ),
+    *map(bytes.fromhex, "ff feff c080 eda080 f4908080 f09f e282 80".split()),
     *(b"\x00", b"\xef\xbb\xbf", b"\r\n", b"\x1b[2J", b"\xc2\x85"),
 )
 """What UTF-8 does not allow (overlong, surrogate, too large, cut off), and bytes that confuse."""
@@ -289,22 +257,5 @@ def _replace(rand: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
     return data.replace(old, rand.choice((*_TOKENS, *BYTES)), rand.choice((1, -1)))
 
 
-_TOKENS = (
-    b"{",
-    b"}",
-    b"[",
-    b"]",
-    b'"',
-    b",",
-    b":",
-    b"\\",
-    b" ",
-    b"/**/",
-    b"\\u",
-    b"null",
-    b"true",
-    b"1e",
-    b'""',
-    b"\n",
-)
+_TOKENS = (*rb'{ } [ ] " , : \ /**/ \u null true 1e ""'.split(), b" ", b"\n")
 _ON_BYTES = (_flip, _cut, _remove, _double, _splice, _insert, _replace)

@@ -229,11 +229,6 @@ def test_an_event_may_be_as_large_as_the_limit_and_no_byte_larger() -> None:
     assert str(refusal(sized(2_001), 2_000)) == "event_too_large:2001"
 
 
-def test_the_limit_counts_bytes_and_not_characters() -> None:
-    data = json.dumps(event(payload={"text": "日" * 700}), ensure_ascii=False).encode()
-    assert str(refusal(data, 2_000)) == f"event_too_large:{len(data)}"
-
-
 def test_a_large_tool_result_is_accepted_whole() -> None:
     inbound = decode_event(sized(1_000_000, "tool.result", "result"))
     assert isinstance(inbound.event, client.ToolResultEvent)
@@ -260,14 +255,6 @@ def test_a_result_that_is_no_string_is_taken_as_its_json_text(
     event = decode_event(frame(type="tool.result", payload=payload)).event
     assert isinstance(event, client.ToolResultEvent) and (event.call_id, event.error) == ("c", None)
     assert text == (None if event.result is None else event.result.replace(" ", ""))
-
-
-def test_a_large_result_may_hold_anything_that_is_json() -> None:
-    values = [{"a": "ü"}] * 60_000  # far more values than an event may have
-    data = frame(type="tool.result", payload={"callId": "c", "result": values})
-    event = decode_event(data).event
-    assert isinstance(event, client.ToolResultEvent) and json.loads(event.result) == values
-    assert str(refusal(data.replace(b"\\u00fc", b"\xff"))) == "invalid_utf8"
 
 
 @pytest.mark.parametrize("event_type", sorted(set(CLIENT) - {"tool.result"}))
@@ -341,16 +328,6 @@ def test_unknown_fields_are_ignored() -> None:
     assert inbound.event == client.TranscriptFinal("hi")
 
 
-@pytest.mark.parametrize("character", ["x", "é", "日", "🎉", '"', "\\", "\x00"])
-def test_an_id_may_have_128_characters_of_any_kind(character: str) -> None:
-    assert decode_event(frame(id=character * 128)).id == character * 128
-
-
-def test_a_session_id_may_have_128_characters_of_its_alphabet() -> None:
-    name = ("AZaz09._:-" * 13)[:128]
-    assert decode_event(frame(sessionId=name)).session_id == name
-
-
 @given(texts)
 @example("\x00\u2028\ufeff\U0010ffff")
 @example(" \n\t")
@@ -376,8 +353,11 @@ WRITERS: dict[str, Callable[[Any], str]] = {
 @pytest.mark.parametrize("event_type", sorted(CLIENT))
 @given(data=st.data())
 def test_frames_of_different_json_writers_decode_alike(event_type: str, data: st.DataObject) -> None:
-    original = encode_event("e-1", "s-1", data.draw(events_of(CLIENT[event_type])))
+    event = data.draw(events_of(CLIENT[event_type]))
+    original = encode_event("e-1", "s-1", event)
     expected = decode_event(original)
+    assert expected.event == event and type(expected.event) is CLIENT[event_type]
+    assert (expected.id, expected.type, expected.session_id) == ("e-1", event_type, "s-1")
     for writer, write in WRITERS.items():
         inbound = decode_event(write(json.loads(original)).encode(), 1_000_000)
         assert inbound.event == expected.event, writer

@@ -19,11 +19,8 @@ from conductor.events.docs import markdown
 from conductor.events.envelope import encode_event
 from conductor.events.schema import EVENTS, asyncapi, json_schema
 from conductor.events.server import ApprovalRequest, ToolCallEvent
-from conductor.models.base import TextDelta
 from conductor.tools.rules import arguments_digest
-from tests.end_to_end.conftest import serving
 from tests.events.events import events_of, json_values, texts
-from tests.models import ScriptedProvider
 
 EXAMPLES = {event.type: event.example["payload"] for event in EVENTS}
 SCHEMA = json_schema()
@@ -169,19 +166,6 @@ def test_edited_arguments_may_be_as_deep_as_any_event_and_no_deeper(form: str) -
             assert (error.code, str(error), error.event_id) == ("invalid_event", "too_deep", "e-1")
 
 
-def test_edited_arguments_arrive_as_they_were_sent() -> None:
-    arguments: dict[str, Any] = {
-        "text": "日本 🎉 \u2028",
-        "numbers": [1, -2.5, 0],
-        "none": None,
-        "__proto__": {"": []},
-    }
-    event = frame("approval.response", {**EDIT, "editedArguments": arguments})
-    response = decode_event(json.dumps(event).encode()).event
-    assert isinstance(response, client.ApprovalResponse)
-    assert response.all() == [client.Decision("appr_1", "0" * 64, "edit", "once", arguments)]
-
-
 @given(events_of(client.ApprovalResponse))
 def test_one_decision_and_several_are_listed_alike(response: client.ApprovalResponse) -> None:
     listed = response.all()
@@ -213,19 +197,6 @@ def test_the_schema_and_the_server_agree_on_every_response(payload: dict[str, An
         assert not VALIDATOR.is_valid(event)
     else:
         VALIDATOR.validate(event)
-
-
-async def test_bad_events_are_answered_with_their_id_and_the_connection_goes_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with serving(ScriptedProvider([[TextDelta("Hello.")]]), frames_per_second=1e6) as served:
-        async with served.phone() as phone:
-            event_ids = [phone.send(event_type, payload) for event_type, payload, _ in REFUSED]
-            await phone.ask("hello?")
-            errors = [event["payload"] for event in phone.log if event["type"] == "error"]
-    assert [error["eventId"] for error in errors] == event_ids
-    assert {error["code"] for error in errors} == {"invalid_event"}
-    assert [record for record in caplog.records if record.levelname == "ERROR" or record.exc_info] == []
 
 
 # -- the documents
