@@ -91,28 +91,3 @@ async def test_a_decision_about_other_arguments_or_a_second_one_runs_nothing_and
         assert len(phone.runs) == 1
     (result,) = results_of(claude.requests[-1])
     assert json.loads(json.dumps(result))["success"]
-
-
-async def test_a_card_can_be_answered_by_voice_after_approval_shown(
-    claude: AnthropicService,
-) -> None:
-    claude.replies += [Reply(calls=(Call("delete_file", {"path": "a"}),)), Reply(text="Gone.")]
-    async with talking(
-        claude, "approval", device={"delete_file": lambda a: "deleted"}, heard_window=0.0
-    ) as phone:
-        since = len(phone.log)
-        phone.say("delete it")
-        card = (await phone.until("approval.request"))["payload"]
-        await phone.until("state idle", since=since)
-        phrase = card["prompt"].partition("say: ")[2].partition(".")[0]
-        for words in ("yes please", phrase):
-            since = len(phone.log)
-            phone.say(words)
-            await phone.until("state idle", since=since)
-            assert phone.runs == [] and not phone.finals()
-        phone.send("approval.shown", {"approvalId": card["approvalId"]})
-        since = len(phone.log)
-        phone.say(phrase)
-        resolved = await phone.until("approval.resolved", outcome="allowed", since=since)
-        await phone.idle(since=phone.log.index(resolved))
-        assert [name for name, _ in phone.runs] == ["delete_file"]

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import TextDelta
 from tests.end_to_end.conftest import serving
-from tests.models import Script, ScriptedProvider
-from tests.shapes import shape_of
+from tests.models import ScriptedProvider
 
 
 def event(**changes: Any) -> dict[str, Any]:
@@ -133,27 +131,3 @@ async def test_an_unknown_type_is_ignored() -> None:
         phone.send("app.telemetry", {"battery": 0.5})
         await phone.ask("hi")
         assert phone.errors() == []
-
-
-async def test_a_large_result_is_accepted_and_shortened_for_the_model() -> None:
-    scripts: list[Script] = [[ToolCall("", "agent.status", '{"id":"a"}')], [TextDelta("Long.")]]
-    provider = ScriptedProvider(scripts)
-    async with serving(provider) as served:
-        async with served.phone(tools={"agent.status": lambda a: "y" * 500_000}) as phone:
-            await phone.ask("how is it?")
-            assert phone.errors() == []
-    result = provider.requests[1].messages[-1]
-    assert isinstance(result, ToolResult)
-    assert 10_000 < len(result.content) < 20_000
-    assert "500,000" in result.content  # the marker says how much there was
-
-
-async def test_above_the_hard_limit_the_connection_closes_and_the_session_survives() -> None:
-    provider = ScriptedProvider(lambda _: [TextDelta("Fine.")])
-    async with serving(provider) as served, served.phone() as phone:
-        await phone.ask("hi")
-        phone.socket.write(raw(payload={"text": "x" * 1_100_000}).encode())
-        await phone.closed.wait()
-        assert phone.close_code == 1009
-        await phone.open()
-        assert phone.log[-1]["payload"].get("resumed") is True or shape_of(phone.log[-1]) == "state idle"

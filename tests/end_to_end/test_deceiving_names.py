@@ -13,11 +13,8 @@ from tests.end_to_end.dialogues import (
     ask_aloud,
     ask_deciding,
     call,
-    cards,
-    decide,
     declared,
     prompts,
-    results_of,
     talking,
     update,
 )
@@ -103,30 +100,3 @@ async def test_an_argument_cannot_pass_for_the_questions_own_words(
         assert not any(map(is_hidden, text)), text
         assert "already said yes" not in text
         assert text.startswith("May I run move file, with ") and text.endswith("Say yes or no.")
-
-
-async def test_sixty_four_kibibytes_of_arguments_are_asked_about_in_a_few_words_and_run_whole(
-    claude: AnthropicService,
-) -> None:
-    most = "x" * (65_536 - len('{"path":""}'))
-    claude.replies += [
-        Reply(calls=(call("move_file", most),), argument_size=8_192),
-        Reply(calls=(call("move_file", most + "x"),), argument_size=8_192),
-        Reply(text="Moved."),
-    ]
-    async with talking(claude, "approval", device={"move_file": lambda a: "moved"}) as phone:
-        since = len(phone.log)
-        phone.say("move it")
-        request = await phone.until("approval.request")
-        assert request["payload"]["arguments"] == {"path": most}
-        assert request["payload"]["prompt"] == (
-            "May I run move file, with path a text of 65525 characters that begins xxxxxxxxxxxxxxxxxxxx? "
-            "Say yes or no."
-        )
-        await decide(phone, request, "allow")
-        await phone.idle(since=since)
-        assert phone.runs == [("move_file", {"path": most})]
-        assert len(cards(phone)) == 1
-    (result,) = results_of(claude.requests[-1])
-    assert result["error_type"] == "validation_failed"
-    assert "65536 bytes" in result["error_message"]

@@ -15,7 +15,6 @@ from conductor.conversation.speech import CUT_HERE, HEARD_NOTHING
 from tests.app import App
 from tests.end_to_end.conftest import provider_for, serving
 from tests.end_to_end.dialogues import (
-    LIMIT_MS,
     LOOK,
     MOVE,
     SAVE,
@@ -23,9 +22,7 @@ from tests.end_to_end.dialogues import (
     begin,
     call,
     call_id,
-    cards,
     decide,
-    declared,
     extended,
     last_text,
     results_of,
@@ -34,8 +31,6 @@ from tests.end_to_end.dialogues import (
 from tests.end_to_end.test_barge_in import assistant_texts
 from tests.models import AnthropicService, Call, Reply
 from tests.shapes import PLAIN_TURN, Event
-
-STOPPABLE = extended(declared("upload"), approval="never", onInterrupt="cancel")
 
 
 async def begin_call(phone: App, name: str, text: str = "go") -> Event:
@@ -101,41 +96,6 @@ async def test_a_barge_in_cancels_a_reading_call_and_its_effect_reaches_the_next
         assert expected in last_text(claude.requests[-1])
 
 
-async def test_a_write_that_was_cancelled_before_it_did_anything_may_run_again_unasked(
-    claude: AnthropicService,
-) -> None:
-    claude.replies += [
-        Reply(calls=(call("upload"),)),
-        Reply(calls=(call("upload"),)),
-        Reply(text="Uploaded."),
-    ]
-    async with talking(claude, "cancel", "approval", tools=[STOPPABLE]) as phone:
-        upload = await begin_call(phone, "upload")
-        phone.interrupt()
-        await phone.until("tool.cancel")
-        phone.send("tool.cancelled", {"callId": call_id(upload), "effect": "none"})
-        phone.tools["upload"] = lambda a: "done"
-        await phone.ask("again, please")
-        assert cards(phone) == [] and len(phone.runs) == 2
-    assert results_of(claude.requests[-1])[0]["data"] == "done"
-
-
-async def test_an_unknown_call_is_corrected_when_nothing_was_done(claude: AnthropicService) -> None:
-    claude.replies += [
-        Reply(calls=(call("save_note"),)),
-        Reply(text="I cannot tell."),
-        Reply(text="It was not saved."),
-    ]
-    async with talking(claude, "cancel", tools=[SLOW_SAVE]) as phone:
-        since = len(phone.log)
-        save = await begin_call(phone, "save_note")
-        await phone.until("tool.cancel")
-        await final_after(phone, since)
-        phone.send("tool.cancelled", {"callId": call_id(save), "effect": "none"})
-        await phone.ask("is it saved?")
-    assert "Nothing was done" in last_text(claude.requests[-1])
-
-
 async def test_a_client_without_the_capability_cancel_neither_gets_nor_sends_cancels(
     claude: AnthropicService,
 ) -> None:
@@ -171,19 +131,6 @@ async def test_a_button_stops_the_turn_as_a_barge_in_does(claude: AnthropicServi
     kinds = [result["error_type"] for result in all_results(claude.requests[-1])]
     assert kinds == ["cancelled", "unknown"]
     assert [e["payload"]["errorType"] for e in phone.events("tool.activity", status="finished")] == kinds
-
-
-async def test_a_button_stops_an_answer_that_is_being_written(claude: AnthropicService) -> None:
-    claude.replies += [Reply(text="One two three", hold=asyncio.Event(), hold_at=2), Reply(text="Yes?")]
-    async with talking(claude, "cancel") as phone:
-        since = len(phone.log)
-        phone.say("count")
-        await phone.until("assistant.speech.partial")
-        phone.send("response.cancel", {})
-        await phone.until("state idle", since=since)
-        await claude.wait_disconnects(1)
-        assert phone.shapes(since) == ["state thinking", "append user", "state idle"]
-        await phone.ask("hello?")
 
 
 async def test_a_button_withdraws_a_question(claude: AnthropicService) -> None:
@@ -238,22 +185,6 @@ def is_run(event: Event) -> bool:
     return event["type"] == "tool.call" and not event["payload"]["name"].startswith(("convo.", "tts."))
 
 
-@pytest.mark.parametrize("sign", ["tool.started", "tool.progress"])
-async def test_a_sign_of_life_restarts_the_time_limit(claude: AnthropicService, sign: str) -> None:
-    look = extended(LOOK, timeoutMs=600)
-    claude.replies += [Reply(calls=(call("look"),)), Reply(text="That took a while.")]
-    async with talking(claude, "lease", tools=[look]) as phone:
-        since = len(phone.log)
-        looking = await begin_call(phone, "look")
-        more = {"message": "3 of 7", "percent": 42} if sign == "tool.progress" else {}
-        for _ in range(3):
-            await pass_time(0.3)
-            phone.send(sign, {"callId": call_id(looking), **more})
-        phone.result(call_id(looking), "seen")  # after 0.9 s and more
-        await final_after(phone, since)
-    assert results_of(claude.requests[-1])[0]["data"] == "seen"
-
-
 # -- late
 
 
@@ -286,51 +217,6 @@ async def test_a_late_result_begins_a_turn_of_its_own_when_nothing_is_going_on(
         shape = phone.shapes(phone.log.index(events[1]))
         assert shape == PLAIN_TURN[2:]  # no "thinking", no words of the user's
         assert phone.speeches()[-1] == "It did work."
-
-
-async def test_a_client_without_extensions_is_told_of_late_results_too(claude: AnthropicService) -> None:
-    async with serving(provider_for(claude), tool_timeout=LIMIT_MS / 1000) as served:
-        async with served.phone() as phone:
-            followup = Call("agent_followup", {"id": "a", "prompt": "go on"})
-            events = await late_when_idle(claude, phone, followup)
-            assert phone.shapes(phone.log.index(events[0])) == PLAIN_TURN[2:]
-
-
-@pytest.mark.parametrize("capable", [True, False])
-async def test_a_late_result_during_a_turn_is_context_for_the_next(
-    claude: AnthropicService, capable: bool
-) -> None:
-    going_on = asyncio.Event()
-    claude.replies += [
-        Reply(calls=(call("save_note"),)),
-        Reply(text="I cannot tell.", hold=going_on, hold_at=1),
-        Reply(text="It is."),
-    ]
-    async with talking(claude, *(["late"] if capable else []), tools=[SLOW_SAVE]) as phone:
-        since = len(phone.log)
-        save = await begin_call(phone, "save_note")
-        await phone.until("assistant.speech.partial", since=since)
-        phone.result(call_id(save), "saved as note 7")
-        if capable:
-            late = await phone.until("tool.late")
-            assert late["payload"] == {"callId": call_id(save), "deliveredAs": "context"}
-        going_on.set()
-        await final_after(phone, since)
-        await phone.ask("is it saved?")
-        assert phone.shapes(since).count("tool.late") == capable
-        assert phone.finals() == ["I cannot tell.", "It is."]
-    assert "saved as note 7" in last_text(claude.requests[-1])
-    assert last_text(claude.requests[-1]).endswith("is it saved?")
-
-
-async def test_a_late_result_that_comes_twice_is_told_once(claude: AnthropicService) -> None:
-    async with talking(claude, "late", tools=[SLOW_SAVE]) as phone:
-        await late_when_idle(claude, phone)
-        save = phone.events("save_note")[0]
-        phone.result(call_id(save), "once more")
-        await phone.ask("and?")
-        assert phone.shapes().count("tool.late") == 1
-    assert "once more" not in json.dumps(claude.requests[-1])
 
 
 # -- async
@@ -398,23 +284,3 @@ async def test_an_unheard_confirmation_is_in_the_next_request(
     reply_text = assistant_texts(claude.requests[-1])[-1]
     assert reply_text.startswith(expected_text)
     assert reply_text.endswith("[Done, though the user may not have heard so: move_file.]")
-
-
-async def test_a_barge_in_before_the_confirmation_was_written_leaves_the_result(
-    claude: AnthropicService,
-) -> None:
-    claude.replies += [
-        Reply(calls=(call("save_note"),)),
-        Reply(text="I have saved it.", hold=asyncio.Event(), hold_at=2),
-        Reply(text="It is saved."),
-    ]
-    async with talking(claude, tools=[SAVE], device={"save_note": lambda a: "saved as note 7"}) as phone:
-        since = len(phone.log)
-        phone.say("save it")
-        await phone.until("assistant.speech.partial", since=since)
-        phone.say("wait")
-        await final_after(phone, since)
-        assert phone.finals() == ["It is saved."]
-    request = claude.requests[-1]
-    assert [result["data"] for result in all_results(request)] == ["saved as note 7"]
-    assert "before any of this was spoken" in assistant_texts(request)[-1]

@@ -5,14 +5,12 @@ Each checks the model's next request, the person's questions and the log.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
 
 from conductor.tools.permissions import MAY_HAVE_HAPPENED
-from tests.app import WAIT
 from tests.end_to_end.conftest import provider_for, serving
 from tests.end_to_end.dialogues import (
     LIMIT_MS,
@@ -32,10 +30,6 @@ from tests.end_to_end.dialogues import (
     update,
 )
 from tests.models import AnthropicService, Reply
-from tests.shapes import shape_of
-
-OVER_THE_HARD_LIMIT = 1_100_000
-
 
 SEND = extended(declared("send_mail"), approval="never", timeoutMs=LIMIT_MS)
 FETCH = declared("fetch_page", readOnlyHint=True, openWorldHint=True)
@@ -71,20 +65,6 @@ async def test_a_write_that_hangs_is_unknown_and_the_same_call_asks_before_it_ru
     assert second["error_type"] == "unknown"
 
 
-async def test_a_reading_tool_that_hangs_may_simply_be_called_again(claude: AnthropicService) -> None:
-    look = extended(LOOK, timeoutMs=LIMIT_MS)
-    claude.replies += [
-        Reply(calls=(call("look"),)),
-        Reply(calls=(call("look"),)),
-        Reply(text="It does not answer."),
-    ]
-    async with talking(claude, "approval", tools=[look]) as phone:
-        await phone.ask("look")
-        assert cards(phone) == [] and len(phone.runs) == 2
-    (result,) = results_of(claude.requests[-1])
-    assert result["error_type"] == "unknown" and "Do not assume" in result["error_message"]
-
-
 # -- tools that flood
 
 
@@ -102,34 +82,6 @@ async def test_a_result_of_nearly_a_mebibyte_is_taken_and_shortened_with_a_marke
     assert marker == f"[shortened: {size - len(beginning):,} of {size:,} bytes are missing]"
     assert len(result["data"].encode()) <= 16 * 1024
     assert result["metadata"]["data_size_bytes"] == size
-
-
-async def test_a_result_over_the_hard_limit_closes_the_socket_and_the_session_goes_on(
-    claude: AnthropicService,
-) -> None:
-    send = extended(declared("send_mail"), approval="never", timeoutMs=400)
-    claude.replies += [
-        Reply(calls=(call("send_mail"),)),
-        Reply(text="I cannot tell."),
-        Reply(text="Still here."),
-    ]
-    async with talking(claude, tools=[send]) as phone:
-        phone.say("send it")
-        mail_call = await phone.until("send_mail")
-        phone.result(mail_call["payload"]["callId"], "x" * OVER_THE_HARD_LIMIT)
-        await asyncio.wait_for(phone.closed.wait(), WAIT)
-        assert phone.close_code == 1009
-        since = len(phone.log)
-        await phone.open()
-        assert phone.log[since]["payload"]["resumed"] is True
-        await phone.until("assistant.speech.final", since=since)
-        await phone.idle(since=since)
-        assert len(phone.runs) == 1 and not [e for e in phone.repeated if shape_of(e) == "send_mail"]
-        (result,) = results_of(claude.requests[-1])
-        assert (result["error_type"], result["metadata"]["reason"]) == ("unknown", "tool_result_timeout")
-        assert "xxxx" not in json.dumps(claude.requests[-1])
-        await phone.ask("are you there?")
-        assert phone.finals()[-1] == "Still here."
 
 
 # -- tools that give orders
@@ -273,22 +225,6 @@ async def test_a_tool_that_changed_after_it_was_remembered_asks_again(
         assert len(phone.runs) == (2 if asks else 3)
 
 
-@pytest.mark.parametrize("scope", ["once", "session"])
-async def test_a_tool_that_is_withdrawn_while_its_card_is_open_does_not_run(
-    claude: AnthropicService, scope: str
-) -> None:
-    claude.replies += [Reply(calls=(call("move_file"),)), Reply(text="It is gone.")]
-    async with talking(claude, "approval", tools=[MOVE], device={"move_file": lambda a: "moved"}) as phone:
-        since = len(phone.log)
-        phone.say("move it")
-        request = await phone.until("approval.request")
-        await update(phone, [LOOK])
-        await decide(phone, request, "allow", scope=scope)
-        await phone.idle(since=since)
-        assert phone.runs == []
-    assert results_of(claude.requests[-1])[0]["error_type"] == "permission_denied"
-
-
 # -- results without a result
 
 
@@ -326,24 +262,6 @@ async def test_the_model_reads_every_answer_in_the_same_wrapper(
     assert outcome["success"] is success
     assert outcome["data"] == (result if data is ... else data)
     assert outcome["error_message"] == message
-
-
-async def test_a_result_that_is_no_unicode_is_refused_and_the_call_can_still_be_answered(
-    claude: AnthropicService,
-) -> None:
-    claude.replies += [Reply(calls=(call("look"),)), Reply(text="So so.")]
-    async with talking(claude) as phone:
-        since = len(phone.log)
-        phone.say("look")
-        asking = await phone.until("look")
-        call_id = asking["payload"]["callId"]
-        payload = {"callId": call_id, "result": "half a pair \ud800", "error": None}
-        event = {"id": "e-1", "type": "tool.result", "timestamp": "", "sessionId": "s-1", "payload": payload}
-        phone.socket.write(json.dumps(event).encode())
-        phone.send("tool.result", {"callId": call_id, "result": {"seen": ["a", 1]}, "error": None})
-        await phone.idle(since=since)
-        assert [problem["code"] for problem in phone.errors()] == ["invalid_event"]
-    assert json.loads(results_of(claude.requests[-1])[0]["data"]) == {"seen": ["a", 1]}
 
 
 async def test_an_answer_to_another_sessions_call_changes_nothing(claude: AnthropicService) -> None:

@@ -94,28 +94,6 @@ async def test_text_shown_before_a_failure_stays_in_the_history(claude: Anthropi
     assert text == f"One two {CUT_OFF} {SORRY}"
 
 
-async def test_a_failure_after_a_tool_keeps_its_result(claude: AnthropicService) -> None:
-    claude.replies += [
-        Reply(calls=(Call("agent_cancel", {"id": "a"}),)),
-        HttpFailure(400, "invalid_request_error"),
-        Reply(text="It is cancelled."),
-    ]
-    async with serving(provider_for(claude)) as served:
-        async with served.phone(tools={"agent.cancel": lambda a: "a is gone"}) as phone:
-            await phone.ask("cancel it")
-            await phone.ask("did it work?")
-    assert "a is gone" in json.dumps(claude.requests[-1])
-
-
-async def test_spoken_failures_can_be_switched_off(claude: AnthropicService) -> None:
-    claude.replies += [HttpFailure(401, "authentication_error"), Reply(text="Fine.")]
-    async with serving(provider_for(claude), speak_errors=False) as served, served.phone() as phone:
-        await phone.ask("hello?")
-        assert phone.shapes(1) == [*PLAIN_TURN[:2], "error", "state idle"]
-        await phone.ask("hello again")
-        assert phone.finals() == ["Fine."]
-
-
 async def test_shown_text_is_cleared_even_if_failures_are_not_spoken(claude: AnthropicService) -> None:
     claude.replies += [Reply(text="One two three", broken=Break("cut", 2))] * 2
     async with serving(provider_for(claude), speak_errors=False) as served, served.phone() as phone:

@@ -15,17 +15,15 @@ from conductor.tools.rules import Rule
 from tests.end_to_end.conftest import Configured, configured, write_rules
 from tests.end_to_end.dialogues import (
     DEVICE,
-    ask_aloud,
     ask_deciding,
     begin,
     calls,
     cards,
     decide,
-    prompts,
     results_of,
 )
 from tests.models import AnthropicService, Reply
-from tests.server.wires import WAIT, get, http, until
+from tests.server.wires import WAIT, until
 
 
 async def test_rules_deny_ask_and_allow_by_their_arguments(claude: AnthropicService, tmp_path: Path) -> None:
@@ -57,47 +55,6 @@ async def test_rules_deny_ask_and_allow_by_their_arguments(claude: AnthropicServ
     first = results_of(claude.requests[-2])
     assert [result["error_type"] for result in first] == ["none", "none", "permission_denied", "none"]
     assert "rules forbid it" in first[2]["error_message"]
-
-
-async def test_a_rule_that_asks_asks_aloud_where_there_are_no_cards(
-    claude: AnthropicService, tmp_path: Path
-) -> None:
-    write_rules(tmp_path, {"effect": "ask", "tool": "look"})
-    claude.replies += [calls(("look", "here")), Reply(text="Seen.")]
-    async with configured(claude, tmp_path) as server, server.phone(tools=DEVICE) as phone:
-        await begin(phone)
-        await ask_aloud(phone, "look", "yes")
-        assert len(prompts(phone)) == 1 and len(phone.runs) == 1
-    assert results_of(claude.requests[-1])[0]["data"] == "seen"
-
-
-async def test_an_ask_rule_wins_over_a_lasting_grant(claude: AnthropicService, tmp_path: Path) -> None:
-    write_rules(tmp_path, {"effect": "ask", "tool": "move_file"})
-    for path in ("a", "b"):
-        claude.replies += [calls(("move_file", path)), Reply(text="Moved.")]
-    async with configured(claude, tmp_path) as server, server.phone(tools=DEVICE) as phone:
-        await begin(phone, "approval")
-        await ask_deciding(phone, "move a", scope="always")
-        await ask_deciding(phone, "move b")
-        assert len(cards(phone)) == 2
-
-
-async def test_an_edit_cannot_get_round_a_rule_that_denies(claude: AnthropicService, tmp_path: Path) -> None:
-    write_rules(tmp_path, {"effect": "deny", "tool": "move_file", "args": {"path": {"under": "secrets"}}})
-    claude.replies += [calls(("move_file", "a")), Reply(text="Moved.")]
-    async with configured(claude, tmp_path) as server, server.phone(tools=DEVICE) as phone:
-        await begin(phone, "approval")
-        since = len(phone.log)
-        phone.say("move it")
-        request = await phone.until("approval.request")
-        refused = await decide(phone, request, "edit", editedArguments={"path": "secrets/b"})
-        assert refused["payload"]["outcome"] == "refused" and "rule" in refused["payload"]["message"]
-        edited = await decide(phone, request, "edit", editedArguments={"path": "c"})
-        assert edited["payload"]["outcome"] == "edited"
-        await phone.idle(since=since)
-        assert phone.runs == [("move_file", {"path": "c"})]
-    (result,) = results_of(claude.requests[-1])
-    assert any('"before":"a"' in note and '"after":"c"' in note for note in result["metadata"]["notes"])
 
 
 async def test_reloaded_rules_hold_for_open_sessions(claude: AnthropicService, tmp_path: Path) -> None:
@@ -155,29 +112,6 @@ async def test_a_running_server_takes_changed_rules_up_by_itself(
         await ask_deciding(phone, "look", "deny")
         remove(path, number)
         await until(lambda: not server.listener.services.rules)
-
-
-async def test_an_invalid_rules_file_is_reported_and_the_earlier_rules_hold(
-    claude: AnthropicService, tmp_path: Path
-) -> None:
-    claude.replies += [calls(("look", ".")), Reply(text="No.")]
-    write_rules(tmp_path, {"effect": "deny", "tool": "look"})
-    async with configured(claude, tmp_path, admin_token="operator") as server, watched(server):
-        policies = server.services.policies
-        assert policies is not None
-        (tmp_path / "policies.json").write_text('{"version": 1, "rules": [],}')
-        await until(lambda: bool(policies.problem))
-        status, ready = await http(server.listener.port, get("/readyz"))
-        assert status == 200 and "the rules file is not valid: the earlier rules hold" in ready
-        _, metrics = await http(server.listener.port, get("/metrics", "Authorization: Bearer operator"))
-        assert "\nconductor_policy_problem 1.0\n" in metrics
-        async with server.phone(tools=DEVICE) as phone:
-            await begin(phone, "approval")
-            await phone.ask("look")
-            assert phone.runs == []
-        write_rules(tmp_path)
-        await until(lambda: not policies.problem)
-        assert "earlier rules" not in (await http(server.listener.port, get("/readyz")))[1]
 
 
 async def test_misspelt_tools_in_rules_and_in_allowed_tools_are_logged_at_the_start(

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from conductor.app import running
 from conductor.models.families import PRICES
-from conductor.settings import load_settings
-from tests.app import App
 from tests.end_to_end.conftest import provider_for, serving
 from tests.models import AnthropicService, Call, JsonObject, Reply
-from tests.server.wires import until
 
 TURNS = 30
 # What a phone's tool answers: 100 tokens.
@@ -69,31 +63,3 @@ model = "{model}"
 base_url = "{url}"
 api_key_env = "TEST_KEY"
 """
-
-
-@pytest.mark.parametrize(("model", "warmings"), [("claude-haiku-5-5", 1), ("claude-test", 0)])
-async def test_the_cache_is_filled_before_the_first_words_and_once_in_its_lifetime(
-    claude: AnthropicService,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    model: str,
-    warmings: int,
-) -> None:
-    monkeypatch.setenv("TEST_KEY", "test-key")
-    (tmp_path / "models.toml").write_text(WARMABLE.format(model=model, url=claude.base_url))
-    settings = load_settings(None, models_file=str(tmp_path / "models.toml"), port=0)
-    async with running(settings) as listener:
-        url = f"ws://127.0.0.1:{listener.port}/ws"
-        async with App(url, "s-1") as first, App(url, "s-2") as second:
-            if warmings:
-                await until(lambda: bool(claude.warmings))
-            for phone in (first, second):
-                phone.send("user.audio.transcript.partial", {"text": "Hel"})
-                await phone.ask("Hello?")
-            assert len(claude.warmings) == warmings and claude.received == 2
-        count = listener.services.model_metrics.registry.get_sample_value
-        assert count("conductor_model_cache_warmings_total", {"profile": "claude"}) == (warmings or None)
-        cache_writes = count("conductor_model_tokens_total", {"profile": "claude", "kind": "cache_write"})
-        assert cache_writes == sum(usage["cache_creation_input_tokens"] for usage in claude.usages)
-    usage = claude.usages[warmings]
-    assert (usage["cache_read_input_tokens"] > 1000) is bool(warmings)

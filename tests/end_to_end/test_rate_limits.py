@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from conductor.app import make_services, running
 from conductor.messages import ToolCall, ToolResult
@@ -38,22 +39,19 @@ async def test_a_turn_too_many_is_refused_with_a_time_to_wait_and_the_microphone
         assert error["code"] == "rate_limited" and error["eventId"] == event_id
         assert 20_000 < error["retryAfterMs"] <= 30_000
         assert not phone.closed.is_set()
-    assert len(provider.requests) == 2
-
-
-async def test_a_refused_transcript_is_not_part_of_the_conversation() -> None:
-    async with serving(chatty(), turns_per_minute=per_minute(1)) as served, served.phone() as phone:
-        await phone.ask("hi")
-        await phone.ask("what nobody heard")
         (session,) = served.listener.registry.sessions
-        assert len(session.state.log) == 2
-        assert "what nobody heard" not in str(list(session.state.log))
+        assert "and again" not in str(list(session.state.log))
+    assert len(provider.requests) == 2
 
 
 async def test_a_result_is_taken_however_many_turns_there_were() -> None:
     calls = [ToolCall(f"c-{n}", "agent.status", f'{{"id":"a-{n}"}}') for n in range(3)]
     provider = ScriptedProvider([calls, [TextDelta("They run.")]])
-    async with serving(provider, turns_per_minute=per_minute(1)) as served, served.phone() as phone:
+    limits: dict[str, Any] = {"turns_per_minute": per_minute(1), "subject_turns_per_minute": 1.0}
+    async with (
+        serving(provider, tokens=TOKENS, **limits) as served,
+        served.phone(headers=bearer(TOKENS[0])) as phone,
+    ):
         phone.say("how are they?")
         turn_events: list[Event] = []
         for _ in calls:
@@ -89,7 +87,8 @@ async def test_the_limit_is_the_sessions_and_a_new_connection_changes_nothing() 
 
 
 async def test_another_session_has_a_limit_of_its_own() -> None:
-    async with serving(chatty(), turns_per_minute=per_minute(1)) as served:
+    limits: dict[str, Any] = {"turns_per_minute": per_minute(1), "subject_turns_per_minute": 1.0}
+    async with serving(chatty(), **limits) as served:  # without tokens
         async with served.phone() as phone, served.phone("s-2") as other_phone:
             await phone.ask("hi")
             await phone.ask("hi")
@@ -155,16 +154,6 @@ async def test_turns_of_all_sessions_with_one_token_count_together() -> None:
     assert len(provider.requests) == 4
 
 
-async def test_results_and_their_rounds_are_no_turns_of_the_token() -> None:
-    rounds = [[ToolCall(f"c-{n}", "agent.status", f'{{"id":"a-{n}"}}')] for n in range(4)]
-    provider = ScriptedProvider([*rounds, [TextDelta("They run.")]])
-    async with serving(provider, tokens=TOKENS, subject_turns_per_minute=1.0) as served:
-        tools = {"agent.status": lambda _: "runs"}
-        async with served.phone(headers=bearer(TOKENS[0]), tools=tools) as phone:
-            await phone.ask("how are they?")
-            assert phone.finals() == ["They run."] and phone.errors() == []
-
-
 async def test_news_waits_until_the_token_has_a_turn_for_it() -> None:
     provider = chatty()
     async with serving(provider, tokens=TOKENS, subject_turns_per_minute=1.0) as served:
@@ -176,14 +165,6 @@ async def test_news_waits_until_the_token_has_a_turn_for_it() -> None:
             await phone.idle(since=since)
             assert [error["code"] for error in phone.errors()] == ["rate_limited"]
     assert len(provider.requests) == 1
-
-
-async def test_without_tokens_turns_are_not_those_of_one_person() -> None:
-    async with serving(chatty(), subject_turns_per_minute=1.0) as served:
-        for number in range(3):
-            async with served.phone(f"s-{number}") as phone:
-                await phone.ask("hi")
-                assert phone.finals() == ["Hi."] and phone.errors() == []
 
 
 # -- a day's tokens

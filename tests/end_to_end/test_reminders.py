@@ -30,29 +30,3 @@ async def test_a_reminder_is_told_in_a_turn_of_its_own() -> None:
             assert words(news) == "Here is some news. You asked me to remind you: call the bank."
             await phone.ask("list my reminders")
             assert phone.finals()[-1] == "There are no reminders."
-
-
-async def test_a_reminder_of_who_was_away_is_told_in_the_next_session() -> None:
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    async with serving(DemoProvider(0.0), tokens=(TOKEN, "another-persons-token")) as served:
-        async with served.phone("s-1", headers=headers) as phone:
-            await schedule(phone, "remind me in 0.5 seconds to call the bank")
-        await served.empty()
-        stranger = {"Authorization": "Bearer another-persons-token"}
-        async with (
-            served.phone("s-2", headers=headers) as phone,
-            served.phone("s-2", headers=stranger) as other,
-        ):
-            await phone.until(lambda event: "call the bank" in words(event))
-            await other.ask("list my reminders")
-            assert other.finals() == ["There are no reminders."]
-
-
-async def test_without_tokens_a_reminder_stays_in_its_session() -> None:
-    async with serving(DemoProvider(0.0)) as served, served.phone("s-1") as phone:
-        await schedule(phone, "remind me in 1 hour to call the bank")
-        await phone.ask("list my reminders")
-        assert phone.finals()[-1] == "There is 1 reminder: call the bank."
-        async with served.phone("s-2") as stranger:
-            await stranger.ask("list my reminders")
-            assert stranger.finals() == ["There are no reminders."]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from conductor.client import connect
-from conductor.conversation.speech import CUT_HERE
 from conductor.messages import AssistantMessage, ToolCall
 from conductor.models.base import TextDelta
 from tests.end_to_end.conftest import Served, serving
@@ -58,43 +57,3 @@ async def test_a_tool_runs_while_the_app_speaks_the_words_before_it() -> None:
             voice.go.release()
         assert [await voice.starts.get() for _ in range(3)] == [*SENTENCES[1:], "All are off."]
         await client.say("thanks")
-
-
-async def test_a_lost_connection_does_not_say_anything_twice() -> None:
-    provider = ScriptedProvider([[TextDelta(" ".join(SENTENCES))]])
-    voice = Voice()
-    async with (
-        serving(provider) as served,
-        connect(served.url, speak=voice.speak, capabilities=["resume", "segments"]) as client,
-    ):
-        await (await client.say("go"))
-        voice.go.release()
-        await voice.starts.get()
-        await voice.starts.get()
-        (session,) = served.listener.registry.sessions
-        assert session.outbox.transport is not None
-        session.outbox.transport.close(1012, "restart")
-        for _ in range(2):
-            voice.go.release()
-        assert await voice.starts.get() == SENTENCES[2]
-        await session.settled()
-        assert voice.texts == SENTENCES
-        assert voice.starts.empty()
-
-
-async def test_the_model_hears_which_sentence_was_interrupted() -> None:
-    provider = ScriptedProvider([[TextDelta(" ".join(SENTENCES))], [TextDelta("Yes?")]])
-    voice = Voice()
-    async with (
-        serving(provider) as served,
-        connect(served.url, speak=voice.speak, capabilities=["resume", "segments"]) as client,
-    ):
-        await (await client.say("go"))
-        voice.go.release()
-        await voice.starts.get()
-        await voice.starts.get()
-        await client.interrupt(spoken_text="This may")
-        await (await client.say("stop"))
-        assert messages(served) == [f"{SENTENCES[0]} This may {CUT_HERE}", "Yes?"]
-        assert await voice.starts.get() == "Yes?"
-        voice.go.release()

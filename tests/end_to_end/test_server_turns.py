@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from tests.app import App
@@ -26,22 +25,6 @@ async def test_an_agent_that_has_ended_is_narrated(claude: AnthropicService) -> 
         assert phone.shapes(1) == NARRATION
         assert phone.speeches() == ["Your agent is done."]
     assert "Fixed the typo" in last_text(claude.requests[-1])
-
-
-async def test_several_agents_are_told_of_in_one_turn(claude: AnthropicService) -> None:
-    going_on = asyncio.Event()
-    claude.replies += [Reply(text="An answer.", hold=going_on), Reply(text="They are done.")]
-    async with serving(provider_for(claude)) as served, served.phone() as phone:
-        phone.say("a question")
-        await claude.wait_open(1)
-        for number in range(3):
-            end_agent(phone, f"agent-{number}")
-        going_on.set()
-        await phone.until("assistant.speech.final", text="They are done.")
-        await phone.until("state idle", since=len(phone.log) - 1)
-    assert claude.received == 2
-    text = last_text(claude.requests[-1])
-    assert all(f"agent-{number}" in text for number in range(3))
 
 
 async def test_tools_that_the_client_declares_replace_the_catalog(claude: AnthropicService) -> None:
@@ -70,21 +53,6 @@ async def test_tools_that_the_client_declares_replace_the_catalog(claude: Anthro
     names = [tool["name"] for tool in claude.requests[-1]["tools"]]
     assert "torch_set" in names
     assert "agent_spawn" not in names
-
-
-async def test_declared_tools_change_while_the_session_runs(claude: AnthropicService) -> None:
-    def tool(name: str) -> dict[str, Any]:
-        return {"name": name, "inputSchema": {"type": "object"}}
-
-    fields = {"capabilities": ["tools"], "tools": [tool("lamp.one")]}
-    async with serving(provider_for(claude)) as served, served.phone(start_fields=fields) as phone:
-        phone.send("session.update", {"tools": [tool("lamp.two")]})
-        changed = await phone.until("tools.changed")
-        assert changed["payload"] == {"acceptedTools": ["lamp.two"], "rejectedTools": []}
-        await phone.ask("hi")
-    names = [tool["name"] for tool in claude.requests[-1]["tools"]]
-    assert "lamp_two" in names
-    assert "lamp_one" not in names
 
 
 async def test_tools_that_change_while_a_turn_runs_are_shown_to_the_model_in_the_next_turn(

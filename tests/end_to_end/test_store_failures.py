@@ -151,15 +151,6 @@ async def test_a_full_disk_gives_an_apology_and_the_next_turn_works_when_there_i
         assert phone.finals(since) == ["You said one, two."]
 
 
-async def test_a_short_lock_is_not_noticed(path: Path) -> None:
-    async with serving(SqliteStore(path, busy_timeout=WAIT)) as served, served.phone() as phone:
-        with locked(path):
-            phone.say("one")
-            assert await ready(served) == 200
-        await phone.idle()
-        assert phone.finals() == ["You said one."] and not phone.errors()
-
-
 async def test_a_new_client_is_told_and_may_try_again(path: Path) -> None:
     async with serving(SqliteStore(path, busy_timeout=BUSY_S)) as served:
         phone = served.phone()
@@ -240,34 +231,6 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
     server.start()
     yield server
     server.kill()
-
-
-async def test_a_redis_that_restarts_soon_is_not_noticed(redis: RedisServer) -> None:
-    async with serving(RedisStore(redis.url, retry_for=WAIT)) as served, served.phone() as phone:
-        await phone.ask("one")
-        await calm(served)
-        redis.kill()
-        since = len(phone.log)
-        phone.say("two")
-        assert await ready(served) == 200
-        await asyncio.to_thread(redis.start)
-        await phone.idle(since=since)
-        assert phone.finals(since) == ["You said one, two."] and not phone.errors()
-        assert phone.shapes(since).count("append user") == 1
-
-
-async def test_a_long_outage_of_redis_gives_an_apology_and_ends_by_itself(redis: RedisServer) -> None:
-    async with serving(RedisStore(redis.url, retry_for=BUSY_S)) as served, served.phone() as phone:
-        await phone.ask("one")
-        await calm(served)
-        redis.kill()
-        await refused(phone, "lost")
-        assert await ready(served) == 503
-        await asyncio.to_thread(redis.start)
-        await becomes(served, 200)
-        since = len(phone.log)
-        await phone.ask("two")
-        assert phone.finals(since) == ["You said one, two."]
 
 
 async def test_a_hanging_redis_gives_an_apology_and_its_late_commit_counts_once(redis: RedisServer) -> None:
