@@ -39,17 +39,6 @@ async def collect(provider: ModelProvider) -> list[ModelEvent]:
         return [event async for event in provider.stream(REQUEST)]
 
 
-async def test_scripts_are_played_in_order_and_end_with_a_stop_reason() -> None:
-    call = ToolCall("c1", "lamp.dim", "{}")
-    provider = ScriptedProvider([[TextDelta("one"), call], [], [TextDelta("x"), Finished("max_tokens")]])
-    assert await collect(provider) == [TextDelta("one"), call, Finished("tool_use")]
-    assert await collect(provider) == [Finished("end_turn")]
-    assert await collect(provider) == [TextDelta("x"), Finished("max_tokens")]
-    assert provider.requests == [REQUEST] * 3
-    with pytest.raises(ModelError, match="no reply left"):
-        await collect(provider)
-
-
 @pytest.mark.parametrize("service", [AnthropicService, OpenAIService], ids=["anthropic", "openai"])
 async def test_a_script_gives_the_same_events_in_the_process_and_over_http(
     service: Callable[[], ModelService],

@@ -53,20 +53,10 @@ def test_a_prompt_file_that_cannot_be_used_is_one_clear_sentence(
     assert str(caught.value).endswith(".")
 
 
-def test_a_prompt_of_the_largest_size_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "prompt.md"
-    file.write_bytes(b"a" * 65536)
-    assert len(load_system_prompt(file)) == 65536
-
-
 @pytest.mark.parametrize("name", ["nowhere.md", "."])
 def test_a_missing_prompt_file_and_a_folder_are_a_users_mistake(tmp_path: Path, name: str) -> None:
     with pytest.raises(SettingsError, match="cannot be read"):
         load_system_prompt(tmp_path / name)
-
-
-def test_a_session_without_parts_adds_nothing() -> None:
-    assert session_prompt("Be brief.", locale=None, time_zone="  ", instructions="\n") == "Be brief."
 
 
 def test_the_parts_of_a_session_follow_under_headings() -> None:

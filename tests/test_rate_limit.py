@@ -127,19 +127,6 @@ def test_the_returned_wait_is_exact(rate: float, burst: float, takes: list[tuple
             now += wait
 
 
-@given(RATES, BURSTS, TAKES, st.lists(st.booleans(), min_size=25, max_size=25))
-def test_tokens_returned_at_once_have_no_effect(
-    rate: float, burst: float, takes: list[tuple[float, float]], extra: list[bool]
-) -> None:
-    plain, mixed = (TokenBucket(rate, burst, now=0.0) for _ in range(2))
-    now = 0.0
-    for (pause, cost), with_extra in zip(takes, extra, strict=False):
-        now += pause
-        if with_extra and mixed.take(now, cost) == 0.0:
-            mixed.give_back(cost)
-        assert plain.take(now, cost) == mixed.take(now, cost)
-
-
 # -- origins
 
 ALLOWED = ("https://app.example.com", "https://beta.example.com")
