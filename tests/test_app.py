@@ -15,25 +15,18 @@ from pathlib import Path
 import pytest
 
 import conductor
-from conductor.app import (
-    GC_THRESHOLDS,
-    file_roots,
-    knowledge_index,
-    make_services,
-    notes_dir,
-    reload,
-    running,
-    secrets,
-    settle_memory,
-)
+from conductor.app import GC_THRESHOLDS, make_services, running, settle_memory
 from conductor.errors import SettingsError
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta
+from conductor.plugins.tools.folders import file_roots, knowledge_index, notes_dir
 from conductor.plugins.tools.knowledge_index import KnowledgeIndex, Update
 from conductor.plugins.tools.sandbox import CancelFlag
+from conductor.reload import reload
 from conductor.server.address import check_exposure
 from conductor.settings import Settings, is_loopback, load_settings
 from conductor.tools.base import CallContext
+from conductor.tools.toolsets import make_redactor
 from tests.app import App
 from tests.models import ScriptedProvider
 from tests.server.wires import WAIT
@@ -205,8 +198,8 @@ def test_a_root_that_is_not_a_folder_is_refused(folders: Path, root: str) -> Non
 
 
 def test_the_stores_password_is_one_of_the_secrets() -> None:
-    assert "hunter2@" in secrets(settings(session_store_url="redis://me:hunter2%40@h"))
-    assert secrets(settings(session_store_url="redis://h")) == secrets(settings(data_dir="data")) == []
+    redactor = make_redactor(settings(session_store_url="redis://me:hunter2%40@h"), [])
+    assert "hunter2@" not in redactor.text("it is hunter2@")
 
 
 # -- who may reach it

@@ -46,8 +46,8 @@ from conductor.settings import (
 from conductor.stores.base import SessionKey, SessionLog
 from conductor.stores.registry import check_shared, describe_store, make_store
 from conductor.stores.sqlite import SqliteStore
-from conductor.tools.device import known_tools
 from conductor.tools.policies import lint, lint_allowed, load, policies_path
+from conductor.tools.toolsets import all_tools
 
 log = structlog.get_logger(__name__)
 
@@ -162,7 +162,7 @@ async def service_items(settings: Settings) -> AsyncIterator[Item]:
         yield warn("DEVICE_TOOLS_FILE", text)
     if settings.notes_dir is not None and not os.access(settings.notes_dir, os.W_OK):
         yield fail("NOTES_DIR", f"the server has no permission to write to {settings.notes_dir}.")
-    path, tools = policies_path(settings), known_tools(settings)
+    path, tools = policies_path(settings), all_tools(settings)
     policies = load(path)
     yield ok(
         "rules", f"{path}, {f'rules: {len(policies.rules)}' if _exists(path) else 'optional and missing'}."

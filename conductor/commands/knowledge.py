@@ -6,9 +6,9 @@ import argparse
 import sqlite3
 from itertools import islice
 
-from conductor.app import knowledge_index
 from conductor.commands.output import progress, write, write_table
 from conductor.errors import SettingsError
+from conductor.plugins.tools.folders import knowledge_index
 from conductor.plugins.tools.knowledge_index import IndexBusy
 from conductor.plugins.tools.sandbox import CancelFlag, FileError
 from conductor.settings import load_settings

@@ -18,11 +18,16 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 from websockets.typing import Subprotocol
 
-from conductor.app import mcp_folder
 from conductor.commands.banner import server_address
 from conductor.commands.output import as_json, private_file, write, write_table
 from conductor.errors import SettingsError
-from conductor.plugins.mcp.config import McpServerConfig, load_mcp_servers, mcp_config_path, read_mcp_file
+from conductor.plugins.mcp.config import (
+    McpServerConfig,
+    load_mcp_servers,
+    mcp_config_path,
+    mcp_folder,
+    read_mcp_file,
+)
 from conductor.plugins.mcp.server import McpConnection, check_installed, tokens_path
 from conductor.plugins.mcp.toolset import call_tool
 from conductor.server.listener import MCP_PATH, MCP_SUBPROTOCOL

@@ -13,10 +13,10 @@ from conductor.errors import SettingsError
 from conductor.settings import Settings, load_settings
 from conductor.tools import policies as policy_file
 from conductor.tools.base import ToolSpec
-from conductor.tools.device import known_tools
 from conductor.tools.permissions import Gate, GateOptions, Step, Verdict, decide, steps
 from conductor.tools.policies import REREAD_S, lint, policies_path
 from conductor.tools.rules import Rule, describe, parse_rule, rule_object
+from conductor.tools.toolsets import all_tools
 from conductor.tools.validation import Valid, validate
 
 APPLIED = f"Running servers apply it within {REREAD_S:g} seconds."
@@ -26,7 +26,7 @@ def list_rules(options: argparse.Namespace) -> None:
     """List the rules, and warnings about them."""
     settings = load_settings()
     policies = policy_file.load(policies_path(settings))
-    findings = lint(policies.rules, known_tools(settings), now=time.time())
+    findings = lint(policies.rules, all_tools(settings), now=time.time())
     if options.json:
         rules = [{"number": number, **rule_object(rule)} for number, rule in enumerate(policies.rules, 1)]
         write_json({"rules": rules, "notes": policies.notes, "findings": findings})
@@ -50,7 +50,7 @@ def add(options: argparse.Namespace) -> None:
     settings = load_settings()
     fields = {"effect": options.effect, "tool": options.tool, "source": options.source}
     rule, number = add_rule(settings, **fields, args=_predicates(options.arg), expires=options.expires)
-    for finding in lint([rule], known_tools(settings), now=time.time()):
+    for finding in lint([rule], all_tools(settings), now=time.time()):
         write(f"warn  {finding.replace('Rule 1', f'Rule {number}', 1)}")
 
 
@@ -105,7 +105,7 @@ def remove(options: argparse.Namespace) -> None:
 def explain(options: argparse.Namespace) -> None:
     """Explain the decision on a call, step by step."""
     settings = load_settings()
-    spec = next((spec for spec in known_tools(settings) if spec.name == options.tool), None)
+    spec = next((spec for spec in all_tools(settings) if spec.name == options.tool), None)
     if spec is None:
         raise SettingsError(f"There is no tool {options.tool!r}.")
     arguments, problem = _arguments(spec, options.arguments)

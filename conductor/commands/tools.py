@@ -12,26 +12,22 @@ from typing import Any
 
 import msgspec
 
-from conductor.app import builtin_tools, mcp_folder, secrets
 from conductor.commands.output import confirm, write, write_json, write_table
 from conductor.commands.policy import APPLIED, add_rule
 from conductor.errors import SettingsError
 from conductor.events.envelope import new_call_id
 from conductor.messages import ToolCall
-from conductor.plugins.mcp.config import McpServerConfig, load_mcp_servers
+from conductor.plugins.mcp.config import McpServerConfig, load_mcp_servers, mcp_folder
 from conductor.plugins.mcp.server import McpConnection, check_installed
 from conductor.plugins.mcp.toolset import call_tool
-from conductor.plugins.tools.builtin import BuiltinToolset
-from conductor.plugins.tools.http_tools import HttpToolset, load_http_tools
-from conductor.plugins.tools.python_tools import PythonToolset, python_tools
 from conductor.settings import Settings, load_settings
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec
 from conductor.tools.device import load_catalog
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
 from conductor.tools.permissions import Gate, GateOptions, decide, steps
 from conductor.tools.policies import load, policies_path, remove
-from conductor.tools.redaction import Redactor
 from conductor.tools.rules import Rule
+from conductor.tools.toolsets import make_redactor, make_toolsets
 
 # Seconds until an MCP server has connected and listed its tools.
 CONNECT_S = 20.0
@@ -39,7 +35,7 @@ _HEADINGS = ("tool", "source", "risk", "effect", "call", "why")
 
 
 @dataclass(frozen=True, slots=True)
-class _ConnectedServer:
+class _ConnectedServer(Toolset):
     connection: McpConnection
 
     def specs(self) -> Sequence[ToolSpec]:
@@ -54,11 +50,7 @@ async def _toolsets(
     settings: Settings, servers: Iterable[McpServerConfig]
 ) -> AsyncIterator[tuple[list[Toolset], list[str]]]:
     # The server's toolsets, and the problems of MCP servers.
-    toolsets: list[Toolset] = [
-        BuiltinToolset(builtin_tools(settings)),
-        PythonToolset(python_tools(settings.tools_path)),
-        HttpToolset(load_http_tools(settings).tools),
-    ]
+    toolsets = make_toolsets(settings)
     problems: list[str] = []
     async with AsyncExitStack() as stack:
         for config in servers:
@@ -145,7 +137,7 @@ async def _call(options: argparse.Namespace, settings: Settings) -> int:
         if problems:
             raise SettingsError(f"{problems[0]}.")
         gate = Gate([rule for rule in _rules(settings) if rule.session is None], GateOptions.of(settings))
-        redactor = Redactor(secrets(settings), paths=settings.redact_paths)
+        redactor = make_redactor(settings, toolsets)
         executor = ToolExecutor(toolsets, settings.limits, gate, redactor)
         if executor.spec(options.tool) is None:
             raise SettingsError(_unknown(options.tool, toolsets, settings))

@@ -27,13 +27,11 @@ from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequ
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import Profiles, load_profiles
 from conductor.models.registry import make_router
-from conductor.plugins.mcp.toolset import McpToolset
 from conductor.rehearse.player import Backstage, Player, Scene, Usage
 from conductor.rehearse.report import Performance, write_junit, write_report
 from conductor.rehearse.script import OWN_SETTINGS, SCRIPTED, Rehearsal, Reply, load
 from conductor.settings import Settings, load_settings
 from conductor.tools.audit import AuditLog
-from conductor.tools.base import Toolset
 
 # Seconds between two words of a scripted reply, so that an interruption or a cut falls within it.
 WORD_S = 0.003
@@ -115,19 +113,12 @@ async def _serving(
     services = replace(services, audit=_CallLog(backstage.calls))
     async with running(settings, services) as listener:
         try:
-            await _wait_for_mcp(services.toolsets)
+            # A server does not wait for remote tools, but the first step may need them.
+            for toolset in services.toolsets:
+                await toolset.ready()
             yield f"ws://127.0.0.1:{listener.port}/ws", backstage
         finally:
             await listener.stop(drain_s=0)  # a failed step may leave a running turn
-
-
-async def _wait_for_mcp(toolsets: Sequence[Toolset]) -> None:
-    # A server does not wait for them, but the first step may need their tools.
-    for toolset in toolsets:
-        for connection in toolset.connections if isinstance(toolset, McpToolset) else ():
-            await connection.wait_for_attempt()
-            if connection.state == "down":
-                raise SettingsError(f"the MCP server {connection.config.name} is down: {connection.problem}.")
 
 
 def _provider(rehearsal: Rehearsal, model: str | None, settings: Settings) -> ModelProvider | None:

@@ -16,7 +16,6 @@ from websockets.datastructures import Headers
 
 from conductor import __version__
 from conductor.errors import SettingsError
-from conductor.plugins.mcp.toolset import McpToolset
 from conductor.server.auth import token_digest
 from conductor.settings import Settings
 
@@ -70,8 +69,8 @@ class MetricsEndpoint:
             registry=process,
         )
         for toolset in services.toolsets:
-            for connection in toolset.connections if isinstance(toolset, McpToolset) else ():
-                up.labels(connection.config.name).set(connection.state == "ready")
+            for name, is_ready in toolset.health().items():
+                up.labels(name).set(is_ready)
         return (generate_latest(process) + generate_latest(services.metrics.registry)).decode()
 
 

@@ -6,6 +6,7 @@ import fnmatch
 import hashlib
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -237,13 +238,42 @@ class CallContext:
     )
 
 
-class Toolset(Protocol):
-    """The tools that run in one place."""
+class Toolset(ABC):
+    """The tools that run in one place. A subclass needs `specs` and `call`; the other members have defaults.
 
+    The factory of an entry point, ``from_settings(settings)``, makes it without side effects: it may be
+    called only to check the settings.
+    """
+
+    @abstractmethod
     def specs(self) -> Sequence[ToolSpec]:
         """List the tools offered now."""
-        ...
 
+    @abstractmethod
     async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Run a tool with validated arguments. A failure is an outcome, not an exception."""
-        ...
+
+    def all_specs(self) -> Sequence[ToolSpec]:
+        """List the tools that other settings would offer, too: the operator's rules may name them."""
+        return self.specs()
+
+    def secrets(self) -> Sequence[str]:
+        """List texts that are redacted in results and logs."""
+        return ()
+
+    def health(self) -> Mapping[str, bool]:
+        """Tell for each remote server of the tools whether it is ready."""
+        return {}
+
+    async def start(self, on_change: Callable[[], None]) -> None:  # noqa: B027 - a default
+        """Start background work, once the server listens; ``on_change`` is called when `specs` changes."""
+
+    async def ready(self) -> None:  # noqa: B027 - a default
+        """Wait for the first attempt to reach remote servers. Raises `SettingsError` if one is down."""
+
+    def reload(self, new: Toolset) -> Toolset:
+        """Return the toolset to use after a reload: ``new``, made from the present settings, or itself."""
+        return self
+
+    async def aclose(self) -> None:  # noqa: B027 - a default
+        """Stop the background work."""

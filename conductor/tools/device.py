@@ -9,14 +9,11 @@ from typing import Any
 
 from conductor.config_file import read_json
 from conductor.errors import SettingsError
-from conductor.plugins.tools.builtin import builtin_specs
-from conductor.plugins.tools.python_tools import python_tools
-from conductor.settings import Settings
-from conductor.tools.base import CallContext, ToolOutcome, ToolSpec
+from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec
 from conductor.tools.declarations import parse_declarations
 
 
-class DeviceToolset:
+class DeviceToolset(Toolset):
     """The device's tools: the app runs them, once the commit that records a call has sent it."""
 
     def __init__(self, specs: Sequence[ToolSpec]) -> None:
@@ -58,9 +55,3 @@ def load_catalog(path: Path | None) -> tuple[ToolSpec, ...]:
         )
     # The operator's catalog is trusted; a client's declarations are not.
     return tuple(replace(spec, untrusted=False) for spec in accepted)
-
-
-def known_tools(settings: Settings) -> tuple[ToolSpec, ...]:
-    """List the tools of the server and of the catalog. Raises `SettingsError`."""
-    functions = [tool.spec for tool in python_tools(settings.tools_path)]
-    return (*builtin_specs(), *functions, *load_catalog(settings.device_tools_file))

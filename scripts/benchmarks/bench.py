@@ -30,7 +30,7 @@ from conductor.plugins.stores.redis import RedisStore
 from conductor.settings import Limits
 from conductor.stores.base import SessionKey, SessionLog
 from conductor.stores.sqlite import SqliteStore
-from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, succeeded
+from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, succeeded
 from conductor.tools.executor import PreparedCall, ToolExecutor
 from conductor.tools.permissions import Gate
 from conductor.tools.redaction import Redactor
@@ -273,7 +273,7 @@ ANSWER = {"time": "2026-03-01T12:00:00+00:00", "weekday": "Sunday", "time_zone":
 ARGUMENTS = '{"timezone":"Europe/Berlin"}'
 
 
-class _Clock:
+class _Clock(Toolset):
     """A safe tool that costs nothing itself."""
 
     spec = ToolSpec(

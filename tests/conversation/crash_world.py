@@ -21,7 +21,7 @@ from conductor.events import client
 from conductor.messages import AssistantMessage, Message, Note, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.stores.base import Claim
-from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, succeeded
+from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, succeeded
 from tests.conversation.helpers import (
     SPOKEN,
     App,
@@ -116,7 +116,7 @@ class Killing(Disk):
 
 
 @dataclass
-class Tools:
+class Tools(Toolset):
     """The server's tools; each takes half a second, and ``starts`` has their calls."""
 
     starts: list[str] = field(default_factory=list)

@@ -17,7 +17,7 @@ from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.stores.base import Claim, SessionKey, Stored
 from conductor.stores.memory import MemoryStore
-from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
+from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, failed, succeeded
 from tests.conversation.gate_book import LOCAL, STRANGER, Book, Consent, Meaning, Prompt
 from tests.conversation.helpers import SPOKEN, SlowStore, inbound, later, steps, tool
 from tests.shapes import Event, arguments_of, shape_of
@@ -62,7 +62,7 @@ class Recorded:
         await self.inner.aclose()
 
 
-class LocalTools:
+class LocalTools(Toolset):
     """Tools that run in the server, and take their time."""
 
     def __init__(self, rng: random.Random, book: Book) -> None:

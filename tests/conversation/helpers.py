@@ -283,7 +283,7 @@ CATALOG = (
 
 
 @dataclass
-class LocalTools:
+class LocalTools(Toolset):
     """Tools that run in the server: ``local.sum`` at once, ``local.wait`` and ``local.write`` when let."""
 
     go: asyncio.Event = field(default_factory=asyncio.Event)

@@ -10,12 +10,12 @@ import pytest
 from conductor.conversation.model import without_invented
 from conductor.messages import AssistantMessage, Message, ToolResult
 from conductor.models.base import TextDelta
-from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, succeeded
+from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, succeeded
 from tests.conversation.helpers import call, make_services, open_stage, tool
 from tests.models import Script
 
 
-class Library:
+class Library(Toolset):
     """A tool that finds two passages."""
 
     def specs(self) -> Sequence[ToolSpec]:

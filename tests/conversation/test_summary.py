@@ -32,7 +32,7 @@ def summarizing(reply: Callable[[ModelRequest], Script], *toolsets: Toolset) -> 
     return replace(make_services(reply, toolsets=toolsets, max_turns=4), summarize_history=True)
 
 
-class Untrusted:
+class Untrusted(Toolset):
     """A tool whose result third parties write, and one that changes something."""
 
     def specs(self) -> Sequence[ToolSpec]:

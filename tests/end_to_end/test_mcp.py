@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from conductor.app import make_services, reload, running
+from conductor.app import make_services, running
 from conductor.errors import SettingsError
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.plugins.mcp.toolset import McpToolset
+from conductor.reload import reload
 from conductor.settings import Settings, load_settings
 from conductor.tools.base import CallContext
 from tests.app import App
@@ -205,7 +206,7 @@ async def test_without_cards_a_server_gets_no_answer(tmp_path: Path) -> None:
         mcp_toolset for mcp_toolset in make_services(settings).toolsets if isinstance(mcp_toolset, McpToolset)
     )
     ready = asyncio.Event()
-    toolset.start(ready.set)
+    await toolset.start(ready.set)
     try:
         async with asyncio.timeout(WAIT):
             while not toolset.specs():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conductor.app import watch_policies
+from conductor.reload import watch_policies
 from conductor.tools.policies import add, remove
 from conductor.tools.rules import Rule
 from tests.end_to_end.conftest import Configured, configured, write_rules

@@ -19,7 +19,7 @@ from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta,
 from conductor.plugins.models.demo import DemoProvider, output_for
 from conductor.settings import load_settings
 from conductor.tools.base import ToolOutcome, failed, succeeded
-from conductor.tools.device import known_tools
+from conductor.tools.toolsets import all_tools
 
 MODELS = Path(__file__).parents[2] / "docs" / "models.md"
 Run = Callable[[Mapping[str, Any]], ToolOutcome]
@@ -465,7 +465,7 @@ async def test_a_denied_call_is_not_repeated(error_type: Any, words: str) -> Non
 
 
 def test_it_understands_every_phrase_of_the_readme() -> None:
-    tools = tuple(spec.definition for spec in known_tools(load_settings(None)))
+    tools = tuple(spec.definition for spec in all_tools(load_settings(None)))
     section = MODELS.read_text().split("## The demo model")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (\".*?) \| (.*) \|$", section, re.M)
     phrases = [phrase for row, _ in rows for phrase in re.findall(r'"([^"]+)"', row)]

@@ -13,7 +13,7 @@ import pytest
 from conductor.messages import ToolCall
 from conductor.rate_limit import TokenBucket
 from conductor.settings import Limits
-from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
+from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, failed, succeeded
 from conductor.tools.executor import (
     ApprovalNeeded,
     DryRun,
@@ -49,7 +49,7 @@ NOTED = '{"text":"x","n":"7"}'
 NAP = replace(ADD, name="nap", input_schema={"type": "object"})
 
 
-class Shelf:
+class Shelf(Toolset):
     """A toolset whose tools run a function of the test."""
 
     def __init__(self, does: Callable[[Mapping[str, Any]], Any], *specs: ToolSpec) -> None:

@@ -158,7 +158,6 @@ async def test_a_function_that_hangs_does_not_hold_the_server(tmp_path: Path) ->
         ('@tool()\ndef f(*x: int):\n    "F."\n', ": the tool f takes *x: int"),
         ('@tool(name="a b")\ndef f():\n    "F."\n', ": the tool a b needs another name"),
         ('@tool(name="tts.speak")\ndef f():\n    "F."\n', ": the tool tts.speak needs another name"),
-        ('@tool(name="calculator")\ndef f():\n    "F."\n', ": the name calculator belongs to another tool."),
         ('@tool()\ndef f(x: threading.Thread):\n    "F."\n', ": the tool f cannot be offered"),
         ('@tool()\ndef f(x: "Nowhere"):\n    "F."\n', ": the tool f cannot be offered"),
     ],
@@ -204,3 +203,10 @@ def test_a_server_offers_the_tools_of_the_documents(tmp_path: Path, monkeypatch:
     services = make_services(load_settings(None))
     (order,) = [spec for source in services.toolsets for spec in source.specs() if spec.source == "python"]
     assert order.name == "order" and order.risk == "medium"
+
+
+def test_the_name_of_a_built_in_tool_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text('from conductor import tool\n@tool(name="calculator")\ndef f():\n    "F."\n')
+    with pytest.raises(SettingsError, match='"builtin" and "python" both have a tool calculator'):
+        make_services(load_settings(None, tools_path=path))

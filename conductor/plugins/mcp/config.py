@@ -59,6 +59,11 @@ def mcp_config_path(settings: Settings) -> Path:
     return settings.mcp_config_file or Path(MCP_CONFIG_NAME)
 
 
+def mcp_folder(settings: Settings) -> Path | None:
+    """Return the folder for tokens and standard error of MCP servers; None without DATA_DIR."""
+    return None if settings.data_dir is None else settings.data_dir / "mcp"
+
+
 def load_mcp_servers(settings: Settings) -> tuple[McpServerConfig, ...]:
     """Read the servers; without a file there are no servers.
 

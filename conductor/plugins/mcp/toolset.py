@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from conductor.plugins.mcp.config import McpServerConfig
+from conductor.errors import SettingsError
+from conductor.plugins.mcp.config import McpServerConfig, load_mcp_servers, mcp_config_path, mcp_folder
 from conductor.plugins.mcp.http import CURRENT_CALL, McpCall
 from conductor.plugins.mcp.server import RETRY_S, McpConnection, check_installed
 from conductor.plugins.mcp.specs import clean
-from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
+from conductor.plugins.tools.folders import file_roots
+from conductor.settings import Settings
+from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, failed, succeeded
+from conductor.tools.device import load_catalog
 
 if TYPE_CHECKING:
     from mcp import MCPError
@@ -34,7 +38,24 @@ _SessionKey: TypeAlias = tuple[str, str, str]
 """Server, person and session."""
 
 
-class McpToolset:
+def from_settings(settings: Settings) -> McpToolset:
+    """Make the toolset of the servers in mcp.json.
+
+    Raises `SettingsError`, also if tools of the device have a server's name.
+    """
+    servers, catalog = load_mcp_servers(settings), load_catalog(settings.device_tools_file)
+    for server in servers:
+        tool = next((spec.name for spec in catalog if spec.name.startswith(f"{server.name}.")), None)
+        if tool is not None:
+            raise SettingsError(
+                f'{mcp_config_path(settings)}, server "{server.name}": the device has a tool of this name '
+                f"({tool}); choose another name."
+            )
+    roots = file_roots(settings)
+    return McpToolset(servers, roots=roots, local_only=settings.local_only, folder=mcp_folder(settings))
+
+
+class McpToolset(Toolset):
     """The tools of all servers that are connected, named ``server.tool``.
 
     ``folder`` stores tokens, and logs of standard error. Raises `SettingsError` if the package ``mcp`` is
@@ -59,27 +80,46 @@ class McpToolset:
         # In the order of last use, each with the timer of its end.
         self._sessions: dict[_SessionKey, tuple[McpConnection, asyncio.TimerHandle]] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._configs: dict[str, McpServerConfig] = {}
-        self.reload(configs)
+        self._configs = {config.name: config for config in configs if config.enabled}
+        if self._configs:
+            check_installed()
 
     @property
     def connections(self) -> Sequence[McpConnection]:
         """The enabled servers, after `start`."""
         return list(self._connections.values())
 
-    def start(self, on_change: Callable[[], None]) -> None:
+    async def start(self, on_change: Callable[[], None]) -> None:
         """Connect to the servers, without waiting for them; ``on_change`` is called when `specs` changes."""
         self._on_change = on_change
         self._run()
 
-    def reload(self, configs: Sequence[McpServerConfig]) -> None:
-        """Replace the servers; unchanged ones stay connected. Raises `SettingsError`."""
-        enabled = {config.name: config for config in configs if config.enabled}
-        if enabled:
-            check_installed()
-        self._configs = enabled
+    def all_specs(self) -> Sequence[ToolSpec]:
+        """List nothing: the servers decide."""
+        return ()
+
+    def secrets(self) -> Sequence[str]:
+        """List the secrets in environments and headers."""
+        return [secret for config in self._configs.values() for secret in config.secrets]
+
+    def health(self) -> Mapping[str, bool]:
+        """Tell for each server whether it is ready."""
+        return {connection.config.name: connection.state == "ready" for connection in self.connections}
+
+    async def ready(self) -> None:
+        """Wait for each server's first attempt. Raises `SettingsError` if one is down."""
+        for connection in self.connections:
+            await connection.wait_for_attempt()
+            if connection.state == "down":
+                raise SettingsError(f"the MCP server {connection.config.name} is down: {connection.problem}.")
+
+    def reload(self, new: Toolset) -> Toolset:
+        """Take the servers of ``new``; unchanged ones stay connected."""
+        assert isinstance(new, McpToolset)
+        self._configs = new._configs
         if self._on_change is not None:
             self._run()
+        return self
 
     def _run(self) -> None:
         for name, connection in list(self._connections.items()):

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from conductor.plugins.tools.calculator import Calculator
 from conductor.plugins.tools.clock import CurrentTime, utc_now
 from conductor.plugins.tools.file_tree import FileTree
+from conductor.plugins.tools.folders import file_roots, knowledge_index, notes_dir
 from conductor.plugins.tools.knowledge_base import KnowledgeBase
 from conductor.plugins.tools.knowledge_index import KnowledgeIndex
 from conductor.plugins.tools.notes import NotesCreate, NotesSearch
@@ -22,7 +23,8 @@ from conductor.plugins.tools.search_files import SearchFiles
 from conductor.plugins.tools.tasks import AddTask, ListTasks, UpdateTask
 from conductor.plugins.tools.web import DDGS, WebFetch, WebSearch, check_installed
 from conductor.plugins.tools.write_file import CreateFile, WriteFile
-from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed
+from conductor.settings import Settings
+from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, failed
 
 
 class BuiltinTool(Protocol):
@@ -88,15 +90,15 @@ def builtin_specs() -> tuple[ToolSpec, ...]:
     return (*(tool.spec for tool in tools), WebFetch.spec, WebSearch.spec)
 
 
-class BuiltinToolset:
-    """A `Toolset` of built-in tools."""
+class BuiltinToolset(Toolset):
+    """The built-in tools."""
 
     def __init__(self, tools: Iterable[BuiltinTool] | None = None) -> None:
         self._tools = {tool.spec.name: tool for tool in (standard_tools() if tools is None else tools)}
         self._specs = tuple(_spec(tool) for tool in self._tools.values())
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
+    async def start(self, on_change: Callable[[], None]) -> None:
         """Start the background work of the tools, which keeps an index up to date."""
         watches = [getattr(tool, "watch", None) for tool in self._tools.values()]
         self._tasks = [asyncio.create_task(watch()) for watch in watches if watch is not None]
@@ -111,12 +113,29 @@ class BuiltinToolset:
         """List the tools, in the order of the registry."""
         return self._specs
 
+    def all_specs(self) -> Sequence[ToolSpec]:
+        """List all standard tools, including the ones that the settings disable."""
+        return builtin_specs()
+
     async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Run a tool with validated arguments."""
         tool = self._tools.get(name)
         if tool is None:
             return failed("not_found", f"There is no built-in tool {name[:128]!r}. Nothing was run.")
         return await tool.run(arguments, context)
+
+
+def from_settings(settings: Settings) -> BuiltinToolset:
+    """Make the tools that the settings offer. Raises `SettingsError`."""
+    return BuiltinToolset(
+        standard_tools(
+            file_roots=file_roots(settings),
+            notes_dir=notes_dir(settings),
+            knowledge=knowledge_index(settings),
+            web_fetch=settings.web_fetch,
+            web_search=settings.web_search,
+        )
+    )
 
 
 def _spec(tool: BuiltinTool) -> ToolSpec:

@@ -19,7 +19,7 @@ from conductor.config_file import check_fields, read_toml, validate
 from conductor.errors import SettingsError
 from conductor.settings import Settings, with_environment
 from conductor.tools.addresses import Network
-from conductor.tools.base import CallContext, Effect, Risk, ToolOutcome, ToolSpec, failed, succeeded
+from conductor.tools.base import CallContext, Effect, Risk, ToolOutcome, Toolset, ToolSpec, failed, succeeded
 from conductor.tools.declarations import NAME, SERVER_PREFIXES
 from conductor.tools.schema import SchemaError, read_schema
 from conductor.tools.validation import decode_json, refusal
@@ -112,8 +112,14 @@ class HttpTools:
     secrets: tuple[str, ...] = ()
 
 
-def load_http_tools(settings: Settings, reserved_names: Sequence[str] = ()) -> HttpTools:
-    """Read the tools; empty if there is no file. ``reserved_names`` are the names of other tools.
+def from_settings(settings: Settings) -> HttpToolset:
+    """Make the tools of the file. Raises `SettingsError`."""
+    http = load_http_tools(settings)
+    return HttpToolset(http.tools, http.secrets)
+
+
+def load_http_tools(settings: Settings) -> HttpTools:
+    """Read the tools; empty if there is no file.
 
     Raises `SettingsError`: one sentence that names the file, the tool and the mistake.
     """
@@ -124,7 +130,7 @@ def load_http_tools(settings: Settings, reserved_names: Sequence[str] = ()) -> H
     tools = [
         _tool(path, number, values, secrets) for number, values in enumerate(_entries(path, document), 1)
     ]
-    names = set(reserved_names)
+    names = set[str]()
     for tool in tools:
         if tool.name in names:
             raise SettingsError(f"{path}: the name {tool.name} belongs to another tool.")
@@ -236,16 +242,25 @@ def make_body(template: Any, arguments: Mapping[str, Any]) -> Any:
     return template
 
 
-class HttpToolset:
-    """A `Toolset` of HTTP tools."""
+class HttpToolset(Toolset):
+    """HTTP tools; ``secrets`` are the values from the environment."""
 
-    def __init__(self, tools: Sequence[HttpToolConfig]) -> None:
+    def __init__(self, tools: Sequence[HttpToolConfig], secrets: Sequence[str] = ()) -> None:
+        self._secrets = secrets
         self._tools = {tool.name: tool for tool in tools}
         self._specs = tuple(tool.spec for tool in tools)
 
     def specs(self) -> Sequence[ToolSpec]:
         """List the tools, in the order of the file."""
         return self._specs
+
+    def secrets(self) -> Sequence[str]:
+        """List the secrets in URLs and headers."""
+        return self._secrets
+
+    def reload(self, new: Toolset) -> Toolset:
+        """Return the toolset of the file as it is now."""
+        return new
 
     async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Make the request; an answer with an error status is a failure."""

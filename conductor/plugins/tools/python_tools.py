@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from conductor.errors import SettingsError
-from conductor.plugins.tools.builtin import builtin_specs
-from conductor.tools.base import CallContext, Effect, Risk, ToolOutcome, ToolSpec, failed, succeeded
+from conductor.settings import Settings
+from conductor.tools.base import CallContext, Effect, Risk, ToolOutcome, Toolset, ToolSpec, failed, succeeded
 from conductor.tools.declarations import NAME, SERVER_PREFIXES
 from conductor.tools.schema import SchemaError, read_schema
 
@@ -76,8 +76,8 @@ class PythonTool:
     context_name: str | None
 
 
-class PythonToolset:
-    """A `Toolset` of functions."""
+class PythonToolset(Toolset):
+    """Python functions."""
 
     def __init__(self, tools: Iterable[PythonTool]) -> None:
         self._tools = {tool.spec.name: tool for tool in tools}
@@ -113,6 +113,11 @@ class PythonToolset:
             return failed("internal_error", f"The tool ran, but its result, a {kind}, is not JSON.")
 
 
+def from_settings(settings: Settings) -> PythonToolset:
+    """Make the functions of TOOLS_PATH and of installed packages. Raises `SettingsError`."""
+    return PythonToolset(python_tools(settings.tools_path))
+
+
 @lru_cache(maxsize=8)
 def python_tools(path: Path | None) -> tuple[PythonTool, ...]:
     """Load the tools of installed packages, and of a file or of all files in a folder.
@@ -120,11 +125,10 @@ def python_tools(path: Path | None) -> tuple[PythonTool, ...]:
     Raises `SettingsError`: one sentence that names the file or the entry point, and the mistake.
     """
     tools: dict[str, PythonTool] = {}
-    builtin_names = {spec.name for spec in builtin_specs()}
     for label, functions in _sources(path):
         for function in functions:
             python_tool = _read(function, label)
-            if python_tool.spec.name in tools or python_tool.spec.name in builtin_names:
+            if python_tool.spec.name in tools:
                 raise SettingsError(f"{label}: the name {python_tool.spec.name} belongs to another tool.")
             tools[python_tool.spec.name] = python_tool
     return tuple(tools.values())

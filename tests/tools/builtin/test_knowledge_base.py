@@ -227,7 +227,7 @@ async def test_a_running_server_indexes_changes(folder: Path, monkeypatch: pytes
     index = Watched(folder, folder.parent / "data" / "knowledge.db")
     index.updated, index.loop = asyncio.Event(), asyncio.get_running_loop()
     toolset = BuiltinToolset(standard_tools(knowledge=index))
-    toolset.start()
+    await toolset.start(lambda: None)
     try:
         async with asyncio.timeout(10):
             await index.updated.wait()

@@ -81,7 +81,7 @@ async def end(connection: McpConnection) -> None:
 async def use(*configs: McpServerConfig, ready: str = "s.echo") -> AsyncIterator[Host]:
     toolset = McpToolset(configs, retry_s=0.01)
     host = Host(toolset)
-    toolset.start(host.note)
+    await toolset.start(host.note)
     try:
         await host.until(lambda names: ready in names)
         yield host
@@ -250,10 +250,10 @@ async def test_over_http_with_headers_and_another_set_of_servers_after_a_reload(
         missing = McpServerConfig(name="gone", type="http", url="http://127.0.0.1:9/mcp")
         async with use(config, missing, ready="h.echo") as host:
             assert (await host.call("h.echo", text="hi")).data == "hi"
-            host.toolset.reload([config.model_copy(update={"name": "h2"})])
+            host.toolset.reload(McpToolset([config.model_copy(update={"name": "h2"})]))
             await host.until(lambda names: "h2.echo" in names and "h.echo" not in names)
             assert (await host.call("h.echo")).metadata.reason == "not_connected"
-            host.toolset.reload([config.model_copy(update={"enabled": False})])
+            host.toolset.reload(McpToolset([config.model_copy(update={"enabled": False})]))
             assert not host.toolset.specs()
 
 
@@ -261,7 +261,7 @@ async def test_the_tools_of_a_lost_http_server_are_removed() -> None:
     async with served() as url:
         toolset = McpToolset([at("h", url)], retry_s=0.01)
         host = Host(toolset)
-        toolset.start(host.note)
+        await toolset.start(host.note)
         await host.until(lambda names: "h.write" in names)
     try:
         await host.until(lambda names: not names)

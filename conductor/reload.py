@@ -1,0 +1,87 @@
+"""Changes of a running server: SIGHUP, and an edited file of rules."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import structlog
+
+from conductor.conversation.services import Services
+from conductor.errors import SettingsError
+from conductor.models.profiles import load_profiles
+from conductor.models.registry import check_local
+from conductor.models.router import ModelRouter
+from conductor.prompts import identify, load_system_prompt
+from conductor.server.listener import Listener
+from conductor.settings import Settings
+from conductor.tools.device import load_catalog
+from conductor.tools.policies import REREAD_S, lint, lint_allowed
+from conductor.tools.rules import Rule
+from conductor.tools.toolsets import all_tools, make_redactor, make_toolsets
+
+log = structlog.get_logger(__name__)
+
+
+def reload(settings: Settings, services: Services, listener: Listener) -> None:
+    """Reload the prompt, the catalog, the rules, the models, the HTTP tools and the MCP servers.
+
+    A mistake is logged and changes nothing.
+    """
+    try:
+        services = replace(
+            services,
+            catalog=load_catalog(settings.device_tools_file),
+            system_prompt=load_system_prompt(settings.system_prompt_file),
+        )
+        toolsets = make_toolsets(settings)
+        if services.policies is not None:
+            services.policies.refresh()
+            if services.policies.problem:
+                raise SettingsError(services.policies.problem)
+            services = replace(services, rules=services.policies.rules)
+        if isinstance(services.provider, ModelRouter):
+            profiles = load_profiles(settings)
+            check_local(profiles, settings)
+            services.provider.reload(profiles)
+        redactor = make_redactor(settings, toolsets)
+        pairs = zip(services.toolsets, toolsets, strict=True)
+        toolsets = [toolset.reload(new) for toolset, new in pairs]
+        listener.reload(replace(services, toolsets=toolsets, redactor=redactor))
+        if services.tracer is not None:
+            services.tracer.prompt = identify(settings.system_prompt_file, services.system_prompt)
+    except SettingsError as error:
+        log.error("reload failed", reason=str(error))
+        return
+    log.info("reloaded", sessions=len(listener.registry))
+
+
+async def watch_policies(settings: Settings, listener: Listener, every: float = REREAD_S) -> None:
+    """Reload the operator's rules when their file changes, and log lint findings.
+
+    Checks every ``every`` seconds; never returns.
+    """
+    policies, checked = listener.services.policies, None
+    while policies is not None:
+        # In a thread: a network folder may hang.
+        await asyncio.to_thread(policies.refresh)
+        rules = policies.rules
+        if rules is not listener.services.rules:
+            listener.reload(replace(listener.services, rules=rules))
+            log.info("policies reloaded", rules=len(rules))
+        if rules is not checked:
+            checked = rules
+            for finding in await asyncio.to_thread(_lint, settings, rules):
+                log.warning("policy finding", finding=finding)
+        await asyncio.sleep(every)
+
+
+def _lint(settings: Settings, rules: Sequence[Rule]) -> list[str]:
+    try:
+        tools = all_tools(settings)
+    except SettingsError:  # `reload` reports an invalid catalog
+        return []
+    allowed = [f"ALLOWED_TOOLS {finding}." for finding in lint_allowed(settings.allowed_tools, tools)]
+    return [*lint(rules, tools, now=time.time()), *allowed]

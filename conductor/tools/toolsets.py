@@ -1,0 +1,47 @@
+"""The installed toolsets, and the tools of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conductor.entry_points import TOOLSETS, plugins
+from conductor.errors import SettingsError
+from conductor.models.profiles import load_profiles
+from conductor.settings import Settings
+from conductor.stores.base import passwords
+from conductor.tools.base import Toolset, ToolSpec
+from conductor.tools.device import load_catalog
+from conductor.tools.redaction import Redactor
+
+
+def make_toolsets(settings: Settings) -> list[Toolset]:
+    """Make the toolsets of all entry points, in the order of their names.
+
+    Raises `SettingsError`, also if two toolsets have a tool of one name.
+    """
+    toolsets: list[Toolset] = []
+    owners: dict[str, str] = {}
+    for name, plugin in plugins(TOOLSETS).items():
+        toolset: Toolset = plugin.load()(settings)
+        toolsets.append(toolset)
+        for spec in toolset.all_specs():
+            owner = owners.setdefault(spec.name, name)
+            if owner != name:
+                raise SettingsError(f'The toolsets "{owner}" and "{name}" both have a tool {spec.name}.')
+    return toolsets
+
+
+def all_tools(settings: Settings) -> tuple[ToolSpec, ...]:
+    """List the tools of the server and of the catalog. Raises `SettingsError`."""
+    specs = [spec for toolset in make_toolsets(settings) for spec in toolset.all_specs()]
+    return (*specs, *load_catalog(settings.device_tools_file))
+
+
+def make_redactor(settings: Settings, toolsets: Sequence[Toolset]) -> Redactor:
+    """Make the redactor of the secrets in the settings and of the toolsets. Raises `SettingsError`."""
+    keys = [profile.api_key for profile in load_profiles(settings).by_name.values()]
+    keys += [settings.anthropic_api_key, settings.admin_token]
+    values = [key.get_secret_value() for key in keys if key is not None]
+    values += [secret for toolset in toolsets for secret in toolset.secrets()]
+    values += passwords(settings.store_url)
+    return Redactor([*settings.auth_tokens, *values], paths=settings.redact_paths)
