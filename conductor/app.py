@@ -50,9 +50,9 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
 
     Raises `SettingsError`.
     """
+    toolsets = make_toolsets(settings)
     policies = PolicyFile(policies_path(settings), required=settings.policies_file is not None)
     catalog = load_catalog(settings.device_tools_file)
-    toolsets = make_toolsets(settings)
     metrics = ToolMetrics()
     session_metrics = SessionMetrics(metrics.registry)
     store = HealthCheckedStore(make_store(settings), committed=session_metrics.commits.observe)

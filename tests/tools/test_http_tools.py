@@ -231,7 +231,6 @@ def test_risks_follow_the_method_and_are_the_operators(tmp_path: Path) -> None:
         (tool(url="https://h/{town}"), 'has no "town"'),
         (tool(more='headers = {A = "${NOT_SET_ANYWHERE}"}\n'), "NOT_SET_ANYWHERE is not set"),
         (tool("tts.speak"), "needs another name"),
-        (tool("calculator"), "the name calculator belongs"),
         (tool() + tool(), "the name weather belongs"),
         (tool(more='method = "FETCH"\n'), "method is not valid"),
         (

@@ -43,7 +43,8 @@ def from_settings(settings: Settings) -> McpToolset:
 
     Raises `SettingsError`, also if tools of the device have a server's name.
     """
-    servers, catalog = load_mcp_servers(settings), load_catalog(settings.device_tools_file)
+    roots, servers = file_roots(settings), load_mcp_servers(settings)
+    catalog = load_catalog(settings.device_tools_file) if servers else ()
     for server in servers:
         tool = next((spec.name for spec in catalog if spec.name.startswith(f"{server.name}.")), None)
         if tool is not None:
@@ -51,7 +52,6 @@ def from_settings(settings: Settings) -> McpToolset:
                 f'{mcp_config_path(settings)}, server "{server.name}": the device has a tool of this name '
                 f"({tool}); choose another name."
             )
-    roots = file_roots(settings)
     return McpToolset(servers, roots=roots, local_only=settings.local_only, folder=mcp_folder(settings))
 
 
