@@ -208,7 +208,8 @@ def test_a_server_offers_the_tools_of_the_documents(tmp_path: Path, monkeypatch:
 def test_the_name_of_a_built_in_tool_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "own.py"
     path.write_text(
-        'from conductor.plugins.tools.python_tools import tool\n@tool(name="calculator")\ndef f():\n    "F."\n'
+        "from conductor.plugins.tools.python_tools import tool\n"
+        '@tool(name="calculator")\ndef f():\n    "F."\n'
     )
     with pytest.raises(SettingsError, match='"builtin" and "python" both have a tool calculator'):
         make_services(load_settings(None, tools_path=path))
