@@ -7,7 +7,6 @@ name of their field, and paths if configured. Redaction is idempotent and takes 
 from __future__ import annotations
 
 import base64
-import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -21,8 +20,8 @@ from conductor.tools.redaction_patterns import (
     MIN_SECRET,
     PATHS,
     RUNS,
+    SECRET_NAME,
     TOKENS,
-    UNQUOTED,
     USER_INFO,
     Pattern,
 )
@@ -46,7 +45,7 @@ def mark(kind: str) -> str:
 class Redactor:
     """Replaces secrets by ``[REDACTED:kind]``.
 
-    `KINDS` lists the kinds. After `MAX_SECRETS` secrets the remainder of a text is withheld. ``secrets`` are
+    After `MAX_SECRETS` secrets the remainder of a text is withheld. ``secrets`` are
     known values; a value with fewer than `MIN_SECRET` characters besides blanks, quotes and escapes is
     ignored. With ``paths`` absolute paths of this machine are redacted too.
     """
@@ -137,20 +136,11 @@ def _with_texts(value: Any, depth: int, texts: Iterator[str]) -> Any:
 
 
 def _field(name: Any, value: Any) -> Any:
-    kind = secret_kind(name) if isinstance(value, str | list) and isinstance(name, str) else None
-    if kind is None:
+    if not isinstance(name, str) or not isinstance(value, str | list) or not is_secret_name(name):
         return value
     if isinstance(value, list):
-        return [_marked(kind, item) for item in value]
-    return _marked(kind, value)
-
-
-def _marked(kind: str, value: Any) -> Any:
-    return (
-        mark("token" if kind == "cookie" else kind)
-        if isinstance(value, str) and _is_secret(kind, value)
-        else value
-    )
+        return [_field(name, item) if isinstance(item, str) else item for item in value]
+    return mark("secret") if _is_long(value) else value
 
 
 def _replaced(text: str, spans: Iterable[_Span]) -> str:
@@ -284,57 +274,16 @@ def _matches(pattern: re.Pattern[str], text: str, searched: str) -> Iterator[_Sp
             yield start, end, kind
 
 
-# -- values of JSON fields and assignments, by their names
+# -- values of fields and assignments, by their names
 
-# Characters of a name that are compared, from its end.
-_NAME_CHARS = 32
-# Names with a value that are examined in a text; with more, the remainder of the text is withheld.
-_MAX_NAMES = 4_000
-# Characters of a value that decide whether it is secret.
-_DECISIVE = 256
-_ENDINGS = {
-    # The last words of a name, however they are joined.
-    "password": "password passwords passwd passphrase passcode",
-    "token": "token accesstokens authtokens apitokens refreshtokens jwt",
-    "api_key": "apikey apikeys accesskey secretkey accountkey sharedkey authkey signingkey encryptionkey "
-    "masterkey subscriptionkey",
-    "private_key": "privatekey",
-    "secret": "secret secrets credential credentials",
-    "bearer": "authorization",
-    "cookie": "cookie cookies",
-}
-_KINDS_OF_NAMES = tuple((kind, tuple(endings.split())) for kind, endings in _ENDINGS.items())
-# Words before "token" that make it a position in a list, or a word of a model's vocabulary.
-_HARMLESS = frozenset(
-    "page next continuation sync cursor prev previous resume resumption scroll start end stop eos bos pad "
-    "unk mask sep cls per special image delta".split()
-)
-_NAME_WORD = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+# Characters of a quoted value.
+_MAX_VALUE = 4_096
 _AFTER = ".!?:)}*"  # of a sentence around the value
-_IN_MARKER = re.compile(r"\[redacted:[a-z_]*\Z")
 
 
-def secret_kind(name: str) -> str | None:
-    """Return the kind of secret that a field of this name holds; None if it is not secret.
-
-    The end of the name decides, in any style: ``db_password``, ``X-Api-Key``, ``accessToken``,
-    but neither ``token_count`` nor ``nextPageToken``.
-    """
-    return _secret_kind(name[-_NAME_CHARS:])
-
-
-@functools.lru_cache(maxsize=1024)
-def _secret_kind(name: str) -> str | None:
-    if name.lower().endswith(("_pass", "-pass")):
-        return "password"
-    words = [word.lower() for word in _NAME_WORD.findall(name)]
-    joined = "".join(words)
-    kind = next((kind for kind, endings in _KINDS_OF_NAMES if joined.endswith(endings)), None)
-    return None if kind == "token" and not _HARMLESS.isdisjoint(words[-2:-1]) else kind
-
-
-def _is_secret(kind: str, value: str) -> bool:
-    return _is_long(value) and (kind != "cookie" or "=" in value)
+def is_secret_name(name: str) -> bool:
+    """Return whether a field of this name holds a secret: ``db_password`` does, ``token_count`` does not."""
+    return SECRET_NAME.search(_folded(name[-32:])) is not None
 
 
 def _is_long(value: str) -> bool:
@@ -342,34 +291,27 @@ def _is_long(value: str) -> bool:
 
 
 def _assigned(text: str) -> Iterator[_Span]:
-    searched, marked = _folded(text), "[REDACTED:" in text
     end = 0
-    for count, match in enumerate(ASSIGNED.finditer(searched)):
-        if count == _MAX_NAMES:
-            yield max(match.end(), end), len(text), "rest"
-            return
-        start, before = match.end(), max(0, match.start() - _NAME_CHARS)
-        kind = _secret_kind(text[before : match.end("name")])
-        if kind is None or start < end or (marked and _IN_MARKER.search(searched, before, match.start())):
+    for match in ASSIGNED.finditer(_folded(text)):
+        start = match.end() if match["quote"] else match.start("value")
+        if start < end:
             continue
-        pattern, after = (_quoted(match["quote"]), "") if match["quote"] else (UNQUOTED, _AFTER)
-        value = text[start : _end(pattern, text, start, start + _DECISIVE)].rstrip(after)
-        if _is_secret(kind, value):
-            end = start + len(text[start : _end(pattern, text, start, len(text))].rstrip(after))
-            yield start, end, "token" if kind == "cookie" else kind
+        if match["quote"]:
+            stop = _quoted_end(text, start, match["quote"])
+        else:
+            stop = start + len(match["value"].rstrip(_AFTER))
+        if _is_long(text[start:stop]):
+            end = stop
+            yield start, end, "secret"
 
 
-def _end(pattern: re.Pattern[str], text: str, start: int, limit: int) -> int:
-    match = pattern.match(text, start, limit)
-    return start if match is None else match.end()
-
-
-@functools.lru_cache(maxsize=64)
-def _quoted(quote: str) -> re.Pattern[str]:
-    # Each level of escaping doubles the backslashes: a quote with fewer or more belongs to the value.
-    slashes, sign = len(quote) - 1, quote[-1]
-    doubled = rf"(?:\\{{{2 * slashes + 2}}})*+"
-    return re.compile(
-        rf"(?:[^\\{sign}\n]++|(?!{doubled}\\{{{slashes}}}{sign})(?:\\++{sign}?+|{sign}))*+"
-        rf"(?:{doubled}(?=\\{{{slashes}}}{sign}))?+"
-    )
+def _quoted_end(text: str, start: int, quote: str) -> int:
+    line_end = text.find("\n", start, start + _MAX_VALUE)
+    limit = min(start + _MAX_VALUE, len(text)) if line_end < 0 else line_end
+    slashes, end = len(quote) - 1, start - 1
+    while (end := text.find(quote, end + 1, limit)) >= 0:
+        # Each level of escaping doubles the backslashes: a quote with fewer or more belongs to the value.
+        run = len(quote) - 1 + end - start - len(text[start:end].rstrip("\\"))
+        if (run - slashes) % (2 * slashes + 2) == 0:
+            return end
+    return limit

@@ -1,8 +1,8 @@
 """The forms of secrets and of paths in a text: the tables that a redactor applies.
 
 Each takes linear time: a pattern reads few characters before it decides, takes the remainder possessively,
-and never reads them again. `CONTEXTS` and `ASSIGNED` are searched in a text in lower case in which a question
-mark stands for each character that is not ASCII.
+and never reads them again. `CONTEXTS`, `ASSIGNED` and `SECRET_NAME` are searched in a text in lower case in
+which a question mark stands for each character that is not ASCII.
 """
 
 from __future__ import annotations
@@ -100,16 +100,6 @@ CONTEXTS = _compiled(
         rf"|(?!{_WORDS}){_PLAIN}{{{MIN_SECRET},}}{_ENDED})",
     ),
     (
-        "-key",
-        r"""(?:api|auth|access|secret|subscription)-key(?:\\{0,7}["'`])?[ \t]{0,4}:[ \t]{0,8}"""
-        rf"(?P<api_key>(?!{_WORDS}){_PLAIN}{{{MIN_SECRET},}}{_ENDED})",
-    ),
-    (
-        "-token",
-        r"""-token(?:\\{0,7}["'`])?[ \t]{0,4}:[ \t]{0,8}"""
-        rf"(?P<token>(?!{_WORDS}){_PLAIN}{{{MIN_SECRET},}}{_ENDED})",
-    ),
-    (
         "cookie",
         # A quoted cookie continues after its quotes, which are not the quotes around the header.
         r"cookie(?:\\{0,7}[\"'`])?[ \t]{0,4}:[ \t]{0,8}(?P<token>(?=[\w.-]{1,64}=)[^\r\n\"'\\]++"
@@ -117,14 +107,22 @@ CONTEXTS = _compiled(
     ),
 )
 
-ASSIGNED = re.compile(
-    r"(?P<name>(?:pass|token|key|secret|credential|authoriz|cookie|jwt)[\w-]{0,16}+)"
-    r"""(?:\\{0,7}["'`])?\]?[ \t]{0,4}(?:=>|:(?!=)|(?P<equals>:?=))[ \t]{0,8}"""
-    r"""(?:(?P<quote>\\{0,7}["'`])"""
-    rf"|(?(equals)(?!//|[:=])|(?!))(?={_PLAIN}{{{MIN_SECRET}}}))"
+_SECRET = (
+    r"(?:pass(?:word|wd|phrase|code)|pass(?<=[_-]pass)|secret|credential|authorization|jwt|cookie"
+    # Other tokens are positions in a list, or words of a model's vocabulary.
+    r"|token(?<!pagetoken|nexttoken|synctoken)(?<!(?:page|next|sync|stop|mask)[_-]token)"
+    r"(?<!(?:max|eos|bos|pad|sep)[_-]token)"
+    r"|(?:access|account|api|auth|encryption|master|private|secret|shared|signing|subscription)[_-]?key)s?+"
 )
-"""``name=value`` and ``"name": "value"``."""
-UNQUOTED = re.compile(rf"{_PLAIN}*+")
+SECRET_NAME = re.compile(rf"{_SECRET}\Z")
+_SIGNS = r"[ \t]{0,4}(?:=>|:=|[:=])[ \t]{0,8}"
+ASSIGNED = re.compile(
+    rf"""{_SECRET}(?:(?:\\{{0,7}}["'`])?\]?{_SIGNS}(?P<quote>\\{{0,7}}["'`])"""
+    rf"|(?:[ \t]{{0,4}}=|(?<=-token|..-key):(?![ \t]{{0,8}}{_WORDS}))(?![=:/])[ \t]{{0,8}}"
+    rf"(?P<value>{_PLAIN}{{{MIN_SECRET},}}+))",
+    re.ASCII,
+)
+"""``name=value``, ``"name": "value"`` and headers such as ``X-Api-Key: value``."""
 
 _ROOTS = (
     "home|Users|root|tmp|var|etc|opt|usr|mnt|media|srv|run|proc|sys|private|Volumes|Library|Applications|"
