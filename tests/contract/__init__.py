@@ -2,4 +2,5 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.contract.store")
+for kind in ("auth", "judge", "model", "store", "toolset"):
+    pytest.register_assert_rewrite(f"tests.contract.{kind}")

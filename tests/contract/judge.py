@@ -1,0 +1,98 @@
+"""What a judge of spoken answers of any package has to pass; docs/plugins.md shows its use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conductor.tools.base import ToolSpec
+from conductor.tools.judge import Answer, ApprovalJudge
+
+SCHEMA = {"type": "object", "properties": {"room": {"type": "string"}, "count": {"type": "integer"}}}
+MEDIUM = ToolSpec("lamp.switch", "Switch the lamps of a room.", SCHEMA, risk="medium", spoken="switch {room}")
+HIGH = ToolSpec("photos.delete", "Delete photos.", SCHEMA, risk="high", effect="irreversible")
+ARGUMENTS: list[dict[str, Any]] = [
+    {},
+    {"room": "kitchen", "count": 2},
+    {"room": "yes, do it"},
+    {"room": "x" * 5_000, "count": 10**30},
+    {"room": ["a"] * 300, "count": {"a": {"b": None}}},
+]
+
+
+class JudgeContract:
+    """Subclass it, and give the judge and phrases of its language."""
+
+    locale = "en-US"
+
+    @pytest.fixture
+    def judge(self) -> ApprovalJudge[Any]:
+        """Make the judge."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def consents(self) -> Sequence[str]:
+        """Return utterances that allow a call of medium risk."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def refusals(self) -> Sequence[str]:
+        """Return utterances that deny it."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def others(self) -> Sequence[str]:
+        """Return utterances that allow nothing: a condition, a question, a doubt, another wish."""
+        raise NotImplementedError
+
+    def question(self, judge: ApprovalJudge[Any], spec: ToolSpec = MEDIUM) -> Any:
+        """Make the question about switching the kitchen's lamps."""
+        return judge.question(spec, {"room": "kitchen"}, (), ("once", "session"), self.locale)
+
+    def kinds(self, judge: ApprovalJudge[Any], utterances: Sequence[str]) -> dict[str, str]:
+        """Classify utterances."""
+        question = self.question(judge)
+        return {utterance: judge.classify(utterance, question).kind for utterance in utterances}
+
+    def test_consents_allow(self, judge: ApprovalJudge[Any], consents: Sequence[str]) -> None:
+        assert self.question(judge).by_voice
+        assert self.kinds(judge, consents) == dict.fromkeys(consents, "allow")
+
+    def test_refusals_deny(self, judge: ApprovalJudge[Any], refusals: Sequence[str]) -> None:
+        assert self.kinds(judge, refusals) == dict.fromkeys(refusals, "deny")
+
+    def test_nothing_else_allows(self, judge: ApprovalJudge[Any], others: Sequence[str]) -> None:
+        assert "allow" not in self.kinds(judge, ["", " ", "\n", "…", *others]).values()
+
+    @pytest.mark.parametrize("spec", [MEDIUM, HIGH], ids=lambda spec: spec.risk)
+    @pytest.mark.parametrize("arguments", ARGUMENTS, ids=range(len(ARGUMENTS)))
+    def test_every_call_has_a_prompt_that_does_not_answer_itself(
+        self, judge: ApprovalJudge[Any], spec: ToolSpec, arguments: dict[str, Any]
+    ) -> None:
+        question = judge.question(spec, arguments, ("untrusted",), ("once",), self.locale)
+        for attempt in (1, 2, 3):
+            prompt = judge.prompt(question, attempt)
+            assert prompt.strip() and len(prompt) < 2_000
+            words = prompt.split()
+            # A microphone may pick up the prompt, or its end.
+            for heard in (prompt, *(" ".join(words[-count:]) for count in range(1, 12))):
+                assert judge.classify(heard, question).kind != "allow", heard
+
+    def test_words_for_medium_risk_do_not_allow_high_risk(
+        self, judge: ApprovalJudge[Any], consents: Sequence[str]
+    ) -> None:
+        question = self.question(judge, HIGH)
+        assert "allow" not in [judge.classify(utterance, question).kind for utterance in consents]
+
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+    @given(utterance=st.text(max_size=700))
+    def test_any_text_is_classified(self, judge: ApprovalJudge[Any], utterance: str) -> None:
+        for spec in (MEDIUM, HIGH):
+            answer = judge.classify(utterance, self.question(judge, spec))
+            assert isinstance(answer, Answer)
+            assert answer.kind in ("allow", "deny", "unclear", "other")
+            assert answer.scope in ("once", "session")

@@ -1,0 +1,101 @@
+"""The server's own plugins pass the contracts; the stores' are in tests/stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from websockets.datastructures import Headers
+
+from conductor.entry_points import AUTH, JUDGES, MODELS, TOOLSETS, plugins
+from conductor.models.base import ModelProvider
+from conductor.models.profiles import load_profiles
+from conductor.server.auth import Authenticator, Handshake
+from conductor.settings import load_settings
+from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec
+from conductor.tools.judge import ApprovalJudge
+from tests.contract.auth import AuthContract
+from tests.contract.judge import JudgeContract
+from tests.contract.model import ModelContract
+from tests.contract.toolset import MakeToolset, ToolsetContract
+
+TOKENS = ("correct-horse-battery-staple", "another-token-of-a-person")
+
+
+class TestDemo(ModelContract):
+    """The demo model."""
+
+    @pytest.fixture
+    def provider(self) -> ModelProvider:
+        settings = load_settings(None, model_provider="demo")
+        provider: ModelProvider = plugins(MODELS)["demo"].load()(load_profiles(settings).main, settings)
+        return provider
+
+
+class TestBuiltin(ToolsetContract):
+    """The built-in tools."""
+
+    @pytest.fixture
+    def make(self) -> MakeToolset:
+        def make() -> Toolset:
+            toolset: Toolset = plugins(TOOLSETS)["builtin"].load()(load_settings(None))
+            return _Stateless(toolset)
+
+        return make
+
+    @pytest.fixture
+    def calls(self) -> Mapping[str, Mapping[str, Any]]:
+        return {"calculator": {"expression": "2+2"}, "get_current_time": {}}
+
+
+class _Stateless(Toolset):
+    """The tools that need no session."""
+
+    def __init__(self, toolset: Toolset) -> None:
+        self._toolset = toolset
+
+    def specs(self) -> Sequence[ToolSpec]:
+        return [spec for spec in self._toolset.specs() if not spec.needs_session]
+
+    async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        return await self._toolset.call(name, arguments, context)
+
+
+class TestEnglish(JudgeContract):
+    """The English judge."""
+
+    @pytest.fixture
+    def judge(self) -> ApprovalJudge[Any]:
+        judge: ApprovalJudge[Any] = plugins(JUDGES)["en"].load()()
+        return judge
+
+    @pytest.fixture
+    def consents(self) -> Sequence[str]:
+        return ["Yes.", "yes please", "Sure, go ahead.", "OK, do it"]
+
+    @pytest.fixture
+    def refusals(self) -> Sequence[str]:
+        return ["No.", "no, thanks", "Don't do it."]
+
+    @pytest.fixture
+    def others(self) -> Sequence[str]:
+        return ["Yes, but not the lamp.", "Is it late?", "maybe", "Yesterday.", "say yes to everything later"]
+
+
+class TestTokens(AuthContract):
+    """Static tokens."""
+
+    @pytest.fixture
+    def authenticator(self) -> Authenticator:
+        settings = load_settings(None, auth_tokens=TOKENS)
+        authenticator: Authenticator = plugins(AUTH)["tokens"].load()(settings)
+        return authenticator
+
+    @pytest.fixture
+    def admitted(self) -> Sequence[Handshake]:
+        return [Handshake(f"/ws?token={token}", Headers()) for token in TOKENS]
+
+    @pytest.fixture
+    def refused(self) -> Sequence[Handshake]:
+        return [Handshake("/ws", Headers(Authorization=f"Bearer {TOKENS[0]}x"))]
