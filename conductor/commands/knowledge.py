@@ -8,9 +8,10 @@ from itertools import islice
 
 from conductor.commands.output import progress, write, write_table
 from conductor.errors import SettingsError
+from conductor.plugins.tools.definitions import ToolFailure
 from conductor.plugins.tools.folders import knowledge_index
 from conductor.plugins.tools.knowledge_index import IndexBusy
-from conductor.plugins.tools.sandbox import CancelFlag, FileError
+from conductor.plugins.tools.sandbox import CancelFlag
 from conductor.settings import load_settings
 
 # Unreadable documents to list.
@@ -30,7 +31,7 @@ def index(_options: argparse.Namespace) -> int:
             )
         except IndexBusy:
             raise SettingsError("A running server is updating the index.") from None
-        except (FileError, OSError, sqlite3.Error) as error:
+        except (ToolFailure, OSError, sqlite3.Error) as error:
             raise SettingsError(f"The index cannot be written: {error}.") from None
     write(
         f"{update.documents:,} documents: {update.indexed:,} indexed, {update.removed:,} removed, "

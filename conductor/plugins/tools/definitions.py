@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from conductor.tools.base import Effect, OnInterrupt, Risk, ToolSpec
+from conductor.tools.base import Effect, ErrorType, OnInterrupt, Risk, ToolOutcome, ToolSpec, failed
+
+
+class ToolFailure(Exception):
+    """A call that fails. The message is for the model, and contains no path outside the permitted folders."""
+
+    def __init__(self, error_type: ErrorType, message: str) -> None:
+        super().__init__(message)
+        self.error_type: ErrorType = error_type
+
+    @property
+    def outcome(self) -> ToolOutcome:
+        """The failure as the result of the call."""
+        return failed(self.error_type, str(self))
 
 
 def argument(kind: str, description: str = "", **limits: Any) -> dict[str, Any]:

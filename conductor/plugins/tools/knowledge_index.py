@@ -20,12 +20,12 @@ from typing import TypeAlias
 
 import structlog
 
+from conductor.plugins.tools.definitions import ToolFailure
 from conductor.plugins.tools.knowledge_text import DocumentError, Passage, passages, suffixes
 from conductor.plugins.tools.read_file import read_bytes
 from conductor.plugins.tools.sandbox import (
     CancelFlag,
     DirectoryMissing,
-    FileError,
     Files,
     Roots,
     SandboxPath,
@@ -134,7 +134,7 @@ class KnowledgeIndex:
     def update(self, stop: CancelFlag, progress: Progress = lambda count, total: None) -> Update:
         """Index the documents that have changed since the last update.
 
-        Raises `IndexBusy`, `OSError`, `sqlite3.Error`, and `FileError` if ``stop`` was set or the folder is
+        Raises `IndexBusy`, `OSError`, `sqlite3.Error`, and `ToolFailure` if ``stop`` was set or the folder is
         missing; documents indexed before that stay.
         """
         started = time.monotonic()
@@ -246,7 +246,7 @@ class KnowledgeIndex:
                 if before is None or (before.size, before.changed) != (status.st_size, status.st_mtime_ns):
                     changed.append((path, location, status.st_size, status.st_mtime_ns))
         except DirectoryMissing:
-            raise FileError("io_error", "The folder of KNOWLEDGE_DIR does not exist.") from None
+            raise ToolFailure("io_error", "The folder of KNOWLEDGE_DIR does not exist.") from None
         return changed, paths, walk.complete
 
     def _index(
@@ -280,7 +280,7 @@ class KnowledgeIndex:
     def _read(self, location: SandboxPath, stop: CancelFlag) -> tuple[bytes, str | None]:
         try:
             return read_bytes(self.files, location, stop, MAX_DOCUMENT_BYTES), None
-        except FileError as error:
+        except ToolFailure as error:
             stop.check()
             return b"", str(error)
         except OSError as error:
@@ -289,7 +289,7 @@ class KnowledgeIndex:
     # -- search
 
     def search(self, query: str, limit: int, stop: CancelFlag) -> list[Hit]:
-        """Find the best passages. Raises `FileError` if there is no index, and after `QUERY_S`.
+        """Find the best passages. Raises `ToolFailure` if there is no index, and after `QUERY_S`.
 
         The query cannot contain FTS5 syntax: its words have only letters and digits, and are quoted.
         """
@@ -309,7 +309,7 @@ class KnowledgeIndex:
             connection.close()
             stop.check()
             log.warning("knowledge base not searched", error=str(error))
-            raise FileError("io_error", "The knowledge base could not be searched in time.") from None
+            raise ToolFailure("io_error", "The knowledge base could not be searched in time.") from None
         return [Hit(*row) for row in rows]
 
     def _reader(self) -> sqlite3.Connection:
@@ -321,7 +321,7 @@ class KnowledgeIndex:
                 connection.execute("PRAGMA mmap_size=268435456")
                 connection.execute("SELECT 1 FROM words LIMIT 1").fetchone()
             except sqlite3.Error:
-                raise FileError(
+                raise ToolFailure(
                     "io_error", "The knowledge base is not indexed yet; try again soon."
                 ) from None
             self._readers.connection = connection

@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from conductor.plugins.tools.clock import utc_now
-from conductor.plugins.tools.definitions import argument, definition
+from conductor.plugins.tools.definitions import ToolFailure, argument, definition
 from conductor.plugins.tools.read_file import read_bytes
-from conductor.plugins.tools.sandbox import CancelFlag, FileError, Files, SandboxPath, open_folder
+from conductor.plugins.tools.sandbox import CancelFlag, Files, SandboxPath, open_folder
 from conductor.plugins.tools.walk import Walk
 from conductor.plugins.tools.write_file import encode, write_new
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
@@ -77,7 +77,7 @@ class NotesCreate:
                 except FileExistsError:
                     continue
                 return succeeded({"path": name})
-        raise FileError("validation_failed", "There are too many notes with this title today.")
+        raise ToolFailure("validation_failed", "There are too many notes with this title today.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class NotesSearch:
             try:
                 data = read_bytes(self._files, location, stop, MAX_NOTE_BYTES)
                 modified = os.stat(location.parts[-1], dir_fd=folder, follow_symlinks=False).st_mtime
-            except (FileError, OSError):  # too large; no permission; removed or replaced
+            except (ToolFailure, OSError):  # too large; no permission; removed or replaced
                 stop.check()
                 continue
             text = data.decode(errors="replace")

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from conductor.plugins.tools.definitions import argument, definition
-from conductor.plugins.tools.sandbox import CancelFlag, FileError, Files, SandboxPath, open_file
+from conductor.plugins.tools.definitions import ToolFailure, argument, definition
+from conductor.plugins.tools.sandbox import CancelFlag, Files, SandboxPath, open_file
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
 
 # Bytes of a file, which is read as a whole.
@@ -62,7 +62,7 @@ class ReadFile:
             )
             path = self._files.roots.path_of(location)
             if not _is_text(data):
-                raise FileError("parse_error", f"'{path}' is not UTF-8 text; it may be binary.")
+                raise ToolFailure("parse_error", f"'{path}' is not UTF-8 text; it may be binary.")
             return self._outcome(path, data, arguments.get("offset", 1), arguments.get("limit", MAX_LINES))
 
         return await self._files.run(work)
@@ -70,7 +70,7 @@ class ReadFile:
     def _outcome(self, path: str, data: bytes, offset: int, limit: int) -> ToolOutcome:
         total = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
         if offset > max(total, 1):
-            raise FileError("validation_failed", f"'{path}' has {total} lines; offset is beyond its end.")
+            raise ToolFailure("validation_failed", f"'{path}' has {total} lines; offset is beyond its end.")
         part = cut(data, offset, limit, self._max_text_bytes)
         last = offset + part.lines - 1
         notes: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class ReadFile:
 def read_bytes(
     files: Files, location: SandboxPath, stop: CancelFlag, max_bytes: int = MAX_FILE_BYTES
 ) -> bytes:
-    """Read a whole file, without a byte order mark. Raises `FileError` and `OSError`."""
+    """Read a whole file, without a byte order mark. Raises `ToolFailure` and `OSError`."""
     with open_file(location) as file:
         size = os.fstat(file).st_size
         data = bytearray()
@@ -103,7 +103,7 @@ def read_bytes(
     if size > max_bytes:
         path = files.roots.path_of(location)
         message = f"'{path}' has {size:,} bytes or more; the limit is {max_bytes:,}."
-        raise FileError("validation_failed", message)
+        raise ToolFailure("validation_failed", message)
     return bytes(data.removeprefix(b"\xef\xbb\xbf"))
 
 

@@ -20,7 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from conductor.tools.base import ErrorType, ToolOutcome, failed
+from conductor.plugins.tools.definitions import ToolFailure
+from conductor.tools.base import ErrorType, ToolOutcome
 
 # Bytes of a path (PATH_MAX of Linux), and its parts.
 MAX_PATH_BYTES = 4096
@@ -41,14 +42,6 @@ _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _ATTEMPTS = 16
 
 T = TypeVar("T")
-
-
-class FileError(Exception):
-    """A failure of a file tool. The message is for the model and contains no path outside the roots."""
-
-    def __init__(self, error_type: ErrorType, message: str) -> None:
-        super().__init__(message)
-        self.error_type: ErrorType = error_type
 
 
 class DirectoryMissing(OSError):
@@ -98,7 +91,7 @@ class Roots:
         """List the locations a path may mean, likeliest first; the first one that exists is used.
 
         A path is relative to a root, or absolute within one. It may begin with the root's label; with several
-        roots, the paths in results always do. Raises `FileError`.
+        roots, the paths in results always do. Raises `ToolFailure`.
         """
         parts = split(path)
         if path.startswith("/"):
@@ -110,7 +103,7 @@ class Roots:
             }
             if not absolute:
                 reason = f"It is outside the allowed folders: {self.labels}."
-                raise FileError("permission_denied", f"The path {quoted(path)} cannot be used. {reason}")
+                raise ToolFailure("permission_denied", f"The path {quoted(path)} cannot be used. {reason}")
             return tuple(absolute)
         relative = tuple(SandboxPath(root, parts) for root in self.all)
         labelled = tuple(SandboxPath(root, parts[1:]) for root in self.all if parts[:1] == (root.label,))
@@ -213,7 +206,7 @@ def check_regular(status: os.stat_result) -> None:
 def split(path: str) -> tuple[str, ...]:
     """Split a path into its parts; ``.`` and doubled slashes are dropped.
 
-    Raises `FileError` for an empty path, ``..``, control characters, and more than `MAX_PATH_BYTES` or
+    Raises `ToolFailure` for an empty path, ``..``, control characters, and more than `MAX_PATH_BYTES` or
     `MAX_PARTS`.
     """
     parts = tuple(part for part in path.split("/") if part not in ("", "."))
@@ -229,7 +222,7 @@ def split(path: str) -> tuple[str, ...]:
     elif len(parts) > MAX_PARTS:
         problem = f"It has more than {MAX_PARTS} parts."
     if problem:
-        raise FileError("validation_failed", f"The path {quoted(path)} cannot be used. {problem}")
+        raise ToolFailure("validation_failed", f"The path {quoted(path)} cannot be used. {problem}")
     return parts
 
 
@@ -256,9 +249,9 @@ class CancelFlag(threading.Event):
     """Set when a call is cancelled: its thread cannot be cancelled, and checks the flag between its steps."""
 
     def check(self) -> None:
-        """Raise `FileError` if the call was cancelled."""
+        """Raise `ToolFailure` if the call was cancelled."""
         if self.is_set():
-            raise FileError("cancelled", "The call was cancelled.")
+            raise ToolFailure("cancelled", "The call was cancelled.")
 
 
 FileWork: TypeAlias = Callable[[CancelFlag], ToolOutcome]
@@ -274,7 +267,7 @@ class Files:
         self._walks = ThreadPoolExecutor(WALKS, thread_name_prefix="walks")
 
     async def run(self, work: FileWork, *, walk: bool = False) -> ToolOutcome:
-        """Run work in a thread; a `FileError` is an outcome. A cancelled call stops at its next check."""
+        """Run work in a thread; a `ToolFailure` is an outcome. A cancelled call stops at its next check."""
         stop = CancelFlag()
         pool = self._walks if walk else self._pool
         try:
@@ -284,8 +277,8 @@ class Files:
             raise
 
     def first(self, path: str, attempt: Callable[[SandboxPath], T]) -> T:
-        """Return the result of ``attempt`` for the first existing location of a path. Raises `FileError`."""
-        failure: FileError | None = None
+        """Return what ``attempt`` returns for the first existing location of a path. Raises `ToolFailure`."""
+        failure: ToolFailure | None = None
         for location in self.roots.locations(path):
             try:
                 return attempt(location)
@@ -295,7 +288,7 @@ class Files:
                 failure = failure or described(error, self.roots.path_of(location))
             except OSError as error:
                 raise described(error, self.roots.path_of(location)) from None
-        raise failure or FileError("not_found", f"There is no {quoted(path)} in {self.roots.labels}.")
+        raise failure or ToolFailure("not_found", f"There is no {quoted(path)} in {self.roots.labels}.")
 
     def sensitive(self, arguments: Mapping[str, Any]) -> str | None:
         """Return why a call with these arguments needs consent even if the tool is allowed, or None.
@@ -305,7 +298,7 @@ class Files:
         path = arguments.get("path")
         try:
             locations = self.roots.locations(path) if isinstance(path, str) else ()
-        except FileError:
+        except ToolFailure:
             return None  # the call will be refused
         for location in locations:
             if kind := secret_kind((*location.root.parts, *location.parts)):
@@ -317,8 +310,8 @@ def _guarded(work: FileWork, stop: CancelFlag) -> ToolOutcome:
     try:
         stop.check()
         return work(stop)
-    except FileError as error:
-        return failed(error.error_type, str(error))
+    except ToolFailure as error:
+        return error.outcome
 
 
 _WORDS: Mapping[int, tuple[ErrorType, str]] = {
@@ -334,13 +327,13 @@ _WORDS: Mapping[int, tuple[ErrorType, str]] = {
 }
 
 
-def described(error: OSError, path: str) -> FileError:
+def described(error: OSError, path: str) -> ToolFailure:
     """Describe an error of the system by ``path``, not by the path in its own text."""
     if isinstance(error, DirectoryMissing):
-        return FileError("io_error", f"The folder {str(error)!r} is not available now.")
+        return ToolFailure("io_error", f"The folder {str(error)!r} is not available now.")
     reason = f"cannot be used: {os.strerror(error.errno or errno.EIO).lower()}"
     kind, words = _WORDS.get(error.errno or 0, ("io_error", reason))
-    return FileError(kind, f"{quoted(path)} {words}.")
+    return ToolFailure(kind, f"{quoted(path)} {words}.")
 
 
 _SECRET_FOLDERS: Mapping[str, str] = {

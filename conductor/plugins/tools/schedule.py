@@ -6,13 +6,13 @@ A session of the person delivers a reminder when it is due (`conductor.conversat
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta, tzinfo
+from datetime import datetime, time, timedelta, tzinfo
 from typing import Any, get_args
 from zoneinfo import ZoneInfo
 
 from conductor.plugins.tools.clock import utc_now
-from conductor.plugins.tools.definitions import argument, definition
-from conductor.plugins.tools.tasks import TaskError, change_field, no_storage
+from conductor.plugins.tools.definitions import ToolFailure, argument, definition
+from conductor.plugins.tools.tasks import change_field, find_item, next_id, no_storage
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
 from conductor.tools.reminders import (
     FIELD,
@@ -66,10 +66,9 @@ class ScheduleTask:
         def add(text: str | None) -> tuple[str, ToolOutcome]:
             due, reminders = _due(arguments, now, zone), read_reminders(text)
             if len(reminders) >= MAX_REMINDERS:
-                raise TaskError("validation_failed", f"There are {MAX_REMINDERS} reminders already.")
-            number = 1 + max((int(item.id.removeprefix("reminder_")) for item in reminders), default=0)
+                raise ToolFailure("validation_failed", f"There are {MAX_REMINDERS} reminders already.")
             reminder = Reminder(
-                f"reminder_{number}",
+                next_id("reminder", {reminder.id: reminder for reminder in reminders}),
                 " ".join(arguments["text"].split()),
                 epoch_ms(due),
                 arguments.get("repeat"),
@@ -95,7 +94,7 @@ class ListScheduledTasks:
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Answer with ``reminders``."""
         if context.person is None:
-            return no_storage("reminders")
+            return no_storage("reminders").outcome
         reminders = sorted(read_reminders(context.person.get(FIELD)), key=lambda reminder: reminder.due_ms)
         return succeeded({"reminders": [reminder.view for reminder in reminders]})
 
@@ -118,10 +117,8 @@ class CancelScheduledTask:
 
         def cancel(text: str | None) -> tuple[str, ToolOutcome]:
             reminders = {reminder.id: reminder for reminder in read_reminders(text)}
-            cancelled = reminders.pop(arguments["id"], None)
-            if cancelled is None:
-                ids = ", ".join(list(reminders)[:10]) or "none"
-                raise TaskError("not_found", f"There is no such reminder. The ids are: {ids}.")
+            cancelled = find_item(arguments["id"], "reminder", reminders)
+            del reminders[cancelled.id]
             return write_reminders(tuple(reminders.values())), succeeded({"cancelled": cancelled.view})
 
         return await change_field(context.person, FIELD, "reminders", cancel)
@@ -129,24 +126,23 @@ class CancelScheduledTask:
 
 def _due(arguments: Mapping[str, Any], now: datetime, zone: tzinfo) -> datetime:
     if ("in_minutes" in arguments) == ("at" in arguments):
-        raise TaskError("validation_failed", "Give either in_minutes or at.")
+        raise ToolFailure("validation_failed", "Give either in_minutes or at.")
     if "in_minutes" in arguments:
         return now + timedelta(minutes=arguments["in_minutes"])
     local, text = now.astimezone(zone), arguments["at"].strip()
     try:
-        if "T" in text.upper() or " " in text or len(text) > len("08:00:00"):
-            due = datetime.fromisoformat(text)
-            due = due.replace(tzinfo=zone) if due.tzinfo is None else due
-        else:
-            hour, minute = (int(part) for part in text.split(":"))
-            due = local.replace(hour=hour, minute=minute, second=0, microsecond=0)
+        if ":" in text[:3]:  # a time of day
+            due = datetime.combine(local, time.fromisoformat(text.zfill(5)), zone)
             due = due if due > local else due + timedelta(days=1)
+        else:
+            due = datetime.fromisoformat(text)
+            due = due.replace(tzinfo=due.tzinfo or zone)
     except ValueError:
         message = f"{text!r} is no time such as 2026-05-01T08:00 or 08:00."
-        raise TaskError("validation_failed", message) from None
+        raise ToolFailure("validation_failed", message) from None
     if due <= now:
-        time = local.isoformat(timespec="minutes")
-        raise TaskError("validation_failed", f"That time has passed: the user's time is {time}.")
+        local_time = local.isoformat(timespec="minutes")
+        raise ToolFailure("validation_failed", f"That time has passed: the user's time is {local_time}.")
     if due - now > timedelta(days=MAX_DAYS):
-        raise TaskError("validation_failed", "That is more than five years away.")
+        raise ToolFailure("validation_failed", "That is more than five years away.")
     return due

@@ -10,16 +10,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 from conductor.plugins.tools import gitignore
-from conductor.plugins.tools.definitions import argument, definition
+from conductor.plugins.tools.definitions import ToolFailure, argument, definition
 from conductor.plugins.tools.read_file import read_bytes
-from conductor.plugins.tools.sandbox import (
-    CancelFlag,
-    FileError,
-    Files,
-    SandboxPath,
-    printable,
-    secret_kind,
-)
+from conductor.plugins.tools.sandbox import CancelFlag, Files, SandboxPath, printable, secret_kind
 from conductor.plugins.tools.walk import Walk, is_everything
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
 from conductor.tools.schema import MAX_PATTERN_CHARS, SchemaError, linear_search
@@ -139,7 +132,7 @@ class _Search(Walk):
             return
         try:
             data = read_bytes(self.files, location, self._stop, MAX_FILE_BYTES)
-        except FileError:
+        except ToolFailure:
             self._stop.check()
             self._counts["large"] += 1
             return
@@ -191,5 +184,5 @@ def _finder(query: str, *, plain: bool, case: bool) -> Find:
     try:
         has_match = linear_search(query if case else f"(?i){query}")
     except SchemaError as error:
-        raise FileError("validation_failed", f"The query cannot be used: {error}.") from None
+        raise ToolFailure("validation_failed", f"The query cannot be used: {error}.") from None
     return lambda line: 0 if has_match(line[:MAX_LINE_CHARS]) else -1

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
 
 from conductor.errors import StoreError
-from conductor.plugins.tools.definitions import argument, definition
-from conductor.tools.base import CallContext, ErrorType, SessionFields, ToolOutcome, failed, succeeded
+from conductor.plugins.tools.definitions import ToolFailure, argument, definition
+from conductor.tools.base import CallContext, SessionFields, ToolOutcome, succeeded
 
 FIELD = "tasks"
 # Tasks of a list, bytes of the list, which is one field of the session, and characters of a task.
@@ -23,9 +22,7 @@ Status: TypeAlias = Literal["pending", "in_progress", "completed"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 
 _TITLE: Mapping[str, Any] = {"minLength": 1, "maxLength": MAX_TITLE_CHARS}
-_NOTES: Mapping[str, Any] = {"maxLength": MAX_NOTES_CHARS}
 _STATUS: Mapping[str, Any] = {"enum": list(STATUSES)}
-_UNREADABLE = "The earlier list could not be read; this is a new one. Tell the user."
 
 
 class Task(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -43,17 +40,6 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
         return {"id": self.id, "title": self.title, "status": self.status, **notes}
 
 
-Tasks: TypeAlias = tuple[Task, ...]
-
-
-class TaskError(Exception):
-    """A change that cannot be made; the message is for the model."""
-
-    def __init__(self, error_type: ErrorType, message: str) -> None:
-        super().__init__(message)
-        self.error_type: ErrorType = error_type
-
-
 class AddTask:
     """``add_task``."""
 
@@ -62,7 +48,7 @@ class AddTask:
         "Add a task to the user's list in this conversation. Answers with its id.",
         {
             "title": argument("string", "What is to be done, in one line.", **_TITLE),
-            "notes": argument("string", "Details, if there are any.", **_NOTES),
+            "notes": argument("string", "Details, if there are any.", maxLength=MAX_NOTES_CHARS),
         },
         required=["title"],
         needs_session=True,
@@ -73,16 +59,12 @@ class AddTask:
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Answer with the new ``task`` and ``open``: how many are not completed."""
 
-        def change(tasks: Tasks) -> tuple[Tasks, Task]:
+        def add(tasks: dict[str, Task]) -> Task:
             if len(tasks) >= MAX_TASKS:
-                raise TaskError("validation_failed", f"The list is full: it has {MAX_TASKS} tasks.")
-            number = 1 + max((int(task.id.removeprefix("task_")) for task in tasks), default=0)
-            task = Task(
-                f"task_{number}", _title(arguments["title"]), notes=arguments.get("notes", "").strip()
-            )
-            return (*tasks, task), task
+                raise ToolFailure("validation_failed", f"The list is full: it has {MAX_TASKS} tasks.")
+            return _edited(Task(next_id("task", tasks), ""), arguments)
 
-        return await _change(context, change)
+        return await _change(context, add)
 
 
 class ListTasks:
@@ -100,16 +82,11 @@ class ListTasks:
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Answer with ``tasks``, oldest first, and ``counts`` of all tasks by status."""
         if context.fields is None:
-            return no_storage("tasks")
+            return no_storage("tasks").outcome
         tasks, notes = _read(context.fields.get(FIELD))
-        status = arguments.get("status")
-        return succeeded(
-            {
-                "tasks": [task.view for task in tasks if status in (None, task.status)],
-                "counts": {name: sum(task.status == name for task in tasks) for name in STATUSES},
-            },
-            notes=notes,
-        )
+        selected = [task.view for task in tasks.values() if arguments.get("status") in (None, task.status)]
+        counts = {name: sum(task.status == name for task in tasks.values()) for name in STATUSES}
+        return succeeded({"tasks": selected, "counts": counts}, notes=notes)
 
 
 class UpdateTask:
@@ -135,36 +112,62 @@ class UpdateTask:
 
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Answer with the changed ``task`` and ``open``: how many are not completed."""
-        changes = {name: arguments[name] for name in ("status", "title", "notes") if name in arguments}
-        if not changes:
-            return failed("validation_failed", "There is nothing to change: give status, title or notes.")
 
-        def change(tasks: Tasks) -> tuple[Tasks, Task]:
-            for index, task in enumerate(tasks):
-                if task.id == arguments["id"]:
-                    if "title" in changes:
-                        changes["title"] = _title(changes["title"])
-                    if "notes" in changes:
-                        changes["notes"] = changes["notes"].strip()
-                    task = msgspec.structs.replace(task, **changes)
-                    return (*tasks[:index], task, *tasks[index + 1 :]), task
-            raise TaskError("not_found", _unknown(arguments["id"], tasks))
+        def change(tasks: dict[str, Task]) -> Task:
+            if arguments.keys().isdisjoint(("status", "title", "notes")):
+                raise ToolFailure("validation_failed", "Give status, title or notes.")
+            return _edited(find_item(arguments["id"], "task", tasks), arguments)
 
         return await _change(context, change)
 
 
-async def _change(context: CallContext, change: Callable[[Tasks], tuple[Tasks, Task]]) -> ToolOutcome:
+def _edited(task: Task, arguments: Mapping[str, Any]) -> Task:
+    changes = {name: arguments[name] for name in ("status", "title", "notes") if name in arguments}
+    if "title" in changes:
+        changes["title"] = " ".join(changes["title"].split())
+        if not changes["title"]:
+            raise ToolFailure("validation_failed", "The title is blank.")
+    if "notes" in changes:
+        changes["notes"] = changes["notes"].strip()
+    return msgspec.structs.replace(task, **changes)
+
+
+async def _change(context: CallContext, change: Callable[[dict[str, Task]], Task]) -> ToolOutcome:
     def update(text: str | None) -> tuple[str, ToolOutcome]:
         tasks, notes = _read(text)
-        tasks, task = change(tasks)
-        data = msgspec.json.encode(tasks)
+        task = change(tasks)
+        tasks[task.id] = task
+        data = msgspec.json.encode(list(tasks.values()))
         # The list is written as a whole with each change, and read with each claim.
         if len(data) > MAX_BYTES:
-            raise TaskError("validation_failed", f"The list is full: it has {MAX_BYTES // 1024} KiB of text.")
-        open_tasks = sum(task.status != "completed" for task in tasks)
+            message = f"The list is full: it has {MAX_BYTES // 1024} KiB of text."
+            raise ToolFailure("validation_failed", message)
+        open_tasks = sum(task.status != "completed" for task in tasks.values())
         return data.decode(), succeeded({"task": task.view, "open": open_tasks}, notes=notes)
 
     return await change_field(context.fields, FIELD, "tasks", update)
+
+
+def _read(text: str | None) -> tuple[dict[str, Task], tuple[str, ...]]:
+    # A field that cannot be read counts as empty, and is reported in a note.
+    try:
+        tasks = msgspec.json.decode(text, type=tuple[Task, ...]) if text else ()
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return {}, ("The earlier list could not be read; this is a new one. Tell the user.",)
+    return {task.id: task for task in tasks}, ()
+
+
+def next_id(kind: str, items: Mapping[str, Any]) -> str:
+    """Return the id after the highest one of a field's items, such as ``task_3``."""
+    return f"{kind}_{1 + max((int(name.rpartition('_')[2]) for name in items), default=0)}"
+
+
+def find_item(name: str, kind: str, items: Mapping[str, Any]) -> Any:
+    """Return the item of a field with this id. Raises `ToolFailure` with the existing ids."""
+    if name not in items:
+        ids = ", ".join(list(items)[-10:]) or "none"
+        raise ToolFailure("not_found", f"There is no {kind} {name[:64]!r}. The last ids are: {ids}.")
+    return items[name]
 
 
 async def change_field(
@@ -175,56 +178,27 @@ async def change_field(
 ) -> ToolOutcome:
     """Replace a field by the text that ``change`` returns, and return its outcome.
 
-    A `TaskError` of ``change`` becomes the outcome. ``content`` names the field in messages.
+    A `ToolFailure` of ``change`` becomes the outcome. ``content`` names the field in messages.
     """
-    if fields is None:
-        return no_storage(content)
-    outcome: ToolOutcome | None = None
+    outcomes: list[ToolOutcome] = []
 
     def update(text: str | None) -> str:
-        nonlocal outcome
         text, outcome = change(text)
+        outcomes.append(outcome)
         return text
 
     try:
+        if fields is None:
+            raise no_storage(content)
         # Read and written in one step: calls of a round may run at the same time.
         await fields.update(name, update)
-    except TaskError as error:
-        return failed(error.error_type, f"{error} Nothing was changed.")
+    except ToolFailure as error:
+        return ToolFailure(error.error_type, f"{error} Nothing was changed.").outcome
     except StoreError:
-        return failed("io_error", f"The {content} could not be saved.")
-    assert outcome is not None  # the store has called `update`, or raised
-    return outcome
+        return ToolFailure("io_error", f"The {content} could not be saved.").outcome
+    return outcomes[-1]
 
 
-def no_storage(content: str) -> ToolOutcome:
-    """Make the outcome of a call in a session that stores nothing."""
-    return failed("io_error", f"This session cannot keep {content}. Nothing was changed.")
-
-
-def _read(text: str | None) -> tuple[Tasks, tuple[str, ...]]:
-    # A field that cannot be read counts as empty, and is reported in a note.
-    if not text:
-        return (), ()
-    try:
-        tasks = msgspec.json.decode(text, type=Tasks)
-    except (msgspec.DecodeError, UnicodeEncodeError):
-        return (), (_UNREADABLE,)
-    if len({task.id for task in tasks}) < len(tasks):
-        return (), (_UNREADABLE,)
-    return tasks, ()
-
-
-def _title(title: str) -> str:
-    line = " ".join(title.split())
-    if not line:
-        raise TaskError("validation_failed", "The title is blank.")
-    return line
-
-
-def _unknown(task_id: str, tasks: Tasks) -> str:
-    task_id, ids = task_id[:64], [task.id for task in tasks]
-    if not ids:
-        return f"There is no task {task_id!r}: the list is empty."
-    near = difflib.get_close_matches(task_id, ids, 3, cutoff=0.5) or ids[:3]
-    return f"There is no task {task_id!r}. Did you mean {' or '.join(near)}? There are {len(ids)} tasks."
+def no_storage(content: str) -> ToolFailure:
+    """Make the failure of a call in a session that stores nothing."""
+    return ToolFailure("io_error", f"This session cannot keep {content}.")

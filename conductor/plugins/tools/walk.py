@@ -60,7 +60,7 @@ class Walk:
         self._scans_left = self._max_scanned = MAX_SCANNED if max_scanned is None else max_scanned
 
     def full(self) -> bool:
-        """Return whether the walk must end, and note why. Raises `FileError` if the call was cancelled."""
+        """Return whether the walk must end, and note why. Raises `ToolFailure` if the call was cancelled."""
         self._stop.check()
         note = self.reached_limit()
         if not note and self._clock() >= self._deadline:

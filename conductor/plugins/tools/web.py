@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from conductor.errors import SettingsError
-from conductor.plugins.tools.definitions import argument, definition
+from conductor.plugins.tools.definitions import ToolFailure, argument, definition
 from conductor.tools.addresses import Network
 from conductor.tools.base import CallContext, ToolOutcome, failed, succeeded
 
@@ -125,8 +125,8 @@ class WebSearch:
                 hits = await asyncio.to_thread(_by_ddgs, query)
             else:
                 hits = await self._by_searxng(query)
-        except SearchError as error:
-            return failed("io_error", str(error))
+        except ToolFailure as error:
+            return error.outcome
         results = [
             {
                 "number": number,
@@ -145,19 +145,16 @@ class WebSearch:
             # The operator's own server, which may be at any address.
             answer = await web.fetch("GET", url, timeout_s=TIMEOUT_S, allowed=web.EVERYWHERE)
             if answer.status == 403:
-                raise SearchError("The SearXNG server does not allow JSON: add json to its search.formats.")
+                message = "The SearXNG server does not allow JSON: add json to its search.formats."
+                raise ToolFailure("io_error", message)
             results = json.loads(answer.text)["results"] if answer.status == 200 else None
         except web.WebError as error:
-            raise SearchError(str(error)) from None
+            raise ToolFailure("io_error", str(error)) from None
         except (ValueError, KeyError, TypeError):
             results = None
         if not isinstance(results, list) or not all(isinstance(hit, dict) for hit in results):
-            raise SearchError("The search engine's answer has no readable results.")
+            raise ToolFailure("io_error", "The search engine's answer has no readable results.")
         return results
-
-
-class SearchError(Exception):
-    """A search that failed; the message is for the model."""
 
 
 def _by_ddgs(query: str) -> list[Any]:
@@ -166,7 +163,7 @@ def _by_ddgs(query: str) -> list[Any]:
     try:
         return Engines(timeout=int(TIMEOUT_S)).text(query, max_results=MAX_RESULTS)
     except Exception as error:  # the package also raises one for no results
-        raise SearchError(f"The search failed: {type(error).__name__}.") from None
+        raise ToolFailure("io_error", f"The search failed: {type(error).__name__}.") from None
 
 
 def _web_client() -> Any:

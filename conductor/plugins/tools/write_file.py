@@ -12,12 +12,11 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any
 
-from conductor.plugins.tools.definitions import argument, definition
+from conductor.plugins.tools.definitions import ToolFailure, argument, definition
 from conductor.plugins.tools.read_file import read_bytes
 from conductor.plugins.tools.sandbox import (
     CancelFlag,
     DirectoryMissing,
-    FileError,
     Files,
     SandboxPath,
     check_regular,
@@ -77,11 +76,11 @@ class CreateFile:
         path, parents = arguments["path"], bool(arguments.get("parents"))
         data = encode(arguments["content"])
         if path.endswith(("/", "/.")):
-            raise FileError("validation_failed", "The path ends in a folder; it needs a file's name.")
+            raise ToolFailure("validation_failed", "The path ends in a folder; it needs a file's name.")
 
         def attempt(location: SandboxPath) -> ToolOutcome:
             if not location.parts:
-                raise FileError("validation_failed", "The path is a folder's; it needs a file's name.")
+                raise ToolFailure("validation_failed", "The path is a folder's; it needs a file's name.")
             try:
                 created = _create(location, data, parents, stop)
             except DirectoryMissing as error:  # this root is meant; another one must not be tried
@@ -91,12 +90,12 @@ class CreateFile:
 
         try:
             return self._files.first(path, attempt)
-        except FileError as error:
+        except ToolFailure as error:
             if error.error_type != "not_found":
                 raise
             message = f"The folder of {quoted(path)} does not exist. Nothing was created."
             hint = "" if parents else " Set parents to true to create it too."
-            raise FileError("not_found", message + hint) from None
+            raise ToolFailure("not_found", message + hint) from None
 
 
 def _create(location: SandboxPath, data: bytes, parents: bool, stop: CancelFlag) -> int:
@@ -143,7 +142,7 @@ class WriteFile(CreateFile):
 
             try:
                 return self._files.first(arguments["path"], attempt)
-            except FileError as error:
+            except ToolFailure as error:
                 if error.error_type == "not_found":
                     return succeeded("")
                 # The file is too large to compare, or the call would fail.
@@ -160,7 +159,7 @@ class WriteFile(CreateFile):
 
             def attempt(location: SandboxPath) -> ToolOutcome:
                 if not location.parts:
-                    raise FileError("validation_failed", "The path is a folder's; it needs a file's name.")
+                    raise ToolFailure("validation_failed", "The path is a folder's; it needs a file's name.")
                 with open_folder(location.parent) as folder:
                     replace_file(folder, location.parts[-1], data, stop)
                 path = self._files.roots.path_of(location)
@@ -168,7 +167,7 @@ class WriteFile(CreateFile):
 
             try:
                 return self._files.first(arguments["path"], attempt)
-            except FileError as error:
+            except ToolFailure as error:
                 if error.error_type != "not_found":
                     raise
                 return succeeded({**self._created(arguments, stop).data, "replaced": False})
@@ -179,7 +178,7 @@ class WriteFile(CreateFile):
 def write_new(folder: int, name: str, data: bytes, mode: int, stop: CancelFlag) -> None:
     """Create a file. Its name appears once all of its content is on the disk.
 
-    Raises `OSError`, FileExistsError if the name is taken (by a link too), and `FileError` if the call was
+    Raises `OSError`, FileExistsError if the name is taken (by a link too), and `ToolFailure` if the call was
     cancelled; then nothing remains.
     """
     with suppress(FileNotFoundError):
@@ -195,7 +194,7 @@ def write_new(folder: int, name: str, data: bytes, mode: int, stop: CancelFlag) 
 def replace_file(folder: int, name: str, data: bytes, stop: CancelFlag) -> None:
     """Replace a file's content, all at once; its mode stays, and its owner where the system permits it.
 
-    Raises `OSError`, FileNotFoundError if there is no such file, and `FileError` if the call was cancelled;
+    Raises `OSError`, FileNotFoundError if there is no such file, and `ToolFailure` if the call was cancelled;
     then the file is unchanged.
     """
     before = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -217,7 +216,9 @@ def _temporary(
     try:
         file = os.open(temporary, _NEW, mode, dir_fd=folder)
     except FileNotFoundError:  # no other root must be tried
-        raise FileError("io_error", "The folder was removed during the call. Nothing was created.") from None
+        raise ToolFailure(
+            "io_error", "The folder was removed during the call; nothing was written."
+        ) from None
     try:
         with open(file, "wb", buffering=0) as stream:
             while data:
@@ -249,13 +250,13 @@ def _sync(folder: int) -> None:
 
 
 def encode(content: str) -> bytes:
-    """Encode a file's content. Raises `FileError`."""
+    """Encode a file's content. Raises `ToolFailure`."""
     try:
         data = content.encode()
     except UnicodeEncodeError:
-        raise FileError("validation_failed", "The content contains incomplete characters.") from None
+        raise ToolFailure("validation_failed", "The content contains incomplete characters.") from None
     if len(data) > MAX_CONTENT_BYTES:
-        raise FileError("validation_failed", f"The content has more than {MAX_CONTENT_BYTES:,} bytes.")
+        raise ToolFailure("validation_failed", f"The content has more than {MAX_CONTENT_BYTES:,} bytes.")
     return data
 
 

@@ -13,12 +13,8 @@ from typing import Any
 
 import pytest
 
-from conductor.plugins.tools.sandbox import (
-    CancelFlag,
-    FileError,
-    Files,
-    Roots,
-)
+from conductor.plugins.tools.definitions import ToolFailure
+from conductor.plugins.tools.sandbox import CancelFlag, Files, Roots
 from conductor.plugins.tools.write_file import MAX_CONTENT_BYTES, CreateFile, write_new
 from conductor.tools.base import CallContext, ToolOutcome
 from tests.tools.builtin.races import exchange_at_once, swapping
@@ -193,7 +189,7 @@ def test_a_name_taken_at_the_last_moment_is_not_replaced(
 def test_a_cancelled_call_leaves_nothing(root: Path, folder: int) -> None:
     stop = CancelFlag()
     stop.set()
-    with pytest.raises(FileError):
+    with pytest.raises(ToolFailure):
         write_new(folder, "x", b"data", 0o644, stop)
     assert paths_in(root) == ["a"]
 

@@ -13,9 +13,10 @@ import pytest
 
 from conductor.plugins.tools import knowledge_index
 from conductor.plugins.tools.builtin import BuiltinToolset, standard_tools
+from conductor.plugins.tools.definitions import ToolFailure
 from conductor.plugins.tools.knowledge_base import KnowledgeBase
 from conductor.plugins.tools.knowledge_index import IndexBusy, KnowledgeIndex, Progress, Update
-from conductor.plugins.tools.sandbox import CancelFlag, FileError
+from conductor.plugins.tools.sandbox import CancelFlag
 from conductor.tools.base import CallContext, ToolOutcome
 from tests.tools.builtin.test_knowledge_text import pdf
 
@@ -162,7 +163,7 @@ async def test_common_words_do_not_hide_rare_ones(
 async def test_a_folder_that_is_missing_keeps_its_index(index: KnowledgeIndex, folder: Path) -> None:
     update(index)
     os.rename(folder, folder.parent / "away")
-    with pytest.raises(FileError, match="The folder of KNOWLEDGE_DIR does not exist"):
+    with pytest.raises(ToolFailure, match="The folder of KNOWLEDGE_DIR does not exist"):
         update(index)
     assert await paths(index, "heron") == ["birds/heron.md"]
 
@@ -204,7 +205,7 @@ def test_two_processes_do_not_index_at_once(index: KnowledgeIndex, folder: Path)
 
 def test_a_stopped_update_continues_later(index: KnowledgeIndex) -> None:
     stop = CancelFlag()
-    with pytest.raises(FileError):
+    with pytest.raises(ToolFailure):
         index.update(stop, lambda count, total: stop.set())
     assert update(index).documents == 2
 

@@ -6,6 +6,7 @@ import zlib
 
 import pytest
 
+from conductor.plugins.tools.definitions import ToolFailure
 from conductor.plugins.tools.knowledge_text import (
     MAX_OPERATIONS,
     MAX_STREAM_BYTES,
@@ -13,7 +14,7 @@ from conductor.plugins.tools.knowledge_text import (
     Passage,
     passages,
 )
-from conductor.plugins.tools.sandbox import CancelFlag, FileError
+from conductor.plugins.tools.sandbox import CancelFlag
 
 
 def cut(text: str, name: str = "a.md") -> list[Passage]:
@@ -87,7 +88,7 @@ def test_a_binary_file_is_reported() -> None:
 def test_a_call_that_was_cancelled_ends() -> None:
     stop = CancelFlag()
     stop.set()
-    with pytest.raises(FileError):
+    with pytest.raises(ToolFailure):
         list(passages("a.txt", b"x\n" * 5000, stop))
 
 

@@ -13,14 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conductor.plugins.tools.sandbox import (
-    DirectoryMissing,
-    FileError,
-    Roots,
-    open_file,
-    printable,
-    split,
-)
+from conductor.plugins.tools.definitions import ToolFailure
+from conductor.plugins.tools.sandbox import DirectoryMissing, Roots, open_file, printable, split
 from tests.tools.builtin.races import exchange, swapping
 
 SECRET = b"secret"
@@ -71,7 +65,7 @@ def test_a_file_inside_is_opened(root: Path, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "/", "//etc", "{root}-more/file"])
 def test_an_absolute_path_elsewhere_is_refused(root: Path, path: str) -> None:
-    with pytest.raises(FileError, match="outside") as raised:
+    with pytest.raises(ToolFailure, match="outside") as raised:
         Roots([root]).locations(path.format(root=root))
     assert str(root.parent) not in str(raised.value).partition(" cannot be used")[2]
 
@@ -95,7 +89,7 @@ def test_an_absolute_path_elsewhere_is_refused(root: Path, path: str) -> None:
     ],
 )
 def test_an_invalid_path_is_refused(root: Path, path: str) -> None:
-    with pytest.raises(FileError):
+    with pytest.raises(ToolFailure):
         Roots([root]).locations(path)
 
 
@@ -107,7 +101,7 @@ def test_a_path_of_64_parts_is_valid(root: Path) -> None:
 def test_no_text_gives_a_part_that_leads_elsewhere(path: str) -> None:
     try:
         parts = split(path)
-    except FileError:
+    except ToolFailure:
         return
     assert all(part not in ("", ".", "..") and "/" not in part and "\0" not in part for part in parts)
 

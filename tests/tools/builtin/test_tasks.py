@@ -78,18 +78,17 @@ async def test_the_field_is_compact_json() -> None:
     assert fields.texts[FIELD] == '[{"id":"task_1","title":"buy milk"}]'
 
 
-async def test_for_an_unknown_id_similar_ones_are_suggested() -> None:
+async def test_for_an_unknown_id_the_last_ones_are_listed() -> None:
     fields = Fields()
     assert (await update(fields, "task_1", status="completed")).error_message == (
-        "There is no task 'task_1': the list is empty. Nothing was changed."
+        "There is no task 'task_1'. The last ids are: none. Nothing was changed."
     )
     for _ in range(3):
         await add(fields)
     before = dict(fields.texts)
     outcome = await update(fields, "Task 2", status="completed")
     assert outcome.error_type == "not_found"
-    assert outcome.error_message is not None
-    assert outcome.error_message.startswith("There is no task 'Task 2'. Did you mean task_2")
+    assert "'Task 2'. The last ids are: task_1, task_2, task_3." in (outcome.error_message or "")
     assert fields.texts == before
 
 
@@ -138,11 +137,10 @@ CORRUPT = """\
 [{"id":"task_1"}]
 [{"id":"task_0","title":"t"}]
 [{"id":"task_1","title":"t","status":"gone"}]
-[{"id":"task_1","title":"t","more":1}]
-[{"id":"task_1","title":"t"},{"id":"task_1","title":"u"}]"""
+[{"id":"task_1","title":"t","more":1}]"""
 
 
-@pytest.mark.parametrize("text", [*CORRUPT.splitlines(), "[" * 100_000, "\ud800"], ids=range(10))
+@pytest.mark.parametrize("text", [*CORRUPT.splitlines(), "[" * 100_000, "\ud800"], ids=range(9))
 async def test_an_unreadable_list_is_replaced_with_a_note(text: str) -> None:
     fields = Fields(text)
     outcome = await call(ListTasks(), fields)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from conductor.plugins.tools.sandbox import CancelFlag, FileError, Files, Roots
+from conductor.plugins.tools.definitions import ToolFailure
+from conductor.plugins.tools.sandbox import CancelFlag, Files, Roots
 from conductor.plugins.tools.write_file import (
     MAX_COMPARED_LINES,
     MAX_CONTENT_BYTES,
@@ -109,7 +110,7 @@ def test_a_write_that_fails_leaves_the_old_file(
         monkeypatch.setattr(os, failing, fail)
     folder = os.open(root / "a", os.O_RDONLY)
     try:
-        with pytest.raises((OSError, FileError)):
+        with pytest.raises((OSError, ToolFailure)):
             replace_file(folder, "old.md", b"new", stop)
     finally:
         os.close(folder)
