@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from conductor.plugins.tools.definitions import argument, definition
-from conductor.plugins.tools.knowledge_index import Hit, KnowledgeIndex
+from conductor.plugins.tools.knowledge_index import KnowledgeIndex
 from conductor.plugins.tools.sandbox import CancelFlag
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
 
@@ -47,15 +47,10 @@ class KnowledgeBase:
         """Answer with ``results``: each has ``number``, ``path``, ``lines`` or ``page``, and ``text``."""
 
         def work(stop: CancelFlag) -> ToolOutcome:
-            hits = self._index.search(arguments["query"], arguments.get("limit", 5), stop)
+            results = self._index.search(arguments["query"], arguments.get("limit", 5), stop)
             pending = self._index.pending
             notes = [f"The index is not complete yet: {pending:,} documents are missing."] if pending else []
-            results = [_result(number, hit) for number, hit in enumerate(hits, 1)]
-            return succeeded({"results": results}, notes=notes)
+            numbered = [{"number": number, **result} for number, result in enumerate(results, 1)]
+            return succeeded({"results": numbered}, notes=notes)
 
         return await self._index.files.run(work)
-
-
-def _result(number: int, hit: Hit) -> dict[str, Any]:
-    position = {"page": hit.page} if hit.page else {"lines": f"{hit.first_line}-{hit.last_line}"}
-    return {"number": number, "path": hit.path, **position, "text": hit.text}

@@ -7,8 +7,8 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import NamedTuple
 
 from conductor.plugins.tools.sandbox import CancelFlag
 
@@ -33,8 +33,7 @@ class DocumentError(Exception):
     """A document whose text cannot be read; the message is a clause for people."""
 
 
-@dataclass(frozen=True, slots=True)
-class Passage:
+class Passage(NamedTuple):
     """A piece of a document's text. ``heading`` is the last one before it; ``page`` is 0 without pages."""
 
     heading: str

@@ -107,15 +107,6 @@ async def test_only_changed_documents_are_indexed(index: KnowledgeIndex, folder:
     assert await paths(index, "dive heron gander") == ["new.rst"]
 
 
-def test_a_touched_document_is_not_indexed_again(index: KnowledgeIndex, folder: Path) -> None:
-    update(index)
-    os.utime(folder / "duck.txt", (1, 1))
-    assert update(index).indexed == 0
-    (folder / "duck.txt").write_text("Drakes dive for weeds.\n"[1:])
-    os.utime(folder / "duck.txt", (2, 2))
-    assert update(index).indexed == 1
-
-
 async def test_hidden_ignored_linked_and_foreign_files_are_left_out(
     index: KnowledgeIndex, folder: Path
 ) -> None:
