@@ -26,118 +26,98 @@ _GROUPS = {
 _COMMANDS = {
     "serve": (
         "run the server (the default)",
-        "commands.serve:serve",
+        ".serve:serve",
         "--host --port --provider --model --log-level --insecure-no-auth --lan --workers --worker",
     ),
     "talk": (
         "talk to a running server from the terminal",
-        "talk.terminal:run",
+        "..talk.terminal:run",
         "text* --script --json --url --host --port --token --session --voice-speed --voice-approvals",
     ),
     "check": (
         "check the settings and every service that they name",
-        "commands.check:run",
+        ".check:run",
         "--host --port --provider --model --offline --insecure-no-auth",
     ),
-    "models list": (
-        "list the profiles, and the models of their services",
-        "commands.models:list_models",
-        "--offline",
-    ),
-    "models probe": ("test tool calls, streaming and cancellation", "commands.models:probe", "profile"),
+    "models list": ("list the profiles, and their services' models", ".models:list_models", "--offline"),
+    "models probe": ("test tool calls, streaming and cancellation", ".models:probe", "profile"),
     "models bench": (
-        "measure the time to the first token, and tokens per second",
-        "commands.models:bench",
+        "measure the time to the first token, and the speed",
+        ".models:bench",
         "--requests profile",
     ),
-    "tools list": (
-        "list the tools, and the decision on a call of each",
-        "commands.tools:list_tools",
-        "--json --session",
-    ),
-    "tools disable": (
-        "hide tools from the model, by a rule",
-        "commands.tools:disable",
-        "tool --source --session",
-    ),
-    "tools enable": ("remove such a rule", "commands.tools:enable", "tool --source --session"),
-    "tools call": (
-        "call a tool of the server, by the same rules",
-        "commands.tools:call",
-        "tool arguments --yes",
-    ),
-    "mcp list": ("list the servers of mcp.json", "commands.mcp:list_servers", ""),
+    "tools list": ("list the tools, and the decision on each", ".tools:list_tools", "--json --session"),
+    "tools disable": ("hide tools from the model, by a rule", ".tools:disable", "tool --source --session"),
+    "tools enable": ("remove such a rule", ".tools:enable", "tool --source --session"),
+    "tools call": ("call a tool of the server, by the same rules", ".tools:call", "tool arguments --yes"),
+    "mcp list": ("list the servers of mcp.json", ".mcp:list_servers", ""),
     "mcp add": (
         "add a server to mcp.json, or replace it; options precede the name",
-        "commands.mcp:add",
+        ".mcp:add",
         "--env --header --trust name place args",
     ),
-    "mcp remove": ("remove a server from mcp.json", "commands.mcp:remove", "name"),
-    "mcp test": ("connect, list the tools, and call a read-only one", "commands.mcp:test", "name"),
-    "mcp logs": ("print a server's standard error; needs DATA_DIR", "commands.mcp:logs", "name"),
-    "mcp login": ("log in to a server with OAuth, in a browser", "commands.mcp:login", "name"),
+    "mcp remove": ("remove a server from mcp.json", ".mcp:remove", "name"),
+    "mcp test": ("connect, list the tools, and call a read-only one", ".mcp:test", "name"),
+    "mcp logs": ("print a server's standard error; needs DATA_DIR", ".mcp:logs", "name"),
+    "mcp login": ("log in to a server with OAuth, in a browser", ".mcp:login", "name"),
     "mcp serve": (
-        "serve the tools of a session, by default of the newest, on standard input and output",
-        "commands.mcp:serve",
+        "serve the tools of a session (default: the newest) on standard input and output",
+        ".mcp:serve",
         "--url --token --session",
     ),
-    "knowledge index": (
-        "index changed documents of KNOWLEDGE_DIR, as a running server does",
-        "commands.knowledge:index",
-        "",
-    ),
-    "policy list": ("list the rules, and problems with them", "commands.policy:list_rules", "--json"),
-    "policy add": ("append a rule", "commands.policy:add", "effect tool --source --arg --expires"),
-    "policy remove": ("remove a rule", "commands.policy:remove", "number"),
+    "knowledge index": ("index changed documents, as a running server does", ".knowledge:index", ""),
+    "policy list": ("list the rules, and problems with them", ".policy:list_rules", "--json"),
+    "policy add": ("append a rule", ".policy:add", "effect tool --source --arg --expires"),
+    "policy remove": ("remove a rule", ".policy:remove", "number"),
     "policy explain": (
         "explain the decision on a call",
-        "commands.policy:explain",
+        ".policy:explain",
         "tool arguments --tainted --json",
     ),
     "sessions list": (
         "list sessions by subject and id",
-        "commands.sessions:list_sessions",
+        ".sessions:list_sessions",
         "--limit --json --subject",
     ),
     "sessions show": (
         "print the state of a session as JSON, with the conversation",
-        "commands.sessions:show",
+        ".sessions:show",
         "session --subject",
     ),
     "sessions replay": (
         "print the records since the last snapshot of a session (up to 64 commits) in order: time (UTC), "
         "number, name and fields; below each, the events that it showed the client",
-        "commands.sessions:replay",
+        ".sessions:replay",
         "session --text --json --subject",
     ),
     "sessions export": (
         "write the state of each session as a line of JSON, with the conversation",
-        "commands.sessions:export",
+        ".sessions:export",
         "-o/--output --force --subject",
     ),
     "sessions delete": (
         "delete a session, or all data of a subject with its permissions; a server that has it is fenced",
-        "commands.sessions:delete",
+        ".sessions:delete",
         "session? --all --yes --subject",
     ),
     "protocol": (
         "print the events of the protocol and their schemas",
-        "commands.protocol:run",
+        ".protocol:run",
         "--format -o/--output",
     ),
     "rehearse": (
         "play conversations from files, and compare the results; rehearse record SESSION writes such a file",
-        "rehearse.command:run",
+        "..rehearse.command:run",
         "files --model --judge --junit --seed --patience --url --token",
     ),
     "rehearse record": (
         "write the turns since the last snapshot of a stored session as a rehearsal, with all texts",
-        "rehearse.record:run",
+        "..rehearse.record:run",
         "session --subject -o/--output --force",
     ),
     "verify-client": (
         "test an app against a scripted server",
-        "commands.verify_client:run",
+        ".verify_client:run",
         "--host --port --seed --patience",
     ),
 }
@@ -228,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command != "serve":
             configure_logs("error", "console", cache=False)
-        code = getattr(import_module(f"conductor.{module}"), function)(options)
+        code = getattr(import_module(module, "conductor.commands"), function)(options)
         sys.stdout.flush()
         return code or 0
     except BrokenPipeError:  # the reader has closed the pipe, as in ``check | head``

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from typing import Any, Literal, TextIO, TypeVar
 
 import msgspec
+from rich import filesize
 
 from conductor.commands.output import as_json, confirm, private_file, write, write_json, write_table
 from conductor.commands.replay import write_moments
@@ -247,18 +248,12 @@ def kind(session_id: str) -> Literal["conversation", "grants", "record"]:
 
 def row(info: SessionInfo) -> tuple[object, ...]:
     """Make a session's row in the list, with its local time."""
-    record, size = kind(info.session_id), _size(info.size)
+    record, size = kind(info.session_id), filesize.decimal(info.size)
     updated = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.updated))
     if record != "conversation":  # it has no messages and no owner
         return info.subject, f"{info.session_id} ({record})", updated, "-", "-", "-", size, "-"
     figures = (info.messages, info.calls, info.outbound, size)
     return info.subject, info.session_id, updated, *figures, "yes" if info.owned else "no"
-
-
-def _size(size: int) -> str:
-    if size < 1024:
-        return f"{size} B"
-    return f"{size / 1024:.1f} KiB" if size < 1024 * 1024 else f"{size / 1024 / 1024:.1f} MiB"
 
 
 def _describe(keys: list[SessionKey]) -> str:

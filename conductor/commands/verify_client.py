@@ -16,34 +16,9 @@ from websockets.exceptions import ConnectionClosed
 
 from conductor.commands.output import write, write_table
 from conductor.errors import SettingsError
-from conductor.events.client import (
-    ApprovalResponse,
-    ApprovalShown,
-    SessionStart,
-    ToolCancelled,
-    ToolResultEvent,
-    TranscriptFinal,
-)
+from conductor.events import client, server
 from conductor.events.codec import Inbound, InvalidFrame, decode_event
 from conductor.events.envelope import SUBPROTOCOL, SUPERSEDED, IdGenerator, Payload, encode_event
-from conductor.events.server import (
-    CAPABILITIES,
-    ApprovalRequest,
-    ApprovalResolved,
-    ErrorEvent,
-    EventAck,
-    Segment,
-    SessionGoaway,
-    SessionPing,
-    SessionStarted,
-    SpeechFinal,
-    SpeechPartial,
-    ToolCallEvent,
-    ToolCancel,
-    append_message,
-    set_state,
-    speak,
-)
 from conductor.settings import load_settings
 from conductor.tools.rules import arguments_digest
 
@@ -65,7 +40,7 @@ class Play:
     def __init__(self, seed: int, patience_s: float, quiet_s: float = QUIET_S) -> None:
         self.random = random.Random(seed)
         self.quiet_s = quiet_s
-        self.starts: list[SessionStart] = []
+        self.starts: list[client.SessionStart] = []
         self.received: list[Inbound] = []
         self.invalid: list[str] = []
         self.withhold_acks = False
@@ -95,21 +70,21 @@ class Play:
         await self._connection.send(encode_event(event_id, self._session_id, event), text=True)
         return event_id
 
-    def call(self, name: str) -> ToolCallEvent:
+    def call(self, name: str) -> server.ToolCallEvent:
         """Make a call of a tool, which the app need not have."""
-        return ToolCallEvent(self._new_call(), name, "{}")
+        return server.ToolCallEvent(self._new_call(), name, "{}")
 
-    def speech(self, text: str, segment: Segment | None = None) -> ToolCallEvent:
+    def speech(self, text: str, segment: server.Segment | None = None) -> server.ToolCallEvent:
         """Make a speech, or one segment of a speech."""
-        return speak(self._new_call(), text, segment)
+        return server.speak(self._new_call(), text, segment)
 
-    async def ui(self, make: Callable[..., ToolCallEvent], *arguments: Any) -> None:
+    async def ui(self, make: Callable[..., server.ToolCallEvent], *arguments: Any) -> None:
         """Make a UI call and wait for its result, which follows the results of earlier calls."""
         call = make(self._new_call(), *arguments)
         await self.send(call)
         await self.until(lambda: self.results(call))
 
-    def results(self, call: ToolCallEvent, kind: type[Any] = ToolResultEvent) -> set[str]:
+    def results(self, call: server.ToolCallEvent, kind: type[Any] = client.ToolResultEvent) -> set[str]:
         """Return the envelope ids of a call's results."""
         return {event_id for event_id, event in self.events(kind) if event.call_id == call.call_id}
 
@@ -117,7 +92,7 @@ class Play:
         """Return the events of one type with their envelope ids."""
         return [(inbound.id, inbound.event) for inbound in self.received if isinstance(inbound.event, kind)]
 
-    def is_resumed(self, call: ToolCallEvent) -> bool:
+    def is_resumed(self, call: server.ToolCallEvent) -> bool:
         """Whether the last ``session.start`` lists a call as done."""
         resume = self.starts[-1].resume
         return resume is not None and any(entry.call_id == call.call_id for entry in resume.done or ())
@@ -143,22 +118,22 @@ class Play:
 
     async def ask(self) -> tuple[str, str]:
         """Ask a question by voice; return the envelope id and the text of the answer."""
-        count = len(self.events(TranscriptFinal))
-        await self.ui(append_message, "assistant", QUESTION)
-        await self.ui(set_state, "speaking")
+        count = len(self.events(client.TranscriptFinal))
+        await self.ui(server.append_message, "assistant", QUESTION)
+        await self.ui(server.set_state, "speaking")
         await self.send(self.speech(QUESTION))
-        await self.send(set_state(self._new_call(), "idle"))
-        await self.until(lambda: len(self.events(TranscriptFinal)) > count)
-        event_id, event = self.events(TranscriptFinal)[count]
+        await self.send(server.set_state(self._new_call(), "idle"))
+        await self.until(lambda: len(self.events(client.TranscriptFinal)) > count)
+        event_id, event = self.events(client.TranscriptFinal)[count]
         return event_id, event.text
 
     async def answer(self, transcript: str) -> None:
         """Play the turn of a transcript."""
-        await self.ui(set_state, "thinking")
-        await self.ui(append_message, "user", transcript)
-        await self.send(SpeechFinal("Thank you."))
-        await self.ui(append_message, "assistant", "Thank you.")
-        await self.ui(set_state, "idle")
+        await self.ui(server.set_state, "thinking")
+        await self.ui(server.append_message, "user", transcript)
+        await self.send(server.SpeechFinal("Thank you."))
+        await self.ui(server.append_message, "assistant", "Thank you.")
+        await self.ui(server.set_state, "idle")
 
     async def _record(self, connection: ServerConnection, frame: bytes) -> None:
         try:
@@ -166,33 +141,33 @@ class Play:
         except InvalidFrame as error:
             self.invalid.append(str(error))
         else:
-            if isinstance(inbound.event, SessionStart):
+            if isinstance(inbound.event, client.SessionStart):
                 self._connection, self._session_id = connection, inbound.session_id
                 await self._start(inbound.event)
             else:
                 self.received.append(inbound)
                 if self.has_capability("resume") and not self.withhold_acks:
-                    await self.send(EventAck([inbound.id]))
+                    await self.send(server.EventAck([inbound.id]))
         self._changed.set()
 
     def has_capability(self, name: str) -> bool:
         """Whether the app's last ``session.start`` names a capability."""
         return bool(self.starts) and name in (self.starts[-1].capabilities or ())
 
-    async def _start(self, start: SessionStart) -> None:
+    async def _start(self, start: client.SessionStart) -> None:
         names = start.capabilities
         tools = [str(tool["name"]) for tool in start.tools or () if isinstance(tool, dict) and "name" in tool]
-        started = SessionStarted(
+        started = server.SessionStarted(
             session_id=self._session_id,
             resumed=bool(self.starts),
-            capabilities=None if names is None else [name for name in names if name in CAPABILITIES],
+            capabilities=None if names is None else [name for name in names if name in server.CAPABILITIES],
             accepted_tools=tools or None,
             resend=[] if start.resume else None,
             drop=[] if start.resume else None,
         )
         await self.send(started)
         if self.starts:
-            await self.send(set_state(self._new_call(), "idle"))
+            await self.send(server.set_state(self._new_call(), "idle"))
         self.starts.append(start)
 
 
@@ -219,13 +194,13 @@ async def _starts(play: Play) -> bool:
 async def _streams(play: Play) -> None:
     text = "This answer comes slowly, one word after the other."
     for end in range(4, len(text), 8):
-        await play.send(SpeechPartial(text[:end]))
+        await play.send(server.SpeechPartial(text[:end]))
         await asyncio.sleep(play.random.uniform(0, SLOW_S))
-    await play.send(SessionPing())
+    await play.send(server.SessionPing())
     await play.pong()
-    await play.send(SpeechFinal(text))
-    await play.ui(append_message, "assistant", text)
-    await play.ui(set_state, "idle")
+    await play.send(server.SpeechFinal(text))
+    await play.ui(server.append_message, "assistant", text)
+    await play.ui(server.set_state, "idle")
 
 
 async def _twice(play: Play) -> bool:
@@ -235,37 +210,37 @@ async def _twice(play: Play) -> bool:
         await play.until(lambda: play.results(call))
     await play.send(call, event_id)
     await play.until(lambda: play.results(call))
-    await play.ui(set_state, "idle")
+    await play.ui(server.set_state, "idle")
     return len(play.results(call)) == 1
 
 
 async def _unknown(play: Play) -> None:
     await play.send(_Unknown())
-    await play.ui(set_state, "idle")
+    await play.ui(server.set_state, "idle")
 
 
 async def _restart(play: Play) -> bool:
     session = play.starts[-1].session_id
     await play.cut(1012)
-    await play.ui(set_state, "idle")
+    await play.ui(server.set_state, "idle")
     return play.starts[-1].session_id == session
 
 
 async def _goaway(play: Play) -> bool | None:
-    await play.send(SessionGoaway(1_000, "service restart"))
+    await play.send(server.SessionGoaway(1_000, "service restart"))
     return await _restart(play)
 
 
 async def _segments(play: Play) -> bool:
     texts = ("Owls hunt at night.", "They hear a mouse under the snow.", "Some of them hunt by day.")
-    await play.ui(set_state, "speaking")
-    calls = [play.speech(text, Segment("speech", n, n == 2)) for n, text in enumerate(texts)]
+    await play.ui(server.set_state, "speaking")
+    calls = [play.speech(text, server.Segment("speech", n, n == 2)) for n, text in enumerate(texts)]
     for call in calls:
         await play.send(call)
-    await play.send(SpeechFinal(" ".join(texts)))
+    await play.send(server.SpeechFinal(" ".join(texts)))
     await play.until(lambda: all(play.results(call) for call in calls))
-    await play.ui(set_state, "idle")
-    ids = [event.call_id for _, event in play.events(ToolResultEvent)]
+    await play.ui(server.set_state, "idle")
+    ids = [event.call_id for _, event in play.events(client.ToolResultEvent)]
     order = [ids.index(call.call_id) for call in calls]
     return order == sorted(order)
 
@@ -280,7 +255,7 @@ async def _cut_in_call(play: Play) -> bool:
     if not play.is_resumed(call):
         await play.send(call, event_id)  # as a server does without an acknowledgement
         await play.until(lambda: play.results(call))
-    await play.ui(set_state, "idle")
+    await play.ui(server.set_state, "idle")
     return len(play.results(call)) <= 1
 
 
@@ -293,7 +268,7 @@ async def _cut_after_result(play: Play) -> bool:
     await play.cut()
     if not play.is_resumed(call):
         await play.until(lambda: any(event.id in play.results(call) for event in play.received[received:]))
-    await play.ui(set_state, "idle")
+    await play.ui(server.set_state, "idle")
     return len(play.results(call)) == 1
 
 
@@ -304,8 +279,8 @@ async def _question(play: Play) -> None:
 
 async def _refused(play: Play) -> bool:
     refused_id, _ = await play.ask()
-    await play.send(ErrorEvent("rate_limited", "Try again.", event_id=refused_id, retry_after_ms=100))
-    await play.ui(set_state, "idle")
+    await play.send(server.ErrorEvent("rate_limited", "Try again.", event_id=refused_id, retry_after_ms=100))
+    await play.ui(server.set_state, "idle")
     event_id, transcript = await play.ask()
     await play.answer(transcript)
     return event_id != refused_id
@@ -323,7 +298,7 @@ async def _lost_transcript(play: Play) -> None:
 async def _card(play: Play) -> bool:
     arguments = {"title": "Milk"}
     call = play.call("verify.delete")
-    request = ApprovalRequest(
+    request = server.ApprovalRequest(
         approval_id=f"appr_{call.call_id}",
         batch_id=f"batch_{call.call_id}",
         call_id=call.call_id,
@@ -344,19 +319,19 @@ async def _card(play: Play) -> bool:
         events += [decision for event in events for decision in getattr(event, "decisions", None) or ()]
         return [event for event in events if event.approval_id == request.approval_id]
 
-    await play.until(lambda: decisions(ApprovalShown) and decisions(ApprovalResponse))
-    decision = decisions(ApprovalResponse)[0]
+    await play.until(lambda: decisions(client.ApprovalShown) and decisions(client.ApprovalResponse))
+    decision = decisions(client.ApprovalResponse)[0]
     outcome: Literal["denied", "allowed"] = "denied" if decision.decision == "deny" else "allowed"
-    await play.send(ApprovalResolved(request.approval_id, outcome))
-    await play.ui(set_state, "idle")
+    await play.send(server.ApprovalResolved(request.approval_id, outcome))
+    await play.ui(server.set_state, "idle")
     return bool(decision.arguments_digest == request.arguments_digest)
 
 
 async def _cancel(play: Play) -> None:
     call = play.call("verify.slow")
     await play.send(call)
-    await play.send(ToolCancel(call.call_id, "timeout"))
-    await play.until(lambda: play.results(call, ToolCancelled) or play.results(call))
+    await play.send(server.ToolCancel(call.call_id, "timeout"))
+    await play.until(lambda: play.results(call, client.ToolCancelled) or play.results(call))
 
 
 async def _superseded(play: Play) -> bool:
@@ -429,7 +404,7 @@ async def _run(play: Play, host: str, port: int) -> list[Step]:
     def choose(_connection: ServerConnection, offered: Any) -> Any:
         return SUBPROTOCOL if SUBPROTOCOL in offered else None
 
-    async with serve(play.handle, host, port, select_subprotocol=choose, close_timeout=1) as server:
-        port = next(iter(server.sockets)).getsockname()[1]
+    async with serve(play.handle, host, port, select_subprotocol=choose, close_timeout=1) as listener:
+        port = next(iter(listener.sockets)).getsockname()[1]
         write(f"Connect the app to ws://{host}:{port}/ws, and answer its questions and cards.")
         return await verify(play)

@@ -20,16 +20,7 @@ from conductor.client.options import DEFAULT_CAPABILITIES
 from conductor.client.reconnect import Reconnect
 from conductor.client.turns import Turn
 from conductor.errors import SettingsError
-from conductor.events.server import (
-    ApprovalResolved,
-    Diagnostic,
-    ErrorEvent,
-    SpeechPartial,
-    ToolActivity,
-    ToolCallEvent,
-    TurnMetrics,
-    is_ui_call,
-)
+from conductor.events import server
 from conductor.rehearse.script import MOMENTS, Decision, Moment, Rehearsal, Step, Tool
 
 # Seconds to read a card; the server ignores a yes within the first 0.15 s.
@@ -131,13 +122,13 @@ class Player:
             on_approval=self._decide if rehearsal.cards else None,
             reconnect=Reconnect(AWAY_S, AWAY_S, jitter=1, tries=20, steady_s=0, random=chance.random),
         )
-        self._client.on(ToolActivity, self._record_activity)
-        self._client.on(ToolCallEvent, self._check_call)
-        self._client.on(SpeechPartial, lambda _: self._reach("answer"))
-        self._client.on(ApprovalResolved, lambda event: self._scene.approvals.append(event.outcome))
-        self._client.on(ErrorEvent, lambda event: self._scene.errors.append(event.code))
-        self._client.on(Diagnostic, lambda event: self._scene.problems.append(event.message))
-        self._client.on(TurnMetrics, self._record_usage)
+        self._client.on(server.ToolActivity, self._record_activity)
+        self._client.on(server.ToolCallEvent, self._check_call)
+        self._client.on(server.SpeechPartial, lambda _: self._reach("answer"))
+        self._client.on(server.ApprovalResolved, lambda event: self._scene.approvals.append(event.outcome))
+        self._client.on(server.ErrorEvent, lambda event: self._scene.errors.append(event.code))
+        self._client.on(server.Diagnostic, lambda event: self._scene.problems.append(event.message))
+        self._client.on(server.TurnMetrics, self._record_usage)
 
     async def play(self, begins: Callable[[int], None] = lambda _: None) -> list[Scene]:
         """Play all steps; ``begins`` is called with the number of each, from 1.
@@ -224,13 +215,13 @@ class Player:
 
         return run
 
-    def _record_activity(self, event: ToolActivity) -> None:
+    def _record_activity(self, event: server.ToolActivity) -> None:
         if event.status == "started" and event.source != "device":
             if self._backstage is None:
                 self._scene.tools.append(ToolUse(event.name))
             self._reach("call")
 
-    def _record_usage(self, event: TurnMetrics) -> None:
+    def _record_usage(self, event: server.TurnMetrics) -> None:
         self._reported_usage.update(input=event.input_tokens, output=event.output_tokens)
         self._figures_came.set()
 
@@ -257,10 +248,12 @@ class Player:
             return deny(decision.words)
         return allow(decision.scope) if decision.edit is None else edit(decision.edit)
 
-    def _check_call(self, call: ToolCallEvent) -> None:
+    def _check_call(self, call: server.ToolCallEvent) -> None:
         if call.name == SPEAK and not self._scene.was_interrupted:
             self._set_waiting_speeches(self._waiting_speeches + 1)
-        elif not is_ui_call(call.name) and all(call.name != tool.name for tool in self._rehearsal.tools):
+        elif not server.is_ui_call(call.name) and all(
+            call.name != tool.name for tool in self._rehearsal.tools
+        ):
             self._scene.problems.append(f"{call.name} was called, but is not one of the file's tools")
 
     def _set_waiting_speeches(self, number: int) -> None:

@@ -14,16 +14,7 @@ from conductor.client.errors import ClientError, ConnectionLost
 from conductor.client.events import Event, UnknownEvent, state_of, wire_type
 from conductor.client.reconnect import GaveUp, Lost, Reconnected, TryFailed
 from conductor.client.turns import Turn
-from conductor.events.server import (
-    ApprovalRequest,
-    ApprovalResolved,
-    ErrorEvent,
-    SpeechFinal,
-    SpeechPartial,
-    ToolActivity,
-    ToolCallEvent,
-    is_ui_call,
-)
+from conductor.events import server
 from conductor.talk import cards
 from conductor.talk.device import SimulatedDevice
 from conductor.talk.plain import Plain
@@ -163,7 +154,7 @@ class TerminalChat:
         result = await turn
         if result.ending == "lost":
             raise ConnectionLost("The text did not reach the server; send it again.")
-        has_request = any(isinstance(event, ApprovalRequest) for event in result.events)
+        has_request = any(isinstance(event, server.ApprovalRequest) for event in result.events)
         has_answer = has_request or bool(result.finals or result.speeches)
         stopped = result.interrupted or result.ending == "followed"  # by the person
         if not has_answer and not result.errors and not stopped:
@@ -256,12 +247,12 @@ class TerminalChat:
     def _listen(self, client: Client) -> None:
         view = self._view
         client.on("*", self._event)
-        client.on(SpeechPartial, lambda event: view.partial(event.text))
-        client.on(SpeechFinal, self._answer)
-        client.on(ErrorEvent, lambda event: view.error(f"Error: {event.message} ({event.code})"))
-        client.on(ToolCallEvent, self._show_call)
-        client.on(ToolActivity, self._show_activity)
-        client.on(ApprovalResolved, self._show_resolved)
+        client.on(server.SpeechPartial, lambda event: view.partial(event.text))
+        client.on(server.SpeechFinal, self._answer)
+        client.on(server.ErrorEvent, lambda event: view.error(f"Error: {event.message} ({event.code})"))
+        client.on(server.ToolCallEvent, self._show_call)
+        client.on(server.ToolActivity, self._show_activity)
+        client.on(server.ApprovalResolved, self._show_resolved)
         for kind in (Lost, TryFailed, Reconnected, GaveUp):
             client.on(kind, self._connection)
         client.on_speak(self._speak)
@@ -276,11 +267,11 @@ class TerminalChat:
         if self._view.is_closed:
             self._leave(DONE)
 
-    def _answer(self, event: SpeechFinal) -> None:
+    def _answer(self, event: server.SpeechFinal) -> None:
         self._transcript.append(event.text)
         self._view.answer(event.text)
 
-    def _show_call(self, call: ToolCallEvent) -> None:
+    def _show_call(self, call: server.ToolCallEvent) -> None:
         state = state_of(call)
         if state is not None:
             self._view.status(state=state)
@@ -289,10 +280,10 @@ class TerminalChat:
             self._view.working(None)
         if state == "thinking" or (state == "speaking" and self._voice):
             self._view.working(state)
-        elif not is_ui_call(call.name):
+        elif not server.is_ui_call(call.name):
             self._view.note(f"[tool, simulated] {call.name} {call.arguments[:MAX_ARGUMENTS]}")
 
-    def _show_activity(self, activity: ToolActivity) -> None:
+    def _show_activity(self, activity: server.ToolActivity) -> None:
         if activity.status == "started":
             self._running[activity.call_id] = activity.name
         else:
@@ -301,7 +292,7 @@ class TerminalChat:
             self._view.note(f"· {activity.display or activity.name}")
         self._view.working(", ".join(self._running.values()) or "thinking")
 
-    def _show_resolved(self, resolved: ApprovalResolved) -> None:
+    def _show_resolved(self, resolved: server.ApprovalResolved) -> None:
         reason = f": {cards.visible(resolved.message)}" if resolved.message else ""
         self._view.note(f"· {resolved.outcome}{reason}")
 

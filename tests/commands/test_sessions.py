@@ -149,7 +149,7 @@ async def test_sessions_are_listed_as_a_table(store: SessionLog) -> None:
     assert headings.split() == "subject session last written messages open calls unacked size owned".split()
     assert first.split()[:2] == ["anonymous", "s-2"] and first.split()[4:7] == ["2", "1", "3"]
     assert first.split()[-1] == "yes"
-    assert second.split()[:2] == ["token-2", "s-1"] and second.split()[-2:] == ["KiB", "no"]
+    assert second.split()[:2] == ["token-2", "s-1"] and second.split()[-2:] == ["kB", "no"]
     assert len({len(line.rstrip()) - len(line.split()[-1]) for line in (first, second)}) == 1
 
 
@@ -189,12 +189,6 @@ async def test_a_list_has_a_limit(store: SessionLog) -> None:
     assert await mistake("list", "--limit", "0") == "--limit must be at least 1."
 
 
-async def test_control_characters_in_names_are_escaped(store: SessionLog) -> None:
-    await talk(store, "\x1b[2J", "s\n1")
-    listing = await run_async("list")
-    assert "\\x1b[2J" in listing and "s\\n1" in listing and "\x1b" not in listing
-
-
 # -- show and export
 
 
@@ -225,29 +219,26 @@ async def test_a_replay_has_a_row_for_each_record_and_for_each_event(store: Sess
     )
     headings, *lines = (await run_async("replay", "s-1")).splitlines()
     assert headings.split() == ["time", "number", "record", "fields"]
-    rows = [line.split() for line in lines]
-    records = [row[1:] for row in rows if row[0] == NOON]
+    rows = [(line[:24].strip(), *line[24:].split(maxsplit=2)) for line in lines]
+    call = {"id": "c-1", "name": "agent.status", "arguments": "(21 characters)", "source": "device"}
+    text = "(20 characters)"
+    profile = {"capabilities": ["tools", "resume"], "instructions": "(23 characters)"}
+    turn = {"turn_id": "turn-1", "cause": "transcript", "limit_ms": 30_000, "event_id": "in-1", "text": text}
+    finished = {"tool": "agent.status", "source": "device", "took_ms": 12}
+    records = [(*row[1:3], json.loads(row[3])) for row in rows if row[0] == NOON]
     assert records == [
-        ["1", "Claimed", f"claim={claim.token}"],
-        ["2", *"ProfileDeclared profile=(capabilities=tools,resume instructions=(23 characters))".split()],
-        ["3", "InputQueued", "event_id=in-1", "text=(20", "characters)"],
-        ["4", *"TurnStarted turn_id=turn-1 cause=transcript event_id=in-1 text=(20 characters)".split()],
-        [
-            "5",
-            "ReplyLogged",
-            *"calls=(id=c-1 name=agent.status arguments=(21 characters) source=device)".split(),
-        ],
-        ["5", "Acknowledged", f"id={shown[0]['id']}"],
-        [
-            "6",
-            "CallFinished",
-            *"result=(call_id=c-1 content=(17 characters))".split(),
-            *"tool=agent.status source=device took_ms=12".split(),
-        ],
+        ("1", "Claimed", {"claim": claim.token}),
+        ("2", "ProfileDeclared", {"profile": profile}),
+        ("3", "InputQueued", {"event_id": "in-1", "text": text}),
+        ("4", "TurnStarted", turn),
+        ("5", "ReplyLogged", {"message": {}, "calls": [call]}),
+        ("5", "Acknowledged", {"id": [shown[0]["id"]]}),
+        ("6", "CallFinished", {"result": {"call_id": "c-1", "content": "(17 characters)"}, **finished}),
     ]
-    events = [row for row in rows if row[0] != NOON]
-    assert [event[:2] for event in events] == [["tool.call", f"id={event['id']}"] for event in shown]
-    assert events[0][2:] == [f"callId={shown[0]['call_id']}", "name=convo.setState", STATE]
+    events = [" ".join(row[1:]).split(maxsplit=1) for row in rows if row[0] != NOON]
+    assert [(kind, json.loads(fields)["id"]) for kind, fields in events] == [
+        ("tool.call", event["id"]) for event in shown
+    ]
     assert all(
         line.index("tool.call") == headings.index("record") + 2 for line in lines if "tool.call" in line
     )
@@ -257,7 +248,7 @@ async def test_a_replay_has_a_row_for_each_record_and_for_each_event(store: Sess
 async def test_a_replay_with_text_has_texts_and_arguments(store: SessionLog) -> None:
     await talk(store, "anonymous", "s-1", "Remind me of 日本.")
     output = await run_async("replay", "s-1", "--text")
-    assert "text=Remind me of 日本." in output and '"agent-secret"' in output
+    assert '"text": "Remind me of 日本."' in output and "agent-secret" in output
 
 
 async def test_a_replay_in_json_has_the_state_after_each_record(store: SessionLog) -> None:
@@ -301,8 +292,8 @@ async def test_a_replay_starts_at_the_snapshot(store: SessionLog) -> None:
     claim = await talk(store, "anonymous", "s-1")
     await append(store, claim, r.FieldSet("a", "1"), snapshot=True)
     _, snapshot, record = (await run_async("replay", "s-1")).splitlines()
-    assert snapshot.split() == [NOON, "5", "Snapshot", "messages=2"]
-    assert record.split() == [NOON, "6", "FieldSet", "name=a", "value=(1", "characters)"]
+    assert snapshot.split() == [NOON, "5", "Snapshot", '{"messages":', "2}"]
+    assert record.split(maxsplit=3) == [NOON, "6", "FieldSet", '{"name": "a", "value": "(1 characters)"}']
     steps = [json.loads(line) for line in (await run_async("replay", "s-1", "--json")).splitlines()]
     assert [len(step["state"]["log"]) for step in steps] == [2, 2] and steps[0]["record"] is None
 
@@ -317,13 +308,6 @@ async def test_commits_that_cannot_be_read_are_one_sentence(store: SessionLog) -
     _, line = (await run_async("list")).splitlines()
     assert line.split()[4:7] == ["0", "0", "0"]
     assert await run_async("delete", "s-1", "--yes") == "Deleted session 's-1' of 'anonymous'.\n"
-
-
-async def test_a_session_without_its_first_commits_is_unreadable(store: SessionLog) -> None:
-    claim = await talk(store, "anonymous", "s-1")
-    data = r.encode(r.Commit(claim.token, AT, (r.FieldSet("a", "1"),)))
-    await store.append(claim, "commit-2", data, snapshot=True)  # without the state
-    assert await mistake("show", "s-1") == "The store has lost a part of a conversation."
 
 
 async def test_an_ambiguous_id_needs_its_subject(store: SessionLog) -> None:
@@ -507,26 +491,6 @@ def process(*arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Pope
     )
 
 
-def ended(*arguments: str) -> tuple[int, str, str]:
-    with process(*arguments) as running:
-        out, err = running.communicate(timeout=30)
-        return running.returncode, out, err
-
-
-async def test_an_error_is_one_line_and_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DATA_DIR", "data")
-    absent = "conductor: There is no session store: data/conductor.db does not exist.\n"
-    assert await asyncio.to_thread(ended, "list") == (2, "", absent)
-    store = make_store(load_settings())
-    await store.open()
-    await talk(store, "anonymous", "s-1")
-    code, out, err = await asyncio.to_thread(ended, "list")
-    assert (code, err) == (0, "") and "s-1" in out
-    message = "conductor: There is no session 's-2'.\n"
-    assert await asyncio.to_thread(ended, "show", "s-2") == (1, "", message)
-    await store.aclose()
-
-
 async def test_ctrl_c_at_the_question_deletes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -554,23 +518,3 @@ async def test_ctrl_c_at_the_question_deletes_nothing(
     assert await asyncio.to_thread(interrupt) == 130
     await store.aclose()
     assert await list_keys() == [("a", "s-1")]
-
-
-@pytest.mark.parametrize("lines", [0, 1])
-async def test_a_closed_pipe_ends_an_export(monkeypatch: pytest.MonkeyPatch, lines: int) -> None:
-    monkeypatch.setenv("DATA_DIR", "data")
-    store = make_store(load_settings())
-    await store.open()
-    for number in range(1 + 200 * lines):  # less than one write, or more than a pipe's buffer
-        await talk(store, "anonymous", f"s-{number}", "x" * 1_000)
-    await store.aclose()
-
-    def read_some() -> tuple[list[str], str, int]:
-        with process("export") as running:
-            assert running.stdout is not None and running.stderr is not None
-            read = [running.stdout.readline() for _ in range(lines)]
-            running.stdout.close()
-            return read, running.stderr.read(), running.wait(timeout=30)
-
-    read, err, code = await asyncio.to_thread(read_some)
-    assert [json.loads(line)["session_id"] for line in read] == ["s-0"] * lines and (err, code) == ("", 141)

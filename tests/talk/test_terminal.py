@@ -7,6 +7,8 @@ import io
 import json
 import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,99 +18,75 @@ from conductor.cli import main
 from conductor.client import Reconnect
 from conductor.talk.terminal import talk
 from tests.client.extended import start
-from tests.stand_ins.scripted_server import LIMIT_S, Peer, scripted_server
+from tests.stand_ins.scripted_server import LIMIT_S, Json, Peer, Script, ScriptedServer, scripted_server
 
 
-def at_once(tries: int) -> Reconnect:
-    return Reconnect(first_s=0, most_s=0, tries=tries)
+async def talked(
+    *scripts: Script, text: str | None = "hello", stdin: str = "", terminal: bool = False, **options: Any
+) -> tuple[int, str, list[str], list[Json]]:
+    """Run `talk` on these connections; return the exit code, the output, the errors and the events."""
+    lines, out, err = io.StringIO(stdin), io.StringIO(), io.StringIO()
+    if terminal:
+        for stream in (lines, out):
+            setattr(stream, "isatty", lambda: True)  # noqa: B010 -- mypy knows it as a method
+    async with scripted_server(*scripts) as server, asyncio.timeout(LIMIT_S):
+        reconnect = Reconnect(first_s=0, most_s=0, tries=1)
+        options = {"url": server.url, "reconnect": reconnect, **options}
+        code = await talk(text=text, stdin=lines, stdout=out, stderr=err, **options)
+        for peer in server.peers:
+            await peer.connection.wait_closed()
+    return code, out.getvalue(), err.getvalue().splitlines(), server.heard
 
 
-class Session:
-    """Runs `talk` with an input and records its output."""
-
-    def __init__(self, stdin: str = "") -> None:
-        self.stdin, self.stdout, self.stderr = io.StringIO(stdin), io.StringIO(), io.StringIO()
-
-    async def talk(self, url: str, text: str | None = None, **options: Any) -> int:
-        options = {"reconnect": at_once(1), **options}
-        async with asyncio.timeout(LIMIT_S):
-            return await talk(url, text, stdin=self.stdin, stdout=self.stdout, stderr=self.stderr, **options)
-
-    @property
-    def out(self) -> str:
-        return self.stdout.getvalue()
-
-    @property
-    def err(self) -> str:
-        return self.stderr.getvalue()
+async def begins(peer: Peer) -> None:
+    await peer.start()
+    await peer.begin()
 
 
 async def test_one_text_is_sent_and_its_answer_printed() -> None:
-    session = Session()
-    async with scripted_server() as server:
-        status = await session.talk(server.url, "hello")
-    assert status == 0
-    assert session.out.splitlines() == ["You said: hello", "🔊 You said: hello"]
-    assert session.err == ""
+    assert (await talked())[:3] == (0, "You said: hello\n🔊 You said: hello\n", [])
 
 
 async def test_each_line_of_a_pipe_is_sent_after_the_previous_answer() -> None:
-    session = Session("one\n\ntwo\n")
-    async with scripted_server() as server:
-        status = await session.talk(server.url)
-    assert status == 0
-    finals = [line for line in session.out.splitlines() if line.startswith("You")]
-    assert finals == ["You said: one", "You said: two"]
+    code, out, *_ = await talked(text=None, stdin="one\n\ntwo\n")
+    assert code == 0
+    assert [line for line in out.splitlines() if line.startswith("You")] == ["You said: one", "You said: two"]
 
 
 async def test_an_error_is_one_line_and_status_1() -> None:
     async def script(peer: Peer) -> None:
-        await peer.start()
-        await peer.begin()
+        await begins(peer)
         await peer.send("error", {"code": "model_provider_failed", "message": "The model\nis away."})
         await peer.call("tts.speak", {"text": "Sorry."})
         await peer.result(await peer.state("idle"))
 
-    session = Session()
-    async with scripted_server(script) as server:
-        status = await session.talk(server.url, "hello")
-    assert status == 1
-    assert session.err == "Error: The model is away. (model_provider_failed)\n"
-    assert session.out == "🔊 Sorry.\n"
+    errors = ["Error: The model is away. (model_provider_failed)"]
+    assert (await talked(script))[:3] == (1, "🔊 Sorry.\n", errors)
 
 
 async def test_a_turn_without_an_answer_is_status_1() -> None:
     async def script(peer: Peer) -> None:
-        await peer.start()
-        await peer.begin()
+        await begins(peer)
         await peer.result(await peer.state("idle"))
 
-    session = Session()
-    async with scripted_server(script) as server:
-        assert await session.talk(server.url, "hello") == 1
-    assert session.err == "There was no answer.\n"
+    assert (await talked(script))[:3] == (1, "", ["There was no answer."])
 
 
-async def test_no_server_is_status_2_and_one_sentence() -> None:
-    async with scripted_server() as server:
-        url = server.url
-    session = Session()
-    assert await session.talk(url, "hello") == 2
-    assert session.err.startswith(f"Cannot connect to {url}: ")
-    assert session.err.count("\n") == 1
-    assert session.out == ""
-
-
-async def test_a_token_with_invalid_characters_is_an_error() -> None:
-    session = Session()
-    assert await session.talk("ws://127.0.0.1:9/ws", "hello", token="two words") == 2
-    assert session.err == "The token contains characters that are not allowed in a header.\n"
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"url": "ws://127.0.0.1:1/ws"}, "Cannot connect to ws://127.0.0.1:1/ws: "),
+        ({"token": "two words"}, "The token contains characters that are not allowed in a header."),
+    ],
+)
+async def test_no_connection_is_status_2_and_one_sentence(options: dict[str, Any], error: str) -> None:
+    code, out, (line,), _ = await talked(**options)
+    assert (code, out) == (2, "") and line.startswith(error)
 
 
 async def test_a_turn_continues_after_a_lost_connection() -> None:
     async def first(peer: Peer) -> None:
-        await peer.start()
-        await peer.begin()
+        await begins(peer)
         await peer.arrived()
         peer.connection.transport.abort()
 
@@ -116,61 +94,38 @@ async def test_a_turn_continues_after_a_lost_connection() -> None:
         await peer.start(resumed=True)
         await peer.answer("Here I am.")
 
-    session = Session()
-    async with scripted_server(first, second) as server:
-        status = await session.talk(server.url, "hello")
-    assert status == 0
-    assert session.err.splitlines() == ["The connection broke.", "Connected again."]
-    assert "Here I am." in session.out
-
-
-def selecting(results: list[dict[str, Any]]) -> Any:
-    async def script(peer: Peer) -> None:
-        await peer.start()
-        await peer.begin()
-        results.append(await peer.ask("repositories.select", {"prompt": "Which one?", "filter": "acme"}))
-        await peer.answer("Fine.")
-
-    return script
+    code, out, errors, _ = await talked(first, second)
+    assert (code, errors) == (0, ["The connection broke.", "Connected again."]) and "Here I am." in out
 
 
 async def test_without_a_terminal_the_first_repository_is_chosen() -> None:
-    results: list[dict[str, Any]] = []
-    session = Session()
-    async with scripted_server(selecting(results)) as server:
-        assert await session.talk(server.url, "choose") == 0
-    assert json.loads(results[0]["result"]) == {
-        "simulated": True,
-        "repository": "https://github.com/acme/website",
-    }
+    async def script(peer: Peer) -> None:
+        await begins(peer)
+        result = await peer.ask("repositories.select", {"prompt": "Which one?", "filter": "acme"})
+        repository = "https://github.com/acme/website"
+        assert json.loads(result["result"]) == {"simulated": True, "repository": repository}
+        await peer.answer("Fine.")
+
+    assert (await talked(script))[0] == 0
 
 
 async def test_a_finished_simulated_agent_is_reported() -> None:
     async def script(peer: Peer) -> None:
-        await peer.start()
-        await peer.begin()
+        await begins(peer)
         await peer.ask("agent.spawn", {"prompt": "Fix the build", "repository": "acme/website"})
         await peer.answer("Started.")
         await peer.receive("agent.completed")
 
-    session = Session("fix the build\n/finish\n/finish\n")
-    async with scripted_server(script) as server:
-        assert await session.talk(server.url) == 0
-        await server.peers[0].connection.wait_closed()
-    (report,) = [event["payload"] for event in server.heard if event["type"] == "agent.completed"]
-    assert (report["agentId"], report["status"], report["name"]) == (
-        "sim-agent-1",
-        "FINISHED",
-        "Fix the build",
-    )
-    assert session.err == "no agent is running\n"
-    assert '[tool, simulated] agent.spawn {"prompt"' in session.out
+    code, out, errors, heard = await talked(script, text=None, stdin="fix the build\n/finish\n/finish\n")
+    (report,) = [event["payload"] for event in heard if event["type"] == "agent.completed"]
+    fields = ("agentId", "status", "name")
+    assert [report[field] for field in fields] == ["sim-agent-1", "FINISHED", "Fix the build"]
+    assert (code, errors) == (0, ["no agent is running"])
+    assert '[tool, simulated] agent.spawn {"prompt"' in out
 
 
 @pytest.mark.parametrize("options", [{}, {"voice_approvals": True}], ids=["pipe", "asked for"])
-async def test_without_cards_the_next_line_answers_the_spoken_question(
-    options: dict[str, Any],
-) -> None:
+async def test_without_cards_the_next_line_answers_the_spoken_question(options: dict[str, Any]) -> None:
     async def script(peer: Peer) -> None:
         assert "approval" not in (await start(peer))["capabilities"]
         await peer.begin()
@@ -181,10 +136,8 @@ async def test_without_cards_the_next_line_answers_the_spoken_question(
         assert await peer.begin() == "yes"
         await peer.answer("Deleted.")
 
-    session = Session("delete it\nyes\n")
-    async with scripted_server(script) as server:
-        assert await session.talk(server.url, **options) == 0
-    assert session.out.splitlines() == ["🔊 May I?", "Deleted.", "🔊 Deleted."]
+    code, out, *_ = await talked(script, text=None, stdin="delete it\nyes\n", **options)
+    assert (code, out.splitlines()) == (0, ["🔊 May I?", "Deleted.", "🔊 Deleted."])
 
 
 async def test_json_writes_only_events() -> None:
@@ -199,10 +152,9 @@ async def test_json_writes_only_events() -> None:
         await start(peer, "cancel", resumed=True)
         await peer.answer("Here.")
 
-    session = Session("hello\n")
-    async with scripted_server(first, second) as server:
-        assert await session.talk(server.url, json=True) == 0
-    events = [json.loads(line) for line in session.out.splitlines()]
+    code, out, *_ = await talked(first, second, json=True)
+    assert code == 0
+    events = [json.loads(line) for line in out.splitlines()]
     kinds = [event["type"] for event in events]
     assert {"type": "assistant.speech.new", "payload": {"text": "\x1b"}} in events
     assert {"type": "client.lost", "payload": {"error": "The connection broke."}} in events
@@ -211,10 +163,48 @@ async def test_json_writes_only_events() -> None:
     assert "callId" in next(event["payload"] for event in events if event["type"] == "tool.call")
 
 
+async def test_without_the_extra_the_terminal_is_plain_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "conductor.talk.screen", None)
+    code, out, (error,), _ = await talked(text=None, stdin="hello\n", terminal=True)
+    assert (code, out) == (0, "You said: hello\n🔊 You said: hello\n") and "conductor-voice[talk]" in error
+
+
+async def test_control_characters_are_removed() -> None:
+    async def script(peer: Peer) -> None:
+        await begins(peer)
+        await peer.answer("a\x1b[2Jb\x07c\u202ed\x9be")
+
+    assert (await talked(script))[1].splitlines()[0] == "a[2Jbcde"
+
+
+# -- as a process
+
+
+class Talking:
+    """The command as a process, which a script may interrupt."""
+
+    process: asyncio.subprocess.Process
+    output: tuple[int | None, str, str]
+
+    def press_ctrl_c(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+
+@asynccontextmanager
+async def talking(server: ScriptedServer, child: Talking, *arguments: str) -> AsyncIterator[None]:
+    """Run the command until it ends; its input stays open within the block."""
+    command = (sys.executable, "-m", "conductor", "talk", "--url", server.url, *arguments)
+    pipe = asyncio.subprocess.PIPE
+    child.process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
+    async with asyncio.timeout(LIMIT_S * 4):
+        yield
+        out, err = await child.process.communicate()
+    child.output = child.process.returncode, out.decode(), err.decode()
+
+
 async def test_a_script_sends_its_lines_and_a_failed_turn_is_exit_code_1(tmp_path: Path) -> None:
     async def script(peer: Peer) -> None:
-        await peer.start()
-        await peer.begin()
+        await begins(peer)
         await peer.answer("One.")
         await peer.begin()
         await peer.send("error", {"code": "internal_error", "message": "No."})
@@ -222,121 +212,62 @@ async def test_a_script_sends_its_lines_and_a_failed_turn_is_exit_code_1(tmp_pat
         await peer.begin()
         await peer.answer("Three.")
 
-    file = tmp_path / "turns.txt"
-    file.write_text("one\n\ntwo\n/tools\nthree")
+    (tmp_path / "turns.txt").write_text("one\n\ntwo\n/tools\nthree")
+    child = Talking()
     async with scripted_server(script) as server:
-        process = await child("--url", server.url, "--script", str(file))
-        async with asyncio.timeout(LIMIT_S * 2):
-            out, err = await process.communicate()
-    assert (process.returncode, err.decode()) == (1, "Error: No. (internal_error)\n")
-    assert out.decode().splitlines()[:2] == ["One.", "🔊 One."]
-    assert "agent.cancel         simulated device" in out.decode()
-    assert out.decode().splitlines()[-1] == "🔊 Three."
+        async with talking(server, child, "--script", str(tmp_path / "turns.txt")):
+            pass
+    code, out, err = child.output
+    assert (code, err) == (1, "Error: No. (internal_error)\n")
+    assert out.splitlines()[:2] == ["One.", "🔊 One."] and out.splitlines()[-1] == "🔊 Three."
+    assert "agent.cancel         simulated device" in out
 
 
-async def test_without_the_extra_the_terminal_is_plain_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "conductor.talk.screen", None)
-    session = Session("hello\n")
-    for stream in (session.stdin, session.stdout):
-        monkeypatch.setattr(stream, "isatty", lambda: True)
-    async with scripted_server() as server:
-        assert await session.talk(server.url) == 0
-    assert session.out.splitlines() == ["You said: hello", "🔊 You said: hello"]
-    assert session.err.count("conductor-voice[talk]") == session.err.count("\n") == 1
-
-
-async def test_control_characters_are_removed() -> None:
+@pytest.mark.parametrize("event", ["audio.output.interrupted", "response.cancel"])
+async def test_ctrl_c_interrupts_the_answer(event: str) -> None:
     async def script(peer: Peer) -> None:
-        await peer.start()
-        await peer.begin()
-        await peer.answer("a\x1b[2Jb\x07c\u202ed\x9be")
-
-    session = Session()
-    async with scripted_server(script) as server:
-        assert await session.talk(server.url, "hello") == 0
-    assert session.out.splitlines()[0] == "a[2Jbcde"
-
-
-async def child(*arguments: str) -> asyncio.subprocess.Process:
-    pipe = asyncio.subprocess.PIPE
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "conductor", "talk", *arguments, stdin=pipe, stdout=pipe, stderr=pipe
-    )
-
-
-async def test_ctrl_c_interrupts_the_answer() -> None:
-    async def script(peer: Peer) -> None:
-        await peer.start()
+        await (start(peer, "cancel") if event == "response.cancel" else peer.start())
         await peer.begin()
         await peer.send("assistant.speech.partial", {"text": "One, two,"})
         await peer.arrived()
-        process.send_signal(signal.SIGINT)
-        interrupted.append((await peer.receive("audio.output.interrupted"))["payload"])
+        child.press_ctrl_c()
+        await peer.receive(event)
         await peer.result(await peer.state("idle"))
 
-    interrupted: list[dict[str, Any]] = []
+    child = Talking()
     async with scripted_server(script) as server:
-        process = await child("--url", server.url, "count", "to", "fifty")
-        async with asyncio.timeout(LIMIT_S * 2):
-            out, err = await process.communicate()
-    assert interrupted == [{"reason": "user"}]
-    assert (process.returncode, out.decode(), err.decode()) == (1, "[interrupted]\n", "")
-
-
-async def test_ctrl_c_cancels_the_response_with_the_capability() -> None:
-    async def script(peer: Peer) -> None:
-        await start(peer, "cancel")
-        await peer.begin()
-        await peer.send("assistant.speech.partial", {"text": "One, two,"})
-        await peer.arrived()
-        process.send_signal(signal.SIGINT)
-        await peer.receive("response.cancel")
-        await peer.result(await peer.state("idle"))
-
-    async with scripted_server(script) as server:
-        process = await child("--url", server.url, "count", "to", "fifty")
-        async with asyncio.timeout(LIMIT_S * 2):
-            out, err = await process.communicate()
-    assert (process.returncode, out.decode(), err.decode()) == (1, "[interrupted]\n", "")
-    assert "audio.output.interrupted" not in server.types_heard()
+        async with talking(server, child, "count", "to", "fifty"):
+            pass
+    assert child.output == (1, "[interrupted]\n", "")
+    assert {"audio.output.interrupted", "response.cancel"} & set(server.types_heard()) == {event}
 
 
 async def test_ctrl_c_exits_without_a_turn() -> None:
     async def script(peer: Peer) -> None:
-        await peer.start()
-        await peer.begin()
+        await begins(peer)
         await peer.answer("Yes.")
-        process.send_signal(signal.SIGINT)
+        child.press_ctrl_c()
 
-    async with scripted_server(script) as server:
-        process = await child("--url", server.url)
-        assert process.stdin is not None
-        process.stdin.write(b"hello\n")  # and the input stays open
-        async with asyncio.timeout(LIMIT_S * 2):
-            status = await process.wait()
-    assert process.stderr is not None
-    assert (status, await process.stderr.read()) == (0, b"")
+    child = Talking()
+    async with scripted_server(script) as server, talking(server, child):
+        assert child.process.stdin is not None
+        child.process.stdin.write(b"hello\n")  # and the input stays open
+        await child.process.wait()
+    assert child.output[::2] == (0, "")
 
 
 async def test_a_second_ctrl_c_exits_during_a_turn() -> None:
     async def script(peer: Peer) -> None:
-        await peer.start()
-        await peer.begin()
+        await begins(peer)
         await peer.arrived()
-        process.send_signal(signal.SIGINT)
+        child.press_ctrl_c()
         await peer.receive("audio.output.interrupted")
-        process.send_signal(signal.SIGINT)
+        child.press_ctrl_c()
 
-    async with scripted_server(script) as server:
-        process = await child("--url", server.url, "hello")
-        async with asyncio.timeout(LIMIT_S * 2):
-            _, err = await process.communicate()
-    assert (process.returncode, err.decode()) == (130, "")
-
-
-def test_an_address_that_is_no_websocket_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["talk", "--url", "nonsense", "hello"]) == 2
-    assert capsys.readouterr().err.startswith("Cannot connect to nonsense: not a WebSocket URL")
+    child = Talking()
+    async with scripted_server(script) as server, talking(server, child, "hello"):
+        pass
+    assert child.output[::2] == (130, "")
 
 
 async def test_an_interruption_reports_the_spoken_text() -> None:
@@ -344,16 +275,19 @@ async def test_an_interruption_reports_the_spoken_text() -> None:
         await start(peer, "cancel")  # `response.cancel` does not report the heard text
         await peer.begin()
         await peer.call("tts.speak", {"text": "a long story " * 1000})
-        assert process.stdout is not None
-        assert (await process.stdout.readline()).decode().startswith("🔊 a long story")
-        process.send_signal(signal.SIGINT)
+        assert child.process.stdout is not None
+        assert (await child.process.stdout.readline()).decode().startswith("🔊 a long story")
+        child.press_ctrl_c()
         interrupted.append((await peer.receive("audio.output.interrupted"))["payload"])
         await peer.result(await peer.state("idle"))
 
-    interrupted: list[dict[str, Any]] = []
-    async with scripted_server(script) as server:
-        process = await child("--url", server.url, "--voice-speed", "20", "tell", "me")
-        async with asyncio.timeout(LIMIT_S * 2):
-            await process.wait()
+    child, interrupted = Talking(), list[Json]()
+    async with scripted_server(script) as server, talking(server, child, "--voice-speed", "20", "tell", "me"):
+        await child.process.wait()
     assert interrupted[0]["playedMs"] >= 0
     assert ("a long story " * 1000).startswith(interrupted[0]["spokenText"])
+
+
+def test_an_address_that_is_no_websocket_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["talk", "--url", "nonsense", "hello"]) == 2
+    assert capsys.readouterr().err.startswith("Cannot connect to nonsense: not a WebSocket URL")
