@@ -107,13 +107,6 @@ def test_unused_events_exist() -> None:
     assert NOT_USED.keys() <= paths
 
 
-def test_the_document_is_read_to_the_depth_of_its_objects() -> None:
-    fields_by_event = dict(events())
-    assert {"resume", "lastEventId", "done", "pending", "callId", "error"} <= fields_by_event["session.start"]
-    assert {"decisions", "argumentsDigest", "editedArguments"} <= fields_by_event["approval.response"]
-    assert {"state", "role", "segment"} <= fields_by_event["tool.call"]
-
-
 def test_the_manifests_list_existing_files() -> None:
     swift = (ROOT / "swift" / "Package.swift").read_text(encoding="utf-8")
     places = {"target": "Sources", "executableTarget": "Sources", "testTarget": "Tests"}

@@ -70,17 +70,3 @@ async def outcome(provider: ModelProvider) -> object:
     calls = [event for event in events if isinstance(event, ToolCall)]
     assert isinstance(events[-1], Finished)
     return text, calls, events[-1].stop
-
-
-async def test_closed_early_is_true_only_for_a_stream_closed_before_its_end() -> None:
-    provider = ScriptedProvider([[TextDelta("a"), TextDelta("b")], [asyncio.Event()], [TextDelta("c")]])
-    stream = provider.stream(REQUEST)
-    await anext(stream)
-    await stream.aclose()
-    waiting = asyncio.create_task(collect(provider))
-    async with asyncio.timeout(5):
-        await provider.record(1).started.wait()
-        waiting.cancel()
-        await provider.record(1).closed.wait()
-    await collect(provider)
-    assert [provider.record(number).closed_early for number in range(3)] == [True, True, False]

@@ -133,31 +133,6 @@ async def test_a_button_stops_the_turn_as_a_barge_in_does(claude: AnthropicServi
     assert [e["payload"]["errorType"] for e in phone.events("tool.activity", status="finished")] == kinds
 
 
-async def test_a_button_withdraws_a_question(claude: AnthropicService) -> None:
-    claude.replies += [Reply(calls=(call("move_file"),)), Reply(text="Yes?")]
-    async with talking(claude, "cancel", "approval") as phone:
-        since = len(phone.log)
-        phone.say("move it")
-        request = await phone.until("approval.request")
-        phone.send("response.cancel", {})
-        resolved = await phone.until("approval.resolved")
-        assert resolved["payload"]["outcome"] == "superseded"
-        await phone.until("state idle", since=since)
-        too_late = await decide(phone, request, "allow")
-        assert too_late["payload"]["outcome"] == "superseded" and phone.runs == []
-        await phone.ask("hello?")
-    (result,) = all_results(claude.requests[-1])
-    assert result["error_type"] == "approval_timeout"
-
-
-async def test_a_button_with_nothing_to_stop_does_nothing(claude: AnthropicService) -> None:
-    async with talking(claude, "cancel") as phone:
-        since = len(phone.log)
-        phone.send("response.cancel", {})
-        await phone.ask("hello?")
-        assert phone.shapes(since) == PLAIN_TURN
-
-
 # -- lease
 
 

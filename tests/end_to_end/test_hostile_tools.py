@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from conductor.tools.permissions import MAY_HAVE_HAPPENED
 from tests.end_to_end.conftest import provider_for, serving
 from tests.end_to_end.dialogues import (
     LIMIT_MS,
@@ -31,38 +30,7 @@ from tests.end_to_end.dialogues import (
 )
 from tests.models import AnthropicService, Reply
 
-SEND = extended(declared("send_mail"), approval="never", timeoutMs=LIMIT_MS)
 FETCH = declared("fetch_page", readOnlyHint=True, openWorldHint=True)
-
-
-# -- tools that hang
-
-
-async def test_a_write_that_hangs_is_unknown_and_the_same_call_asks_before_it_runs_again(
-    claude: AnthropicService,
-) -> None:
-    claude.replies += [
-        Reply(calls=(call("send_mail"),)),
-        Reply(text="I cannot tell."),
-        Reply(calls=(call("send_mail"), call("send_mail", "b"))),
-        Reply(text="As you like."),
-    ]
-    async with talking(claude, "approval", tools=[SEND]) as phone:
-        await phone.ask("send it")
-        (result,) = results_of(claude.requests[-1])
-        assert (result["success"], result["error_type"]) == (False, "unknown")
-        assert result["metadata"]["reason"] == "tool_result_timeout"
-        assert "Do not repeat it" in result["error_message"]
-        assert cards(phone) == []
-        request = await ask_deciding(phone, "send it again, and b", "deny", message="no, wait")
-        assert request["payload"]["arguments"] == {"path": "a"}
-        assert MAY_HAVE_HAPPENED in request["payload"]["reasons"]
-        assert MAY_HAVE_HAPPENED in request["payload"]["prompt"] or "earlier" in request["payload"]["prompt"]
-        # The other arguments are another call: that one is not asked about.
-        assert [a["path"] for _, a in phone.runs] == ["a", "b"]
-    first, second = results_of(claude.requests[-1])
-    assert first["error_type"] == "permission_denied" and "no, wait" in first["error_message"]
-    assert second["error_type"] == "unknown"
 
 
 # -- tools that flood

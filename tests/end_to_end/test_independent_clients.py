@@ -1,4 +1,4 @@
-"""WebSocket clients that others wrote hold a conversation: Node's ``ws``, aiohttp, and a browser's own.
+"""WebSocket clients that others wrote hold a conversation: Node's ``ws`` and a browser's own.
 
 Node, its package ``ws`` and Chromium may be missing on a machine: then their tests are skipped and say so.
 ``.ci/run`` installs them and sets ``CI_REQUIRE_CLIENTS=1``, with which a skip is a failure.
@@ -19,7 +19,6 @@ from conductor.models.base import TextDelta
 from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
-from tests.end_to_end.clients.aiohttp_client import AiohttpClient
 from tests.end_to_end.clients.browser import STRANGER, Page
 from tests.end_to_end.clients.conversation import QUESTION, RESULT_LENGTH
 from tests.end_to_end.clients.programs import node
@@ -117,10 +116,3 @@ async def test_a_page_of_a_strange_name_that_resolves_to_this_machine_is_not_let
         strange = served.url.replace("127.0.0.1", STRANGER)
         assert await page.visit(tmp_path, strange, name=STRANGER) == REFUSED
         assert not served.listener.registry.sessions
-
-
-async def test_aiohttp_holds_a_conversation() -> None:
-    provider = model()
-    async with serving(provider, tokens=(TOKEN,)) as served:
-        check(await AiohttpClient(TOKEN).converse(served.url), provider)
-        await served.empty()

@@ -52,14 +52,3 @@ async def test_thirty_turns_with_two_tools_read_nearly_all_their_input_from_the_
     tokens = read + cache_writes + new
     print(f"{model}: {share:.1%} of {tokens} tokens read; a turn costs ${cost / TURNS / 1e6:.6f}")  # noqa: T201 -- the figures
     assert share >= 0.95
-
-
-WARMABLE = """\
-default = "claude"
-[[profile]]
-name = "claude"
-provider = "anthropic"
-model = "{model}"
-base_url = "{url}"
-api_key_env = "TEST_KEY"
-"""

@@ -154,19 +154,6 @@ async def test_turns_of_all_sessions_with_one_token_count_together() -> None:
     assert len(provider.requests) == 4
 
 
-async def test_news_waits_until_the_token_has_a_turn_for_it() -> None:
-    provider = chatty()
-    async with serving(provider, tokens=TOKENS, subject_turns_per_minute=1.0) as served:
-        async with served.phone(headers=bearer(TOKENS[0])) as phone:
-            await phone.ask("hi")
-            phone.send("agent.completed", {"agentId": "a-1", "status": "done"})
-            since = len(phone.log)
-            phone.say("and again")
-            await phone.idle(since=since)
-            assert [error["code"] for error in phone.errors()] == ["rate_limited"]
-    assert len(provider.requests) == 1
-
-
 # -- a day's tokens
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import typing
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,9 +11,11 @@ from types import ModuleType, UnionType
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import strategies as st
 
 from conductor.events import client, server
+from conductor.events.codec import InvalidFrame, decode_event
 
 
 def structs_of(module: ModuleType) -> dict[str, type[msgspec.Struct]]:
@@ -118,3 +121,30 @@ def _responses() -> st.SearchStrategy[client.ApprovalResponse]:
     single = _decisions().map(lambda decision: client.ApprovalResponse(**msgspec.structs.asdict(decision)))
     several = st.lists(_decisions(), min_size=1, max_size=3)
     return single | several.map(lambda decisions: client.ApprovalResponse(decisions=decisions))
+
+
+MISSING = object()
+
+
+def event(**changes: Any) -> dict[str, Any]:
+    """Make a valid event with some of its fields changed."""
+    base: dict[str, Any] = {
+        "id": "e-1",
+        "type": "user.audio.transcript.final",
+        "timestamp": "2026-03-01T12:00:00.000Z",
+        "sessionId": "s-1",
+        "protocolVersion": 1,
+        "payload": {"text": "hi"},
+    }
+    base.update(changes)
+    return {key: value for key, value in base.items() if value is not MISSING}
+
+
+def frame(**changes: Any) -> bytes:
+    return json.dumps(event(**changes)).encode()
+
+
+def refusal(data: bytes, max_bytes: int = 65_536) -> InvalidFrame:
+    with pytest.raises(InvalidFrame) as caught:
+        decode_event(data, max_bytes)
+    return caught.value

@@ -20,7 +20,7 @@ from conductor.events.envelope import encode_event
 from conductor.events.schema import EVENTS, asyncapi, json_schema
 from conductor.events.server import ApprovalRequest, ToolCallEvent
 from conductor.tools.rules import arguments_digest
-from tests.events.events import events_of, json_values, texts
+from tests.events.events import event, events_of, frame, json_values, refusal, texts
 
 EXAMPLES = {event.type: event.example["payload"] for event in EVENTS}
 SCHEMA = json_schema()
@@ -36,6 +36,22 @@ NO_EDIT = "an edit needs editedArguments"
 UNMEANT = "an allow takes no editedArguments; an edit does"
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("user.audio.transcript.final", {}, "text"),
+    ("user.audio.transcript.final", {"text": 1}, "text"),
+    ("user.audio.transcript.partial", {"text": ["x"]}, "text"),
+    ("tool.result", {}, "callId"),
+    ("tool.result", {"callId": "x" * 129}, "callId"),
+    ("tool.result", {"callId": "c", "error": False}, "error"),
+    ("audio.output.interrupted", {"reason": None}, "reason"),
+    ("audio.output.interrupted", {"reason": "x", "playedMs": -1}, "playedMs"),
+    ("agent.completed", {"status": "done"}, "agentId"),
+    ("agent.completed", {"agentId": "a", "status": "x" * 257}, "status"),
+    ("session.start", {"sessionId": 1}, "sessionId"),
+    ("session.start", {"locale": "x" * 257}, "locale"),
+    ("session.start", {"capabilities": "tools"}, "capabilities"),
+    ("session.start", {"capabilities": ["x"] * 65}, "capabilities"),
+    ("session.start", {"tools": {}}, "tools"),
+    ("session.update", {}, "tools"),
     ("session.start", {"resume": []}, "resume"),
     ("session.start", {"resume": {"lastEventId": 7}}, "lastEventId"),
     ("session.start", {"resume": {"done": ["call_1"]}}, "$.resume.done[0]"),
@@ -107,19 +123,6 @@ TAKEN: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def frame(event_type: str, payload: Any, event_id: str = "e-1") -> dict[str, Any]:
-    return {
-        **{"id": event_id, "type": event_type, "timestamp": "2026-03-01T12:00:00.000Z"},
-        **{"sessionId": "s-1", "protocolVersion": 1, "payload": payload},
-    }
-
-
-def refusal(event: dict[str, Any]) -> InvalidFrame:
-    with pytest.raises(InvalidFrame) as caught:
-        decode_event(json.dumps(event).encode())
-    return caught.value
-
-
 # -- events of clients
 
 
@@ -127,24 +130,24 @@ def refusal(event: dict[str, Any]) -> InvalidFrame:
 def test_a_wrong_payload_is_refused_by_name_and_by_the_schema_too(
     event_type: str, payload: dict[str, Any], says: str
 ) -> None:
-    event = frame(event_type, payload)
-    error = refusal(event)
+    message = event(type=event_type, payload=payload)
+    error = refusal(json.dumps(message).encode())
     assert (error.code, error.event_id, error.event_type) == ("invalid_event", "e-1", event_type)
     assert str(error).startswith("invalid_payload: ") and says in str(error)
     assert len(str(error)) < 200
-    assert not VALIDATOR.is_valid(event)
+    assert not VALIDATOR.is_valid(message)
 
 
 @pytest.mark.parametrize(("event_type", "payload"), TAKEN)
 def test_a_valid_payload_is_accepted_and_fits_the_schema(event_type: str, payload: dict[str, Any]) -> None:
-    event = frame(event_type, payload)
-    assert decode_event(json.dumps(event).encode()).event is not None
-    VALIDATOR.validate(event)
+    message = event(type=event_type, payload=payload)
+    assert decode_event(json.dumps(message).encode()).event is not None
+    VALIDATOR.validate(message)
 
 
 @pytest.mark.parametrize("word", ["hunter2", "x" * 60_000, " - at `hunter2", "'", "\n"])
 def test_a_refusal_does_not_quote_a_wrong_choice(word: str) -> None:
-    error = refusal(frame("tool.cancelled", {**CALL, "effect": word}))
+    error = refusal(frame(type="tool.cancelled", payload={**CALL, "effect": word}))
     assert str(error) == "invalid_payload: Invalid enum value - at `$.effect`"
 
 
@@ -158,11 +161,13 @@ def test_edited_arguments_may_be_as_deep_as_any_event_and_no_deeper(form: str) -
         for _ in range(depth - 1):
             value = [value]
         decision = {**EDIT, "editedArguments": {"a": value}}
-        event = frame("approval.response", decision if form == "one" else {"decisions": [decision]})
+        message = event(
+            type="approval.response", payload=decision if form == "one" else {"decisions": [decision]}
+        )
         if is_accepted:
-            assert decode_event(json.dumps(event).encode()).event is not None
+            assert decode_event(json.dumps(message).encode()).event is not None
         else:
-            error = refusal(event)
+            error = refusal(json.dumps(message).encode())
             assert (error.code, str(error), error.event_id) == ("invalid_event", "too_deep", "e-1")
 
 
@@ -190,13 +195,13 @@ def test_one_decision_and_several_are_listed_alike(response: client.ApprovalResp
     )
 )
 def test_the_schema_and_the_server_agree_on_every_response(payload: dict[str, Any]) -> None:
-    event = frame("approval.response", payload)
+    message = event(type="approval.response", payload=payload)
     try:
-        decode_event(json.dumps(event).encode())
+        decode_event(json.dumps(message).encode())
     except InvalidFrame:
-        assert not VALIDATOR.is_valid(event)
+        assert not VALIDATOR.is_valid(message)
     else:
-        VALIDATOR.validate(event)
+        VALIDATOR.validate(message)
 
 
 # -- the documents

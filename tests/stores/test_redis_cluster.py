@@ -31,11 +31,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
         yield cluster
 
 
-@pytest.fixture
-def store(shared: RedisCluster, make_store: StoreMaker) -> RedisStore:
-    return make_store(shared.url, prefix=next(_prefixes))
-
-
 def slot_of(store: RedisStore, key: SessionKey) -> int:
     """Say which slot a session is in."""
     slot: int = key_slot(session_name(store.prefix, key).encode())

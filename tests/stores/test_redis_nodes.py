@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from conductor.errors import SettingsError, StoreUnavailable
-from conductor.plugins.stores.redis import RedisStore
 from conductor.stores.base import SessionKey
 from tests.contract.store import FIRST, KEY, commits, filled
 from tests.stores.conftest import StoreMaker
@@ -37,11 +36,6 @@ def servers(tmp_path: Path) -> Iterator[SentinelServers]:
     """Run servers for one test."""
     with SentinelServers(tmp_path).running() as servers:
         yield servers
-
-
-@pytest.fixture
-def store(shared: SentinelServers, make_store: StoreMaker) -> RedisStore:
-    return make_store(shared.url, prefix=next(_prefixes))
 
 
 # -- failovers
