@@ -16,8 +16,8 @@ from conductor.conversation.events import events, reply_id, segments_id, speech_
 from conductor.conversation.phrases import CONTINUE
 from conductor.conversation.state import Conversation, Event, Input, Notice, Question, Speech, Turn
 from conductor.messages import AssistantMessage, Message, Note, UserMessage
-from conductor.tools.approvals import Outcome
 from conductor.tools.base import truncate
+from conductor.tools.outcomes import Outcome
 
 MAX_CLAIMS, MAX_CLAIM_TIMES, MAX_HANDLED, MAX_DECIDED = 8, 12, 512, 8
 MAX_LATE, MAX_NOTICES, MAX_OUTBOUND = 64, 16, 256

@@ -14,9 +14,9 @@ from conductor.conversation.view import View, finish
 from conductor.errors import ErrorCode
 from conductor.events.client import Decision
 from conductor.events.server import ApprovalResolved, ServerEvent
-from conductor.tools.approvals import Outcome, Scope, denied, not_answered
 from conductor.tools.base import ToolOutcome
 from conductor.tools.judge import Answer
+from conductor.tools.outcomes import Outcome, Scope, denied, not_answered
 
 _OUTCOMES: dict[str, Outcome] = {"allow": "allowed", "deny": "denied", "edit": "edited"}
 _DECIDED = "This was decided already."

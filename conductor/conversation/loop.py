@@ -35,9 +35,8 @@ from conductor.conversation.view import finish, finish_without_result
 from conductor.events.envelope import IdGenerator
 from conductor.messages import AssistantMessage
 from conductor.speech import for_the_ear
-from conductor.tools.approvals import DEFINITION_CHANGED
 from conductor.tools.base import PersonQuestion, ToolOutcome, failed
-from conductor.tools.executor import interrupted_outcome
+from conductor.tools.outcomes import DEFINITION_CHANGED, interrupted_outcome
 from conductor.tools.validation import Valid, validate
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import msgspec
 
 from conductor.conversation.state import Call, Form, Question
 from conductor.events.envelope import IdGenerator
-from conductor.tools.approvals import SCOPES
 from conductor.tools.base import PersonQuestion, ToolSpec
+from conductor.tools.outcomes import SCOPES
 from conductor.tools.rules import arguments_digest
 
 if TYPE_CHECKING:

@@ -35,14 +35,14 @@ from conductor.events import client
 from conductor.events.server import ConversationState
 from conductor.messages import AssistantMessage
 from conductor.speech import for_the_ear
-from conductor.tools.approvals import not_answered
 from conductor.tools.base import ToolOutcome
-from conductor.tools.executor import (
-    ToolExecutor,
+from conductor.tools.outcomes import (
     cancelled_outcome,
     device_outcome,
     interrupted_outcome,
     job_outcome,
+    not_answered,
+    timeout_outcome,
 )
 
 _RETRY_S = 2.0
@@ -304,7 +304,7 @@ def timed_out(view: View, call_id: str, *, was_shown: bool) -> list[r.Record]:
     """Take the end of the time limit of a call or a speech; ``was_shown``: the speech's text."""
     call = view.state.open_call(call_id)
     if call is not None and call.is_device:
-        outcome = ToolExecutor.timed_out(call.effect, view.seconds_since(call.started_at))
+        outcome = timeout_outcome(call.effect, view.seconds_since(call.started_at))
         return [finish_without_result(view, call, outcome, starts_turn=True)]
     return approvals.prompt_heard(view.state, call_id) if was_shown else []
 

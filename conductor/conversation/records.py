@@ -27,8 +27,8 @@ from conductor.conversation.state import (
 from conductor.errors import ErrorCode
 from conductor.events.server import ConversationState
 from conductor.messages import AssistantMessage, ToolResult
-from conductor.tools.approvals import Outcome
 from conductor.tools.base import ErrorType
+from conductor.tools.outcomes import Outcome
 
 
 class Fact(Value, frozen=True, tag=True):

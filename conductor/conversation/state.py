@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from conductor.messages import Message, ToolResult
-from conductor.tools.approvals import Outcome, Scope
 from conductor.tools.base import Caution, Effect, OnInterrupt, Risk
+from conductor.tools.outcomes import Outcome, Scope
 
 Cause: TypeAlias = Literal["transcript", "news", "request", "refused"]
 EndReason: TypeAlias = Literal["answered", "interrupted", "session_end", "timed_out", "failed"]

@@ -10,8 +10,7 @@ from conductor.conversation.receive import ended
 from conductor.conversation.records import CallReleased, Record, ReplyBroken, TurnEnded
 from conductor.conversation.state import Call, Cause
 from conductor.conversation.view import View, finish, finish_without_result
-from conductor.tools.approvals import not_answered
-from conductor.tools.executor import interrupted_outcome
+from conductor.tools.outcomes import interrupted_outcome, not_answered
 
 
 @dataclass(frozen=True, slots=True)

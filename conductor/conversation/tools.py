@@ -20,7 +20,6 @@ from conductor.messages import ToolCall, ToolResult
 from conductor.prompts import session_prompt
 from conductor.rate_limit import TokenBucket
 from conductor.stores.base import SessionKey
-from conductor.tools.approvals import DEFINITION_CHANGED, SCOPES, Scope
 from conductor.tools.base import (
     CallContext,
     Caution,
@@ -34,6 +33,7 @@ from conductor.tools.declarations import Reading, parse_declarations
 from conductor.tools.device import DeviceToolset
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
 from conductor.tools.judge import Answer, ApprovalJudge, SpokenQuestion, judge_of
+from conductor.tools.outcomes import DEFINITION_CHANGED, SCOPES, Scope
 from conductor.tools.permissions import Gate, Verdict, grant
 from conductor.tools.rules import Rule, arguments_digest, decode_rules, encode_rules
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import structlog
@@ -16,7 +16,6 @@ from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ToolDefinition
 from conductor.rate_limit import TokenBucket
 from conductor.settings import Limits
-from conductor.tools.approvals import edits
 from conductor.tools.base import (
     CallContext,
     PersonQuestion,
@@ -27,6 +26,7 @@ from conductor.tools.base import (
     succeeded,
     truncate,
 )
+from conductor.tools.outcomes import edits, timeout_outcome
 from conductor.tools.permissions import Gate, Verdict
 from conductor.tools.redaction import Redactor
 from conductor.tools.validation import Valid, validate
@@ -194,7 +194,7 @@ class ToolExecutor:
                     context = replace(context, alive=partial(_extend, timer, limit), ask=ask)
                 outcome = await ready.toolset.call(ready.spec.name, ready.arguments, context)
         except TimeoutError:
-            outcome = self.timed_out(ready.spec.effect, 0.0)
+            outcome = timeout_outcome(ready.spec.effect, 0.0)
         except Exception:
             # A bug in a tool must not end the turn.
             log.exception("tool failed", tool=ready.spec.name, call=context.call_id)
@@ -208,16 +208,6 @@ class ToolExecutor:
         if spec.timeout_s is not None:
             return spec.timeout_s
         return self._limits.interactive_timeout if spec.interactive else self._limits.tool_timeout
-
-    @staticmethod
-    def timed_out(effect: str, took_s: float) -> ToolOutcome:
-        """Make the outcome of a call that timed out; its effect is unknown."""
-        return failed(
-            "unknown",
-            _UNKNOWN if effect != "read" else _NO_ANSWER,
-            reason="tool_result_timeout",
-            took_s=took_s,
-        )
 
     def to_result(self, call_id: str, outcome: ToolOutcome, *, untrusted: bool = False) -> ToolResult:
         """Redact and truncate an outcome for the model; ``untrusted``: third parties wrote it."""
@@ -253,15 +243,10 @@ class ToolExecutor:
         return rate.take(now) > 0
 
 
-_UNKNOWN = (
-    "No result came in time. The call may have happened, or may still happen. "
-    "Do not repeat it, and do not tell the user that it succeeded or failed."
-)
 _TOO_OFTEN = "This tool was called too often in the last minute. Nothing was run. Answer with what you have."
 # Seconds for a preview: a disk may hang.
 _PREVIEW_S = 2.0
 _REPAIRED = "The model's call was not valid JSON and was repaired, so it may differ from its intent."
-_NO_ANSWER = "No result came in time. Do not assume what it would have been."
 
 
 def _extend(timer: asyncio.Timeout, seconds: float) -> None:
@@ -288,50 +273,3 @@ def with_timing(outcome: ToolOutcome, took_s: float, notes: tuple[str, ...]) -> 
     notes = (*notes, *outcome.metadata.notes)
     metadata = msgspec.structs.replace(outcome.metadata, execution_time_ms=took_ms, notes=notes)
     return msgspec.structs.replace(outcome, metadata=metadata)
-
-
-def device_outcome(result: str | None, error: str | None, took_s: float) -> ToolOutcome:
-    """Make the outcome of a ``tool.result``; ``error`` wins, and the result is not parsed."""
-    if error is not None:
-        return failed("internal_error", error, reason="device_error", took_s=took_s)
-    return succeeded(result, took_s=took_s)
-
-
-JOB_ACCEPTED = "accepted"
-"""The reason of a job's preliminary outcome."""
-
-
-def job_outcome(job_id: str, took_s: float) -> ToolOutcome:
-    """Make the preliminary outcome of a call that has become a job."""
-    note = "The job has started and is not finished. Its result will come later; do not claim it."
-    outcome = succeeded({"status": "accepted", "jobId": job_id}, took_s=took_s, notes=(note,))
-    metadata = msgspec.structs.replace(outcome.metadata, reason=JOB_ACCEPTED)
-    return msgspec.structs.replace(outcome, metadata=metadata)
-
-
-def cancelled_outcome(
-    effect: Literal["none", "partial", "complete"], result: str | None, took_s: float
-) -> ToolOutcome:
-    """Make the outcome of a call that the device cancelled, with its effect."""
-    if effect == "complete":
-        note = "The call was to be cancelled, but had happened already."
-        return succeeded(result, took_s=took_s, notes=(note,))
-    if effect == "none":
-        return failed("cancelled", "The call was cancelled. Nothing was done.", reason="none", took_s=took_s)
-    detail = f" What was done: {result}" if result else ""
-    message = f"The call was cancelled when part of it had been done. Do not repeat it.{detail}"
-    return failed("cancelled", message, reason="partial", took_s=took_s)
-
-
-def interrupted_outcome(effect: str, *, was_sent: bool, reason: str) -> ToolOutcome:
-    """Make the outcome of a call whose turn ended before its result came.
-
-    ``reason`` goes to the model: ``interrupted``, ``turn_timeout``, ``connection_lost`` …
-    """
-    if not was_sent:
-        return failed(
-            "cancelled", "The turn ended before this call was started. Nothing was run.", reason=reason
-        )
-    if effect == "read":
-        return failed("cancelled", "The turn ended before the result came.", reason=reason)
-    return failed("unknown", _UNKNOWN, reason=reason)

@@ -12,10 +12,10 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 from urllib.parse import unquote
 
 from conductor.tools.base import literally, matcher
@@ -25,30 +25,18 @@ PredicateName: TypeAlias = Literal["eq", "in", "glob", "under", "host", "max"]
 # Leaves and levels of a value that rules examine; a larger value is undecidable.
 MAX_LEAVES = 1_000
 MAX_DEPTH = 64
-# Characters that the patterns of all rules may compare in one call: about 10 ms.
+# Characters that all rules may compare in one call: about 20 ms.
 MAX_WORK = 2_000_000
 _MAX_PATH = 4_096
 _MAX_PARTS = 32
 _MAX_HOST = 253
 _MAX_QUOTED = 8_192
 # Cost of a leaf in addition to its characters, in characters.
-_LEAF_WORK = 250
-
-
-class Predicate(Protocol):
-    """A condition on one argument. The constructor raises ValueError with a description of a valid value."""
-
-    def matches(self, argument: Argument) -> bool:
-        """Return whether the value satisfies the condition (strict)."""
-        ...
-
-    def may_match(self, argument: Argument) -> bool:
-        """Return whether a program could read the value or a part of it as a match (broad)."""
-        ...
+_LEAF_WORK = 100
 
 
 class ComparisonBudget:
-    """Bounds the time that the patterns of all rules take for one call."""
+    """Bounds the time of all comparisons of one call."""
 
     def __init__(self, characters: int = MAX_WORK) -> None:
         self._remaining = characters
@@ -59,16 +47,43 @@ class ComparisonBudget:
         return self._remaining > 0
 
 
+class Leaf:
+    """A scalar, and the forms of it that rules compare, each computed once."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.text = as_text(value)
+        self.folded = fold(self.text)
+
+    @cached_property
+    def path(self) -> tuple[str, ...] | None:
+        """The parts of its path; None if it is undecidable."""
+        return _path(self.text, self.folded)
+
+    @cached_property
+    def host(self) -> str | None:
+        """The host of its URL; None if it is not a plain URL."""
+        return _host_of(self.text)
+
+    @cached_property
+    def unquoted(self) -> str | None:
+        """Its folded text with URL escapes resolved; None if that takes too long."""
+        if "%" not in self.text:
+            return (self.folded or "").replace(_IDEOGRAPHIC_DOT, ".")
+        folded = fold(_unquoted(self.text)) if len(self.text) <= _MAX_QUOTED else None
+        return None if folded is None else folded.replace(_IDEOGRAPHIC_DOT, ".")
+
+
 class Argument:
-    """One argument of a call. The forms that rules compare are computed once."""
+    """One argument of a call."""
 
     def __init__(self, value: Any, work: ComparisonBudget | None = None) -> None:
         self.value = value
         self.work = work or ComparisonBudget()
 
     @cached_property
-    def leaves(self) -> list[Any] | None:
-        """Scalars at any depth, and keys that are not plain names; None if too many or too deep."""
+    def leaves(self) -> list[Leaf] | None:
+        """Scalars at any depth, and keys that are not plain names; None if any cannot be decided."""
         values: list[Any] = []
         stack: list[tuple[int, Any]] = [(0, self.value)]
         while stack:
@@ -85,88 +100,48 @@ class Argument:
                 stack += [(depth + 1, inner) for inner in item]
             else:
                 values.append(item)
-        return values
+        leaves = [Leaf(value) for value in values]
+        return None if any(leaf.folded is None for leaf in leaves) else leaves
 
     @cached_property
-    def texts(self) -> list[str]:
-        return [as_text(leaf) for leaf in self.leaves or ()]
+    def size(self) -> int:
+        return sum(len(leaf.text) for leaf in self.leaves or ())
 
     @cached_property
-    def folded(self) -> list[str]:
-        return [text for text in map(fold, self.texts) if text is not None]
+    def words(self) -> frozenset[str | None]:
+        return frozenset(leaf.folded for leaf in self.leaves or ())
 
     @cached_property
-    def is_undecidable(self) -> bool:
-        return self.leaves is None or len(self.folded) < len(self.texts)
-
-    @cached_property
-    def words(self) -> frozenset[str]:
-        return frozenset(self.folded)
+    def leaf(self) -> Leaf | None:
+        """The value itself; None for a list or object."""
+        return None if isinstance(self.value, Mapping | list | tuple) else Leaf(self.value)
 
     @property
-    def is_scalar(self) -> bool:
-        return not isinstance(self.value, Mapping | list | tuple)
+    def text(self) -> Leaf | None:
+        """The value itself if it is a text that is not empty."""
+        return self.leaf if isinstance(self.value, str) and self.value else None
 
-    @cached_property
-    def path(self) -> tuple[str, ...]:
-        """The parts of its path; empty if it is not a string or cannot be decided."""
-        text = self.value
-        return _path(text, fold(text)) or () if isinstance(text, str) and text else ()
 
-    @cached_property
-    def host(self) -> str:
-        return _host_of(self.value) or "" if isinstance(self.value, str) else ""
+class Predicate:
+    """A condition on one argument. The constructor raises ValueError with a description of a valid value."""
 
-    @cached_property
-    def folders(self) -> tuple[set[str | None], set[tuple[str, ...]]]:
-        """The roots of its paths (None for an undecidable path) and all parent folders."""
-        roots: set[str | None] = set()
-        folders: set[tuple[str, ...]] = set()
-        for text, folded in self._own_texts:
-            path = _parts(folded) if _path(text, folded) else None
-            roots.add(path[0] if path else None)
-            folders.update(path[: end + 1] for end in range(len(path or ())) if path)
-        return roots, folders
+    # Comparisons with each character of a text.
+    cost = 0
 
-    @cached_property
-    def hosts(self) -> tuple[set[str], str | None]:
-        """The hosts of its plain URLs with their parent domains, and its other strings, folded.
+    def matches(self, argument: Argument) -> bool:
+        """Return whether the value satisfies the condition (strict)."""
+        raise NotImplementedError
 
-        None in their place if one cannot be decided.
-        """
-        hosts: set[str] = set()
-        texts: list[str] = []
-        for text, folded in self._own_texts:
-            host = _host_of(text)
-            if host is not None:
-                hosts.update(_domains(host))
-                continue
-            if "%" in text:
-                unquoted = fold(_unquoted(text)) if len(text) <= _MAX_QUOTED else None
-                if unquoted is None:
-                    return hosts, None
-                folded = unquoted
-            texts.append(folded.replace(_IDEOGRAPHIC_DOT, "."))
-        return hosts, "\n".join(texts)
+    def may_match(self, argument: Argument) -> bool:
+        """Return whether a program could read the value or a part of it as a match (broad)."""
+        if argument.leaves is None:
+            return True
+        if not argument.work.allows(len(argument.leaves) * _LEAF_WORK + argument.size * self.cost):
+            return True
+        return any(map(self._may_be, argument.leaves))
 
-    @cached_property
-    def may_name_address(self) -> bool:
-        """Whether a string that is not a plain URL may contain an IP address, for example as one number."""
-        return re.search(r"[\d:]", self.hosts[1] or "") is not None
-
-    @cached_property
-    def least(self) -> float:
-        """The smallest number in it, numeric strings included; infinity without numbers."""
-        numbers = [math.inf]  # first, since min() never takes NaN after it
-        for text in self.folded:
-            with suppress(ValueError):
-                numbers.append(float(text))
-        return min(numbers)
-
-    @property
-    def _own_texts(self) -> Iterator[tuple[str, str]]:
-        pairs = zip(self.leaves or (), self.folded, strict=False)
-        return ((leaf, folded) for leaf, folded in pairs if isinstance(leaf, str) and leaf)
+    def _may_be(self, leaf: Leaf) -> bool:
+        raise NotImplementedError
 
 
 # -- texts
@@ -216,7 +191,7 @@ def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-class _OneOf:
+class _OneOf(Predicate):
     # Equality is that of JSON: 1 is 1.0, true is not 1. A list or object may match one of the same leaves.
     def __init__(self, values: Any) -> None:
         if not isinstance(values, list | tuple):
@@ -224,21 +199,16 @@ class _OneOf:
         self._values = values
         arguments = [Argument(value) for value in values]
         if any(argument.leaves is None for argument in arguments):
-            raise ValueError(f"of at most {MAX_LEAVES} values each, and nested less deep")
-        if any(argument.is_undecidable for argument in arguments):
-            raise ValueError(_PILED)
-        self._scalars = frozenset(
-            word for argument in arguments if argument.is_scalar for word in argument.words
-        )
-        self._structures = {argument.words for argument in arguments if not argument.is_scalar}
+            raise ValueError(f"{_PILED}, of at most {MAX_LEAVES} values each, and nested less deep")
+        self._scalars = {argument.leaf.folded for argument in arguments if argument.leaf}
+        self._structures = {argument.words for argument in arguments if not argument.leaf}
 
     def matches(self, argument: Argument) -> bool:
         return any(_same(value, argument.value) for value in self._values)
 
     def may_match(self, argument: Argument) -> bool:
-        if argument.is_undecidable or not self._scalars.isdisjoint(argument.words):
-            return True
-        return not argument.is_scalar and argument.words in self._structures
+        is_same = argument.leaf is None and argument.words in self._structures
+        return is_same or argument.leaves is None or not self._scalars.isdisjoint(argument.words)
 
 
 def _same(first: Any, second: Any) -> bool:
@@ -249,7 +219,7 @@ def _same(first: Any, second: Any) -> bool:
     return bool(first == second) and (type(first) is type(second) or (_number(first) and _number(second)))
 
 
-class _Glob:
+class _Glob(Predicate):
     def __init__(self, pattern: Any) -> None:
         if not isinstance(pattern, str) or len(pattern) > _MAX_PATH:
             raise ValueError(f"text of at most {_MAX_PATH} characters")
@@ -259,24 +229,17 @@ class _Glob:
             raise ValueError(_PILED)
         signs[::2] = [literally(part or "") for part in literals]
         self._exact, self._folded = matcher(pattern), matcher("".join(signs).casefold())
-        self._cost = len(pattern) if "?" in pattern or "[" in pattern else 1
+        self.cost = 2 * len(pattern) if "?" in pattern or "[" in pattern else 2
 
     def matches(self, argument: Argument) -> bool:
         text = argument.value
-        return isinstance(text, str) and argument.work.allows(len(text) * self._cost) and self._exact(text)
+        return isinstance(text, str) and argument.work.allows(len(text) * self.cost) and self._exact(text)
 
-    def may_match(self, argument: Argument) -> bool:
-        if argument.is_undecidable:
-            return True
-        for texts, matches in ((argument.texts, self._exact), (argument.folded, self._folded)):
-            if not argument.work.allows(sum(map(len, texts)) * self._cost + len(texts) * _LEAF_WORK):
-                return True
-            if any(map(matches, texts)):
-                return True
-        return False
+    def _may_be(self, leaf: Leaf) -> bool:
+        return self._exact(leaf.text) or self._folded(leaf.folded or "")
 
 
-class _AtMost:
+class _AtMost(Predicate):
     def __init__(self, bound: Any) -> None:
         if not _number(bound) or not math.isfinite(bound):
             raise ValueError("a number")
@@ -285,8 +248,10 @@ class _AtMost:
     def matches(self, argument: Argument) -> bool:
         return _number(argument.value) and bool(argument.value <= self._bound)
 
-    def may_match(self, argument: Argument) -> bool:
-        return argument.is_undecidable or argument.least <= self._bound
+    def _may_be(self, leaf: Leaf) -> bool:
+        with suppress(ValueError):
+            return bool(float(leaf.folded or "") <= self._bound)
+        return False
 
 
 # -- paths
@@ -298,24 +263,27 @@ _TRIMMED = re.compile(r"(?:\A|/)(?!\.{1,2}(?:/|\Z))[^/]*[. ](?:/|\Z)")
 _SIGNS = "/.:~\\"
 
 
-class _Under:
+class _Under(Predicate):
     # Decided by the text alone; links are the concern of the tools. Undecidable: a path where only one of the
     # two is relative, one that leaves the working folder, and one that a program may read in another way.
     def __init__(self, path: Any) -> None:
-        folder = Argument(path).path
+        folder = Leaf(path).path if isinstance(path, str) and path else None
         if not folder:
             raise ValueError("a folder, written out, with slashes and without ~, $ and %")
-        self._folder, self._folded = folder, _parts(fold(path) or "")
+        self._folder, self._folded = folder, _parts(fold(path) or "") or ()
 
     def matches(self, argument: Argument) -> bool:
-        return argument.path[: len(self._folder)] == self._folder
+        path = None if argument.text is None else argument.text.path
+        return path is not None and path[: len(self._folder)] == self._folder
 
-    def may_match(self, argument: Argument) -> bool:
-        if argument.is_undecidable:
-            return True
-        roots, folders = argument.folders
+    def _may_be(self, leaf: Leaf) -> bool:
+        if not isinstance(leaf.value, str) or not leaf.value:
+            return False
         # A path that begins elsewhere, relative where the folder is absolute, may lead into it.
-        return bool(roots - {self._folder[0]}) or self._folded in folders
+        if leaf.path is None or leaf.path[0] != self._folder[0]:
+            return True
+        folded = _parts(leaf.folded or "")
+        return folded is None or folded[: len(self._folded)] == self._folded
 
 
 def _path(text: str, folded: str | None) -> tuple[str, ...] | None:
@@ -349,7 +317,7 @@ _NUMERIC = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\Z")
 _IDEOGRAPHIC_DOT = "\u3002"  # IDNA takes it for a dot, NFKC does not
 
 
-class _Host:
+class _Host(Predicate):
     # Programs read odd addresses in different ways, so only a plain one is decided: a web scheme, a host of
     # ASCII letters, no user name, no backslash or percent sign in the host, no control character or space
     # anywhere. Any other text is taken to mean the hosts that it names. The port does not count.
@@ -361,21 +329,27 @@ class _Host:
             )
         self._host = host
 
-    def matches(self, argument: Argument) -> bool:
-        return argument.host == self._host or argument.host.endswith(f".{self._host}")
+    cost = 1
 
-    def may_match(self, argument: Argument) -> bool:
-        if argument.is_undecidable:
+    def matches(self, argument: Argument) -> bool:
+        return argument.text is not None and self._is_at(argument.text.host)
+
+    def _may_be(self, leaf: Leaf) -> bool:
+        if not isinstance(leaf.value, str) or not leaf.value:
+            return False
+        if leaf.host is not None:
+            # An address can be written in IPv4 and in IPv6.
+            both = _is_address(self._host) and _is_address(leaf.host)
+            return self._is_at(leaf.host) or (both and (":" in self._host) != (":" in leaf.host))
+        text = leaf.unquoted
+        if text is None or self._host in text:
             return True
-        hosts, texts = argument.hosts
-        if texts is None or self._host in hosts or not argument.work.allows(len(texts)):
-            return True
-        if self._host in texts:
-            return True
-        if _is_address(self._host):  # it can be written in many ways, as one number or in IPv6 too
-            other_kind = any((":" in host) != (":" in self._host) for host in hosts if _is_address(host))
-            return other_kind or argument.may_name_address
-        return "xn--" in self._host and not texts.isascii()
+        if _is_address(self._host):  # it can be written in many ways, as one number too
+            return re.search(r"[\d:]", text) is not None
+        return "xn--" in self._host and not text.isascii()
+
+    def _is_at(self, host: str | None) -> bool:
+        return host is not None and f".{host}".endswith(f".{self._host}")
 
 
 def _rule_host(text: str) -> str | None:
@@ -408,11 +382,6 @@ def _plain_host(host: str) -> str | None:
 
 def _is_address(host: str) -> bool:
     return ":" in host or host.replace(".", "").isdigit()
-
-
-def _domains(host: str) -> list[str]:
-    labels = host.split(".")
-    return [".".join(labels[start:]) for start in range(len(labels))]
 
 
 def _unquoted(text: str) -> str:

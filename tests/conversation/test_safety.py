@@ -14,8 +14,8 @@ from conductor.conversation.receive import receive
 from conductor.errors import StoreError, StoreUnavailable
 from conductor.events import client
 from conductor.models.base import TextDelta
-from conductor.tools.approvals import not_answered
 from conductor.tools.base import CallContext, PersonQuestion, ToolOutcome, ToolSpec, failed, succeeded
+from conductor.tools.outcomes import not_answered
 from tests.conversation.helpers import (
     App,
     Disk,

@@ -14,16 +14,7 @@ from conductor.messages import ToolCall
 from conductor.rate_limit import TokenBucket
 from conductor.settings import Limits
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, failed, succeeded
-from conductor.tools.executor import (
-    ApprovalNeeded,
-    DryRun,
-    PreparedCall,
-    ToolExecutor,
-    cancelled_outcome,
-    device_outcome,
-    interrupted_outcome,
-    job_outcome,
-)
+from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
 from conductor.tools.permissions import Gate, GateOptions, Verdict
 from conductor.tools.redaction import Redactor
 from conductor.tools.rules import Rule
@@ -487,61 +478,3 @@ def test_a_long_error_is_shortened_too() -> None:
 def test_the_limit_may_be_reached_to_the_byte() -> None:
     assert settled(succeeded("x" * 200))["data"] == "x" * 200
     assert settled(succeeded("x" * 201))["data"] != "x" * 201
-
-
-# -- outcomes made elsewhere
-
-
-def test_a_job_is_accepted_and_not_finished() -> None:
-    outcome = job_outcome("job-7", 0.5)
-    assert outcome.success and outcome.data == {"status": "accepted", "jobId": "job-7"}
-    assert "not finished" in outcome.metadata.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("effect", "success", "error_type", "says"),
-    [
-        ("none", False, "cancelled", "Nothing was done"),
-        ("partial", False, "cancelled", "two of three"),
-        ("complete", True, "none", "two of three"),
-    ],
-)
-def test_a_cancelled_call_reports_its_effect(
-    effect: Literal["none", "partial", "complete"], success: bool, error_type: str, says: str
-) -> None:
-    outcome = cancelled_outcome(effect, "two of three", 0.5)
-    assert (outcome.success, outcome.error_type) == (success, error_type)
-    assert says in outcome.content and ("Nothing was done" in outcome.content) == (effect == "none")
-
-
-def test_the_devices_answer_is_not_parsed() -> None:
-    outcome = device_outcome('{"state":"done"}', None, 0.25)
-    assert outcome.success and outcome.data == '{"state":"done"}'
-    assert (outcome.metadata.execution_time_ms, outcome.metadata.data_size_bytes) == (250, 16)
-
-
-def test_an_error_of_the_device_wins_even_if_it_is_empty() -> None:
-    outcome = device_outcome("x", "", 0.0)
-    assert (outcome.success, outcome.error_type, outcome.error_message) == (False, "internal_error", "")
-    assert outcome.data is None and outcome.metadata.reason == "device_error"
-
-
-@pytest.mark.parametrize(
-    ("effect", "sent", "error_type", "says"),
-    [
-        ("read", False, "cancelled", "Nothing was run"),
-        ("write", False, "cancelled", "Nothing was run"),
-        ("read", True, "cancelled", "before the result came"),
-        ("write", True, "unknown", "may have happened"),
-    ],
-)
-def test_a_call_of_an_ended_turn_reports_its_effect(
-    effect: str, sent: bool, error_type: str, says: str
-) -> None:
-    outcome = interrupted_outcome(effect, was_sent=sent, reason="turn_timeout")
-    assert (outcome.success, outcome.error_type, outcome.metadata.reason) == (
-        False,
-        error_type,
-        "turn_timeout",
-    )
-    assert says in (outcome.error_message or "")

@@ -274,10 +274,10 @@ def test_a_value_that_is_too_large_or_deep_may_match(predicate: PredicateName, o
 
 
 def test_patterns_beyond_the_budget_of_a_call_may_match() -> None:
-    argument = Argument("a" * 600, ComparisonBudget(2_000))
+    argument = Argument("a" * 600, ComparisonBudget(3_000))
     rules = [PREDICATES["glob"]("b*") for _ in range(5)]
-    assert [rule.may_match(argument) for rule in rules] == [False, True, True, True, True]
-    rule, argument = PREDICATES["glob"]("a*"), Argument("a" * 600, ComparisonBudget(1_500))
+    assert [rule.may_match(argument) for rule in rules] == [False, False, True, True, True]
+    rule, argument = PREDICATES["glob"]("a*"), Argument("a" * 600, ComparisonBudget(3_000))
     assert [rule.matches(argument) for _ in range(3)] == [True, True, False]
 
 
