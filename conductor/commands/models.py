@@ -118,7 +118,7 @@ def _use(is_default: bool, profile: ModelProfile) -> str:
 
 def _offered(profile: ModelProfile) -> list[str] | None:
     # None for a provider without a list.
-    if profile.provider == "anthropic":
+    if profile.provider == profile.platform == "anthropic":
         import anthropic
 
         with anthropic.Anthropic(

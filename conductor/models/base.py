@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -152,10 +152,6 @@ class CacheWarmer(Protocol):
 async def warm(provider: ModelProvider, request: ModelRequest) -> Finished | None:
     """Have a prompt cached (`CacheWarmer`); None if the provider cannot."""
     return await provider.warm(request) if isinstance(provider, CacheWarmer) else None
-
-
-Sign: TypeAlias = Callable[[str, bytes], Awaitable[Mapping[str, str]]]
-"""Gives the headers that sign a request, for its URL and body."""
 
 
 class StreamDecoder(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
@@ -23,6 +23,9 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 
 _Price = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+
+
+Platform: TypeAlias = Literal["anthropic", "foundry", "aws", "mantle", "google_cloud"]
 
 
 class Prices(BaseModel):
@@ -44,7 +47,8 @@ class ModelProfile(BaseModel):
     are the profiles asked in turn if this one fails, without their own. ``use``: the requests without tools
     (``voice``) or with tools (``tools``). ``timeout_s``, the longest silence of the service, replaces
     MODEL_TIMEOUT_MS. Without ``thinking`` and ``effort`` the model thinks as little as it allows. ``slots``,
-    requests at once, and ``threads`` of the CPU are for llama_cpp, ``region`` is for bedrock. Default
+    requests at once, and ``threads`` of the CPU are for llama_cpp, ``region`` is for
+    bedrock and, like ``platform``, for Claude. Default
     ``prices`` are those of `conductor.models.families`. ``file`` is the path of the profiles.
     """
 
@@ -52,6 +56,7 @@ class ModelProfile(BaseModel):
 
     name: Annotated[str, Field(pattern=_NAME)]
     provider: str
+    platform: Platform = "anthropic"
     base_url: str | None = None
     model: Annotated[str | None, Field(min_length=1)] = None
     kind: Literal["native", "text", "auto"] = "native"
@@ -84,6 +89,13 @@ class ModelProfile(BaseModel):
             raise SettingsError(f"{self.label('model')} is not set.")
         return self.model
 
+    def check_local(self, settings: Settings) -> None:
+        """Raise `SettingsError` with LOCAL_ONLY if the model is at its service's own address."""
+        if settings.local_only and self.base_url is None:
+            raise SettingsError(
+                f"LOCAL_ONLY is set, and {self.title} is hosted elsewhere ({self.label('base_url')})."
+            )
+
     @property
     def key(self) -> str | None:
         """The API key as text."""
@@ -103,7 +115,8 @@ class ModelProfile(BaseModel):
     def title(self) -> str:
         """The model and its place, for people."""
         if self.provider == "anthropic":
-            return f"Claude ({self.model})"
+            place = "" if self.platform == "anthropic" else f" on {self.platform}"
+            return f"Claude ({self.model}){place}"
         # A model of llama_cpp is a file.
         model = self.model and (Path(self.model).name if self.provider == "llama_cpp" else self.model)
         title = self.provider if model is None else f"{model} ({self.provider})"
@@ -207,8 +220,9 @@ def _profile(path: Path, number: int, values: dict[str, Any], settings: Settings
         if values.get("provider") not in providers:
             inherited.pop(field, None)
     # A key is not sent to another service.
-    if "base_url" in values:
+    if "base_url" in values or values.get("platform", "anthropic") != "anthropic":
         inherited.pop("api_key", None)
+        inherited.pop("base_url", None)
     profile = validate(ModelProfile, {**inherited, **values, "file": str(path)}, label)
     if profile.api_key_env is not None:
         key = environment_value(profile.api_key_env)
@@ -221,8 +235,13 @@ def _profile(path: Path, number: int, values: dict[str, Any], settings: Settings
 
 def _priced(profile: ModelProfile) -> ModelProfile:
     # Other addresses and other providers of a model have their own prices.
-    own = profile.provider in ("anthropic", "openai") and profile.base_url is None
-    if not own or "prices" in profile.model_fields_set or profile.model not in PRICES:
+    own = profile.provider in ("anthropic", "openai") and profile.platform == "anthropic"
+    if (
+        not own
+        or profile.base_url is not None
+        or "prices" in profile.model_fields_set
+        or profile.model not in PRICES
+    ):
         return profile
     return profile.model_copy(update={"prices": Prices(**PRICES[profile.model])})
 
@@ -239,6 +258,8 @@ def _check_reasoning(profile: ModelProfile) -> None:
 
 
 def _check(profile: ModelProfile) -> None:
+    if profile.platform != "anthropic" and profile.provider != "anthropic":
+        raise SettingsError(f"{profile.label('platform')} is for anthropic only.")
     _check_reasoning(profile)
     # Such a key fails only as a lost connection.
     key = profile.key

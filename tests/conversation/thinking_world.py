@@ -13,7 +13,7 @@ from conductor.conversation.session import Session
 from conductor.errors import ModelError
 from conductor.events import client
 from conductor.models.base import ModelEvent, ModelRequest
-from conductor.plugins.models.anthropic import AnthropicProvider
+from conductor.plugins.models.anthropic import Account, AnthropicProvider
 from tests.conversation.helpers import (
     SPOKEN,
     App,
@@ -51,7 +51,7 @@ class ThinkingModel:
         self._rng = rng
         self._tally = tally
         self._service = AnthropicService(api_keys=None)
-        self._provider = AnthropicProvider("key", "test-model", 512)
+        self._provider = AnthropicProvider(Account("key"), "test-model", 512)
 
     async def start(self) -> None:
         """Nothing to prepare."""

@@ -20,8 +20,8 @@ from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult, 
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
 from conductor.models.failures import retry_after_s
 from conductor.models.retry import RetryPolicy
-from conductor.plugins.models import http
-from conductor.plugins.models.anthropic import AnthropicProvider
+from conductor.plugins.models import anthropic_client
+from conductor.plugins.models.anthropic import Account, AnthropicProvider
 from conductor.plugins.models.anthropic_stream import ReplyDecoder, WarmingDecoder
 from conductor.plugins.models.tool_names import ToolNameMap
 from tests.models import AnthropicService, Break, Call, HttpFailure, JsonObject, Reply
@@ -31,7 +31,7 @@ from tests.stand_ins.anthropic_rules import BINDING_BETA
 SCHEMA = {"type": "object", "properties": {"task": {"type": "string"}}}
 SPAWN = ToolDefinition("agent.spawn", "Start an agent.", SCHEMA)
 STATUS = ToolDefinition("agent.status", "Say how an agent is.", SCHEMA)
-assert http  # imported here: it takes a while, and no test's wait should hold that
+assert anthropic_client  # imported here: it takes a while, and no test's wait should hold that
 
 
 def ask(
@@ -415,7 +415,11 @@ async def test_a_refused_connection_is_a_connection_failure(service: AnthropicSe
     server.close()
     await server.wait_closed()
     provider = AnthropicProvider(
-        "k", "m", 512, f"http://127.0.0.1:{port}", trust_env=False, retry_policy=RetryPolicy(base_s=0.001)
+        Account("k", f"http://127.0.0.1:{port}"),
+        "m",
+        512,
+        trust_env=False,
+        retry_policy=RetryPolicy(base_s=0.001),
     )
     assert (await failure_of(provider)).reason == "connection"
     await provider.aclose()
@@ -432,7 +436,7 @@ async def test_a_service_that_takes_the_request_and_says_nothing_times_out() -> 
 
     async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        provider = AnthropicProvider("k", "m", 512, f"http://127.0.0.1:{port}", trust_env=False)
+        provider = AnthropicProvider(Account("k", f"http://127.0.0.1:{port}"), "m", 512, trust_env=False)
         assert (await failure_of(provider, ask(silence_s=0.1))).reason == "timeout"
         await asyncio.wait_for(left.wait(), 5)
         await provider.aclose()
@@ -447,7 +451,11 @@ async def test_a_service_that_speaks_no_http_is_a_connection_failure() -> None:
     async with await asyncio.start_server(rude, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         provider = AnthropicProvider(
-            "k", "m", 512, f"http://127.0.0.1:{port}", trust_env=False, retry_policy=RetryPolicy(base_s=0.001)
+            Account("k", f"http://127.0.0.1:{port}"),
+            "m",
+            512,
+            trust_env=False,
+            retry_policy=RetryPolicy(base_s=0.001),
         )
         assert (await failure_of(provider)).reason == "connection"
         await provider.aclose()
@@ -501,7 +509,7 @@ async def test_closing_the_provider_ends_running_streams(service: AnthropicServi
 
 
 async def test_a_provider_that_was_never_used_can_be_closed() -> None:
-    await AnthropicProvider("k", "m", 512).aclose()
+    await AnthropicProvider(Account("k"), "m", 512).aclose()
 
 
 async def test_streams_that_begin_together_start_the_provider_once(service: AnthropicService) -> None:
@@ -513,8 +521,8 @@ async def test_streams_that_begin_together_start_the_provider_once(service: Anth
 
 def test_importing_the_provider_does_not_import_the_http_client() -> None:
     code = (
-        "import sys, conductor.plugins.models.anthropic as a; a.AnthropicProvider('k', 'm', 1); "
-        "sys.exit(any(m in sys.modules for m in ('anthropic', 'httpx2', 'aiohttp', 'pydantic')))"
+        "import sys, conductor.plugins.models.anthropic as a; a.AnthropicProvider(a.Account('k'), 'm', 1); "
+        "sys.exit(any(m in sys.modules for m in ('anthropic', 'httpx2', 'aiohttp')))"
     )
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=30, check=False).returncode == 0

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
+import httpx2
 import pytest
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
@@ -301,7 +302,8 @@ async def test_a_request_is_signed_for_the_address_that_it_goes_to(monkeypatch: 
         assert "/eu-west-1/bedrock/aws4_request" in headers["authorization"]
         assert not service.refused
         # The service signs the received request and compares.
-        url = f"{service.base_url}/model/arn:aws:bedrock:eu-west-1::x%2Fy/converse-stream"
+        url = f"{service.base_url}{service.paths[0]}"
+        assert url.endswith("/model/arn%3Aaws%3Abedrock%3Aeu-west-1%3A%3Ax%2Fy/converse-stream")
         signed = ("content-type", "host", "x-amz-date", "x-amz-security-token")
         request = AWSRequest(
             "POST", url, {name: headers[name] for name in signed}, encode(service.requests[0])
@@ -354,7 +356,7 @@ async def test_a_role_that_may_not_be_assumed_is_an_authentication_failure(
 
     monkeypatch.setattr(Session, "get_credentials", refuse)
     with pytest.raises(ModelError, match="could not be loaded") as raised:
-        await Signer("eu-west-1")("http://127.0.0.1:9", b"{}")
+        await anext(Signer("eu-west-1").async_auth_flow(httpx2.Request("POST", "http://127.0.0.1:9")))
     assert raised.value.reason == "authentication" and "secret" not in str(raised.value)
 
 

@@ -25,7 +25,7 @@ from conductor.models.base import (
     ToolDefinition,
 )
 from conductor.models.profiles import ModelProfile
-from conductor.plugins.models.anthropic import AnthropicProvider
+from conductor.plugins.models.anthropic import Account, AnthropicProvider
 from conductor.plugins.models.llama_cpp import LlamaCppProvider, from_profile
 from conductor.plugins.models.openai import OpenAIProvider
 from conductor.plugins.models.text_protocol import TextProtocol
@@ -295,7 +295,7 @@ async def test_a_conversation_with_the_server(
 ) -> None:
     provider: ModelProvider
     if endpoint == "anthropic":
-        provider = AnthropicProvider("key", "tiny", 200, address, trust_env=False)
+        provider = AnthropicProvider(Account("key", address), "tiny", 200, trust_env=False)
     else:
         provider = OpenAIProvider(None, "tiny", 200, f"{address}/v1", endpoint, trust_env=False)
     await converse(provider)

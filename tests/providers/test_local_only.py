@@ -17,9 +17,10 @@ from conductor.models.base import Finished, ModelEvent, ModelRequest
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import load_profiles
 from conductor.models.registry import make_provider, make_router
-from conductor.plugins.models.anthropic import AnthropicProvider
-from conductor.plugins.models.http import HttpPool, is_local
+from conductor.plugins.models.anthropic import Account, AnthropicProvider
+from conductor.plugins.models.http import HttpPool, Service
 from conductor.settings import Settings
+from conductor.transport import HttpClient, is_local
 from tests.models import AnthropicService, Reply
 
 PUBLIC = "192.0.2.7"  # of a network for documentation, without hosts
@@ -65,7 +66,8 @@ async def claude() -> AsyncIterator[AnthropicService]:
 
 def pool_to(base_url: str, names: Names | None = None) -> HttpPool:
     headers = {"authorization": "Bearer test-key", "anthropic-version": "2026-10-21"}
-    return HttpPool(base_url, headers, trust_env=True, local_only=True, resolver=names)
+    client = HttpClient(local_only=True, resolver=names)
+    return HttpPool(client, Service(client, base_url, headers).send)
 
 
 async def open_and_close(pool: HttpPool) -> None:
@@ -108,7 +110,7 @@ async def test_no_proxy_is_asked(claude: AnthropicService, monkeypatch: pytest.M
 
 
 async def test_it_is_not_tried_again(claude: AnthropicService) -> None:
-    provider = AnthropicProvider("k", "m", 1, f"http://{PUBLIC}:1", local_only=True)
+    provider = AnthropicProvider(Account("k", f"http://{PUBLIC}:1"), "m", 1, local_only=True)
     with pytest.raises(ModelError) as caught:
         await anext(provider.stream(ModelRequest("", [UserMessage("Hi")])))
     assert caught.value.reason == "protocol"

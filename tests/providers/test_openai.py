@@ -29,6 +29,7 @@ from conductor.models.retry import RetryPolicy
 from conductor.plugins.models import http
 from conductor.plugins.models.openai import OpenAIProvider, from_profile
 from conductor.settings import load_settings
+from conductor.transport import MAX_ERROR_BYTES
 from tests.models import Break, Call, HttpFailure, JsonObject, OpenAIService, Reply
 
 SPAWN = ToolDefinition("agent.spawn", "Start an agent.", {"type": "object"})
@@ -234,7 +235,7 @@ async def test_a_health_check_of_one_token_may_end_without_words(
     ("answer", "reason"),
     [
         (HttpFailure(400, body=b" " * 1000 + QUOTA), "authentication"),
-        (HttpFailure(400, body=b" " * http.MAX_ERROR_BYTES + QUOTA), "protocol"),
+        (HttpFailure(400, body=b" " * MAX_ERROR_BYTES + QUOTA), "protocol"),
         (HttpFailure(500, body=gzip.compress(bytes(1 << 26)), headers=GZIP), "overloaded"),
         (HttpFailure(200, body=gzip.compress(bytes(1 << 26)), headers=GZIP | STREAM), "protocol"),
         (HttpFailure(200, body=b'{"choices":[' + b" " * (1 << 20)), "undecodable"),

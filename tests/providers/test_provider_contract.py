@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from conductor.models.base import ModelProvider, StopReason
-from conductor.plugins.models import http
+from conductor.plugins.models import anthropic_client
 from tests.models import (
     AnthropicService,
     Break,
@@ -22,7 +22,7 @@ from tests.models import (
 from tests.providers.provider_contract import CASES, Answer, Harness
 from tests.stand_ins.bedrock_service import BedrockService
 
-assert http  # imported here: it takes a while, and no case's wait should hold that
+assert anthropic_client  # imported here: it takes a while, and no case's wait should hold that
 
 _STOPS: dict[StopReason, str] = {"context_window": "model_context_window_exceeded"}
 

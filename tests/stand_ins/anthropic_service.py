@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from conductor.plugins.models.anthropic import AnthropicProvider
+from conductor.plugins.models.anthropic import Account, AnthropicProvider
 from tests.stand_ins.anthropic_binding import THINKING, Prefix, content_of
 from tests.stand_ins.anthropic_cache import PromptCache
 from tests.stand_ins.anthropic_message_rules import Refused
@@ -69,7 +69,7 @@ class AnthropicService(ModelService):
     def provider(
         self, *, api_key: str = "test-key", model: str = "test-model", **options: Any
     ) -> AnthropicProvider:
-        return AnthropicProvider(api_key, model, 512, self.base_url, **provider_options(options))
+        return AnthropicProvider(Account(api_key, self.base_url), model, 512, **provider_options(options))
 
     def error_body(self, failure: HttpFailure, request_id: str) -> JsonObject:
         error = {"type": failure.error_type, "message": failure.message}

@@ -42,6 +42,7 @@ class ModelService:
         self.default: ServiceScript = default or Reply(text="All right.")
         self.requests: deque[JsonObject] = deque(maxlen=keep_requests)
         self.headers: deque[dict[str, str]] = deque(maxlen=keep_requests)
+        self.paths: deque[str] = deque(maxlen=keep_requests)
         self.refused: deque[str] = deque(maxlen=200)
         self.disconnects: list[float] = []
         self.received = 0
@@ -172,6 +173,7 @@ class ModelService:
                 return
             self.requests.append(body)
             self.headers.append(dict(request.headers))
+            self.paths.append(request.path)
         except Refused as refusal:
             self.refused.append(str(refusal))
             self._refuse(

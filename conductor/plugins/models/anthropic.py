@@ -1,4 +1,4 @@
-"""The model provider for Anthropic's Messages API."""
+"""The model provider for Anthropic's Messages API, at Anthropic and on other platforms."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -17,19 +19,55 @@ from conductor.plugins.models.anthropic_request import body_of, prefix_of, warmi
 from conductor.plugins.models.anthropic_stream import ReplyDecoder, WarmingDecoder
 from conductor.plugins.models.rendering import encode, names_of
 from conductor.plugins.models.streaming import Post, ReplyStreamer
+from conductor.settings import environment_value
 
 if TYPE_CHECKING:
-    from conductor.models.profiles import ModelProfile
+    from conductor.models.profiles import ModelProfile, Platform
+    from conductor.plugins.models.http import Send
     from conductor.settings import Settings
+    from conductor.transport import HttpClient
 
-DEFAULT_BASE_URL = "https://api.anthropic.com"
 _PATH = "/v1/messages"
 # An upper estimate: a prompt near the least length is not cached in vain.
 _BYTES_PER_TOKEN = 5
-# The official SDK's; a test compares them.
-_VERSION = "2026-10-21"
 # For `thinking.block_binding` only: gateways refuse an unknown beta.
 _BINDING = {"anthropic-beta": "thinking-binding-controls-2026-08-01"}
+
+
+# Where the SDK looks for credentials; profiles on disk only by their name.
+_CREDENTIALS = ("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_PROFILE", "ANTHROPIC_FEDERATION_RULE_ID")
+# Platform -> argument of the SDK's client -> variable.
+_VARIABLES: dict[str, dict[str, str]] = {
+    "foundry": {"resource": "ANTHROPIC_FOUNDRY_RESOURCE"},
+    "aws": {"workspace_id": "ANTHROPIC_AWS_WORKSPACE_ID"},
+    "mantle": {},
+    "google_cloud": {
+        "project": "ANTHROPIC_GOOGLE_CLOUD_PROJECT",
+        "workspace_id": "ANTHROPIC_GOOGLE_CLOUD_WORKSPACE_ID",
+    },
+}
+# Platform -> the module that obtains credentials without a key, and the SDK's extra with it.
+_LIBRARIES = {
+    "aws": ("boto3", "aws"),
+    "mantle": ("boto3", "bedrock"),
+    "google_cloud": ("google.auth", "google-cloud"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """An account at Anthropic or on another platform, for the SDK.
+
+    ``token`` and ``credentials``, the name of a profile of the SDK, are in place of a ``key``; with none of
+    them the SDK looks for credentials. ``options`` are more arguments of the SDK's client.
+    """
+
+    key: str | None = None
+    base_url: str | None = None
+    platform: Platform = "anthropic"
+    token: str | None = None
+    credentials: str | None = None
+    options: dict[str, str] = field(default_factory=dict)
 
 
 class AnthropicProvider:
@@ -43,10 +81,9 @@ class AnthropicProvider:
 
     def __init__(
         self,
-        api_key: str,
+        account: Account,
         model: str,
         max_tokens: int,
-        base_url: str | None = None,
         thinking: Thinking | None = None,
         effort: Effort | None = None,
         **options: Any,
@@ -54,8 +91,7 @@ class AnthropicProvider:
         self._claude = Claude(model, thinking, effort)
         self._max_tokens = max_tokens
         self._cached_until: dict[bytes, float] = {}
-        headers = {"authorization": f"Bearer {api_key}", "anthropic-version": _VERSION}
-        self._streamer = ReplyStreamer(base_url or DEFAULT_BASE_URL, headers, **options)
+        self._streamer = ReplyStreamer(partial(_connect, account), **options)
 
     async def start(self) -> None:
         """Load the HTTP client before the first request."""
@@ -104,21 +140,65 @@ class AnthropicProvider:
         await self._streamer.aclose()
 
 
+def _connect(account: Account, client: HttpClient) -> Send:
+    from conductor.plugins.models.anthropic_client import connect
+
+    return connect(account, client)
+
+
 def from_profile(profile: ModelProfile, settings: Settings) -> AnthropicProvider:
-    """Make the provider of a profile. Raises `SettingsError` without a key, or for a wrong address."""
-    if profile.key is None:
-        raise SettingsError(
-            f"{profile.label('api_key')} is not set; the anthropic provider needs it (the demo needs no key)."
-        )
-    if profile.base_url is not None and urlsplit(profile.base_url).path.rstrip("/").endswith("/v1"):
-        raise SettingsError(f"{profile.label('base_url')} must not end in /v1, which is added.")
-    model = profile.model or settings.anthropic_model
+    """Make the provider of a profile. Raises `SettingsError` without credentials, or for a wrong address."""
+    profile.check_local(settings)
+    account = _direct(profile) if profile.platform == "anthropic" else _on_platform(profile)
+    if settings.local_only and account.key is None:
+        raise SettingsError(f"{profile.label('api_key')} is not set; LOCAL_ONLY allows no other credentials.")
     return AnthropicProvider(
-        profile.key,
-        model,
+        account,
+        profile.model or settings.anthropic_model,
         profile.max_tokens,
-        profile.base_url,
         profile.thinking,
         profile.effort,
         local_only=settings.local_only,
     )
+
+
+def _direct(profile: ModelProfile) -> Account:
+    if profile.base_url is not None and urlsplit(profile.base_url).path.rstrip("/").endswith("/v1"):
+        raise SettingsError(f"{profile.label('base_url')} must not end in /v1, which is added.")
+    if profile.key is not None:
+        return Account(profile.key, profile.base_url)
+    token, credentials, federation = (environment_value(name) for name in _CREDENTIALS)
+    # Credentials are not sent to another service.
+    if profile.base_url is not None or not (token or credentials or federation):
+        raise SettingsError(
+            f"{profile.label('api_key')} is not set; the anthropic provider needs it (the demo needs no key)."
+        )
+    return Account(token=token, credentials=None if token else credentials)
+
+
+def _on_platform(profile: ModelProfile) -> Account:
+    platform = profile.platform
+    if profile.key is None and platform == "foundry":
+        raise SettingsError(f"{profile.label('api_key')} is not set; {platform} needs it.")
+    if profile.key is None and platform in _LIBRARIES:
+        module, extra = _LIBRARIES[platform]
+        if find_spec(module.partition(".")[0]) is None:
+            raise SettingsError(
+                f"{profile.label('platform')} needs a key or {module}: pip install 'anthropic[{extra}]'."
+            )
+    options = {}
+    for argument, name in _VARIABLES[platform].items():
+        value = environment_value(name)
+        # A Foundry resource is an address.
+        if value is None and not (profile.base_url is not None and platform != "aws"):
+            raise SettingsError(f"{name} is not set; {profile.label('platform')} needs it.")
+        if value is not None and not (profile.base_url is not None and platform == "foundry"):
+            options[argument] = value
+    if platform in ("aws", "mantle"):
+        region = profile.region or environment_value("AWS_REGION") or environment_value("AWS_DEFAULT_REGION")
+        if region is None:
+            raise SettingsError(f"{profile.label('region')} and AWS_REGION are not set.")
+        options["aws_region"] = region
+    elif profile.region is not None and platform == "google_cloud":
+        options["location"] = profile.region
+    return Account(profile.key, profile.base_url, platform, options=options)

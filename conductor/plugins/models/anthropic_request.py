@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from conductor.messages import AssistantMessage, Message, Note, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, ToolDefinition, running_turn
-from conductor.models.families import Claude
+from conductor.models.families import Claude, Thinking
 from conductor.plugins.models.reasoning import (
     CallSlot,
     Reasoning,
@@ -33,13 +33,29 @@ from conductor.plugins.models.rendering import (
 )
 from conductor.plugins.models.tool_names import ToolNameMap
 
-_CACHE: Json = {"type": "ephemeral"}
+if TYPE_CHECKING:
+    from anthropic.types import (
+        CacheControlEphemeralParam,
+        TextBlockParam,
+        ThinkingConfigParam,
+        ToolChoiceNoneParam,
+        ToolParam,
+    )
+
+# Typed by the SDK, so that mypy fails when the API changes.
+_CACHE: CacheControlEphemeralParam = {"type": "ephemeral"}
+_THINKING: dict[Thinking, ThinkingConfigParam] = {
+    "disabled": {"type": "disabled"},
+    "between_tools": {"type": "between_tools"},
+    "adaptive": {"type": "adaptive"},
+}
+_NO_CALLS: ToolChoiceNoneParam = {"type": "none"}
 # In the place of a person's next words.
 _PLACEHOLDER = "..."
 
 
 @lru_cache(maxsize=256)
-def _tools(tools: tuple[ToolDefinition, ...], names: ToolNameMap) -> list[Json]:
+def _tools(tools: tuple[ToolDefinition, ...], names: ToolNameMap) -> list[ToolParam]:
     rendered = [_tool(tool, names) for tool in tools]
     # The service refuses a tool_use in the history without a definition of its tool.
     rendered += [_former_tool(name, names) for name in names.besides({tool.name for tool in tools})]
@@ -60,14 +76,14 @@ def body_of(
     body: Json = {**head, "max_tokens": limit_of(request, max_tokens), "stream": True, "messages": messages}
     thinking, effort = claude.least_reasoning()
     if thinking is not None:
-        body["thinking"] = {"type": thinking}
+        body["thinking"] = {**_THINKING[thinking]}
     if effort is not None:
         body["output_config"] = {"effort": effort}
     if request.stop:
         body["stop_sequences"] = list(request.stop)
     if "tools" in head and not may_call(request):
         # Without its tools a history of calls is refused, and the cached prefix is lost.
-        body["tool_choice"] = {"type": "none"}
+        body["tool_choice"] = _NO_CALLS
     if any(isinstance(block, dict) for message in messages for block in message.content):
         setting = body.setdefault("thinking", {"type": "adaptive"})
         if setting["type"] in ("adaptive", "enabled"):
@@ -100,14 +116,14 @@ def prefix_of(request: ModelRequest, names: ToolNameMap, claude: Claude, *, reas
 
 class _Text(msgspec.Struct, tag_field="type", tag="text", omit_defaults=True):
     text: str
-    cache_control: Json | None = None
+    cache_control: CacheControlEphemeralParam | None = None
 
 
 class _Result(msgspec.Struct, tag_field="type", tag="tool_result", omit_defaults=True):
     tool_use_id: str
     content: str
     is_error: bool = False
-    cache_control: Json | None = None
+    cache_control: CacheControlEphemeralParam | None = None
 
 
 class _Use(msgspec.Struct, tag_field="type", tag="tool_use"):
@@ -121,14 +137,17 @@ class _Message(msgspec.Struct):
     content: list[Any]
 
 
-def _tool(tool: ToolDefinition, names: ToolNameMap) -> Json:
-    rendered: Json = {"name": names.to_service(tool.name), "input_schema": object_schema(tool.input_schema)}
+def _tool(tool: ToolDefinition, names: ToolNameMap) -> ToolParam:
+    rendered: ToolParam = {
+        "name": names.to_service(tool.name),
+        "input_schema": object_schema(tool.input_schema),
+    }
     if tool.description.strip():
         rendered["description"] = tool.description
     return rendered
 
 
-def _former_tool(name: str, names: ToolNameMap) -> Json:
+def _former_tool(name: str, names: ToolNameMap) -> ToolParam:
     return {
         "name": names.to_service(name),
         "description": "No longer available. Do not call it.",
@@ -143,7 +162,8 @@ def _render(
     if tools := _tools(tuple(request.tools), names):
         head["tools"] = tools
     if request.system.strip():
-        head["system"] = [{"type": "text", "text": request.system, "cache_control": _CACHE}]
+        system: TextBlockParam = {"type": "text", "text": request.system, "cache_control": _CACHE}
+        head["system"] = [system]
     first = running_turn(request.messages) if reasoning else len(request.messages)
     return head, _messages(request.messages, names, claude.provider, head, first)
 

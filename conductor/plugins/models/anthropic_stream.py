@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,7 +14,11 @@ from conductor.plugins.models.reasoning import CallSlot, Reasoning, ReplyBlock, 
 from conductor.plugins.models.sse import SSEError, SSEParser
 from conductor.plugins.models.tool_names import ToolNameMap
 
-_STOPS: dict[str, StopReason] = {
+if TYPE_CHECKING:
+    from anthropic.types import StopReason as ServiceStop
+
+# Typed by the SDK, so that mypy fails when the API changes.
+_SERVICE_STOPS: dict[ServiceStop, StopReason] = {
     "end_turn": "end_turn",
     "stop_sequence": "end_turn",
     "tool_use": "tool_use",
@@ -23,6 +27,7 @@ _STOPS: dict[str, StopReason] = {
     "pause_turn": "pause_turn",
     "model_context_window_exceeded": "context_window",
 }
+_STOPS: dict[str, StopReason] = {str(name): stop for name, stop in _SERVICE_STOPS.items()}
 
 
 class _Delta(msgspec.Struct, gc=False):

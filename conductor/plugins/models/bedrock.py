@@ -12,12 +12,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import httpx2
+
 from conductor.errors import ModelError, SettingsError
 from conductor.models.base import ModelEvent, ModelRequest
 from conductor.models.families import Claude, Effort, Thinking
 from conductor.plugins.models.anthropic_request import prefix_of
 from conductor.plugins.models.rendering import encode, names_of
-from conductor.plugins.models.streaming import Post, ReplyStreamer
+from conductor.plugins.models.streaming import Post, ReplyStreamer, service_at
 from conductor.plugins.models.thought_filter import ThoughtHabit
 from conductor.settings import environment_value
 
@@ -54,12 +56,9 @@ class BedrockProvider:
         self._habit = ThoughtHabit()
         self._path = f"/model/{quote(model, safe='')}/converse-stream"
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._streamer = ReplyStreamer(
-            base_url or f"https://bedrock-runtime.{region}.amazonaws.com",
-            headers,
-            sign=None if api_key else Signer(region),
-            **options,
-        )
+        address = base_url or f"https://bedrock-runtime.{region}.amazonaws.com"
+        auth = None if api_key else Signer(region)
+        self._streamer = ReplyStreamer(service_at(address, headers, auth), **options)
 
     async def start(self) -> None:
         """Load the HTTP client and botocore before the first request."""
@@ -87,17 +86,20 @@ class BedrockProvider:
         await self._streamer.aclose()
 
 
-class Signer:
+class Signer(httpx2.Auth):
     """Signs requests with the AWS credentials of this process (Signature Version 4)."""
 
     def __init__(self, region: str) -> None:
         self._region = region
         self._credentials: Any = None
 
-    async def __call__(self, url: str, body: bytes) -> Mapping[str, str]:
-        """Give the headers of a request. Raises `ModelError` without credentials."""
+    async def async_auth_flow(
+        self, request: httpx2.Request
+    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """Add the headers of a signature. Raises `ModelError` without credentials."""
         # In a thread: temporary credentials are fetched again when they expire.
-        return await asyncio.to_thread(self._headers, url, body)
+        request.headers.update(await asyncio.to_thread(self._headers, str(request.url), request.content))
+        yield request
 
     def _headers(self, url: str, body: bytes) -> Mapping[str, str]:
         from botocore.auth import SigV4Auth
@@ -125,6 +127,7 @@ def _import_all() -> None:
 
 def from_profile(profile: ModelProfile, settings: Settings) -> BedrockProvider:
     """Make the provider of a profile. Raises `SettingsError` without a model, a region or the extra."""
+    profile.check_local(settings)
     model = profile.required_model()
     region = profile.region or environment_value("AWS_REGION") or environment_value("AWS_DEFAULT_REGION")
     if region is None:

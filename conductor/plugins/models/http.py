@@ -1,46 +1,34 @@
-"""A pool of HTTP connections to a model service, and the raw bytes of its streamed replies.
-
-aiohttp is used directly: httpx2 takes twice the CPU, and an SDK's methods more.
-"""
+"""A pool of HTTP connections to a model service, and the raw bytes of its streamed replies."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import re
-import socket
-from collections.abc import Mapping
-from functools import partial
-from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
+from typing import Any, TypeAlias
 
-import aiohttp
 import httpx2
 import msgspec
 import structlog
-from aiohttp.abc import AbstractResolver
-from yarl import URL
 
 from conductor.errors import ModelError
-from conductor.models.base import Finished, ModelEvent, Sign, StreamDecoder, TextDelta
+from conductor.models.base import Finished, ModelEvent, StreamDecoder, TextDelta
 from conductor.models.failures import EmptyReply, failure, from_status, read_problem
+from conductor.transport import Body, HttpClient, NotLocalError
 
-# Connections to one service: one for each reply at a time.
-MAX_CONNECTIONS = 1000
-# Seconds that an idle connection is kept.
-KEEP_ALIVE_S = 60.0
+Send: TypeAlias = Callable[[str, bytes | None, Mapping[str, str], httpx2.Timeout], Awaitable[httpx2.Response]]
+"""Sends a request as `Service.send` does."""
+
 # Seconds to open a connection.
 CONNECT_TIMEOUT_S = 10.0
 # Seconds to read the remainder of a response; then its connection is closed.
 DRAIN_S = 1.0
-_HEADERS = {"content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity"}
+HEADERS = {"content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity"}
 _STREAMS = ("text/event-stream", "application/vnd.amazon.eventstream")
 # Some services answer a streaming request in one piece.
 _JSON = "application/json"
-# Of an error's body.
-MAX_ERROR_BYTES = 64 * 1024
 # Of a reply's stream and text: 64,000 tokens, the highest limit, at 250 bytes each.
 MAX_REPLY_BYTES = 16 * 1024 * 1024
 MAX_REPLY_CHARS = 1024 * 1024
@@ -51,17 +39,6 @@ _KEEPS_ALIVE = re.compile(
     rb'(?:[ \r\n]+|:[^\n]*\n|event: ?ping\r?\n|data: ?\{"type": ?"ping"\}\r?\n'
     rb'|data: ?\{[^\n]*"choices": ?\[\][^\n]*\n)+'
 )
-_BROKEN = (aiohttp.ClientError, OSError, RuntimeError)
-"""Errors of a lost connection. aiohttp raises RuntimeError after the pool was closed."""
-
-_LOCAL = [
-    ipaddress.ip_network(network)
-    for network in (
-        *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"),
-        *("::1/128", "fc00::/7", "fe80::/10"),
-    )
-]
-
 log = structlog.get_logger(__name__)
 
 
@@ -73,11 +50,12 @@ class ReplyStream:
     """
 
     def __init__(
-        self, response: aiohttp.ClientResponse, decoder: StreamDecoder, silence_s: float, silent_at: float
+        self, response: httpx2.Response, decoder: StreamDecoder, silence_s: float, silent_at: float
     ) -> None:
         self.events: list[ModelEvent] = []
         self.decoder = decoder
         self._response = response
+        self._body: Body = response.extensions["body"]
         self._silence_s = silence_s
         self._silent_at = silent_at
         self._has_news = False  # of the last bytes
@@ -94,17 +72,17 @@ class ReplyStream:
                 chunk = await self._chunk()
             except TimeoutError:
                 raise failure("timeout") from None
-            except _BROKEN:
-                raise failure("connection") from None
+            except httpx2.TransportError as error:
+                raise _failure_of(error) from None
             self._bytes += len(chunk)
             self._decode(chunk)
 
     async def _chunk(self) -> bytes:
         if self._has_news:  # the socket's own limit is enough
-            chunk = await self._response.content.readany()
+            chunk = await self._body.read()
         else:
             async with asyncio.timeout_at(self._silent_at):
-                chunk = await self._response.content.readany()
+                chunk = await self._body.read()
         was_news, self._has_news = self._has_news, not _KEEPS_ALIVE.fullmatch(chunk)
         if was_news and not self._has_news:
             self._silent_at = asyncio.get_running_loop().time() + self._silence_s
@@ -118,7 +96,7 @@ class ReplyStream:
                 if not isinstance(event, Finished):
                     self._chars += len(event.text if isinstance(event, TextDelta) else event.arguments)
         except ModelError as error:
-            if not chunk and error.reason == "connection" and self._response.content_type == _JSON:
+            if not chunk and error.reason == "connection" and _content_type(self._response) == _JSON:
                 error = _no_stream()
             if not self._bytes and error.reason == "connection":
                 error = EmptyReply("connection", "The model service sent an empty reply.")
@@ -131,75 +109,54 @@ class ReplyStream:
     @property
     def is_drained(self) -> bool:
         """Whether the response was read to its end and its connection is back in the pool."""
-        return self._response.content.at_eof()
+        return self._body.is_at_end
 
     async def drain(self) -> None:
         """Read the remainder of a finished response."""
-        with contextlib.suppress(*_BROKEN):  # a TimeoutError is an OSError
+        with contextlib.suppress(httpx2.TransportError, TimeoutError):
             async with asyncio.timeout(DRAIN_S):
-                while await self._response.content.readany():
+                while await self._body.read():
                     pass
 
     def close(self) -> None:
         """Close the response, and its connection unless the response has ended."""
-        self._response.close()
+        self._body.close()
 
 
-class _NotLocalError(OSError):
-    pass
+class Service:
+    """Sends requests to the service at ``base_url``; every request has the ``headers`` and the ``auth``."""
 
+    def __init__(
+        self, client: HttpClient, base_url: str, headers: Mapping[str, str], auth: httpx2.Auth | None = None
+    ) -> None:
+        self._client = client
+        self._base_url = base_url.rstrip("/")
+        self._headers = {**headers, **HEADERS}
+        self._auth = auth
+        self._url = lru_cache(maxsize=16)(httpx2.URL)
 
-def is_local(address: str) -> bool:
-    """Tell whether an IP address is a loopback, private or link-local one."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    ip = getattr(ip, "ipv4_mapped", None) or ip
-    return any(ip in network for network in _LOCAL if network.version == ip.version)
-
-
-def _local_socket(info: aiohttp.AddrInfoType) -> socket.socket:
-    # Called for each address before the connection, whether a name was resolved or not.
-    family, kind, protocol, _, address = info
-    if not is_local(str(address[0])):
-        raise _NotLocalError("not a local address")
-    return socket.socket(family, kind, protocol)
+    async def send(
+        self, path: str, body: bytes | None, headers: Mapping[str, str], timeout: httpx2.Timeout
+    ) -> httpx2.Response:
+        """Post a body, or get a document without one. Raises `httpx2.TransportError`."""
+        request = httpx2.Request(
+            "GET" if body is None else "POST",
+            self._url(self._base_url + path),
+            headers={**self._headers, **headers} if headers else self._headers,
+            content=body,
+            extensions={"timeout": timeout.as_dict()},
+        )
+        if self._auth is None:
+            return await self._client.transport.handle_async_request(request)
+        return await self._client.send(request, stream=True, auth=self._auth)
 
 
 class HttpPool:
-    """The connections to one service; the parameters are those of `ReplyStreamer`.
+    """The connections of a ``client`` to one service, to which requests go by ``send``."""
 
-    ``resolver`` replaces the system's, without a cache.
-    """
-
-    def __init__(
-        self,
-        base_url: str,
-        headers: Mapping[str, str],
-        *,
-        sign: Sign | None = None,
-        trust_env: bool,
-        local_only: bool = False,
-        resolver: AbstractResolver | None = None,
-    ) -> None:
-        self._base_url = base_url.rstrip("/")
-        self._sign = sign
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=MAX_CONNECTIONS,
-                keepalive_timeout=KEEP_ALIVE_S,
-                # The operating system's certificates.
-                ssl=httpx2.create_ssl_context(trust_env=trust_env),
-                resolver=resolver,
-                use_dns_cache=resolver is None,
-                socket_factory=_local_socket if local_only else None,
-            ),
-            headers={**_HEADERS, **headers},
-            cookie_jar=aiohttp.DummyCookieJar(),
-            # Few bytes may become gigabytes; compression was not requested.
-            auto_decompress=False,
-        )
-        # aiohttp would look for a proxy at each request, in a thread. A proxy hides the address behind it, so
-        # LOCAL_ONLY uses no proxy.
-        self._proxy = _proxy_of(self._base_url) if trust_env and not local_only else None
+    def __init__(self, client: httpx2.AsyncClient, send: Send) -> None:
+        self._client = client
+        self._send = send
 
     async def open(
         self,
@@ -222,7 +179,7 @@ class HttpPool:
         reply = ReplyStream(response, decoder, silence_s, silent_at)
         try:
             # The page of a proxy or a portal has status 200 too.
-            if response.content_type not in (*_STREAMS, _JSON):
+            if _content_type(response) not in (*_STREAMS, _JSON):
                 raise _no_stream()
             if response.headers.get("content-encoding", "identity") != "identity":
                 raise ModelError("protocol", "The model service compressed its reply without request.")
@@ -235,77 +192,60 @@ class HttpPool:
 
     async def _post(
         self, path: str, body: bytes, silence_s: float, headers: Mapping[str, str]
-    ) -> aiohttp.ClientResponse:
-        timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=min(CONNECT_TIMEOUT_S, silence_s), sock_read=silence_s
-        )
-        url = URL(self._base_url + path)
-        # A redirect would take the API key to another host.
-        send = partial(
-            self._session.post,
-            url,
-            data=body,
-            headers={**headers, **(await self._sign(str(url), body) if self._sign is not None else {})},
-            proxy=self._proxy,
-            timeout=timeout,
-            allow_redirects=False,
+    ) -> httpx2.Response:
+        timeout = httpx2.Timeout(
+            connect=min(CONNECT_TIMEOUT_S, silence_s), read=silence_s, write=None, pool=None
         )
         try:
-            try:
-                response = await send()
-            except aiohttp.ClientConnectorError:
-                raise
-            # The service may have closed an idle connection, as llama.cpp does after each reply.
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                response = await send()
-            if 200 <= response.status < 300:
+            response = await self._send(path, body, headers, timeout)
+            if response.is_success:
                 return response
-            text = await _start_of(response)
-        except TimeoutError:
-            raise failure("timeout") from None
-        except _BROKEN as error:
-            if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, _NotLocalError):
-                raise ModelError("protocol", "LOCAL_ONLY is set, and the model is not local.") from None
-            raise failure("connection") from None
+            try:
+                text = await response.aread()
+            finally:
+                await response.aclose()
+        except NotLocalError:
+            raise ModelError("protocol", "LOCAL_ONLY is set, and the model is not local.") from None
+        except httpx2.TransportError as error:
+            raise _failure_of(error) from None
         names = ("request-id", "x-request-id", "x-amzn-requestid")
         request_id = next((response.headers[name] for name in names if name in response.headers), None)
-        log.info("model answered", status=response.status, request_id=request_id)
-        raise from_status(response.status, read_problem(text), response.headers)
+        log.info("model answered", status=response.status_code, request_id=request_id)
+        raise from_status(response.status_code, read_problem(text), response.headers)
 
     async def read_json(self, path: str) -> Any:
         """Get a small JSON document; None without one."""
-        timeout = aiohttp.ClientTimeout(total=DOCUMENT_S)
         try:
-            async with self._session.get(
-                URL(self._base_url + path), proxy=self._proxy, timeout=timeout, allow_redirects=False
-            ) as response:
-                text = b""
-                while len(text) < MAX_REPLY_CHARS and (piece := await response.content.readany()):
-                    text += piece
-                return msgspec.json.decode(text)
-        except (*_BROKEN, msgspec.MsgspecError, UnicodeDecodeError):
+            async with asyncio.timeout(DOCUMENT_S):
+                response = await self._send(path, None, {}, httpx2.Timeout(DOCUMENT_S))
+                try:
+                    return msgspec.json.decode(await _start_of(response))
+                finally:
+                    await response.aclose()
+        except (httpx2.TransportError, TimeoutError, msgspec.MsgspecError, UnicodeDecodeError):
             return None
 
     async def aclose(self) -> None:
         """Close all connections."""
-        await self._session.close()
+        await self._client.aclose()
 
 
-async def _start_of(response: aiohttp.ClientResponse) -> bytes:
-    """Read the start of an error's body and close the response."""
+async def _start_of(response: httpx2.Response) -> bytes:
     text = b""
-    try:
-        while len(text) < MAX_ERROR_BYTES and (piece := await response.content.readany()):
-            text += piece
-    finally:
-        response.close()
-    return text[:MAX_ERROR_BYTES]
+    async for piece in response.extensions["body"]:
+        text += piece
+        if len(text) >= MAX_REPLY_CHARS:
+            break
+    return text
+
+
+def _content_type(response: httpx2.Response) -> str:
+    return str(response.headers.get("content-type", "")).partition(";")[0].strip().lower()
+
+
+def _failure_of(error: httpx2.TransportError) -> ModelError:
+    return failure("timeout" if isinstance(error, httpx2.TimeoutException) else "connection")
 
 
 def _no_stream() -> ModelError:
     return ModelError("protocol", "The server at the model service's address sent no stream.")
-
-
-def _proxy_of(base_url: str) -> str | None:
-    url = urlsplit(base_url)
-    return None if proxy_bypass(url.netloc) else getproxies().get(url.scheme)

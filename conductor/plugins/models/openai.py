@@ -14,7 +14,7 @@ from conductor.plugins.models.openai_request import PROVIDER, chat_body, complet
 from conductor.plugins.models.openai_responses import ResponsesDecoder, prefix_of, responses_body
 from conductor.plugins.models.openai_stream import ChatDecoder
 from conductor.plugins.models.rendering import encode, may_call, names_of
-from conductor.plugins.models.streaming import Post, ReplyStreamer
+from conductor.plugins.models.streaming import Post, ReplyStreamer, service_at
 from conductor.plugins.models.thought_filter import ThoughtHabit
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class OpenAIProvider:
         self._source = f"{urlsplit(base_url or DEFAULT_BASE_URL).hostname} {model}"
         self._habit = ThoughtHabit()
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._streamer = ReplyStreamer(base_url or DEFAULT_BASE_URL, headers, **options)
+        self._streamer = ReplyStreamer(service_at(base_url or DEFAULT_BASE_URL, headers), **options)
 
     async def start(self) -> None:
         """Load the HTTP client before the first request, and ask for an unknown context window."""
@@ -112,6 +112,7 @@ def is_official(base_url: str | None) -> bool:
 
 def from_profile(profile: ModelProfile, settings: Settings) -> OpenAIProvider:
     """Make the provider of a profile. Raises `SettingsError`: no model, no key, or a wrong address."""
+    profile.check_local(settings)
     official = is_official(profile.base_url)
     if profile.api_key is None and official:
         raise SettingsError(

@@ -9,16 +9,21 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import structlog
 
-from conductor.models.base import ModelEvent, ModelRequest, Sign, StreamDecoder
+from conductor.models.base import ModelEvent, ModelRequest, StreamDecoder
 from conductor.models.failures import EmptyReply, ReasoningRefused, failure
 from conductor.models.retry import RetryPolicy, with_retries
 
 if TYPE_CHECKING:
-    from conductor.plugins.models.http import HttpPool, ReplyStream
+    import httpx2
+
+    from conductor.plugins.models.http import HttpPool, ReplyStream, Send
+    from conductor.transport import HttpClient
+
+    Connect: TypeAlias = Callable[[HttpClient], Send]
 
 _NO_RETRIES = RetryPolicy(retries=0)
 
@@ -34,28 +39,34 @@ class Post:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class ReplyStreamer:
-    """Streams replies from the service at ``base_url``; every request has the ``headers``.
+def service_at(base_url: str, headers: Mapping[str, str], auth: httpx2.Auth | None = None) -> Connect:
+    """Reach the service at ``base_url``; every request has the ``headers`` and the ``auth``."""
 
-    ``sign`` gives more headers for a request's URL and body. With ``trust_env`` the environment's proxy and
-    certificate variables apply, as in other HTTP clients. With ``local_only`` a connection is opened to a
-    loopback or private address only, and never through a proxy.
+    def connect(client: HttpClient) -> Send:
+        from conductor.plugins.models.http import Service
+
+        return Service(client, base_url, headers, auth).send
+
+    return connect
+
+
+class ReplyStreamer:
+    """Streams replies from a service.
+
+    ``connect``, called once in a thread, makes the function that sends requests. ``trust_env`` and
+    ``local_only`` are those of `conductor.transport.AiohttpTransport`.
     """
 
     def __init__(
         self,
-        base_url: str,
-        headers: Mapping[str, str],
+        connect: Connect,
         *,
-        sign: Sign | None = None,
         trust_env: bool = True,
         local_only: bool = False,
         retry_policy: RetryPolicy = RetryPolicy(),  # noqa: B008 - a frozen value
         random: Random | None = None,
     ) -> None:
-        self._base_url = base_url
-        self._headers = headers
-        self._sign = sign
+        self._connect = connect
         self._trust_env = trust_env
         self._local_only = local_only
         self._retry_policy = retry_policy
@@ -72,17 +83,15 @@ class ReplyStreamer:
         # One pool for all sessions: requests wait until the import is done.
         async with self._starting:
             if self._pool is None:
-                await asyncio.to_thread(_import_http)
-                from conductor.plugins.models.http import HttpPool
-
-                self._pool = HttpPool(
-                    self._base_url,
-                    self._headers,
-                    sign=self._sign,
-                    trust_env=self._trust_env,
-                    local_only=self._local_only,
-                )
+                self._pool = await asyncio.to_thread(self._new_pool)
             return self._pool
+
+    def _new_pool(self) -> HttpPool:
+        from conductor.plugins.models.http import HttpPool
+        from conductor.transport import HttpClient
+
+        client = HttpClient(trust_env=self._trust_env, local_only=self._local_only)
+        return HttpPool(client, self._connect(client))
 
     async def stream(
         self,
@@ -154,7 +163,3 @@ class ReplyStreamer:
         await asyncio.gather(*draining, return_exceptions=True)
         if self._pool is not None:
             await self._pool.aclose()
-
-
-def _import_http() -> None:
-    import conductor.plugins.models.http  # noqa: F401 - the import takes time

@@ -1,0 +1,215 @@
+"""The HTTP client of all services: httpx2 over aiohttp, which takes half the CPU of httpx2's own transport.
+
+Importing aiohttp takes up to half a second: import this module in a function.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any
+from urllib.request import getproxies, proxy_bypass
+
+import aiohttp
+import httpx2
+from aiohttp.abc import AbstractResolver
+from yarl import URL
+
+# Connections: one for each reply at a time.
+MAX_CONNECTIONS = 1000
+# Seconds that an idle connection is kept.
+KEEP_ALIVE_S = 60.0
+# Of an error's body.
+MAX_ERROR_BYTES = 64 * 1024
+
+_LOCAL = [
+    ipaddress.ip_network(network)
+    for network in (
+        *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"),
+        *("::1/128", "fc00::/7", "fe80::/10"),
+    )
+]
+
+
+@lru_cache(maxsize=256)
+def _url(text: str) -> URL:
+    return URL(text, encoded=True)  # as it was signed
+
+
+class NotLocalError(httpx2.ConnectError):
+    """With ``local_only`` the address is neither a loopback nor a private one."""
+
+
+class _NotLocalAddress(OSError):
+    pass
+
+
+def is_local(address: str) -> bool:
+    """Tell whether an IP address is a loopback, private or link-local one."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return any(ip in network for network in _LOCAL if network.version == ip.version)
+
+
+def _local_socket(info: aiohttp.AddrInfoType) -> socket.socket:
+    # Called for each address before the connection, whether a name was resolved or not.
+    family, kind, protocol, _, address = info
+    if not is_local(str(address[0])):
+        raise _NotLocalAddress("not a local address")
+    return socket.socket(family, kind, protocol)
+
+
+class AiohttpTransport(httpx2.AsyncBaseTransport):
+    """Sends httpx2's requests through aiohttp's pool.
+
+    Bodies are neither decompressed nor longer than `MAX_ERROR_BYTES` if the status is an error. The
+    response's extension ``body`` is its `Body`. A request on a connection that the service closed meanwhile
+    is sent once more. With ``trust_env`` the environment's proxy and certificate variables apply. With
+    ``local_only`` a connection is opened to a loopback or private address only, and never through a proxy.
+    ``resolver`` replaces the system's, without a cache.
+    """
+
+    def __init__(
+        self, *, trust_env: bool = True, local_only: bool = False, resolver: AbstractResolver | None = None
+    ) -> None:
+        # aiohttp would look for a proxy at each request, in a thread. A proxy hides the address behind it.
+        self._proxy = lru_cache(maxsize=256)(_proxy_of) if trust_env and not local_only else lambda _: None
+        self._ssl = httpx2.create_ssl_context(trust_env=trust_env)  # the operating system's certificates
+        self._connector_options: dict[str, Any] = {
+            "resolver": resolver,
+            "use_dns_cache": resolver is None,
+            "socket_factory": _local_socket if local_only else None,
+        }
+        self._session: aiohttp.ClientSession | None = None
+        self._is_closed = False
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request; its body must be bytes. Raises `httpx2.TransportError`."""
+        if self._is_closed:
+            raise httpx2.ConnectError("the client is closed")
+        url = _url(str(request.url))
+        limits = request.extensions.get("timeout", {})
+        send = partial(
+            self._started().request,
+            request.method,
+            url,
+            data=request.content or None,
+            headers=[(name.decode("ascii"), value.decode("latin-1")) for name, value in request.headers.raw],
+            proxy=self._proxy(url.origin()),
+            timeout=aiohttp.ClientTimeout(
+                total=None,
+                connect=limits.get("pool"),
+                sock_connect=limits.get("connect"),
+                sock_read=limits.get("read"),
+            ),
+            allow_redirects=False,
+        )
+        with _mapped_errors():
+            try:
+                response = await send()
+            except (aiohttp.ClientConnectorError, TimeoutError):
+                raise
+            # The service may have closed an idle connection, as llama.cpp does after each reply.
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                response = await send()
+        is_error = response.status >= 300
+        headers = httpx2.Headers(response.raw_headers)
+        if is_error:
+            headers.pop("content-encoding", None)
+        body = Body(response, MAX_ERROR_BYTES if is_error else None)
+        return httpx2.Response(
+            response.status, headers=headers, stream=body, request=request, extensions={"body": body}
+        )
+
+    def _started(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=MAX_CONNECTIONS,
+                    keepalive_timeout=KEEP_ALIVE_S,
+                    ssl=self._ssl,
+                    **self._connector_options,
+                ),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                # Few bytes may become gigabytes; compression was not requested.
+                auto_decompress=False,
+                skip_auto_headers=("Accept-Encoding", "Content-Type"),
+            )
+        return self._session
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        self._is_closed = True
+        if self._session is not None:
+            await self._session.close()
+
+
+class HttpClient(httpx2.AsyncClient):
+    """A client without redirects and cookies; the parameters are those of `AiohttpTransport`.
+
+    A request given to its ``transport`` needs less CPU than one by `httpx2.AsyncClient.send`.
+    """
+
+    def __init__(
+        self, *, trust_env: bool = True, local_only: bool = False, resolver: AbstractResolver | None = None
+    ) -> None:
+        self.transport = AiohttpTransport(trust_env=trust_env, local_only=local_only, resolver=resolver)
+        jar = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
+        super().__init__(transport=self.transport, cookies=jar, follow_redirects=False, trust_env=False)
+
+
+class Body(httpx2.AsyncByteStream):
+    """The raw bytes of a response as they arrive, at most ``limit``."""
+
+    def __init__(self, response: aiohttp.ClientResponse, limit: int | None = None) -> None:
+        self._response = response
+        self._limit = limit
+
+    async def read(self) -> bytes:
+        """Give the bytes that have arrived, after a wait if there are none; empty at the end."""
+        with _mapped_errors():
+            return await self._response.content.readany()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        left = self._limit
+        while (left is None or left > 0) and (chunk := await self.read()):
+            if left is not None:
+                chunk = chunk[:left]
+                left -= len(chunk)
+            yield chunk
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether all was read, so that the connection is back in the pool."""
+        return self._response.content.at_eof()
+
+    def close(self) -> None:
+        """Close the response, and its connection unless the response has ended."""
+        self._response.close()
+
+    async def aclose(self) -> None:
+        """Do as `close`."""
+        self.close()
+
+
+@contextmanager
+def _mapped_errors() -> Iterator[None]:
+    try:
+        yield
+    except aiohttp.ClientConnectorError as error:
+        # A refused connection is no timeout, whatever class it has.
+        kind = NotLocalError if isinstance(error.os_error, _NotLocalAddress) else httpx2.ConnectError
+        raise kind(str(error)) from error
+    except TimeoutError as error:
+        raise httpx2.ReadTimeout(str(error)) from error
+    # aiohttp raises RuntimeError after the pool was closed.
+    except (aiohttp.ClientError, OSError, RuntimeError) as error:
+        raise httpx2.NetworkError(str(error)) from error
+
+
+def _proxy_of(origin: URL) -> str | None:
+    return None if proxy_bypass(origin.authority) else getproxies().get(origin.scheme)
