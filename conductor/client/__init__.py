@@ -23,11 +23,22 @@ demand. Unconfirmed events are then sent again, and no call runs twice. See docs
 
 from conductor.client.approvals import Approval, ApprovalDecision, ApprovalHandler, allow, deny, edit
 from conductor.client.calls import SpeakHandler, ToolCancelledError, ToolHandler, ToolRun
-from conductor.client.client import Client, connect
-from conductor.client.errors import CannotConnect, ClientError, ConnectionLost, StartRefused, WaitTimeout
-from conductor.client.events import Callback, Event, Received, UnknownEvent
-from conductor.client.options import ClientLimits, ClientOptions
-from conductor.client.reconnect import GaveUp, Lost, Reconnect, Reconnected, TryFailed
+from conductor.client.client import Callback, Client, connect
+from conductor.client.connection import (
+    CannotConnect,
+    ClientError,
+    ClientLimits,
+    ConnectionLost,
+    Event,
+    GaveUp,
+    Lost,
+    Reconnect,
+    Reconnected,
+    StartRefused,
+    TryFailed,
+    UnknownEvent,
+    WaitTimeout,
+)
 from conductor.client.turns import CalledTool, Turn, TurnResult
 
 __all__ = [
@@ -40,12 +51,10 @@ __all__ = [
     "Client",
     "ClientError",
     "ClientLimits",
-    "ClientOptions",
     "ConnectionLost",
     "Event",
     "GaveUp",
     "Lost",
-    "Received",
     "Reconnect",
     "Reconnected",
     "SpeakHandler",

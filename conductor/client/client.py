@@ -1,4 +1,4 @@
-"""The client of one session: the library's public methods, and the wiring of its parts."""
+"""The client of one session: the library's public methods, and the loops that read and reconnect."""
 
 from __future__ import annotations
 
@@ -6,20 +6,28 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from types import TracebackType
+from functools import partial
 from typing import Any, TypeVar, overload
 
+from msgspec.structs import replace
+
 from conductor.client.approvals import ApprovalHandler, Approvals
-from conductor.client.calls import SPEAK, Calls, SpeakHandler, ToolHandler
-from conductor.client.connection import Connection
-from conductor.client.dispatcher import EventDispatcher
-from conductor.client.errors import ConnectionLost, stop
-from conductor.client.events import Callback, Listeners, Received, Typed
-from conductor.client.options import ClientLimits, ClientOptions
-from conductor.client.outbox import Outbox, Sender
-from conductor.client.reconnect import ConnectionEvent, GaveUp, Reconnect, Reconnector
-from conductor.client.resume import ResumeState
+from conductor.client.calls import SPEAK, Calls, SpeakHandler, ToolHandler, stay_silent
+from conductor.client.connection import (
+    ClientError,
+    ClientLimits,
+    ConnectionLost,
+    GaveUp,
+    Reconnect,
+    Socket,
+    Typed,
+    call_back,
+    describe_error,
+    restore,
+    state_of,
+    wire_type,
+)
+from conductor.client.state import ClientSession, Received
 from conductor.client.turns import Turn, Turns
 from conductor.events.client import (
     AgentCompleted,
@@ -31,101 +39,141 @@ from conductor.events.client import (
     TranscriptFinal,
     TranscriptPartial,
 )
-from conductor.events.envelope import IdGenerator
-from conductor.events.server import SessionStarted
+from conductor.events.server import (
+    ApprovalRequest,
+    ApprovalResolved,
+    Diagnostic,
+    ErrorEvent,
+    EventAck,
+    SessionPing,
+    SessionStarted,
+    SpeechPartial,
+    ToolCallEvent,
+    ToolCancel,
+    is_ui_call,
+)
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T", bound=Typed)
+DEFAULT_CAPABILITIES = ("resume", "cancel", "lease", "late", "async", "activity", "diagnostics")
+"""Capabilities that the library implements alone. ``tools`` and ``approval`` need handlers of the app. An app
+asks for ``segments`` itself, because speeches then run concurrently with other events."""
+_NOT_REPLAYED = (SpeechPartial, SessionPing, SessionStarted, EventAck, Diagnostic)
+_CLOSED = "The client was closed."
 
-CLOSED = "The client was closed."
+Callback = Callable[[Any], Any]
+"""Takes an event. The next event waits for an async callback."""
+
+T = TypeVar("T", bound=Typed)
 
 
 class Client:
-    """A voice app's side of one session; made by `connect`.
+    """A voice app's side of one session. Turns, handlers and unconfirmed events outlive a connection.
 
-    Turns, handlers, the ids of recent events, and unconfirmed events (see `Outbox`) outlive a connection.
+    ``session_id`` None makes a new session. ``token`` is sent only in the ``Authorization: Bearer`` header.
+    ``handlers`` are tools by name; `on_tool` adds more, but a resumed session may call tools at once.
+    ``speak`` is the voice; the default one is silent. ``model`` selects a model of the server;
+    ``Client.started.model`` names the active one. ``on_approval`` handles requests for consent (see
+    `Client.on_approval`). ``tools`` are `ToolDeclaration`s as plain JSON objects.
+
+    ``capabilities`` None names all that the library implements, ``()`` the base protocol; ``tools`` and
+    ``approval`` are added if there are tools and a handler. ``serial`` handles events one at a time, each
+    call to its end, as the shipped app does; otherwise tools and speech run concurrently. ``proxy`` is a URL.
+    ``reconnect`` restores a lost connection.
     """
 
-    def __init__(self, options: ClientOptions, speak: SpeakHandler) -> None:
-        self._options = options
-        self._new_id = IdGenerator("cevt")
-        self._connection = Connection(
-            options,
-            self._new_id,
-            lambda received: self._dispatcher.notice(received),
-            lambda started: self._resumption.started(started),
-        )
-        self._outbox = Outbox(self._connection, options.limits)
-        self._sender = Sender(options.session_id, self._new_id, self._connection, self._outbox)
+    def __init__(
+        self,
+        url: str,
+        session_id: str | None = None,
+        *,
+        token: str | None = None,
+        locale: str | None = None,
+        time_zone: str | None = None,
+        instructions: str | None = None,
+        model: str | None = None,
+        capabilities: Sequence[str] | None = None,
+        tools: Sequence[Any] = (),
+        handlers: Mapping[str, ToolHandler] | None = None,
+        speak: SpeakHandler | None = None,
+        on_approval: ApprovalHandler | None = None,
+        serial: bool = True,
+        limits: ClientLimits | None = None,
+        reconnect: Reconnect | None = None,
+        proxy: str | None = None,
+    ) -> None:
+        self._address = url, token, proxy
+        self._capabilities = DEFAULT_CAPABILITIES if capabilities is None else tuple(capabilities)
+        self._serial = serial
+        self._policy = reconnect
+        session_id = session_id or f"session-{secrets.token_hex(8)}"
+        self._session = ClientSession(session_id, limits or ClientLimits(), self._notice, self._welcome)
+        self._start = SessionStart(session_id, None, locale, time_zone, instructions, model=model)
         self._turns = Turns()
-        self._calls = Calls(options.limits, speak, self._sender, self._turns.add_result, self._is_read_only)
-        self._approvals = Approvals(options.limits, self._sender)
-        self._listeners = Listeners(options.limits.callback_s)
-        self._dispatcher = EventDispatcher(
-            self._turns, self._outbox, self._listeners, self._calls, self._approvals, options.serial
-        )
-        self._resumption = ResumeState(self._outbox, self._calls, self._turns, self._dispatcher.cursor)
+        self._calls = Calls(self._session, speak or stay_silent, self._turns.add_result)
+        self._calls.tools = list(tools)
+        self._approvals = Approvals(self._session)
+        self._approvals.handler = on_approval
+        for name, handler in (handlers or {}).items():
+            self.on_tool(name, handler)
+        self._callbacks: dict[str, list[Callback]] = {}
+        self._inbox: asyncio.Queue[Received] = asyncio.Queue()
+        self._state: str | None = None  # of the last ``convo.setState``
+        self._is_blocked = False  # a tool or a speech is running, and events wait
+        self._speeches: set[asyncio.Task[None]] = set()
         self._worker: asyncio.Task[None] | None = None
-        self._reconnector: Reconnector | None = None
-        if options.reconnect is not None:
-            self._reconnector = Reconnector(options.reconnect, self.wait_lost, self._restore, self._notify)
-        self._closed = False
+        self._retries = False  # the connection is watched, and restored after a loss
         self._closing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Client:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @property
     def session_id(self) -> str:
-        """The session's id, which is the same after a reconnect."""
-        return self._options.session_id
+        return self._session.session_id
 
     @property
     def state(self) -> str | None:
-        """The last state set by ``convo.setState``."""
-        return self._dispatcher.state
+        return self._state
 
     @property
     def started(self) -> SessionStarted | None:
-        """The last ``session.started``."""
-        return self._connection.started
+        return self._session.started
 
     @property
     def capabilities(self) -> frozenset[str]:
         """The capabilities that the server accepted on the last connection."""
-        return self._sender.capabilities
+        return self._session.capabilities
 
     @property
     def connected(self) -> bool:
-        """Whether the server has answered ``session.start`` on the open socket."""
-        return self._connection.connected
+        return self._session.connected
 
     @property
-    def received(self) -> Sequence[Received]:
-        """The last 2,000 events with their ids, including duplicates."""
-        return self._connection.received
+    def received_ids(self) -> frozenset[str]:
+        """The ids of the last 2,000 events."""
+        return frozenset(self._session.ids)
 
     @property
     def busy(self) -> bool:
         """Whether a turn or a speech is running."""
-        return self._turns.running or self._calls.speaking or self.state in ("thinking", "speaking")
+        return bool(self._turns.open) or self._calls.speaking or self.state in ("thinking", "speaking")
 
     @property
     def asking(self) -> bool:
         """Whether an approval request is undecided."""
         return self._approvals.asking
 
+    # Connecting
+
     async def start(self) -> SessionStarted:
         """Connect and start the session; entering the client does this.
 
-        It does not retry, even with ``reconnect``, so that a wrong address fails at once. Raises
+        A failure is not retried, even with ``reconnect``, so that a wrong address fails at once. Raises
         `CannotConnect`, `StartRefused`, `ConnectionLost` and `WaitTimeout`.
         """
         return await self.reconnect()
@@ -142,18 +190,62 @@ class Client:
     async def close(self) -> None:
         """Close the socket and stop the handlers. Running turns end with `ConnectionLost`."""
         if self._closing is None:
-            self._closed = True
-            self._closing = asyncio.create_task(self._close())
+            self._retries = False
+            self._turns.close(loss := ConnectionLost(_CLOSED))
+            self._closing = asyncio.create_task(self._session.close(loss))
         # Shielded: a handler that closes its client is cancelled.
         await asyncio.shield(self._closing)
 
     def drop(self) -> None:
         """Cut the socket without a close frame, as a lost mobile network does."""
-        self._connection.drop()
+        self._session.drop()
 
     async def wait_lost(self, timeout: float | None = None) -> ConnectionLost:
         """Wait until the connection is lost; return the reason. Raises `WaitTimeout`."""
-        return await self._connection.wait_lost(timeout)
+        return await self._session.wait_lost(timeout)
+
+    async def _connect(self, *, replace_socket: bool = False) -> SessionStarted:
+        if self._closing is not None:
+            raise ConnectionLost(_CLOSED)
+        # One worker for all connections, so that events are handled in their order.
+        if self._worker is None:
+            self._worker = self._session.spawn(self._work())
+        self._session.expire(self._turns.is_open)  # an outdated transcript must not start a turn
+        link = partial(Socket.open, *self._address, self._session.limits)
+        started = await self._session.open(link, self._start_event, replace=replace_socket)
+        await self._session.flush()
+        await self._approvals.connected(resumed=started.resumed)
+        if self._policy is not None and not self._retries and self._closing is None:
+            self._retries = True
+            self._session.spawn(self._watch(self._policy))
+        return started
+
+    def _start_event(self) -> SessionStart:
+        tools = self._calls.tools
+        optional = {"tools": bool(tools), "approval": self._approvals.handler is not None}
+        extra = [name for name, is_used in optional.items() if is_used and name not in self._capabilities]
+        start = replace(self._start, capabilities=[*self._capabilities, *extra], tools=tools or None)
+        return self._session.resume(start, self._calls.pending)
+
+    def _welcome(self, started: SessionStarted) -> None:
+        # The server forgets recorded transcripts with their session.
+        if not started.resumed:
+            self._turns.forget_recorded()
+        if "resume" in self.capabilities:
+            self._calls.drop(started.drop or ())
+
+    async def _watch(self, policy: Reconnect) -> None:
+        try:
+            reason = await restore(policy, self.wait_lost, self._connect, self._publish)
+        except Exception as error:
+            log.error("reconnecting failed: %s", describe_error(error))
+            reason = ClientError("The client failed to reconnect.")
+        self._retries = False
+        await self._publish(GaveUp(reason))
+        if not self.connected:
+            self._turns.close(ConnectionLost(f"The connection was given up. {reason}"))
+
+    # Sending
 
     async def say(self, text: str) -> Turn:
         """Send a final transcript; await the returned turn for its end.
@@ -162,17 +254,19 @@ class Client:
         may have arrived), if ``ClientLimits.unsent`` transcripts are waiting, or if the client has given up.
         Raises `ValueError` for a text that exceeds a frame or has lone surrogates.
         """
-        limits = self._options.limits
-        turn = Turn(text, self._new_id(), self._connection.connection, limits.turn_s)
-        frame = self._sender.frame(turn.event_id, TranscriptFinal(text))
-        if not self.connected and (not self._keeps_transcripts or self._outbox.transcripts >= limits.unsent):
-            raise self._connection.missing()
-        # Before it is sent: its answer may arrive during `put`.
-        self._turns.add(turn)
-        if not await self._outbox.put(frame, turn) and not self._keeps_transcripts:
-            self._outbox.discard(turn)
-            self._turns.remove(turn)
-            raise self._connection.missing()
+        session = self._session
+        turn = Turn(text, session.new_id(), session.connection, self._session.limits.turn_s)
+        session.frame(turn.event_id, TranscriptFinal(text))
+        if not self.connected and (not self._retries or session.transcripts >= self._session.limits.unsent):
+            raise session.missing()
+        # Before it is sent: its answer may arrive during the flush.
+        self._turns.open.append(turn)
+        session.add(TranscriptFinal(text), turn.event_id)
+        if not await session.flush() and not self._retries:
+            session.discard(turn.event_id)
+            if turn in self._turns.open:
+                self._turns.open.remove(turn)
+            raise session.missing()
         return turn
 
     async def partial(self, text: str) -> None:
@@ -193,7 +287,7 @@ class Client:
         """
         # The server must receive the interruption before the speech's result. The speech's task cannot end
         # before this one has sent the event.
-        self._calls.silence(self._connection.number)
+        self._calls.silence()
         self._turns.mark_interrupted()
         await self.send(OutputInterrupted(reason, speech_id, spoken_text, played_ms))
 
@@ -203,7 +297,7 @@ class Client:
         A speech continues; `interrupt` stops it. Returns False if the server does not accept the event.
         Raises `ConnectionLost`.
         """
-        if not self._sender.accepts("cancel"):
+        if "cancel" not in self.capabilities:
             return False
         self._turns.mark_interrupted()
         await self.send(ResponseCancel())
@@ -223,7 +317,7 @@ class Client:
 
     async def declare(self, tools: Sequence[Any]) -> None:
         """Replace the declared tools, also for later connections. Raises `ConnectionLost`."""
-        self._options = replace(self._options, tools=tuple(tools))
+        self._calls.tools = list(tools)
         await self.send(SessionUpdate(list(tools)))
 
     async def send(self, event: ClientEvent, *, event_id: str | None = None) -> str:
@@ -231,15 +325,11 @@ class Client:
 
         Raises `ConnectionLost`, and `ValueError` for an event that exceeds a frame.
         """
-        return await self._sender.once(event, event_id)
+        return await self._session.send(event, event_id)
 
-    @overload
-    def on_tool(self, name: str) -> Callable[[ToolHandler], ToolHandler]: ...
-    @overload
-    def on_tool(self, name: str, handler: ToolHandler) -> ToolHandler: ...
-    def on_tool(
-        self, name: str, handler: ToolHandler | None = None
-    ) -> ToolHandler | Callable[[ToolHandler], ToolHandler]:
+    # Handlers
+
+    def on_tool(self, name: str, handler: ToolHandler | None = None) -> Callable[..., Any]:
         """Register a tool's handler, by a call or as a decorator. A later handler replaces an earlier one.
 
         The handler, async or not, takes the arguments as a dict and returns a string or a JSON value. An
@@ -277,109 +367,77 @@ class Client:
 
         With ``reconnect``, `Lost`, `TryFailed`, `Reconnected` and `GaveUp` describe the connection.
         """
-        self._listeners.on(kind if isinstance(kind, str) else kind.TYPE, callback)
+        self._callbacks.setdefault(kind if isinstance(kind, str) else kind.TYPE, []).append(callback)
 
-    def _is_read_only(self, name: str) -> bool:
-        return self._options.is_read_only(name)
+    async def _publish(self, event: Typed) -> None:
+        await self._call_all(event.TYPE, event)
 
-    async def _restore(self) -> SessionStarted:
-        return await self._connect(replace_socket=False)
+    async def _call_all(self, kind: str, event: object) -> None:
+        for callback in self._callbacks.get(kind, ()):
+            await call_back(callback, event, self._session.limits.callback_s)
 
-    async def _connect(self, *, replace_socket: bool) -> SessionStarted:
-        if self._closed:
-            raise ConnectionLost(CLOSED)
-        # One worker for all connections, so that events are handled in their order.
-        if self._worker is None:
-            self._worker = asyncio.create_task(self._dispatcher.run(self._connection.inbox))
-        # An outdated transcript must not start a turn.
-        self._outbox.expire()
-        started = await self._connection.open(self._start_event, replace_socket=replace_socket)
-        await self._outbox.flush()
-        await self._approvals.flush(self._connection.connection, resumed=started.resumed)
-        if self._reconnector is not None and not self._closed:
-            self._reconnector.start()
-        return started
+    # Reading
 
-    def _start_event(self) -> SessionStart:
-        approvals = self._approvals.handler is not None
-        return self._resumption.with_resume(self._options.start_event(approvals=approvals))
+    def _notice(self, received: Received) -> None:
+        # The urgent part of an event, as soon as it is read.
+        match received.event:
+            case ToolCallEvent() | ToolCancel() as event:
+                self._calls.notice(event)
+            case ApprovalRequest() | ApprovalResolved() | ErrorEvent() as event:
+                self._approvals.notice(event, received.connection)
+                # The worker waits for a tool or a speech, and would reach a request too late.
+                if self._is_blocked:
+                    self._approvals.ask()
+            case EventAck() as ack:
+                self._turns.mark_recorded(ack.event_ids)
+                self._session.acknowledge(ack.event_ids)
+            case Diagnostic() as diagnostic:
+                log.warning("diagnostic %s: %s", diagnostic.code, diagnostic.message)
+        self._inbox.put_nowait(received)
 
-    async def _close(self) -> None:
-        loss = ConnectionLost(CLOSED)
-        self._turns.close(loss)
-        if self._reconnector is not None:
-            await self._reconnector.stop(self._options.limits.close_s)
-        await self._connection.close(loss)
-        seconds = self._options.limits.close_s
-        workers = [] if self._worker is None else [self._worker]
-        await stop([*workers, *self._dispatcher.running], seconds)
-        await self._approvals.close(seconds)
-        await self._calls.close(seconds)
+    async def _work(self) -> None:
+        while True:
+            received = await self._inbox.get()
+            try:
+                await self._handle(received)
+            except Exception as error:
+                log.error("event handler failed: %s", describe_error(error))
+            # Too high a position loses speeches on a resume; too low a position repeats events.
+            if not self._speeches and not isinstance(received.event, _NOT_REPLAYED):
+                self._session.last_event_id = received.id
 
-    @property
-    def _keeps_transcripts(self) -> bool:
-        return self._reconnector is not None and self._reconnector.running
+    async def _handle(self, received: Received) -> None:
+        event = received.event
+        self._state = state_of(event) or self._state
+        if (turn := self._turns.note(event)) is not None:
+            self._session.confirm(turn.event_id, is_refused=turn.stage == "refused")
+        await self._call_all(wire_type(event), event)
+        await self._call_all("*", event)
+        if isinstance(event, ApprovalRequest):
+            self._approvals.ask()
+        elif isinstance(event, ToolCallEvent):
+            await self._answer(event, received.number)
+        # After the handlers: a turn ends when its last call has run, not when its ``idle`` is read.
+        self._turns.settle(event, received.connection, self._session.has)
 
-    async def _notify(self, event: ConnectionEvent) -> None:
-        await self._listeners.notify(event)
-        if isinstance(event, GaveUp) and not self.connected:
-            self._turns.close(ConnectionLost(f"The connection was given up. {event.error}"))
+    async def _answer(self, call: ToolCallEvent, number: int) -> None:
+        is_speech = call.name == SPEAK
+        running = self._calls.answer(call, number)
+        if is_ui_call(call.name) and not is_speech:
+            await running
+        elif self._serial and not (is_speech and "segments" in self.capabilities):
+            self._is_blocked = True
+            self._approvals.ask()  # approval requests do not wait for a tool or a speech
+            try:
+                await running
+            finally:
+                self._is_blocked = False
+        else:
+            task = self._session.spawn(running)
+            if is_speech:
+                self._speeches.add(task)
+                task.add_done_callback(self._speeches.discard)
 
 
-async def _silent_voice(_text: str) -> None: ...
-
-
-def connect(
-    url: str,
-    session_id: str | None = None,
-    *,
-    token: str | None = None,
-    github_token: str | None = None,
-    locale: str | None = None,
-    time_zone: str | None = None,
-    instructions: str | None = None,
-    model: str | None = None,
-    capabilities: Sequence[str] | None = None,
-    tools: Sequence[Any] = (),
-    handlers: Mapping[str, ToolHandler] | None = None,
-    speak: SpeakHandler | None = None,
-    on_approval: ApprovalHandler | None = None,
-    serial: bool = True,
-    limits: ClientLimits | None = None,
-    reconnect: Reconnect | None = None,
-    proxy: str | None = None,
-) -> Client:
-    """Make a client; ``async with`` (or `Client.start`) connects it.
-
-    ``session_id`` None makes a new session. ``handlers`` are tools by name; `Client.on_tool` adds more, but a
-    resumed session may call tools at once. ``speak`` is the voice; the default one is silent. ``model``
-    selects a model of the server; ``Client.started.model`` names the active one. ``on_approval`` handles
-    requests for consent (see `Client.on_approval`).
-
-    ``capabilities`` None names all that the library implements, ``()`` the base protocol; ``tools`` and
-    ``approval`` are added if there are tools and a handler. ``serial`` handles events one at a time, each
-    call to its end, as the shipped app does; otherwise tools and speech run concurrently. ``proxy`` is a URL.
-    ``reconnect`` restores a lost connection.
-    """
-    options = ClientOptions(
-        url=url,
-        session_id=session_id or f"session-{secrets.token_hex(8)}",
-        token=token,
-        github_token=github_token,
-        locale=locale,
-        time_zone=time_zone,
-        instructions=instructions,
-        model=model,
-        capabilities=None if capabilities is None else tuple(capabilities),
-        tools=tuple(tools),
-        serial=serial,
-        proxy=proxy,
-        limits=limits or ClientLimits(),
-        reconnect=reconnect,
-    )
-    client = Client(options, speak or _silent_voice)
-    for name, handler in (handlers or {}).items():
-        client.on_tool(name, handler)
-    if on_approval is not None:
-        client.on_approval(on_approval)
-    return client
+connect = Client
+"""Make a client; ``async with`` (or `Client.start`) connects it."""

@@ -1,60 +1,347 @@
-"""WebSocket connections: open, send, receive and close, with failures as the client's errors."""
+"""One socket to the server: its limits, its failures as errors, and the events that it delivers.
+
+Every error's message is one sentence without secrets: a URL is shown without its query.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
+import random
 import re
 import socket
 import ssl
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, cast, get_args
 from urllib.parse import urlsplit
 
+import msgspec
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as open_websocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
 
-from conductor.client.errors import (
-    CannotConnect,
-    ClientError,
-    ConnectionLost,
-    StartRefused,
-    WaitTimeout,
-    describe_error,
-)
-from conductor.client.events import Received, decode_frame
-from conductor.client.options import ClientOptions
-from conductor.events.client import SessionStart
-from conductor.events.envelope import IdGenerator, encode_event
-from conductor.events.server import ErrorEvent, SessionStarted
+from conductor.errors import ConductorError, ErrorCode
+from conductor.events.envelope import SUPERSEDED
+from conductor.events.server import ErrorEvent, ServerEvent, SessionStarted, ToolCallEvent
 
 log = logging.getLogger(__name__)
 
-_TOKEN = re.compile(r"[\x21-\x7e]+")
+T = TypeVar("T")
+
+_FINAL_CODES = ("unauthorized", "unsupported_protocol_version", "session_mismatch")
+
+
+class ClientError(ConductorError):
+    """Base class of the client library's errors."""
+
+    is_final = False
+    """Whether a retry is pointless."""
+
+
+class CannotConnect(ClientError):
+    """No socket could be opened; ``status`` is the HTTP status, if there was one."""
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.is_final = status in (401, 403)  # 429 and 503 are temporary
+
+
+class StartRefused(ClientError):
+    """The server answered ``session.start`` with an error; ``code`` and ``event`` describe it."""
+
+    def __init__(self, event: ErrorEvent) -> None:
+        super().__init__(f"The server refused the session: {event.message} ({event.code})")
+        self.code = event.code
+        self.event = event
+        self.is_final = event.code in _FINAL_CODES
+
+
+class ConnectionLost(ClientError):
+    """The connection is lost; ``close_code`` is the WebSocket close code, if a close frame came."""
+
+    def __init__(self, message: str, *, close_code: int | None = None) -> None:
+        super().__init__(message)
+        self.close_code = close_code
+        # Two clients would take the session from each other forever.
+        self.is_final = close_code == SUPERSEDED
+
+
+class WaitTimeout(ClientError, TimeoutError):
+    """A wait reached its time limit."""
+
+
+def describe_error(error: BaseException) -> str:
+    """Give an error's type and location. The message is omitted because it may quote the person."""
+    traceback, location = error.__traceback__, ""
+    while traceback is not None:
+        location = f" in {traceback.tb_frame.f_code.co_name}, line {traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return f"{type(error).__name__}{location}"
+
+
+async def finish(task: asyncio.Task[T]) -> T | None:
+    """Wait for a task that has its own time limit; None if it was cancelled.
+
+    Cancelling the wait cancels the task. Awaiting it directly would not tell the two cancellations apart.
+    """
+    try:
+        await asyncio.wait({task})
+    finally:
+        task.cancel()
+    return None if task.cancelled() else task.result()
+
+
+async def call_back(callback: Callable[[Any], Any], event: object, seconds: float) -> None:
+    """Call the app with an event, for at most this time. A failure is logged."""
+
+    async def call() -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                if inspect.isawaitable(value := callback(event)):
+                    await value
+        except Exception as error:
+            log.warning("callback for %s failed: %s", type(event).__name__, describe_error(error))
+
+    # In a separate task: a callback may close the client, which cancels the reading task.
+    await finish(asyncio.create_task(call()))
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """Limits of a client. Times are in seconds.
+
+    ``connect_s``, ``start_s``, ``send_s`` and ``close_s`` bound the steps of a connection: opening the
+    socket, the answer to ``session.start``, sending one frame, closing. ``ping_s`` is the interval of
+    WebSocket pings, and the limit for a pong. ``tool_s`` bounds one tool handler and one speech,
+    ``callback_s`` one callback, ``turn_s`` the wait for a turn, ``approval_s`` one approval handler.
+
+    ``unconfirmed`` events are kept for the next connection, ``unsent`` transcripts may wait for one, and a
+    transcript older than ``resend_s`` is not repeated. ``jobs`` calls may become jobs, each for ``job_s``.
+    ``progress_s`` is the shortest time between two progress reports. A decision that the server could not
+    record is repeated after ``retry_s``.
+    """
+
+    connect_s: float = 10.0
+    start_s: float = 10.0
+    send_s: float = 10.0
+    close_s: float = 2.0
+    ping_s: float = 20.0
+    tool_s: float = 600.0
+    callback_s: float = 30.0
+    turn_s: float = 180.0
+    approval_s: float = 900.0
+    unconfirmed: int = 128
+    unsent: int = 8
+    resend_s: float = 60.0
+    jobs: int = 64
+    job_s: float = 21_600.0
+    progress_s: float = 0.25
+    retry_s: float = 1.0
+    max_frame_bytes: int = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect:
+    """When a lost connection is retried: exponential backoff with jitter.
+
+    The delay before the first try is ``first_s`` seconds. It doubles up to ``most_s``, less a random part of
+    up to ``jitter`` (0 to 1) of it. The client gives up after ``tries`` failures in a row; None retries
+    forever. A connection shorter than ``steady_s`` seconds counts as a failure. ``random`` returns numbers
+    from 0 to 1, ``sleep`` waits for a number of seconds.
+
+    Raises `ValueError` for numbers out of range.
+    """
+
+    first_s: float = 0.5
+    most_s: float = 15.0
+    jitter: float = 0.5
+    tries: int | None = None
+    steady_s: float = 5.0
+    random: Callable[[], float] = random.random
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first_s <= self.most_s:
+            raise ValueError("first_s must not be negative, nor above most_s")
+        if not 0 <= self.jitter <= 1:
+            raise ValueError("jitter must be from 0 to 1")
+        if self.tries is not None and self.tries < 0:
+            raise ValueError("tries must not be negative")
+
+    def delay_s(self, number: int, error: ClientError) -> float:
+        """Return the delay in seconds before try ``number`` (from 1), after ``error``.
+
+        The server's ``retryAfterMs`` counts, up to ``most_s``.
+        """
+        delay = min(self.most_s, self.first_s * 2.0 ** min(number - 1, 64)) * (
+            1 - self.jitter * self.random()
+        )
+        if isinstance(error, StartRefused) and error.event.retry_after_ms is not None:
+            delay = max(delay, min(error.event.retry_after_ms / 1000, self.most_s))
+        return delay
+
+
+class Typed(Protocol):
+    """An event of the server or of the connection; ``TYPE`` is its name."""
+
+    TYPE: ClassVar[str]
+
+
+# Events of the connection for `Client.on`. They are not part of "*".
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The connection is lost; `Reconnected` or `GaveUp` follows."""
+
+    TYPE: ClassVar[str] = "client.lost"
+    error: ConnectionLost
+
+
+@dataclass(frozen=True, slots=True)
+class TryFailed:
+    """A try failed; ``number`` counts from 1. More tries may follow."""
+
+    TYPE: ClassVar[str] = "client.try_failed"
+    number: int
+    error: ClientError
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnected:
+    """The connection is restored, and waiting events were sent."""
+
+    TYPE: ClassVar[str] = "client.reconnected"
+    started: SessionStarted
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """The client stops retrying, and open turns end. Tries are used up, or a retry is pointless."""
+
+    TYPE: ClassVar[str] = "client.gave_up"
+    error: ClientError
+
+
+async def restore(
+    policy: Reconnect,
+    wait_lost: Callable[[], Awaitable[ConnectionLost]],
+    connect: Callable[[], Awaitable[SessionStarted]],
+    publish: Callable[[Typed], Awaitable[None]],
+) -> ClientError:
+    """Connect again after each loss, and ``publish`` it; return the error that ends the retries."""
+    loop = asyncio.get_running_loop()
+    failures = 0
+    while True:
+        since = loop.time()
+        loss = await wait_lost()
+        # Only a connection that lasted resets the backoff.
+        if loop.time() - since >= policy.steady_s:
+            failures = 0
+        await publish(Lost(loss))
+        error: ClientError = loss
+        started = None
+        while started is None:
+            if error.is_final or failures == policy.tries:
+                return error
+            failures += 1
+            await policy.sleep(policy.delay_s(failures, error))
+            try:
+                started = await connect()
+            except ClientError as failure:
+                error = failure
+                await publish(TryFailed(failures, error))
+        await publish(Reconnected(started))
+
+
+class UnknownEvent(msgspec.Struct, frozen=True):
+    """An event of an unknown type; ``payload`` is its JSON object."""
+
+    type: str
+    payload: dict[str, Any]
+
+
+Event: TypeAlias = ServerEvent | UnknownEvent
+
+
+class _Frame(msgspec.Struct):
+    id: str
+    type: str
+    payload: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+_decode_frame = msgspec.json.Decoder(_Frame).decode
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+_DECODERS: dict[str, msgspec.json.Decoder[ServerEvent]] = {
+    struct.TYPE: msgspec.json.Decoder(struct) for struct in get_args(ServerEvent)
+}
+
+
+def decode_frame(frame: bytes) -> tuple[str, Event] | None:
+    """Decode a frame into its envelope id and its event; None if it is not an event.
+
+    A payload that does not fit its type's struct becomes an `UnknownEvent`: a newer server is not an error.
+    """
+    try:
+        envelope = _decode_frame(frame)
+        if (decoder := _DECODERS.get(envelope.type)) is not None:
+            try:
+                return envelope.id, decoder.decode(envelope.payload)
+            except msgspec.ValidationError:
+                pass
+        payload = _decode_object(envelope.payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    if envelope.type != ErrorEvent.TYPE:
+        return envelope.id, UnknownEvent(envelope.type, payload)
+    # A newer server may send unknown codes; the app must still receive the error.
+    texts = {key: value for key, value in payload.items() if isinstance(value, str)}
+    code = cast(ErrorCode, texts.get("code") or "internal_error")
+    error = ErrorEvent(code, texts.get("message", ""), texts.get("eventId"), texts.get("callId"))
+    return envelope.id, error
+
+
+def wire_type(event: Event) -> str:
+    """Return an event's type on the wire."""
+    return event.type if isinstance(event, UnknownEvent) else event.TYPE
+
+
+def arguments_of(call: ToolCallEvent) -> dict[str, Any] | None:
+    """Decode a call's arguments; None if they are not a JSON object."""
+    try:
+        return _decode_object(call.arguments or "{}")
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def state_of(event: Event) -> str | None:
+    """Return the state set by a ``convo.setState``; None for any other event."""
+    if isinstance(event, ToolCallEvent) and event.name == "convo.setState":
+        return str((arguments_of(event) or {}).get("state", ""))
+    return None
 
 
 class Socket:
-    """One socket; a reconnect makes another."""
+    """One WebSocket; a reconnect makes another."""
 
     def __init__(self, connection: ClientConnection, send_s: float) -> None:
         self._connection = connection
         self._send_s = send_s
-        self._down = False
 
     @classmethod
-    async def open(cls, options: ClientOptions) -> Socket:
+    async def open(cls, url: str, token: str | None, proxy: str | None, limits: ClientLimits) -> Socket:
         """Open a socket. Raises `CannotConnect`."""
-        limits = options.limits
-        if options.token is not None and not _TOKEN.fullmatch(options.token):
+        if token is not None and not re.fullmatch(r"[!-~]+", token):
             raise CannotConnect("The token contains characters that are not allowed in a header.")
-        headers = {} if options.token is None else {"Authorization": f"Bearer {options.token}"}
         try:
             connection = await open_websocket(
-                options.url,
-                additional_headers=headers,
-                proxy=options.proxy,  # None: do not read one from the environment
+                url,
+                additional_headers={} if token is None else {"Authorization": f"Bearer {token}"},
+                proxy=proxy,  # None: do not read one from the environment
                 open_timeout=limits.connect_s,
                 ping_interval=limits.ping_s,
                 ping_timeout=limits.ping_s,
@@ -62,13 +349,13 @@ class Socket:
                 max_size=limits.max_frame_bytes,
             )
         except (OSError, ValueError, WebSocketException) as error:
-            raise _cannot_connect(options, error) from error
+            status = error.response.status_code if isinstance(error, InvalidStatus) else None
+            message = f"Cannot connect to {show_url(url)}: {_reason(error, limits.connect_s)}."
+            raise CannotConnect(message, status=status) from error
         return cls(connection, limits.send_s)
 
     async def send(self, frame: bytes) -> None:
         """Send one text frame. Raises `ConnectionLost`; the frame may still have been sent."""
-        if self._down:
-            raise ConnectionLost("The connection is down.")
         try:
             async with asyncio.timeout(self._send_s):
                 await self._connection.send(frame, text=True)
@@ -77,64 +364,52 @@ class Socket:
             self.abort()
             raise ConnectionLost(f"The server read nothing for {self._send_s:g} s.") from None
         except ConnectionClosed as closed:
-            self._down = True
-            raise _connection_lost(closed) from None
+            raise _loss_of(closed) from None
 
     async def receive(self) -> bytes:
         """Wait for the next frame. Pings are answered. Raises `ConnectionLost`."""
         try:
             return await self._connection.recv(decode=False)
         except ConnectionClosed as closed:
-            self._down = True
-            raise _connection_lost(closed) from None
+            raise _loss_of(closed) from None
 
     def abort(self) -> None:
         """Cut the connection without a close frame."""
-        self._down = True
         self._connection.transport.abort()
 
     async def close(self) -> None:
         """Close with a close frame, within ``close_s`` seconds."""
-        self._down = True
         await self._connection.close()
 
 
-def _connection_lost(closed: ConnectionClosed) -> ConnectionLost:
+def _loss_of(closed: ConnectionClosed) -> ConnectionLost:
     if closed.rcvd is None:
         return ConnectionLost("The connection broke.")
-    reason = f": {closed.rcvd.reason}" if closed.rcvd.reason else ""
-    return ConnectionLost(
-        f"The server closed the connection ({closed.rcvd.code}{reason}).", close_code=closed.rcvd.code
-    )
+    code, reason = closed.rcvd.code, f": {closed.rcvd.reason}" if closed.rcvd.reason else ""
+    return ConnectionLost(f"The server closed the connection ({code}{reason}).", close_code=code)
 
 
-def _cannot_connect(options: ClientOptions, error: Exception) -> CannotConnect:
-    status = None
-    if isinstance(error, InvalidStatus):
-        status = error.response.status_code
-        reason = f"the server answered HTTP {status}"
-        if status in (401, 403):
-            reason += ": the token is missing or not accepted"
-    elif isinstance(error, TimeoutError):
-        reason = f"no answer within {options.limits.connect_s:g} s"
-    elif isinstance(error, OSError):
-        reason = _os_reason(error)
-    elif isinstance(error, InvalidURI | ValueError):
-        reason = "not a WebSocket URL such as ws://127.0.0.1:8080/ws"
-    else:
-        reason = "the service there does not speak WebSocket"
-    return CannotConnect(f"Cannot connect to {show_url(options.url)}: {reason}.", status=status)
-
-
-def _os_reason(error: OSError) -> str:
-    if isinstance(error, socket.gaierror):
-        return "unknown host name"
-    if isinstance(error, ssl.SSLError):
-        return f"no secure connection ({error.reason or 'TLS failed'})"
-    if error.errno is not None:
-        return os.strerror(error.errno).lower()
-    # asyncio joins the failures of several addresses into one message without a number.
-    return "connection refused" if "Connect call failed" in str(error) else "the network failed"
+def _reason(error: Exception, connect_s: float) -> str:
+    match error:
+        case InvalidStatus() if (status := error.response.status_code) in (401, 403):
+            return f"the server answered HTTP {status}: the token is missing or not accepted"
+        case InvalidStatus():
+            return f"the server answered HTTP {error.response.status_code}"
+        case TimeoutError():
+            return f"no answer within {connect_s:g} s"
+        case socket.gaierror():
+            return "unknown host name"
+        case ssl.SSLError():
+            return f"no secure connection ({error.reason or 'TLS failed'})"
+        case OSError(errno=int() as number):
+            return os.strerror(number).lower()
+        case OSError():
+            # asyncio joins the failures of several addresses into one message without a number.
+            return "connection refused" if "Connect call failed" in str(error) else "the network failed"
+        case InvalidURI() | ValueError():
+            return "not a WebSocket URL such as ws://127.0.0.1:8080/ws"
+        case _:
+            return "the service there does not speak WebSocket"
 
 
 def show_url(url: str) -> str:
@@ -145,215 +420,3 @@ def show_url(url: str) -> str:
         return "that address"
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path}" if host else url.partition("?")[0]
-
-
-# Frames kept in `Connection.received`.
-MAX_RECEIVED = 2_000
-
-
-class Connection:
-    """One socket at a time, each opened with ``session.start``; new events go into ``inbox``.
-
-    ``notice`` is called with each event when it is read, before it is queued; ``on_started`` with the answer
-    to ``session.start``, before the events that follow it.
-
-    `open` does not retry; `Reconnector` does. ``connection`` counts sockets, ``number`` events without
-    duplicates. ``started`` is the last ``session.started``, ``loss`` the reason for a missing connection.
-    """
-
-    def __init__(
-        self,
-        options: ClientOptions,
-        new_id: IdGenerator,
-        notice: Callable[[Received], None],
-        on_started: Callable[[SessionStarted], None],
-    ) -> None:
-        self.inbox: asyncio.Queue[Received] = asyncio.Queue(options.limits.backlog)
-        self.received: deque[Received] = deque(maxlen=MAX_RECEIVED)
-        self.connection = 0
-        self.number = 0
-        self.loss: ConnectionLost | None = None
-        self.started: SessionStarted | None = None
-        self._options = options
-        self._new_id = new_id
-        self._notice = notice
-        self._on_started = on_started
-        self._ids: dict[str, None] = {}  # of recent events, oldest first
-        self._link: Socket | None = None
-        self._reader: asyncio.Task[None] | None = None
-        self._down = asyncio.Event()  # set while there is no socket
-        self._down.set()
-        self._opening = asyncio.Lock()
-        self._starting: tuple[str, asyncio.Future[SessionStarted | ClientError]] | None = None
-        self._closed = False
-
-    @property
-    def connected(self) -> bool:
-        return not self._down.is_set()
-
-    @property
-    def acknowledges(self) -> bool:
-        """Whether the server confirms recorded events with ``event.ack`` (capability ``resume``)."""
-        return self.started is not None and "resume" in (self.started.capabilities or ())
-
-    async def open(self, start: Callable[[], SessionStart], *, replace_socket: bool = True) -> SessionStarted:
-        """Open a new socket, closing the present one, and start the session on it.
-
-        ``start`` makes the ``session.start`` once the socket is open. ``replace_socket`` False keeps an
-        open socket. Raises `CannotConnect`, `StartRefused`, `ConnectionLost` and `WaitTimeout`.
-        """
-        async with self._opening:
-            if self.connected and self.started is not None and not replace_socket:
-                return self.started
-            await self._retire(ConnectionLost("The client is reconnecting."))
-            link = await Socket.open(self._options)
-            self._link = link
-            try:
-                if self._closed:
-                    raise ConnectionLost("The client was closed.")
-                started = await self._handshake(link, start)
-            except BaseException:  # also cancellation: leave no half-open socket
-                link.abort()
-                await self._retire(ConnectionLost("The session did not start."))
-                raise
-            if self._link is link:  # else it was lost immediately, and `loss` has the reason
-                self.loss = None
-                self._down.clear()
-            return started
-
-    async def close(self, reason: ConnectionLost) -> None:
-        """Close the socket. No other can be opened."""
-        self._closed = True
-        await self._retire(reason)
-
-    def drop(self) -> None:
-        """Cut the socket without a close frame, and stop reading from it."""
-        if self._link is not None:
-            if self._reader is not None:
-                self._reader.cancel()
-            self._link.abort()
-            self._record_loss(self._link, ConnectionLost("The connection was dropped by this client."))
-
-    async def wait_lost(self, timeout: float | None) -> ConnectionLost:
-        """Wait until there is no socket; return the reason. Raises `WaitTimeout`."""
-        try:
-            async with asyncio.timeout(timeout):
-                await self._down.wait()
-        except TimeoutError:
-            raise WaitTimeout(f"The connection was not lost within {timeout:g} s.") from None
-        return self.loss or ConnectionLost("The client has not been started.")
-
-    def missing(self) -> ConnectionLost:
-        """Make the error for a missing connection."""
-        return ConnectionLost(str(self.loss or "There is no connection."))
-
-    async def send(self, frame: bytes) -> None:
-        """Send a frame. Raises `ConnectionLost`."""
-        link = self._link
-        if link is None or not self.connected:
-            raise self.missing()
-        try:
-            await link.send(frame)
-        except ConnectionLost as loss:
-            self._record_loss(link, loss)
-            raise
-
-    async def _handshake(self, link: Socket, start: Callable[[], SessionStart]) -> SessionStarted:
-        self.connection += 1
-        event_id = self._new_id()
-        answer: asyncio.Future[SessionStarted | ClientError] = asyncio.get_running_loop().create_future()
-        self._starting = event_id, answer
-        # Before the start is sent: the answer may arrive during the send.
-        self._reader = asyncio.create_task(self._read(link, self.connection))
-        seconds = self._options.limits.start_s
-        try:
-            await link.send(encode_event(event_id, self._options.session_id, start()))
-            async with asyncio.timeout(seconds):
-                result = await answer
-        except TimeoutError:
-            raise WaitTimeout(f"The server did not start the session within {seconds:g} s.") from None
-        finally:
-            self._starting = None
-        if isinstance(result, ClientError):
-            raise result
-        return result
-
-    def _record_loss(self, link: Socket, loss: ConnectionLost) -> None:
-        # A replaced socket may end after its successor is open.
-        if self._link is not link:
-            return
-        self._link = None
-        self.loss = loss
-        self._down.set()
-        self._answer_start(loss)
-
-    async def _retire(self, reason: ConnectionLost) -> None:
-        link, reader = self._link, self._reader
-        if reader is not None:
-            reader.cancel()
-            await asyncio.wait({reader}, timeout=self._options.limits.close_s)
-            self._reader = None
-        if link is not None:
-            self._record_loss(link, reason)
-            await link.close()
-
-    def _answer_start(self, answer: SessionStarted | ClientError) -> None:
-        if self._starting is not None and not self._starting[1].done():
-            self._starting[1].set_result(answer)
-
-    async def _read(self, link: Socket, connection: int) -> None:
-        # This must not wait for a handler: pings need answers.
-        limits = self._options.limits
-        try:
-            while True:
-                frame = await link.receive()
-                received = self._take(frame, connection)
-                if received is not None:
-                    self._notice(received)
-                    await self._deliver(received)
-        except ConnectionLost as loss:
-            self._record_loss(link, loss)
-        except TimeoutError:
-            link.abort()
-            self._record_loss(
-                link, ConnectionLost(f"The handlers accepted no event for {limits.backlog_s:g} s.")
-            )
-        except Exception as error:
-            log.error("connection reader failed: %s", describe_error(error))
-            link.abort()
-            self._record_loss(link, ConnectionLost("The client failed to read."))
-
-    async def _deliver(self, received: Received) -> None:
-        try:
-            # A full queue stops reading, so a handler that hangs would block the connection.
-            async with asyncio.timeout(self._options.limits.backlog_s):
-                await self.inbox.put(received)
-        except BaseException:
-            self._ids.pop(received.id, None)  # it was not handled: a replay may deliver it again
-            raise
-
-    def _take(self, frame: bytes, connection: int) -> Received | None:
-        decoded = decode_frame(frame)
-        if decoded is None:
-            log.debug("frame ignored: %d bytes that are not an event", len(frame))
-            return None
-        event_id, event = decoded
-        new = event_id not in self._ids
-        if new:
-            self._ids[event_id] = None
-            if len(self._ids) > self._options.limits.recent_ids:
-                del self._ids[next(iter(self._ids))]
-            self.number += 1
-        received = Received(event_id, event, connection, self.number, not new)
-        self.received.append(received)
-        if isinstance(event, SessionStarted) and self._starting and not self._starting[1].done():
-            self.started = event
-            self._on_started(event)
-            self._answer_start(event)
-        elif isinstance(event, ErrorEvent) and self._starting is not None:
-            # An error without an id concerns an unreadable frame, and only the start was sent.
-            if event.event_id in (None, self._starting[0]) and not self._starting[1].done():
-                self._answer_start(StartRefused(event))
-                return None  # `open` raises it; listeners do not receive it
-        # A replayed event is listed in `received`, but not handled again.
-        return received if new else None

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import unicodedata
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar
+from collections.abc import Callable, Collection, Generator
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
 
-import msgspec
-
-from conductor.client.errors import ClientError, WaitTimeout
-from conductor.client.events import Event, arguments_of, state_of
+from conductor.client.connection import ClientError, Event, WaitTimeout, arguments_of, state_of
 from conductor.events.client import ToolResultEvent
 from conductor.events.server import (
     ApprovalRequest,
@@ -24,9 +21,8 @@ from conductor.events.server import (
     is_ui_call,
 )
 
-E = TypeVar("E", bound=msgspec.Struct)
-# Events kept of one turn.
-MAX_EVENTS = 10_000
+_MAX_EVENTS = 10_000
+"""Events kept of one turn."""
 
 Ending: TypeAlias = Literal["idle", "followed", "lost"]
 """How a turn ended: ``idle`` by that state, ``followed`` by the next turn without an ``idle``, ``lost``
@@ -73,32 +69,26 @@ class TurnResult:
         return bool(self.finals) and not self.errors
 
 
+@dataclass(slots=True, eq=False)
 class Turn:
-    """One transcript and its events. ``await turn`` waits for its end, at most ``turn_s`` seconds."""
+    """One transcript and its events. ``await turn`` waits for its end, at most ``turn_s`` seconds.
 
-    def __init__(self, text: str, event_id: str, connection: int, turn_s: float) -> None:
-        self.text = text
-        self.event_id = event_id
-        self.connection = connection
-        self.interrupted = False
-        # The server's progress with the transcript; set by `Turns`.
-        self.stage: Literal["waiting", "running", "refused"] = "waiting"
-        # Whether the outbox keeps the transcript for the next connection.
-        self.is_kept = False
-        # Whether the server confirmed the transcript by ``event.ack``: it will be processed.
-        self.is_recorded = False
-        self._open_requests: set[str] = set()
-        self._turn_s = turn_s
-        self._events: list[Event] = []
-        self._answers: dict[str, ToolResultEvent] = {}
-        self._watchers: list[tuple[Callable[[Event], bool], asyncio.Future[Event | None]]] = []
-        self._ended = asyncio.Event()
-        self._outcome: TurnResult | ClientError | None = None
+    ``connection`` is the number of the socket at its start. ``stage`` is the server's progress with the
+    transcript, and ``is_recorded`` tells that the server will process it. ``requests`` are open approvals.
+    """
 
-    @property
-    def asking(self) -> bool:
-        """Whether an approval request is open: the turn's ``idle`` is then for the answer by voice."""
-        return bool(self._open_requests)
+    text: str
+    event_id: str
+    connection: int
+    turn_s: float
+    interrupted: bool = False
+    stage: Literal["waiting", "running", "refused"] = "waiting"
+    is_recorded: bool = False
+    requests: set[str] = field(default_factory=set)
+    events: list[Event] = field(default_factory=list)
+    answers: dict[str, ToolResultEvent] = field(default_factory=dict)
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _outcome: TurnResult | ClientError | None = None
 
     @property
     def is_done(self) -> bool:
@@ -114,7 +104,7 @@ class Turn:
         Raises `WaitTimeout`, and `ConnectionLost` when the client is closed. A lost connection does not end
         a turn: the session continues after a reconnect.
         """
-        limit = self._turn_s if timeout is None else timeout
+        limit = self.turn_s if timeout is None else timeout
         try:
             async with asyncio.timeout(limit):
                 await self._ended.wait()
@@ -124,86 +114,43 @@ class Turn:
             return self._outcome
         raise self._outcome or ClientError("The turn was abandoned.")
 
-    async def until(
-        self, kind: type[E], timeout: float, matches: Callable[[E], bool] = lambda _event: True
-    ) -> E:
-        """Wait for the turn's first event of class ``kind`` that ``matches``.
-
-        Raises `WaitTimeout`, and `ClientError` if the turn ended without such an event.
-        """
-
-        def fits(event: Event) -> bool:
-            return isinstance(event, kind) and matches(event)
-
-        event: Event | None = next(filter(fits, self._events), None)
-        if event is None and not self.is_done:
-            future: asyncio.Future[Event | None] = asyncio.get_running_loop().create_future()
-            self._watchers.append((fits, future))
-            try:
-                async with asyncio.timeout(timeout):
-                    event = await future
-            except TimeoutError:
-                raise WaitTimeout(f"No {kind.__name__} within {timeout:g} s.") from None
-        if not isinstance(event, kind):
-            raise ClientError(f"The turn ended without a {kind.__name__}.")
-        return event
-
     def note(self, event: Event) -> None:
         """Record an event of the turn."""
         if isinstance(event, ApprovalRequest):
-            self._open_requests.add(event.approval_id)
+            self.requests.add(event.approval_id)
         elif isinstance(event, ApprovalResolved) and event.outcome != "refused":
-            self._open_requests.discard(event.approval_id)
+            self.requests.discard(event.approval_id)
         elif isinstance(event, SpeechFinal) or _fails_turn(event):
             # After a reconnect a request's outcome may follow the end of the turn.
-            self._open_requests.clear()
-        if len(self._events) < MAX_EVENTS:
-            self._events.append(event)
-        for fits, future in self._watchers:
-            if not future.done() and fits(event):
-                future.set_result(event)
-        self._watchers = [watcher for watcher in self._watchers if not watcher[1].done()]
-
-    def add_result(self, result: ToolResultEvent) -> None:
-        """Record a result of the device."""
-        self._answers[result.call_id] = result
+            self.requests.clear()
+        if len(self.events) < _MAX_EVENTS:
+            self.events.append(event)
 
     def end(self, outcome: Ending | ClientError) -> None:
         """End the turn; the first end counts."""
-        if self.is_done:
-            return
-        self._outcome = outcome if isinstance(outcome, ClientError) else self._result(outcome)
-        self._ended.set()
-        for _, future in self._watchers:
-            if not future.done():
-                future.set_result(None)
+        if not self.is_done:
+            self._outcome = outcome if isinstance(outcome, ClientError) else self._result(outcome)
+            self._ended.set()
 
     def _result(self, ending: Ending) -> TurnResult:
-        events = self._events
+        calls = [event for event in self.events if isinstance(event, ToolCallEvent)]
+        tools = [call for call in calls if not is_ui_call(call.name)]
+        answers = [self.answers.get(call.call_id) or ToolResultEvent(call.call_id) for call in tools]
+        speeches = [arguments_of(call) or {} for call in calls if call.name == "tts.speak"]
         return TurnResult(
             transcript=self.text,
             ending=ending,
             interrupted=self.interrupted,
-            finals=tuple(event.text for event in events if isinstance(event, SpeechFinal)),
-            speeches=tuple(_texts(events, "tts.speak")),
-            partials=tuple(event.text for event in events if isinstance(event, SpeechPartial)),
-            calls=tuple(_runs(events, self._answers)),
-            errors=tuple(event for event in events if isinstance(event, ErrorEvent)),
-            events=tuple(events),
+            finals=tuple(event.text for event in self.events if isinstance(event, SpeechFinal)),
+            speeches=tuple(str(speech.get("text", "")) for speech in speeches),
+            partials=tuple(event.text for event in self.events if isinstance(event, SpeechPartial)),
+            calls=tuple(
+                CalledTool(call.call_id, call.name, call.arguments, answer.result, answer.error)
+                for call, answer in zip(tools, answers, strict=True)
+            ),
+            errors=tuple(event for event in self.events if isinstance(event, ErrorEvent)),
+            events=tuple(self.events),
         )
-
-
-def _texts(events: Iterable[Event], name: str) -> Iterable[str]:
-    for event in events:
-        if isinstance(event, ToolCallEvent) and event.name == name:
-            yield str(arguments_of(event).get("text", ""))
-
-
-def _runs(events: Iterable[Event], answers: Mapping[str, ToolResultEvent]) -> Iterable[CalledTool]:
-    for event in events:
-        if isinstance(event, ToolCallEvent) and not is_ui_call(event.name):
-            answer = answers.get(event.call_id) or ToolResultEvent(event.call_id)
-            yield CalledTool(event.call_id, event.name, event.arguments, answer.result, answer.error)
 
 
 class Turns:
@@ -214,122 +161,114 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._open: list[Turn] = []
+        self.open: list[Turn] = []
         self._thinking = False
 
-    @property
-    def running(self) -> bool:
-        """Whether a turn is running."""
-        return bool(self._open)
-
-    def add(self, turn: Turn) -> None:
-        """Add a turn, before its transcript is sent."""
-        self._open.append(turn)
-
-    def remove(self, turn: Turn) -> None:
-        """Remove a turn whose transcript could not be sent."""
-        self._open.remove(turn)
+    def is_open(self, event_id: str) -> bool:
+        """Whether the turn of a transcript has not ended."""
+        return any(turn.event_id == event_id for turn in self.open)
 
     def mark_interrupted(self) -> None:
         """Mark the open turns as interrupted by this client."""
-        for turn in self._open:
+        for turn in self.open:
             turn.interrupted = True
 
-    def add_result(self, result: ToolResultEvent) -> None:
-        """Record a result of the device."""
-        for turn in self._open:
-            turn.add_result(result)
-
-    def note(self, event: Event) -> Sequence[str]:
-        """Record an event with its turn, before it is handled.
-
-        Returns the ids of the transcripts that the event confirms.
-        """
-        confirmed: list[str] = []
-        if isinstance(event, EventAck):  # has no turn
-            return confirmed
-        if isinstance(event, ErrorEvent):
-            turn = self._about(event)
-            if turn is not None and turn.event_id == event.event_id:
-                confirmed.append(turn.event_id)
-        else:
-            started = self._accept(event)
-            if started is not None:
-                confirmed.append(started.event_id)
-            turn = self._current()
-            if turn is None and self._open and state_of(event) == "thinking":
-                turn = self._open[0]
-        if turn is not None:
-            turn.note(event)
-        return confirmed
+    def mark_recorded(self, event_ids: Collection[str]) -> None:
+        """Mark transcripts that the server will process."""
+        for turn in self.open:
+            turn.is_recorded = turn.is_recorded or turn.event_id in event_ids
 
     def forget_recorded(self) -> None:
         """Mark no transcript as recorded, because the session is a new one."""
-        for turn in self._open:
+        for turn in self.open:
             turn.is_recorded = False
 
-    def settle(self, event: Event, connection: int) -> None:
-        """End the turns that an event ends, after its handlers."""
+    def add_result(self, result: ToolResultEvent) -> None:
+        """Record a result of the device."""
+        for turn in self.open:
+            turn.answers[result.call_id] = result
+
+    def note(self, event: Event) -> Turn | None:
+        """Record an event with its turn, before it is handled. Return a turn whose transcript it answers."""
+        if isinstance(event, EventAck):  # has no turn
+            return None
+        target = None
+        if isinstance(event, ErrorEvent):
+            turn = self._about(event)
+            if turn is not None and turn.event_id == event.event_id:
+                target = turn
+        else:
+            target = self._accept(event)
+            turn = self._running
+            if turn is None and self.open and state_of(event) == "thinking":
+                turn = self.open[0]
+        if turn is not None:
+            turn.note(event)
+        return target
+
+    def settle(self, event: Event, connection: int, is_kept: Callable[[str], bool]) -> None:
+        """End the turns that an event of a connection ends, after its handlers.
+
+        ``is_kept`` tells whether a transcript will be sent again.
+        """
         if state_of(event) != "idle":
             return
         self._thinking = False
         has_passed = False
-        for turn in reversed(list(self._open)):  # the newest first
-            if turn.asking:
+        for turn in self.open[::-1]:  # the newest first
+            is_expected = turn.is_recorded or is_kept(turn.event_id)
+            if turn.requests:  # its idle is for the answer by voice
                 has_passed = True
             elif turn.stage != "waiting":
                 self._end(turn, "idle")
                 has_passed = has_passed or turn.stage == "running"
-            elif has_passed or (turn.connection < connection and not (turn.is_kept or turn.is_recorded)):
+            elif has_passed or (turn.connection < connection and not is_expected):
                 # The server processes transcripts in order, so a transcript older than a processed one is
                 # lost. A resume without a running turn sends ``idle``: a transcript of an earlier connection
-                # is then lost, unless the outbox keeps it or the server recorded it.
+                # is then lost, unless it will be sent again or the server recorded it.
                 self._end(turn, "lost")
 
     def close(self, error: ClientError) -> None:
         """End all turns with an error."""
-        for turn in self._open:
+        for turn in self.open:
             turn.end(error)
-        self._open.clear()
+        self.open.clear()
 
-    def _current(self) -> Turn | None:
-        return next((turn for turn in self._open if turn.stage == "running"), None)
+    @property
+    def _running(self) -> Turn | None:
+        return next((turn for turn in self.open if turn.stage == "running"), None)
 
     def _accept(self, event: Event) -> Turn | None:
         if state_of(event) == "thinking":
             self._thinking = True
         if not isinstance(event, ToolCallEvent) or event.name != "convo.appendMessage":
             return None
-        arguments = arguments_of(event)
+        arguments = arguments_of(event) or {}
         if arguments.get("role") != "user" or arguments.get("isPartial"):
             return None
-        waiting = [turn for turn in self._open if turn.stage == "waiting"]
+        waiting = [turn for turn in self.open if turn.stage == "waiting"]
         text = _plain(str(arguments.get("text", "")))
-        started = next((turn for turn in waiting if _plain(turn.text) == text), None)
+        turn = next((turn for turn in waiting if _plain(turn.text) == text), None)
         # A server may rewrite the text. Without a ``thinking`` before it, it may be a replay.
-        if started is None and waiting and self._thinking:
-            started = waiting[0]
-        if started is None:
-            return None
-        running = self._current()
-        if running is not None:
-            self._end(running, "followed")
-        started.stage = "running"
-        self._thinking = False
-        return started
+        if turn is None and waiting and self._thinking:
+            turn = waiting[0]
+        if turn is not None:
+            if (running := self._running) is not None:
+                self._end(running, "followed")
+            turn.stage = "running"
+            self._thinking = False
+        return turn
 
     def _about(self, error: ErrorEvent) -> Turn | None:
-        turn = next((turn for turn in self._open if turn.event_id == error.event_id), None)
-        if turn is None:
-            turn = self._current()
+        turn = next((turn for turn in self.open if turn.event_id == error.event_id), None) or self._running
         if turn is None and _fails_turn(error):
-            turn = next(iter(self._open), None)
+            turn = next(iter(self.open), None)
         if turn is not None and turn.stage == "waiting":
             turn.stage = "refused"
         return turn
 
     def _end(self, turn: Turn, ending: Ending) -> None:
-        self._open.remove(turn)
+        self.open.remove(turn)
         turn.end(ending)
 
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from conductor.app import make_services, running
-from conductor.client.errors import ClientError
+from conductor.client.connection import ClientError
 from conductor.errors import ModelError, SettingsError
 from conductor.events.envelope import new_call_id
 from conductor.messages import ToolCall, UserMessage

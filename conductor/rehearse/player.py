@@ -14,10 +14,8 @@ import msgspec
 
 from conductor.client.approvals import Approval, ApprovalDecision, allow, deny, edit
 from conductor.client.calls import SPEAK
-from conductor.client.client import Client, connect
-from conductor.client.errors import ClientError, ConnectionLost
-from conductor.client.options import DEFAULT_CAPABILITIES
-from conductor.client.reconnect import Reconnect
+from conductor.client.client import DEFAULT_CAPABILITIES, Client, connect
+from conductor.client.connection import ClientError, ConnectionLost, Reconnect
 from conductor.client.turns import Turn
 from conductor.errors import SettingsError
 from conductor.events import server

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -53,7 +54,7 @@ def decide(line: str, approval: Approval) -> ApprovalDecision | Literal["edit", 
     key, _, reason = line.partition(" ")
     key = _WORDS.get(key.casefold(), key.casefold())
     scope = _SCOPES.get(key)
-    if scope in approval.scopes and not reason:
+    if scope is not None and scope in approval.scopes and not reason:
         return allow(scope)
     if key == "e" and not reason:
         return "edit"
@@ -63,7 +64,7 @@ def decide(line: str, approval: Approval) -> ApprovalDecision | Literal["edit", 
     return "words" if len(line) > 1 and any(map(str.isalpha, line)) else None
 
 
-def arguments_text(arguments: dict[str, Any]) -> str:
+def arguments_text(arguments: Mapping[str, Any]) -> str:
     """Format arguments as one line for the editor."""
     return visible(json.dumps(arguments, ensure_ascii=False))
 

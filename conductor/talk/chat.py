@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from conductor.client.approvals import Approval, ApprovalDecision, edit
 from conductor.client.client import Client
-from conductor.client.errors import ClientError, ConnectionLost
-from conductor.client.events import Event, UnknownEvent, state_of, wire_type
-from conductor.client.reconnect import GaveUp, Lost, Reconnected, TryFailed
+from conductor.client.connection import (
+    ClientError,
+    ConnectionLost,
+    Event,
+    GaveUp,
+    Lost,
+    Reconnected,
+    TryFailed,
+    UnknownEvent,
+    state_of,
+    wire_type,
+)
 from conductor.client.turns import Turn
 from conductor.events import server
 from conductor.talk import cards

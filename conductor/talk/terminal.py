@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from conductor.client.client import Client, connect
-from conductor.client.reconnect import Reconnect
+from conductor.client.connection import Reconnect
 from conductor.commands.banner import server_address
 from conductor.errors import SettingsError
 from conductor.settings import load_settings

@@ -138,7 +138,7 @@ class LibraryClient(SimulatedClient):
             limits=_LIMITS,
             reconnect=Reconnect(first_s=0.03, most_s=0.3, steady_s=0.0, random=self._chance.random),
         )
-        self.person.received_ids = lambda: {received.id for received in client.received}
+        self.person.received_ids = lambda: set(client.received_ids)
         client.on("*", self._event)
         client.on("client.lost", self._note_loss)
         try:

@@ -18,7 +18,7 @@ from benchmarks.cluster import Cluster
 from benchmarks.nodes import DidNotStart, redis_program, stand_in_settings
 from benchmarks.scenarios import percentile
 from conductor.client import Client, Reconnect, ToolRun, connect
-from conductor.client.errors import ClientError
+from conductor.client.connection import ClientError
 from tests.models import AnthropicService, BenchPersona
 
 TURN_S = 60.0

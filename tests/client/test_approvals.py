@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -70,11 +69,12 @@ async def test_the_handler_receives_the_request_and_its_decision_echoes_the_dige
             batch_id="batch_1",
             name="notes.delete",
             arguments={"path": "notes.txt"},
+            arguments_digest="digest of appr_1",
             risk="medium",
-            reasons=("It cannot be undone.",),
+            reasons=["It cannot be undone."],
             prompt="May I run notes delete, path notes.txt?",
-            scopes=("once", "session", "always"),
-            expires_at=datetime(2026, 3, 1, 12, 10, tzinfo=UTC),
+            scopes=["once", "session", "always"],
+            expires_at="2026-03-01T12:10:00.000Z",
         )
     ]
     assert payloads == [
@@ -292,7 +292,7 @@ async def test_a_replayed_request_is_handled_once() -> None:
 
 
 @pytest.mark.parametrize("replayed", [True, False])
-async def test_a_lost_decision_is_sent_again_under_a_new_id(replayed: bool) -> None:
+async def test_a_lost_decision_is_sent_again_under_its_id(replayed: bool) -> None:
     async def first(peer: Peer) -> None:
         await start(peer)
         await peer.begin()
@@ -329,8 +329,8 @@ async def test_a_lost_decision_is_sent_again_under_a_new_id(replayed: bool) -> N
             await soon(reconnected)
             await (await client.say("and then?")).wait(LIMIT_S)
     assert calls == [1]
+    assert responses[0]["id"] == responses[1]["id"]
     assert responses[0]["payload"] == responses[1]["payload"]
-    assert responses[0]["id"] != responses[1]["id"]
     assert server.types_heard().count("approval.response") == 2  # the third connection follows the resolution
 
 
@@ -451,37 +451,6 @@ async def test_other_arguments_under_the_same_id_are_a_new_request() -> None:
         ("a.txt", "allow"),
         ("b.txt", "deny"),
     ]
-
-
-async def test_open_requests_are_bounded() -> None:
-    async def script(peer: Peer) -> None:
-        await start(peer)
-        await peer.begin()
-        for number in range(5):
-            await peer.send("approval.request", request(f"appr_{number}"))
-            await peer.result(await peer.state("thinking"))  # its handler runs
-        await soon(stopped)
-        await peer.answer("Done.")
-
-    async def handler(approval: Approval) -> Any:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append(approval.approval_id)
-            if len(ended) == 3:
-                stopped.set()
-
-    stopped = asyncio.Event()
-    ended: list[str] = []
-    async with (
-        scripted_server(script) as server,
-        connect(server.url, on_approval=handler, limits=ClientLimits(approvals=2)) as client,
-    ):
-        turn = await client.say("go")
-        await soon(stopped)
-        assert ended == ["appr_0", "appr_1", "appr_2"]
-        assert not turn.is_done
-    assert sorted(ended) == [f"appr_{number}" for number in range(5)]  # closing stops the others
 
 
 async def test_the_idle_for_an_answer_does_not_end_the_turn() -> None:

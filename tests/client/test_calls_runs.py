@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from conductor.client import ClientLimits, Reconnect, ToolCancelledError, ToolRun, connect
-from conductor.client.calls import Calls, takes_two_arguments
-from conductor.client.outbox import Outbox, Sender
+from conductor.client.calls import Calls
+from conductor.client.state import ClientSession, takes_two_arguments
 from conductor.events.client import ToolResultEvent
-from conductor.events.envelope import IdGenerator
-from conductor.events.server import SessionStarted, ToolCallEvent, ToolCancel
+from conductor.events.server import ToolCallEvent, ToolCancel
 from tests.client.extended import soon, start
+from tests.client.memory_socket import open_socket
 from tests.stand_ins.scripted_server import LIMIT_S, Json, Peer, ScriptedServer, scripted_server
 
 AT_ONCE = Reconnect(first_s=0, most_s=0)
@@ -258,41 +257,25 @@ async def test_a_cancelled_call_reports_its_effect(name: str, handler: Any, expe
     assert [event["type"] for event in of_calls(server)] == ["tool.started", "tool.cancelled"]
 
 
-class Transport:
-    """A transport that holds each frame until ``through`` is set."""
-
-    connection = 1
-    connected = True
-    acknowledges = False
-    started = SessionStarted("s", resumed=False, capabilities=["lease", "cancel"])
-
-    def __init__(self) -> None:
-        self.sent: asyncio.Queue[Json] = asyncio.Queue()
-        self.through = asyncio.Event()
-
-    async def send(self, frame: bytes) -> None:
-        await self.sent.put(json.loads(frame))
-        await self.through.wait()
-
-
 async def test_a_cancellation_during_tool_started_has_no_effect() -> None:
-    transport, limits = Transport(), ClientLimits()
-    sender = Sender("s", IdGenerator("cevt"), transport, Outbox(transport, limits))
     results: list[ToolResultEvent] = []
     runs: list[Json] = []
 
     async def speak(_text: str) -> None: ...
 
-    calls = Calls(limits, speak, sender, results.append, lambda _name: False)
+    session = ClientSession("s", ClientLimits(), lambda _: None, lambda _: None)
+    calls = Calls(session, speak, results.append)
     calls.handlers["notes.add"] = runs.append
     call = ToolCallEvent("c", "notes.add", "{}")
-    calls.record(call)
+    calls.notice(call)
     async with asyncio.timeout(LIMIT_S):
+        link = await open_socket(session, "lease", "cancel")
+        link.through.clear()
         answering = asyncio.create_task(calls.answer(call, 1))
-        assert (await transport.sent.get())["type"] == "tool.started"
-        calls.cancel(ToolCancel("c", "barge_in"))
-        transport.through.set()
-        assert (await transport.sent.get())["payload"] == {"callId": "c", "effect": "none"}
+        assert (await link.sending.get())["type"] == "tool.started"
+        calls.notice(ToolCancel("c", "barge_in"))
+        link.through.set()
+        assert (await link.sending.get())["payload"] == {"callId": "c", "effect": "none"}
         await answering
     assert runs == []
     assert [result.error for result in results] == ["cancelled: none"]

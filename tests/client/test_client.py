@@ -12,7 +12,6 @@ from websockets.http11 import Request
 
 from conductor.client import (
     CannotConnect,
-    ClientError,
     ClientLimits,
     ConnectionLost,
     StartRefused,
@@ -335,7 +334,6 @@ async def test_a_queued_speech_is_skipped_after_an_interruption() -> None:
     async with scripted_server(script) as server:
         async with connect(server.url, speak=speak, handlers={"notes.slow": slow}) as client:
             turn = await client.say("go")
-            await turn.until(ToolCallEvent, LIMIT_S, lambda call: call.name == "notes.slow")
             async with asyncio.timeout(LIMIT_S):
                 await started.wait()
                 await arrived.wait()
@@ -372,9 +370,8 @@ async def test_a_duplicate_event_is_handled_once() -> None:
     async with scripted_server(script) as server:
         async with connect(server.url, handlers={"notes.add": runs.append}) as client:
             await (await client.say("go")).wait(LIMIT_S)
-            doubles = [received for received in client.received if received.duplicate]
+            assert "evt_same" in client.received_ids
     assert len(runs) == 1
-    assert [double.id for double in doubles] == ["evt_same"]
 
 
 async def test_an_unknown_event_is_delivered() -> None:
@@ -495,9 +492,5 @@ async def test_a_turn_without_an_end_is_bounded_and_ended_by_close() -> None:
             turn = await client.say("hello")
             with pytest.raises(WaitTimeout):
                 await turn
-            with pytest.raises(WaitTimeout):
-                await turn.until(SpeechFinal, 0.01)
         with pytest.raises(ConnectionLost):
             await turn
-        with pytest.raises(ClientError, match="ended without"):
-            await turn.until(SpeechFinal, LIMIT_S)

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 import pytest
 
-from conductor.client.connection import show_url
-from conductor.client.events import UnknownEvent, decode_frame, wire_type
+from conductor.client.connection import UnknownEvent, decode_frame, show_url, wire_type
 from conductor.events.envelope import encode_event
 from conductor.events.server import ErrorEvent, ServerEvent, SessionPing, SpeechPartial
 

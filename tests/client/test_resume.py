@@ -556,18 +556,3 @@ async def test_last_event_id_precedes_unfinished_events(name: str, beside: bool,
     started = asyncio.Event()
     handlers = {"notes.add": long}
     assert await last_event(part, speak=long, handlers=handlers, serial=not beside) == expected
-
-
-async def test_events_after_a_finished_speech_count() -> None:
-    async def part(peer: Peer) -> None:
-        speech = await peer.call("tts.speak", {"text": "hello"})
-        await peer.result(await peer.call("convo.setState", {"state": "idle"}, "evt_idle"))
-        go_on.set()
-        await peer.result(speech)
-        await peer.arrived()
-
-    async def speak(_text: str) -> None:
-        await go_on.wait()
-
-    go_on = asyncio.Event()
-    assert await last_event(part, speak=speak, serial=False) == "evt_idle"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conductor.client.errors import ClientError
+from conductor.client.connection import ClientError
 from conductor.client.turns import Turn, Turns
 from conductor.events.client import ToolResultEvent
 from conductor.events.server import (
@@ -27,16 +27,17 @@ class Wire:
     def __init__(self) -> None:
         self.turns = Turns()
         self.connection = 1
+        self.unconfirmed: set[str] = set()
 
     def say(self, text: str) -> Turn:
         turn = Turn(text, f"id of {text}", self.connection, LIMIT_S)
-        self.turns.add(turn)
+        self.turns.open.append(turn)
         return turn
 
     def hear(self, *events: ServerEvent) -> None:
         for event in events:
             self.turns.note(event)
-            self.turns.settle(event, self.connection)
+            self.turns.settle(event, self.connection, self.unconfirmed.__contains__)
 
 
 IDLE = set_state("c", "idle")

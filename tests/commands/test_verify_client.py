@@ -14,7 +14,7 @@ from websockets.asyncio.server import serve
 
 from conductor.cli import main
 from conductor.client import Approval, ApprovalDecision, Client, Reconnect, allow, connect
-from conductor.client.options import DEFAULT_CAPABILITIES
+from conductor.client.client import DEFAULT_CAPABILITIES
 from conductor.commands.verify_client import QUESTION, STEPS, Play, Step, verify
 from tests.app import App
 

@@ -41,6 +41,6 @@ def test_names_in_the_text_exist() -> None:
         assert hasattr(Client, method)
     for name in re.findall(r"`([A-Z]\w+[a-z])`", TEXT):
         assert hasattr(conductor.client, name) or hasattr(builtins, name), name
-    for field in ("first_s", "most_s", "factor", "jitter", "tries"):
+    for field in ("first_s", "most_s", "jitter", "tries"):
         assert f"`{field}`" in TEXT
         assert field in Reconnect.__dataclass_fields__

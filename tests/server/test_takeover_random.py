@@ -51,6 +51,7 @@ class Walk:
         self.trail: list[str] = []
         self.turns: list[Turn] = []
         self.ran: list[str] = []
+        self.events: list[Any] = []
 
     def write(self, arguments: dict[str, Any]) -> str:
         self.ran.append(arguments["text"])
@@ -131,12 +132,13 @@ async def play(shelf: Shelf, seed: int) -> None:
             client = connect(
                 url, KEY.session_id, tools=[TOOL], handlers=handlers, reconnect=reconnect, limits=limits
             )
+            client.on("*", walk.events.append)
             async with client:
                 try:
                     for _ in range(STEPS):
                         await walk.step(client)
                     await walk.finish(client)
-                    await check(client, walk)
+                    await check(walk)
                     await until(lambda: client.state == "idle" and not client.busy)
                 except (AssertionError, TimeoutError) as error:
                     raise AssertionError(f"seed {seed}: {error!r}; {walk.trail}") from error
@@ -147,14 +149,13 @@ async def play(shelf: Shelf, seed: int) -> None:
     assert {message["error_type"] for message in results} == {"none"}, (seed, walk.trail)
 
 
-async def check(client: Client, walk: Walk) -> None:
+async def check(walk: Walk) -> None:
     """Compare the transcripts with the actions and the answers.
 
     A refused transcript, or one that was dropped with its connection, needs no answer. A transcript whose
     model request was restarted twice has an apology.
     """
-    received = [item.event for item in client.received if not item.duplicate]
-    finals = Counter(event.text for event in received if isinstance(event, SpeechFinal))
+    finals = Counter(event.text for event in walk.events if isinstance(event, SpeechFinal))
     apologies = finals.pop(APOLOGY, 0)
     ran = Counter(walk.ran)
     assert set(finals.values()) <= {1} and set(ran.values()) <= {1}, (finals, ran)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from conductor.client.approvals import Approval
@@ -32,14 +32,14 @@ def test_arguments_must_be_a_json_object(text: str) -> None:
 
 
 APPROVAL = Approval(
-    "appr_1", "call_1", "batch_1", "write_file", {"path": "a.txt"}, "high", (), "May I?", ("once",), None
+    "appr_1", "batch_1", "call_1", "write_file", {"path": "a.txt"}, "", "high", (), "May I?", ("once",), ""
 )
 
 
 def test_a_card_shows_the_preview() -> None:
     console = Console(width=80)
     with console.capture() as capture:
-        console.print(card(replace(APPROVAL, preview="-old\n+new\x1b")))
+        console.print(card(structs.replace(APPROVAL, preview="-old\n+new\x1b")))
     assert "│   -old" in capture.get() and "│   +new\\u001b" in capture.get()
 
 
