@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from conductor.commands.output import as_json, write_table
-from conductor.conversation.playback import Moment
+from conductor.conversation.ledger import Moment
 
 # Texts of these fields are printed; others may hold words of people or of the model.
 _PLAIN = frozenset(

@@ -63,7 +63,7 @@ def _change(state: Conversation, record: r.Record, at: int) -> None:  # noqa: C9
         case r.Released():
             state.released = True
         case r.ProfileDeclared():
-            state.profile = record.profile
+            _declare(state, record)
         case r.CallsWithheld():
             for event_id in record.event_ids:
                 if event_id in state.outbound:
@@ -100,7 +100,7 @@ def _change_turn(state: Conversation, turn: Turn, record: r.Record, at: int) -> 
             _speak_segment(state, turn, record)
         case r.BridgeSpoken():
             turn.bridged = True
-            _speak(state, Speech(speech_id(state), turn.id, record.speech_text, "", reply_id(state)))
+            _speak(state, turn, record.speech_text, "", reply_id(state))
         case r.ReplyBroken():
             _break(state, turn, record)
         case r.ReplyLogged():
@@ -109,10 +109,6 @@ def _change_turn(state: Conversation, turn: Turn, record: r.Record, at: int) -> 
             _release(state, record, at)
         case r.QuestionsAsked():
             _ask(state, record, at)
-        case r.CardsWithdrawn():
-            for question in state.questions.values():
-                question.card = False
-                _forget(state, question.id)
         case _:
             question_id = getattr(record, "question_id", "")
             if question_id in state.questions:
@@ -152,6 +148,14 @@ def _claim(state: Conversation, record: r.Claimed, at: int) -> None:
     # The tool that asked ended with its process.
     for question in [question for question in state.questions.values() if question.form is not None]:
         _close(state, question, "superseded", at)
+
+
+def _declare(state: Conversation, record: r.ProfileDeclared) -> None:
+    state.profile = record.profile
+    if "approval" not in record.profile.capabilities:
+        for question in state.questions.values():
+            question.card = False
+            _forget(state, question.id)
 
 
 def _set_field(state: Conversation, record: r.FieldSet) -> None:
@@ -212,18 +216,9 @@ def _speak_segment(state: Conversation, turn: Turn, record: r.SegmentSpoken) -> 
     preceding = turn.reply_text.strip()
     turn.reply_text += record.text
     if record.speech_text:
-        speech = Speech(
-            speech_id(state),
-            turn.id,
-            record.speech_text,
-            turn.reply_text.strip(),
-            turn.reply_id,
-            preceding,
-            segment=turn.segments,
-            last=False,
-            actions=tuple(turn.actions),
-        )
-        _speak(state, speech)
+        text = turn.reply_text.strip()
+        place = {"preceding": preceding, "segment": turn.segments, "last": False}
+        _speak(state, turn, record.speech_text, text, turn.reply_id, **place)
         turn.segments += 1
 
 
@@ -243,18 +238,10 @@ def _reply(state: Conversation, turn: Turn, record: r.ReplyLogged, at: int) -> N
     if not turn.reply_id:
         turn.segments = 0
     if record.speech_text:
-        speech = Speech(
-            speech_id(state),
-            turn.id,
-            record.speech_text,
-            message.text,
-            turn.reply_id or segments_id(turn, position),
-            turn.reply_text.strip() if turn.segments else "",
-            position,
-            turn.segments,
-            actions=tuple(turn.actions),
-        )
-        _speak(state, speech)
+        speech_reply = turn.reply_id or segments_id(turn, position)
+        preceding = turn.reply_text.strip() if turn.segments else ""
+        place = {"preceding": preceding, "position": position, "segment": turn.segments}
+        _speak(state, turn, record.speech_text, message.text, speech_reply, **place)
         turn.segments += 1
     turn.reply_text, turn.reply_id, turn.attempts, turn.retries = "", "", 1, 0
     turn.calls = [replace(call) for call in record.calls]
@@ -317,19 +304,8 @@ def _end(state: Conversation, record: r.TurnEnded, at: int) -> None:
     position = state.log_end - 1
     _place_segments(state, turn, position)
     if record.speech_text:
-        preceding = record.text if turn.reply_text else ""
-        actions = tuple(turn.actions)
-        speech = Speech(
-            speech_id(state),
-            turn.id,
-            record.speech_text,
-            text,
-            reply_id(state),
-            preceding,
-            position,
-            actions=actions,
-        )
-        _speak(state, speech)
+        place = {"preceding": record.text if turn.reply_text else "", "position": position}
+        _speak(state, turn, record.speech_text, text, reply_id(state), **place)
 
 
 def _run_clock(state: Conversation, at: int) -> None:
@@ -362,10 +338,7 @@ def _prompt(state: Conversation, question: Question, record: r.PromptSpoken) -> 
     question.card, question.presented_at, question.repeat_at = False, 0, 0
     question.presentations = max(1, question.presentations + record.counts)
     question.speech_id, question.message_id = speech_id(state), ui_call_id(state, "message")
-    _speak(
-        state,
-        Speech(question.speech_id, "", record.text, record.text, reply_id(state), question_id=question.id),
-    )
+    _speak(state, None, record.text, record.text, reply_id(state), question_id=question.id)
 
 
 def _decide(state: Conversation, question: Question, record: r.QuestionDecided, at: int) -> None:
@@ -396,10 +369,15 @@ def _close(state: Conversation, question: Question, outcome: Outcome, at: int) -
 # -- speech
 
 
-def _speak(state: Conversation, speech: Speech) -> None:
+def _speak(
+    state: Conversation, turn: Turn | None, speech_text: str, text: str, reply: str, **fields: Any
+) -> None:
+    """Add the speech of this record, with these ``fields``; the former ones that are acknowledged go."""
     pending = {event.call_id for event in state.outbound.values() if event.kind == "speak"}
     state.speeches = {key: former for key, former in state.speeches.items() if key in pending}
-    state.speeches[speech.id] = speech
+    turn_id, actions = (turn.id, tuple(turn.actions)) if turn is not None else ("", ())
+    key = speech_id(state)
+    state.speeches[key] = Speech(key, turn_id, speech_text, text, reply, actions=actions, **fields)
 
 
 def _place_segments(state: Conversation, turn: Turn, position: int) -> None:

@@ -1,26 +1,116 @@
-"""Questions to the person: asking, and the meaning of words and taps, as pure functions."""
+"""Questions to the person: wording, asking, and the meaning of words and taps."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
 from msgspec.structs import replace
 
 from conductor.conversation import records as r
-from conductor.conversation.state import Conversation, Profile, Question
+from conductor.conversation.state import Call, Conversation, Form, Profile, Question
 from conductor.conversation.view import View, finish
 from conductor.errors import ErrorCode
 from conductor.events.client import Decision
+from conductor.events.envelope import IdGenerator
 from conductor.events.server import ApprovalResolved, ServerEvent
-from conductor.tools.base import ToolOutcome
+from conductor.tools.base import PersonQuestion, ToolOutcome, ToolSpec
 from conductor.tools.judge import Answer
-from conductor.tools.outcomes import Outcome, Scope, denied, not_answered
+from conductor.tools.outcomes import SCOPES, Outcome, Scope, denied, not_answered
+from conductor.tools.rules import arguments_digest
+
+if TYPE_CHECKING:
+    from conductor.conversation.tools import SessionTools
+
+
+# The source of questions that running tools ask.
+FORM = "question"
+
+new_approval_id = IdGenerator("appr")
+new_batch_id = IdGenerator("batch")
+
+
+# -- wording
+
+
+async def word_questions(
+    tools: SessionTools, calls: Sequence[Call], expires_at: int, *, with_preview: bool
+) -> list[Question]:
+    """Word the questions about calls of a reply, except those whose tool is missing or has changed."""
+    batch_id = new_batch_id()
+    questions = []
+    for call in calls:
+        await asyncio.sleep(0)  # 64 KiB of arguments take 30 ms in each step
+        ready = tools.ready(call)
+        if ready is None or ready.spec.fingerprint != call.fingerprint:
+            continue
+        redacted = dict(tools.executor.redacted(ready.arguments))
+        await asyncio.sleep(0)
+        question = Question(
+            new_approval_id(),
+            batch_id,
+            call.id,
+            call.name,
+            call.arguments,
+            msgspec.json.encode(redacted).decode(),
+            call.digest,
+            "",
+            ready.spec.risk,
+            expires_at,
+            call.reasons,
+            tools.scopes(ready, call.cautions),
+            call.cautions,
+            call.fingerprint,
+            ready.spec.source,
+            await tools.executor.preview(ready) if with_preview else "",
+        )
+        question.prompt = tools.prompt(question, 1)
+        questions.append(question)
+    return questions
+
+
+def word_form(tools: SessionTools, call: Call, request: PersonQuestion, expires_at: int) -> Question:
+    """Word the question of a running tool: a card with a form."""
+    form = Form(request.source, request.message, dict(request.schema))
+    fields = request.schema.get("properties", {})
+    values = msgspec.json.encode({name: field.get("default") for name, field in fields.items()}).decode()
+    spec = form_spec(form)
+    question = Question(
+        new_approval_id(),
+        new_batch_id(),
+        call.id,
+        spec.name,
+        values,
+        values,
+        arguments_digest(spec.name, msgspec.json.decode(values)),
+        "",
+        "high",
+        expires_at,
+        (f"{request.source} asks: {request.message}",),
+        SCOPES[:1],
+        source=FORM,
+        form=form,
+    )
+    question.prompt = tools.prompt(question, 1)
+    return question
+
+
+def form_spec(form: Form) -> ToolSpec:
+    """Make the tool that stands for a form."""
+    return ToolSpec(
+        f"{form.source}.{FORM}", form.message, form.schema, source=FORM, risk="high", effect="read"
+    )
+
 
 _OUTCOMES: dict[str, Outcome] = {"allow": "allowed", "deny": "denied", "edit": "edited"}
 _DECIDED = "This was decided already."
 _GONE = "The question does not stand any more."
+
+
+# -- what a decision answers
 
 
 @dataclass(frozen=True, slots=True)

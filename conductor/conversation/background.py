@@ -1,23 +1,32 @@
-"""Model requests outside of turns: summaries of the history, and warming of the prompt cache."""
+"""Work beside the turns of a person: summaries, cache warming, reminders, and the calls of programs."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
-from conductor.conversation.history import cut_point
+from conductor.conversation.apply import MAX_NOTICES
+from conductor.conversation.history import cut_point, lost_result
 from conductor.conversation.model import history_of
-from conductor.conversation.state import Summary
-from conductor.errors import ConductorError, ModelError
+from conductor.conversation.phrases import reminder_notice
+from conductor.conversation.receive import ended, turn_started
+from conductor.conversation.records import NoticeTaken, Record
+from conductor.conversation.state import Notice, Summary
+from conductor.errors import ConductorError, Fenced, ModelError, StoreError
+from conductor.events.envelope import new_call_id
 from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
 from conductor.models.base import CACHE_S, CacheWarmer, Finished, ModelRequest, TextDelta
+from conductor.tools.base import SessionFields, failed
+from conductor.tools.reminders import FIELD, Reminder, read_reminders, write_reminders
 
 if TYPE_CHECKING:
     from conductor.conversation.session import Session
+
 
 log = structlog.get_logger(__name__)
 
@@ -141,3 +150,213 @@ async def _warm(session: Session, provider: CacheWarmer, messages: Sequence[Mess
     else:
         if finished is not None:
             session.observer.warmed(finished)
+
+
+# Seconds between two looks at the clock: it may be set, and the process may be suspended.
+_LOOK_S = 60.0
+# Seconds until the next try after the store failed, or while too many notices wait.
+_RETRY_S = 2.0
+# Milliseconds: a session that took a reminder and has not told it since is gone.
+_TAKEN_MS = 10 * 60 * 1000
+
+
+# -- reminders
+
+
+class Reminders:
+    """Tells the reminders of a person while a client of this session is connected.
+
+    Each is told once, by whichever session of the person comes first. Three writes: it is taken in the
+    person's fields, recorded as a notice with its id, and dropped from the person's fields. If the session
+    is gone for ten minutes in between, another one tells the reminder, which may then be told twice.
+    """
+
+    def __init__(self, session: Session, person: SessionFields) -> None:
+        self._session = session
+        self._person = person
+        self._now: Callable[[], int] = session.view.now
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_telling = False
+        self._not_before = 0.0
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Tell no more."""
+        self._is_closed = True
+        self._cancel()
+
+    def look(self) -> None:
+        """Tell the due reminders, and look again when the next one is due."""
+        self._cancel()
+        session, text = self._session, self._person.get(FIELD)
+        if self._is_closed or self._is_telling or not text or not session.is_connected:
+            return
+        if session.busy or session.view.draining:
+            return
+        loop, reminders, now = asyncio.get_running_loop(), read_reminders(text), self._now()
+        if any(self._may_take(reminder, now) for reminder in reminders):
+            if loop.time() >= self._not_before:
+                self._is_telling = True
+                session.spawn(self._tell())
+            else:
+                self._timer = loop.call_at(self._not_before, self.look)
+        else:
+            waits = [(reminder.due_ms - now) / 1000 for reminder in reminders if reminder.due_ms > now]
+            self._timer = loop.call_later(min([*waits, _LOOK_S]), self.look)
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _may_take(self, reminder: Reminder, now: int) -> bool:
+        own = self._session.key.session_id
+        is_taken = reminder.session not in ("", own) and now - reminder.taken_ms < _TAKEN_MS
+        return reminder.due_ms <= now and not is_taken
+
+    async def _tell(self) -> None:
+        session = self._session
+        self._not_before = asyncio.get_running_loop().time() + _RETRY_S
+        try:
+            reminders = await self._take(MAX_NOTICES - len(session.state.notices))
+            for reminder in reminders:
+                await self._record(reminder)
+            if reminders:
+                await self._drop(reminders)
+                self._not_before = 0.0
+        except Fenced:
+            self.close()
+        except StoreError as error:
+            log.warning("reminders not told", session=session.key.session_id, error=type(error).__name__)
+        finally:
+            self._is_telling = False
+        session.changed()
+
+    async def _take(self, room: int) -> list[Reminder]:
+        updates: dict[str, Reminder] = {}
+
+        def take(text: str | None) -> str:
+            reminders, now = read_reminders(text), self._now()
+            due = [reminder for reminder in reminders if self._may_take(reminder, now)][:room]
+            updates.clear()
+            for reminder in due:
+                updates[reminder.id] = msgspec.structs.replace(
+                    reminder, session=self._session.key.session_id, taken_ms=now
+                )
+            return write_reminders(tuple(updates.get(reminder.id, reminder) for reminder in reminders))
+
+        await self._person.update(FIELD, take)
+        return list(updates.values())
+
+    async def _record(self, reminder: Reminder) -> None:
+        session = self._session
+        event_id = f"{reminder.id}@{reminder.due_ms}"
+        is_late = self._now() - reminder.due_ms > _LOOK_S * 1000
+        text = reminder_notice(reminder.text, reminder.local, late=is_late)
+        notice = Notice(text, self._now() + session.rules.notice_ms)
+
+        def decision() -> list[Record]:
+            # It may have been told before this session was restored.
+            return [] if event_id in session.state.handled_ids else [NoticeTaken(event_id, notice)]
+
+        await session.ledger.decide(decision)
+
+    async def _drop(self, reminders: list[Reminder]) -> None:
+        due = {reminder.id: reminder.due_ms for reminder in reminders}
+
+        def drop(text: str | None) -> str:
+            now = self._now()
+            remaining = (
+                reminder.next(now) if due.get(reminder.id) == reminder.due_ms else reminder
+                for reminder in read_reminders(text)
+            )
+            return write_reminders(tuple(reminder for reminder in remaining if reminder is not None))
+
+        await self._person.update(FIELD, drop)
+
+
+# Calls that wait for their turn.
+MAX_REQUESTS = 16
+
+
+# -- calls of programs
+
+
+class Requests:
+    """The programs' calls that wait for a turn, and the one whose turn runs."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._waiting: list[tuple[ToolCall, asyncio.Future[ToolResult]]] = []
+        self._running: tuple[str, ToolCall, asyncio.Future[ToolResult]] | None = None
+
+    async def make(self, name: str, arguments: str) -> ToolResult:
+        """Make a call after the running turn; ``arguments`` is JSON.
+
+        It passes the same rules and questions as a call of the model. Cancelling stops it. It is refused if
+        too many wait, or the server is about to stop.
+        """
+        session, call = self._session, ToolCall(new_call_id(), name, arguments)
+        if session.view.draining or session.is_closed or len(self._waiting) >= MAX_REQUESTS:
+            refused = failed("rate_limited", "Too many calls wait, or the server stops. Nothing was run.")
+            return session.tools.executor.to_result(call.call_id, refused)
+        answer: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
+        self._waiting.append((call, answer))
+        session.view.request_waits = True
+        session.changed()
+        try:
+            return await answer
+        finally:
+            self._waiting = [waiting for waiting in self._waiting if waiting[0] is not call]
+            session.view.request_waits = bool(self._waiting)
+            if not answer.done() or answer.cancelled():
+                session.spawn(self._stop(call))
+
+    async def start(self, turn_id: str) -> None:
+        """Record the start of the turn about the first call."""
+        session = self._session
+
+        def decision() -> list[Record]:
+            if session.state.turn is not None or not self._waiting:
+                return []
+            call, answer = self._waiting[0]
+            self._running = (turn_id, call, answer)
+            session.view.request = (turn_id, 0, 0)
+            return [turn_started(session.view, turn_id, "request", tool=call.name)]
+
+        await session.insist(decision)
+        if self._running is not None:
+            self._waiting = [waiting for waiting in self._waiting if waiting[0] is not self._running[1]]
+            session.view.request_waits = bool(self._waiting)
+
+    def call_of(self, turn_id: str) -> ToolCall | None:
+        """Return the call that a turn is about."""
+        return self._running[1] if self._running is not None and self._running[0] == turn_id else None
+
+    def answer(self, turn_id: str) -> None:
+        """Answer the program whose turn has ended."""
+        if self._running is None or self._running[0] != turn_id:
+            return
+        (_, call, answer), self._running = self._running, None
+        log = reversed(self._session.state.log)
+        results = (entry for entry in log if isinstance(entry, ToolResult) and entry.call_id == call.call_id)
+        if not answer.done():
+            answer.set_result(next(results, None) or lost_result(call.call_id))
+
+    def close(self) -> None:
+        """Answer the programs that still wait."""
+        calls = [*self._waiting, self._running[1:]] if self._running is not None else self._waiting
+        for call, answer in calls:
+            if not answer.done():
+                answer.set_result(lost_result(call.call_id))
+
+    async def _stop(self, call: ToolCall) -> None:
+        session = self._session
+
+        def decision() -> list[Record]:
+            turn = session.state.turn
+            if turn is None or self.call_of(turn.id) is not call:
+                return []
+            return [ended(session.view, "interrupted")]
+
+        await session.insist(decision)

@@ -12,8 +12,7 @@ import structlog
 from conductor.conversation import records as r
 from conductor.conversation.approvals import Response
 from conductor.conversation.background import warm_shared_part
-from conductor.conversation.diagnostics import of_start
-from conductor.conversation.inbound import record_result
+from conductor.conversation.inbound import of_start, record_result
 from conductor.conversation.receive import connected
 from conductor.conversation.state import Profile
 from conductor.conversation.transport import Transport
@@ -114,10 +113,7 @@ class Clients:
         def records() -> list[r.Record]:
             former = session.state.profile
             profile = _declared(event, former, capabilities, model, with_tools=declares)
-            declaration: list[r.Record] = [r.ProfileDeclared(profile)] if profile != former else []
-            if "approval" not in capabilities and session.state.questions:
-                declaration.append(r.CardsWithdrawn())
-            return declaration
+            return [r.ProfileDeclared(profile)] if profile != former else []
 
         transport.resumes, transport.segments = "resume" in capabilities, "segments" in capabilities
         started = SessionStarted(

@@ -1,4 +1,4 @@
-"""The commits of a session: decide, record, apply, send; and the doubt about a commit that failed.
+"""The commits of a session: decide, record, apply, send; the doubt about a failed commit; their replay.
 
 A decision is made about the state as of now, and its records are in the store before any of them is applied
 or sent. A commit that failed may be recorded: until the store tells, nothing else is decided.
@@ -7,23 +7,26 @@ or sent. A commit that failed may be recorded: until the store tells, nothing el
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import structlog
 from msgspec import MsgspecError
 from msgspec.structs import replace
 
-from conductor.conversation.apply import advance
+from conductor.conversation.apply import advance, walk
 from conductor.conversation.approvals import Reply, Response
 from conductor.conversation.events import probe_call_id
 from conductor.conversation.records import Claimed, Commit, Record, closed_calls, decode, encode
-from conductor.conversation.state import Conversation
+from conductor.conversation.state import Conversation, Event
 from conductor.errors import Conflict, Fenced, Rollback, StoreError, StoreUnavailable
 from conductor.stores.base import Claim, SessionLog
 
 if TYPE_CHECKING:
     from conductor.conversation.session import Session
+
 
 log = structlog.get_logger(__name__)
 
@@ -248,3 +251,83 @@ class Ledger:
 def _retrieve(task: asyncio.Task[Response]) -> None:
     if not task.cancelled() and task.exception() is not None:
         log.debug("not recorded", error=type(task.exception()).__name__)
+
+
+# -- the records of a stored session one by one
+
+
+class Moment(NamedTuple):
+    """A record and its effects; ``at`` is in epoch milliseconds.
+
+    Without a ``record`` it is the start of a commit: ``acked`` events are acknowledged, or the ``state`` is
+    that of a snapshot, before which no records are stored. The next moment changes ``state``.
+    """
+
+    at: int
+    state: Conversation
+    record: Record | None = None
+    events: Sequence[Event] = ()
+    acked: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the record."""
+        if self.record is not None:
+            return type(self.record).__name__
+        return "Acknowledged" if self.acked else "Snapshot"
+
+    @property
+    def number(self) -> int:
+        """The number of the record, or of the last one."""
+        return self.state.record_count
+
+    @property
+    def time(self) -> str:
+        """The time in UTC."""
+        moment = datetime.fromtimestamp(self.at / 1000, UTC).isoformat(timespec="milliseconds")
+        return moment.replace("+00:00", "Z")
+
+
+def moments(commits: Sequence[bytes], revision: int) -> Iterator[Moment]:
+    """Step through the commits of a session at ``revision``. Raises `StoreUnavailable`, as `replay` does."""
+    state = Conversation()
+    for commit in read_commits(commits, revision):
+        if commit.state is not None:
+            state = commit.state
+            yield Moment(commit.at, state)
+        records = walk(state, commit)
+        if commit.acked:
+            yield Moment(commit.at, state, acked=commit.acked)
+        for record, events in records:
+            yield Moment(commit.at, state, record, events)
+
+
+def plain_moment(moment: Moment, *, with_state: bool = True) -> dict[str, Any]:
+    """Give a moment as JSON values."""
+    plain = {
+        "time": moment.time,
+        "number": moment.number,
+        "name": moment.name,
+        "record": None if moment.record is None else _plain(moment.record),
+        "acked": list(moment.acked),
+        "events": [plain_event(event) for event in moment.events],
+    }
+    return {**plain, "state": plain_state(moment.state)} if with_state else plain
+
+
+def plain_state(state: Conversation) -> dict[str, Any]:
+    """Give a state as JSON values: messages have their positions, and events their payloads."""
+    plain: dict[str, Any] = _plain(state)
+    log = plain.get("log", ())
+    plain["log"] = [{"position": index, **message} for index, message in enumerate(log, state.log_start)]
+    plain["outbound"] = [plain_event(event) for event in state.outbound.values()]
+    return plain
+
+
+def plain_event(event: Event) -> dict[str, Any]:
+    """Give an event as JSON values, with its payload."""
+    return {**_plain(event), "payload": msgspec.json.decode(event.payload)}
+
+
+def _plain(value: object) -> Any:
+    return msgspec.to_builtins(value, str_keys=True)

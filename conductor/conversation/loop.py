@@ -17,8 +17,8 @@ import structlog
 
 from conductor.conversation import approvals
 from conductor.conversation import records as r
+from conductor.conversation.approvals import word_form, word_questions
 from conductor.conversation.model import ModelSteps
-from conductor.conversation.questions import word_form, word_questions
 from conductor.conversation.receive import ended, turn_started
 from conductor.conversation.state import Call, Question
 from conductor.conversation.steps import (

@@ -13,9 +13,8 @@ from itertools import takewhile
 
 import msgspec
 
-from conductor.conversation.entries import UI_CALLS, Entries, Entry, place_of, shown_state
 from conductor.conversation.state import Event
-from conductor.conversation.transport import Frame, Transport
+from conductor.conversation.transport import UI_CALLS, Entries, Entry, Frame, Transport, place_of, shown_state
 from conductor.conversation.view import View
 from conductor.events.envelope import encode_frame
 

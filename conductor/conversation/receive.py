@@ -10,15 +10,18 @@ from conductor.conversation import approvals
 from conductor.conversation import records as r
 from conductor.conversation.approvals import Refuse, Response
 from conductor.conversation.history import cut_point
-from conductor.conversation.phrases import CUT_OFF, Failure, agent_notice, late_result
-from conductor.conversation.speech import (
+from conductor.conversation.phrases import (
     CUT_BEFORE_SPEECH,
+    CUT_OFF,
     CUT_SOMEWHERE,
+    Failure,
+    agent_notice,
     heard_of_reply,
     heard_part,
     heard_text,
     interrupted,
     is_pending,
+    late_result,
     marked,
 )
 from conductor.conversation.state import (

@@ -49,7 +49,7 @@ class Released(Fact, frozen=True):
 
 
 class ProfileDeclared(Fact, frozen=True):
-    """The client declared itself, or changed its declaration."""
+    """The client declared itself, or changed its declaration. Without ``approval`` it shows no cards."""
 
     profile: Profile
 
@@ -212,10 +212,6 @@ class QuestionsAsked(Fact, frozen=True):
     questions: tuple[Question, ...]
 
 
-class CardsWithdrawn(Fact, frozen=True):
-    """The client shows no cards any longer."""
-
-
 class PromptSpoken(Fact, frozen=True):
     """A question was spoken; ``counts`` as a presentation, unless a new client only hears it again."""
 
@@ -317,7 +313,6 @@ Record: TypeAlias = (
     | CallFinished
     | TurnEnded
     | QuestionsAsked
-    | CardsWithdrawn
     | PromptSpoken
     | PromptHeard
     | PromptForgotten

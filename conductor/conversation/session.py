@@ -17,7 +17,7 @@ import structlog
 
 from conductor.conversation.apply import advance
 from conductor.conversation.approvals import Response
-from conductor.conversation.background import HistorySummarizer
+from conductor.conversation.background import HistorySummarizer, Reminders, Requests
 from conductor.conversation.clients import Clients
 from conductor.conversation.events import encode_payload, nonce
 from conductor.conversation.fields import Fields, person_fields
@@ -29,8 +29,6 @@ from conductor.conversation.outbox import Outbox
 from conductor.conversation.phrases import MESSAGES
 from conductor.conversation.receive import ended, timed_out
 from conductor.conversation.records import Commit, Record, Released, StateShown
-from conductor.conversation.reminders import Reminders
-from conductor.conversation.requests import Requests
 from conductor.conversation.services import Services
 from conductor.conversation.state import Conversation, Event, Profile, Turn
 from conductor.conversation.steps import AwaitResults, deadline, due, next_step

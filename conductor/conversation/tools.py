@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import structlog
 
+from conductor.conversation.approvals import form_spec
 from conductor.conversation.fields import SubjectRecords
-from conductor.conversation.questions import form_spec
 from conductor.conversation.services import Services
 from conductor.conversation.state import Call, Conversation, Question
 from conductor.events.server import RejectedTool

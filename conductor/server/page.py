@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from conductor import __version__
-from conductor.conversation.playback import moments, plain_moment
+from conductor.conversation.ledger import moments, plain_moment
 from conductor.stores.base import Stored
 
 FOLDER = Path(__file__).resolve().parent.parent / "web"

@@ -238,7 +238,7 @@ TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], Callable[[Any], objec
     (
         "withdrawn cards",
         asking(question(), profile=CARDS),
-        (r.CardsWithdrawn(),),
+        (r.ProfileDeclared(VOICE),),
         lambda s: (s.focus.card, any(e.kind == "approval" for e in s.outbound.values())),
         (False, False),
     ),
@@ -351,7 +351,9 @@ CALLS = st.sampled_from(
     [(), (device(),), (device(), device("c2")), (local(),), (device(consent="needed"), local("c2"))]
 )
 RECORDS: st.SearchStrategy[r.Record] = st.one_of(
-    st.sampled_from([r.Claimed("a"), r.Claimed("b"), r.Released(), r.CardsWithdrawn(), r.StateShown("idle")]),
+    st.sampled_from(
+        [r.Claimed("a"), r.Claimed("b"), r.Released(), r.ProfileDeclared(VOICE), r.StateShown("idle")]
+    ),
     st.sampled_from(
         [r.ProfileDeclared(VOICE), r.ProfileDeclared(CARDS), r.ProfileDeclared(Profile(("segments",)))]
     ),

@@ -38,7 +38,6 @@ SILENT: list[r.Record] = [
     r.NoticeTaken("e", Notice("n")),
     r.HistoryTrimmed(1),
     r.ReplyBroken(),
-    r.CardsWithdrawn(),
     r.PromptHeard("q1"),
     r.PromptForgotten("q1"),
     r.PromptCut("q1", "e", NOW),

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from conductor.conversation.phrases import CONTINUE, CUT_OFF
+from conductor.conversation.phrases import CONTINUE, CUT_HERE, CUT_OFF, CUT_SOMEWHERE
 from conductor.conversation.services import Services
-from conductor.conversation.speech import CUT_HERE, CUT_SOMEWHERE
 from conductor.errors import ModelError
 from conductor.messages import AssistantMessage, Note
 from conductor.models.base import TextDelta

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conductor.conversation.speech import (
+from conductor.conversation.phrases import (
     CHARS_PER_SECOND,
     CUT_HERE,
     CUT_SOMEWHERE,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from conductor.conversation.phrases import CUT_BEFORE_SPEECH
 from conductor.conversation.services import Services
-from conductor.conversation.speech import CUT_BEFORE_SPEECH
 from conductor.errors import ModelError, ModelFailure
 from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason, TextDelta

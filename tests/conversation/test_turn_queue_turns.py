@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from conductor.conversation.inbound import handle
-from conductor.conversation.phrases import FAILURES
+from conductor.conversation.phrases import FAILURES, HEARD_NOTHING
 from conductor.conversation.records import Commit, ReplyLogged, TurnStarted
-from conductor.conversation.speech import HEARD_NOTHING
 from conductor.errors import Fenced, ModelError, StoreError, StoreUnavailable
 from conductor.events import client
 from conductor.messages import AssistantMessage, Note, UserMessage

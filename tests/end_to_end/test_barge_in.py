@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from conductor.conversation.speech import CUT_BEFORE_SPEECH, CUT_HERE, CUT_SOMEWHERE, HEARD_NOTHING
+from conductor.conversation.phrases import CUT_BEFORE_SPEECH, CUT_HERE, CUT_SOMEWHERE, HEARD_NOTHING
 from tests.end_to_end.conftest import provider_for, serving
 from tests.end_to_end.dialogues import last_text
 from tests.models import AnthropicService, Reply

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conductor.conversation.speech import CUT_HERE, HEARD_NOTHING
+from conductor.conversation.phrases import CUT_HERE, HEARD_NOTHING
 from tests.app import App
 from tests.end_to_end.conftest import provider_for, serving
 from tests.end_to_end.dialogues import (

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from conductor.conversation.speech import CUT_BEFORE_SPEECH, CUT_SOMEWHERE, HEARD_NOTHING, marked
+from conductor.conversation.phrases import CUT_BEFORE_SPEECH, CUT_SOMEWHERE, HEARD_NOTHING, marked
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition
 from conductor.plugins.models.demo import DemoProvider, output_for

@@ -14,7 +14,7 @@ import yaml
 
 from conductor.app import running
 from conductor.conversation import records as r
-from conductor.conversation.playback import moments
+from conductor.conversation.ledger import moments
 from conductor.conversation.state import Call, Conversation, LateCall, Profile, Question
 from conductor.messages import AssistantMessage, ToolResult, UserMessage
 from conductor.rehearse.record import Recording

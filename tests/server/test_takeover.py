@@ -12,8 +12,8 @@ import pytest
 import structlog
 from websockets.protocol import State
 
+from conductor.conversation.phrases import CUT_HERE
 from conductor.conversation.records import decode
-from conductor.conversation.speech import CUT_HERE
 from conductor.errors import Fenced, StoreUnavailable
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
