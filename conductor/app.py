@@ -14,13 +14,13 @@ import structlog
 from conductor.conversation.fields import SubjectRecords
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.services import Services
-from conductor.conversation.session_metrics import SessionMetrics
-from conductor.conversation.tracing import make_tracer
 from conductor.entry_points import AUTH, ENDPOINTS, load, plugins
 from conductor.models.base import ModelProvider
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import load_profiles
 from conductor.models.registry import make_router
+from conductor.observers.tracing import make_tracer
+from conductor.observers.turns import SessionMetrics, TurnObservers
 from conductor.prompts import identify, load_system_prompt
 from conductor.rate_limit import DailyBudget
 from conductor.reload import reload, watch_policies
@@ -58,6 +58,9 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
     store = HealthCheckedStore(make_store(settings), committed=session_metrics.commits.observe)
     model_metrics = ModelMetrics(metrics.registry)
     system_prompt = load_system_prompt(settings.system_prompt_file)
+    tracer = make_tracer(settings.otel_exporter_otlp_endpoint, content=settings.log_content)
+    observers = TurnObservers(session_metrics, tracer, log_content=settings.log_content)
+    observers.prompt = identify(settings.system_prompt_file, system_prompt)
     for spec in (*catalog, *(spec for toolset in toolsets for spec in toolset.specs())):
         _ = spec.definition  # made now, not in the first turn
     return Services(
@@ -68,24 +71,18 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
         system_prompt=system_prompt,
         limits=settings.limits,
         interruption_mode=settings.interruption_mode,
-        log_content=settings.log_content,
         speak_segments=settings.speak_segments == "always",
         bridge_phrases=settings.bridge_phrases,
         summarize_history=settings.summarize_history,
         failures=FAILURES if settings.speak_errors else {},
         metrics=metrics,
         model_metrics=model_metrics,
-        session_metrics=session_metrics,
         local_only=settings.local_only,
         rules=policies.rules,
         policies=policies,
         gate_options=GateOptions.of(settings),
         audit=AuditLog(settings.audit_log) if settings.audit_log is not None else None,
-        tracer=make_tracer(
-            settings.otel_exporter_otlp_endpoint,
-            content=settings.log_content,
-            prompt=identify(settings.system_prompt_file, system_prompt),
-        ),
+        observers=observers,
         redactor=make_redactor(settings, toolsets),
         subject_records=SubjectRecords(store),
         budget=DailyBudget(settings.daily_token_budget) if settings.daily_token_budget else None,
@@ -131,8 +128,7 @@ async def running(
         finally:
             # In reverse order of the start: turns end before the model and the store close.
             await listener.stop()
-            if services.tracer is not None:
-                await asyncio.to_thread(services.tracer.close)
+            await asyncio.to_thread(services.observers.close)
             warming_up.cancel()
             await asyncio.wait([warming_up], timeout=services.limits.close_timeout)
             for toolset in listener.services.toolsets:

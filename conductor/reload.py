@@ -50,8 +50,7 @@ def reload(settings: Settings, services: Services, listener: Listener) -> None:
         pairs = zip(services.toolsets, toolsets, strict=True)
         toolsets = [toolset.reload(new) for toolset, new in pairs]
         listener.reload(replace(services, toolsets=toolsets, redactor=redactor))
-        if services.tracer is not None:
-            services.tracer.prompt = identify(settings.system_prompt_file, services.system_prompt)
+        services.observers.prompt = identify(settings.system_prompt_file, services.system_prompt)
     except SettingsError as error:
         log.error("reload failed", reason=str(error))
         return

@@ -40,7 +40,7 @@ for _leaf in ("settings", "prompts", "speech", "segments", "logs", "rate_limit")
 for _sibling in ("events", "models", "stores"):
     BELOW[_sibling] = frozenset(_LEAVES)
 _below = {*_LEAVES, "events", "models", "stores"}
-for _part in ("tools", "conversation", "server", "reload", "app"):
+for _part in ("tools", "conversation", "observers", "server", "reload", "app"):
     BELOW[_part] = frozenset(_below)
     _below.add(_part)
 BELOW["plugins"] = frozenset(_below - {"app", "reload"})

@@ -85,7 +85,7 @@ class HistorySummarizer:
                     if isinstance(event, TextDelta):
                         pieces.append(event.text)
                     elif isinstance(event, Finished):
-                        session.observer.replied(request, event)
+                        session.observer.replied(event)
         except ConductorError as error:
             log.info("history not summarised", session=session.key.session_id, code=error.code)
             return

@@ -240,7 +240,8 @@ class Loop:
         if not calls or turn.cause == "request" or session.state.questions or transport is None:
             return None
         device = any(call.is_device for call in calls)
-        if (device and not transport.segments) or session.observer.has_spoken:
+        has_spoken = any(speech.turn_id == turn.id for speech in session.state.speeches.values())
+        if (device and not transport.segments) or has_spoken:
             return None  # the app would say it after the call
         due_ms = self._round_at + round(session.rules.limits.bridge_after * 1000)
         return max(0.0, (due_ms - session.view.now()) / 1000)

@@ -19,7 +19,6 @@ from conductor.conversation.receive import ended, replied
 from conductor.conversation.records import HistoryTrimmed, Record, ReplyBroken, SegmentSpoken
 from conductor.conversation.state import Conversation
 from conductor.conversation.steps import AskModel, next_step
-from conductor.conversation.tracing import request_attributes
 from conductor.errors import ConductorError, ModelError
 from conductor.events.envelope import new_call_id
 from conductor.events.server import ErrorEvent, SpeechPartial
@@ -149,7 +148,7 @@ class ModelSteps:
                 async for event in stream:
                     self._first_ns = self._first_ns or time.time_ns()
                     if isinstance(event, TextDelta):
-                        session.observer.token()
+                        session.observer.first("token")
                         # Lone surrogates, which no UTF-8 text holds, become ``?``.
                         reply.append(event.text.encode("utf-8", "replace").decode())
                         session.view.draft = "".join(reply)
@@ -157,7 +156,7 @@ class ModelSteps:
                         if speaker is not None:
                             await speaker.add(reply[-1])
                     elif isinstance(event, ToolCall):
-                        session.observer.token()
+                        session.observer.first("token")
                         calls.append(msgspec.structs.replace(event, call_id=new_call_id()))
                     else:
                         finished = event
@@ -170,20 +169,15 @@ class ModelSteps:
             raise ModelError("protocol", "The model's reply did not end.")
         if finished.stop == "context_window" and not ("".join(reply).strip() or calls):
             raise ModelError("context_too_long", "The conversation is too long for the model.")
-        session.observer.replied(request, finished)
+        session.observer.replied(finished)
         session.view.history.learn(request, finished.usage)
         return finished
 
     def _observe(self, finished: Finished | None = None, error_code: str = "") -> None:
         """Observe the end of a request, once."""
         start_ns, self._start_ns = self._start_ns, 0
-        if not start_ns:
-            return
-        name, attributes = request_attributes(self._session.provider.name, finished)
-        if self._first_ns:
-            first_s = (self._first_ns - start_ns) / 1e9
-            attributes = {**attributes, "gen_ai.response.time_to_first_chunk": first_s}
-        self._session.observer.step("chat", name, start_ns, error_code, attributes)
+        if start_ns:
+            self._session.observer.requested(start_ns, self._first_ns, finished, error_code)
 
     def _request(self, step: AskModel) -> ModelRequest:
         session = self._session
@@ -318,7 +312,7 @@ class ModelSteps:
         speech_id = ""
         if turn is not None and "segments" in session.state.profile.capabilities:
             speech_id = turn.reply_id or segments_id(turn, session.state.log_end)
-        session.observer.partial()
+        session.observer.first("partial")
         session.flash(SpeechPartial(text, speech_id or None), partial=True)
 
 

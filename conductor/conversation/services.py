@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from conductor.conversation.fields import SubjectRecords
 from conductor.conversation.phrases import FAILURES, Failure
-from conductor.conversation.session_metrics import SessionMetrics
-from conductor.conversation.tracing import TurnTracer
+from conductor.conversation.records import Commit
 from conductor.conversation.view import Rules
-from conductor.models.base import ModelProvider
+from conductor.errors import ConductorError
+from conductor.models.base import Finished, ModelProvider
 from conductor.models.budget import BudgetedProvider
 from conductor.models.metrics import ModelMetrics
 from conductor.models.router import ModelRouter
@@ -23,13 +23,69 @@ from conductor.tools.audit import AuditLog
 from conductor.tools.base import Toolset, ToolSpec
 from conductor.tools.judge import ApprovalJudge, load_judges
 from conductor.tools.metrics import ToolMetrics
-from conductor.tools.permissions import GateOptions
+from conductor.tools.permissions import GateOptions, Verdict
 from conductor.tools.policies import PolicyFile
 from conductor.tools.redaction import Redactor
 from conductor.tools.rules import Rule
 
+if TYPE_CHECKING:
+    from conductor.conversation.session import Session
+
+Output: TypeAlias = Literal["token", "partial", "speech"]
+SessionStart: TypeAlias = Literal["new", "resumed", "not_kept"]
+
 # The history leaves most of a window of 200,000 tokens to one turn's tool results.
 HISTORY_TOKENS = 60_000
+
+
+class SessionObserver:
+    """Is told the records of one session, and facts that are not recorded; this one ignores them."""
+
+    def applying(self, commit: Commit) -> None:
+        """Look at the state before a commit is applied."""
+
+    def applied(self, commit: Commit) -> None:
+        """Take a commit that was applied."""
+
+    def first(self, output: Output) -> None:
+        """Take an output of the turn; only the first one counts."""
+
+    def note(self, mark: str) -> None:
+        """Take a mark for the trace of the turn."""
+
+    def failed(self, error: ConductorError) -> None:
+        """Take the cause of a failure before its turn ends."""
+
+    def requested(self, start_ns: int, first_ns: int, finished: Finished | None, error: str) -> None:
+        """Take the end of a request to the model; ``first_ns`` is 0 without output."""
+
+    def replied(self, finished: Finished) -> None:
+        """Take the end of a whole reply."""
+
+    def warmed(self, finished: Finished) -> None:
+        """Take a request that filled the prompt cache."""
+
+    def started(self, result: SessionStart) -> None:
+        """Take the answer to a ``session.start``."""
+
+    def decided(self, spec: ToolSpec, arguments: Mapping[str, Any], verdict: Verdict) -> None:
+        """Take the gate's verdict about a call."""
+
+
+class Observers:
+    """Makes the observers of sessions; ``prompt`` is the name and the version of the system prompt."""
+
+    prompt: tuple[str, str] = ("", "")
+
+    def observe(self, session: Session) -> SessionObserver:
+        """Make the observer of a session."""
+        return SessionObserver()
+
+    def lagged(self, seconds: float) -> None:
+        """Take the lateness of the event loop's timers."""
+
+    def close(self) -> None:
+        """Flush; may block for seconds."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +93,7 @@ class Services:
     """The services that all sessions of a server share.
 
     ``catalog`` lists the device tools for clients without declarations. ``failures`` are the sentences for
-    failed turns, by error code; an empty mapping disables them. ``log_content`` logs transcripts and replies.
+    failed turns, by error code; an empty mapping disables them.
     ``speak_segments``: replies are spoken in segments to all clients. ``bridge_phrases`` are spoken when a
     turn waits long for a tool. ``summarize_history``: the model summarises the dropped part of a history.
     ``rules`` are the operator's, read from ``policies``. ``subject_records`` enable the scope "always".
@@ -52,20 +108,18 @@ class Services:
     system_prompt: str
     limits: Limits = field(default_factory=Limits)
     interruption_mode: Literal["cancel", "queue"] = "cancel"
-    log_content: bool = False
     speak_segments: bool = False
     bridge_phrases: Sequence[str] = ()
     summarize_history: bool = False
     failures: Mapping[Failure, str] = field(default_factory=lambda: FAILURES)
     metrics: ToolMetrics = field(default_factory=ToolMetrics)
     model_metrics: ModelMetrics = field(default_factory=ModelMetrics)
-    session_metrics: SessionMetrics = field(default_factory=SessionMetrics)
     local_only: bool = False
     rules: Sequence[Rule] = ()
     policies: PolicyFile | None = None
     gate_options: GateOptions = field(default_factory=GateOptions)
     audit: AuditLog | None = None
-    tracer: TurnTracer | None = None
+    observers: Observers = field(default_factory=Observers)
     judges: Mapping[str, ApprovalJudge[Any]] = field(default_factory=load_judges)
     redactor: Redactor = field(default_factory=lambda: Redactor(()))
     subject_records: SubjectRecords | None = None

@@ -24,7 +24,6 @@ from conductor.conversation.fields import Fields, person_fields
 from conductor.conversation.history import HistoryBudget
 from conductor.conversation.ledger import Ledger
 from conductor.conversation.loop import Loop
-from conductor.conversation.observer import Observer
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.phrases import MESSAGES
 from conductor.conversation.receive import ended, timed_out
@@ -86,7 +85,7 @@ class Session:
         # A key that discloses no identity.
         identity = f"{subject} {self.key.session_id}".encode("utf-8", "replace")
         self.cache_key = hashlib.sha256(identity).hexdigest()[:32]
-        self.observer = Observer(self)
+        self.observer = services.observers.observe(self)
         fields = Fields(self)
         person = person_fields(services.subject_records, self.key, fields)
         self.tools = SessionTools(services, self.key, self.state, fields, person, self.observer.decided, now)
@@ -115,8 +114,6 @@ class Session:
         for event in self.state.outbound.values():
             unsent = former is not None and former.is_unsent(event.id, claim)
             self.outbox.restore(event, is_sent=not unsent)
-        if self.state.turn is not None:
-            self.observer.recovered(self.state.turn)
         if self.state.turn is not None or self.state.queue:
             self.spawn(self._take_over())
 
@@ -176,7 +173,7 @@ class Session:
     def apply(self, commit: Commit) -> None:
         """Apply a recorded commit: change the state, send its events, wake who waits."""
         turn = self.state.turn
-        before = self.observer.before(commit)
+        self.observer.applying(commit)
         events = advance(self.state, commit)
         self.outbox.deciding = False
         self.outbox.put(events, self.state.outbound)
@@ -184,7 +181,7 @@ class Session:
             self.loop.resolve(commit.records)
         if self.state.turn is not turn:
             self._turn_changed(turn)
-        self.observer.after(commit, before)
+        self.observer.applied(commit)
 
     def _turn_changed(self, former: Turn | None) -> None:
         if former is not None:

@@ -110,7 +110,7 @@ class SessionRegistry:
         self.ownership_verified.set()
         self.woke_at = 0.0
         self._verifying: asyncio.Task[None] | None = None
-        self._suspend_detector = SuspendDetector(self._suspended_for, lagged=services.session_metrics.lagged)
+        self._suspend_detector = SuspendDetector(self._suspended_for, lagged=services.observers.lagged)
         self._refusals = Refusals()
 
     def __len__(self) -> int:

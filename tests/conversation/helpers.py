@@ -31,6 +31,7 @@ from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest
+from conductor.observers.turns import TurnObservers
 from conductor.settings import Limits
 from conductor.stores.base import Claim, SessionKey, SessionLog, Stored
 from conductor.stores.memory import MemoryStore
@@ -329,6 +330,7 @@ def make_services(
         "Be brief.",
         limits(**changed),
         "cancel" if mode == "cancel" else "queue",
+        observers=TurnObservers(),
     )
     return services if failures is None else replace(services, failures=failures)
 

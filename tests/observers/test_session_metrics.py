@@ -6,15 +6,15 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from conductor.conversation.session_metrics import SessionMetrics
 from conductor.models.base import TextDelta
+from conductor.observers.turns import SessionMetrics, TurnObservers
 from tests.conversation.helpers import make_services, open_stage
 
 
 async def test_turns_are_counted_as_they_end() -> None:
     registry = CollectorRegistry()
     services = make_services([[TextDelta("Hello.")], [TextDelta("One "), 5.0, TextDelta("two.")]])
-    stage = await open_stage(replace(services, session_metrics=SessionMetrics(registry)))
+    stage = await open_stage(replace(services, observers=TurnObservers(SessionMetrics(registry))))
     stage.app.say("hello")
     await stage.quiet()
     stage.app.say("count")

@@ -23,11 +23,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from conductor.conversation.session_metrics import TurnStats
-from conductor.conversation.tracing import TurnTracer, make_tracer
 from conductor.errors import ModelError
 from conductor.events import client
 from conductor.models.base import Finished, TextDelta, Usage
+from conductor.observers.tracing import TurnTracer, make_tracer
+from conductor.observers.turns import TurnObservers, TurnStats
 from tests.conversation.helpers import KEY, LocalTools, call, make_services, open_stage, run
 from tests.models import Script
 
@@ -49,9 +49,9 @@ def spans_of(
 
     async def scenario() -> None:
         services = make_services(scripts, toolsets=[LocalTools()])
-        stage = await open_stage(
-            replace(services, tracer=TurnTracer(provider, content=content, prompt=("voice", "v1")))
-        )
+        observers = TurnObservers(tracer=TurnTracer(provider, content=content))
+        observers.prompt = ("voice", "v1")
+        stage = await open_stage(replace(services, observers=observers))
         assert stage.app.line is not None
         await stage.session.clients.start(
             client.SessionStart(traceparent=traceparent), stage.app.line, resumed=True
@@ -159,7 +159,7 @@ def test_traces_are_sent_to_a_collector() -> None:
     with collector() as (url, received):
         tracer = make_tracer(url, content=False)
         assert tracer is not None
-        tracer.end_turn("turn_1", "transcript", TurnStats(), "answered", None, KEY, None)
+        tracer.end_turn("turn_1", "transcript", TurnStats(), ("", ""), "answered", None, KEY, None)
         tracer.close()
     (body,) = received
     (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
@@ -172,7 +172,7 @@ def test_an_unresponsive_collector_does_not_delay_the_stop() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         tracer = make_tracer(f"http://127.0.0.1:{silent.getsockname()[1]}", content=False)
         assert tracer is not None
-        tracer.end_turn("turn_1", "transcript", TurnStats(), "answered", None, KEY, None)
+        tracer.end_turn("turn_1", "transcript", TurnStats(), ("", ""), "answered", None, KEY, None)
         tracer.close(0.05)
         assert any(thread.name == "traces" for thread in enumerate_threads())
 

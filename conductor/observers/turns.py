@@ -3,50 +3,170 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import structlog
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from conductor.conversation import records as r
-from conductor.conversation.session_metrics import Output, SessionStart, Step, TurnStats
-from conductor.conversation.state import Call, Question, Turn
+from conductor.conversation.services import Observers, Output, SessionObserver, SessionStart
+from conductor.conversation.state import Call, EndReason, Question, Turn
 from conductor.errors import ConductorError
 from conductor.events.server import TurnEnded as TurnEndedEvent
 from conductor.events.server import TurnMetrics
-from conductor.models.base import Finished, ModelRequest
+from conductor.models.base import Finished, Usage
+from conductor.observers.tracing import TurnTracer, request_attributes
 from conductor.tools.audit import SessionAudit
 from conductor.tools.base import ToolOutcome, ToolSpec
 from conductor.tools.permissions import Verdict
 
 if TYPE_CHECKING:
+    from opentelemetry.util.types import AttributeValue
+
     from conductor.conversation.session import Session
 
 log = structlog.get_logger(__name__)
 
+BOUNDS_S = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
+COMMIT_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
+"""Upper bounds of the histograms' buckets in seconds."""
 
-class Observer:
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A part of a turn; times are nanoseconds since the epoch. ``error`` is a code, empty for a success."""
+
+    kind: Literal["chat", "execute_tool", "approval"]
+    name: str
+    start_ns: int
+    end_ns: int
+    error: str = ""
+    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class TurnStats:
+    """The figures of a turn. ``first_s``: seconds until its first outputs."""
+
+    trace: list[str] = field(default_factory=list)
+    transcript: str = ""
+    reply: str = ""
+    rounds: int = 0
+    usage: Usage = field(default_factory=Usage)
+    cost: float = 0.0
+    models: list[str] = field(default_factory=list)
+    first_s: dict[Output, float] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    tool_s: float = 0.0
+    started: float = field(default_factory=time.monotonic)
+
+
+class SessionMetrics:
+    """Counts turns, and observes response times and delays. Only the event loop's thread may count."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        registry = registry or CollectorRegistry()
+
+        def seconds(name: str, meaning: str, bounds: Sequence[float] = BOUNDS_S) -> Histogram:
+            return Histogram(name, meaning, registry=registry, buckets=bounds)
+
+        self._turns = Counter(
+            "conductor_turns",
+            "Turns by cause (transcript, news, request …) and end.",
+            ("cause", "end"),
+            registry=registry,
+        )
+        outputs: dict[Output, str] = {
+            "token": "From the start of a turn to the model's first word or call.",
+            "partial": "From the start of a turn to the first partial text sent.",
+            "speech": "From the start of a turn to the first speech sent.",
+        }
+        self._first = {
+            output: seconds(f"conductor_turn_first_{output}_seconds", meaning)
+            for output, meaning in outputs.items()
+        }
+        self._starts = Counter(
+            "conductor_session_starts",
+            "Answers to session.start: new, resumed, or not_kept, for a client whose session has expired.",
+            ("result",),
+            registry=registry,
+        )
+        self.commits = seconds(
+            "conductor_store_commit_seconds", "Time of one commit to the session store.", COMMIT_BOUNDS_S
+        )
+        self._loop_lag = seconds(
+            "conductor_loop_lag_seconds",
+            "Delay of the event loop's timers, measured four times a second.",
+            COMMIT_BOUNDS_S,
+        )
+
+    def started(self, result: SessionStart) -> None:
+        """Count an answer to ``session.start``."""
+        self._starts.labels(result).inc()
+
+    def lagged(self, seconds: float) -> None:
+        """Observe how late the event loop ran a timer."""
+        self._loop_lag.observe(max(0.0, seconds))
+
+    def ended(self, cause: str, reason: EndReason, stats: TurnStats) -> None:
+        """Count a turn that has ended."""
+        self._turns.labels(cause, reason).inc()
+        for output, seconds in stats.first_s.items():
+            self._first[output].observe(seconds)
+
+
+class TurnObservers(Observers):
+    """Observes sessions by a log line a turn, by metrics, and by traces.
+
+    ``log_content``: the log line has the transcript and the reply.
+    """
+
+    def __init__(
+        self,
+        metrics: SessionMetrics | None = None,
+        tracer: TurnTracer | None = None,
+        *,
+        log_content: bool = False,
+    ) -> None:
+        self.metrics = metrics or SessionMetrics()
+        self.tracer = tracer
+        self.log_content = log_content
+
+    def observe(self, session: Session) -> SessionObserver:
+        """Make the observer of a session."""
+        return TurnObserver(session, self)
+
+    def lagged(self, seconds: float) -> None:
+        """Observe how late the event loop ran a timer."""
+        self.metrics.lagged(seconds)
+
+    def close(self) -> None:
+        """Send the remaining traces. Blocks for a few seconds at most."""
+        if self.tracer is not None:
+            self.tracer.close()
+
+
+class TurnObserver(SessionObserver):
     """Watches one session; no other code calls metrics, audit or traces."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, observers: TurnObservers) -> None:
         self._session = session
+        self._observers = observers
         key = session.key
         self._audit = SessionAudit(session.services.audit, key.subject, key.session_id)
-        self._stats = TurnStats()
-        self._error: ConductorError | None = None
+        self._about: dict[str, Call | Question | Turn] = {}
+        turn = session.state.turn  # of another process
+        self._stats = (
+            TurnStats([turn.cause, "recovered"], rounds=turn.rounds) if turn is not None else TurnStats()
+        )
 
     # -- live marks
 
-    def token(self) -> None:
-        """Note that the model has written."""
-        self._mark_first("token")
-
-    def partial(self) -> None:
-        """Note that a partial is sent."""
-        self._mark_first("partial")
-
-    def _mark_first(self, output: Output) -> None:
+    def first(self, output: Output) -> None:
+        """Note an output of the turn; the first one counts."""
         first_s = self._stats.first_s
         if output not in first_s:
             first_s[output] = time.monotonic() - self._stats.started
@@ -57,7 +177,6 @@ class Observer:
 
     def failed(self, error: ConductorError) -> None:
         """Note that a turn is about to fail."""
-        self._error = error
         log.warning(
             "turn failed",
             turn=self._session.state.turn.id if self._session.state.turn is not None else None,
@@ -67,17 +186,7 @@ class Observer:
             error=str(error),
         )
 
-    @property
-    def has_spoken(self) -> bool:
-        """Whether the turn has spoken."""
-        return "speech" in self._stats.first_s
-
-    def recovered(self, turn: Turn) -> None:
-        """Note that the turn of another process is continued."""
-        self._stats = TurnStats([turn.cause, "recovered"])
-        self._stats.rounds = turn.rounds
-
-    def replied(self, request: ModelRequest, finished: Finished) -> None:
+    def replied(self, finished: Finished) -> None:
         """Note that a reply is complete."""
         stats, profile = self._stats, finished.profile or self._session.provider.name
         stats.usage += finished.usage
@@ -93,13 +202,21 @@ class Observer:
 
     def started(self, result: SessionStart) -> None:
         """Note the answer to a ``session.start``."""
-        self._session.services.session_metrics.started(result)
+        self._observers.metrics.started(result)
 
     def decided(self, spec: ToolSpec, arguments: Mapping[str, Any], verdict: Verdict) -> None:
         """Note the gate's verdict about a call."""
         self._audit.record_decision(spec, arguments, verdict)
 
-    def step(
+    def requested(self, start_ns: int, first_ns: int, finished: Finished | None, error: str) -> None:
+        """Note the end of a request to the model."""
+        name, attributes = request_attributes(self._session.provider.name, finished)
+        if first_ns:
+            first_s = (first_ns - start_ns) / 1e9
+            attributes = {**attributes, "gen_ai.response.time_to_first_chunk": first_s}
+        self._step("chat", name, start_ns, error, attributes)
+
+    def _step(
         self,
         kind: Literal["chat", "execute_tool", "approval"],
         name: str,
@@ -107,16 +224,15 @@ class Observer:
         error: str = "",
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
-        """Note that a part of the turn has ended."""
-        if self._session.services.tracer is not None:
+        if self._observers.tracer is not None:
             self._stats.steps.append(Step(kind, name, start_ns, time.time_ns(), error, attributes or {}))
 
     # -- records
 
-    def before(self, commit: r.Commit) -> dict[str, Call | Question | Turn]:
+    def applying(self, commit: r.Commit) -> None:
         """Take the subjects of the commit's records, before they are applied."""
         state = self._session.state
-        about: dict[str, Call | Question | Turn] = {}
+        about = self._about = {}
         for record in commit.records:
             match record:
                 case r.QuestionDecided() if record.question_id in state.questions:
@@ -128,54 +244,53 @@ class Observer:
         if state.turn is not None:
             about["turn"] = state.turn
             about.update({call.id: call for call in state.turn.calls})
-        return about
 
-    def after(self, commit: r.Commit, about: dict[str, Call | Question | Turn]) -> None:
+    def applied(self, commit: r.Commit) -> None:
         """Observe the records of a commit that was applied."""
+        about = self._about
         for record in commit.records:
             match record:
                 case r.TurnStarted():
                     self._stats = TurnStats([record.cause])
                     self._stats.transcript = record.text
-                    self._error = None
                     turn = self._session.state.turn
                     if turn is not None:
                         about["turn"] = turn
                 case r.ReplyLogged():
-                    self._reply(record, about)
+                    self._reply(record)
                 case r.SegmentSpoken() if record.speech_text:
-                    self._mark_first("speech")
+                    self.first("speech")
                 case r.CallFinished():
-                    self._finished(record, about)
+                    self._finished(record)
                 case r.QuestionsAsked():
                     for question in record.questions:
                         self._session.services.metrics.count_request(question.tool, question.source)
                 case r.QuestionDecided():
-                    self._decided(record.question_id, record.outcome, about, by_voice=record.by_voice)
+                    self._decided(record.question_id, record.outcome, by_voice=record.by_voice)
                     if record.outcome == "edited":
-                        self._edited(record, about)
+                        self._edited(record)
                 case r.TurnEnded():
-                    self._ended(record, about)
+                    self._ended(record)
 
-    def _reply(self, record: r.ReplyLogged, about: dict[str, Call | Question | Turn]) -> None:
+    def _reply(self, record: r.ReplyLogged) -> None:
         stats = self._stats
         stats.trace += [f"tool.call:{call.name[:64]}" for call in record.message.calls]
         stats.reply = record.message.text or stats.reply
         if record.speech_text:
-            self._mark_first("speech")
+            self.first("speech")
         if record.calls:
             stats.rounds += 1
-            about.update({call.id: call for call in record.calls})
+            self._about.update({call.id: call for call in record.calls})
         else:
             stats.trace.append("final")
 
-    def _finished(self, record: r.CallFinished, about: dict[str, Call | Question | Turn]) -> None:
+    def _finished(self, record: r.CallFinished) -> None:
         if not record.tool:
             return
         took_s = record.took_ms / 1000
         self._session.services.metrics.count_call(record.tool, record.source, record.error_type, took_s)
         self._stats.tool_s += took_s
-        call = about.get(record.result.call_id)
+        call = self._about.get(record.result.call_id)
         if isinstance(call, Call) and (spec := self._session.tools.spec(call.name)) is not None:
             outcome = msgspec.json.decode(record.result.content, type=ToolOutcome)
             self._audit.record_end(spec, msgspec.json.decode(call.arguments or "{}"), outcome)
@@ -186,12 +301,10 @@ class Observer:
         }
         error = "" if record.error_type == "none" else record.error_type
         start_ns = time.time_ns() - record.took_ms * 1_000_000
-        self.step("execute_tool", record.tool, start_ns, error, attributes)
+        self._step("execute_tool", record.tool, start_ns, error, attributes)
 
-    def _decided(
-        self, question_id: str, outcome: Any, about: dict[str, Call | Question | Turn], *, by_voice: bool
-    ) -> None:
-        question = about.get(question_id)
+    def _decided(self, question_id: str, outcome: Any, *, by_voice: bool) -> None:
+        question = self._about.get(question_id)
         if not isinstance(question, Question):
             return
         session = self._session
@@ -208,34 +321,43 @@ class Observer:
         self._stats.trace.append(allowed)
         attributes = {"gen_ai.tool.name": question.tool, "conductor.approval.outcome": allowed}
         start_ns = time.time_ns() - round(seconds * 1e9)
-        self.step("approval", question.tool, start_ns, "", attributes)
+        self._step("approval", question.tool, start_ns, "", attributes)
 
-    def _edited(self, record: r.QuestionDecided, about: dict[str, Call | Question | Turn]) -> None:
+    def _edited(self, record: r.QuestionDecided) -> None:
         """Record the arguments that run instead."""
-        question = about.get(record.question_id)
+        question = self._about.get(record.question_id)
         spec = self._session.tools.spec_of(question) if isinstance(question, Question) else None
         if spec is not None:
             arguments = msgspec.json.decode(record.arguments)
             self._audit.record_answer(spec, arguments, "edited", by_voice=False)
 
-    def _ended(self, record: r.TurnEnded, about: dict[str, Call | Question | Turn]) -> None:
-        turn = about.get("turn")
+    def _ended(self, record: r.TurnEnded) -> None:
+        turn = self._about.get("turn")
         if not isinstance(turn, Turn):
             return
         for question_id in record.superseded:
-            self._decided(question_id, "superseded", about, by_voice=False)
+            self._decided(question_id, "superseded", by_voice=False)
         for finished in record.results:
-            self._finished(finished, about)
-        session, stats, services = self._session, self._stats, self._session.services
+            self._finished(finished)
+        session, stats = self._session, self._stats
         if record.speech_text:
-            self._mark_first("speech")
+            self.first("speech")
         if record.reason != "answered":
             stats.trace.append(f"error:{record.error}" if record.error else record.reason)
-        services.session_metrics.ended(turn.cause, record.reason, stats)
-        if services.tracer is not None:
-            self._trace(turn, record)
+        self._observers.metrics.ended(turn.cause, record.reason, stats)
+        if self._observers.tracer is not None:
+            self._observers.tracer.end_turn(
+                turn.id,
+                turn.cause,
+                stats,
+                self._observers.prompt,
+                record.reason,
+                record.error,
+                session.key,
+                session.state.profile.traceparent,
+            )
         seconds = time.monotonic() - stats.started
-        content = {"transcript": stats.transcript, "reply": stats.reply} if services.log_content else {}
+        content = {"transcript": stats.transcript, "reply": stats.reply}
         log.info(
             "turn",
             session=session.key.session_id,
@@ -251,7 +373,7 @@ class Observer:
             input_tokens=stats.usage.read_tokens,
             output_tokens=stats.usage.output_tokens,
             trace=" -> ".join(stats.trace),
-            **content,
+            **(content if self._observers.log_content else {}),
         )
         if "metrics" in session.state.profile.capabilities:
             session.flash(TurnEndedEvent(turn.id, record.reason))
@@ -266,20 +388,6 @@ class Observer:
                     _ms(stats.first_s.get("speech")),
                 )
             )
-
-    def _trace(self, turn: Turn, record: r.TurnEnded) -> None:
-        session = self._session
-        tracer = session.services.tracer
-        assert tracer is not None
-        tracer.end_turn(
-            turn.id,
-            turn.cause,
-            self._stats,
-            record.reason,
-            record.error,
-            session.key,
-            session.state.profile.traceparent,
-        )
 
 
 def _ms(seconds: float | None) -> int | None:

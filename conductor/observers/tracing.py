@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from conductor.conversation.session_metrics import TurnStats
 from conductor.conversation.state import EndReason
 from conductor.errors import ErrorCode, SettingsError
 from conductor.models.base import Finished
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.util.types import AttributeValue
 
+    from conductor.observers.turns import TurnStats
+
 # Seconds that the last traces may take when the server stops.
 CLOSE_S = 3.0
 # Providers with another name in the conventions.
@@ -29,19 +30,13 @@ _PROVIDERS = {"bedrock": "aws.bedrock"}
 
 
 class TurnTracer:
-    """Makes the spans of turns with ``provider``; ``content``: with transcripts and replies.
+    """Makes the spans of turns with ``provider``; ``content``: with transcripts and replies."""
 
-    ``prompt`` is the name and the version of the system prompt.
-    """
-
-    def __init__(
-        self, provider: TracerProvider, *, content: bool = False, prompt: tuple[str, str] = ("", "")
-    ) -> None:
+    def __init__(self, provider: TracerProvider, *, content: bool = False) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._provider = provider
         self._content = content
-        self.prompt = prompt
         self._tracer = provider.get_tracer("conductor")
         self._propagator = TraceContextTextMapPropagator()
 
@@ -50,12 +45,16 @@ class TurnTracer:
         turn_id: str,
         cause: str,
         stats: TurnStats,
+        prompt: tuple[str, str],
         reason: EndReason,
         error: ErrorCode | None,
         key: SessionKey,
         traceparent: str | None,
     ) -> None:
-        """Make the spans of a turn that has ended, below the app's span if ``traceparent`` names one."""
+        """Make the spans of a turn that has ended, below the app's span if ``traceparent`` names one.
+
+        ``prompt`` is the name and the version of the system prompt.
+        """
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
         parent = self._propagator.extract({"traceparent": traceparent}) if traceparent else None
@@ -85,7 +84,7 @@ class TurnTracer:
             kind = SpanKind.CLIENT if step.kind == "chat" else SpanKind.INTERNAL
             names: dict[str, str] = {} if step.kind == "approval" else {"gen_ai.operation.name": step.kind}
             if step.kind == "chat":
-                names["gen_ai.prompt.name"], names["gen_ai.prompt.version"] = self.prompt
+                names["gen_ai.prompt.name"], names["gen_ai.prompt.version"] = prompt
             span = self._tracer.start_span(
                 f"{step.kind} {step.name}",
                 context,
@@ -107,9 +106,7 @@ class TurnTracer:
         closing.join(seconds)
 
 
-def make_tracer(
-    endpoint: str | None, *, content: bool, prompt: tuple[str, str] = ("", "")
-) -> TurnTracer | None:
+def make_tracer(endpoint: str | None, *, content: bool) -> TurnTracer | None:
     """Make the tracer that sends to ``endpoint`` by OTLP over HTTP; None without one.
 
     The package reads the other variables ``OTEL_*`` by itself. Raises `SettingsError` without the extra.
@@ -129,7 +126,7 @@ def make_tracer(
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
     provider.add_span_processor(BatchSpanProcessor(exporter))
-    return TurnTracer(provider, content=content, prompt=prompt)
+    return TurnTracer(provider, content=content)
 
 
 def request_attributes(provider: str, finished: Finished | None) -> tuple[str, Mapping[str, AttributeValue]]:

@@ -1,0 +1,1 @@
+"""Log lines, metrics, the audit log and traces of sessions, as functions of their records."""
