@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct, field
 
 from conductor.rate_limit import Admission
 from conductor.tools.base import Effect, OnInterrupt, Risk, ToolSpec
@@ -30,11 +33,42 @@ SERVER_PREFIXES = ("convo.", "tts.", "bridge.")
 
 NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}\Z")
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
-_WISHES = ("timeoutMs", "interactive", "mode", "onInterrupt", "approval", "spoken")
 _FIELDS = "name title description inputSchema outputSchema annotations icons execution _meta".split()
 """The fields of MCP's Tool."""
-_HINTS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
 _RISKS: dict[Effect, Risk] = {"read": "safe", "write": "medium", "irreversible": "high"}
+
+
+_Title: TypeAlias = Annotated[str, Meta(max_length=MAX_TITLE_CHARS)] | None
+
+
+class _Wishes(Struct, rename="camel", forbid_unknown_fields=True):  # a misspelt "approval" would be ignored
+    timeout_ms: Annotated[float, Meta(ge=1, le=MAX_TIMEOUT_MS)] | None = None
+    interactive: bool | None = None
+    mode: Literal["sync", "async"] | None = None
+    on_interrupt: OnInterrupt | None = None
+    approval: Literal["never", "ask"] | None = None
+    spoken: Annotated[str, Meta(max_length=MAX_SPOKEN_CHARS)] | None = None
+
+
+class _Annotations(Struct, rename="camel"):
+    title: _Title = None
+    read_only_hint: bool | None = None
+    destructive_hint: bool | None = None
+    idempotent_hint: bool | None = None
+    open_world_hint: bool | None = None
+
+
+class _Extension(Struct):
+    conductor: _Wishes | None = None
+
+
+class _Declaration(Struct, rename="camel"):
+    name: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.:/-]{1,128}\Z")]
+    input_schema: Any
+    title: _Title = None
+    description: str | None = None
+    annotations: _Annotations | None = None
+    meta: _Extension | None = field(default=None, name="_meta")
 
 
 class Declared(NamedTuple):
@@ -100,10 +134,10 @@ def unknown_fields(declaration: Any) -> Iterator[str]:
     if not isinstance(declaration, dict):
         return
     yield from (name for name in declaration if name not in _FIELDS)
-    for field, names in (("annotations", ("title", *_HINTS)), ("_meta", ("conductor",))):
-        inner = declaration.get(field)
+    for outer, struct in (("annotations", _Annotations), ("_meta", _Extension)):
+        inner, names = declaration.get(outer), struct.__struct_encode_fields__
         if isinstance(inner, dict):  # MCP: a name with a slash in _meta belongs to another vendor
-            yield from (f"{field}.{name}" for name in inner if name not in names and "/" not in name)
+            yield from (f"{outer}.{name}" for name in inner if name not in names and "/" not in name)
 
 
 async def read_declarations(declarations: Sequence[Any], admission: Admission) -> list[Reading]:
@@ -120,41 +154,39 @@ async def read_declarations(declarations: Sequence[Any], admission: Admission) -
 
 def _read(declaration: Any, source: str) -> Reading:
     try:
-        return _spec(declaration, source)
+        return _spec(msgspec.convert(declaration, _Declaration), source)
+    except msgspec.ValidationError as error:
+        problem, _, path = str(error).partition(" - at `$.")
+        where = f"{path[:-1]}: " if path else ""
+        return Refused(f"{where}{problem[0].lower()}{problem[1:]}", _shown_name(declaration))
     except (Refused, SchemaError) as refused:
         return Refused(str(refused), _shown_name(declaration))
 
 
-def _spec(declaration: Any, source: str) -> ToolSpec:
-    if not isinstance(declaration, dict):
-        raise Refused("a declaration must be a JSON object")
-    name = declaration.get("name")
-    if not isinstance(name, str) or not NAME.match(name):
-        raise Refused("name must be 1 to 128 of A-Z a-z 0-9 _ . : / -")
-    if "inputSchema" not in declaration:
-        raise Refused("inputSchema is missing")
-    annotations = _object(declaration, "annotations")
-    effect = _effect(annotations)
-    wishes = _object(_object(declaration, "_meta"), "conductor")
-    for unknown in wishes.keys() - set(_WISHES):  # a misspelt "approval" would have no effect
-        raise Refused(f"_meta.conductor has no {unknown[:80]!r}, only {', '.join(_WISHES)}")
-    default: OnInterrupt = "cancel" if effect == "read" else "keep"
+def _spec(declaration: _Declaration, source: str) -> ToolSpec:
+    hints = declaration.annotations or _Annotations()
+    wishes = (declaration.meta or _Extension()).conductor or _Wishes()
+    # MCP: "destructiveHint … is meaningful only when readOnlyHint == false". MCP's default, destructive, does
+    # not apply: without a hint a tool is a write.
+    effect: Effect = "irreversible" if hints.destructive_hint else "write"
+    if hints.read_only_hint:
+        effect = "read"
     spec = ToolSpec(
-        name=name,
-        description=_description(declaration),
-        input_schema=declaration["inputSchema"],
+        name=declaration.name,
+        description=_description(declaration.description or ""),
+        input_schema=declaration.input_schema,
         source=source,
         risk=_RISKS[effect],
         effect=effect,
-        timeout_s=_timeout(wishes),
-        interactive=_flag(wishes, "interactive"),
-        mode=cast(Literal["sync", "async"], _choice(wishes, "mode", ("sync", "async")) or "sync"),
-        on_interrupt=cast(OnInterrupt, _choice(wishes, "onInterrupt", ("cancel", "keep")) or default),
-        approval=cast(Literal["never", "ask"] | None, _choice(wishes, "approval", ("never", "ask"))),
-        open_world=_flag(annotations, "openWorldHint"),
-        untrusted=_flag(annotations, "openWorldHint"),
-        title=_text(declaration, "title", MAX_TITLE_CHARS) or _text(annotations, "title", MAX_TITLE_CHARS),
-        spoken=_text(wishes, "spoken", MAX_SPOKEN_CHARS),
+        timeout_s=None if wishes.timeout_ms is None else wishes.timeout_ms / 1000,
+        interactive=bool(wishes.interactive),
+        mode=wishes.mode or "sync",
+        on_interrupt=wishes.on_interrupt or ("cancel" if effect == "read" else "keep"),
+        approval=wishes.approval,
+        open_world=bool(hints.open_world_hint),
+        untrusted=bool(hints.open_world_hint),
+        title=_stripped(declaration.title) or _stripped(hints.title),
+        spoken=_stripped(wishes.spoken),
     )
     # Compiled at the declaration: an error is reported there, and the first call does not wait.
     schemas.get(spec)
@@ -162,30 +194,20 @@ def _spec(declaration: Any, source: str) -> ToolSpec:
     return spec
 
 
-def _effect(annotations: Mapping[str, Any]) -> Effect:
-    # MCP: "destructiveHint … is meaningful only when readOnlyHint == false". MCP's default, destructive, does
-    # not apply: without a hint a tool is a write.
-    hints = {hint: _flag(annotations, hint) for hint in _HINTS}
-    if hints["readOnlyHint"]:
-        return "read"
-    return "irreversible" if hints["destructiveHint"] else "write"
-
-
-def _description(declaration: Mapping[str, Any]) -> str:
+def _description(text: str) -> str:
     # A description that is too long is rejected, not cut: the cut might remove the sentence that says when
     # not to use the tool.
-    description = declaration.get("description")
-    if description is None:
-        return ""
-    if not isinstance(description, str):
-        raise Refused("description must be text")
     try:
-        size = len(description.encode())
+        size = len(text.encode())
     except UnicodeEncodeError:
         raise Refused("description is not Unicode (half of a surrogate pair)") from None
     if size > MAX_DESCRIPTION_BYTES:
         raise Refused(f"description is larger than {MAX_DESCRIPTION_BYTES} bytes")
-    return description
+    return text
+
+
+def _stripped(text: str | None) -> str | None:
+    return (text or "").encode(errors="replace").decode().strip() or None
 
 
 def _check_template(spec: ToolSpec) -> None:
@@ -196,49 +218,6 @@ def _check_template(spec: ToolSpec) -> None:
     for name in _PLACEHOLDER.findall(spec.spoken):
         if name not in spec.input_schema.get("properties", {}):
             raise Refused(f"spoken names {name!r}, which is not among the properties of inputSchema")
-
-
-def _timeout(wishes: Mapping[str, Any]) -> float | None:
-    timeout_ms = wishes.get("timeoutMs")
-    if timeout_ms is None:
-        return None
-    if isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int | float):
-        raise Refused("timeoutMs must be a number of milliseconds")
-    if not 1 <= timeout_ms <= MAX_TIMEOUT_MS:
-        raise Refused(f"timeoutMs must be between 1 and {MAX_TIMEOUT_MS}")
-    return timeout_ms / 1000
-
-
-def _object(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = holder.get(key)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise Refused(f"{key} must be a JSON object")
-    return value
-
-
-def _text(holder: Mapping[str, Any], key: str, limit: int) -> str | None:
-    value = holder.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, str) or len(value) > limit:
-        raise Refused(f"{key} must be text of at most {limit} characters")
-    return value.encode(errors="replace").decode().strip() or None
-
-
-def _flag(holder: Mapping[str, Any], key: str) -> bool:
-    value = holder.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise Refused(f"{key} must be true or false")
-    return bool(value)
-
-
-def _choice(holder: Mapping[str, Any], key: str, choices: tuple[str, ...]) -> str | None:
-    value = holder.get(key)
-    if value is not None and value not in choices:
-        raise Refused(f"{key} must be {' or '.join(choices)}")
-    return value
 
 
 def _shown_name(declaration: Any) -> str:

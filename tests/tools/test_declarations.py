@@ -97,39 +97,45 @@ def test_the_source_is_the_callers() -> None:
 @pytest.mark.parametrize(
     ("declared", "words"),
     [
-        (None, "must be a JSON object"),
-        ({"name": "t"}, "inputSchema is missing"),
-        ({"inputSchema": {"type": "object"}}, "name must be"),
-        (declaration(name="a\n"), "name must be"),
-        (declaration(name="x" * 129), "name must be"),
+        (None, "expected `object`, got `null`"),
+        ({"name": "t"}, "missing required field `inputSchema`"),
+        ({"inputSchema": {"type": "object"}}, "missing required field `name`"),
+        (declaration(name="a\n"), "name: expected `str` matching"),
+        (declaration(name="x" * 129), "name: expected"),
         (declaration(name="tts.speak"), "the server's own"),
         (declaration(inputSchema={"type": "string"}), '"type": "object"'),
         (declaration(inputSchema=None), "must be a JSON object"),
-        (declaration(description=3), "description must be text"),
+        (declaration(description=3), "description: expected `str | null`, got `int`"),
         (declaration(description="ä" * 2049), "larger than 4096 bytes"),
         (declaration(description="\ud800"), "not Unicode"),
-        (declaration(annotations=[]), "annotations must be a JSON object"),
-        (declaration(annotations={"readOnlyHint": "yes"}), "readOnlyHint must be true or false"),
-        (declaration(_meta={"conductor": 1}), "conductor must be a JSON object"),
-        (declaration(_meta={"conductor": {"timeoutMs": 0}}), "between 1 and 3600000"),
-        (declaration(_meta={"conductor": {"timeoutMs": True}}), "a number of milliseconds"),
-        (declaration(_meta={"conductor": {"timeoutMs": float("nan")}}), "between"),
-        (declaration(_meta={"conductor": {"mode": "later"}}), "mode must be sync or async"),
-        (declaration(_meta={"conductor": {"onInterrupt": []}}), "onInterrupt must be cancel or keep"),
-        (declaration(_meta={"conductor": {"approval": "always"}}), "approval must be never or ask"),
-        (declaration(_meta={"conductor": {"interactive": 1}}), "interactive must be true or false"),
+        (declaration(annotations=[]), "annotations: expected `object | null`"),
+        (
+            declaration(annotations={"readOnlyHint": "yes"}),
+            "readOnlyHint: expected `bool | null`",
+        ),
+        (declaration(_meta={"conductor": 1}), "_meta.conductor: expected `object | null`"),
+        (declaration(_meta={"conductor": {"timeoutMs": 0}}), "timeoutMs: expected `float` >= 1.0"),
+        (
+            declaration(_meta={"conductor": {"timeoutMs": True}}),
+            "expected `float | null`, got `bool`",
+        ),
+        (declaration(_meta={"conductor": {"timeoutMs": float("nan")}}), "timeoutMs: expected"),
+        (declaration(_meta={"conductor": {"mode": "later"}}), "mode: invalid enum value 'later'"),
+        (declaration(_meta={"conductor": {"onInterrupt": []}}), "onInterrupt: expected `str | null`"),
+        (declaration(_meta={"conductor": {"approval": "always"}}), "approval: invalid enum value"),
+        (declaration(_meta={"conductor": {"interactive": 1}}), "interactive: expected `bool | null`"),
         (
             declaration(_meta={"conductor": {"aproval": "ask"}}),
-            "_meta.conductor has no 'aproval', only timeoutMs",
+            "_meta.conductor: object contains unknown field `aproval`",
         ),
-        (declaration(_meta={"conductor": {"spoken": 1}}), "spoken must be text of at most 240 characters"),
+        (declaration(_meta={"conductor": {"spoken": 1}}), "spoken: expected `str | null`"),
         (declaration(_meta={"conductor": {"spoken": "open {door}"}}), "spoken names 'door', which is not"),
         (
             declaration(_meta={"conductor": {"spoken": "open {door"}}),
             "spoken has a brace without its partner",
         ),
-        (declaration(title=7), "title must be text of at most 80 characters"),
-        (declaration(annotations={"title": []}), "title must be text"),
+        (declaration(title=7), "title: expected `str | null`"),
+        (declaration(annotations={"title": []}), "annotations.title: expected"),
     ],
 )
 def test_an_invalid_declaration_is_rejected_with_the_reason(declared: Any, words: str) -> None:
@@ -145,7 +151,7 @@ def test_an_invalid_declaration_does_not_affect_the_rest() -> None:
         [declaration("a"), declaration("b", description=1), declaration("c")]
     )
     assert [tool.name for tool in accepted] == ["a", "c"]
-    assert rejected == [("b", "description must be text")]
+    assert rejected == [("b", "description: expected `str | null`, got `int`")]
 
 
 def test_the_first_of_two_declarations_with_one_name_is_accepted() -> None:

@@ -131,8 +131,11 @@ def test_a_file_is_read_with_or_without_a_byte_order_mark(tmp_path: Path) -> Non
         ('{"tools": [', "is not valid JSON, line 1, column 12: expecting value"),
         ('{"tools": {}}', 'must be a JSON object with a list under "tools"'),
         (b" " * (1024 * 1024 + 1), "is larger than 1048576 bytes"),
-        ('{"tools": [{"name": "t"}]}', "has a tool that is not accepted, t: inputSchema is missing"),
-        ('{"tools": [7]}', "has a tool that is not accepted, ?: a declaration must be a JSON object"),
+        (
+            '{"tools": [{"name": "t"}]}',
+            "has a tool that is not accepted, t: object missing required field `inputSchema`",
+        ),
+        ('{"tools": [7]}', "has a tool that is not accepted, ?: expected `object`, got `int`"),
     ],
 )
 def test_a_mistake_in_a_catalog_is_one_sentence(tmp_path: Path, content: str | bytes, words: str) -> None:
