@@ -33,7 +33,7 @@ from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import make_provider
 from conductor.plugins.mcp.config import load_mcp_servers
 from conductor.plugins.mcp.server import check_installed
-from conductor.server.address import check_exposure, why_not_bound
+from conductor.server.address import check_exposure, reserve
 from conductor.settings import (
     STORE_FILE,
     Reading,
@@ -105,7 +105,7 @@ async def check(
     problems: set[str] = set()
     for subject, items in (
         ("services", service_items(settings)),
-        ("PORT", address_items(settings)),
+        ("address", address_items(settings)),
         ("AUTH_TOKENS", access_items(settings, insecure=insecure)),
         ("sessions", store_items(settings)),
         ("model", model_items(settings, offline=offline)),
@@ -182,20 +182,15 @@ async def service_items(settings: Settings) -> AsyncIterator[Item]:
 async def address_items(settings: Settings) -> AsyncIterator[Item]:
     """Bind the address as the server would, without listening, and release it."""
     host, port = settings.host, settings.port
-    loop = asyncio.get_running_loop()
     try:
         # HOST may be a name, and resolving it may take a minute.
         async with asyncio.timeout(BIND_TIMEOUT_S):
-            # Not listening: a client must not connect to the check.
-            server = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+            sockets = await asyncio.to_thread(reserve, host, port)
     except TimeoutError:
-        yield fail("HOST", f"the lookup of {host} took longer than {BIND_TIMEOUT_S:g} s.")
-    except (OSError, UnicodeError) as error:  # UnicodeError: the name is too long for the resolver
-        yield fail(*why_not_bound(host, port, error))
-    else:
-        server.close()
-        await server.wait_closed()
-        yield ok("PORT", f"{host}:{port} is free." if port else f"any free port of {host}.")
+        raise SettingsError(f"The lookup of {host} took longer than {BIND_TIMEOUT_S:g} s.") from None
+    for bound in sockets:
+        bound.close()
+    yield ok("address", f"{host}:{port} is free." if port else f"any free port of {host}.")
 
 
 async def access_items(settings: Settings, *, insecure: bool) -> AsyncIterator[Item]:
@@ -327,9 +322,9 @@ async def _ask(provider: ModelProvider, profile: ModelProfile, seconds: float) -
                 async for _ in stream:
                     pass
     except TimeoutError:
-        return _failed(profile, ModelError("timeout", "The model service did not answer."), seconds)
+        return _failed(profile, ModelError("timeout", f"No answer within {seconds:g} s."))
     except ModelError as error:
-        return _failed(profile, error, seconds)
+        return _failed(profile, error)
     except Exception as error:
         log.exception("model provider failed", provider=provider.name)
         text = f"{profile.heading}: the provider has a bug, {type(error).__name__}; see the log."
@@ -341,32 +336,23 @@ async def _ask(provider: ModelProvider, profile: ModelProfile, seconds: float) -
     return ok("model", f"{profile.heading} answered in {time.monotonic() - started:.1f} s.")
 
 
-_MODEL_OR_ADDRESS = "Check {model_label} ({model}), and {base_url} if it is set."
+_WRONG_NAME = "Check {model}, and {base_url} if it is set."
+_NO_ANSWER = "Check whether the service runs, the network, proxies, and {base_url} if it is set."
 _REMEDIES: dict[ModelFailure, str] = {
-    "authentication": "Check {api_key}, and whether its account may use {model}.",
-    "protocol": _MODEL_OR_ADDRESS,
-    "undecodable": _MODEL_OR_ADDRESS,
-    "connection": "Check whether {host} is running, the network, proxies, and {base_url} if it is set.",
-    "timeout": "No answer from {host} within {seconds:g} s. Check the network, and try again.",
+    "authentication": "Check {api_key}, and whether its account may use the model.",
+    "protocol": _WRONG_NAME,
+    "undecodable": _WRONG_NAME,
+    "connection": _NO_ANSWER,
+    "timeout": _NO_ANSWER,
     "overloaded": "Try again later.",
     "rate_limited": "The key is valid. Wait, or raise the account's limits.",
 }
 
 
-def _failed(profile: ModelProfile, error: ModelError, seconds: float) -> Item:
-    text = f"{profile.heading}: {error}"
-    if error.reason in _REMEDIES:
-        url = urlsplit(profile.base_url or "")
-        # Only the host of an address is shown, because the rest may contain a key.
-        text += " " + _REMEDIES[error.reason].format(
-            api_key=profile.label("api_key"),
-            base_url=profile.label("base_url"),
-            model_label=profile.label("model"),
-            model=profile.model,
-            host=url.netloc or "the service",
-            seconds=seconds,
-        )
-        lacks_path = bool(url.netloc) and url.path in ("", "/")
-        if lacks_path and profile.provider == "openai" and error.reason == "protocol":
-            text += " The address usually ends in /v1."
+def _failed(profile: ModelProfile, error: ModelError) -> Item:
+    labels = {field: profile.label(field) for field in ("api_key", "base_url", "model")}
+    text = f"{profile.heading}: {error} {_REMEDIES.get(error.reason, '').format(**labels)}".rstrip()
+    has_path = urlsplit(profile.base_url or "/v1").path not in ("", "/")
+    if profile.provider == "openai" and error.reason == "protocol" and not has_path:
+        text += " The address usually ends in /v1."
     return warn("model", text) if error.reason == "rate_limited" else fail("model", text)

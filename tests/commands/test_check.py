@@ -7,8 +7,6 @@ import json
 import os
 import re
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -19,6 +17,7 @@ import pytest
 from conductor.commands.check import check, report
 from conductor.commands.output import Item, fail, ok, warn
 from conductor.settings import Settings
+from tests.conftest import Main
 from tests.models import AnthropicService
 
 SECRET = "hunter2-hunter2"
@@ -50,13 +49,13 @@ async def test_an_empty_folder_passes_all_checks() -> None:
         ["ok", "prompt:"],
         ["ok", "tools:"],
         ["ok", "rules:"],
-        ["ok", "PORT:"],
+        ["ok", "address:"],
         ["ok", "AUTH_TOKENS:"],
         ["ok", "sessions:"],
         ["warn", "model:"],
     ]
     assert lines[0] == "ok    settings: .env is optional and missing; none from the environment."
-    assert "ok    PORT: any free port of 127.0.0.1." in lines
+    assert "ok    address: any free port of 127.0.0.1." in lines
 
 
 # -- settings
@@ -154,7 +153,7 @@ async def test_tools_and_rules_are_counted() -> None:
         "warn  ALLOWED_TOOLS: names agent.stauts, but no tool of the catalog or the server has this name",
         "ok    mcp: here: true.",
         "fail  mcp: gone: program not found: no.",
-        "ok    PORT: any free port of 127.0.0.1.",
+        "ok    address: any free port of 127.0.0.1.",
     ]
 
 
@@ -166,19 +165,19 @@ async def test_a_free_port_passes_and_stays_free() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     for _ in range(2):
-        assert await lines_of("PORT", port=port) == [f"ok    PORT: 127.0.0.1:{port} is free."]
+        assert await lines_of("address", port=port) == [f"ok    address: 127.0.0.1:{port} is free."]
 
 
 async def test_a_port_in_use_fails() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        (line,) = await lines_of("PORT", port=listener.getsockname()[1])
+        (line,) = await lines_of("address", port=listener.getsockname()[1])
     assert line.startswith("fail") and "is in use" in line
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "999.1.1.1.1.", "x" * 70 + ".invalid", "a b"])
 async def test_an_invalid_host_fails(host: str) -> None:
-    (line,) = await lines_of("HOST", host=host)
-    assert line.startswith("fail")
+    (line,) = await lines_of("address", host=host)
+    assert line.startswith("fail  address: HOST: ")
 
 
 @pytest.mark.parametrize(
@@ -221,24 +220,11 @@ async def test_items_are_written_at_once_and_a_failure_is_exit_code_2() -> None:
         assert await report(items(ok("c", "good."))) == 0
 
 
-def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a folder, without the developer's settings."""
-    outer = {name: value for name, value in os.environ.items() if name.lower() not in Settings.model_fields}
-    return subprocess.run(
-        [sys.executable, "-m", "conductor", "check", *arguments],
-        cwd=folder,
-        env={**outer, **environment},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=30,
-    )
-
-
-def test_the_command_takes_the_options_of_serve(tmp_path: Path) -> None:
+def test_the_command_takes_the_options_of_serve(conductor: Main) -> None:
     options = ["--host", "0.0.0.0", "--port", "0", "--insecure-no-auth", "--provider", "demo", "--model", "m"]
-    process = run(tmp_path, *options)
-    assert (process.returncode, process.stderr) == (0, "") and "warn  AUTH_TOKENS" in process.stdout
-    assert process.stdout.endswith("\n7 ok, 1 warning, 0 failed\n")
+    code, out, err = conductor("check", *options)
+    assert (code, err) == (0, "") and "warn  AUTH_TOKENS" in out
+    assert out.endswith("\n7 ok, 1 warning, 0 failed\n")
 
 
 async def test_the_model_is_asked_unless_offline() -> None:
@@ -250,17 +236,10 @@ async def test_the_model_is_asked_unless_offline() -> None:
         assert claude.received == 1
 
 
-def test_a_failure_prints_no_secret_and_no_traceback(tmp_path: Path) -> None:
-    environment = {
-        "ANTHROPIC_API_KEY": SECRET,
-        "ANTHROPIC_BASE_URL": "http://127.0.0.1:1",
-        "AUTH_TOKENS": SECRET,
-    }
+def test_a_failure_prints_no_secret_and_no_traceback(conductor: Main) -> None:
+    values = {"ANTHROPIC_API_KEY": SECRET, "ANTHROPIC_BASE_URL": "http://127.0.0.1:1", "AUTH_TOKENS": SECRET}
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        process = run(tmp_path, "--port", str(listener.getsockname()[1]), **environment)
-    assert process.returncode == 2
-    failed = [line.split(":")[0] for line in process.stdout.splitlines() if line.startswith("fail")]
-    assert failed == ["fail  PORT", "fail  model"]
-    assert "warn  AUTH_TOKENS: token 1 of 1 has fewer than 16" in process.stdout
-    assert SECRET not in process.stdout + process.stderr
-    assert process.stderr == ""
+        code, out, err = conductor("check", "--port", str(listener.getsockname()[1]), **values)
+    failed = [line.split(":")[0] for line in out.splitlines() if line.startswith("fail")]
+    assert (code, failed, err) == (2, ["fail  address", "fail  model"], "")
+    assert "warn  AUTH_TOKENS: token 1 of 1 has fewer than 16" in out and SECRET not in out

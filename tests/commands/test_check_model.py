@@ -61,7 +61,7 @@ async def test_a_refused_key_fails(claude: AnthropicService) -> None:
 async def test_a_silent_service_fails_in_time(claude: AnthropicService) -> None:
     claude.default = Reply(text="never", hold=asyncio.Event())
     item = await ask(claude, seconds=0.5)
-    assert item.level == "fail" and "within 0.5 s" in item.text
+    assert item.level == "fail" and "No answer within 0.5 s" in item.text
 
 
 async def test_too_many_requests_are_a_warning(claude: AnthropicService) -> None:
@@ -87,7 +87,7 @@ async def test_an_invalid_key_is_not_sent(claude: AnthropicService, key: str) ->
         ({"model_provider": "openai", "openai_model": "gpt-6-luna"}, "fail: OPENAI_API_KEY is not set"),
         (
             {**CLAUDE, "anthropic_base_url": "http://127.0.0.1:1"},
-            "fail: Check whether 127.0.0.1:1 is running",
+            "fail: Check whether the service runs",
         ),
         ({**CLAUDE, "anthropic_base_url": "http://[::1"}, "fail: ANTHROPIC_BASE_URL is no address"),
         (
@@ -181,7 +181,7 @@ async def test_a_local_model_passes_without_a_key(ollama: OpenAIService) -> None
 async def test_a_missing_local_model_fails(ollama: OpenAIService) -> None:
     ollama.default = HttpFailure(404, "not_found_error", "model not found, try pulling it first")
     item = await ask(**local(ollama))
-    assert item.level == "fail" and "Check OPENAI_MODEL (qwen3:4b), and OPENAI_BASE_URL" in item.text
+    assert item.level == "fail" and "Check OPENAI_MODEL, and OPENAI_BASE_URL" in item.text
     assert "/v1" not in item.text
 
 
