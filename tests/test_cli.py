@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import shlex
 import shutil
@@ -196,18 +195,6 @@ def test_a_closed_pipe_causes_no_traceback(tmp_path: Path, command: str) -> None
     assert completed.stdout in ("0\n", "141\n"), "0 where it had written all before that"
 
 
-DAMAGED = '{"version": 1, "rules": [{"effect": "deny", "tool": "agent.cancel"},]}'
-
-
-def test_a_damaged_rules_file_prevents_each_start_and_is_not_changed(tmp_path: Path, conductor: Main) -> None:
-    file = tmp_path / "policies.json"
-    file.write_text(DAMAGED)
-    for _ in range(2):
-        line = is_one_sentence(*conductor("--port", "0"))
-        assert line == "policies.json is not valid JSON, line 1, column 69: expecting value."
-    assert os.listdir(tmp_path) == ["policies.json"] and file.read_text() == DAMAGED
-
-
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1", "8.8.8.8"])
 async def test_the_option_lan_refuses_a_host_that_no_phone_reaches(tmp_path: Path, host: str) -> None:
     async with process(tmp_path, "--lan", "--host", host, "--port", "0", "--provider", "demo") as started:
@@ -217,13 +204,6 @@ async def test_the_option_lan_refuses_a_host_that_no_phone_reaches(tmp_path: Pat
 
 
 # -- help
-
-
-def test_help_of_serve_names_its_options(conductor: Main) -> None:
-    code, out, _ = conductor("serve", "--help")
-    assert code == 0
-    for option in ("--host", "--port", "--provider", "--model", "--log-level", "--insecure-no-auth"):
-        assert option in out
 
 
 async def test_the_version_is_printed(tmp_path: Path) -> None:
@@ -291,18 +271,6 @@ async def test_the_printed_talk_command_works_in_another_terminal(
         command = [word.replace("=TOKEN", f"={SECRET}") for word in command]
         code, out, err = await run(tmp_path, *command[3:], "say hello")
         assert (code, err) == (0, "") and "hello" in out.lower()
-
-
-async def test_talk_takes_port_and_token_of_the_environment_too(tmp_path: Path) -> None:
-    async with server(tmp_path, AUTH_TOKENS=SECRET) as served:
-        port = served.url.split(":")[2].removesuffix("/ws")
-        code, _, err = await run(tmp_path, "talk", "say hello", PORT=port, AUTH_TOKENS=SECRET)
-        assert (code, err) == (0, "")
-        token = ["--token", SECRET]
-        code, _, err = await run(tmp_path, "talk", *token, "say hello", PORT=port, AUTH_TOKENS="another-one")
-        assert (code, err) == (0, "")
-        code, _, err = await run(tmp_path, "talk", "say hello", PORT=port, AUTH_TOKENS="another-one")
-        assert code == 2 and "the token is missing or not accepted" in err
 
 
 async def test_talk_sends_the_settings_token_to_no_other_server(tmp_path: Path) -> None:

@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from conductor.commands.check import reported, store_items
-from conductor.plugins.stores.redis import RedisStore
 from conductor.settings import load_settings
 from conductor.stores.base import SessionKey
 from conductor.stores.sqlite import SqliteStore
-from tests.stores.postgres_server import PostgresServer
 from tests.stores.redis_server import RedisServer
 
 PASSWORD = "hunter2-hunter2"
@@ -151,23 +149,3 @@ async def test_a_silent_server_fails_in_time() -> None:
         port = silent.sockets[0].getsockname()[1]
         (line,) = await run_checks(session_store_url=f"redis://127.0.0.1:{port}", seconds=0.1)
     assert line == f"fail  sessions: redis://127.0.0.1:{port} did not store a session within 0.1 s."
-
-
-async def test_the_check_does_not_affect_other_sessions(server: RedisServer) -> None:
-    url = f"redis://:{PASSWORD}@127.0.0.1:{server.port}/1"
-    store = RedisStore(url)
-    claim = await store.claim(SessionKey("anonymous", "check"))
-    await run_checks(session_store_url=url)
-    await store.append(claim, "commit-1", b"1")
-    await store.aclose()
-
-
-async def test_a_postgres_server_keeps_nothing_of_the_check() -> None:
-    server = PostgresServer()
-    server.start()
-    try:
-        (line,) = await run_checks(session_store_url=server.url)
-        assert line.startswith(f"ok    sessions: postgres://127.0.0.1:{server.port}/postgres; a write took ")
-        assert server.ask("SELECT count(*) FROM conductor_session WHERE epoch>0") == "0"
-    finally:
-        server.stop()

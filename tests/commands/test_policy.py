@@ -108,12 +108,6 @@ def test_an_ineffective_rule_is_a_warning() -> None:
     assert len(json.loads(run_policy("list", "--json"))["findings"]) == 1
 
 
-def test_the_setting_selects_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLICIES_FILE", "other.json")
-    run_policy("add", "deny", "x")
-    assert Path("other.json").exists() and not FILE.exists()
-
-
 @pytest.mark.parametrize(
     "command", [("list",), ("add", "deny", "x"), ("remove", "1"), ("explain", "calculator")]
 )

@@ -144,71 +144,61 @@ def test_problems_are_failures_without_an_expectation(rehearse: Rehearse) -> Non
     assert [row.split()[2] for row in rows].count("ok") == 1  # the expected error
 
 
-def test_a_call_of_a_tool_outside_the_file_is_a_failure(rehearse: Rehearse) -> None:
-    text = "model: scripted\nreplies: [{calls: [{tool: repositories.list}]}, None.]\nsteps: [{say: List.}]"
-    code, out, _ = rehearse(text)
-    assert code == 1
-    assert "repositories.list was called, but is not one of the file's tools" in out
+TWO_CARDS = re.sub(
+    r"calls: .*",
+    "calls: [{tool: lamp.switch, arguments: {room: a}}, {tool: lamp.switch, arguments: {room: b}}]",
+    ASKING,
+)
+HIGH = ASKING.replace("_meta: {conductor: {approval: ask}}", "annotations: {destructiveHint: true}")
+CALCULATED = "{say: what is 17 percent of 2340, cut: %s, expect: {called: [{tool: calculator, times: 1}]}}"
 
 
-def test_several_cards_are_answered_in_order(rehearse: Rehearse) -> None:
-    calls = "calls: [{tool: lamp.switch, arguments: {room: a}}, {tool: lamp.switch, arguments: {room: b}}]"
-    text = re.sub(r"calls: .*", calls, ASKING)
-    step = """
-steps:
-  - say: Lights.
-    approve: [deny, tap]
-    cut: card
-    expect:
-      called: [{tool: lamp.switch, arguments: {room: b}, times: 1}, {tool: lamp.switch, times: 1}]
-"""
-    code, out, _ = rehearse(text + step)
-    assert code == 0, out
-
-
-def test_an_ignored_answer_is_a_failure(rehearse: Rehearse) -> None:
-    tool = ASKING.replace("_meta: {conductor: {approval: ask}}", "annotations: {destructiveHint: true}")
-    code, out, _ = rehearse(tool + "steps: [{say: Light., approve: voice}]")
-    assert code == 1
-    assert "an approval request is still open: its answer did not count" in out
-
-
-def test_a_step_without_an_end_fails_and_stops_the_rehearsal(rehearse: Rehearse) -> None:
-    answers = "    answers: [{result: 1, delay: 60}]\n"
-    code, out, _ = rehearse(LAMP + answers + "steps: [{say: Light.}, {say: Thanks.}]", "--patience", "0.05")
-    assert code == 1
-    assert "it did not end within 0.05 s" in out
-    assert "not reached" in out
-
-
-def test_without_cards_the_next_step_answers_the_spoken_question(rehearse: Rehearse) -> None:
-    steps = """
-cards: false
-steps:
-  - say: Light.
-    expect: {said: May I, not_called: [lamp.switch], state: idle}
-  - say: "Yes."
-    expect: {called: [{tool: lamp.switch, times: 1}], said: stays on}
-"""
-    code, out, _ = rehearse(ASKING + steps)
-    assert code == 0, out
-
-
-def test_a_step_above_its_limits_fails(rehearse: Rehearse) -> None:
-    limits = "{seconds: 0.001, input_tokens: 0, output_tokens: 0}"
-    code, out, _ = rehearse(f"model: demo\nsteps: [{{say: say hello world, limits: {limits}}}]")
-    assert code == 1
-    for figure in ("s", "tokens in", "tokens out"):
-        assert f" {figure}, was " in out
-
-
-@pytest.mark.parametrize("moment", ["transcript", "call"])
-def test_a_server_tool_counts_despite_a_cut_socket(rehearse: Rehearse, moment: str) -> None:
-    expect = "expect: {called: [{tool: calculator, times: 1}]}"
-    code, out, _ = rehearse(
-        f"model: demo\nsteps: [{{say: what is 17 percent of 2340, cut: {moment}, {expect}}}]"
-    )
-    assert code == 0, out
+@pytest.mark.parametrize(
+    ("text", "code", "phrases"),
+    [
+        (
+            "model: scripted\nreplies: [{calls: [{tool: repositories.list}]}, None.]\nsteps: [{say: List.}]",
+            1,
+            ["repositories.list was called, but is not one of the file's tools"],
+        ),
+        (
+            f"{TWO_CARDS}steps: [{{say: Lights., approve: [deny, tap], cut: card, expect: {{called: "
+            "[{tool: lamp.switch, arguments: {room: b}, times: 1}, {tool: lamp.switch, times: 1}]}}]",
+            0,
+            ["cut at the card"],
+        ),
+        (
+            HIGH + "steps: [{say: Light., approve: voice}]",
+            1,
+            ["an approval request is still open: its answer did not count"],
+        ),
+        (
+            f"{LAMP}    answers: [{{result: 1, delay: 60}}]\nsteps: [{{say: Light.}}, {{say: Thanks.}}]",
+            1,
+            ["it did not end within 0.05 s", "not reached"],
+        ),
+        (
+            f"{ASKING}cards: false\nsteps: [{{say: Light., expect: {{said: May I, not_called: [lamp.switch], "
+            "state: idle}}, {say: 'Yes.', expect: {called: [lamp.switch], said: stays on}}]",
+            0,
+            [],
+        ),
+        (
+            "model: demo\nsteps: [{say: say hello world, limits: "
+            "{seconds: 0.001, input_tokens: 0, output_tokens: 0}}]",
+            1,
+            [" s, was ", " tokens in, was ", " tokens out, was "],
+        ),
+        (f"model: demo\nsteps: [{CALCULATED % 'transcript'}]", 0, ["cut at the transcript"]),
+        (f"model: demo\nsteps: [{CALCULATED % 'call'}]", 0, ["cut at the call"]),
+    ],
+    ids=["foreign tool", "two cards", "ignored", "no end", "spoken", "limits", "cut", "cut in a call"],
+)
+def test_a_rehearsal_passes_or_fails(rehearse: Rehearse, text: str, code: int, phrases: list[str]) -> None:
+    patience = ["--patience", "0.05"] if "delay: 60" in text else []
+    ended, out, err = rehearse(text, *patience)
+    assert (ended, err) == (code, ""), out
+    assert all(phrase in out for phrase in phrases), out
 
 
 def test_a_tool_that_the_server_rejects_is_an_error(rehearse: Rehearse) -> None:
