@@ -21,7 +21,7 @@ from conductor.stores.sqlite import SqliteStore
 from tests.app import WAIT
 from tests.conversation import helpers
 from tests.models import Script
-from tests.server.nodes import KEY, LosesReplies, Shelf, calm, echo, moves, node, two_nodes
+from tests.server.nodes import KEY, LosesReplies, Shelf, calm, echo, moves, node
 from tests.server.wires import until
 from tests.shapes import Event
 
@@ -97,17 +97,6 @@ async def test_a_result_after_a_lost_reply_is_not_lost(file_shelf: Shelf) -> Non
         phone.result(call["payload"]["callId"], '"heron"')
         await phone.until(is_final("It said True."))
         assert store.lost_replies == 2
-
-
-async def test_a_repeated_transcript_after_its_turn_gets_idle(file_shelf: Shelf) -> None:
-    async with node(file_shelf.make(), echo) as served, served.phone() as phone:
-        event_id = phone.say("one")
-        await phone.idle()
-        await calm(served)
-        since = len(phone.log)
-        phone.say("one", id=event_id)
-        await phone.idle(since=since)
-        assert len(phone.finals()) == 1
 
 
 async def test_a_turn_that_ended_in_an_apology_is_not_repeated_by_the_next_claim(file_shelf: Shelf) -> None:
@@ -189,18 +178,6 @@ async def test_a_failed_claim_does_not_lose_recovered_commits(applied: bool) -> 
 def news(request: ModelRequest) -> Script:
     """Answer with the notice, if there is one."""
     return [TextDelta("An agent has finished." if isinstance(request.messages[-1], Note) else "Well.")]
-
-
-async def test_the_other_node_tells_acknowledged_news(file_shelf: Shelf) -> None:
-    hold = asyncio.Event()
-    async with two_nodes(file_shelf, [[hold, TextDelta("never")]], news) as (a, b):
-        async with a.phone(start_fields={"capabilities": ["resume"]}) as phone:
-            phone.say("one")
-            await asyncio.wait_for(a.provider.record(0).started.wait(), WAIT)
-            event_id = phone.send("agent.completed", FINISHED)
-            await phone.until(lambda e: e["type"] == "event.ack" and event_id in e["payload"]["eventIds"])
-            await moves(phone, b)
-            await phone.until(is_final("An agent has finished."))
 
 
 async def test_news_with_a_lost_reply_is_told(file_shelf: Shelf) -> None:

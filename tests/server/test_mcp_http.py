@@ -264,19 +264,6 @@ async def test_a_flood_over_a_websocket_closes_it() -> None:
 # -- the shutdown
 
 
-async def test_an_abandoned_request_is_not_an_error(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with running(ANN, max_connections_per_subject=1) as server:
-        async with sockets(server, UNFINISHED), programs(server, ANN) as (ann,):
-            while await ann.post() != 429:
-                pass
-        async with programs(server, ANN) as (ann,):
-            while await ann.post() == 429:
-                pass
-    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
-
-
 async def test_a_stop_with_open_streams_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async with AsyncExitStack() as stack:
         async with running(ANN, close_timeout=0.5) as server:

@@ -12,7 +12,6 @@ import pytest
 import structlog
 from websockets.protocol import State
 
-from conductor.conversation.phrases import CUT_HERE
 from conductor.conversation.records import decode
 from conductor.errors import Fenced, StoreUnavailable
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
@@ -38,7 +37,6 @@ from tests.server.nodes import (
     still_open,
     stored_log,
     two_nodes,
-    words,
 )
 from tests.server.wires import until
 from tests.shapes import Event
@@ -91,89 +89,6 @@ async def test_a_device_call_may_be_answered_at_another_node(shelf: Shelf) -> No
             calls = phone.events("agent.status")
             assert [e["id"] for e in calls] == [call["id"]] * 2
             assert len(a.provider.requests) == 1 and len(b.provider.requests) == 1
-
-
-async def test_a_result_before_the_start_counts_at_another_node(shelf: Shelf) -> None:
-    def replies(request: ModelRequest) -> Script:
-        last = request.messages[-1]
-        if isinstance(last, ToolResult):
-            return [TextDelta(f"It said {'heron' in last.content}.")]
-        return [ToolCall("c-1", "agent.status", '{"id":"a"}')]
-
-    async with two_nodes(shelf, replies, replies) as (a, b):
-        async with a.phone() as phone:
-            phone.say("how is it?")
-            call = await phone.until("agent.status")
-            await moves(phone, b, start=False)
-            phone.result(call["payload"]["callId"], '"heron"')
-            await phone.idle()
-            assert phone.finals() == ["It said True."]
-
-
-async def test_an_interruption_at_another_node_cuts_the_current_speech(shelf: Shelf) -> None:
-    replies = [[TextDelta("One and two.")], [TextDelta("Three and four.")]]
-    async with two_nodes(shelf, replies, mode="queue") as (a, b):
-        async with a.phone(acknowledge=lambda name: name != "tts.speak") as phone:
-            for words_said in ("one", "two"):
-                since = len(phone.log)
-                phone.say(words_said)
-                await phone.until("assistant.speech.final", since=since)
-            await a.quiet()
-            phone.event_ids.clear()  # it was relaunched
-            phone.acknowledge = lambda _: False  # it says the first one, and reads on only then
-            since = len(phone.log)
-            await phone.cut()
-            phone.url = b.url
-            await phone.open()
-            await phone.until("tts.speak", since=since)
-            phone.interrupt(spokenText="One")
-            await until(lambda: len(phone.speeches(since)) == 2)
-            phone.interrupt(spokenText="Three")
-
-            def answers() -> list[str]:
-                return [
-                    message.text
-                    for message in session_of(b).state.log
-                    if isinstance(message, AssistantMessage)
-                ]
-
-            await until(lambda: answers()[1] != "Three and four.")
-            assert answers() == [f"One {CUT_HERE}", f"Three {CUT_HERE}"]
-            assert phone.speeches(since) == ["One and two.", "Three and four."]
-
-
-def follow_up(request: ModelRequest) -> Script:
-    """Resume an agent on request, a write that must not run twice; else chat."""
-    if isinstance(request.messages[-1], ToolResult):
-        return [TextDelta("It is unknown.")]
-    if words(request)[-1] == "go on":
-        return [ToolCall("c-1", "agent.followup", '{"id":"a","prompt":"go on"}')]
-    return [TextDelta("It is a long story.")]
-
-
-@pytest.mark.parametrize("elsewhere", [True, False])
-@pytest.mark.parametrize("loss", ["the result", "all answers", "the end of a speech"])
-async def test_a_call_with_a_lost_result_times_out(shelf: Shelf, elsewhere: bool, loss: str) -> None:
-    """An app ignores a replayed event that it knows, and the server does not wait for an answer."""
-    slow = {"ui_timeout": 600.0, "speech_timeout": 600.0, "tool_timeout": 0.2}
-    async with two_nodes(shelf, follow_up, follow_up, mode="queue", **slow) as (a, b):
-        silent_about = {"the result": "", "all answers": ("convo.", "tts."), "the end of a speech": "tts."}
-        phone = a.phone(
-            acknowledge=lambda name: not (loss != "the result" and name.startswith(silent_about[loss]))
-        )
-        async with phone:
-            if loss == "the end of a speech":
-                phone.say("tell me a story")
-            phone.say("go on")
-            await phone.until("agent.followup")
-            phone.acknowledge = lambda _: True
-            await phone.cut()
-            phone.url = (b if elsewhere else a).url
-            await phone.open()
-            final = await phone.until(lambda e: e["payload"].get("text") == "It is unknown.")
-            await phone.until("tts.speak", since=phone.log.index(final))
-            await phone.idle(since=phone.log.index(final))
-            assert len(phone.runs) == 1
 
 
 # -- return to the first node

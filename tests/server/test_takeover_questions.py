@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from conductor.errors import Fenced
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
 from tests.app import App
@@ -153,23 +152,6 @@ async def test_the_other_node_reports_a_decision_that_the_client_missed(
     await is_fine(shelf)
 
 
-@pytest.mark.parametrize("decision", ["allow", "deny"])
-async def test_a_card_stays_open_when_its_session_is_loaded_again(file_shelf: Shelf, decision: str) -> None:
-    async with node(file_shelf.make(), move) as served:
-        async with phone_at(served, "approval") as phone:
-            card = await question(phone)
-            await rejoins(served)
-            await until(lambda: card["id"] in [event["id"] for event in phone.repeated])
-            expected = {"allow": "allowed", "deny": "denied"}[decision]
-            await is_told(phone, card, decision, expected)
-            await reply_to(phone)
-            await is_told(phone, card, decision, "refused")  # it has been told already
-            assert len(phone.runs) == (1 if decision == "allow" else 0)
-            await calm(served)
-    log = await stored_log(file_shelf)
-    assert faults(log) == []
-
-
 async def test_a_repeated_decision_after_a_lost_reply_is_reported(
     file_shelf: Shelf,
 ) -> None:
@@ -191,96 +173,7 @@ async def test_a_repeated_decision_after_a_lost_reply_is_reported(
     await is_fine(file_shelf)
 
 
-async def rejoins(served: Node) -> None:
-    """Lose the session's state, and wait until it was loaded again."""
-    await recorded(served)
-    session = session_of(served)
-    session.ledger.lose(Fenced("It is stale.", gone=True))
-    await until(lambda: bool(served.listener.registry.sessions))
-    assert session_of(served) is not session
-    await until(lambda: session_of(served).outbox.transport is not None)
-
-
 # -- by voice
-
-
-async def test_the_other_node_repeats_a_prompt_before_a_yes_counts(
-    shelf: Shelf,
-) -> None:
-    async with two_nodes(shelf, move, move, speech_timeout=1.0, speech_seconds_per_char=0.0) as (a, b):
-        async with phone_at(a) as phone:
-            phone.say("move it")
-            await prompted(phone, a)
-            phone.acknowledge = lambda name: name != "tts.speak"
-            since = await goes(phone, b)
-            repeated = await phone.until("tts.speak", since=since)
-            await phone.until("state idle", since=phone.log.index(repeated))
-            phone.say("yes")
-            await until(lambda: len(phone.speeches()) == 3)
-            assert not phone.runs
-            phone.acknowledge = lambda _: True
-            for prompt in phone.events("tts.speak")[1:]:
-                phone.send(
-                    "tool.result",
-                    {"callId": prompt["payload"]["callId"], "result": "{}", "error": None},
-                )
-            await prompted(phone, b, 3)
-            phone.say("yes")
-            assert await reply_to(phone) == "It said moved."
-            assert len(phone.runs) == 1
-            await calm(b)
-    await is_fine(shelf)
-
-
-async def test_an_app_that_reports_a_heard_prompt_is_not_asked_again(shelf: Shelf) -> None:
-    async with two_nodes(shelf, move, move) as (a, b):
-        async with phone_at(a, "resume") as phone:
-            phone.say("move it")
-            await prompted(phone, a)
-            since = await goes(phone, b)
-            await phone.idle(since=since)
-            assert phone.speeches(since) == []
-            phone.say("yes")
-            assert await reply_to(phone) == "It said moved."
-            assert len(phone.runs) == 1 and len(phone.speeches()) == 2
-            await calm(b)
-    await is_fine(shelf)
-
-
-async def test_a_relaunched_app_is_asked_again(shelf: Shelf) -> None:
-    async with two_nodes(shelf, move, move) as (a, b):
-        async with phone_at(a) as old:
-            old.acknowledge = lambda name: name != "tts.speak"
-            old.say("move it")
-            await old.until("tts.speak")
-            await old.cut()
-        async with phone_at(b) as new:
-            await prompted(new, b)
-            new.say("yes")
-            assert await reply_to(new) == "It said moved."
-            assert len(new.runs) == 1 and not old.runs
-            await calm(b)
-    await is_fine(shelf)
-
-
-@pytest.mark.parametrize("answer", ["yes", "no"])
-async def test_a_spoken_question_stays_open_when_its_session_is_loaded_again(
-    file_shelf: Shelf, answer: str
-) -> None:
-    async with node(file_shelf.make(), move) as served:
-        async with phone_at(served) as phone:
-            phone.say("move it")
-            await prompted(phone, served)
-            since = len(phone.log)
-            await rejoins(served)
-            await phone.idle(since=since)
-            phone.say(answer)
-            await reply_to(phone)
-            assert len(phone.runs) == (1 if answer == "yes" else 0)
-            assert len(phone.finals()) == 1 and len([t for t in phone.speeches() if "May I" in t]) == 1
-            await calm(served)
-    log = await stored_log(file_shelf)
-    assert faults(log) == []
 
 
 @pytest.mark.parametrize("elsewhere", [True, False])
