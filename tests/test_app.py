@@ -17,7 +17,6 @@ import pytest
 import conductor
 from conductor.app import GC_THRESHOLDS, make_services, running, settle_memory
 from conductor.errors import SettingsError
-from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta
 from conductor.plugins.tools.folders import file_roots, knowledge_index, notes_dir
 from conductor.plugins.tools.knowledge_index import KnowledgeIndex, Update
@@ -374,23 +373,6 @@ async def test_a_reload_leaves_a_session_the_tools_that_its_client_declared(tmp_
             await phone.ask("hi")
     (request,) = provider.requests
     assert request.system.startswith("You are a goldfish.") and device_tools(request) == {"own.tool"}
-
-
-async def test_a_reload_does_not_affect_a_running_call(tmp_path: Path) -> None:
-    files = Files(tmp_path)
-    provider = ScriptedProvider([[ToolCall("c-1", "bird.feed", "{}")], [TextDelta("It has eaten.")]])
-    services = make_services(files.settings, provider)
-    async with running(files.settings, services) as listener:
-        async with App(f"ws://127.0.0.1:{listener.port}/ws") as phone:
-            phone.say("feed it")
-            call = await phone.until("bird.feed")
-            files.write("You are a goldfish.", "fish.feed")
-            reload(files.settings, services, listener)
-            phone.result(call["payload"]["callId"], "crumbs")
-            await phone.idle()
-            assert phone.finals() == ["It has eaten."] and phone.errors() == []
-    result = provider.requests[1].messages[-1]
-    assert isinstance(result, ToolResult) and "crumbs" in result.content and not result.is_error
 
 
 @pytest.mark.parametrize("broken", ["prompt", "catalog"])

@@ -28,6 +28,7 @@ from tests.shapes import PLAIN_TURN, arguments_of
 from tests.stand_ins.bedrock_service import BedrockService
 
 STATUS = "agent_status"
+SECRET = "internal-detail-4711"
 SORRY = FAILURES["model_provider_failed"]
 
 
@@ -93,7 +94,7 @@ async def test_text_beside_a_call(model: ModelService) -> None:
 @pytest.mark.parametrize(
     "failure",
     [
-        HttpFailure(401, "authentication_error"),
+        HttpFailure(401, "authentication_error", SECRET),
         HttpFailure(200, body=b"<html>"),
         Reply(stop_reason="refusal"),
     ],
@@ -106,16 +107,27 @@ async def test_an_error_is_one_sentence_and_the_next_turn_works(
     async with serving(model.provider()) as served, served.phone() as phone:
         await phone.ask("hello?")
         assert phone.speeches() == [SORRY]
+        assert phone.shapes(1) == [*PLAIN_TURN[:2], "error", *PLAIN_TURN[2:]]
         assert [error["code"] for error in phone.errors()] == ["model_provider_failed"]
+        assert SECRET not in str(phone.log)
         await phone.ask("hello again")
         assert phone.finals()[-1] == "Here I am."
 
 
-async def test_a_reply_that_breaks_off_is_asked_for_again(model: ModelService) -> None:
-    model.play(Reply(text="One two three", broken=Break("cut", 2)), Reply(text="Here I am."))
+@pytest.mark.parametrize(
+    "failure",
+    [
+        HttpFailure(529, "overloaded_error"),
+        HttpFailure(429, "rate_limit_error", headers={"retry-after": "0"}),
+        Reply(text="One two three", broken=Break("cut", 2)),
+    ],
+    ids=["overloaded", "rate", "cut"],
+)
+async def test_a_passing_failure_is_retried_unnoticed(model: ModelService, failure: ServiceScript) -> None:
+    model.play(failure, Reply(text="Here I am."))
     async with serving(model.provider()) as served, served.phone() as phone:
         await phone.ask("hello?")
-        assert phone.finals() == ["Here I am."] and phone.errors() == []
+        assert phone.shapes(1) == PLAIN_TURN and phone.finals() == ["Here I am."]
 
 
 async def test_silence_of_the_service_is_told(model: ModelService) -> None:

@@ -33,18 +33,8 @@ def connect(make_store: StoreMaker) -> Connect:
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """Run a server that wants a password."""
-    options = [
-        "--save",
-        "",
-        "--requirepass",
-        PASSWORD,
-        "--user",
-        "phone",
-        "on",
-        f">{PASSWORD}",
-        "~*",
-        "+@all",
-    ]
+    user = f"--user phone on >{PASSWORD} ~* +@all".split()
+    options = ["--save", "", "--requirepass", PASSWORD, *user]
     with RedisServer(tmp_path_factory.mktemp("locked"), *options).running() as server:
         yield server
 
