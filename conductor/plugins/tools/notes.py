@@ -7,7 +7,6 @@ import re
 import time
 import unicodedata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -80,13 +79,6 @@ class NotesCreate:
         raise ToolFailure("validation_failed", "There are too many notes with this title today.")
 
 
-@dataclass(frozen=True, slots=True)
-class _Note:
-    words: int
-    modified: float
-    excerpt: dict[str, Any]
-
-
 class NotesSearch:
     """``notes_search``. ``files`` has one root, the notes' folder; ``clock`` is any clock in seconds."""
 
@@ -118,23 +110,23 @@ class NotesSearch:
         def work(stop: CancelFlag) -> ToolOutcome:
             walk = Walk(self._files, stop, self._clock, BUDGET_S)
             matches = self._files.first(".", lambda location: self._search(location, words, walk, stop))
-            matches.sort(key=lambda note: (note.words, note.modified), reverse=True)
-            notes = [note.excerpt for note in matches[: arguments.get("limit", 5)]]
+            matches.sort(key=lambda match: match[:2], reverse=True)
+            notes = [note for _, _, note in matches[: arguments.get("limit", 5)]]
             data = {"notes": notes, "found": len(matches), "complete": walk.complete}
             return succeeded(data, notes=walk.notes)
 
         return await self._files.run(work, walk=True)
 
-    def _search(self, top: SandboxPath, words: set[str], walk: Walk, stop: CancelFlag) -> list[_Note]:
-        matches: list[_Note] = []
-        count = 0
-        for folder, location in walk.files_below(top):
-            if not location.parts[-1].endswith((".md", ".txt")):
-                continue
+    def _search(
+        self, top: SandboxPath, words: set[str], walk: Walk, stop: CancelFlag
+    ) -> list[tuple[int, float, dict[str, Any]]]:
+        # Each match with its number of words and the time of its last change.
+        matches: list[tuple[int, float, dict[str, Any]]] = []
+        notes = (item for item in walk.files_below(top) if item[1].parts[-1].endswith((".md", ".txt")))
+        for count, (folder, location) in enumerate(notes):
             if count >= MAX_NOTES or walk.full():
                 walk.cut(f"Only {count:,} notes were searched.")
                 break
-            count += 1
             try:
                 data = read_bytes(self._files, location, stop, MAX_NOTE_BYTES)
                 modified = os.stat(location.parts[-1], dir_fd=folder, follow_symlinks=False).st_mtime
@@ -142,19 +134,17 @@ class NotesSearch:
                 stop.check()
                 continue
             text = data.decode(errors="replace")
-            plain = text.casefold()
-            hits = [position for position in map(plain.find, words) if position >= 0]
+            hits = [position for position in map(text.casefold().find, words) if position >= 0]
             if hits or not words:
                 path = self._files.roots.path_of(location)
-                excerpt = _excerpt(path, text, modified, min(hits, default=0))
-                matches.append(_Note(len(hits), modified, excerpt))
+                matches.append((len(hits), modified, _excerpt(path, text, modified, min(hits, default=0))))
         return matches
 
 
 def _excerpt(path: str, text: str, modified: float, hit: int) -> dict[str, Any]:
-    first, _, remainder = text.partition("\n")
-    title = first.removeprefix("# ").strip() if first.startswith("# ") else path
-    body = remainder.strip() if first.startswith("# ") else text.strip()
+    title, body = path, text.strip()
+    if text.startswith("# "):
+        title, _, body = (part.strip() for part in text[2:].partition("\n"))
     begin = max(0, hit - len(text) + len(body) - EXCERPT_CHARS // 4) if len(body) > EXCERPT_CHARS else 0
     end = begin + EXCERPT_CHARS
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
@@ -33,9 +33,6 @@ _EXCERPT_CHARS = 200
 _CHARS_BEFORE = 60
 # Lines between two checks of the limits.
 _LINES = 16
-
-Find: TypeAlias = Callable[[str], int]
-"""Returns the position of a match in a text, or -1."""
 
 
 class SearchFiles:
@@ -95,16 +92,15 @@ class _Search(Walk):
         self, files: Files, stop: CancelFlag, clock: Callable[[], float], arguments: Mapping[str, Any]
     ) -> None:
         super().__init__(files, stop, clock, BUDGET_S)
-        self._plain = not arguments.get("regex")
-        self._find = _finder(
-            arguments["query"], plain=self._plain, case=bool(arguments.get("case_sensitive"))
-        )
+        self._plain, case = not arguments.get("regex"), bool(arguments.get("case_sensitive"))
+        self._find = _finder(arguments["query"], plain=self._plain, case=case)
         # A name's pattern as in .gitignore: it never backtracks.
         self._names = gitignore.parse(arguments.get("files", "").encode(errors="replace"))[0]
         self._matches: list[dict[str, Any]] = []
         self._text_left = MAX_TEXT_BYTES
         self._bytes_left = MAX_READ_BYTES
-        self._counts: Counter[str] = Counter()
+        self._searched = 0
+        self._skipped: Counter[str] = Counter()
 
     def below(self, location: SandboxPath) -> None:
         """Search a folder, or a file. Raises `OSError` if it is not there."""
@@ -120,29 +116,26 @@ class _Search(Walk):
     def reached_limit(self) -> str:
         if len(self._matches) >= MAX_MATCHES or self._text_left <= 0:
             return "Only the first matches are listed."
-        if self._counts["searched"] >= MAX_FILES or self._bytes_left <= 0:
-            return f"Only {self._counts['searched']:,} files were searched."
+        if self._searched >= MAX_FILES or self._bytes_left <= 0:
+            return f"Only {self._searched:,} files were searched."
         return ""
 
     def _search_file(self, location: SandboxPath) -> None:
         if self.full():
             return
         if secret_kind((*location.root.parts, *location.parts)):
-            self._counts["secret"] += 1
+            self._skipped["may hold secrets"] += 1
             return
         try:
             data = read_bytes(self.files, location, self._stop, MAX_FILE_BYTES)
-        except ToolFailure:
+        except (ToolFailure, OSError) as error:  # too large; no permission, a second name, or it was replaced
             self._stop.check()
-            self._counts["large"] += 1
-            return
-        except OSError:  # no permission, a second name, or it was replaced
-            self._counts["unreadable"] += 1
+            self._skipped["cannot be read" if isinstance(error, OSError) else "are too large"] += 1
             return
         self._bytes_left -= len(data)
         if b"\0" in data[:8192]:
             return
-        self._counts["searched"] += 1
+        self._searched += 1
         text = data.decode(errors="replace")
         # Most files have no match: one search of the whole text is the fastest.
         if self._plain and self._find(text) < 0:
@@ -166,18 +159,13 @@ class _Search(Walk):
 
     def outcome(self) -> ToolOutcome:
         """Make the outcome, with notes on the files that were not searched."""
-        counts, notes = self._counts, list(self.notes)
-        reasons = {"secret": "may hold secrets", "large": "are too large", "unreadable": "cannot be read"}
-        notes += [
-            f"Not searched: {counts[kind]:,} files that {reason}."
-            for kind, reason in reasons.items()
-            if counts[kind]
-        ]
-        data = {"matches": self._matches, "files_searched": counts["searched"], "complete": self.complete}
-        return succeeded(data, notes=notes)
+        skipped = [f"Not searched: {count:,} files that {why}." for why, count in self._skipped.items()]
+        data = {"matches": self._matches, "files_searched": self._searched, "complete": self.complete}
+        return succeeded(data, notes=(*self.notes, *skipped))
 
 
-def _finder(query: str, *, plain: bool, case: bool) -> Find:
+def _finder(query: str, *, plain: bool, case: bool) -> Callable[[str], int]:
+    # Returns the position of a match in a text, or -1.
     if plain:
         needle = query if case else query.casefold()
         return lambda text: (text if case else text.casefold()).find(needle)
