@@ -24,7 +24,6 @@ async def ask(timezone: str | None = None, own: str | None = None) -> ToolOutcom
     [
         (None, None, "2026-07-01T12:30:15+00:00", "UTC"),
         (None, "Europe/Berlin", "2026-07-01T14:30:15+02:00", "Europe/Berlin"),
-        ("America/New_York", "Europe/Berlin", "2026-07-01T08:30:15-04:00", "America/New_York"),
         ("Asia/Kathmandu", None, "2026-07-01T18:15:15+05:45", "Asia/Kathmandu"),
         ("", "Europe/Berlin", "2026-07-01T14:30:15+02:00", "Europe/Berlin"),
         (None, "Nowhere/Land", "2026-07-01T12:30:15+00:00", "UTC"),
@@ -37,18 +36,9 @@ async def test_the_time_is_in_the_requested_zone_or_the_users(
     assert outcome.data == {"time": time, "weekday": "Wednesday", "time_zone": zone}
 
 
-async def test_the_weekday_is_of_the_zone() -> None:
-    assert (await ask("Pacific/Kiritimati")).data["weekday"] == "Thursday"
-
-
 @pytest.mark.parametrize(
     ("name", "zone"),
-    [
-        ("Berlin", "Europe/Berlin"),
-        ("europe/berlin", "Europe/Berlin"),
-        ("Asia/Tokio", "Asia/Tokyo"),
-        ("New York", "America/New_York"),
-    ],
+    [("Berlin", "Europe/Berlin"), ("Asia/Tokio", "Asia/Tokyo"), ("New York", "America/New_York")],
 )
 async def test_for_an_unknown_zone_a_similar_one_is_suggested(name: str, zone: str) -> None:
     outcome = await ask(name)

@@ -17,17 +17,10 @@ from conductor.plugins.tools.definitions import ToolFailure
 from conductor.plugins.tools.sandbox import CancelFlag, Files, Roots
 from conductor.plugins.tools.write_file import MAX_CONTENT_BYTES, CreateFile, write_new
 from conductor.tools.base import CallContext, ToolOutcome
+from tests.tools.builtin.conftest import paths_in
 from tests.tools.builtin.races import exchange_at_once, swapping
 
 CONTEXT = CallContext("s", "c")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "root"
-    (folder / "a").mkdir(parents=True)
-    (tmp_path / "outside").mkdir()
-    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -42,28 +35,22 @@ async def create(root: Path, path: str, content: str = "text\n", **arguments: An
     return await tool.run({"path": path, "content": content, **arguments}, CONTEXT)
 
 
-def paths_in(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-
-
-async def test_a_file_is_created_whole(root: Path) -> None:
-    outcome = await create(root, "a/new.md", "é\n")
-    assert outcome.data == {"path": "a/new.md", "size_bytes": 3, "created_folders": 0}
-    assert (root / "a" / "new.md").read_bytes() == b"\xc3\xa9\n"
-    assert paths_in(root) == ["a", "a/new.md"]
-    assert stat.S_IMODE((root / "a" / "new.md").stat().st_mode) == 0o644
-    assert (root / "a" / "new.md").stat().st_nlink == 1
-
-
-async def test_only_the_owner_may_read_a_file_that_may_hold_secrets(root: Path) -> None:
-    await create(root, ".env")
-    assert stat.S_IMODE((root / ".env").stat().st_mode) == 0o600
-
-
-async def test_an_empty_file_and_the_largest_are_created(root: Path) -> None:
-    assert (await create(root, "empty", "")).success
-    assert (await create(root, "large", "x" * MAX_CONTENT_BYTES)).success
-    assert (root / "large").stat().st_size == MAX_CONTENT_BYTES
+@pytest.mark.parametrize(
+    ("name", "content", "mode"),
+    [
+        ("new.md", "é\n", 0o644),
+        (".env", "x", 0o600),
+        ("empty", "", 0o644),
+        ("large", "x" * MAX_CONTENT_BYTES, 0o644),
+    ],
+)
+async def test_a_file_is_created_whole(root: Path, name: str, content: str, mode: int) -> None:
+    outcome = await create(root, f"a/{name}", content)
+    file, data = root / "a" / name, content.encode()
+    assert outcome.data == {"path": f"a/{name}", "size_bytes": len(data), "created_folders": 0}
+    assert file.read_bytes() == data
+    assert paths_in(root) == ["a", f"a/{name}"]
+    assert (stat.S_IMODE(file.stat().st_mode), file.stat().st_nlink) == (mode, 1)
 
 
 @pytest.mark.parametrize("content", ["x" * (MAX_CONTENT_BYTES + 1), "é" * 500_001, "\ud800"])
@@ -104,6 +91,7 @@ async def test_a_missing_folder_is_created_only_on_request(root: Path) -> None:
     assert paths_in(root) == ["a"]
     outcome = await create(root, "b/c/x", parents=True)
     assert outcome.data["created_folders"] == 2
+    assert (await create(root, "d/" + "x" * 256, parents=True)).error_type == "validation_failed"
     assert paths_in(root) == ["a", "b", "b/c", "b/c/x"]
 
 
@@ -112,7 +100,7 @@ async def test_a_path_without_a_file_name_is_refused(root: Path, path: str) -> N
     for parents in (False, True):
         outcome = await create(root, path, parents=parents)
         assert outcome.error_type in ("validation_failed", "permission_denied")
-    assert paths_in(root.parent) == ["outside", "root", "root/a"]
+    assert paths_in(root.parent) == ["outside", "outside/file", "root", "root/a"]
 
 
 async def test_a_disk_that_is_full_leaves_nothing_behind(root: Path) -> None:
@@ -124,12 +112,6 @@ async def test_a_disk_that_is_full_leaves_nothing_behind(root: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert outcome.error_type == "io_error"
     assert outcome.error_message == "'b/c/x' cannot be used: file too large."
-    assert paths_in(root) == ["a"]
-
-
-async def test_a_failure_keeps_existing_folders(root: Path) -> None:
-    outcome = await create(root, "a/b/" + "x" * 256, parents=True)
-    assert outcome.error_type == "validation_failed"
     assert paths_in(root) == ["a"]
 
 
@@ -203,7 +185,7 @@ async def test_a_link_swapped_in_while_creating_never_leads_outside(root: Path) 
         for _ in attempts:
             arguments = {"path": f"a/b{created}/x", "content": "x", "parents": True}
             created += (await tool.run(arguments, CONTEXT)).success
-    assert paths_in(root.parent / "outside") == []
+    assert paths_in(root.parent / "outside") == ["file"]
     assert created > 0
     assert not [name for name in paths_in(root) if name.endswith(".tmp")]
 

@@ -6,7 +6,6 @@ import zlib
 
 import pytest
 
-from conductor.plugins.tools.definitions import ToolFailure
 from conductor.plugins.tools.knowledge_text import (
     MAX_OPERATIONS,
     MAX_STREAM_BYTES,
@@ -78,18 +77,6 @@ def test_a_broken_pdf_is_reported(data: bytes) -> None:
     pytest.importorskip("pypdf")
     with pytest.raises(DocumentError, match="it is not a readable PDF"):
         list(passages("a.pdf", data, CancelFlag()))
-
-
-def test_a_binary_file_is_reported() -> None:
-    with pytest.raises(DocumentError, match="it is not text"):
-        cut("a\0b")
-
-
-def test_a_call_that_was_cancelled_ends() -> None:
-    stop = CancelFlag()
-    stop.set()
-    with pytest.raises(ToolFailure):
-        list(passages("a.txt", b"x\n" * 5000, stop))
 
 
 def packed(operation: bytes, count: int) -> bytes:

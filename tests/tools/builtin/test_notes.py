@@ -44,11 +44,10 @@ async def test_a_note_is_a_file_that_only_the_server_may_read(folder: Path) -> N
     file = folder / "2026-03-01-heron-food.md"
     assert file.read_text() == "# Heron food\n\nBuy sprats.\n"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-
-
-async def test_the_day_is_in_the_users_zone(folder: Path) -> None:
     outcome = await create(folder, "x", context=CallContext("s", "c", time_zone="Europe/Berlin"))
     assert outcome.data == {"path": "2026-03-02-x.md"}
+    assert (await create(folder / "gone", "a")).error_type == "io_error"
+    assert (await search(folder / "gone")).error_type == "io_error"
 
 
 async def test_no_note_replaces_another(folder: Path) -> None:
@@ -81,7 +80,7 @@ async def test_notes_with_the_most_words_of_a_query_come_first(folder: Path) -> 
     assert outcome.data == {"notes": [], "found": 0, "complete": True}
 
 
-async def test_without_a_query_the_newest_come(folder: Path) -> None:
+async def test_without_a_query_the_newest_come(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(7):
         path = (await create(folder, f"n{number}")).data["path"]
         os.utime(folder / path, (number, number))
@@ -89,6 +88,9 @@ async def test_without_a_query_the_newest_come(folder: Path) -> None:
     assert titles(outcome) == ["n6", "n5", "n4", "n3", "n2"] and outcome.data["found"] == 7
     assert titles(await search(folder, limit=1)) == ["n6"]
     assert outcome.data["notes"][0]["modified"] == "1970-01-01T00:00:06Z"
+    monkeypatch.setattr(notes, "MAX_NOTES", 1)
+    outcome = await search(folder)
+    assert not outcome.data["complete"] and outcome.metadata.notes == ("Only 1 notes were searched.",)
 
 
 async def test_notes_of_other_programs_are_found(folder: Path) -> None:
@@ -103,26 +105,9 @@ async def test_notes_of_other_programs_are_found(folder: Path) -> None:
 
 
 async def test_a_long_note_is_cut_around_the_match(folder: Path) -> None:
-    await create(folder, "Long", "x " * 1000 + "heron" + " y" * 1000)
-    (note,) = (await search(folder, query="heron")).data["notes"]
-    assert "heron" in note["text"] and len(note["text"]) == EXCERPT_CHARS + 2
-
-
-async def test_the_most_that_is_found_fits_in_one_observation(folder: Path) -> None:
     for number in range(25):
-        await create(folder, f"n{number}", "heron " * 500)
+        await create(folder, f"n{number}", "x " * 1000 + "heron" + " y" * 1000)
     outcome = await search(folder, query="heron", limit=20)
     assert len(outcome.data["notes"]) == 20 and len(outcome.content) < 16 * 1024
-
-
-async def test_an_incomplete_search_is_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notes, "MAX_NOTES", 1)
-    await create(folder, "a")
-    await create(folder, "b")
-    outcome = await search(folder)
-    assert not outcome.data["complete"] and outcome.metadata.notes == ("Only 1 notes were searched.",)
-
-
-async def test_a_missing_folder_is_an_outcome(folder: Path) -> None:
-    assert (await create(folder / "gone", "a")).error_type == "io_error"
-    assert (await search(folder / "gone")).error_type == "io_error"
+    for note in outcome.data["notes"]:
+        assert "heron" in note["text"] and len(note["text"]) == EXCERPT_CHARS + 2

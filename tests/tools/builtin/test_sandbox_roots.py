@@ -6,7 +6,8 @@ import errno
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,24 +21,6 @@ from tests.tools.builtin.races import exchange, swapping
 SECRET = b"secret"
 
 
-@pytest.fixture
-def outside(tmp_path: Path) -> Path:
-    folder = tmp_path / "outside"
-    (folder / "b").mkdir(parents=True)
-    for name in ("file", "b/file"):
-        (folder / name).write_bytes(SECRET)
-    return folder
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "root"
-    (folder / "a" / "b").mkdir(parents=True)
-    for name in ("file", "a/file", "a/b/file"):
-        (folder / name).write_bytes(b"inside")
-    return folder
-
-
 def read(roots: Roots, path: str) -> bytes:
     with open_file(roots.locations(path)[0]) as file:
         return os.read(file, 100)
@@ -47,6 +30,23 @@ def refusal(roots: Roots, path: str) -> str:
     with pytest.raises(OSError) as raised:
         read(roots, path)
     return errno.errorcode[raised.value.errno or 0]
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    folder = tmp_path / "outside"
+    (folder / "b").mkdir(parents=True, exist_ok=True)
+    for name in ("file", "b/file"):
+        (folder / name).write_bytes(SECRET)
+    return folder
+
+
+@pytest.fixture
+def root(root: Path) -> Path:
+    (root / "a" / "b").mkdir()
+    for name in ("file", "a/file", "a/b/file"):
+        (root / name).write_bytes(b"inside")
+    return root
 
 
 @pytest.fixture
@@ -72,28 +72,12 @@ def test_an_absolute_path_elsewhere_is_refused(root: Path, path: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [
-        "",
-        "..",
-        "../outside/file",
-        "a/../file",
-        "a/b/..",
-        "fi\0le",
-        "a\nb",
-        "\x85",
-        "\u2028",
-        "\ud800",
-        "x" * 4097,
-        "é" * 2049,
-        "a/" * 65,
-    ],
+    ["", "..", "../outside/file", "a/../file", "a/b/..", "fi\0le", "a\nb", "\x85", "\u2028", "\ud800"]
+    + ["x" * 4097, "é" * 2049, "a/" * 65],
 )
 def test_an_invalid_path_is_refused(root: Path, path: str) -> None:
     with pytest.raises(ToolFailure):
         Roots([root]).locations(path)
-
-
-def test_a_path_of_64_parts_is_valid(root: Path) -> None:
     assert len(Roots([root]).locations("a/" * 64)[0].parts) == 64
 
 
@@ -165,11 +149,7 @@ def test_a_path_that_is_not_a_plain_file_is_refused(
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind("socket")
         assert refusal(Roots([root]), path) == error
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="no devices here")
-def test_a_device_is_refused() -> None:
-    assert refusal(Roots([Path("/dev")]), "zero") == "ENXIO"
+    assert refusal(Roots([Path("/dev")]), "null") == "ENXIO"
 
 
 def test_a_missing_file_is_not_found(root: Path) -> None:
@@ -179,97 +159,54 @@ def test_a_missing_file_is_not_found(root: Path) -> None:
     assert refusal(Roots([root]), "x" * 300 + "/file") == "ENAMETOOLONG"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may open everything")
-def test_a_missing_right_is_reported(root: Path) -> None:
-    (root / "file").chmod(0)
-    (root / "a").chmod(0)
-    try:
-        assert refusal(Roots([root]), "file") == "EACCES"
-        assert refusal(Roots([root]), "a/file") == "EACCES"
-    finally:
-        (root / "a").chmod(0o700)
-
-
-def read_while(swap: Callable[[], object], roots: Roots, path: str) -> set[bytes]:
-    """Read a file while it is swapped; returns all contents, empty for an error."""
-    contents: set[bytes] = set()
-    with swapping(swap) as attempts:
-        for _ in attempts:
-            try:
-                contents.add(read(roots, path))
-            except OSError:
-                contents.add(b"")
-    return contents
-
-
 @pytest.mark.usefixtures("no_descriptor_leaks")
-@pytest.mark.parametrize("at", ["a", "a/b", "a/b/file"])
+@pytest.mark.parametrize("at", ["a", "a/b", "a/b/file", "hard link"])
 def test_a_link_swapped_in_while_reading_never_shows_a_file_outside(
     root: Path, outside: Path, at: str
 ) -> None:
-    (root / "link").symlink_to(outside / at.partition("a")[2].lstrip("/"))
-    contents = read_while(lambda: exchange(root / at, root / "link"), Roots([root]), "a/b/file")
-    assert SECRET not in contents
-    assert b"inside" in contents
-
-
-def test_a_hard_link_swapped_in_while_reading_never_shows_a_file_outside(root: Path, outside: Path) -> None:
-    file = root / "a" / "file"
+    link, file = root / "link", root / "a" / "b" / "file"
 
     def swap() -> None:
+        if at != "hard link":
+            exchange(root / at, link)
+            return
         file.unlink()
         os.link(outside / "file", file)
         file.unlink()
         file.write_bytes(b"inside")
 
-    assert SECRET not in read_while(swap, Roots([root]), "a/file")
+    link.symlink_to(outside / at.partition("a")[2].lstrip("/"))
+    contents, roots = set(), Roots([root])
+    with swapping(swap) as attempts:
+        for _ in attempts:
+            with suppress(OSError):
+                contents.add(read(roots, "a/b/file"))
+    assert SECRET not in contents and b"inside" in contents
 
 
-def test_a_hard_link_dropped_after_it_was_opened_is_refused(
-    root: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["symbolic", "hard"])
+def test_a_link_of_a_moment_is_refused(
+    root: Path, outside: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """The file is a second name when it is opened, and no longer when its names are counted."""
-    file, really_open = root / "swap", os.open
-    file.write_bytes(b"inside")
-
-    def open_and_swap(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if path != "swap":
-            return really_open(path, flags, mode, dir_fd=dir_fd)
-        file.unlink()
-        os.link(outside / "file", file)
-        opened = really_open(path, flags, mode, dir_fd=dir_fd)
-        file.unlink()
-        file.write_bytes(b"inside")
-        return opened
-
-    roots = Roots([root])
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "open", open_and_swap)
-        assert refusal(roots, "swap") == "EAGAIN"
-    assert read(roots, "swap") == b"inside"
-
-
-def test_a_link_put_in_place_just_before_it_is_opened_is_not_followed(
-    root: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, really_open = root / "swap", os.open
-    file.write_bytes(b"inside")
+    """The file is a link when it is opened, and neither when it is looked at before nor after that."""
+    file, really_open = root / "file", os.open
 
     def swap_and_open(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if path == "swap":
-            file.unlink()
-            file.symlink_to(outside / "file")
+        if path != "file":
+            return really_open(path, flags, mode, dir_fd=dir_fd)
+        file.unlink()
+        file.symlink_to(outside / "file") if kind == "symbolic" else os.link(outside / "file", file)
         try:
             return really_open(path, flags, mode, dir_fd=dir_fd)
         finally:
-            if path == "swap":
-                file.unlink()
-                file.write_bytes(b"inside")
+            file.unlink()
+            file.write_bytes(b"inside")
 
     roots = Roots([root])
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", swap_and_open)
-        assert refusal(roots, "swap") == "ELOOP"
+        assert refusal(roots, "file") == ("ELOOP" if kind == "symbolic" else "EAGAIN")
+    assert read(roots, "file") == b"inside"
 
 
 def test_with_several_roots_the_label_comes_first(tmp_path: Path) -> None:

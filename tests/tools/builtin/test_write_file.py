@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,15 @@ from conductor.plugins.tools.write_file import (
     replace_file,
 )
 from conductor.tools.base import CallContext, ToolOutcome
+from tests.tools.builtin.conftest import paths_in
 
 CONTEXT = CallContext("s", "c")
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "root"
-    (folder / "a").mkdir(parents=True)
-    (folder / "a" / "old.md").write_text("one\ntwo\nthree\n")
-    return folder
+def root(root: Path) -> Path:
+    (root / "a" / "old.md").write_text("one\ntwo\nthree\n")
+    return root
 
 
 async def write(root: Path, path: str, content: str = "new\n", **arguments: Any) -> ToolOutcome:
@@ -39,11 +39,7 @@ async def preview(root: Path, path: str, content: str = "new\n") -> str:
     return await WriteFile(Files(Roots([root]))).preview({"path": path, "content": content})
 
 
-def paths_in(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-
-
-@pytest.mark.parametrize("mode", [0o600, 0o644, 0o755, 0o664])
+@pytest.mark.parametrize("mode", [0o600, 0o755])
 async def test_a_file_is_replaced_and_keeps_its_mode(root: Path, mode: int) -> None:
     (root / "a" / "old.md").chmod(mode)
     outcome = await write(root, "a/old.md", "é\n")
@@ -73,20 +69,15 @@ async def test_the_root_with_the_file_is_used(root: Path) -> None:
 async def test_a_path_that_is_not_a_plain_file_is_not_changed(root: Path, kind: str) -> None:
     existing, target = root / "there", root.parent / "target"
     target.write_text("before")
-    match kind:
-        case "link":
-            existing.symlink_to(target)
-        case "dangling":
-            existing.symlink_to(root.parent / "missing")
-        case "hard link":
-            os.link(target, existing)
-        case "pipe":
-            os.mkfifo(existing)
-        case "folder":
-            existing.mkdir()
-        case _:
-            existing.write_text("before")
-            existing.chmod(0o444)
+    make: dict[str, Callable[[], object]] = {
+        "link": lambda: existing.symlink_to(target),
+        "dangling": lambda: existing.symlink_to(root.parent / "missing"),
+        "hard link": lambda: os.link(target, existing),
+        "pipe": lambda: os.mkfifo(existing),
+        "folder": existing.mkdir,
+        "read-only": lambda: existing.touch(0o444),
+    }
+    make[kind]()
     before = existing.lstat()
     outcome = await write(root, "there")
     assert not outcome.success and outcome.error_type != "internal_error"
