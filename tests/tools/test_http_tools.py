@@ -84,25 +84,25 @@ async def test_a_reading_tool_sends_its_arguments_in_the_url(
         assert from_settings(settings).secrets() == ("key-123456",)
 
 
-async def test_a_writing_tool_sends_the_rest_as_json(tmp_path: Path) -> None:
-    more = 'method = "POST"\nidempotency_header = "Idempotency-Key"\n'
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ('method = "POST"\n', {"days": 2, "tags": ["a"]}),
+        (
+            'method = "PUT"\nbody = {text = "In {city}: {days}", n = "{days}", unit = "{units}", '
+            'fixed = [1, "{tags}"]}\n',
+            {"text": "In Rome: 2", "n": 2, "fixed": [1, ["a"]]},
+        ),
+    ],
+)
+async def test_a_writing_tool_sends_json(tmp_path: Path, more: str, expected: Any) -> None:
+    more += 'idempotency_header = "Idempotency-Key"\n'
     async with site() as server:
         settings = write(tmp_path, tool(url=server.url("/{city}"), more=more))
-        outcome = await call(settings, "weather", city="Rome", days=2)
-        assert outcome.success
-        ((method, path, headers, body),) = server.asked
-        assert (method, path, json.loads(body)) == ("POST", "/Rome", {"days": 2})
-        assert headers["Idempotency-Key"] == "call_1"
-        assert headers["Content-Type"] == "application/json"
-
-
-async def test_a_template_makes_the_body(tmp_path: Path) -> None:
-    body = '{text = "In {city}: {days}", n = "{days}", unit = "{units}", fixed = [1, "{tags}"]}'
-    more = f'method = "PUT"\nbody = {body}\n'
-    async with site() as server:
-        settings = write(tmp_path, tool(url=server.url("/"), more=more))
-        await call(settings, "weather", city="Rome", days=2, tags=["a"])
-        assert json.loads(server.asked[0][3]) == {"text": "In Rome: 2", "n": 2, "fixed": [1, ["a"]]}
+        assert (await call(settings, "weather", city="Rome", days=2, tags=["a"])).success
+        ((_, path, headers, body),) = server.asked
+        assert (path, json.loads(body)) == ("/Rome", expected)
+        assert (headers["Idempotency-Key"], headers["Content-Type"]) == ("call_1", "application/json")
 
 
 PAYEE = """
@@ -130,14 +130,9 @@ async def test_no_argument_replaces_a_constant(
         assert (await call(settings, "weather", payee="mallory", amount=5)).success
         ((_, path, _, received),) = server.asked
         assert (path if method == "GET" else json.loads(received)) == expected
-
-
-async def test_an_argument_that_the_schema_does_not_name_is_refused(tmp_path: Path) -> None:
-    async with site() as server:
-        settings = write(tmp_path, tool(url=server.url("/pay"), schema=PAYEE))
         outcome = await call(settings, "weather", amount=5, currency="EUR")
         assert outcome.error_type == "validation_failed" and "'currency'" in (outcome.error_message or "")
-        assert not server.asked
+        assert len(server.asked) == 1
 
 
 def test_bodies_and_urls_by_themselves() -> None:
@@ -183,29 +178,20 @@ async def test_a_write_without_an_answer_is_unknown(tmp_path: Path) -> None:
         return web.Response()
 
     async with site(hang_up) as server:
-        entries = tool("look", server.url("/{city}")) + tool(
-            "book", server.url("/{city}"), 'method = "POST"\n'
-        )
-        settings = write(tmp_path, entries)
+        look = tool("look", server.url("/{city}"))
+        book = tool("book", server.url("/{city}"), 'method = "POST"\n')
+        outcome = await call(write(tmp_path, look.replace('allow = ["127.0.0.0/8"]\n', "")), "look", city="x")
+        assert outcome.error_type == "io_error" and "not public" in (outcome.error_message or "")
+        assert server.asked == []
+        settings = write(tmp_path, look + book)
         assert (await call(settings, "look", city="x")).error_type == "io_error"
         assert (await call(settings, "book", city="x")).error_type == "unknown"
     assert (await call(settings, "book", city="x")).error_type == "io_error"  # the server is gone
 
 
-async def test_an_address_that_is_not_allowed_is_not_reached(tmp_path: Path) -> None:
-    async with site() as server:
-        text = tool(url=server.url("/{city}")).replace('allow = ["127.0.0.0/8"]\n', "")
-        outcome = await call(write(tmp_path, text), "weather", city="x")
-        assert outcome.error_type == "io_error" and "not public" in (outcome.error_message or "")
-        assert server.asked == []
-
-
 def test_risks_follow_the_method_and_are_the_operators(tmp_path: Path) -> None:
-    text = (
-        tool("look")
-        + tool("book", more='method = "POST"\n')
-        + tool("safe", more='risk = "safe"\nuntrusted = false\n')
-    )
+    book, safe = 'method = "POST"\n', 'risk = "safe"\nuntrusted = false\n'
+    text = tool("look") + tool("book", more=book) + tool("safe", more=safe)
     specs = {spec.name: spec for spec in HttpToolset(load_http_tools(write(tmp_path, text)).tools).specs()}
     assert (specs["look"].risk, specs["look"].effect, specs["look"].untrusted) == ("medium", "read", True)
     assert (specs["book"].risk, specs["book"].effect) == ("high", "write")
@@ -233,10 +219,7 @@ def test_risks_follow_the_method_and_are_the_operators(tmp_path: Path) -> None:
         (tool("tts.speak"), "needs another name"),
         (tool() + tool(), "the name weather belongs"),
         (tool(more='method = "FETCH"\n'), "method is not valid"),
-        (
-            tool(schema='[tool.input_schema]\ntype = "object"\nproperties.city.type = "text"'),
-            "input_schema is not valid",
-        ),
+        (tool(schema='[tool.input_schema]\ntype = "text"'), "input_schema is not valid"),
         (tool(more="colour = 1\n"), "there is no colour"),
         (tool().replace("127.0.0.0/8", "home"), "allow"),
     ],
@@ -246,10 +229,7 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, text: str, says: str) -> None
         make_services(write(tmp_path, text), ScriptedProvider([]))
     assert says in str(caught.value) and "\n" not in str(caught.value)
     assert "tools.toml" in str(caught.value)
-
-
-def test_only_a_configured_file_must_exist(tmp_path: Path) -> None:
-    assert load_http_tools(load_settings(None)).tools == ()
+    assert load_http_tools(load_settings(None)).tools == (), "only a configured file must exist"
     with pytest.raises(SettingsError, match="no such file"):
         load_http_tools(load_settings(None, http_tools_file=tmp_path / "none.toml"))
 

@@ -21,7 +21,6 @@ from conductor.tools.permissions import Gate
 
 TEXT = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
 SHOP = '''
-from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
@@ -32,15 +31,6 @@ from conductor.plugins.tools.python_tools import ToolError, tool
 STOCK = {"apples": 12, "pears": 3}
 
 
-@dataclass
-class Order:
-    """What was ordered."""
-
-    item: str
-    count: int
-    left: int
-
-
 @tool(risk="safe", effect="read")
 def stock(item: Annotated[str, Field(description="the plural, as in apples")]) -> int:
     """Tell how many of an item the shop has."""
@@ -48,12 +38,12 @@ def stock(item: Annotated[str, Field(description="the plural, as in apples")]) -
 
 
 @tool(spoken="order {count} {item}")
-async def order(item: str, count: Annotated[int, Field(ge=1, le=100)], context: CallContext) -> Order:
+async def order(item: str, count: Annotated[int, Field(ge=1, le=100)], context: CallContext) -> dict:
     """Order an item from the shop. The user is asked before."""
     if STOCK.get(item, 0) < count:
         raise ToolError(f"There are only {STOCK.get(item, 0)} {item}.")
     STOCK[item] -= count
-    return Order(item, count, STOCK[item])
+    return {"item": item, "count": count, "left": STOCK[item]}
 '''
 HEAD = "import threading, datetime\nfrom conductor.tools.base import CallContext\n"
 HEAD += "from conductor.plugins.tools.python_tools import ToolError, tool\n"
@@ -64,12 +54,6 @@ def toolset(tmp_path: Path, code: str) -> PythonToolset:
     path = tmp_path / "mine.py"
     path.write_text(HEAD + code)
     return PythonToolset(python_tools(path))
-
-
-def mistake(tmp_path: Path, code: str) -> str:
-    with pytest.raises(SettingsError) as raised:
-        toolset(tmp_path, code)
-    return str(raised.value).removeprefix(str(tmp_path / "mine.py"))
 
 
 async def run(tools: PythonToolset, name: str, arguments: str = "{}", **limits: Any) -> Any:
@@ -123,14 +107,12 @@ async def test_arguments_arrive_as_their_types(tmp_path: Path) -> None:
     assert outcome.error_type == "validation_failed" and "Nothing was run" in str(outcome.error_message)
 
 
-async def test_an_exception_is_hidden_from_the_model(tmp_path: Path) -> None:
-    tools = toolset(tmp_path, '@tool()\ndef fail():\n    "Fail."\n    raise OSError("/etc/secret")\n')
+async def test_an_exception_and_a_result_that_is_not_json_are_failures(tmp_path: Path) -> None:
+    code = '@tool()\ndef fail():\n    "Fail."\n    raise OSError("/etc/secret")\n'
+    code += '@tool()\ndef odd():\n    "Odd."\n    return threading.Lock()\n'
+    tools = toolset(tmp_path, code)
     outcome = await run(tools, "fail")
     assert outcome.error_type == "internal_error" and outcome.error_message == "The tool failed."
-
-
-async def test_a_result_that_is_not_json_fails(tmp_path: Path) -> None:
-    tools = toolset(tmp_path, '@tool()\ndef odd():\n    "Odd."\n    return threading.Lock()\n')
     assert "a lock, is not JSON" in str((await run(tools, "odd")).error_message)
 
 
@@ -163,7 +145,9 @@ async def test_a_function_that_hangs_does_not_hold_the_server(tmp_path: Path) ->
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path: Path, code: str, sentence: str) -> None:
-    message = mistake(tmp_path, code)
+    with pytest.raises(SettingsError) as raised:
+        toolset(tmp_path, code)
+    message = str(raised.value).removeprefix(str(tmp_path / "mine.py"))
     assert message.startswith(sentence) and "\n" not in message
 
 

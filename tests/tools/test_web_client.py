@@ -20,38 +20,18 @@ def moved(location: str, status: int = 302) -> web.Response:
 HERE = [ipaddress.ip_network("127.0.0.0/8")]
 
 
+ADDRESSES = """\
+127.0.0.1:{port}/ 127.1:{port}/ 2130706433:{port}/ 0x7f000001:{port}/ 0177.0.0.1:{port}/
+127.000.000.001:{port}/ localhost:{port}/ localhost.:{port}/ [::1]:{port}/ [::ffff:127.0.0.1]:{port}/
+[::127.0.0.1]:{port}/
+[64:ff9b::7f00:1]:{port}/ [2002:7f00:1::]:{port}/ [fe80::1]:{port}/ 10.0.0.1:{port}/ 100.64.0.1/ 224.0.0.1/
+169.254.169.254/latest/meta-data/ user:password@example.com/ example.com:pw@127.0.0.1:{port}/
+127.0.0.1:{port}\\@example.com/ \uff11\uff12\uff17.\uff10.\uff10.\uff11:{port}/ /path 127.0.0.1:0/"""
+URLS = [f"http://{address}" for address in ADDRESSES.split()]
+
+
 @pytest.mark.parametrize(
-    "url",
-    [
-        "http://127.0.0.1:{port}/",
-        "http://127.1:{port}/",
-        "http://2130706433:{port}/",
-        "http://0x7f000001:{port}/",
-        "http://0177.0.0.1:{port}/",
-        "http://127.000.000.001:{port}/",
-        "http://localhost:{port}/",
-        "http://localhost.:{port}/",
-        "http://[::1]:{port}/",
-        "http://[::ffff:127.0.0.1]:{port}/",
-        "http://[::127.0.0.1]:{port}/",
-        "http://[64:ff9b::7f00:1]:{port}/",
-        "http://[2002:7f00:1::]:{port}/",
-        "http://[fe80::1]:{port}/",
-        "http://10.0.0.1:{port}/",
-        "http://169.254.169.254/latest/meta-data/",
-        "http://100.64.0.1/",
-        "http://224.0.0.1/",
-        "http://user:password@example.com/",
-        "http://example.com:pw@127.0.0.1:{port}/",
-        "http://127.0.0.1:{port}\\@example.com/",
-        "http://\uff11\uff12\uff17.\uff10.\uff10.\uff11:{port}/",
-        "file:///etc/passwd",
-        "//127.0.0.1:{port}/",
-        "http:///path",
-        "http://127.0.0.1:0/",
-        "javascript:alert(1)",
-        "",
-    ],
+    "url", [*URLS, "file:///etc/passwd", "//127.0.0.1:{port}/", "javascript:alert(1)", ""]
 )
 async def test_nothing_reaches_an_address_that_is_not_public(url: str) -> None:
     async with site() as server, asyncio.timeout(20):
@@ -81,30 +61,22 @@ async def test_a_name_that_resolves_to_a_new_address_is_checked_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "location",
+    ("location", "same_host"),
     [
-        "http://169.254.169.254/",
-        "http://other.example/",
-        "https://127.0.0.1/",
-        "//other.example/",
-        "file:///x",
+        ("http://169.254.169.254/", True),
+        ("http://other.example/", True),
+        ("https://127.0.0.1/", True),
+        ("//other.example/", True),
+        ("file:///x", True),
+        ("http://[::1]:1/", False),
     ],
 )
-async def test_a_redirect_to_a_different_origin_is_not_followed(location: str) -> None:
+async def test_a_redirect_to_elsewhere_is_not_followed(location: str, same_host: bool) -> None:
     names = Names(other_example=["127.0.0.1"])
     async with site(lambda request: moved(location)) as server:
         with pytest.raises(WebError):
-            await fetch("GET", server.url(), allowed=HERE, resolver=names)
+            await fetch("GET", server.url(), allowed=HERE, resolver=names, same_host=same_host)
         assert len(server.asked) == 1
-
-
-async def test_a_redirect_to_a_forbidden_address_is_refused() -> None:
-    def answer(request: web.Request) -> Any:
-        return moved("http://[::1]:1/", 307)
-
-    async with site(answer) as server:
-        with pytest.raises(WebError, match="not public"):
-            await fetch("GET", server.url(), allowed=HERE, same_host=False)
 
 
 async def test_redirects_end() -> None:
@@ -123,18 +95,22 @@ async def test_a_form_that_was_sent_is_not_sent_again_after_a_redirect() -> None
         assert [(method, body) for method, _, _, body in server.asked] == [("POST", "{}"), ("GET", "")]
 
 
-async def test_a_long_answer_is_cut_and_a_slow_answer_times_out() -> None:
-    async def slow(request: web.Request) -> Any:
+async def test_a_long_a_slow_and_a_compressed_answer_are_limited() -> None:
+    async def answer(request: web.Request) -> Any:
         if request.path == "/slow":
             await asyncio.Event().wait()
+        if request.path == "/bomb":
+            return web.Response(body=b"\x1f\x8b", headers={"Content-Encoding": "gzip"})
         return web.Response(body=b"x" * 100_000)
 
-    async with site(slow) as server:
+    async with site(answer) as server:
         response = await fetch("GET", server.url(), max_bytes=1_000, allowed=HERE)
         assert (len(response.body), response.cut) == (1_000, True)
         with pytest.raises(WebError, match="in time") as caught:
             await fetch("GET", server.url("/slow"), timeout_s=0.1, allowed=HERE)
         assert caught.value.was_sent
+        with pytest.raises(WebError, match="compressed"):
+            await fetch("GET", server.url("/bomb"), allowed=HERE)
 
 
 @pytest.mark.parametrize("charset", ["punycode", "idna", "undefined", "hex", "no-such", "unicode_escape"])
@@ -144,15 +120,6 @@ async def test_an_unusual_charset_is_read_as_utf8(charset: str) -> None:
 
     async with site(answer) as server:
         assert (await fetch("GET", server.url(), allowed=HERE)).text == "a-ö"
-
-
-async def test_an_answer_that_is_compressed_unasked_is_refused() -> None:
-    def bomb(request: web.Request) -> Any:
-        return web.Response(body=b"\x1f\x8b", headers={"Content-Encoding": "gzip"})
-
-    async with site(bomb) as server:
-        with pytest.raises(WebError, match="compressed"):
-            await fetch("GET", server.url(), allowed=HERE)
 
 
 async def test_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
