@@ -115,7 +115,7 @@ class Access:
     async def decide(self, request: Request, peer: str) -> Client | Refusal:
         """Admit a client, or refuse its upgrade; ``peer`` is the socket's remote address."""
         address = self.address(request, peer)
-        decision = await self._decide(request, address)
+        decision = await self._decide(request, peer, address)
         if isinstance(decision, Refusal):
             self.refusals.count(decision.reason, address or peer, **decision.facts)
         return decision
@@ -150,7 +150,7 @@ class Access:
             if not counter[name]:
                 del counter[name]
 
-    async def _decide(self, request: Request, address: str) -> Client | Refusal:
+    async def _decide(self, request: Request, peer: str, address: str) -> Client | Refusal:
         headers, limits = request.headers, self._limits
         if not (self._authenticator.required or self._proxies) and any(name in headers for name in FORWARDED):
             # Loopback needs no token, but every client of a local proxy comes from loopback.
@@ -159,7 +159,7 @@ class Access:
                 "or TRUSTED_PROXIES if the proxy authenticates clients."
             )
             return Refusal(http.HTTPStatus.FORBIDDEN, text, "proxy without tokens")
-        handshake = Handshake(request.path, headers, address)
+        handshake = Handshake(request.path, headers, peer, address)
         principal = await self._authenticator.authenticate(handshake)
         if principal is None:
             reason = "no token" if handshake.token is None else "wrong token"

@@ -19,13 +19,14 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """The request of a connection: ``path`` with its query, headers, and the client's ``address``.
+    """The request of a connection: ``path`` with its query, headers, and addresses.
 
-    The address is empty behind a proxy that is not trusted.
+    ``peer`` is the socket's remote address, ``address`` the client's; it is empty without TRUSTED_PROXIES.
     """
 
     path: str
     headers: Headers
+    peer: str = ""
     address: str = ""
 
     @property

@@ -1,0 +1,65 @@
+"""A judge of Dutch: a few phrases that allow or deny, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from conductor.tools.base import Caution, ToolSpec
+from conductor.tools.judge import Answer, AnswerKind
+
+YES = {"ja", "ja graag", "jazeker", "prima", "doe maar", "ja doe maar", "akkoord"}
+NO = {"nee", "nee dank je", "liever niet", "niet doen", "stop"}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question; only calls of medium risk are allowed by voice, and only if all can be read out."""
+
+    text: str
+    by_voice: bool
+    for_session: bool
+
+
+class DutchJudge:
+    """Whole utterances only: an addition or a doubt makes an answer unclear."""
+
+    def question(
+        self,
+        spec: ToolSpec,
+        arguments: Mapping[str, Any],
+        cautions: Sequence[Caution] = (),
+        scopes: Sequence[str] = ("once", "session"),
+        locale: str | None = None,
+    ) -> Question:
+        """Make the question for a call."""
+        values = msgspec.json.encode(arguments).decode()
+        is_short = len(values) <= 200
+        text = f"{spec.title or spec.name} uitvoeren" + (f" met {values}" if is_short else "")
+        return Question(text, is_short and spec.risk != "high", "session" in scopes)
+
+    def prompt(self, question: Question, attempt: int) -> str:
+        """Word the question."""
+        how = (
+            "Zeg ja of nee, bijvoorbeeld"
+            if question.by_voice
+            else "Beantwoord dit op het scherm, alstublieft"
+        )
+        return f"Mag ik {question.text}? Antwoord {how}, alstublieft."
+
+    def classify(self, utterance: str, question: Question) -> Answer:
+        """Classify an utterance."""
+        words = " ".join(re.findall(r"\w+", utterance.lower()))
+        scope: Literal["once", "session"] = "once"
+        if question.for_session and words.endswith(" voor deze sessie"):
+            words, scope = words.removesuffix(" voor deze sessie"), "session"
+        kind: AnswerKind = "unclear" if {*words.split()} & {"ja", "nee"} else "other"
+        if words in NO:
+            kind = "deny"
+        elif words in YES:
+            kind = "allow" if question.by_voice else "unclear"
+        return Answer(kind, scope, utterance)

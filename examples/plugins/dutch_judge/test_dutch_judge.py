@@ -1,0 +1,32 @@
+"""The judge passes the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from dutch_judge import NO, YES, DutchJudge
+
+from tests.contract.judge import JudgeContract
+
+
+class TestDutch(JudgeContract):
+    """The contract of judges."""
+
+    locale = "nl-NL"
+
+    @pytest.fixture
+    def judge(self) -> DutchJudge:
+        return DutchJudge()
+
+    @pytest.fixture
+    def consents(self) -> Sequence[str]:
+        return [*YES, "Ja!", "Doe maar."]
+
+    @pytest.fixture
+    def refusals(self) -> Sequence[str]:
+        return [*NO, "Nee."]
+
+    @pytest.fixture
+    def others(self) -> Sequence[str]:
+        return ["ja maar niet nu", "misschien", "wat zei je?", "ja of nee"]
