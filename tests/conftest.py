@@ -36,6 +36,7 @@ EXTENDED = (
     "end_to_end/test_many_sessions",
     "end_to_end/test_mcp",
     "examples/test_openapi",
+    "examples/test_plugins",
     "server/test_prometheus",
     "stores/test_outages",
     "stores/test_postgres.",

@@ -23,7 +23,7 @@ from conductor.app import make_services
 from conductor.commands.banner import REFERRING_FILES
 from conductor.commands.output import Item, fail, ok, warn, write
 from conductor.commands.serve import overrides
-from conductor.entry_points import AUTH
+from conductor.entry_points import AUTH, NOUNS, Plugin, plugins
 from conductor.entry_points import load as load_plugin
 from conductor.env_file import ENV_FILE
 from conductor.errors import ModelError, ModelFailure, SettingsError, StoreUnavailable
@@ -104,6 +104,7 @@ async def check(
     settings = reading.settings
     problems: set[str] = set()
     for subject, items in (
+        ("plugins", plugin_items()),
         ("services", service_items(settings)),
         ("address", address_items(settings)),
         ("AUTH_TOKENS", access_items(settings, insecure=insecure)),
@@ -146,6 +147,21 @@ def settings_items(reading: Reading) -> Iterator[Item]:
             yield warn("settings", f"{name} in {ENV_FILE} is not a setting.")
     for name, reason in reading.invalid.items():
         yield fail(name.upper(), f"{reason} See .env.example.")
+
+
+async def plugin_items() -> AsyncIterator[Item]:
+    """Name the plugins of each installed package, with its version; each other package's is imported."""
+    by_package: dict[str, list[Plugin]] = {}
+    for group in NOUNS:
+        for plugin in plugins(group).values():
+            by_package.setdefault(plugin.package, []).append(plugin)
+    for package, offered in by_package.items():
+        if not package.startswith("conductor-voice "):  # ours are imported where the settings choose them
+            for plugin in offered:
+                plugin.load()
+        names = {group: [plugin.name for plugin in offered if plugin.group == group] for group in NOUNS}
+        kinds = [f"{group.partition('.')[2]} {', '.join(own)}" for group, own in names.items() if own]
+        yield ok("plugins", f"{package}: {'; '.join(kinds)}.")
 
 
 async def service_items(settings: Settings) -> AsyncIterator[Item]:

@@ -144,7 +144,7 @@ async def test_tools_and_rules_are_counted() -> None:
     }
     save("mcp.json", json.dumps({"mcpServers": config}))
     lines = await lines_of(tools_path="mine.py", device_tools_file="tools.json", allowed_tools="agent.stauts")
-    assert [re.split(": no tool|; a tool", line)[0] for line in lines[2:11]] == [
+    assert [re.split(": no tool|; a tool", line)[0] for line in lines[3:12]] == [
         "ok    tools: 8 builtin, 2 device, 1 python.",
         "warn  DEVICE_TOOLS_FILE: replaces built-in tools: calculator. Rename them in the file.",
         "ok    rules: policies.json, rules: 1.",
@@ -230,9 +230,9 @@ def test_the_command_takes_the_options_of_serve(conductor: Main) -> None:
 async def test_the_model_is_asked_unless_offline() -> None:
     async with AnthropicService() as claude:
         overrides = {"port": 0, "anthropic_api_key": "test-key", "anthropic_base_url": claude.base_url}
-        assert [item.level async for item in check(overrides, offline=True)].count("ok") == 8
+        assert [item.level async for item in check(overrides, offline=True)].count("ok") == 9
         assert claude.received == 0
-        assert [item.level async for item in check(overrides)].count("ok") == 8
+        assert [item.level async for item in check(overrides)].count("ok") == 9
         assert claude.received == 1
 
 

@@ -1,0 +1,101 @@
+"""The example plugins, installed as packages of a third party: their contracts, and a turn that uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.app import App
+from tests.conftest import ROOT, environment
+
+PLUGINS = sorted(path.parent for path in (ROOT / "examples" / "plugins").glob("*/pyproject.toml"))
+SECONDS = 120.0
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the packages into a folder."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    sources = [tmp_path_factory.mktemp("source") / plugin.name for plugin in PLUGINS]
+    for plugin, source in zip(PLUGINS, sources, strict=True):  # a build writes into its folder
+        source.mkdir()
+        for file in plugin.iterdir():
+            if file.is_file():
+                (source / file.name).write_bytes(file.read_bytes())
+    subprocess.run(
+        [*command, "--no-build-isolation", "--target", folder, *sources], check=True, timeout=SECONDS
+    )
+    return folder
+
+
+def variables(site: Path, **values: str) -> dict[str, str]:
+    """Make the environment of a process that sees the packages."""
+    return environment(HOUSE_KEY="key-of-the-house", **values) | {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)
+def test_it_passes_its_contract(site: Path, plugin: Path, tmp_path: Path) -> None:
+    test = plugin / f"test_{plugin.name}.py"
+    options = ["-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "-c", os.devnull]
+    command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(test)]
+    run = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=variables(site) | {"PYTHONWARNINGS": ""},
+        capture_output=True,
+        timeout=SECONDS,
+    )
+    assert run.returncode == 0, run.stdout.decode()
+
+
+def test_check_names_each_plugin_with_its_package(site: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "conductor", "check", "--offline", "--port", "0"]
+    run = subprocess.run(
+        command, cwd=tmp_path, env=variables(site), capture_output=True, text=True, timeout=SECONDS
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    for line in (
+        "conductor-example-echo-model 1.0: models echo.",
+        "conductor-example-folder-store 1.0: stores folder.",
+        "conductor-example-house-tools 1.0: toolsets house.",
+        "conductor-example-dutch-judge 1.0: judges nl.",
+        "conductor-example-header-auth 1.0: auth header.",
+    ):
+        assert line in run.stdout
+
+
+async def test_a_turn_uses_them(site: Path, tmp_path: Path) -> None:
+    values = {
+        "MODEL_PROVIDER": "echo",
+        "SESSION_STORE_URL": f"folder://{tmp_path}/sessions",
+        "AUTH": "header",
+        "TRUSTED_PROXIES": "127.0.0.1/32",
+        "PORT": "0",
+    }
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "conductor"),
+        cwd=tmp_path,
+        env=variables(site, **values),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    assert server.stdout is not None
+    try:
+        async with asyncio.timeout(SECONDS):
+            output = ""
+            while "/ws" not in output:
+                output += (await server.stdout.readline()).decode()
+            url = next(word for word in output.split() if word.startswith("ws://"))
+            async with App(url, headers={"X-User": "ada"}) as app:
+                await app.ask("call house.time")
+            assert [reply.split(" {")[0] for reply in app.finals()] == ["You said:"]
+    finally:
+        server.terminate()
+        await server.wait()
+    assert len(list((tmp_path / "sessions").glob("*.session"))) == 1
