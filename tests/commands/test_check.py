@@ -46,6 +46,7 @@ async def test_an_empty_folder_passes_all_checks() -> None:
     lines = await lines_of()
     assert [line.split()[:2] for line in lines] == [
         ["ok", "settings:"],
+        ["ok", "plugins:"],
         ["ok", "prompt:"],
         ["ok", "tools:"],
         ["ok", "rules:"],
@@ -224,7 +225,7 @@ def test_the_command_takes_the_options_of_serve(conductor: Main) -> None:
     options = ["--host", "0.0.0.0", "--port", "0", "--insecure-no-auth", "--provider", "demo", "--model", "m"]
     code, out, err = conductor("check", *options)
     assert (code, err) == (0, "") and "warn  AUTH_TOKENS" in out
-    assert out.endswith("\n7 ok, 1 warning, 0 failed\n")
+    assert out.endswith("\n8 ok, 1 warning, 0 failed\n")
 
 
 async def test_the_model_is_asked_unless_offline() -> None:
