@@ -236,10 +236,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"conductor {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    groups = {
-        name: commands.add_parser(name, help=about).add_subparsers(metavar="ACTION", required=True)
-        for name, about in _GROUPS.items()
-    }
+    groups = {}
+    for name, about in _GROUPS.items():
+        actions = [action for group, _, action in (key.partition(" ") for key in _COMMANDS) if group == name]
+        parent = commands.add_parser(name, help=about)
+        groups[name] = parent.add_subparsers(metavar="|".join(actions), required=True)
     for name, (about, _, arguments) in _COMMANDS.items():
         group, _, action = name.partition(" ")
         place, word = (groups[group], action) if group in groups else (commands, name)

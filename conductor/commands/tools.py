@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
 
@@ -17,9 +15,6 @@ from conductor.commands.policy import APPLIED, add_rule
 from conductor.errors import SettingsError
 from conductor.events.envelope import new_call_id
 from conductor.messages import ToolCall
-from conductor.plugins.mcp.config import McpServerConfig, load_mcp_servers, mcp_folder
-from conductor.plugins.mcp.server import McpConnection, check_installed
-from conductor.plugins.mcp.toolset import call_tool
 from conductor.settings import Settings, load_settings
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec
 from conductor.tools.device import load_catalog
@@ -29,47 +24,25 @@ from conductor.tools.policies import load, policies_path, remove
 from conductor.tools.rules import Rule
 from conductor.tools.toolsets import make_redactor, make_toolsets
 
-# Seconds until an MCP server has connected and listed its tools.
-CONNECT_S = 20.0
 _HEADINGS = ("tool", "source", "risk", "effect", "call", "why")
 
 
-@dataclass(frozen=True, slots=True)
-class _ConnectedServer(Toolset):
-    connection: McpConnection
-
-    def specs(self) -> Sequence[ToolSpec]:
-        return self.connection.specs
-
-    async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
-        return await call_tool(self.connection, name, arguments)
-
-
 @asynccontextmanager
-async def _toolsets(
-    settings: Settings, servers: Iterable[McpServerConfig]
-) -> AsyncIterator[tuple[list[Toolset], list[str]]]:
-    # The server's toolsets, and the problems of MCP servers.
-    toolsets = make_toolsets(settings)
-    problems: list[str] = []
-    async with AsyncExitStack() as stack:
-        for config in servers:
-            connection = McpConnection(config, local_only=settings.local_only, folder=mcp_folder(settings))
+async def _started(settings: Settings) -> AsyncIterator[tuple[list[Toolset], list[str]]]:
+    # The server's toolsets, and the problems of remote servers.
+    toolsets, problems = make_toolsets(settings), list[str]()
+    try:
+        for toolset in toolsets:
+            await toolset.start(lambda: None)
+        for toolset in toolsets:
             try:
-                async with asyncio.timeout(CONNECT_S):
-                    await stack.enter_async_context(connection.connected())
-            except Exception as error:  # of the package, the system or a program that is not a server
-                problems.append(f"{config.name} is down: {connection.describe(error)}")
-            else:
-                toolsets.append(_ConnectedServer(connection))
+                await toolset.ready()
+            except SettingsError as error:
+                problems.append(str(error))
         yield toolsets, problems
-
-
-def _servers(settings: Settings) -> list[McpServerConfig]:
-    servers = [server for server in load_mcp_servers(settings) if server.enabled]
-    if servers:
-        check_installed()
-    return servers
+    finally:
+        for toolset in toolsets:
+            await toolset.aclose()
 
 
 def list_tools(options: argparse.Namespace) -> None:
@@ -80,7 +53,7 @@ def list_tools(options: argparse.Namespace) -> None:
     gate = Gate(rules, gate_options)
 
     async def offered() -> tuple[list[ToolSpec], list[str]]:
-        async with _toolsets(settings, _servers(settings)) as (toolsets, problems):
+        async with _started(settings) as (toolsets, problems):
             return [spec for toolset in toolsets for spec in toolset.specs()], problems
 
     specs, problems = asyncio.run(offered())
@@ -131,16 +104,12 @@ def call(options: argparse.Namespace) -> int:
 
 
 async def _call(options: argparse.Namespace, settings: Settings) -> int:
-    # Only the tool's own server is started.
-    servers = [server for server in _servers(settings) if options.tool.startswith(f"{server.name}.")]
-    async with _toolsets(settings, servers) as (toolsets, problems):
-        if problems:
-            raise SettingsError(f"{problems[0]}.")
+    async with _started(settings) as (toolsets, problems):
         gate = Gate([rule for rule in _rules(settings) if rule.session is None], GateOptions.of(settings))
         redactor = make_redactor(settings, toolsets)
         executor = ToolExecutor(toolsets, settings.limits, gate, redactor)
         if executor.spec(options.tool) is None:
-            raise SettingsError(_unknown(options.tool, toolsets, settings))
+            raise SettingsError(" ".join([_unknown(options.tool, toolsets, settings), *problems]))
         call_id = new_call_id()
         prepared = executor.prepare(ToolCall(call_id, options.tool, options.arguments))
         if isinstance(prepared, ApprovalNeeded):

@@ -96,7 +96,7 @@ def test_mcp_tools_are_listed_with_the_servers_that_are_down(tmp_path: Path) -> 
     answer = json.loads(run_tools("list", "--json"))
     assert any(row["source"] == "mcp:s" for row in answer["tools"])
     (problem,) = answer["problems"]
-    assert problem.startswith("gone is down: ")
+    assert problem.startswith("the MCP server gone is down: ")
     assert "gone is down" in tools_mistake("call", "gone.x")
 
 

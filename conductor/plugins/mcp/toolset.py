@@ -110,8 +110,10 @@ class McpToolset(Toolset):
         """Wait for each server's first attempt. Raises `SettingsError` if one is down."""
         for connection in self.connections:
             await connection.wait_for_attempt()
-            if connection.state == "down":
-                raise SettingsError(f"the MCP server {connection.config.name} is down: {connection.problem}.")
+        down = [server for server in self.connections if server.state == "down"]
+        if down:
+            problems = "; ".join(f"{server.config.name} is down: {server.problem}" for server in down)
+            raise SettingsError(f"the MCP server {problems}.")
 
     def reload(self, new: Toolset) -> Toolset:
         """Take the servers of ``new``; unchanged ones stay connected."""
