@@ -32,7 +32,6 @@ from conductor.models.base import ModelProvider, ModelRequest
 from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import make_provider
 from conductor.plugins.mcp.config import load_mcp_servers
-from conductor.plugins.mcp.server import check_installed
 from conductor.server.address import check_exposure, reserve
 from conductor.settings import (
     STORE_FILE,
@@ -188,7 +187,6 @@ async def service_items(settings: Settings) -> AsyncIterator[Item]:
     for text in lint_allowed(settings.allowed_tools, tools):
         yield warn("ALLOWED_TOOLS", f"{text}.")
     for server in load_mcp_servers(settings):
-        check_installed()
         if server.enabled and server.command is not None and shutil.which(server.command) is None:
             yield fail("mcp", f"{server.name}: program not found: {server.command}.")
         elif server.enabled:
