@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from conductor.events.schema import asyncapi
+from conductor.commands.protocol_schema import asyncapi
 
 ROOT = Path(__file__).resolve().parents[1] / "clients"
 SOURCES = {"js": ("*.js", "*.d.ts"), "kotlin": ("src/main/**/*.kt",), "swift": ("Sources/**/*.swift",)}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from conductor.commands.protocol_schema import PAYLOADS, sent_by
 from conductor.events.codec import decode_event
-from conductor.events.schema import PAYLOADS, sent_by
 from tests.conftest import ROOT, environment
 from tests.end_to_end.test_javascript_client import address, demo
 

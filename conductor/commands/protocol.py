@@ -25,8 +25,8 @@ def run(options: argparse.Namespace) -> None:
 def render(output_format: str) -> str:
     """Describe the protocol as ``asyncapi``, ``schema`` or ``markdown``."""
     # Imported here, because the schemas of all events are slow to build.
-    from conductor.events.docs import markdown
-    from conductor.events.schema import asyncapi, json_schema
+    from conductor.commands.protocol_reference import markdown
+    from conductor.commands.protocol_schema import asyncapi, json_schema
 
     match output_format:
         case "markdown":

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conductor.events.docs import markdown
+from conductor.commands.protocol_reference import markdown
 from conductor.messages import ToolCall
 from conductor.models.base import TextDelta
 from tests.app import App

@@ -11,11 +11,11 @@ from typing import get_args
 
 from jsonschema_rs import Draft202012Validator
 
+from conductor.commands.protocol_reference import markdown
+from conductor.commands.protocol_schema import EVENTS, UI_CALLS, asyncapi, json_schema
 from conductor.errors import CODE_MEANINGS
 from conductor.events import codec, server
-from conductor.events.docs import markdown
 from conductor.events.envelope import SUBPROTOCOL
-from conductor.events.schema import EVENTS, UI_CALLS, asyncapi, json_schema
 from conductor.events.server import CAPABILITIES, STATE_MEANINGS
 from conductor.settings import load_settings
 from tests.conftest import ROOT

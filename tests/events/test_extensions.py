@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator, meta
 
+from conductor.commands.protocol_reference import markdown
+from conductor.commands.protocol_schema import EVENTS, asyncapi, json_schema
 from conductor.events import client
 from conductor.events.codec import MAX_DEPTH, InvalidFrame, decode_event
-from conductor.events.docs import markdown
 from conductor.events.envelope import encode_event
-from conductor.events.schema import EVENTS, asyncapi, json_schema
 from conductor.events.server import ApprovalRequest, ToolCallEvent
 from conductor.tools.rules import arguments_digest
 from tests.events.events import event, events_of, frame, json_values, refusal, texts

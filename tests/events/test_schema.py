@@ -13,11 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator, meta
 
-from conductor.errors import CODE_MEANINGS, ErrorCode
-from conductor.events import client, server
-from conductor.events.codec import InvalidFrame, decode_event
-from conductor.events.envelope import encode_event
-from conductor.events.schema import (
+from conductor.commands.protocol_schema import (
     EVENTS,
     PAYLOADS,
     UI_CALLS,
@@ -26,6 +22,10 @@ from conductor.events.schema import (
     json_schema,
     sent_by,
 )
+from conductor.errors import CODE_MEANINGS, ErrorCode
+from conductor.events import client, server
+from conductor.events.codec import InvalidFrame, decode_event
+from conductor.events.envelope import encode_event
 from conductor.events.server import (
     CAPABILITIES,
     STATE_MEANINGS,

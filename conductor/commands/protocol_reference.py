@@ -9,9 +9,9 @@ from dataclasses import asdict
 from importlib import resources
 from typing import Any, get_args
 
+from conductor.commands.protocol_schema import ENVELOPE, PAYLOADS, UI_CALLS, Event, Json, UICall, sent_by
 from conductor.errors import CODE_MEANINGS
 from conductor.events.codec import MAX_DEPTH, MAX_INTEGER, MAX_NODES
-from conductor.events.schema import ENVELOPE, PAYLOADS, UI_CALLS, Event, Json, UICall, sent_by
 from conductor.events.server import CAPABILITIES, STATE_MEANINGS, DiagnosticCode
 from conductor.settings import Limits
 
@@ -20,7 +20,7 @@ _NEEDS = "Needs the capability "
 
 def markdown() -> str:
     """Fill the template: ``{{name}}`` stands for a value of `_values`."""
-    template = resources.files("conductor.events").joinpath("reference.md.in").read_text(encoding="utf-8")
+    template = resources.files("conductor.commands").joinpath("reference.md.in").read_text(encoding="utf-8")
     values = _values()
     return re.sub(r"\{\{([\w.]+)\}\}", lambda match: values[match[1]], template)
 
