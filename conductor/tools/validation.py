@@ -153,10 +153,10 @@ _QUOTED_CHARS = 40
 @dataclass(slots=True)
 class _Coercion:
     # ``notes`` describe the changes. By the identity of a schema: the schemas that apply to its value, and
-    # whether an empty text does not fit.
+    # whether null or an empty text stands for no value.
     notes: list[str] = field(default_factory=list)
     views: dict[int, list[View]] = field(default_factory=dict)
-    filled: dict[int, bool] = field(default_factory=dict)
+    absent: dict[tuple[int, str | None], bool] = field(default_factory=dict)
 
     def value(self, value: Any, schema: Any, path: str) -> Any:
         views = self._views(schema)
@@ -204,17 +204,12 @@ class _Coercion:
         return result
 
     def _is_absent(self, value: str | None, schema: Any) -> bool:
-        views = self._views(schema)
-        if value == "":  # no format allows an empty text, but formats are not checked
-            if id(schema) not in self.filled:
-                self.filled[id(schema)] = not compile_validator(schema).is_valid("")
-            return self.filled[id(schema)] or any("format" in view for view, _ in views)
-        types = _types(views)
-        if any(None in view.get("enum", ()) or view.get("const", 0) is None for view, _ in views):
-            return False
-        return "null" not in types and (
-            bool(types) or any("enum" in view or "const" in view for view, _ in views)
-        )
+        key = id(schema), value
+        if key not in self.absent:
+            # No format allows an empty text, but formats are not checked.
+            has_format = value == "" and any("format" in view for view, _ in self._views(schema))
+            self.absent[key] = has_format or not compile_validator(schema).is_valid(value)
+        return self.absent[key]
 
     def _array(self, value: list[Any], views: list[View], path: str) -> list[Any]:
         first: list[Any] = next((view["prefixItems"] for view, _ in views if "prefixItems" in view), [])
