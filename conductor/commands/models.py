@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 import httpx2
@@ -165,25 +166,13 @@ async def _probe_tools(provider: ModelProvider, profile: ModelProfile) -> Item:
     return warn("tools", "neither called nor written as text.")
 
 
+@dataclass(frozen=True, slots=True)
 class _Reply:
-    """Measurements of one reply; times in seconds."""
-
-    def __init__(self, start: float) -> None:
-        self._start = start
-        self.first_s = 0.0
-        self.seconds = 0.0
-        self.deltas = 0
-        self.tokens = 0
-
-    def add(self, event: object) -> None:
-        now = time.perf_counter() - self._start
-        if isinstance(event, TextDelta):
-            self.deltas += 1
-        if isinstance(event, Finished):
-            # Without a count of the service, a delta is about a token.
-            self.tokens = event.usage.output_tokens or self.deltas
-        self.first_s = self.first_s or now
-        self.seconds = now
+    # Measurements of one reply; times in seconds.
+    first_s: float
+    seconds: float
+    deltas: int
+    tokens: int
 
     @property
     def tokens_per_s(self) -> float:
@@ -197,11 +186,15 @@ def _request(text: str) -> ModelRequest:
 
 
 async def _ask(provider: ModelProvider, text: str) -> _Reply:
-    reply = _Reply(time.perf_counter())
+    start = time.perf_counter()
+    times, deltas, tokens = [start], 0, 0
     async with aclosing(provider.stream(_request(text))) as events:
         async for event in events:
-            reply.add(event)
-    return reply
+            times.append(time.perf_counter())
+            deltas += isinstance(event, TextDelta)
+            tokens = (isinstance(event, Finished) and event.usage.output_tokens) or tokens
+    # Without a count of the service, a delta is about a token.
+    return _Reply(times[:2][-1] - start, times[-1] - start, deltas, tokens or deltas)
 
 
 async def measure(provider: ModelProvider, requests: int) -> None:

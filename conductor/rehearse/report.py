@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeAlias
 from xml.etree import ElementTree
 
-from conductor.commands.output import as_json, write_table
+from conductor.commands.output import as_json, escape, write_table
 from conductor.rehearse.player import Scene, holds
 from conductor.rehearse.script import Call
 
@@ -112,26 +112,20 @@ def write_report(performances: Sequence[Performance]) -> None:
             problems = failures(scene)
             expected = "; ".join(expected for expected, _ in checks(scene))
             was = "; ".join(problems) or _summary(scene)
-            rows.append((performance.name, str(number), _outcome(scene), *_figures(scene), expected, was))
+            figures: tuple[object, ...] = ("-", "-", "-", "-")
+            outcome = "FAILED" if problems else "ok"
+            if scene.reached:
+                usage = scene.usage
+                figures = f"{scene.seconds:.2f}", usage["rounds"] or "-", usage["input"], usage["output"]
+            else:
+                outcome = "not reached"
+            rows.append((performance.name, number, outcome, *figures, expected, was))
     write_table(_HEADINGS, rows, ("step", "s", "rounds", "tokens in", "out"), ("rehearsal", "expected"))
 
 
 def _plain(text: str) -> str:
     # XML allows few control characters.
-    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
-
-
-def _outcome(scene: Scene) -> str:
-    if not scene.reached:
-        return "not reached"
-    return "FAILED" if failures(scene) else "ok"
-
-
-def _figures(scene: Scene) -> tuple[str, ...]:
-    if not scene.reached:
-        return ("-", "-", "-", "-")
-    tokens = [str(scene.usage[name]) for name in ("input", "output")]
-    return (f"{scene.seconds:.2f}", str(scene.usage["rounds"] or "-"), *tokens)
+    return "\n".join(map(escape, text.split("\n")))
 
 
 def write_junit(out: BinaryIO, performances: Sequence[Performance]) -> None:

@@ -67,6 +67,7 @@ class Screen:
             history=_history(),
             key_bindings=self._keys(),
             erase_when_done=True,
+            refresh_interval=FRAME_S,  # for the spinner
             input=create_input(stdin),
             output=create_output(stdout),
         )
@@ -76,14 +77,12 @@ class Screen:
 
     async def __aenter__(self) -> Screen:
         self._editing = asyncio.create_task(self._edit())
-        self._spinning = asyncio.create_task(self._spin())
         return self
 
     async def __aexit__(self, *_error: object) -> None:
         if self._session.app.is_running:
             self._session.app.exit(result="")
-        self._spinning.cancel()
-        await asyncio.wait({self._editing, self._spinning})
+        await asyncio.wait({self._editing})
         self._flush()
 
     async def next(self) -> str | None:
@@ -175,12 +174,6 @@ class Screen:
             pass
         finally:
             self._lines.put_nowait(None)
-
-    async def _spin(self) -> None:
-        while True:
-            await asyncio.sleep(FRAME_S)
-            if self._working is not None:
-                self._session.app.invalidate()
 
     def _keys(self) -> KeyBindings:
         keys = KeyBindings()
