@@ -159,45 +159,6 @@ async def test_a_new_client_is_told_and_may_try_again(path: Path) -> None:
         await phone.close()
 
 
-async def test_a_turn_that_loses_its_store_says_so_and_shows_nothing_of_its_answer(path: Path) -> None:
-    hold = asyncio.Event()
-    scripts = iter([[TextDelta("Not "), hold, TextDelta("heard.")]])
-    replies = lambda request: next(scripts, None) or echo(request)  # noqa: E731
-    async with serving(SqliteStore(path, busy_timeout=BUSY_S), replies) as served, served.phone() as phone:
-        phone.say("one")
-        await phone.until("append user")
-        with locked(path):
-            since = len(phone.log)
-            hold.set()
-            await phone.idle(since=since)
-            assert phone.shapes(since) == ["error", "state idle"]
-            assert phone.errors(since)[0]["code"] == "store_unavailable"
-        await becomes(served, 200)
-        since = len(phone.log)
-        await phone.ask("two")
-        assert phone.finals(since) == ["You said one, two."]
-
-
-async def test_words_that_were_recorded_are_answered_once_the_store_is_back(
-    path: Path,
-) -> None:
-    hold = asyncio.Event()
-    scripts = iter([[hold, TextDelta("Not heard.")]])
-    replies = lambda request: next(scripts, None) or echo(request)  # noqa: E731
-    async with serving(SqliteStore(path, busy_timeout=BUSY_S), replies, failed_turn_retry=0.2) as served:
-        async with served.phone(start_fields={"capabilities": ["resume"]}) as phone:
-            phone.say("one")
-            await phone.until("append user")
-            second = phone.say("two")
-            await phone.until(lambda e: e["type"] == "event.ack" and second in e["payload"]["eventIds"])
-            with locked(path):
-                since = len(phone.log)
-                hold.set()
-                await phone.idle(since=since)
-            await phone.until("assistant.speech.final", since=since)
-            assert phone.finals() == ["You said one, two."]
-
-
 async def test_a_deleted_file_is_created_again_and_the_next_turn_works(path: Path) -> None:
     store = SqliteStore(path, busy_timeout=BUSY_S)
     async with serving(store) as served, served.phone() as phone:

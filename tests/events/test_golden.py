@@ -32,7 +32,6 @@ from conductor.events.server import (
     TurnEnded,
     TurnMetrics,
     append_message,
-    is_ui_call,
     set_state,
     speak,
 )
@@ -138,18 +137,3 @@ def test_the_ui_calls_have_the_arguments_of_the_protocol() -> None:
     assert set_state("c", "idle").arguments == '{"state":"idle"}'
     assert append_message("c", "user", "hi").arguments == '{"role":"user","text":"hi","isPartial":false}'
     assert speak("c", "hi").arguments == '{"text":"hi"}'
-
-
-@pytest.mark.parametrize(
-    ("name", "ui"),
-    [
-        ("convo.setState", True),
-        ("convo.other", True),
-        ("tts.speak", True),
-        ("agent.spawn", False),
-        ("convo", False),
-        ("my.convo.setState", False),
-    ],
-)
-def test_ui_calls_differ_from_tools_by_their_prefix(name: str, ui: bool) -> None:
-    assert is_ui_call(name) is ui

@@ -72,19 +72,6 @@ async def test_a_slot_that_moves_under_load_loses_nothing(
 # -- primaries that die
 
 
-async def test_a_primary_that_dies_is_replaced_by_its_replica_and_nothing_is_lost(
-    tmp_path: Path, make_store: StoreMaker
-) -> None:
-    with RedisCluster(tmp_path, replicas=True).running() as cluster:
-        load = Load(make_store(cluster.url, retry_for=LONG))
-        async with asyncio.timeout(LONG):
-            await load.goes_on()
-            await asyncio.to_thread(cluster.primaries[0].kill)
-            await load.goes_on()
-            await load.end()
-        assert cluster.replicas[0].is_primary()
-
-
 async def test_a_primary_that_hangs_does_not_delay_sessions_of_others(
     tmp_path: Path, make_store: StoreMaker
 ) -> None:
@@ -126,16 +113,6 @@ async def test_a_primary_without_a_replica_is_waited_for_or_is_unavailable(
 # -- mistakes
 
 
-async def test_a_server_that_is_no_cluster_is_reported(tmp_path: Path, make_store: StoreMaker) -> None:
-    server = RedisServer(tmp_path / "redis", "--save", "")
-    server.start()
-    try:
-        with pytest.raises(SettingsError, match="cannot be used: .*luster"):
-            await make_store(f"redis+cluster://127.0.0.1:{server.port}").open()
-    finally:
-        server.kill()
-
-
 async def test_a_cluster_used_as_a_single_server_is_reported(
     shared: RedisCluster, make_store: StoreMaker
 ) -> None:
@@ -143,3 +120,9 @@ async def test_a_cluster_used_as_a_single_server_is_reported(
     with pytest.raises(StoreUnavailable, match="write redis\\+cluster:// before its address.$"):
         for number in range(20):
             await store.claim(SessionKey("subject", f"s-{number}"))
+
+
+async def test_a_server_that_is_no_cluster_is_reported(tmp_path: Path, make_store: StoreMaker) -> None:
+    with RedisServer(tmp_path / "redis", "--save", "").running() as server:
+        with pytest.raises(SettingsError, match="cannot be used: .*luster"):
+            await make_store(f"redis+cluster://127.0.0.1:{server.port}").open()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conductor.errors import SettingsError, StoreUnavailable
+from conductor.plugins.stores.redis_scripts import session_name
 from conductor.stores.base import SessionKey
 from tests.contract.store import FIRST, KEY, commits, filled
 from tests.stores.conftest import StoreMaker
+from tests.stores.redis_cluster import RedisCluster
 from tests.stores.redis_load import Load
 from tests.stores.redis_sentinel import SENTINEL_PASSWORD, SentinelServers
 from tests.stores.redis_server import WAIT
@@ -41,16 +45,19 @@ def servers(tmp_path: Path) -> Iterator[SentinelServers]:
 # -- failovers
 
 
+@pytest.mark.parametrize(
+    "servers", [SentinelServers, partial(RedisCluster, replicas=True)], ids=["sentinel", "cluster"]
+)
 async def test_a_primary_that_dies_is_replaced_under_load_and_nothing_is_lost(
-    servers: SentinelServers, make_store: StoreMaker
+    servers: Any, make_store: StoreMaker, tmp_path: Path
 ) -> None:
-    load = Load(make_store(servers.url, retry_for=LONG))
-    async with asyncio.timeout(LONG):
-        await load.goes_on()
-        await asyncio.to_thread(servers.primary.kill)
-        await load.goes_on()
-        await load.end()
-    assert servers.replica.is_primary()
+    with servers(tmp_path).running() as running:
+        load = Load(make_store(running.url, retry_for=LONG))
+        async with asyncio.timeout(LONG):
+            await load.goes_on()
+            await asyncio.to_thread(running.fail_over, session_name("conductor", load.owners[0].key))
+            await load.goes_on()
+            await load.end()
 
 
 async def test_a_primary_that_hangs_is_replaced_and_its_writes_count_no_more(
