@@ -12,8 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from benchmarks.scenarios import ToolMetrics
-from conductor.plugins.tools.knowledge_base import KnowledgeBase
-from conductor.plugins.tools.knowledge_index import KnowledgeIndex
+from conductor.plugins.tools.knowledge_index import KnowledgeBase, KnowledgeIndex
 from conductor.plugins.tools.sandbox import CancelFlag
 from conductor.tools.base import CallContext
 

@@ -13,8 +13,7 @@ from conductor.plugins.tools.calculator import Calculator
 from conductor.plugins.tools.clock import CurrentTime, utc_now
 from conductor.plugins.tools.file_tree import FileTree
 from conductor.plugins.tools.folders import file_roots, knowledge_index, notes_dir
-from conductor.plugins.tools.knowledge_base import KnowledgeBase
-from conductor.plugins.tools.knowledge_index import KnowledgeIndex
+from conductor.plugins.tools.knowledge_index import KnowledgeBase, KnowledgeIndex
 from conductor.plugins.tools.notes import NotesCreate, NotesSearch
 from conductor.plugins.tools.read_file import ReadFile
 from conductor.plugins.tools.sandbox import SUPPORTED, Files, Roots

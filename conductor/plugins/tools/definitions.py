@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,3 +50,8 @@ def definition(
     }
     on_interrupt: OnInterrupt = "cancel" if effect == "read" else "keep"
     return ToolSpec(name, description, schema, "builtin", risk, effect, on_interrupt=on_interrupt, **fields)
+
+
+async def web_client() -> Any:
+    """Return the module of the HTTP client; importing it takes 0.2 s, once, in a thread."""
+    return await asyncio.to_thread(importlib.import_module, "conductor.plugins.tools.web_client")

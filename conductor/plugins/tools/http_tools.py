@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import quote, unquote_plus, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from conductor.config_file import check_fields, read_toml, validate
 from conductor.errors import SettingsError
+from conductor.plugins.tools.definitions import web_client
 from conductor.settings import Settings, with_environment
 from conductor.tools.addresses import Network
 from conductor.tools.base import CallContext, Effect, Risk, ToolOutcome, Toolset, ToolSpec, failed, succeeded
@@ -78,7 +79,7 @@ class HttpToolConfig(BaseModel):
     def own(self) -> frozenset[str]:
         """The names of arguments and fields that its URL and its body use."""
         placeholders = [*_PLACEHOLDER.findall(self.url), *_PLACEHOLDER.findall(json.dumps(self.body))]
-        query = [unquote_plus(part.partition("=")[0]) for part in urlsplit(self.url).query.split("&")]
+        query = [name for name, _ in parse_qsl(urlsplit(self.url).query, keep_blank_values=True)]
         return frozenset([*placeholders, *query, *(self.body if isinstance(self.body, dict) else ())])
 
     @property
@@ -186,18 +187,15 @@ def make_url(template: str, arguments: Mapping[str, Any], query_arguments: Mappi
     A value is one segment of the path, or one value of the query, with any characters. Without the argument,
     the name in the query is left out too.
     """
-    base, _, query = template.partition("?")
-    start = base.index("/", base.index("//") + 2) if "/" in base[base.index("//") + 2 :] else len(base)
-    segments = [_segment(segment, arguments) for segment in base[start:].split("/")]
+    parts = urlsplit(template)
+    path = "/".join(_segment(segment, arguments) for segment in parts.path.split("/"))
     pairs: list[tuple[str, str]] = []
-    for part in filter(None, query.split("&")):
-        name, _, value = part.partition("=")
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
         names = _PLACEHOLDER.findall(value)
         if all(arguments.get(argument) is not None for argument in names):
-            name, value = unquote_plus(name), unquote_plus(value)
             pairs += [(name, text) for text in _values(value, names, arguments)]
     pairs += [(name, text) for name, value in query_arguments.items() for text in _texts(value)]
-    return base[:start] + "/".join(segments) + (f"?{urlencode(pairs)}" if pairs else "")
+    return urlunsplit((parts.scheme, parts.netloc, path, urlencode(pairs), ""))
 
 
 def _segment(template: str, arguments: Mapping[str, Any]) -> str:
@@ -265,8 +263,7 @@ class HttpToolset(Toolset):
     async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Make the request; an answer with an error status is a failure."""
         tool = self._tools[name]
-        # In a thread, once: the import takes 0.2 s.
-        web = await asyncio.to_thread(_web_client)
+        web = await web_client()
         if unknown := arguments.keys() - tool.input_schema.get("properties", {}).keys():
             return failed("validation_failed", refusal(name, [f"unknown argument {min(unknown)!r}"]))
         own = tool.own
@@ -301,12 +298,6 @@ class HttpToolset(Toolset):
             return failed("io_error", str(error))
         # In a thread: parsing a large answer takes long.
         return await asyncio.to_thread(_outcome, response, tool.response)
-
-
-def _web_client() -> Any:
-    from conductor.plugins.tools import web_client
-
-    return web_client
 
 
 def _outcome(response: Any, path: str) -> ToolOutcome:

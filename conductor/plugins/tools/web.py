@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from conductor.errors import SettingsError
-from conductor.plugins.tools.definitions import ToolFailure, argument, definition
+from conductor.plugins.tools.definitions import ToolFailure, argument, definition, web_client
 from conductor.tools.addresses import Network
 from conductor.tools.base import CallContext, ToolOutcome, failed, succeeded
 
@@ -52,7 +52,7 @@ class WebFetch:
 
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Answer with ``url``, ``title``, ``text``, ``truncated``, and then ``next_offset``."""
-        web = await asyncio.to_thread(_web_client)
+        web = await web_client()
         try:
             page = await web.fetch(
                 "GET",
@@ -139,7 +139,7 @@ class WebSearch:
         return succeeded({"results": results})
 
     async def _by_searxng(self, query: str) -> list[Any]:
-        web = await asyncio.to_thread(_web_client)
+        web = await web_client()
         url = f"{self._engine.rstrip('/')}/search?{urlencode({'q': query, 'format': 'json'})}"
         try:
             # The operator's own server, which may be at any address.
@@ -164,12 +164,6 @@ def _by_ddgs(query: str) -> list[Any]:
         return Engines(timeout=int(TIMEOUT_S)).text(query, max_results=MAX_RESULTS)
     except Exception as error:  # the package also raises one for no results
         raise ToolFailure("io_error", f"The search failed: {type(error).__name__}.") from None
-
-
-def _web_client() -> Any:
-    from conductor.plugins.tools import web_client
-
-    return web_client
 
 
 def check_installed(setting: str, package: str) -> None:

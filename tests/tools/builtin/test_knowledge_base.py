@@ -15,8 +15,7 @@ import pytest
 from conductor.plugins.tools import knowledge_index
 from conductor.plugins.tools.builtin import BuiltinToolset, standard_tools
 from conductor.plugins.tools.definitions import ToolFailure
-from conductor.plugins.tools.knowledge_base import KnowledgeBase
-from conductor.plugins.tools.knowledge_index import IndexBusy, KnowledgeIndex, Progress, Update
+from conductor.plugins.tools.knowledge_index import IndexBusy, KnowledgeBase, KnowledgeIndex, Progress, Update
 from conductor.plugins.tools.sandbox import CancelFlag
 from conductor.tools.base import CallContext, ToolOutcome
 from tests.tools.builtin.test_knowledge_text import pdf
