@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from conductor.plugins.tools.builtin import BuiltinToolset, builtin_specs, standard_tools
-from conductor.tools.base import CallContext, Toolset
+from conductor.tools.base import CallContext
 from conductor.tools.schema import read_schema
-from conductor.tools.validation import Valid, validate
 
 CONTEXT = CallContext("s", "c")
 KINDS = """\
@@ -106,13 +105,3 @@ async def test_a_missing_path_and_a_missing_root_are_reported(tmp_path: Path, to
     (tmp_path / "root" / "missing").touch()
     if tool != "search_files":
         assert (await toolset.call(tool, call, CONTEXT)).error_type == "not_found"
-
-
-async def test_a_models_call_goes_from_text_to_result() -> None:
-    toolset: Toolset = BuiltinToolset()
-    spec = next(spec for spec in toolset.specs() if spec.name == "calculator")
-    checked = validate(spec, '{"expression": "17% of 2340"}')
-    assert isinstance(checked, Valid)
-    outcome = await toolset.call(spec.name, checked.arguments, CONTEXT)
-    assert outcome.data == {"result": "397.8"}
-    assert (await toolset.call("other", {}, CONTEXT)).error_type == "not_found"

@@ -113,6 +113,7 @@ def test_an_expression_without_a_result_is_explained(expression: str, words: str
     with pytest.raises(CalculationError) as raised:
         calculate(expression)
     assert words in str(raised.value)
+    assert milliseconds(expression) < 50
 
 
 def milliseconds(expression: str) -> float:
@@ -125,17 +126,10 @@ def milliseconds(expression: str) -> float:
 
 @pytest.mark.parametrize(
     "expression",
-    [
-        *(expression for expression, _ in HOSTILE),
-        "+".join(["factorial(400)"] * 34),
-        "*".join(["1"] * 256),
-        "(2^4095)" + "//3" * 160,
-        "round(2^4095, -400)",
-        "9" * 512,
-        "(" * 64 + "7%" + ")%" * 64,
-    ],
+    ["+".join(["factorial(400)"] * 34), "*".join(["1"] * 256), "(2^4095)" + "//3" * 160]
+    + ["round(2^4095, -400)", "9" * 512, "(" * 64 + "7%" + ")%" * 64],
 )
-def test_it_ends_within_fifty_milliseconds(expression: str) -> None:
+def test_long_expressions_end_within_fifty_milliseconds(expression: str) -> None:
     assert milliseconds(expression) < 50
 
 

@@ -67,16 +67,6 @@ async def test_a_tree_can_begin_at_a_folder(root: Path, path: str) -> None:
     assert (data["path"], data["tree"]) == ("b", "c/\n y\nx")
 
 
-async def test_a_depth_limits_the_levels_and_is_noted(root: Path) -> None:
-    make(root, "a/b/c/d", "x")
-    outcome = await tree(root, depth=2)
-    assert outcome.data["tree"] == "a/\n b/ …\nx"
-    assert not outcome.data["complete"]
-    assert outcome.metadata.notes == ("Only 2 levels are shown.",)
-    assert (await tree(root, depth=1)).metadata.notes == ("Only 1 level is shown.",)
-    assert (await tree(root, depth=4)).data["complete"]
-
-
 async def test_several_roots_are_shown_by_their_labels(tmp_path: Path) -> None:
     make(tmp_path, "one/a/x", "two/y")
     first, second = tmp_path / "one", tmp_path / "two"
@@ -160,16 +150,25 @@ async def test_names_stay_on_their_line(root: Path) -> None:
     assert outcome.content.isprintable()
 
 
-async def test_a_large_tree_is_cut_far_from_the_top(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_tree, "MAX_ENTRIES", 40)
+@pytest.mark.parametrize(
+    ("limit", "depth", "count", "end", "note"),
+    [
+        ((file_tree, "MAX_ENTRIES", 40), 12, 40, "\n …\nc/ …\ntop", "Only 40 entries are shown."),
+        ((walk, "MAX_SCANNED", 50), 12, 50, "\n …\nc/ …\ntop", "Only 50 entries were scanned."),
+        ((file_tree, "BUDGET_S", 0), 12, 0, "…", "The time limit was reached."),
+        ((file_tree, "MAX_ENTRIES", 2000), 1, 4, "a/ …\nb/ …\nc/ …\ntop", "Only 1 level is shown."),
+    ],
+)
+async def test_a_large_tree_is_cut_far_from_the_top(
+    root: Path, monkeypatch: pytest.MonkeyPatch, limit: Any, depth: int, count: int, end: str, note: str
+) -> None:
+    monkeypatch.setattr(*limit)
     make(root, *(f"{folder}/{file}" for folder in "abc" for file in range(30)), "top")
-    outcome = await tree(root)
-    assert outcome.data["folders"] + outcome.data["files"] == 40
-    lines = outcome.data["tree"].split("\n")
-    assert lines[0] == "a/"
-    assert lines[-4:] == [" 13", " …", "c/ …", "top"]
+    outcome = await tree(root, depth=depth)
+    assert outcome.data["folders"] + outcome.data["files"] == count
+    assert outcome.data["tree"].endswith(end)
     assert not outcome.data["complete"]
-    assert outcome.metadata.notes == ("Only 40 entries are shown.",)
+    assert outcome.metadata.notes == (note,)
 
 
 async def test_a_result_fits_an_observation_with_any_names(root: Path) -> None:
@@ -215,15 +214,6 @@ async def test_a_folder_with_a_hundred_thousand_entries_is_limited(
         assert tracemalloc.get_traced_memory()[1] < 40e6
     finally:
         tracemalloc.stop()
-
-
-async def test_the_number_of_scanned_names_is_limited(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walk, "MAX_SCANNED", 50)
-    make(root, *(f"{folder}/{file:03}" for folder in "ab" for file in range(100)))
-    outcome = await tree(root)
-    assert (outcome.data["folders"], outcome.data["files"]) == (2, 48)
-    assert outcome.data["tree"].endswith("\n …\nb/ …")
-    assert outcome.metadata.notes == ("Only 50 entries were scanned.",)
 
 
 async def test_the_time_limit_ends_a_call_with_a_partial_result(root: Path) -> None:
