@@ -20,33 +20,15 @@ from conductor.tools.executor import ApprovalNeeded, PreparedCall, ToolExecutor
 from conductor.tools.permissions import Gate
 
 TEXT = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
-SHOP = '''
-from typing import Annotated
-
-from pydantic import Field
-
-from conductor.tools.base import CallContext
-from conductor.plugins.tools.python_tools import ToolError, tool
-
-STOCK = {"apples": 12, "pears": 3}
-
-
-@tool(risk="safe", effect="read")
-def stock(item: Annotated[str, Field(description="the plural, as in apples")]) -> int:
-    """Tell how many of an item the shop has."""
-    return STOCK.get(item, 0)
-
-
-@tool(spoken="order {count} {item}")
-async def order(item: str, count: Annotated[int, Field(ge=1, le=100)], context: CallContext) -> dict:
-    """Order an item from the shop. The user is asked before."""
-    if STOCK.get(item, 0) < count:
-        raise ToolError(f"There are only {STOCK.get(item, 0)} {item}.")
-    STOCK[item] -= count
-    return {"item": item, "count": count, "left": STOCK[item]}
-'''
 HEAD = "import threading, datetime\nfrom conductor.tools.base import CallContext\n"
 HEAD += "from conductor.plugins.tools.python_tools import ToolError, tool\n"
+SHOP = TEXT.split("## Tools in Python")[1].split("```python\n")[1].split("```")[0]
+STOCK = """
+@tool(risk="safe", effect="read")
+def stock(item: Annotated[str, Field(description="the plural, as in apples")], context: CallContext) -> int:
+    \"\"\"Tell how many of an item the shop has.\"\"\"
+    return STOCK.get(item, 0)
+"""
 CONTEXT = CallContext("s-1", "c-1", "Europe/Berlin")
 
 
@@ -67,12 +49,12 @@ async def run(tools: PythonToolset, name: str, arguments: str = "{}", **limits: 
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
     path = tmp_path / "shop.py"
-    path.write_text(SHOP)
+    path.write_text(HEAD + SHOP + STOCK)
     return path
 
 
 def test_a_functions_types_and_docstring_are_its_definition(shop: Path) -> None:
-    stock, order = (python_tool.spec for python_tool in python_tools(shop))
+    order, stock = (python_tool.spec for python_tool in python_tools(shop))
     assert (stock.name, stock.risk, stock.effect, stock.source) == ("stock", "safe", "read", "python")
     assert stock.description == "Tell how many of an item the shop has."
     assert stock.input_schema == {
@@ -82,7 +64,7 @@ def test_a_functions_types_and_docstring_are_its_definition(shop: Path) -> None:
         "additionalProperties": False,
     }
     assert (order.risk, order.effect, order.spoken) == ("medium", "write", "order {count} {item}")
-    assert set(order.input_schema["properties"]) == {"item", "count"}, "the context is not the model's"
+    assert order.input_schema["properties"]["count"] == {"maximum": 100, "minimum": 1, "type": "integer"}
 
 
 async def test_calls_of_python_tools_pass_the_gate(shop: Path) -> None:
@@ -92,7 +74,7 @@ async def test_calls_of_python_tools_pass_the_gate(shop: Path) -> None:
     prepared = executor.prepare(ToolCall("c", "order", '{"item": "apples", "count": 2}'))
     assert isinstance(prepared, ApprovalNeeded)
     outcome = await executor.run(prepared.ready, CONTEXT)
-    assert outcome.success and outcome.data == {"item": "apples", "count": 2, "left": 10}
+    assert outcome.success and outcome.data == 10
     assert (await run(tools, "order", '{"item": "apples", "count": 0}')).error_type == "validation_failed"
     outcome = await run(tools, "order", '{"item": "pears", "count": 9}')
     assert outcome.error_message == "There are only 3 pears."
@@ -162,7 +144,7 @@ def test_a_folder_is_all_its_files(tmp_path: Path) -> None:
 def test_installed_packages_offer_tools_by_entry_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "shop.py").write_text(SHOP)
+    (tmp_path / "shop.py").write_text(HEAD + SHOP + STOCK)
     info = tmp_path / "shop-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shop\nVersion: 1.0\n")
@@ -170,7 +152,7 @@ def test_installed_packages_offer_tools_by_entry_point(
     monkeypatch.syspath_prepend(str(tmp_path))
     python_tools.cache_clear()
     try:
-        assert [python_tool.spec.name for python_tool in python_tools(None)] == ["stock", "order"]
+        assert [python_tool.spec.name for python_tool in python_tools(None)] == ["order", "stock"]
         (info / "entry_points.txt").write_text("[conductor.tools]\nwrong = shop:STOCK\n")
         python_tools.cache_clear()
         with pytest.raises(SettingsError, match="entry point wrong of shop is not a function marked"):
@@ -180,9 +162,8 @@ def test_installed_packages_offer_tools_by_entry_point(
 
 
 def test_a_server_offers_the_tools_of_the_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    section = TEXT.split("## Tools in Python")[1].split("\n## ")[0]
     path = tmp_path / "mine.py"
-    path.write_text(section.split("```python\n")[1].split("```")[0])
+    path.write_text(SHOP)
     monkeypatch.setenv("TOOLS_PATH", str(path))
     services = make_services(load_settings(None))
     (order,) = [spec for source in services.toolsets for spec in source.specs() if spec.source == "python"]

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from conductor.plugins.tools.definitions import ToolFailure
 from conductor.plugins.tools.sandbox import CancelFlag, Files, Roots
 from conductor.plugins.tools.write_file import MAX_CONTENT_BYTES, CreateFile, write_new
 from conductor.tools.base import CallContext, ToolOutcome
@@ -124,15 +123,6 @@ async def test_a_missing_root_is_not_replaced_by_the_next(tmp_path: Path) -> Non
     assert paths_in(tmp_path) == ["two"]
 
 
-async def test_with_several_roots_a_label_selects_one(tmp_path: Path) -> None:
-    for name in ("one", "two/sub"):
-        (tmp_path / name).mkdir(parents=True)
-    tool = CreateFile(Files(Roots([tmp_path / "one", tmp_path / "two"])))
-    for path, label_path in (("x", "one/x"), ("two/x", "two/x"), ("sub/x", "two/sub/x")):
-        assert (await tool.run({"path": path, "content": ""}, CONTEXT)).data["path"] == label_path
-    assert paths_in(tmp_path) == ["one", "one/x", "two", "two/sub", "two/sub/x", "two/x"]
-
-
 async def test_of_many_calls_for_one_name_one_succeeds(root: Path) -> None:
     tool = CreateFile(Files(Roots([root])))
     contents = [str(number) * 10_000 for number in range(8)]
@@ -166,14 +156,6 @@ def test_a_name_taken_at_the_last_moment_is_not_replaced(
         write_new(folder, "x", b"data", 0o644, CancelFlag())
     assert os.readlink(root / "x") == "elsewhere"
     assert paths_in(root) == ["a", "x"]
-
-
-def test_a_cancelled_call_leaves_nothing(root: Path, folder: int) -> None:
-    stop = CancelFlag()
-    stop.set()
-    with pytest.raises(ToolFailure):
-        write_new(folder, "x", b"data", 0o644, stop)
-    assert paths_in(root) == ["a"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs renameat2")

@@ -60,20 +60,6 @@ async def test_offset_and_limit_count_lines(
     assert "offset is beyond its end" in (outcome.error_message or "")
 
 
-async def test_a_long_file_comes_in_parts_that_fit_an_observation(root: Path) -> None:
-    content = "".join(f'{number} "quoted" \t é\n' for number in range(5000))
-    (root / "x").write_text(content)
-    text, offset = "", 1
-    while True:
-        outcome = await ask(root, "x", offset=offset)
-        assert len(outcome.content) < 16_000
-        text += outcome.data["text"]
-        offset = outcome.data["last_line"] + 1
-        if not outcome.data["truncated"]:
-            break
-    assert text == content
-
-
 async def test_a_very_long_line_is_cut_with_a_note(root: Path) -> None:
     (root / "x").write_text("é" * 100_000 + "\nnext\n")
     outcome = await ask(root, "x")
