@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import get_args
 
 import pytest
@@ -10,9 +9,7 @@ from prometheus_client.samples import Sample
 
 from conductor.tools.base import ErrorType
 from conductor.tools.metrics import (
-    BOUNDS_S,
     MAX_DEVICE_TOOLS,
-    MAX_NAME_CHARS,
     MAX_TOOLS,
     Decision,
     ToolMetrics,
@@ -81,14 +78,7 @@ def test_names_that_clients_choose_leave_room_for_the_servers_own_tools() -> Non
     assert len(tools(metrics)) == MAX_DEVICE_TOOLS + 2
 
 
-def test_long_names_are_cut() -> None:
-    metrics = ToolMetrics()
-    for ending in "ab":
-        metrics.count_call("x" * MAX_NAME_CHARS + ending, "device", "none", 0.1)
-    assert calls(metrics, "x" * MAX_NAME_CHARS, "device") == 2
-
-
-@pytest.mark.parametrize("name", ["a\x00b", "a\nb", "a\x1bb", "a\ud83db"])
+@pytest.mark.parametrize("name", ["a\x00b", "a\ud83db"])
 def test_characters_that_no_scraper_takes_are_replaced(name: str) -> None:
     metrics = ToolMetrics()
     metrics.count_call(name, "device", "none", 0.1)
@@ -121,8 +111,3 @@ def test_label_sets_are_bounded() -> None:
 
 def _is_count(sample: Sample) -> bool:
     return sample.name.endswith(("_total", "_count"))
-
-
-def test_buckets_suit_tools_that_take_a_millisecond_to_ten_minutes() -> None:
-    assert BOUNDS_S[0] == 0.001 and BOUNDS_S[-1] == 650
-    assert all(high / low <= 5 / 3 + 1e-9 for low, high in pairwise(BOUNDS_S))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from conductor.settings import Settings
 from conductor.tools.base import ToolSpec
 from conductor.tools.permissions import MAY_HAVE_HAPPENED, Gate, GateOptions, Verdict, decide, grant, steps
-from conductor.tools.rules import Rule, RuleEffect
+from conductor.tools.rules import Rule
 
 NOW = 1_800_000_000.0
 ALL = GateOptions()
@@ -82,11 +82,6 @@ def test_deny_comes_before_ask_before_allow_however_specific_they_are(
         assert decision.warn == (effect == "ask" and risk == "high")
 
 
-def test_the_rule_that_is_named_is_the_first_that_matches() -> None:
-    first, second = Rule("deny", "file.*"), Rule("deny", "*")
-    assert verdict(spec(), Rule("deny", "x"), first, second).rule is first
-
-
 @pytest.mark.parametrize("rules", [(), (ALLOW,)])
 @pytest.mark.parametrize("approval", [None, "never"])
 @pytest.mark.parametrize("risk", ["safe", "medium", "high"])
@@ -135,12 +130,6 @@ def test_a_setting_overrides_allow_rules(options: GateOptions, name: str) -> Non
 def test_a_setting_does_not_affect_unrelated_tools(options: GateOptions, name: str) -> None:
     assert verdict(spec("agent.list", effect="read", risk="safe"), options=options).effect == "allow"
     assert verdict(spec("agent.spawn"), ALLOW, options=options).effect == "ask"
-
-
-def test_a_denial_lists_all_reasons() -> None:
-    tool = spec(effect="irreversible", open_world=True)
-    options = GateOptions(("a",), True, False, True)
-    assert len(verdict(tool, DENY, options=options).reasons) == 4
 
 
 def test_the_reason_mentions_an_undecidable_value() -> None:
@@ -355,7 +344,6 @@ def test_tools_that_can_never_be_called_are_not_offered() -> None:
         (Rule("deny", "file.*"), False),
         (Rule("deny", "file.*", source="mcp:*"), True),
         (Rule("deny", "file.*", args={"path": {"under": "/etc"}}), True),
-        (Rule("deny", "file.*", arguments_digest="0" * 64), True),
         (Rule("deny", "file.*", arguments_digest="d"), True),
         (Rule("deny", "file.*", expires="2090-01-01T00:00:00Z"), True),
         (Rule("ask", "file.*"), True),
@@ -475,14 +463,6 @@ def test_a_denial_wins_over_every_reason_to_ask(refusal: str) -> None:
             assert MAY_HAVE_HAPPENED not in decision.reasons and SECRET not in decision.reasons
 
 
-@pytest.mark.parametrize(("operators", "verdict"), [("ask", "ask"), ("deny", "deny"), ("allow", "allow")])
-def test_the_operators_ask_and_deny_rules_override_a_grant(
-    operators: RuleEffect, verdict: RuleEffect
-) -> None:
-    gate = Gate((Rule(operators, "file.*"),), grants=lambda: (ALLOW,), now=lambda: NOW)
-    assert gate.decide(spec(), {}, tainted=False, may_have_happened=False).effect == verdict
-
-
 def test_grants_are_read_for_each_decision() -> None:
     granted: list[Rule] = []
     gate = Gate(grants=lambda: granted, now=lambda: NOW)
@@ -495,13 +475,3 @@ def test_a_decision_can_include_further_grants() -> None:
     gate = Gate(now=lambda: NOW)
     verdict = gate.decide(spec(), {}, tainted=False, may_have_happened=False, granted=(ALLOW,))
     assert verdict.effect == "allow"
-
-
-def test_an_expired_rule_is_ignored() -> None:
-    rule = Rule("allow", "file.*", expires="2027-01-15T08:00:00Z")  # NOW
-
-    def effect(now: float) -> RuleEffect:
-        gate = Gate((rule,), now=lambda: now)
-        return gate.decide(spec(), {}, tainted=False, may_have_happened=False).effect
-
-    assert (effect(NOW - 1), effect(NOW + 1)) == ("allow", "ask")
