@@ -6,7 +6,6 @@ import json
 
 from tests.end_to_end.dialogues import decide, results_of, talking
 from tests.models import AnthropicService, Call, Reply
-from tests.shapes import arguments_of
 
 THREE = Reply(
     calls=(
@@ -44,34 +43,6 @@ async def test_of_three_calls_the_safe_one_runs_at_once_and_the_others_when_they
     assert second["data"] == "look ."
     assert third["data"] == "move_file notes.txt"
     assert any("just this once" in note for note in third["metadata"]["notes"])
-
-
-async def test_the_same_by_voice_alone_with_the_microphone_open_at_each_question(
-    claude: AnthropicService,
-) -> None:
-    claude.replies += [THREE, Reply(text="Done, as far as you let me.")]
-    tools = {
-        name: (lambda a, name=name: f"{name} {a['path']}") for name in ("look", "move_file", "delete_file")
-    }
-    async with talking(claude, device=tools) as phone:
-        since = len(phone.log)
-        phone.say("tidy up")
-        first = await phone.until("tts.speak", since=since)
-        assert "confirm" in arguments_of(first)["text"]
-        assert [name for name, _ in phone.runs] == ["look"]
-        await phone.until("state idle", since=phone.log.index(first))
-        phone.say("no, leave it")
-        second = await phone.until("tts.speak", since=first)
-        assert "move file" in arguments_of(second)["text"]
-        await phone.until("state idle", since=phone.log.index(second))
-        phone.say("yes, just this once")
-        last = await phone.until("tts.speak", since=second)
-        assert arguments_of(last)["text"] == "Done, as far as you let me."
-        await phone.until("state idle", since=phone.log.index(last))
-    assert [name for name, _ in phone.runs] == ["look", "move_file"]
-    denied, looked, moved = results_of(claude.requests[-1])
-    assert denied["error_type"] == "permission_denied" and "leave it" in denied["error_message"]
-    assert looked["success"] and moved["data"] == "move_file notes.txt"
 
 
 async def test_a_decision_about_other_arguments_or_a_second_one_runs_nothing_and_is_answered(

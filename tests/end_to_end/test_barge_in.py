@@ -61,20 +61,6 @@ async def test_an_interruption_during_the_answer_ends_in_idle_and_nothing_more(
         assert all("One" not in str(event["payload"]) for event in events)
 
 
-async def test_in_queue_mode_a_transcript_waits_for_the_answer(claude: AnthropicService) -> None:
-    going_on = asyncio.Event()
-    claude.replies += [Reply(text="The first answer.", hold=going_on, hold_at=1), Reply(text="The second.")]
-    async with serving(provider_for(claude), mode="queue") as served, served.phone() as phone:
-        since = len(phone.log)
-        phone.say("first")
-        await phone.until("assistant.speech.partial")
-        phone.say("second")
-        going_on.set()
-        await phone.until("state idle", since=since)
-        assert phone.finals() == ["The first answer.", "The second."]
-        assert phone.shapes(since) == PLAIN_TURN[:-1] + PLAIN_TURN
-
-
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [

@@ -5,31 +5,9 @@ from __future__ import annotations
 from tests.end_to_end.conftest import provider_for, serving
 from tests.end_to_end.dialogues import results_of
 from tests.models import AnthropicService, Call, Reply
-from tests.shapes import PLAIN_TURN, shape_of
+from tests.shapes import shape_of
 
 STATUS = "agent_status"
-
-
-async def test_text_beside_a_call_comes_first_as_a_message_of_its_own(claude: AnthropicService) -> None:
-    claude.replies += [
-        Reply(text="Let me look.", calls=(Call(STATUS, {"id": "a-1"}),)),
-        Reply(text="It runs."),
-    ]
-    async with serving(provider_for(claude)) as served:
-        async with served.phone(tools={"agent.status": lambda a: "runs"}) as phone:
-            since = len(phone.log)
-            await phone.ask("how is it?")
-            shape = phone.shapes(since)
-            assert shape[:5] == [
-                "state thinking",
-                "append user",
-                "assistant.speech.final",
-                "append assistant",
-                "agent.status",
-            ]
-            assert shape[5:] == PLAIN_TURN[2:]
-            assert phone.finals() == ["Let me look.", "It runs."]
-            assert phone.speeches() == ["It runs."]  # the device is busy with the call
 
 
 async def test_text_beside_a_call_of_the_servers_own_is_spoken(claude: AnthropicService) -> None:

@@ -1,23 +1,9 @@
-"""A plain turn, to the letter."""
+"""The capabilities ``metrics`` and ``goaway``."""
 
 from __future__ import annotations
 
-from conductor.models.base import TextDelta
 from tests.end_to_end.conftest import provider_for, serving
-from tests.models import AnthropicService, Call, Reply, ScriptedProvider
-from tests.shapes import PLAIN_TURN, shape_of
-
-
-async def test_a_plain_turn_has_exactly_these_events() -> None:
-    provider = ScriptedProvider([[TextDelta("Hello "), TextDelta("**there**.")]])
-    async with serving(provider) as served, served.phone() as phone:
-        events = await phone.ask("hi")
-        assert [shape_of(e) for e in events if e["type"] != "assistant.speech.partial"] == PLAIN_TURN
-        partials = [e["payload"]["text"] for e in events if e["type"] == "assistant.speech.partial"]
-        assert partials[0] == "Hello "
-        assert all("Hello **there**.".startswith(text) for text in partials)
-        assert phone.finals() == ["Hello **there**."]
-        assert phone.speeches() == ["Hello there."]
+from tests.models import AnthropicService, Call, Reply
 
 
 async def test_an_app_with_the_capability_metrics_gets_the_times_of_a_turn(claude: AnthropicService) -> None:
