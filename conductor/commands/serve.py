@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _STOPPING = "Stopping: waiting up to 30 s for {}. Ctrl-C again stops at once."
 
 
-def serve(options: argparse.Namespace) -> None:
-    """Serve until a signal. Raises `SettingsError`."""
+def serve(options: argparse.Namespace) -> int:
+    """Serve until a signal; returns the exit code. Raises `SettingsError`."""
     worker = None if options.worker is None else join(options.worker)
     if worker is not None:
         options = argparse.Namespace(**worker.options)
@@ -32,7 +32,7 @@ def serve(options: argparse.Namespace) -> None:
     configure_logs(settings.log_level, settings.log_format, content=settings.log_content)
     if worker is None and settings.workers > 1:
         supervisor = Supervisor(settings, {**vars(options), "lan": False, "lan_token": token})
-        asyncio.run(
+        return asyncio.run(
             supervisor.run(
                 lambda port: _announce(settings, port, token),
                 lambda: _say(_STOPPING.format("running turns")),
@@ -53,6 +53,7 @@ def serve(options: argparse.Namespace) -> None:
 
     check_exposure(settings, insecure=options.insecure_no_auth)
     _run(serve_sessions(settings, ready, worker, stopping))
+    return 0
 
 
 def _settings(options: argparse.Namespace) -> tuple[Settings, str | None]:
