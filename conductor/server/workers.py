@@ -30,9 +30,8 @@ START_S = 30.0
 STOP_S = 30.0
 # A worker that ends within this many seconds died quickly: the supervisor pauses before it starts another.
 QUICK_S = 10.0
-# The pause doubles with each further quick death.
-FIRST_PAUSE_S = 0.2
-LONGEST_PAUSE_S = 15.0
+# The first pause, which doubles with each further quick death, and the longest.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,28 +99,24 @@ class Supervisor:
         ``on_stop`` is called when the workers start to drain; a second signal kills them. SIGHUP reloads all
         workers, SIGUSR2 replaces them one after another.
         """
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        loop, work = asyncio.get_running_loop(), asyncio.create_task(self._work(announce))
 
         def interrupt() -> None:
-            if stop.is_set():
+            if work.cancelling():
                 for process in self._processes:
                     _send(process, signal.SIGKILL)
             else:
                 on_stop()
-            stop.set()
+                work.cancel()
 
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, interrupt)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         loop.add_signal_handler(signal.SIGUSR2, self._rolling.set)
-        work, stopping = asyncio.create_task(self._work(announce)), asyncio.create_task(stop.wait())
         try:
-            await asyncio.wait([work, stopping], return_when=asyncio.FIRST_COMPLETED)
-            return work.result() if work.done() else 0
+            await asyncio.wait([work])
+            return 0 if work.cancelled() else work.result()
         finally:
-            work.cancel()
-            stopping.cancel()
-            await asyncio.wait([work, stopping])
             await asyncio.gather(*map(_terminate, self._processes))
             for reserved in self._reserved:
                 reserved.close()
@@ -199,9 +194,8 @@ class Supervisor:
                 log.info("workers replaced", workers=len(self._slots))
 
     def _reload(self) -> None:
-        self._reloads += (
-            1  # a worker that is starting has no handler yet: it gets the signal once it is ready
-        )
+        # A worker that is starting has no handler yet: it gets the signal once it is ready.
+        self._reloads += 1
         for slot in self._slots:
             if slot.process is not None:
                 _send(slot.process, signal.SIGHUP)
