@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
 
-from tests.stand_ins.scripted_server import LIMIT_S, Json, Peer
+from conductor.client import Client, Reconnect, TurnResult, connect
+from tests.stand_ins.scripted_server import LIMIT_S, Json, Peer, ScriptedServer, scripted_server
 
 ALL = ("tools", "approval", "cancel", "lease", "late", "async", "activity")
 
@@ -52,7 +53,7 @@ async def resolve(peer: Peer, outcome: str, approval_id: str = "appr_1", **field
 
 
 def asking(
-    *requests: Json, payloads: list[Json], outcome: str = "allowed"
+    *requests: Json, responses: list[Json], outcome: str = "allowed"
 ) -> Callable[[Peer], Awaitable[None]]:
     """Make a script: a turn with these approval requests and an answer."""
 
@@ -62,12 +63,71 @@ def asking(
         for payload in requests:
             await peer.send("approval.request", payload)
         for _ in requests:
-            payloads.append(await approval_response(peer))
+            responses.append(await approval_response(peer))
         for payload in requests:
             await resolve(peer, outcome, payload["approvalId"])
         await peer.answer("Done.")
 
     return script
+
+
+Part: TypeAlias = Callable[[Peer], Awaitable[None]]
+
+
+def cut(peer: Peer) -> None:
+    """Cut the connection."""
+    peer.connection.transport.abort()
+
+
+async def play(
+    *parts: Part,
+    capabilities: Sequence[str] = ALL,
+    fields: Sequence[Json] = (),
+    clients: list[Client] | None = None,
+    **options: Any,
+) -> tuple[ScriptedServer, TurnResult]:
+    """Play one turn over several connections, one a part, each cut after its part but for the last.
+
+    ``fields`` are further fields of ``session.started``, a dict for each connection. The client is added to
+    ``clients``, for handlers that use it.
+    """
+
+    def script(number: int) -> Part:
+        async def serve(peer: Peer) -> None:
+            extra = fields[number] if number < len(fields) else {}
+            await start(peer, *capabilities, resumed=number > 0, **extra)
+            if number == 0:
+                await peer.begin()
+            await parts[number](peer)
+            if number < len(parts) - 1:
+                cut(peer)
+            else:
+                await peer.answer("Done.")
+
+        return serve
+
+    scripts = [script(number) for number in range(len(parts))]
+    options.setdefault("reconnect", Reconnect(first_s=0, most_s=0))
+    async with scripted_server(*scripts) as server, connect(server.url, **options) as client:
+        if clients is not None:
+            clients.append(client)
+        result = await (await client.say("go")).wait(LIMIT_S)
+    assert result.text == "Done."
+    return server, result
+
+
+def payloads(server: ScriptedServer, kind: str) -> list[Json]:
+    """List the payloads of a client's events of a type."""
+    return [event["payload"] for event in server.heard if event["type"] == kind]
+
+
+def tool_results(server: ScriptedServer) -> list[tuple[str, str]]:
+    """List envelope id and call id of the tool results that a server received."""
+    ui = ('{"ok":true}', '{"spoken":true}')
+    events = [event for event in server.heard if event["type"] == "tool.result"]
+    return [
+        (event["id"], event["payload"]["callId"]) for event in events if event["payload"]["result"] not in ui
+    ]
 
 
 async def soon(event: asyncio.Event) -> None:

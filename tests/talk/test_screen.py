@@ -134,7 +134,7 @@ async def decided(*lines: str, **fields: Any) -> tuple[Json, str]:
     """Answer one card by these lines; return the decision and the text on the screen."""
     payloads: list[Json] = []
     async with (
-        scripted_server(asking(request(**fields), payloads=payloads)) as server,
+        scripted_server(asking(request(**fields), responses=payloads)) as server,
         person(server.url, "delete it", size=(80, 60)) as user,
     ):
         await user.sees("e edit", "y/n/a/s/e>")
