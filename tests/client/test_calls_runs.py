@@ -5,40 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from conductor.client import ClientLimits, Reconnect, ToolCancelledError, ToolRun, connect
+from conductor.client import Client, ClientLimits, ToolCancelledError, ToolRun, connect
 from conductor.client.calls import Calls
 from conductor.client.state import ClientSession, takes_two_arguments
 from conductor.events.client import ToolResultEvent
 from conductor.events.server import ToolCallEvent, ToolCancel
-from tests.client.extended import soon, start
+from tests.client.extended import Part, play, soon, start
 from tests.client.memory_socket import open_socket
 from tests.stand_ins.scripted_server import LIMIT_S, Json, Peer, ScriptedServer, scripted_server
 
-AT_ONCE = Reconnect(first_s=0, most_s=0)
 TOOLS = [
     {"name": "notes.read", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}},
     {"name": "notes.add", "inputSchema": {"type": "object"}},
 ]
 
-Part = Callable[[Peer], Awaitable[None]]
 
-
-async def conversation(part: Part, *capabilities: str, **options: Any) -> ScriptedServer:
-    """Play one turn that contains ``part``; return the server with its events."""
-
-    async def script(peer: Peer) -> None:
-        await start(peer, *capabilities)
-        await peer.begin()
-        await part(peer)
-        await peer.answer("Done.")
-
-    async with scripted_server(script) as server, connect(server.url, tools=TOOLS, **options) as client:
-        assert (await (await client.say("go")).wait(LIMIT_S)).text == "Done."
+async def conversation(*parts: Part, **options: Any) -> ScriptedServer:
+    """Play one turn with the tools; return the server with its events."""
+    server, _ = await play(*parts, tools=TOOLS, **options)
     return server
 
 
@@ -115,7 +103,7 @@ async def test_progress_is_limited_and_needs_the_capability() -> None:
             await run.progress(percent=percent)
 
     limited = await conversation(part, handlers={"notes.add": add}, limits=ClientLimits(progress_s=60))
-    without = await conversation(part, "cancel", handlers={"notes.add": add})
+    without = await conversation(part, capabilities=("cancel",), handlers={"notes.add": add})
     assert limited.types_heard().count("tool.progress") == 1
     assert {event["type"] for event in of_calls(without)} == {"tool.result"}
 
@@ -153,30 +141,21 @@ async def test_an_invalid_call_sends_no_tool_started() -> None:
 
 async def test_without_a_connection_progress_is_skipped_and_the_result_kept() -> None:
     async def first(peer: Peer) -> None:
-        await start(peer)
-        await peer.begin()
         await peer.call("notes.add", {}, "evt_add")
         await soon(started)
-        peer.connection.transport.abort()
 
     async def second(peer: Peer) -> None:
-        await start(peer, resumed=True)
         assert (await peer.result("call_evt_add"))["result"] == "added"
-        await peer.answer("Done.")
 
     async def add(_arguments: Json, run: ToolRun) -> str:
         started.set()
-        await client.wait_lost(LIMIT_S)
+        await clients[0].wait_lost(LIMIT_S)
         await run.progress("unheard")
         return "added"
 
     started = asyncio.Event()
-    async with scripted_server(first, second) as server:
-        async with connect(server.url, handlers={"notes.add": add}) as client:
-            turn = await client.say("go")
-            await client.wait_lost(LIMIT_S)
-            await client.reconnect()
-            await turn.wait(LIMIT_S)
+    clients: list[Client] = []
+    server = await conversation(first, second, clients=clients, handlers={"notes.add": add})
     assert "tool.progress" not in server.types_heard()
 
 
@@ -373,7 +352,7 @@ async def test_a_job_needs_the_capability_and_a_free_slot() -> None:
         return await run.accept("job-7")
 
     answers: list[str] = []
-    server = await conversation(part, "lease", handlers={"notes.index": index})
+    server = await conversation(part, capabilities=("lease",), handlers={"notes.index": index})
     full = await conversation(part, handlers={"notes.index": index}, limits=ClientLimits(jobs=0))
     assert answers == ["false", "false"]
     assert "tool.accepted" not in [*server.types_heard(), *full.types_heard()]
@@ -402,18 +381,13 @@ async def test_a_job_is_stopped_by_a_cancellation_and_by_close() -> None:
 
 async def test_a_lost_acceptance_is_sent_again_under_its_id() -> None:
     async def first(peer: Peer) -> None:
-        await start(peer)
-        await peer.begin()
         await peer.call("notes.index", {}, "evt_index")
         ids.append((await peer.receive("tool.accepted"))["id"])
-        peer.connection.transport.abort()
 
     async def second(peer: Peer) -> None:
-        await start(peer, resumed=True)
         ids.append((await peer.receive("tool.accepted"))["id"])
         release.set()
         await peer.result("call_evt_index")
-        await peer.answer("Done.")
 
     async def index(_arguments: Json, run: ToolRun) -> str:
         await run.accept("job")
@@ -422,9 +396,7 @@ async def test_a_lost_acceptance_is_sent_again_under_its_id() -> None:
 
     release = asyncio.Event()
     ids: list[str] = []
-    async with scripted_server(first, second) as server:
-        async with connect(server.url, handlers={"notes.index": index}, reconnect=AT_ONCE) as client:
-            await (await client.say("go")).wait(LIMIT_S)
+    await conversation(first, second, handlers={"notes.index": index})
     assert ids[0] == ids[1]
 
 

@@ -12,6 +12,7 @@ from websockets.http11 import Request
 
 from conductor.client import (
     CannotConnect,
+    Client,
     ClientLimits,
     ConnectionLost,
     StartRefused,
@@ -21,7 +22,8 @@ from conductor.client import (
     connect,
 )
 from conductor.events.server import SpeechFinal, SpeechPartial, ToolCallEvent
-from tests.stand_ins.scripted_server import LIMIT_S, Peer, scripted_server
+from tests.client.extended import play, soon, tool_results
+from tests.stand_ins.scripted_server import LIMIT_S, Json, Peer, scripted_server
 
 
 async def test_a_plain_turn_ends_with_idle_and_keeps_its_events_in_order() -> None:
@@ -92,6 +94,9 @@ async def test_session_start_contains_the_options() -> None:
     assert request.headers["Authorization"] == "Bearer secret"
 
 
+# -- calls
+
+
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
@@ -102,183 +107,139 @@ async def test_session_start_contains_the_options() -> None:
     ],
 )
 async def test_a_tool_returns_text_or_json(answer: Any, expected: str) -> None:
-    received: list[dict[str, Any]] = []
+    async def part(peer: Peer) -> None:
+        results.append(await peer.ask("notes.find", {"query": "milk"}))
 
-    async def script(peer: Peer) -> None:
-        await peer.start()
-        await peer.begin()
-        payloads.append(await peer.ask("notes.find", {"query": "milk"}))
-        await peer.answer("Found.")
-
-    def handler(arguments: dict[str, Any]) -> Any:
-        received.append(arguments)
+    def handler(arguments: Json) -> Any:
+        queries.append(arguments)
         return answer
 
-    payloads: list[dict[str, Any]] = []
-    async with scripted_server(script) as server, connect(server.url) as client:
-        client.on_tool("notes.find", handler)
-        result = await (await client.say("find milk")).wait(LIMIT_S)
-    assert received == [{"query": "milk"}]
-    assert (payloads[0]["result"], payloads[0]["error"]) == (expected, None)
-    assert [(run.name, run.result) for run in result.calls][0][0] == "notes.find"
+    queries: list[Json] = []
+    results: list[Json] = []
+    _, result = await play(part, handlers={"notes.find": handler})
+    assert queries == [{"query": "milk"}]
+    assert (results[0]["result"], results[0]["error"]) == (expected, None)
+    assert [call.name for call in result.calls] == ["notes.find"]
 
 
-async def test_a_failed_call_is_answered_by_an_error() -> None:
-    async def script(peer: Peer) -> None:
-        await peer.start()
-        for name, arguments in [
-            ("notes.broken", {}),
-            ("notes.unknown", {}),
-            ("notes.slow", {}),
-            ("notes.odd", {}),
-            ("notes.cancelled", {}),
-            ("notes.broken", "[1]"),
-            ("notes.refused", {}),
-        ]:
-            errors.append((await peer.ask(name, arguments))["error"])
-        await peer.begin()
-        await peer.answer("Done.")
+def fails(_arguments: Json) -> None:
+    raise ValueError("the shelf is empty")
 
-    errors: list[str] = []
-    async with (
-        scripted_server(script) as server,
-        connect(server.url, limits=ClientLimits(tool_s=0.01)) as client,
-    ):
 
-        @client.on_tool("notes.broken")
-        def broken(_arguments: dict[str, Any]) -> None:
-            raise ValueError("the shelf is empty")
+async def never_ends(_arguments: Json) -> None:
+    await asyncio.Event().wait()
 
-        @client.on_tool("notes.slow")
-        async def slow(_arguments: dict[str, Any]) -> None:
-            await asyncio.Event().wait()
 
-        @client.on_tool("notes.odd")
-        def odd(_arguments: dict[str, Any]) -> object:
-            return object()
+def cancels_itself(_arguments: Json) -> None:
+    raise asyncio.CancelledError
 
-        @client.on_tool("notes.cancelled")
-        def cancelled(_arguments: dict[str, Any]) -> None:
-            raise asyncio.CancelledError
 
-        @client.on_tool("notes.refused")
-        def refused(_arguments: dict[str, Any]) -> None:
-            raise ToolCancelledError("none")
+def refuses(_arguments: Json) -> None:
+    raise ToolCancelledError("none")
 
-        await (await client.say("go")).wait(LIMIT_S)
-    assert errors[0] == "the shelf is empty"
-    assert errors[1] == "This device has no tool notes.unknown."
-    assert errors[2] == "The device's tool did not end within 0.01 s."
-    assert "object" in errors[3]
-    assert errors[4] == "The tool was cancelled on the device."
-    assert errors[5] == "The arguments are not a JSON object."
-    assert errors[6] == "The tool was cancelled on the device; effect: none."
+
+@pytest.mark.parametrize(
+    ("handler", "arguments", "error"),
+    [
+        (fails, {}, "the shelf is empty"),
+        (None, {}, "This device has no tool notes.add."),
+        (never_ends, {}, "The device's tool did not end within 0.01 s."),
+        (lambda _: object(), {}, "Encoding objects of type object is unsupported"),
+        (cancels_itself, {}, "The tool was cancelled on the device."),
+        (fails, "[1]", "The arguments are not a JSON object."),
+        (refuses, {}, "The tool was cancelled on the device; effect: none."),
+    ],
+)
+async def test_a_failed_call_is_answered_by_an_error(handler: Any, arguments: Any, error: str) -> None:
+    async def part(peer: Peer) -> None:
+        results.append(await peer.ask("notes.add", arguments))
+
+    results: list[Json] = []
+    handlers = {} if handler is None else {"notes.add": handler}
+    await play(part, handlers=handlers, limits=ClientLimits(tool_s=0.01))
+    assert [result["error"] for result in results] == [error]
 
 
 async def test_a_result_that_exceeds_a_frame_is_truncated() -> None:
-    async def script(peer: Peer) -> None:
-        await peer.start()
-        payloads.append((await peer.ask("notes.all", {}))["result"])
-        await peer.begin()
-        await peer.answer("Done.")
+    async def part(peer: Peer) -> None:
+        texts.append((await peer.ask("notes.all", {}))["result"])
 
-    payloads: list[str] = []
-    async with scripted_server(script) as server:
-        async with connect(server.url, handlers={"notes.all": lambda _: "\x01" * 300_000}) as client:
-            await (await client.say("go")).wait(LIMIT_S)
-    assert payloads[0].endswith("[168928 characters left out by the device]")
+    texts: list[str] = []
+    await play(part, handlers={"notes.all": lambda _: "\x01" * 300_000})
+    assert texts[0].endswith("[168928 characters left out by the device]")
 
 
-async def test_a_bridge_call_is_never_answered() -> None:
-    async def script(peer: Peer) -> None:
-        await peer.start()
-        bridge.append(await peer.call("bridge.ping", {}))
-        await peer.begin()
-        await peer.answer("Done.")
+async def test_a_bridge_call_is_never_answered_and_a_duplicate_runs_once() -> None:
+    async def part(peer: Peer) -> None:
+        await peer.call("bridge.ping", {}, "evt_bridge")
+        for _ in range(2):
+            await peer.call("notes.add", {}, "evt_same")
 
-    bridge: list[str] = []
-    async with scripted_server(script) as server, connect(server.url) as client:
-        client.on_tool("bridge.ping", lambda _: "pong")
-        await (await client.say("go")).wait(LIMIT_S)
-    assert bridge[0] not in [e["payload"].get("callId") for e in server.heard]
+    runs: list[Json] = []
+    clients: list[Client] = []
+    server, _ = await play(
+        part, clients=clients, handlers={"bridge.ping": runs.append, "notes.add": runs.append}
+    )
+    assert len(runs) == 1 and "evt_same" in clients[0].received_ids
+    assert [call_id for _, call_id in tool_results(server)] == ["call_evt_same"]
 
 
 async def test_events_are_handled_one_at_a_time() -> None:
-    order: list[str] = []
-    started, arrived, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-    async def script(peer: Peer) -> None:
-        await peer.start()
+    async def part(peer: Peer) -> None:
+        clients[0].on(SpeechPartial, lambda event: order.append(event.text))
         call_id = await peer.call("notes.slow", {})
         await peer.send("assistant.speech.partial", {"text": "after"})
         await peer.arrived()
-        arrived.set()
+        await soon(started)
+        assert order == []
+        release.set()
         await peer.result(call_id)
-        await peer.begin()
-        await peer.answer("Done.")
 
-    async def slow(_arguments: dict[str, Any]) -> str:
+    async def slow(_arguments: Json) -> None:
         started.set()
         await release.wait()
         order.append("tool")
-        return "ok"
 
-    async with (
-        scripted_server(script) as server,
-        connect(server.url, handlers={"notes.slow": slow}) as client,
-    ):
-        client.on(SpeechPartial, lambda event: order.append(event.text))
-        async with asyncio.timeout(LIMIT_S):
-            await started.wait()
-            await arrived.wait()
-        assert order == []
-        release.set()
-        await (await client.say("go")).wait(LIMIT_S)
+    order: list[str] = []
+    clients: list[Client] = []
+    started, release = asyncio.Event(), asyncio.Event()
+    await play(part, clients=clients, handlers={"notes.slow": slow})
     assert order[:2] == ["tool", "after"]
 
 
 async def test_without_serial_tools_run_concurrently() -> None:
-    async def script(peer: Peer) -> None:
-        await peer.start()
+    async def part(peer: Peer) -> None:
         first = await peer.call("wait.for_second", {})
-        second = await peer.call("second", {})
-        await peer.result(second)
+        await peer.result(await peer.call("second", {}))
         await peer.result(first)
-        await peer.begin()
-        await peer.answer("Done.")
+
+    async def wait_for_second(_arguments: Json) -> None:
+        await second_ran.wait()
 
     second_ran = asyncio.Event()
+    handlers = {"wait.for_second": wait_for_second, "second": lambda _: second_ran.set()}
+    await play(part, serial=False, handlers=handlers)
 
-    async def wait_for_second(_arguments: dict[str, Any]) -> str:
-        await second_ran.wait()
-        return "ok"
 
-    async with scripted_server(script) as server:
-        handlers = {"wait.for_second": wait_for_second, "second": lambda _: second_ran.set()}
-        async with connect(server.url, serial=False, handlers=handlers) as client:
-            assert (await (await client.say("go")).wait(LIMIT_S)).ok
+# -- speech
 
 
 async def test_without_serial_speeches_are_still_sequential() -> None:
-    async def script(peer: Peer) -> None:
-        await peer.start()
-        first = await peer.call("tts.speak", {"text": "one"})
-        second = await peer.call("tts.speak", {"text": "two"})
-        await peer.result(await peer.state("idle"))
+    async def part(peer: Peer) -> None:
+        first, second = [await peer.call("tts.speak", {"text": text}) for text in ("one", "two")]
+        await peer.result(await peer.state("thinking"))
         go_on.set()
         await peer.result(first)
         await peer.result(second)
-        finished.set()
 
     async def speak(text: str) -> None:
         voice.append(f"{text} begins")
         await go_on.wait()
         voice.append(f"{text} ends")
 
-    voice, go_on, finished = list[str](), asyncio.Event(), asyncio.Event()
-    async with scripted_server(script) as server, connect(server.url, serial=False, speak=speak):
-        await asyncio.wait_for(finished.wait(), LIMIT_S)
-    assert voice == ["one begins", "one ends", "two begins", "two ends"]
+    voice, go_on = list[str](), asyncio.Event()
+    await play(part, serial=False, speak=speak)
+    assert voice[:4] == ["one begins", "one ends", "two begins", "two ends"]
 
 
 async def test_an_interruption_stops_the_speech_and_is_sent_before_its_result() -> None:
@@ -294,8 +255,7 @@ async def test_an_interruption_stops_the_speech_and_is_sent_before_its_result() 
 
     async with scripted_server() as server, connect(server.url, speak=speak) as client:
         turn = await client.say("hello")
-        async with asyncio.timeout(LIMIT_S):
-            await speaking.wait()
+        await soon(speaking)
         await client.interrupt(reason="barge-in", spoken_text="You", played_ms=120)
         result = await turn.wait(LIMIT_S)
     assert stopped == ["You said: hello"]
@@ -307,88 +267,57 @@ async def test_an_interruption_stops_the_speech_and_is_sent_before_its_result() 
 
 
 async def test_a_queued_speech_is_skipped_after_an_interruption() -> None:
-    texts: list[str] = []
-    started, arrived, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-    async def script(peer: Peer) -> None:
-        await peer.start()
-        await peer.begin()
+    async def part(peer: Peer) -> None:
         call_id = await peer.call("notes.slow", {})
         speech = await peer.call("tts.speak", {"text": "never heard"})
         await peer.arrived()
-        arrived.set()
-        await peer.receive("audio.output.interrupted")
+        await soon(started)
+        await clients[0].interrupt()
         release.set()
         await peer.result(call_id)
         assert json.loads((await peer.result(speech))["result"]) == {"spoken": True}
-        await peer.answer("Yes.")
 
-    async def slow(_arguments: dict[str, Any]) -> str:
+    async def slow(_arguments: Json) -> None:
         started.set()
         await release.wait()
-        return "ok"
 
     async def speak(text: str) -> None:
         texts.append(text)
 
-    async with scripted_server(script) as server:
-        async with connect(server.url, speak=speak, handlers={"notes.slow": slow}) as client:
-            turn = await client.say("go")
-            async with asyncio.timeout(LIMIT_S):
-                await started.wait()
-                await arrived.wait()
-            await client.interrupt()
-            await turn.wait(LIMIT_S)
-    assert texts == ["Yes."]
+    texts: list[str] = []
+    clients: list[Client] = []
+    started, release = asyncio.Event(), asyncio.Event()
+    await play(part, clients=clients, speak=speak, handlers={"notes.slow": slow})
+    assert texts == ["Done."]
 
 
 async def test_a_failed_voice_is_an_error_result() -> None:
-    async def script(peer: Peer) -> None:
-        await peer.start()
-        await peer.begin()
-        payloads.append(await peer.ask("tts.speak", {"text": "hello"}))
-        await peer.result(await peer.state("idle"))
+    async def part(peer: Peer) -> None:
+        results.append(await peer.ask("tts.speak", {"text": "hello"}))
 
     async def speak(_text: str) -> None:
         raise OSError("no audio device")
 
-    payloads: list[dict[str, Any]] = []
-    async with scripted_server(script) as server, connect(server.url, speak=speak) as client:
-        await (await client.say("go")).wait(LIMIT_S)
-    assert payloads[0]["error"] == "no audio device"
+    results: list[Json] = []
+    await play(part, speak=speak)
+    assert results[0]["error"] == "no audio device"
 
 
-async def test_a_duplicate_event_is_handled_once() -> None:
-    async def script(peer: Peer) -> None:
-        await peer.start()
-        await peer.call("notes.add", {}, event_id="evt_same")
-        await peer.call("notes.add", {}, event_id="evt_same")
-        await peer.begin()
-        await peer.answer("Done.")
-
-    runs: list[dict[str, Any]] = []
-    async with scripted_server(script) as server:
-        async with connect(server.url, handlers={"notes.add": runs.append}) as client:
-            await (await client.say("go")).wait(LIMIT_S)
-            assert "evt_same" in client.received_ids
-    assert len(runs) == 1
+# -- callbacks
 
 
 async def test_an_unknown_event_is_delivered() -> None:
-    async def script(peer: Peer) -> None:
-        await peer.start()
+    async def part(peer: Peer) -> None:
+        clients[0].on("tool.activity", activity.append)
+        clients[0].on("*", events.append)
         await peer.connection.send("not json")
         await peer.send("tool.activity", {"callId": "c", "status": "started"})
         await peer.send("assistant.speech.partial", {"text": 7})
-        await peer.begin()
-        await peer.answer("Done.")
 
     activity: list[Any] = []
     events: list[Any] = []
-    async with scripted_server(script) as server, connect(server.url) as client:
-        client.on("tool.activity", activity.append)
-        client.on("*", events.append)
-        await (await client.say("go")).wait(LIMIT_S)
+    clients: list[Client] = []
+    await play(part, clients=clients)
     assert activity == [UnknownEvent("tool.activity", {"callId": "c", "status": "started"})]
     assert UnknownEvent("assistant.speech.partial", {"text": 7}) in events
 
@@ -407,6 +336,9 @@ async def test_a_failed_callback_does_not_affect_others() -> None:
         client.on(SpeechFinal, good)
         assert (await (await client.say("hello")).wait(LIMIT_S)).ok
     assert texts == ["You said: hello"]
+
+
+# -- connecting
 
 
 async def test_an_unreachable_server_is_an_error_without_the_query() -> None:

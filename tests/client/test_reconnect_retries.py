@@ -25,6 +25,7 @@ from conductor.client import (
     connect,
 )
 from conductor.events.server import ErrorEvent
+from tests.client.extended import play, soon, tool_results
 from tests.stand_ins.scripted_server import LIMIT_S, Peer, Script, plain_turns, scripted_server
 
 AT_ONCE = Reconnect(first_s=0, most_s=0)
@@ -128,26 +129,19 @@ async def test_a_lost_connection_is_restored_after_the_delays_of_the_policy() ->
         scripted_server(plain_turns, refuses, refuses, plain_turns) as server,
         connect(server.url, "s-1", reconnect=policy) as client,
     ):
+        events: list[Any] = []
+        client.on("*", events.append)
         log = EventLog(client)
         client.drop()
         await log.wait(Reconnected)
         assert client.connected
         assert (await (await client.say("hello")).wait(LIMIT_S)).ok
     assert log.kinds == ["Lost", "TryFailed", "TryFailed", "Reconnected"]
+    assert not any(isinstance(event, Lost | Reconnected) for event in events)
     assert [event.number for event in log.events if isinstance(event, TryFailed)] == [1, 2]
     assert waits == [1, 2, 3]
     starts = [event for event in server.heard if event["type"] == "session.start"]
     assert {start["sessionId"] for start in starts} == {"s-1"}
-
-
-async def test_events_of_the_connection_are_not_server_events() -> None:
-    events: list[Any] = []
-    async with scripted_server() as server, connect(server.url, reconnect=AT_ONCE) as client:
-        client.on("*", events.append)
-        log = EventLog(client)
-        client.drop()
-        await log.wait(Reconnected)
-    assert not any(isinstance(event, Lost | Reconnected) for event in events)
 
 
 async def test_the_first_connection_is_tried_once() -> None:
@@ -237,8 +231,7 @@ async def test_a_reconnect_on_demand_ends_the_retries() -> None:
     async with scripted_server() as server, connect(server.url, reconnect=policy) as client:
         log = EventLog(client)
         client.drop()
-        async with asyncio.timeout(LIMIT_S):
-            await waiting.wait()
+        await soon(waiting)
         await client.reconnect()
         go_on.set()
         await log.wait(Reconnected)
@@ -285,12 +278,6 @@ async def test_a_callback_may_close_its_client(kind: type[Lost] | type[GaveUp]) 
 # -- repeated events
 
 
-def transcripts(server_heard: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """List id and text of each transcript that a server received."""
-    kind = "user.audio.transcript.final"
-    return [(event["id"], event["payload"]["text"]) for event in server_heard if event["type"] == kind]
-
-
 async def test_an_unprocessed_transcript_is_sent_again_under_its_id() -> None:
     async def first(peer: Peer) -> None:
         await peer.start()
@@ -306,7 +293,8 @@ async def test_an_unprocessed_transcript_is_sent_again_under_its_id() -> None:
     async with scripted_server(first, second) as server, connect(server.url, reconnect=AT_ONCE) as client:
         turn = await client.say("2 + 2")
         assert (await turn.wait(LIMIT_S)).text == "Four."
-    assert transcripts(server.heard) == [(turn.event_id, "2 + 2")] * 2
+    ids = [event["id"] for event in server.heard if event["type"] == "user.audio.transcript.final"]
+    assert ids == [turn.event_id] * 2
 
 
 async def test_transcripts_wait_for_a_connection_in_order_and_within_bounds() -> None:
@@ -323,8 +311,7 @@ async def test_transcripts_wait_for_a_connection_in_order_and_within_bounds() ->
         connect(server.url, reconnect=policy, limits=limits) as client,
     ):
         client.drop()
-        async with asyncio.timeout(LIMIT_S):
-            await waiting.wait()
+        await soon(waiting)
         turns = [await client.say("one"), await client.say("two")]
         with pytest.raises(ConnectionLost):
             await client.say("three")
@@ -343,43 +330,20 @@ async def test_a_text_that_exceeds_a_frame_is_an_error() -> None:
 
 
 async def test_an_unconfirmed_result_is_sent_again_under_its_id() -> None:
-    has_answer = asyncio.Event()
-
     async def first(peer: Peer) -> None:
-        await peer.start()
-        await peer.begin()
-        await peer.call("notes.add", {}, event_id="evt_add")
-        async with asyncio.timeout(LIMIT_S):
-            await has_answer.wait()
+        await peer.result(await peer.call("notes.add", {}, "evt_add"))
         # A later event of the server is no confirmation.
         await peer.send("session.ping", {})
         await peer.arrived()
-        peer.connection.transport.abort()
 
     async def second(peer: Peer) -> None:
-        await peer.start(resumed=True)
-        payloads.append(await peer.result("call_evt_add"))
-        await peer.answer("Added.")
+        await peer.result("call_evt_add")
 
-    def add(_arguments: dict[str, Any]) -> str:
-        runs.append(1)
-        ran.set()
-        return "added"
-
-    payloads: list[dict[str, Any]] = []
-    runs: list[int] = []
-    ran = asyncio.Event()
-    async with (
-        scripted_server(first, second) as server,
-        connect(server.url, reconnect=AT_ONCE, handlers={"notes.add": add}) as client,
-    ):
-        turn = await client.say("add it")
-        async with asyncio.timeout(LIMIT_S):
-            await ran.wait()
-        has_answer.set()
-        assert (await turn.wait(LIMIT_S)).ok
-    assert [result["result"] for result in payloads] == ["added"]
-    assert runs == [1]
+    runs: list[Any] = []
+    server, _ = await play(first, second, handlers={"notes.add": runs.append})
+    ids = [event_id for event_id, _ in tool_results(server)]
+    assert len(ids) == 2 and ids[0] == ids[1]
+    assert len(runs) == 1
 
 
 @pytest.mark.parametrize("confirm", ["echo", "error"])
@@ -413,8 +377,7 @@ async def test_an_answered_transcript_confirms_earlier_results(confirm: str) -> 
             client.on("seen", lambda _: notified.set())
             await (await client.say("add it")).wait(LIMIT_S)
             second_turn = await client.say("and now?")
-            async with asyncio.timeout(LIMIT_S):
-                await notified.wait()
+            await soon(notified)
             log = EventLog(client)
             offset = len(server.heard)
             client.drop()
