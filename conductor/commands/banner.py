@@ -16,7 +16,7 @@ from conductor.env_file import ENV_FILE
 from conductor.errors import SettingsError
 from conductor.models.profiles import load_profiles
 from conductor.plugins.mcp.config import load_mcp_servers
-from conductor.plugins.tools.http_tools import load_http_tools
+from conductor.plugins.tools import http_tools
 from conductor.settings import Settings, read_settings, referenced_names
 from conductor.stores.registry import describe_store
 
@@ -51,7 +51,7 @@ def banner(settings: Settings, port: int, lan_token: str | None) -> str:
     return "\n".join([*lines, f"  try       {shlex.join(_talk(settings, port, lan_token))}", *code])
 
 
-REFERRING_FILES = (load_profiles, load_mcp_servers, load_http_tools)
+REFERRING_FILES = (load_profiles, load_mcp_servers, http_tools.from_settings)
 """Loaders of the files that refer to names in the environment; each adds them to `referenced_names`."""
 
 

@@ -13,14 +13,8 @@ from aiohttp import web
 from conductor.app import make_services
 from conductor.errors import SettingsError
 from conductor.messages import ToolCall
-from conductor.plugins.tools.http_tools import (
-    ArgumentError,
-    HttpToolset,
-    from_settings,
-    load_http_tools,
-    make_body,
-    make_url,
-)
+from conductor.plugins.tools.definitions import ToolFailure
+from conductor.plugins.tools.http_tools import from_settings, make_body, make_url
 from conductor.settings import Limits, load_settings
 from conductor.tools.base import CallContext, ToolOutcome
 from conductor.tools.executor import PreparedCall, ToolExecutor
@@ -57,7 +51,7 @@ def tool(
 
 
 async def call(settings: Any, name: str, **arguments: Any) -> ToolOutcome:
-    toolset = HttpToolset(load_http_tools(settings).tools)
+    toolset = from_settings(settings)
     gate = Gate([Rule("allow", "*")], GateOptions())
     executor = ToolExecutor([toolset], Limits(), gate)
     ready = executor.prepare(ToolCall("call_1", name, json.dumps(arguments)))
@@ -142,7 +136,7 @@ def test_bodies_and_urls_by_themselves() -> None:
     assert make_url("https://h/{a}{b}", {"a": "x", "b": 2}, {"c": None or "d"}) == "https://h/x2?c=d"
     assert make_body({"a": "{missing}", "b": 1}, {}) == {"b": 1}
     for bad in ({}, {"a": ""}, {"a": ["x"]}, {"a": ".."}, {"a": "."}):
-        with pytest.raises(ArgumentError):
+        with pytest.raises(ToolFailure):
             make_url("https://h/x/{a}/y", bad, {})
 
 
@@ -192,7 +186,7 @@ async def test_a_write_without_an_answer_is_unknown(tmp_path: Path) -> None:
 def test_risks_follow_the_method_and_are_the_operators(tmp_path: Path) -> None:
     book, safe = 'method = "POST"\n', 'risk = "safe"\nuntrusted = false\n'
     text = tool("look") + tool("book", more=book) + tool("safe", more=safe)
-    specs = {spec.name: spec for spec in HttpToolset(load_http_tools(write(tmp_path, text)).tools).specs()}
+    specs = {spec.name: spec for spec in from_settings(write(tmp_path, text)).specs()}
     assert (specs["look"].risk, specs["look"].effect, specs["look"].untrusted) == ("medium", "read", True)
     assert (specs["book"].risk, specs["book"].effect) == ("high", "write")
     assert (specs["safe"].risk, specs["safe"].untrusted) == ("safe", False)
@@ -229,9 +223,9 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, text: str, says: str) -> None
         make_services(write(tmp_path, text), ScriptedProvider([]))
     assert says in str(caught.value) and "\n" not in str(caught.value)
     assert "tools.toml" in str(caught.value)
-    assert load_http_tools(load_settings(None)).tools == (), "only a configured file must exist"
+    assert from_settings(load_settings(None)).specs() == (), "only a configured file must exist"
     with pytest.raises(SettingsError, match="no such file"):
-        load_http_tools(load_settings(None, http_tools_file=tmp_path / "none.toml"))
+        from_settings(load_settings(None, http_tools_file=tmp_path / "none.toml"))
 
 
 def test_the_http_tools_of_the_documents_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +233,6 @@ def test_the_http_tools_of_the_documents_are_read(tmp_path: Path, monkeypatch: p
     (block,) = re.findall(r"```toml\n(.*?)```", DOCS.read_text(), re.S)
     path = tmp_path / "tools.toml"
     path.write_text(block)
-    tools = load_http_tools(load_settings(None, http_tools_file=path)).tools
-    specs = {spec.name: spec for spec in HttpToolset(tools).specs()}
+    specs = {spec.name: spec for spec in from_settings(load_settings(None, http_tools_file=path)).specs()}
     assert list(specs) == ["weather.today", "lights.set"]
     assert specs["lights.set"].spoken == "set the lights in the {room} to {level} percent"

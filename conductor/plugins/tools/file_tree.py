@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -26,7 +25,7 @@ BUDGET_S = 2.0
 
 
 class FileTree:
-    """``get_file_tree``. ``clock`` is any clock in seconds."""
+    """``get_file_tree``."""
 
     spec = definition(
         "get_file_tree",
@@ -49,9 +48,8 @@ class FileTree:
         untrusted=True,
     )
 
-    def __init__(self, files: Files, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, files: Files) -> None:
         self._files = files
-        self._clock = clock
 
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Answer with ``path, tree, folders, files, links, special, ignored, complete``.
@@ -63,7 +61,7 @@ class FileTree:
 
         def work(stop: CancelFlag) -> ToolOutcome:
             roots = self._files.roots
-            tree = _Tree(self._files, stop, self._clock, BUDGET_S)
+            tree = _Tree(self._files, stop, BUDGET_S)
             tree.has_details = bool(arguments.get("details"))
             if is_everything(path) and len(roots.all) > 1:
                 return tree.of_roots(depth)

@@ -7,7 +7,6 @@ import ipaddress
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from conductor.config_file import check_fields, read_toml, validate
 from conductor.errors import SettingsError
-from conductor.plugins.tools.definitions import web_client
+from conductor.plugins.tools.definitions import ToolFailure, web_client
 from conductor.settings import Settings, with_environment
 from conductor.tools.addresses import Network
 from conductor.tools.base import CallContext, Effect, Risk, ToolOutcome, Toolset, ToolSpec, failed, succeeded
@@ -105,22 +104,8 @@ def http_tools_path(settings: Settings) -> Path:
     return settings.http_tools_file or Path(HTTP_TOOLS_NAME)
 
 
-@dataclass(frozen=True, slots=True)
-class HttpTools:
-    """The tools of a file, and the ``secrets`` that came from the environment."""
-
-    tools: tuple[HttpToolConfig, ...] = ()
-    secrets: tuple[str, ...] = ()
-
-
 def from_settings(settings: Settings) -> HttpToolset:
-    """Make the tools of the file. Raises `SettingsError`."""
-    http = load_http_tools(settings)
-    return HttpToolset(http.tools, http.secrets)
-
-
-def load_http_tools(settings: Settings) -> HttpTools:
-    """Read the tools; empty if there is no file.
+    """Read the tools of the file; none if there is no file.
 
     Raises `SettingsError`: one sentence that names the file, the tool and the mistake.
     """
@@ -128,15 +113,13 @@ def load_http_tools(settings: Settings) -> HttpTools:
     document = read_toml(path, "" if settings.http_tools_file is None else None)
     check_fields(document, ["tool"], str(path))
     secrets: list[str] = []
-    tools = [
-        _tool(path, number, values, secrets) for number, values in enumerate(_entries(path, document), 1)
-    ]
-    names = set[str]()
-    for tool in tools:
-        if tool.name in names:
+    tools: dict[str, HttpToolConfig] = {}
+    for number, values in enumerate(_entries(path, document), 1):
+        tool = _tool(path, number, values, secrets)
+        if tool.name in tools:
             raise SettingsError(f"{path}: the name {tool.name} belongs to another tool.")
-        names.add(tool.name)
-    return HttpTools(tuple(tools), tuple(secrets))
+        tools[tool.name] = tool
+    return HttpToolset(tools, tuple(secrets))
 
 
 def _entries(path: Path, document: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -177,12 +160,8 @@ def _check_url(label: str, tool: HttpToolConfig) -> None:
             raise SettingsError(f'{label}: input_schema has no "{name}", which url or body uses.')
 
 
-class ArgumentError(ValueError):
-    """An argument that does not fit into a URL; the message is for the model."""
-
-
 def make_url(template: str, arguments: Mapping[str, Any], query_arguments: Mapping[str, Any]) -> str:
-    """Fill a URL's placeholders, and add ``query_arguments`` to its query. Raises `ArgumentError`.
+    """Fill a URL's placeholders, and add ``query_arguments`` to its query. Raises `ToolFailure`.
 
     A value is one segment of the path, or one value of the query, with any characters. Without the argument,
     the name in the query is left out too.
@@ -202,12 +181,14 @@ def _segment(template: str, arguments: Mapping[str, Any]) -> str:
     def filled(match: re.Match[str]) -> str:
         value = arguments.get(match[1])
         if value is None or isinstance(value, list | dict) or value == "":
-            raise ArgumentError(f"{match[1]} must be a text or a number, and cannot be left out.")
+            message = f"{match[1]} must be a text or a number, and cannot be left out. Nothing was run."
+            raise ToolFailure("validation_failed", message)
         return quote(_text(value), safe="")
 
     segment = _PLACEHOLDER.sub(filled, template)
     if segment in (".", "..") and template != segment:
-        raise ArgumentError("An argument must not be . or .. in the path.")
+        message = "An argument must not be . or .. in the path. Nothing was run."
+        raise ToolFailure("validation_failed", message)
     return segment
 
 
@@ -243,10 +224,10 @@ def make_body(template: Any, arguments: Mapping[str, Any]) -> Any:
 class HttpToolset(Toolset):
     """HTTP tools; ``secrets`` are the values from the environment."""
 
-    def __init__(self, tools: Sequence[HttpToolConfig], secrets: Sequence[str] = ()) -> None:
+    def __init__(self, tools: Mapping[str, HttpToolConfig], secrets: Sequence[str]) -> None:
         self._secrets = secrets
-        self._tools = {tool.name: tool for tool in tools}
-        self._specs = tuple(tool.spec for tool in tools)
+        self._tools = tools
+        self._specs = tuple(tool.spec for tool in tools.values())
 
     def specs(self) -> Sequence[ToolSpec]:
         """List the tools, in the order of the file."""
@@ -290,8 +271,8 @@ class HttpToolset(Toolset):
                 max_bytes=MAX_ANSWER_BYTES,
                 allowed=tool.allow,
             )
-        except ArgumentError as error:
-            return failed("validation_failed", f"{error} Nothing was run.")
+        except ToolFailure as error:
+            return error.outcome
         except web.WebError as error:
             if error.was_sent and tool.spec.effect != "read":
                 return failed("unknown", f"{error} It may have happened; do not repeat it.", reason="http")

@@ -211,7 +211,7 @@ class KnowledgeIndex:
     def _scan(self, stop: CancelFlag) -> tuple[dict[str, _Document], bool]:
         documents = {}
         endings = suffixes()
-        walk = Walk(self.files, stop, time.monotonic, float("inf"), MAX_SCANNED)
+        walk = Walk(self.files, stop, float("inf"), MAX_SCANNED)
         try:
             for folder, location in walk.files_below(self._top):
                 name = location.parts[-1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 import unicodedata
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -80,7 +79,7 @@ class NotesCreate:
 
 
 class NotesSearch:
-    """``notes_search``. ``files`` has one root, the notes' folder; ``clock`` is any clock in seconds."""
+    """``notes_search``. ``files`` has one root, the notes' folder."""
 
     spec = definition(
         "notes_search",
@@ -99,16 +98,15 @@ class NotesSearch:
         untrusted=True,  # all persons of the server share the notes
     )
 
-    def __init__(self, files: Files, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, files: Files) -> None:
         self._files = files
-        self._clock = clock
 
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Answer with ``notes`` (each ``path, title, modified, text``), ``found`` and ``complete``."""
         words = set(arguments.get("query", "").casefold().split())
 
         def work(stop: CancelFlag) -> ToolOutcome:
-            walk = Walk(self._files, stop, self._clock, BUDGET_S)
+            walk = Walk(self._files, stop, BUDGET_S)
             matches = self._files.first(".", lambda location: self._search(location, words, walk, stop))
             matches.sort(key=lambda match: match[:2], reverse=True)
             notes = [note for _, _, note in matches[: arguments.get("limit", 5)]]

@@ -24,7 +24,7 @@ _BLOCK = 256 * 1024
 
 
 class ReadFile:
-    """``read_file``. ``max_text_bytes`` limits the text of one result, counted as JSON."""
+    """``read_file``."""
 
     spec = definition(
         "read_file",
@@ -44,9 +44,8 @@ class ReadFile:
         untrusted=True,
     )
 
-    def __init__(self, files: Files, max_text_bytes: int = MAX_TEXT_BYTES) -> None:
+    def __init__(self, files: Files) -> None:
         self._files = files
-        self._max_text_bytes = max_text_bytes
         self.sensitive = files.sensitive
 
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
@@ -71,7 +70,7 @@ class ReadFile:
         total = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
         if offset > max(total, 1):
             raise ToolFailure("validation_failed", f"'{path}' has {total} lines; offset is beyond its end.")
-        part = cut(data, offset, limit, self._max_text_bytes)
+        part = cut(data, offset, limit, MAX_TEXT_BYTES)
         last = offset + part.lines - 1
         notes: tuple[str, ...] = ()
         if part.line_cut:

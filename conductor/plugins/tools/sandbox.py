@@ -63,6 +63,13 @@ class SandboxPath(NamedTuple):
     parts: tuple[str, ...]
 
     @property
+    def name(self) -> str:
+        """The last part. Raises `OSError` (EISDIR) for a root."""
+        if not self.parts:
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        return self.parts[-1]
+
+    @property
     def parent(self) -> SandboxPath:
         """The folder that contains it."""
         return SandboxPath(self.root, self.parts[:-1])
@@ -160,10 +167,8 @@ def open_file(location: SandboxPath) -> Iterator[int]:
     to a file outside), ENXIO for devices, pipes and sockets, EAGAIN when it keeps being replaced. The kind
     is checked before opening, since opening a device can have an effect, and again on the open file.
     """
-    if not location.parts:
-        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
     with open_folder(location.parent) as folder:
-        file = _open_regular(folder, location.parts[-1])
+        file = _open_regular(folder, location.name)
     try:
         yield file
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -36,7 +35,7 @@ _LINES = 16
 
 
 class SearchFiles:
-    """``search_files``. Files that may hold secrets are never searched. ``clock`` is any clock in seconds."""
+    """``search_files``. Files that may hold secrets are never searched."""
 
     spec = definition(
         "search_files",
@@ -67,16 +66,15 @@ class SearchFiles:
         untrusted=True,
     )
 
-    def __init__(self, files: Files, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, files: Files) -> None:
         self._files = files
-        self._clock = clock
 
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Answer with ``matches`` (each ``path, line, text``), ``files_searched`` and ``complete``."""
         path = arguments.get("path") or ""
 
         def work(stop: CancelFlag) -> ToolOutcome:
-            search = _Search(self._files, stop, self._clock, arguments)
+            search = _Search(self._files, stop, arguments)
             if is_everything(path):
                 for root in self._files.roots.all:
                     search.below(SandboxPath(root, ()))
@@ -88,10 +86,8 @@ class SearchFiles:
 
 
 class _Search(Walk):
-    def __init__(
-        self, files: Files, stop: CancelFlag, clock: Callable[[], float], arguments: Mapping[str, Any]
-    ) -> None:
-        super().__init__(files, stop, clock, BUDGET_S)
+    def __init__(self, files: Files, stop: CancelFlag, arguments: Mapping[str, Any]) -> None:
+        super().__init__(files, stop, BUDGET_S)
         self._plain, case = not arguments.get("regex"), bool(arguments.get("case_sensitive"))
         self._find = _finder(arguments["query"], plain=self._plain, case=case)
         # A name's pattern as in .gitignore: it never backtracks.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 import os
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -37,17 +38,12 @@ class Listing(NamedTuple):
 class Walk:
     """The walk of one call, and its limits.
 
-    ``clock`` is any clock in seconds, ``seconds`` the time limit. ``notes`` are in order, each once.
+    ``seconds`` is the time limit. ``notes`` are in order, each once.
     ``complete`` is False once a limit left something out. ``ignored`` counts the entries that rules ignore.
     """
 
     def __init__(
-        self,
-        files: Files,
-        stop: CancelFlag,
-        clock: Callable[[], float],
-        seconds: float,
-        max_scanned: int | None = None,
+        self, files: Files, stop: CancelFlag, seconds: float, max_scanned: int | None = None
     ) -> None:
         self.files = files
         self.complete = True
@@ -55,15 +51,14 @@ class Walk:
         self._notes: dict[str, None] = {}
         self._unused_rules = 0
         self._stop = stop
-        self._clock = clock
-        self._deadline = clock() + seconds
+        self._deadline = time.monotonic() + seconds
         self._scans_left = self._max_scanned = MAX_SCANNED if max_scanned is None else max_scanned
 
     def full(self) -> bool:
         """Return whether the walk must end, and note why. Raises `ToolFailure` if the call was cancelled."""
         self._stop.check()
         note = self.reached_limit()
-        if not note and self._clock() >= self._deadline:
+        if not note and time.monotonic() >= self._deadline:
             note = "The time limit was reached."
         if note:
             self.cut(note)

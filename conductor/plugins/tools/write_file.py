@@ -79,8 +79,6 @@ class CreateFile:
             raise ToolFailure("validation_failed", "The path ends in a folder; it needs a file's name.")
 
         def attempt(location: SandboxPath) -> ToolOutcome:
-            if not location.parts:
-                raise ToolFailure("validation_failed", "The path is a folder's; it needs a file's name.")
             try:
                 created = _create(location, data, parents, stop)
             except DirectoryMissing as error:  # this root is meant; another one must not be tried
@@ -105,15 +103,15 @@ def _create(location: SandboxPath, data: bytes, parents: bool, stop: CancelFlag)
         for length in range(1, len(location.parts) if parents else 0):
             missing = SandboxPath(location.root, location.parts[:length])
             with suppress(FileExistsError), open_folder(missing.parent) as folder:
-                os.mkdir(missing.parts[-1], 0o755, dir_fd=folder)
+                os.mkdir(missing.name, 0o755, dir_fd=folder)
                 created.append(missing)
                 _sync(folder)
         with open_folder(location.parent) as folder:
-            write_new(folder, location.parts[-1], data, mode, stop)
+            write_new(folder, location.name, data, mode, stop)
     except BaseException:
         for missing in reversed(created):
             with suppress(OSError), open_folder(missing.parent) as folder:
-                os.rmdir(missing.parts[-1], dir_fd=folder)
+                os.rmdir(missing.name, dir_fd=folder)
         raise
     return len(created)
 
@@ -158,10 +156,8 @@ class WriteFile(CreateFile):
             data = encode(arguments["content"])
 
             def attempt(location: SandboxPath) -> ToolOutcome:
-                if not location.parts:
-                    raise ToolFailure("validation_failed", "The path is a folder's; it needs a file's name.")
                 with open_folder(location.parent) as folder:
-                    replace_file(folder, location.parts[-1], data, stop)
+                    replace_file(folder, location.name, data, stop)
                 path = self._files.roots.path_of(location)
                 return succeeded({"path": path, "size_bytes": len(data), "replaced": True})
 

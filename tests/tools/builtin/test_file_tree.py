@@ -11,6 +11,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 from conductor.plugins.tools import file_tree, walk
 from conductor.plugins.tools.file_tree import MAX_DEPTH, FileTree
 from conductor.plugins.tools.read_file import ReadFile
-from conductor.plugins.tools.sandbox import WALKS, Files, Roots
+from conductor.plugins.tools.sandbox import WALKS, Files, Roots, SandboxPath, open_folder
 from conductor.tools.base import CallContext, ToolOutcome
 from tests.tools.builtin.races import exchange, swapping
 
@@ -235,29 +236,29 @@ async def test_a_folder_swapped_for_a_link_never_shows_files_outside(root: Path)
     assert not any("secret" in content for content in contents)
 
 
-async def test_a_walk_waits_for_other_walks_and_a_read_does_not(root: Path) -> None:
-    """The clock, which each walk asks as it begins, blocks them."""
+async def test_a_walk_waits_for_other_walks_and_a_read_does_not(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (root / "x").write_text("one")
     files = Files(Roots([root]))
     started, release = threading.Semaphore(0), threading.Event()
-    walking = 0
+    walking: list[SandboxPath] = []
 
-    def clock() -> float:
-        nonlocal walking
+    def blocking(location: SandboxPath) -> AbstractContextManager[int]:
         if not release.is_set():
-            walking += 1
+            walking.append(location)
             started.release()
             release.wait(5)
-        return 0.0
+        return open_folder(location)
 
-    tool = FileTree(files, clock)
-    calls = [asyncio.create_task(tool.run({}, CONTEXT)) for _ in range(12)]
+    monkeypatch.setattr(walk, "open_folder", blocking)
+    calls = [asyncio.create_task(FileTree(files).run({}, CONTEXT)) for _ in range(12)]
     try:
         for _ in range(WALKS):
             assert await asyncio.to_thread(started.acquire, timeout=5)
         async with asyncio.timeout(5):
             assert (await ReadFile(files).run({"path": "x"}, CONTEXT)).success
-        assert walking == WALKS == 2
+        assert len(walking) == WALKS == 2
     finally:
         release.set()
     assert all([(await call).success for call in calls])

@@ -7,7 +7,6 @@ import random
 import re
 import shutil
 import subprocess
-import time
 from functools import partial
 from pathlib import Path
 
@@ -127,7 +126,7 @@ def random_line(chance: random.Random) -> str:
 def visible(folder: Path) -> list[str]:
     """List the files below a folder, as the tools walk."""
     files = Files(Roots([folder]))
-    walk = Walk(files, CancelFlag(), time.monotonic, 60)
+    walk = Walk(files, CancelFlag(), 60)
     top = SandboxPath(files.roots.all[0], ())
     return sorted("/".join(location.parts) for _, location in walk.files_below(top))
 
