@@ -247,19 +247,30 @@ class _Reader:
     def _target(self, reference: str, place: _Place) -> Any:
         if reference in place.references or reference == "#":
             raise SchemaError(f"{_at(place.pointer, '$ref')} refers to a schema that contains it")
-        target: Any = self._root
-        steps = unquote(reference).split("/")
         try:
-            for step in steps[1:]:
-                step = step.replace("~1", "/").replace("~0", "~")
-                target = target[int(step) if isinstance(target, list) else step]
-        except (LookupError, TypeError, ValueError):
-            target = None
-        if steps[0] != "#" or not isinstance(target, dict | bool):
+            target = _resolve(self._root, reference)
+        except (LookupError, StopIteration, TypeError, ValueError):
             raise SchemaError(
                 f"{_at(place.pointer, '$ref')} must point to a schema inside this schema, by #/..."
-            )
+            ) from None
         return self.read(target, place._replace(references=(*place.references, reference)))
+
+
+def _resolve(root: Any, reference: str) -> Any:
+    # Only by keywords that hold schemas: of other values, such as a default, no shape is known.
+    start, *parts = unquote(reference).split("/")
+    if start != "#":
+        raise LookupError
+    steps = iter(part.replace("~1", "/").replace("~0", "~") for part in parts)
+    for keyword in steps:
+        if keyword in _ONE:
+            root = root[keyword]
+        elif keyword in (*_LIST, *_MAP, "$defs", "definitions"):
+            holder, step = root[keyword], next(steps)
+            root = holder[int(step) if isinstance(holder, list) else step]
+        else:
+            raise LookupError
+    return root
 
 
 @lru_cache(maxsize=1024)

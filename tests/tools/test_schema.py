@@ -63,6 +63,12 @@ def test_a_sound_schema_is_accepted(schema: dict[str, Any]) -> None:
         (object_schema(properties={"$top": {}}), "the argument's name"),
         (with_value({"$ref": "https://example.org/schema.json"}), "inside this schema"),
         (with_value({"$ref": "#/$defs/missing"}), "inside this schema"),
+        (with_value({"$ref": "#/$defs"}) | {"$defs": {}}, "inside this schema"),
+        (with_value({"$ref": "#/default"}) | {"default": {"properties": 5}}, "inside this schema"),
+        (
+            with_value({"$ref": "#/x-note/allOf/0"}) | {"x-note": {"allOf": [{"type": 1}]}},
+            "inside this schema",
+        ),
         (with_value({"$ref": 3}), 'not of type "string"'),
         (with_value({"$id": "https://example.org/", "$ref": "#"}), "not supported"),
         (with_value({"unevaluatedProperties": False}), "not supported"),
@@ -163,10 +169,14 @@ def test_unicode_classes_and_counted_repeats_of_ordinary_size_are_accepted() -> 
 KEYWORDS = st.sampled_from(
     "$ref type enum const allOf anyOf oneOf not if then else format properties patternProperties pattern "
     "additionalProperties propertyNames required items prefixItems contains minContains uniqueItems minItems "
-    "dependentRequired dependentSchemas minimum multipleOf $defs description examples $dynamicRef".split()
+    "dependentRequired dependentSchemas minimum multipleOf $defs default description $dynamicRef".split()
 )
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.sampled_from(["string", "#", "a"]),
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 5)
+    | st.floats()
+    | st.sampled_from("string # a #/default #/properties/a #/$defs/b #/allOf/0".split()),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(KEYWORDS, inner, max_size=3)
