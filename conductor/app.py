@@ -113,7 +113,7 @@ async def running(
         Page(token_needed=settings.authenticates) if settings.serves_page else None,
     )
     # Before listening: clients must not connect to a server that cannot save.
-    await open_store(store)
+    await open_store(store, settings)
     try:
         await listener.start(settings.host, settings.port)
         # Listen first: importing a model's library may take seconds, and /healthz must answer.

@@ -192,7 +192,7 @@ class SessionLog(Protocol):
         ...
 
     async def warnings(self) -> list[str]:
-        """List the properties of the open store that may lose sessions."""
+        """List the properties of the open store that may lose sessions; the server logs them at its start."""
         ...
 
     async def aclose(self) -> None:

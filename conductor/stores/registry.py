@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import structlog
+
 from conductor.entry_points import STORES, load
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.settings import Settings
 from conductor.stores.base import SessionLog, StoreOptions, describe
+
+log = structlog.get_logger(__name__)
 
 
 def check_shared(settings: Settings) -> None:
@@ -30,10 +34,12 @@ def make_store(settings: Settings) -> SessionLog:
     return from_url(settings.store_url, options)
 
 
-async def open_store(store: SessionLog) -> None:
-    """Open the store. Raises `SettingsError`."""
+async def open_store(store: SessionLog, settings: Settings) -> None:
+    """Open the store, and log its warnings. Raises `SettingsError`."""
     try:
         await store.open()
+        for warning in await store.warnings():
+            log.warning("sessions may be lost", store=describe_store(settings), reason=warning)
     except StoreUnavailable as error:
         raise SettingsError(f"SESSION_STORE_URL: {error}") from None
 

@@ -11,7 +11,9 @@ import structlog
 
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.plugins.stores.postgres import PostgresStore
+from conductor.settings import load_settings
 from conductor.stores.base import SessionKey
+from conductor.stores.registry import open_store
 from tests.contract.store import KEY, filled
 from tests.stores.postgres_server import PostgresServer
 from tests.stores.redis_server import free_port
@@ -92,9 +94,11 @@ async def test_a_missing_database_is_reported_in_one_sentence(server: PostgresSe
         await PostgresStore(server.url.replace("/postgres", "/none")).open()
 
 
-async def test_a_configuration_that_may_lose_sessions_is_logged(server: PostgresServer, url: str) -> None:
+async def test_a_configuration_that_may_lose_sessions_is_logged_at_the_start(url: str) -> None:
+    store = PostgresStore(url)
     with structlog.testing.capture_logs() as lines:
-        async with aclosing(PostgresStore(url)) as store:
-            await store.open()
-            assert await store.warnings() == ["fsync is off: a crash loses acknowledged commits"]
-    assert [line["event"] for line in lines] == ["sessions may be lost"]
+        async with aclosing(store):
+            await open_store(store, load_settings(None, session_store_url=url))
+    assert [(line["event"], line["reason"]) for line in lines] == [
+        ("sessions may be lost", "fsync is off: a crash loses acknowledged commits")
+    ]

@@ -13,8 +13,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import structlog
-
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.stores.base import (
     MAX_SESSIONS,
@@ -37,8 +35,6 @@ except ModuleNotFoundError as missing:
     raise SettingsError(
         "SESSION_STORE_URL needs the package asyncpg: pip install 'conductor-voice[postgres]'."
     ) from missing
-
-log = structlog.get_logger(__name__)
 
 # Connections of a process; each has one statement at a time.
 _CONNECTIONS = 8
@@ -182,8 +178,6 @@ class PostgresStore:
                 f"SESSION_STORE_URL names {address}, which cannot be used: {_reason(error)}."
             ) from None
         self._pool = pool
-        for warning in await self.warnings():
-            log.warning("sessions may be lost", store=describe(self.url), reason=warning)
         self._sweeping = asyncio.create_task(sweep_regularly(self.sweep, _SWEEP_S))
 
     async def warnings(self) -> list[str]:

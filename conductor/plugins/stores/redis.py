@@ -12,8 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-import structlog
-
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.plugins.stores import redis_scripts as scripts
 from conductor.plugins.stores.redis_address import Login, RedisAddress
@@ -40,8 +38,6 @@ except ModuleNotFoundError as missing:
     raise SettingsError(
         f"SESSION_STORE_URL needs the package {missing.name}: pip install 'conductor-voice[redis]'."
     ) from missing
-
-log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
 
@@ -183,9 +179,8 @@ class RedisStore:
         self._turns = asyncio.Semaphore(_COMMANDS)
 
     async def open(self) -> None:
-        """Connect, and warn of settings that may lose sessions. Raises `SettingsError`."""
-        for warning in await self.warnings():
-            log.warning("sessions may be lost", store=self._address.text, reason=warning)
+        """Connect. Raises `SettingsError`."""
+        await self.warnings()
 
     async def warnings(self) -> list[str]:
         try:
