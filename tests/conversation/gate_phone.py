@@ -15,51 +15,25 @@ from conductor.conversation.session import Session
 from conductor.conversation.transport import Frame
 from conductor.events import client
 from conductor.events.codec import Inbound
-from conductor.stores.base import Claim, SessionKey, Stored
+from conductor.stores.base import Claim
 from conductor.stores.memory import MemoryStore
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, failed, succeeded
 from tests.conversation.gate_book import LOCAL, STRANGER, Book, Consent, Meaning, Prompt
-from tests.conversation.helpers import SPOKEN, SlowStore, inbound, later, steps, tool
+from tests.conversation.helpers import SPOKEN, SlowStore, StoreProxy, inbound, later, steps, tool
 from tests.shapes import Event, arguments_of, shape_of
 
 
-class Recorded:
+class Recorded(StoreProxy):
     """A store whose commits the book reads."""
 
     def __init__(self, inner: SlowStore | MemoryStore, book: Book) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.durable = inner.durable
         self._book = book
-
-    async def open(self) -> None:
-        await self.inner.open()
-
-    async def claim(self, key: SessionKey) -> Claim:
-        return await self.inner.claim(key)
 
     async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
         await self.inner.append(claim, commit_id, data, snapshot=snapshot)
         self._book.committed(decode(data))
-
-    async def release(self, claim: Claim) -> None:
-        await self.inner.release(claim)
-
-    async def keys(
-        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
-    ) -> list[SessionKey]:
-        return await self.inner.keys(subject, session_id, after, limit)
-
-    async def read(self, key: SessionKey) -> Stored | None:
-        return await self.inner.read(key)
-
-    async def delete(self, subject: str, session_id: str | None = None) -> int:
-        return await self.inner.delete(subject, session_id)
-
-    async def warnings(self) -> list[str]:
-        return await self.inner.warnings()
-
-    async def aclose(self) -> None:
-        await self.inner.aclose()
 
 
 class LocalTools(Toolset):

@@ -170,7 +170,45 @@ def faults(messages: Sequence[Message]) -> list[str]:
 # -- the store
 
 
-class SlowStore:
+class StoreProxy:
+    """A store that passes everything to another one; subclasses change some of it."""
+
+    durable = True
+
+    def __init__(self, inner: SessionLog) -> None:
+        self.inner = inner
+
+    async def open(self) -> None:
+        await self.inner.open()
+
+    async def claim(self, key: SessionKey) -> Claim:
+        return await self.inner.claim(key)
+
+    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+        await self.inner.append(claim, commit_id, data, snapshot=snapshot)
+
+    async def release(self, claim: Claim) -> None:
+        await self.inner.release(claim)
+
+    async def keys(
+        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
+    ) -> list[SessionKey]:
+        return await self.inner.keys(subject, session_id, after, limit)
+
+    async def read(self, key: SessionKey) -> Stored | None:
+        return await self.inner.read(key)
+
+    async def delete(self, subject: str, session_id: str | None = None) -> int:
+        return await self.inner.delete(subject, session_id)
+
+    async def warnings(self) -> list[str]:
+        return await self.inner.warnings()
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+class SlowStore(StoreProxy):
     """A store whose commits really suspend, and sometimes fail; it knows its commits.
 
     ``before`` and ``after`` say how many steps a commit takes until it is applied, and until its answer is
@@ -179,15 +217,13 @@ class SlowStore:
     and ``committed_ids`` the ids of their events.
     """
 
-    durable = True
-
     def __init__(
         self,
         before: Callable[[], int] = lambda: 0,
         after: Callable[[], int] = lambda: 0,
         fail: Callable[[Commit], StoreError | None] = lambda _: None,
     ) -> None:
-        self.inner = MemoryStore()
+        super().__init__(MemoryStore())
         self.before = before
         self.after = after
         self.fail = fail
@@ -203,9 +239,6 @@ class SlowStore:
     def records(self) -> list[Record]:
         """All records that were applied."""
         return [record for commit in self.commits for record in commit.records]
-
-    async def open(self) -> None:
-        await self.inner.open()
 
     async def claim(self, key: SessionKey) -> Claim:
         claim = await self.inner.claim(key)
@@ -234,26 +267,6 @@ class SlowStore:
             claim.revision = unanswered.revision
         finally:
             self.running.discard(claim.token)
-
-    async def release(self, claim: Claim) -> None:
-        await self.inner.release(claim)
-
-    async def keys(
-        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
-    ) -> list[SessionKey]:
-        return await self.inner.keys(subject, session_id, after, limit)
-
-    async def read(self, key: SessionKey) -> Stored | None:
-        return await self.inner.read(key)
-
-    async def delete(self, subject: str, session_id: str | None = None) -> int:
-        return await self.inner.delete(subject, session_id)
-
-    async def warnings(self) -> list[str]:
-        return await self.inner.warnings()
-
-    async def aclose(self) -> None:
-        await self.inner.aclose()
 
 
 class Disk(SlowStore):

@@ -220,19 +220,6 @@ async def test_an_unanswered_speech_is_over_after_its_limit() -> None:
     assert bench.expired == [("c1", began_at + SPEECH_LIMIT)]
 
 
-async def test_an_interrupted_speech_is_over_at_once() -> None:
-    bench = Bench()
-    wire = bench.connect()
-    bench.put("speak")
-    bench.put("speak")
-    bench.forget("c1")
-    assert wire.ids() == ["e1", "e2"]
-    bench.acknowledge("c1")
-    assert bench.outbox.speaking  # the second
-    bench.acknowledge("c2")
-    assert bench.rests()
-
-
 async def test_the_limit_of_a_call_runs_from_the_answer_to_the_call_before_it() -> None:
     bench = Bench()
     bench.connect()
@@ -299,19 +286,6 @@ async def test_a_client_without_acknowledgements_is_recognised_after_its_first_t
     assert [call for call in bench.expired if call[0] == "c71"] == [("c71", began_at + CALL_LIMIT)]
 
 
-async def test_the_limit_of_a_replayed_call_starts_after_the_speech_before_it() -> None:
-    bench = Bench()
-    bench.put("speak")
-    bench.put("call")
-    wire = bench.connect()
-    assert wire.ids() == ["e1", "e2"]
-    await later(SPEECH_LIMIT - 1)
-    bench.acknowledge("c1")
-    end_of_speech = asyncio.get_running_loop().time()
-    await later(100)
-    assert bench.expired == [("c2", end_of_speech + CALL_LIMIT)]
-
-
 async def test_a_speech_with_a_lost_answer_does_not_hold_the_next_one() -> None:
     """The app drops the replayed speech and answers later events: the speech is over."""
     bench = Bench()
@@ -326,19 +300,6 @@ async def test_a_speech_with_a_lost_answer_does_not_hold_the_next_one() -> None:
         bench.acknowledge(event_id.replace("e", "c"))
     bench.put("speak")
     assert wire.ids()[-1] == "e5"
-
-
-async def test_an_interrupted_speech_is_not_replayed_and_blocks_no_other() -> None:
-    bench = Bench()
-    bench.connect()
-    bench.put("speak")
-    bench.forget("c1")  # and its answer is lost with the socket
-    bench.put("speak")
-    bench.detach()
-    wire = bench.connect()
-    bench.put("state")
-    await later(10 * SPEECH_LIMIT)
-    assert wire.ids() == ["e2", "e3"]
 
 
 # -- questions
@@ -357,18 +318,6 @@ async def test_a_question_has_no_time_limit_and_holds_no_event() -> None:
     assert bench.expired == [("c2", began_at + CALL_LIMIT)]
     assert bench.outbox.is_outstanding("c1") and bench.outbox.is_outstanding("c3")
     assert len(bench.unacknowledged()) == 2
-
-
-async def test_a_held_question_can_be_abandoned() -> None:
-    bench = Bench()
-    wire = bench.connect()
-    for kind in ("speak", "speak", "approval"):
-        bench.put(kind)
-    bench.forget("c3")
-    bench.acknowledge("c1")
-    bench.acknowledge("c2")
-    assert wire.ids() == ["e1", "e2"]
-    assert bench.rests()
 
 
 @pytest.mark.parametrize(("silent", "waited_for"), [("approval", True), ("state", False)])

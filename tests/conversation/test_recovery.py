@@ -14,7 +14,6 @@ import pytest
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
-from conductor.conversation.state import Question
 from conductor.events import client
 from conductor.messages import AssistantMessage, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
@@ -317,41 +316,6 @@ async def test_an_interruption_after_a_takeover_truncates_the_reply() -> None:
 # -- turns that go on elsewhere
 
 
-def acknowledged(app: App) -> list[str]:
-    """List the app's acknowledged events."""
-    return [item for e in app.log if e["type"] == "event.ack" for item in e["payload"]["eventIds"]]
-
-
-def test_an_interrupted_turn_stays_interrupted_after_a_crash_at_any_step() -> None:
-    async def scenario(after: int) -> bool:
-        store = SlowStore(lambda: 3, lambda: 3)
-        services = make_services(do_again, store=store)
-        app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
-        app.capabilities = ["resume"]
-        session = await open_session(services)
-        line = await app.connect(session)
-        app.say("go")
-        await app.until("device.do")
-        await later(1)
-        line.say(client.OutputInterrupted(), "stop-1")
-        await steps(after)
-        resume_answer = "stop-1" in acknowledged(app)
-        over = resume_answer and "state idle" in app.shapes()
-        die(session, app)
-        session = await open_session(services)
-        line = await app.connect(session, resumed=True)
-        if not resume_answer:
-            line.say(client.OutputInterrupted(), "stop-1")
-        await at_rest(session)
-        assert app.finals() == []
-        assert faults(session.state.log) == []
-        await session.close()
-        await app.close()
-        return over
-
-    at_every_step(scenario)
-
-
 @pytest.mark.parametrize("rounds", [1, 2])
 async def test_an_interrupted_reply_names_actions_of_the_previous_process(rounds: int) -> None:
     """In the round that was taken over, or in one before it."""
@@ -488,116 +452,6 @@ def move(request: ModelRequest) -> Script:
     if not isinstance(last, ToolResult):
         return [call("device.move", '{"x":1}')]
     return [TextDelta("Moved." if not last.is_error else "Not moved.")]
-
-
-@pytest.mark.parametrize("card", [True, False])
-@pytest.mark.parametrize("resume", [True, False])
-@pytest.mark.parametrize("delay", [0, 2])
-def test_a_question_stays_open_in_the_next_process(delay: int, resume: bool, card: bool) -> None:
-    async def scenario(after: int) -> bool:
-        store = SlowStore(lambda: delay, lambda: delay)
-        services = replace(make_services(move, store=store), catalog=[tool("device.move", risk="medium")])
-        phone = Phone(services, store, resume=resume, capabilities=["approval"] if card else [])
-        session = await phone.connect()
-        phone.app.say("go", id="words-1")
-        await steps(after)
-        over = bool(open_questions(session)) and loose_ends(session) == WAITS_FOR_A_PERSON
-        die(session, phone.app)
-        session = await phone.connect()
-        if "append user" not in phone.app.shapes():
-            phone.app.say("go", id="words-1")
-        if card:
-            request = (await phone.app.until("approval.request"))["payload"]
-            assert phone.app.line is not None
-            phone.app.line.say(
-                client.ApprovalResponse(request["approvalId"], request["argumentsDigest"], "allow")
-            )
-        else:
-            await later(1)
-            while not any(question.presented_at for question in open_questions(session)):
-                await later(1)
-            phone.app.say("yes")
-        await at_rest(session)
-        assert faults(session.state.log) == []
-        assert phone.app.finals() == ["Moved."], (phone.app.shapes(), session.state.log)
-        assert len(phone.ran) == 1 and set(phone.ran.values()) == {1}
-        await session.close()
-        await phone.app.close()
-        return over
-
-    at_every_step(scenario)
-
-
-WAITS_FOR_A_PERSON = {"waiting calls": 1, "tasks": 1, "open calls": 1}
-
-
-def open_questions(session: Session) -> Sequence[Question]:
-    return list(session.state.questions.values())
-
-
-@pytest.mark.parametrize("delay", [0, 2])
-def test_an_allowed_call_runs_once_after_a_crash_at_any_step(delay: int) -> None:
-    async def scenario(after: int) -> bool:
-        store = SlowStore(lambda: delay, lambda: delay)
-        services = replace(make_services(move, store=store), catalog=[tool("device.move", risk="medium")])
-        phone = Phone(services, store, resume=True, capabilities=["approval"])
-        session = await phone.connect()
-        phone.app.say("go")
-        request = (await phone.app.until("approval.request"))["payload"]
-        answer = client.ApprovalResponse(request["approvalId"], request["argumentsDigest"], "allow")
-        await at_calm(session)
-        assert phone.app.line is not None
-        phone.app.line.say(answer)
-        await steps(after)
-        over = "state idle" in phone.app.shapes() and not loose_ends(session)
-        die(session, phone.app)
-        session = await phone.connect()
-        phone.app.line.say(answer)  # once more, since it is not known to have arrived
-        await at_rest(session)
-        assert phone.app.finals() == ["Moved."]
-        assert len(phone.ran) == 1 and set(phone.ran.values()) == {1}
-        await session.close()
-        await phone.app.close()
-        return over
-
-    at_every_step(scenario)
-
-
-def move_and_keep(request: ModelRequest) -> Script:
-    """Ask for a write that a person must allow, and a write that needs no approval; then report."""
-    if not isinstance(request.messages[-1], ToolResult):
-        return [call("device.move", '{"x":1}'), call("device.do", '{"x":1}')]
-    return [TextDelta("Moved.")]
-
-
-@pytest.mark.parametrize("delay", [0, 2])
-def test_a_held_write_runs_once_after_a_crash_at_any_step(delay: int) -> None:
-    async def scenario(after: int) -> bool:
-        store = SlowStore(lambda: delay, lambda: delay)
-        services = make_services(move_and_keep, store=store)
-        services = replace(services, catalog=[*services.catalog, tool("device.move", risk="medium")])
-        phone = Phone(services, store, resume=True, capabilities=["approval"])
-        session = await phone.connect()
-        phone.app.say("go")
-        request = (await phone.app.until("approval.request"))["payload"]
-        answer = client.ApprovalResponse(request["approvalId"], request["argumentsDigest"], "allow")
-        await at_calm(session)
-        assert not phone.ran
-        assert phone.app.line is not None
-        phone.app.line.say(answer)
-        await steps(after)
-        over = "state idle" in phone.app.shapes() and not loose_ends(session)
-        die(session, phone.app)
-        session = await phone.connect()
-        phone.app.line.say(answer)  # once more, since it is not known to have arrived
-        await at_rest(session)
-        assert phone.app.finals() == ["Moved."]
-        assert len(phone.ran) == 2 and set(phone.ran.values()) == {1}
-        await session.close()
-        await phone.app.close()
-        return over
-
-    at_every_step(scenario)
 
 
 async def at_calm(session: Session) -> None:

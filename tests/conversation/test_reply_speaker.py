@@ -21,9 +21,7 @@ from tests.conversation.helpers import (
     LocalTools,
     Stage,
     at_every_step,
-    at_rest,
     call,
-    die,
     faults,
     later,
     make_services,
@@ -241,70 +239,6 @@ async def test_code_is_announced_once_and_text_without_sound_is_skipped() -> Non
     assert not any(speech["last"] for speech in speeches(stage.app))
     assert stage.app.shapes()[-1] == "state idle"
     await stage.close()
-
-
-def test_another_process_speaks_the_remaining_segments_after_a_crash_at_any_step() -> None:
-    async def scenario(after: int) -> bool:
-        more = asyncio.Event()
-        scripts: list[Script] = [
-            [
-                TextDelta(OWLS[0] + "They"),
-                TextDelta(" hear a mouse under the snow. Some"),
-                TextDelta(" hunt by day."),
-            ],
-            [TextDelta("And that is all.")],
-        ]
-        services = make_services(scripts, store=Disk(lambda: 1, lambda: 1))
-        stage = await capable(services)
-        app = stage.app
-        app.say("owls", id="app-owls")
-        await steps(after)
-        over = not stage.session.busy and bool(app.finals())
-        die(stage.session, app)
-        session = await open_session(services)
-        app.relaunch()
-        await app.connect(session)
-        app.say("owls", id="app-owls")
-        more.set()
-        await at_rest(session)
-        assert faults(session.state.log) == []
-        voice_texts = app.speeches()
-        # Replayed segments count once, by their call.
-        distinct = list(dict.fromkeys(zip(call_ids(app), voice_texts, strict=True)))
-        texts = [text for _, text in distinct]
-        # The first reply is spoken once, and the second one after it.
-        assert len(texts) == len(set(texts)), texts
-        logged = " ".join(m.text for m in session.state.log if isinstance(m, AssistantMessage))
-        assert all(text in logged for text in texts), (texts, logged)
-        await session.close()
-        await app.close()
-        return over
-
-    at_every_step(scenario)
-
-
-def test_an_interruption_survives_a_crash_at_any_step() -> None:
-    async def scenario(after: int) -> bool:
-        scripts: list[Script] = [[TextDelta(OWLS[0] + "They"), FOREVER], [TextDelta("And that is all.")]]
-        services = make_services(scripts, store=Disk(lambda: 3, lambda: 3), turn_timeout=5_000.0)
-        stage = await capable(services)
-        stage.app.say("owls")
-        await stage.app.until("tts.speak")
-        stage.app.interrupt()
-        await steps(after)
-        over = not stage.session.busy
-        die(stage.session, stage.app)
-        session = await open_session(services)
-        stage.app.relaunch()
-        await stage.app.connect(session)
-        await at_rest(session)
-        assert faults(session.state.log) == []
-        logged = [m.text for m in session.state.log if isinstance(m, AssistantMessage)]
-        assert sum(OWLS[0].strip() in text for text in logged) == 1, logged
-        await session.close()
-        return over
-
-    at_every_step(scenario)
 
 
 def test_an_interruption_at_every_step_leaves_a_valid_history() -> None:

@@ -22,9 +22,10 @@ from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from conductor.stores.base import Claim, SessionKey, SessionLog
 from tests.app import App
+from tests.conversation.helpers import StoreProxy
 from tests.end_to_end.conftest import Served
 from tests.models import Script, ScriptedProvider
-from tests.server.wires import StoreProxy, until
+from tests.server.wires import until
 from tests.shapes import Event
 
 KEY = SessionKey("anonymous", "s-1")

@@ -7,49 +7,12 @@ from collections.abc import Callable
 
 from conductor.conversation.transport import Frame
 from conductor.errors import StoreUnavailable
-from conductor.stores.base import Claim, SessionKey, SessionLog, Stored
+from conductor.stores.base import Claim, SessionKey
 from conductor.stores.memory import MemoryStore
+from tests.conversation.helpers import StoreProxy
 
 WAIT = 15.0
 """The limit of every wait of a test, in seconds."""
-
-
-class StoreProxy:
-    """A store that passes everything to another one; subclasses change some of it."""
-
-    durable = True
-
-    def __init__(self, inner: SessionLog) -> None:
-        self.inner = inner
-
-    async def open(self) -> None:
-        await self.inner.open()
-
-    async def claim(self, key: SessionKey) -> Claim:
-        return await self.inner.claim(key)
-
-    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
-        await self.inner.append(claim, commit_id, data, snapshot=snapshot)
-
-    async def release(self, claim: Claim) -> None:
-        await self.inner.release(claim)
-
-    async def keys(
-        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
-    ) -> list[SessionKey]:
-        return await self.inner.keys(subject, session_id, after, limit)
-
-    async def read(self, key: SessionKey) -> Stored | None:
-        return await self.inner.read(key)
-
-    async def delete(self, subject: str, session_id: str | None = None) -> int:
-        return await self.inner.delete(subject, session_id)
-
-    async def warnings(self) -> list[str]:
-        return await self.inner.warnings()
-
-    async def aclose(self) -> None:
-        await self.inner.aclose()
 
 
 class WiredStore(StoreProxy):
