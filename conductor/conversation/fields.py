@@ -74,7 +74,6 @@ class Fields:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._lock = asyncio.Lock()
 
     def get(self, name: str) -> str | None:
         """Read a field."""
@@ -82,9 +81,7 @@ class Fields:
 
     async def update(self, name: str, change: Callable[[str | None], str]) -> None:
         """Replace a field by the result of ``change``. Raises `StoreError`, and errors of ``change``."""
-        async with self._lock:
-            value = change(self.get(name))
-            await self._session.ledger.decide(lambda: [FieldSet(PREFIX + name, value)])
+        await self._session.ledger.decide(lambda: [FieldSet(PREFIX + name, change(self.get(name)))])
 
 
 class PersonFields:
@@ -103,8 +100,7 @@ class PersonFields:
         await self._records.update(self._subject, PREFIX + name, lambda text: change(text or None))
 
 
-def person_fields(records: SubjectRecords | None, key: SessionKey, fields: SessionFields) -> SessionFields:
+def person_fields(session: Session) -> SessionFields:
     """Give the fields of the person behind a token; for an anonymous person those of the session."""
-    if records is None or key.subject == ANONYMOUS:
-        return fields
-    return PersonFields(records, key.subject)
+    records, subject = session.services.subject_records, session.key.subject
+    return Fields(session) if records is None or subject == ANONYMOUS else PersonFields(records, subject)

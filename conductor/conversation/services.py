@@ -131,7 +131,7 @@ class Services:
     def conduct(self) -> Rules:
         """The settings that decide how a conversation goes."""
         cancels = self.interruption_mode == "cancel"
-        return Rules(self.limits, cancels, self.store.durable, self.failures)
+        return Rules(self.limits, cancels, self.store.durable, self.failures, self.history_tokens)
 
     def turn_rate(self, subject: str, now: float) -> SharedRate:
         """Make the rate limit of a session's turns, shared with its subject's other sessions."""

@@ -20,8 +20,7 @@ from conductor.conversation.approvals import Response
 from conductor.conversation.background import HistorySummarizer, Reminders, Requests
 from conductor.conversation.clients import Clients
 from conductor.conversation.events import encode_payload, nonce
-from conductor.conversation.fields import Fields, person_fields
-from conductor.conversation.history import HistoryBudget
+from conductor.conversation.fields import person_fields
 from conductor.conversation.ledger import Ledger
 from conductor.conversation.loop import Loop
 from conductor.conversation.outbox import Outbox
@@ -37,9 +36,11 @@ from conductor.errors import ConductorError, Fenced, StoreError
 from conductor.events.envelope import Payload, new_call_id
 from conductor.events.server import ErrorEvent, set_state
 from conductor.messages import ToolResult
+from conductor.rate_limit import SharedRate
 from conductor.stores.base import Claim, SessionKey, SessionLog
 from conductor.tools.base import ToolSpec
 from conductor.tools.declarations import Reading
+from conductor.tools.reminders import FIELD as REMINDERS
 
 log = structlog.get_logger(__name__)
 
@@ -86,27 +87,37 @@ class Session:
         identity = f"{subject} {self.key.session_id}".encode("utf-8", "replace")
         self.cache_key = hashlib.sha256(identity).hexdigest()[:32]
         self.observer = services.observers.observe(self)
-        fields = Fields(self)
-        person = person_fields(services.subject_records, self.key, fields)
-        self.tools = SessionTools(services, self.key, self.state, fields, person, self.observer.decided, now)
+        self.tools = SessionTools(self)
         self.rules = services.conduct
-        self.view = View(state, self.rules, self.tools, now, HistoryBudget(services.history_tokens))
+        self.view = View(state, self.rules, self.tools, now)
         self.outbox = Outbox(self.key.session_id, nonce(claim.token), self.view, self._expired)
         self.ledger = Ledger(self, store, claim)
         self.clients = Clients(self)
         self._summarizer = HistorySummarizer(self) if services.summarize_history else None
-        self._reminders = Reminders(self, person)
-        self._bucket = services.turn_rate(subject, asyncio.get_running_loop().time())
         self.view.may_start = self._may_start
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: int | None = None
         self._is_expiring = False
         self._restore(former, claim, readings)
 
+    # -- made when they are needed: most sessions are idle
+
     @cached_property
     def requests(self) -> Requests:
         """The calls of programs."""
         return Requests(self)
+
+    @cached_property
+    def _reminders(self) -> Reminders:
+        return Reminders(self, person_fields(self))
+
+    def _stop_reminders(self) -> None:
+        if "_reminders" in self.__dict__:
+            self._reminders.close()
+
+    @cached_property
+    def _bucket(self) -> SharedRate:
+        return self.services.turn_rate(self.key.subject, asyncio.get_running_loop().time())
 
     def _restore(self, former: Session | None, claim: Claim, readings: Sequence[Reading] | None) -> None:
         if self.state.profile.tools is not None:
@@ -200,7 +211,7 @@ class Session:
         self._on_lost(error.gone)  # first: it looks up the attached connection
         self.outbox.stop_sending()
         self.is_closed = True
-        self._reminders.close()
+        self._stop_reminders()
         self._stop_timer()
         self.clients.close()
         self.requests.close()
@@ -300,7 +311,7 @@ class Session:
         if len(view.finished_speeches) > _MAX_FINISHED:
             finished = view.finished_speeches.items()
             view.finished_speeches = {key: at for key, at in finished if key in self.state.speeches}
-        if self.state.turn is None:
+        if self.state.turn is None and not view.closing and person_fields(self).get(REMINDERS):
             self._reminders.look()
         if not self._is_expiring:
             at = self._deadline
@@ -380,7 +391,7 @@ class Session:
     def reload(self, services: Services) -> None:
         """Use another system prompt, catalog and rules; the model sees them from the next turn on."""
         self.services = services
-        self.tools.reload(services)
+        self.tools.reload()
 
     def drain(self, seconds: float = 0.0) -> None:
         """Start no more turns: the server is about to stop, within ``seconds``."""
@@ -408,7 +419,7 @@ class Session:
     async def close(self) -> None:
         """Stop the turn, and release the session in the store."""
         self.view.closing = True
-        self._reminders.close()
+        self._stop_reminders()
         if self.ledger.durable:
             self.is_closed = True
             if self.loop is not None:

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
 
 from conductor.conversation.approvals import form_spec
-from conductor.conversation.fields import SubjectRecords
-from conductor.conversation.services import Services
-from conductor.conversation.state import Call, Conversation, Question
+from conductor.conversation.fields import Fields, person_fields
+from conductor.conversation.state import Call, Question
 from conductor.events.server import RejectedTool
 from conductor.messages import ToolCall, ToolResult
 from conductor.prompts import session_prompt
 from conductor.rate_limit import TokenBucket
-from conductor.stores.base import SessionKey
 from conductor.tools.base import (
     CallContext,
     Caution,
     Risk,
-    SessionFields,
     ToolOutcome,
     ToolSpec,
     failed,
@@ -36,6 +33,9 @@ from conductor.tools.judge import Answer, ApprovalJudge, SpokenQuestion, judge_o
 from conductor.tools.outcomes import DEFINITION_CHANGED, SCOPES, Scope
 from conductor.tools.permissions import Gate, Verdict, grant
 from conductor.tools.rules import Rule, arguments_digest, decode_rules, encode_rules
+
+if TYPE_CHECKING:
+    from conductor.conversation.session import Session
 
 log = structlog.get_logger(__name__)
 
@@ -77,29 +77,12 @@ class Edit:
 
 
 class SessionTools:
-    """The tools of one session as its client declared them, and every decision about their calls.
+    """The tools of one session as its client declared them, and every decision about their calls."""
 
-    ``decided`` is called with each verdict about a call of the model.
-    """
-
-    def __init__(
-        self,
-        services: Services,
-        key: SessionKey,
-        state: Conversation,
-        fields: SessionFields,
-        person: SessionFields,
-        decided: Callable[[ToolSpec, Mapping[str, Any], Verdict], None],
-        now: Callable[[], int],
-    ) -> None:
-        self._services = services
-        self._key = key
-        self._state = state
-        self._fields = fields
-        self._person = person
-        self._decided = decided
-        self._now = now
-        self._records: SubjectRecords | None = services.subject_records
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._key = session.key
+        self._state = session.state
         self._rates: dict[str, TokenBucket] = {}
         self._declared: tuple[ToolSpec, ...] | None = None
         self._executor: ToolExecutor | None = None
@@ -110,7 +93,7 @@ class SessionTools:
 
     def declare(self, tools: list[Any], readings: Sequence[Reading] | None = None) -> list[RejectedTool]:
         """Take the client's tools as the device's; returns the refused ones."""
-        reserved = [spec.name for toolset in self._services.toolsets for spec in toolset.specs()]
+        reserved = [spec.name for toolset in self._session.services.toolsets for spec in toolset.specs()]
         accepted, rejected = parse_declarations(tools, readings=readings, reserved_names=reserved)
         self._declared = tuple(accepted)  # also those not offered: a reload may change the rules
         self._executor = None
@@ -122,9 +105,8 @@ class SessionTools:
         """The names of the client's tools that the model is offered."""
         return [spec.name for spec in self._declared or () if self.executor.gate.offers(spec)]
 
-    def reload(self, services: Services) -> None:
-        """Use another prompt, catalog and rules from now on."""
-        self._services = services
+    def reload(self) -> None:
+        """Use the prompt, the catalog and the rules of the session's new services."""
         self._executor = None  # made on demand: a reload reaches thousands of sessions at once
 
     def close(self) -> None:
@@ -136,7 +118,7 @@ class SessionTools:
         """The system prompt for this client."""
         profile = self._state.profile
         return session_prompt(
-            self._services.system_prompt,
+            self._session.services.system_prompt,
             locale=profile.locale,
             time_zone=profile.time_zone,
             instructions=profile.instructions,
@@ -146,7 +128,7 @@ class SessionTools:
     def executor(self) -> ToolExecutor:
         """The executor for the present declaration."""
         if self._executor is None:
-            services = self._services
+            services = self._session.services
             specs: Sequence[ToolSpec] = services.catalog if self._declared is None else self._declared
             toolsets = [*services.toolsets, DeviceToolset(specs)]
             rules = [rule for rule in services.rules if rule.session in (None, self._key.session_id)]
@@ -157,7 +139,8 @@ class SessionTools:
     def grants(self) -> Sequence[Rule]:
         """List the person's grants, for this session and lasting."""
         subject = self._key.subject
-        lasting = self._records.get(subject, GRANTS) if self._records is not None else ""
+        records = self._session.services.subject_records
+        lasting = records.get(subject, GRANTS) if records is not None else ""
         own = self._state.grants
         if (own, lasting) != self._rules[:2]:
             rules = (*decode_grants(own, subject), *decode_grants(lasting, subject))
@@ -167,7 +150,7 @@ class SessionTools:
     def context(self, call_id: str) -> CallContext:
         """Make the context of a call."""
         profile = self._state.profile
-        own = (self._fields, self._person, self._key.subject)
+        own = (Fields(self._session), person_fields(self._session), self._key.subject)
         return CallContext(self._key.session_id, call_id, profile.time_zone, profile.locale, *own)
 
     # -- calls of a reply
@@ -180,7 +163,7 @@ class SessionTools:
         A reply that is not ``is_whole`` reached its length limit: its last arguments are incomplete, and no
         call runs.
         """
-        turn, limits = self._state.turn, self._services.limits
+        turn, limits = self._state.turn, self._session.services.limits
         calls_made = turn.calls_made if turn is not None else 0
         room = min(limits.max_calls_per_turn - calls_made, limits.max_calls_per_round)
         prepared = []
@@ -256,7 +239,7 @@ class SessionTools:
     def _permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
         verdict = self._verdict(spec, arguments)
         if verdict is not _DENIED_BEFORE:
-            self._decided(spec, arguments, verdict)
+            self._session.observer.decided(spec, arguments, verdict)
         return verdict
 
     def _verdict(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
@@ -276,7 +259,7 @@ class SessionTools:
         )
 
     def _may_have_happened(self, digest: str) -> bool:
-        now = self._now()
+        now = self._session.view.now()
         return any(
             call.digest == digest and call.expires_at > now for call in self._state.unknown_calls.values()
         )
@@ -293,7 +276,7 @@ class SessionTools:
         granted = [grant(ready.spec, ready.arguments, scope="session")]
         if self._judge(ready.spec, ready.arguments, cautions, granted).effect == "ask":
             return SCOPES[:1]
-        return SCOPES if self._records is not None else SCOPES[:2]
+        return SCOPES if self._session.services.subject_records is not None else SCOPES[:2]
 
     def _judge(
         self,
@@ -313,11 +296,12 @@ class SessionTools:
     async def grant_always(self, question: Question) -> None:
         """Record a lasting grant for a question, unless its call may not run by now. Raises `StoreError`."""
         spec = self.spec_of(question)
-        if self._records is None or spec is None or self.refusal(question, "") is not None:
+        records = self._session.services.subject_records
+        if records is None or spec is None or self.refusal(question, "") is not None:
             return
         rule = grant(spec, msgspec.json.decode(question.arguments), scope="always")
         subject = self._key.subject
-        await self._records.update(subject, GRANTS, lambda text: with_grant(text, rule, subject))
+        await records.update(subject, GRANTS, lambda text: with_grant(text, rule, subject))
 
     def spec_of(self, question: Question) -> ToolSpec | None:
         """Return the tool that a question is about."""
@@ -352,7 +336,7 @@ class SessionTools:
         spoken = self._questions.get(question.id)
         if spoken is None:
             spoken = self._questions[question.id] = self._make_spoken(question)
-            while len(self._questions) > 2 * self._services.limits.max_calls_per_round:
+            while len(self._questions) > 2 * self._session.services.limits.max_calls_per_round:
                 self._questions.popitem(last=False)
         return spoken
 
@@ -363,7 +347,7 @@ class SessionTools:
         spec = replace(spec, risk=risk or spec.risk)
         arguments = msgspec.json.decode(question.redacted_arguments)
         locale = self._state.profile.locale
-        judge = judge_of(self._services.judges, locale)
+        judge = judge_of(self._session.services.judges, locale)
         return judge, judge.question(spec, arguments, question.cautions, question.scopes, locale)
 
     def refusal(self, question: Question, arguments: str) -> ToolOutcome | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from conductor.conversation.history import HistoryBudget
@@ -30,6 +31,7 @@ class Rules:
     cancels: bool = True
     durable: bool = False
     failures: Mapping[Failure, str] = field(default_factory=dict)
+    history_tokens: int = 60_000
     late_ms: int = 600_000
     notice_ms: int = 600_000
     job_ms: int = 86_400_000
@@ -64,7 +66,7 @@ class Rules:
 class View:
     """The state, the settings, the tools, and the facts of this process that are not stored.
 
-    ``now`` gives epoch milliseconds. ``history`` bounds the history in a request. ``was_sent``: whether a
+    ``now`` gives epoch milliseconds. ``was_sent``: whether a
     call was handed to a socket. ``draft``: the text of the reply that the model is writing, for the
     request ``request`` (turn id, rounds, retries). ``running_calls``: server calls that run here.
     ``finished_speeches``: speech id -> when it was acknowledged. ``visible_cards``: question id -> since
@@ -78,7 +80,6 @@ class View:
     rules: Rules
     tools: SessionTools
     now: Callable[[], int]
-    history: HistoryBudget = field(default_factory=lambda: HistoryBudget(60_000))
     was_sent: Callable[[str], bool] = lambda call_id: True
     draft: str = ""
     request: tuple[str, int, int] = ("", 0, 0)
@@ -97,6 +98,11 @@ class View:
     notices_after: int = 0
     summary: tuple[int, Summary] | None = None
     may_start: Callable[[], bool] = lambda: True
+
+    @cached_property
+    def history(self) -> HistoryBudget:
+        """The bound of the history in a request."""
+        return HistoryBudget(self.rules.history_tokens)
 
     @property
     def is_suspended(self) -> bool:

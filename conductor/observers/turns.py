@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -155,13 +156,18 @@ class TurnObserver(SessionObserver):
     def __init__(self, session: Session, observers: TurnObservers) -> None:
         self._session = session
         self._observers = observers
-        key = session.key
-        self._audit = SessionAudit(session.services.audit, key.subject, key.session_id)
         self._about: dict[str, Call | Question | Turn] = {}
-        turn = session.state.turn  # of another process
-        self._stats = (
-            TurnStats([turn.cause, "recovered"], rounds=turn.rounds) if turn is not None else TurnStats()
-        )
+        if session.state.turn is not None:
+            self._stats = TurnStats([session.state.turn.cause, "recovered"], rounds=session.state.turn.rounds)
+
+    @cached_property
+    def _audit(self) -> SessionAudit:
+        key = self._session.key
+        return SessionAudit(self._session.services.audit, key.subject, key.session_id)
+
+    @cached_property
+    def _stats(self) -> TurnStats:
+        return TurnStats()
 
     # -- live marks
 
