@@ -340,13 +340,3 @@ async def test_standard_error_of_a_program_is_logged(tmp_path: Path) -> None:
     await end(connection)
     path = tmp_path / "mcp" / "s.log"
     assert path.read_text().endswith("Z broken thing\n") and path.stat().st_mode & 0o777 == 0o600
-
-
-async def test_local_only_refuses_a_public_address() -> None:
-    for url, local in (("http://1.1.1.1/mcp", False), ("http://localhost:1/mcp", True)):
-        config = McpServerConfig(name="s", type="http", url=url)
-        connection = McpConnection(config, local_only=True)
-        with pytest.raises(Exception) as caught:
-            async with connection.connected():
-                pass
-        assert ("LOCAL_ONLY" in connection.describe(caught.value)) is not local
