@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pathspec.patterns.gitignore import GitIgnorePatternError
 from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
-from conductor.tools.schema import SchemaError, linear_search
+from conductor.tools.schema import MAX_PATTERN_CHARS, SchemaError, linear_search
 
 # Bytes of a file, and its rules.
 MAX_BYTES = 64 * 1024
@@ -61,8 +61,9 @@ def verdict(rules: Sequence[IgnoreRule], parts: Sequence[str], is_folder: bool) 
 
 @lru_cache(maxsize=1024)
 def _rule(line: str) -> IgnoreRule | None:
-    if "[:" in line:  # the library reads a named class as its letters
-        raise SchemaError("named classes are not supported")
+    # The library reads a named class as its letters, and takes quadratic time for `**/**/…`.
+    if "[:" in line or len(line) > MAX_PATTERN_CHARS:
+        raise SchemaError("named classes and long patterns are not supported")
     if line.strip() == "!/":  # to git it names nothing, to the library every folder
         return None
     # To git ``a/**`` is everything in ``a``; the library's expression would name ``a`` too.
