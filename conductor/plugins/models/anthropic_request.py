@@ -25,6 +25,7 @@ from conductor.plugins.models.rendering import (
     BEGINNING,
     Json,
     arguments_of,
+    call_id,
     limit_of,
     may_call,
     object_schema,
@@ -190,10 +191,13 @@ def _messages(
         if not (item.text.strip() or item.calls):
             continue
         end_user()
-        prefix, received = blocks_of(item, provider if index >= first else "")
-        if prefix is not None and prefix != digest({**head, "messages": messages}):
-            return _messages(history, names, provider, head, index + 1)
-        blocks = _assistant(item, received, names, ids)
+        if item.opaque is None or index < first:
+            blocks = _plain(item, names, ids)
+        else:
+            prefix, received = blocks_of(item, provider)
+            if prefix is not None and prefix != digest({**head, "messages": messages}):
+                return _messages(history, names, provider, head, index + 1)
+            blocks = _assistant(item, received, names, ids)
         # Roles alternate: two replies in a row, such as after a barge-in, are one message.
         if messages[-1].role == "assistant":
             messages[-1].content += blocks
@@ -211,6 +215,16 @@ def _add_user(
         results.append(_Result(ids[item.call_id], user_text(item), item.is_error))
     else:
         texts.append(_Text(user_text(item)))
+
+
+def _plain(message: AssistantMessage, names: ToolNameMap, ids: dict[str, str]) -> list[Any]:
+    # As `_assistant` renders a reply without reasoning, in half the time: most of a history is such.
+    text = message.text.rstrip()
+    blocks: list[Any] = [_Text(unicode_of(text))] if text else []
+    for call in message.calls:
+        ids[call.call_id] = use_id = call_id(call.call_id)
+        blocks.append(_Use(use_id, names.to_service(call.name), msgspec.Raw(arguments_of(call))))
+    return blocks
 
 
 def _assistant(
