@@ -258,10 +258,6 @@ class Balancer(Switch[_Node]):
         self._every_s, self._answer_s = every_s, answer_s
         self._changed = asyncio.Event()
 
-    def connections(self, node: Address) -> int:
-        """Count the connections that a node has through here."""
-        return len(self.links_of(self._nodes[node]))
-
     async def start(self) -> None:
         """Listen, and look at the nodes from now on. Raises OSError if the port is taken."""
         await super().start()
