@@ -44,6 +44,7 @@ EXTENDED = (
     "stores/test_redis_c",
     "stores/test_redis_faults",
     "stores/test_redis_nodes",
+    "test_nodes",
     "test_workers",
     "tools/mcp/test_real_servers",
     "tools/mcp/test_toolset",
