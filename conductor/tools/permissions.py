@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from conductor.settings import Settings
 from conductor.tools.base import Caution, ToolSpec, literally, matcher
-from conductor.tools.rules import Arguments, Rule, RuleEffect, Scope, arguments_digest, describe, match
+from conductor.tools.rules import Arguments, GrantScope, Rule, RuleEffect, arguments_digest, describe, match
 
 StepName: TypeAlias = Literal["deny", "ask", "allow", "default"]
 
@@ -151,7 +151,7 @@ _EFFECT_WORDS = {
 }
 
 
-def grant(spec: ToolSpec, arguments: Mapping[str, Any], *, scope: Scope) -> Rule:
+def grant(spec: ToolSpec, arguments: Mapping[str, Any], *, scope: GrantScope) -> Rule:
     """Make a rule from a person's decision for this session or for always.
 
     At high risk it covers exactly these arguments, otherwise all. It ends when the tool's definition changes.

@@ -20,7 +20,7 @@ from conductor.tools.base import ToolSpec, matcher
 from conductor.tools.predicates import PREDICATES, Argument, ComparisonBudget, Predicate, PredicateName
 
 RuleEffect: TypeAlias = Literal["allow", "ask", "deny"]
-Scope: TypeAlias = Literal["session", "always"]
+GrantScope: TypeAlias = Literal["session", "always"]
 Match: TypeAlias = Literal["no", "yes", "unclear"]
 
 
@@ -79,7 +79,7 @@ class Rule:
     source: _Text | None = None
     session: _Text | None = None
     args: Mapping[_Name, _Predicates] = Field(default_factory=dict)
-    scope: Scope = "always"
+    scope: GrantScope = "always"
     fingerprint: _Text | None = None
     expires: Annotated[str, AfterValidator(_expiry)] | None = None
     arguments_digest: _Text | None = None
