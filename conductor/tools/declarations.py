@@ -157,8 +157,8 @@ def _read(declaration: Any, source: str) -> Reading:
         return _spec(msgspec.convert(declaration, _Declaration), source)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `$.")
-        where = f"{path[:-1]}: " if path else ""
-        return Refused(f"{where}{problem[0].lower()}{problem[1:]}", _shown_name(declaration))
+        prefix = f"{path[:-1]}: " if path else ""
+        return Refused(f"{prefix}{problem[0].lower()}{problem[1:]}", _shown_name(declaration))
     except (Refused, SchemaError) as refused:
         return Refused(str(refused), _shown_name(declaration))
 

@@ -339,8 +339,8 @@ class _Host(Predicate):
             return False
         if leaf.host is not None:
             # An address can be written in IPv4 and in IPv6.
-            both = _is_address(self._host) and _is_address(leaf.host)
-            return self._is_at(leaf.host) or (both and (":" in self._host) != (":" in leaf.host))
+            are_addresses = _is_address(self._host) and _is_address(leaf.host)
+            return self._is_at(leaf.host) or (are_addresses and (":" in self._host) != (":" in leaf.host))
         text = leaf.unquoted
         if text is None or self._host in text:
             return True

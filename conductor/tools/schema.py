@@ -2,7 +2,7 @@
 
 Schemas come from devices, MCP servers and files; they are checked when a tool is registered. An accepted
 schema is a Draft 2020-12 object schema of at most `MAX_NODES` schemas on `MAX_DEPTH` levels, with its
-references followed: none is remote or recursive, and no pattern needs backtracking.
+references followed. References are neither remote nor recursive, and patterns need no backtracking.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _REFUSED = frozenset(
     "$id $anchor $dynamicRef $dynamicAnchor $recursiveRef $recursiveAnchor $vocabulary $schema "
     "unevaluatedProperties unevaluatedItems dependencies additionalItems".split()
 )
-"""Keywords of JSON Schema that would have an effect. All others that are not listed here have none."""
+"""Keywords with an effect that are not supported. Keywords that are listed nowhere here have no effect."""
 
 
 class SchemaError(ValueError):
@@ -89,7 +89,7 @@ class Schema:
     def allows(self, value: Any, text: str) -> bool:
         """Return whether the check of a value, decoded from ``text``, is short enough to be made.
 
-        The library holds the interpreter lock meanwhile.
+        The library holds the interpreter lock during a check.
         """
         values = count_values(text)
         if values > MAX_LARGE_NUMBERS and self.is_exact and _LARGE_NUMBER.search(text):
@@ -138,7 +138,7 @@ def read_schema(schema: object) -> Schema:
     result = Schema()
     try:
         jsonschema_rs.meta.validate(root)  # the code below relies on the shapes of keywords
-        result.tree = _Reader(root, result).read(root, _Place())
+        result.tree = _Reader(root, result).read(root, _Position())
         result.validator = compile_validator(result.tree)
     except jsonschema_rs.ValidationError as error:
         path = [str(step) for step in error.instance_path]
@@ -176,7 +176,7 @@ def _encoded(schema: dict[Any, Any]) -> bytes:
     return encoded
 
 
-class _Place(NamedTuple):
+class _Position(NamedTuple):
     # ``path`` is that of the argument, None if the schema may apply to several values. ``references`` were
     # followed.
     pointer: tuple[str, ...] = ()
@@ -184,11 +184,11 @@ class _Place(NamedTuple):
     depth: int = 1
     references: tuple[str, ...] = ()
 
-    def below(self, keyword: str, name: str = "") -> _Place:
+    def below(self, keyword: str, name: str = "") -> _Position:
         path = self.path if keyword in SAME_VALUE else None
         if keyword == "properties" and self.path is not None:
             path = (*self.path, name)
-        return _Place((*self.pointer, keyword, name), path, self.depth + 1, self.references)
+        return _Position((*self.pointer, keyword, name), path, self.depth + 1, self.references)
 
 
 class _Reader:
@@ -196,17 +196,19 @@ class _Reader:
         self._root = root
         self._result = result
 
-    def read(self, node: Any, place: _Place) -> Any:
+    def read(self, node: Any, position: _Position) -> Any:
         self._result.cost += 1
         self._result.nodes += 1
         if self._result.nodes > MAX_NODES:
             raise SchemaError(f"the input schema has more than {MAX_NODES} schemas")
-        if place.depth > MAX_DEPTH or len(place.references) > MAX_DEPTH:
+        if position.depth > MAX_DEPTH or len(position.references) > MAX_DEPTH:
             raise SchemaError(_TOO_DEEP)
         if not isinstance(node, dict):
             return node
-        kept = {keyword: self._operand(keyword, value, place) for keyword, value in node.items()}
-        tree = {keyword: value for keyword, value in kept.items() if value is not None or keyword == "const"}
+        operands = {keyword: self._operand(keyword, value, position) for keyword, value in node.items()}
+        tree = {
+            keyword: value for keyword, value in operands.items() if value is not None or keyword == "const"
+        }
         if "$ref" not in node:
             return tree
         target = tree.pop("$ref")
@@ -214,46 +216,46 @@ class _Reader:
             return target | tree
         return tree | {"allOf": [*tree.get("allOf", ()), target]}
 
-    def _operand(self, keyword: str, value: Any, place: _Place) -> Any:
+    def _operand(self, keyword: str, value: Any, position: _Position) -> Any:
         # None for a keyword without effect.
         if keyword in _REFUSED:
-            raise SchemaError(f"{_at(place.pointer, keyword)} is not supported")
+            raise SchemaError(f"{_at(position.pointer, keyword)} is not supported")
         if keyword == "$ref":
-            return self._target(value, place)
+            return self._target(value, position)
         if keyword in _ONE:
-            return self.read(value, place.below(keyword))
+            return self.read(value, position.below(keyword))
         if keyword in _LIST:
-            return [self.read(node, place.below(keyword, str(index))) for index, node in enumerate(value)]
+            return [self.read(node, position.below(keyword, str(index))) for index, node in enumerate(value)]
         if keyword in _MAP:
             for pattern in value if keyword == "patternProperties" else ():
                 self._result.add_pattern(pattern, None)
-            return {name: self.read(node, place.below(keyword, name)) for name, node in value.items()}
+            return {name: self.read(node, position.below(keyword, name)) for name, node in value.items()}
         if keyword not in _PLAIN:
             return None
-        self._count(keyword, value, place)
+        self._count(keyword, value, position)
         return value
 
-    def _count(self, keyword: str, value: Any, place: _Place) -> None:
+    def _count(self, keyword: str, value: Any, position: _Position) -> None:
         match keyword:
             case "enum" if not value:
-                raise SchemaError(f"{_at(place.pointer, keyword)} must not be empty")
+                raise SchemaError(f"{_at(position.pointer, keyword)} must not be empty")
             case "enum":
                 self._result.cost += sum(isinstance(option, list | dict) for option in value)
             case "pattern":
-                self._result.add_pattern(value, place.path)
+                self._result.add_pattern(value, position.path)
             case "multipleOf" | "uniqueItems":
                 self._result.is_exact = True
 
-    def _target(self, reference: str, place: _Place) -> Any:
-        if reference in place.references or reference == "#":
-            raise SchemaError(f"{_at(place.pointer, '$ref')} refers to a schema that contains it")
+    def _target(self, reference: str, position: _Position) -> Any:
+        if reference in position.references or reference == "#":
+            raise SchemaError(f"{_at(position.pointer, '$ref')} refers to a schema that contains it")
         try:
             target = _resolve(self._root, reference)
         except (LookupError, StopIteration, TypeError, ValueError):
             raise SchemaError(
-                f"{_at(place.pointer, '$ref')} must point to a schema inside this schema, by #/..."
+                f"{_at(position.pointer, '$ref')} must point to a schema inside this schema, by #/..."
             ) from None
-        return self.read(target, place._replace(references=(*place.references, reference)))
+        return self.read(target, position._replace(references=(*position.references, reference)))
 
 
 def _resolve(root: Any, reference: str) -> Any:

@@ -88,8 +88,8 @@ class _Explainer:
                 which = required_choice(holder["oneOf"]) or "its forms"
                 yield f"{inside}needs exactly one of {which}, but more than one fits"
             case ValidationErrorKind.AnyOf(branches) | ValidationErrorKind.OneOfNotValid(branches):
-                needed = required_choice(holder[keyword])
-                yield f"{inside}needs {needed}" if needed else self._forms(error, branches, name)
+                names = required_choice(holder[keyword])
+                yield f"{inside}needs {names}" if names else self._forms(error, branches, name)
             case _:
                 text = error.message[:_MESSAGE_CHARS]
                 text = text.replace(MASK, name) if MASK in text else inside + text
