@@ -11,7 +11,6 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import msgspec
 import pytest
 
@@ -526,22 +525,6 @@ def test_importing_the_provider_does_not_import_the_http_client() -> None:
     )
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=30, check=False).returncode == 0
-
-
-async def test_a_request_has_the_headers_of_the_official_sdk(
-    service: AnthropicService, provider: AnthropicProvider
-) -> None:
-    await collect(provider)
-    async with anthropic.AsyncAnthropic(api_key="test-key", base_url=service.base_url) as sdk:
-        message: Any = {"role": "user", "content": "Hello."}
-        async for _ in await sdk.messages.create(model="m", max_tokens=5, messages=[message], stream=True):
-            pass
-    own_headers, sdk_headers = (
-        {name.lower(): value for name, value in headers.items()} for headers in service.headers
-    )
-    for name in ("authorization", "anthropic-version", "content-type"):
-        assert own_headers[name] == sdk_headers[name]
-    assert "x-api-key" not in {*own_headers, *sdk_headers}
 
 
 def test_the_answer_to_a_warming_is_its_usage() -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Any
 
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
-from pydantic import SecretStr
 
 from conductor.errors import ModelError, SettingsError
 from conductor.messages import UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import load_profiles
-from conductor.models.registry import make_provider, make_router
+from conductor.models.registry import make_router
 from conductor.plugins.models.anthropic import Account, AnthropicProvider
 from conductor.plugins.models.http import HttpPool, Service
 from conductor.settings import Settings
@@ -140,17 +138,3 @@ def test_a_hosted_service_is_refused_at_the_start(provider: str, monkeypatch: py
     values[f"{provider}_base_url"] = "http://127.0.0.1:1"
     local = Settings(model_provider=provider, local_only=True, **values)
     make_router(load_profiles(local), local, ModelMetrics())
-
-
-async def test_claude_at_a_public_address_is_not_connected_to() -> None:
-    settings = Settings(
-        model_provider="anthropic",
-        local_only=True,
-        anthropic_api_key=SecretStr("key"),
-        anthropic_base_url=f"http://{PUBLIC}:1",
-    )
-    provider = make_provider(load_profiles(settings).main, settings)
-    with pytest.raises(ModelError, match="LOCAL_ONLY"):
-        async with aclosing(provider.stream(ModelRequest("", [UserMessage("Hi")]))) as events:
-            await anext(events)
-    await provider.aclose()
