@@ -45,7 +45,11 @@ MAX_SERVE_BYTES = 4 * 1024 * 1024
 
 def list_servers(_options: argparse.Namespace) -> None:
     """List the servers."""
-    rows = [(server.name, server.type, _location(server), _use(server)) for server in _servers()]
+    rows = []
+    for server in _servers():
+        place = server.url or " ".join([server.command or "", *server.args])
+        used = "no" if not server.enabled else "trusted" if server.trust else "yes"
+        rows.append((server.name, server.type, place, used))
     write_table(("server", "type", "place", "used"), rows)
 
 
@@ -58,16 +62,6 @@ def _find(name: str) -> McpServerConfig:
     if name not in servers:
         raise SettingsError(_unknown(name, servers))
     return servers[name]
-
-
-def _location(server: McpServerConfig) -> str:
-    return server.url or " ".join([server.command or "", *server.args])
-
-
-def _use(server: McpServerConfig) -> str:
-    if not server.enabled:
-        return "no"
-    return "trusted" if server.trust else "yes"
 
 
 def _unknown(name: str, names: Iterable[str]) -> str:

@@ -100,6 +100,8 @@ async def person(
     user = Person(*size)
     user.talking = asyncio.create_task(user.talk(url, text, options))
     try:
+        if text is None:
+            await user.sees("Connected")
         yield user
         if text is None and not user.talking.done():
             user.type(CTRL_D, enter=False)

@@ -53,7 +53,6 @@ async def test_a_draft_survives_a_growing_answer() -> None:
         await peer.connection.wait_closed()
 
     async with scripted_server(script) as server, person(server.url) as user:
-        await user.sees("Connected")
         user.type("count")
         await user.sees("One, two,", "thinking 0 s")
         user.type("and th", enter=False)
@@ -79,7 +78,6 @@ async def test_a_stopped_answer_stays_on_the_screen(key: str) -> None:
         await peer.connection.wait_closed()
 
     async with scripted_server(script) as server, person(server.url) as user:
-        await user.sees("Connected")
         user.type("tell me")
         await user.sees("A long story")
         user.type(key, enter=False)
@@ -99,7 +97,6 @@ async def test_words_that_interrupt_an_answer_appear_below_it() -> None:
         await peer.connection.wait_closed()
 
     async with scripted_server(script) as server, person(server.url) as user:
-        await user.sees("Connected")
         user.type("tell me")
         await user.sees("A long story")
         user.type("enough")
@@ -121,7 +118,6 @@ async def test_a_running_tool_is_shown_with_its_seconds() -> None:
         await peer.connection.wait_closed()
 
     async with scripted_server(script) as server, person(server.url) as user:
-        await user.sees("Connected")
         user.type("read it")
         await user.sees(" web.read 0 s", "thinking")
         read.set()
@@ -213,7 +209,6 @@ async def test_a_card_keeps_the_draft_and_a_sentence_is_sent() -> None:
         await peer.connection.wait_closed()
 
     async with scripted_server(script) as server, person(server.url, size=(80, 60)) as user:
-        await user.sees("Connected")
         user.type("delete it")
         user.type("y", enter=False)  # the beginning of a sentence, not an answer to the card
         await user.sees("> y")
@@ -262,7 +257,6 @@ async def test_pasted_lines_and_commands_with_completion() -> None:
         await peer.connection.wait_closed()
 
     async with scripted_server(script, second) as server, person(server.url, session_id="one") as user:
-        await user.sees("Connected")
         user.type("\x1b[200~first line\nsecond line\x1b[201~", enter=False)
         await user.sees("second line")
         user.type("")
@@ -297,7 +291,6 @@ async def test_a_new_session_during_an_answer() -> None:
         await peer.connection.wait_closed()
 
     async with scripted_server(script, second) as server, person(server.url) as user:
-        await user.sees("Connected")
         user.type("tell me")
         await user.sees("A long story", "thinking 0 s")
         user.type("/session two")
@@ -318,7 +311,6 @@ async def test_segments_of_the_answer_are_not_shown_twice() -> None:
         await peer.connection.wait_closed()
 
     async with scripted_server(script) as server, person(server.url) as user:
-        await user.sees("Connected")
         user.type("and now?")
         await user.sees("It rains. Take a coat.\n🔊 And a hat.")
     assert user.text.count("🔊") == 1
@@ -343,7 +335,6 @@ async def test_a_narrow_terminal_wraps_and_no_color_is_respected(monkeypatch: py
 
 async def test_ctrl_c_clears_a_line_and_exits_at_an_empty_line() -> None:
     async with scripted_server() as server, person(server.url) as user:
-        await user.sees("Connected")
         user.type("never said", enter=False)
         await user.sees("> never said")
         user.type(CTRL_C, enter=False)
