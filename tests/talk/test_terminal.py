@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from conductor.cli import main
 from conductor.client import Reconnect
 from conductor.talk.terminal import talk
 from tests.client.extended import start
+from tests.conftest import Main
 from tests.stand_ins.scripted_server import LIMIT_S, Json, Peer, Script, ScriptedServer, scripted_server
 
 
@@ -288,6 +288,6 @@ async def test_an_interruption_reports_the_spoken_text() -> None:
     assert ("a long story " * 1000).startswith(interrupted[0]["spokenText"])
 
 
-def test_an_address_that_is_no_websocket_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["talk", "--url", "nonsense", "hello"]) == 2
-    assert capsys.readouterr().err.startswith("Cannot connect to nonsense: not a WebSocket URL")
+def test_an_address_that_is_no_websocket_is_an_error(conductor: Main) -> None:
+    code, _, err = conductor("talk", "--url", "nonsense", "hello")
+    assert code == 2 and err.startswith("Cannot connect to nonsense: not a WebSocket URL")
