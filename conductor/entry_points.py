@@ -44,7 +44,7 @@ class Plugin:
         return f'the {NOUNS[self.group]} "{self.name}" of {self.package}'
 
     def load(self) -> Any:
-        """Import the factory. Raises `SettingsError`, whatever the import raises."""
+        """Import the factory. Raises `SettingsError`, also for any error of the import."""
         try:
             return self.entry.load()
         except SettingsError:
@@ -62,9 +62,9 @@ def plugins(group: str) -> Mapping[str, Plugin]:
     for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.value
         plugin = Plugin(group, entry.name, package, entry)
-        other = by_name.setdefault(entry.name, plugin)
-        if other is not plugin:
-            packages = f"{other.package} and {package}"
+        rival = by_name.setdefault(entry.name, plugin)
+        if rival is not plugin:
+            packages = f"{rival.package} and {package}"
             raise SettingsError(
                 f'{packages} both offer the {NOUNS[group]} "{entry.name}"; uninstall one of them.'
             )
@@ -76,7 +76,7 @@ def load(group: str, name: str, setting: str, hidden: Sequence[str] = ()) -> Any
 
     Raises `SettingsError`, for an unknown or a ``hidden`` name with the other ones.
     """
-    names = [other for other in plugins(group) if other not in hidden]
+    names = [plugin for plugin in plugins(group) if plugin not in hidden]
     if name not in names:
         raise SettingsError(f"{setting} {name!r} is unknown; there are: {', '.join(names)}.")
     return plugins(group)[name].load()

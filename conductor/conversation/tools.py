@@ -314,31 +314,33 @@ class SessionTools:
         return self.executor.spec(name)
 
     def classify(self, question: Question, utterance: str) -> Answer:
-        """Classify a spoken answer."""
-        judge, spoken = self._spoken(question)
-        return judge.classify(utterance, spoken)
+        """Classify a voice_question answer."""
+        judge, voice_question = self._spoken(question)
+        return judge.classify(utterance, voice_question)
 
     def is_yes(self, question: Question, words: str) -> bool:
         """Tell whether words are a yes at any risk."""
         readings = (self._spoken(question), self._make_spoken(question, risk="medium"))
-        return any(judge.classify(words, spoken).kind == "allow" for judge, spoken in readings)
+        return any(
+            judge.classify(words, voice_question).kind == "allow" for judge, voice_question in readings
+        )
 
     def prompt(self, question: Question, attempt: int) -> str:
         """Word a question."""
-        judge, spoken = self._spoken(question)
-        return judge.prompt(spoken, attempt)
+        judge, voice_question = self._spoken(question)
+        return judge.prompt(voice_question, attempt)
 
     def by_voice(self, question: Question) -> bool:
         """Tell whether a question can be allowed by voice."""
         return self._spoken(question)[1].by_voice
 
     def _spoken(self, question: Question) -> tuple[ApprovalJudge[Any], SpokenQuestion]:
-        spoken = self._questions.get(question.id)
-        if spoken is None:
-            spoken = self._questions[question.id] = self._make_spoken(question)
+        voice_question = self._questions.get(question.id)
+        if voice_question is None:
+            voice_question = self._questions[question.id] = self._make_spoken(question)
             while len(self._questions) > 2 * self._session.services.limits.max_calls_per_round:
                 self._questions.popitem(last=False)
-        return spoken
+        return voice_question
 
     def _make_spoken(
         self, question: Question, risk: Risk | None = None
