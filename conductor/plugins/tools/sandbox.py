@@ -185,12 +185,27 @@ def _open_regular(folder: int, name: str) -> int:
                 check_regular(status)
                 # A second name that was dropped after opening does not show in the open file's count.
                 current = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                if os.path.samestat(status, current):
+                if os.path.samestat(status, current) and _has_name(folder, file, name):
                     check_regular(current)
                     return os.dup(file)
         finally:
             os.close(file)
     raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+def _has_name(folder: int, file: int, name: str) -> bool:
+    # A file that had one name before, and has the name by which it was opened now, had no other. The counts
+    # of Linux change before a name goes: reading the folder waits for the end of the removal, and then the
+    # name of the open file is the current one.
+    descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        with os.scandir(descriptor) as entries:
+            next(entries, None)
+        return os.path.basename(os.readlink(f"/proc/self/fd/{file}")) == name
+    except FileNotFoundError:  # no Linux
+        return True
+    finally:
+        os.close(descriptor)
 
 
 def check_regular(status: os.stat_result) -> None:
