@@ -65,6 +65,7 @@ TOOLS = [
     tool("crash_write", WRITE),
     tool("blocks"),
     tool("right", output_schema=OUTPUT),
+    tool("wrong", output_schema=OUTPUT),
     tool("picture"),
     tool("dense_write", WRITE),
     tool("noise"),
@@ -162,6 +163,9 @@ class StandIn:
             "pid": lambda: text(str(os.getpid())),
             "blocks": blocks,
             "right": lambda: CallToolResult(content=[], structured_content={"n": 1}),
+            "wrong": lambda: CallToolResult(
+                content=text("n is one").content, structured_content={"n": "one"}
+            ),
             "picture": picture,
             "dense_write": lambda: CallToolResult(content=[], structured_content={"n": [0] * 60_000}),
             "greedy": lambda: CallToolResult(content=[], structured_content={"t": "a" * 40 + "!"}),

@@ -234,9 +234,16 @@ async def call_tool(
         return _to_failure(error, call, spec, connection)
     except (ValueError, RuntimeError) as error:  # the result violates the protocol
         connection.check()
-        message = "The call was run; do not repeat it if it changes something. Its result cannot be read: "
-        return failed("parse_error", message + clean(str(error))[:200], reason="mcp_error")
-    return to_outcome(result)
+        message = f"{_RAN} Its result cannot be read: {clean(str(error))[:200]}"
+        return failed("parse_error", message, reason="mcp_error")
+    if connection.fits(tool, result):
+        return to_outcome(result)
+    message = f"{_RAN} Its result does not match its output schema."
+    outcome = failed("parse_error", message, reason="output_schema")
+    return msgspec.structs.replace(outcome, data="\n".join(_texts(result)) or None)
+
+
+_RAN = "The call was run; do not repeat it if it changes something."
 
 
 @contextmanager
