@@ -123,7 +123,7 @@ async def test_a_signal_to_the_supervisor_ends_all_workers_once_turns_have_ended
 
 async def test_the_output_of_a_tool_goes_to_the_standard_error_and_blocks_no_worker(tmp_path: Path) -> None:
     (tmp_path / "noisy.py").write_text(
-        "from conductor.plugins.tools.python_tools import tool\n"
+        "from conductor.tools import tool\n"
         '@tool(risk="safe", effect="read")\n'
         "def noisy() -> str:\n"
         '    """Prints 400 KB."""\n'

@@ -1,1 +1,50 @@
-"""Tools: their definitions, where they run, and the executor that every call passes."""
+"""Tools: their definitions, where they run, and the executor that every call passes.
+
+A package or a file of the operator offers Python functions by `tool`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from conductor.tools.base import Effect, Risk
+
+MARK = "__conductor_tool__"
+"""The attribute of a function that `tool` marks."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class ToolError(Exception):
+    """Raised by a tool: the model reads its text. For other exceptions it reads only that the tool failed."""
+
+
+def tool(
+    *,
+    name: str | None = None,
+    risk: Risk = "medium",
+    effect: Effect = "write",
+    timeout_s: float | None = None,
+    title: str | None = None,
+    spoken: str | None = None,
+    open_world: bool = False,
+    untrusted: bool = False,
+) -> Callable[[F], F]:
+    """Offer a function to the model; the options are fields of `ToolSpec`.
+
+    ``name`` defaults to the function's. The docstring is the description, and the parameters' types are the
+    schema: any type of pydantic, with ``Annotated[int, Field(ge=1, description="…")]`` for constraints. The
+    server passes a parameter of the type `CallContext`. The result is JSON, or a value that pydantic can
+    encode: models, dataclasses, dates. A function that is not ``async`` runs in a thread, which continues
+    after the time limit.
+    """
+    options = {"risk": risk, "effect": effect, "timeout_s": timeout_s, "title": title, "spoken": spoken}
+    options |= {"open_world": open_world, "untrusted": untrusted}
+
+    def mark(function: F) -> F:
+        setattr(function, MARK, {"name": name or function.__name__, **options})
+        return function
+
+    return mark

@@ -132,7 +132,7 @@ async def test_what_the_services_and_another_check_find_is_reported_once() -> No
 
 
 async def test_tools_and_rules_are_counted() -> None:
-    text = 'from conductor.plugins.tools.python_tools import tool\n@tool()\ndef dice() -> int:\n    "Roll."\n'
+    text = 'from conductor.tools import tool\n@tool()\ndef dice() -> int:\n    "Roll."\n'
     save("mine.py", text)
     tools = [{"name": name, "inputSchema": {"type": "object"}} for name in ("calculator", "lamp.on")]
     save("tools.json", json.dumps({"tools": tools}))

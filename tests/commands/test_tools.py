@@ -102,7 +102,7 @@ def test_mcp_tools_are_listed_with_the_servers_that_are_down(tmp_path: Path) -> 
 
 def test_a_tool_of_python_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(
-        """from conductor.plugins.tools.python_tools import tool
+        """from conductor.tools import tool
 
 @tool(risk="safe", effect="read")
 def greet(name: str) -> str:

@@ -21,7 +21,7 @@ from conductor.tools.permissions import Gate
 
 TEXT = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
 HEAD = "import threading, datetime\nfrom conductor.tools.base import CallContext\n"
-HEAD += "from conductor.plugins.tools.python_tools import ToolError, tool\n"
+HEAD += "from conductor.tools import ToolError, tool\n"
 SHOP = TEXT.split("## Tools in Python")[1].split("```python\n")[1].split("```")[0]
 STOCK = """
 @tool(risk="safe", effect="read")
@@ -172,9 +172,6 @@ def test_a_server_offers_the_tools_of_the_documents(tmp_path: Path, monkeypatch:
 
 def test_the_name_of_a_built_in_tool_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "own.py"
-    path.write_text(
-        "from conductor.plugins.tools.python_tools import tool\n"
-        '@tool(name="calculator")\ndef f():\n    "F."\n'
-    )
+    path.write_text('from conductor.tools import tool\n@tool(name="calculator")\ndef f():\n    "F."\n')
     with pytest.raises(SettingsError, match='"builtin" and "python" both have a tool calculator'):
         make_services(load_settings(None, tools_path=path))

@@ -13,14 +13,15 @@ from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from conductor.errors import SettingsError
 from conductor.settings import Settings
-from conductor.tools.base import CallContext, Effect, Risk, ToolOutcome, Toolset, ToolSpec, failed, succeeded
+from conductor.tools import MARK, ToolError
+from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, failed, succeeded
 from conductor.tools.declarations import NAME, SERVER_PREFIXES
 from conductor.tools.schema import SchemaError, read_schema
 
@@ -28,42 +29,6 @@ GROUP = "conductor.tools"
 """The group of entry points; each names a function or a module with functions."""
 # Threads of functions that are not ``async``. A function that hangs keeps its thread.
 MAX_THREADS = 32
-_MARK = "__conductor_tool__"
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-class ToolError(Exception):
-    """Raised by a tool: the model reads its text. For other exceptions it reads only that the tool failed."""
-
-
-def tool(
-    *,
-    name: str | None = None,
-    risk: Risk = "medium",
-    effect: Effect = "write",
-    timeout_s: float | None = None,
-    title: str | None = None,
-    spoken: str | None = None,
-    open_world: bool = False,
-    untrusted: bool = False,
-) -> Callable[[F], F]:
-    """Offer a function to the model; the options are fields of `ToolSpec`.
-
-    ``name`` defaults to the function's. The docstring is the description, and the parameters' types are the
-    schema: any type of pydantic, with ``Annotated[int, Field(ge=1, description="…")]`` for constraints. The
-    server passes a parameter of the type `CallContext`. The result is JSON, or a value that pydantic can
-    encode: models, dataclasses, dates. A function that is not ``async`` runs in a thread, which continues
-    after the time limit.
-    """
-    options = {"risk": risk, "effect": effect, "timeout_s": timeout_s, "title": title, "spoken": spoken}
-    options |= {"open_world": open_world, "untrusted": untrusted}
-
-    def mark(function: F) -> F:
-        setattr(function, _MARK, {"name": name or function.__name__, **options})
-        return function
-
-    return mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +134,7 @@ def _import(file: Path) -> ModuleType:
 def _marked(loaded: Any, label: str) -> list[Callable[..., Any]]:
     values = vars(loaded).values() if isinstance(loaded, ModuleType) else [loaded]
     functions: list[Callable[..., Any]] = [
-        value for value in values if inspect.isfunction(value) and hasattr(value, _MARK)
+        value for value in values if inspect.isfunction(value) and hasattr(value, MARK)
     ]
     if not functions and not isinstance(loaded, ModuleType):
         raise SettingsError(f"{label} is not a function marked with @tool.")
@@ -181,7 +146,7 @@ class _Arguments(BaseModel):
 
 
 def _read(function: Callable[..., Any], origin: str) -> PythonTool:
-    options: dict[str, Any] = getattr(function, _MARK)
+    options: dict[str, Any] = getattr(function, MARK)
     name = options["name"]
     label = f"{origin}: the tool {name}"
     if not NAME.match(name) or name.startswith(SERVER_PREFIXES):
