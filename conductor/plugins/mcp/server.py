@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp.client import ClientRequestContext
     from mcp.client._transport import TransportStreams
-    from mcp.types import CallToolResult, Tool
+    from mcp.types import CallToolResult, ElicitRequestParams, ElicitResult, ListRootsResult, Tool
 
 log = structlog.get_logger(__name__)
 
@@ -169,36 +169,7 @@ class McpConnection:
         """
         # In a thread: the import takes a second.
         await asyncio.to_thread(importlib.import_module, "mcp.client.streamable_http")
-        from mcp import Client, types
-
-        async def on_message(message: object) -> None:
-            if isinstance(message, types.ToolListChangedNotification):
-                self._wake.set()
-            elif isinstance(message, ValueError) and not self._is_noisy:
-                self._is_noisy = True
-                log.warning("mcp server wrote a line that is not a message", server=self.config.name)
-
-        async def unchecked(name: str, result: types.CallToolResult) -> None:
-            pass
-
-        async def list_roots(context: ClientRequestContext) -> types.ListRootsResult:
-            return types.ListRootsResult(
-                roots=[types.Root.model_validate({"uri": root.resolve().as_uri()}) for root in self._roots]
-            )
-
-        async def elicit(
-            context: ClientRequestContext, params: types.ElicitRequestParams
-        ) -> types.ElicitResult:
-            # A server of the 2025 revision does not name the call that asks: with several, it is declined.
-            call = CURRENT_CALL.get()
-            ask = call.ask if call else self.asks[0] if len(self.asks) == 1 else None
-            if ask is None or not isinstance(params, types.ElicitRequestFormParams):
-                return types.ElicitResult(action="decline")
-            question = make_question(self.config.name, params)
-            answer = None if question is None else await ask(question)
-            if answer is None:
-                return types.ElicitResult(action="decline")
-            return types.ElicitResult(action="accept", content=dict(answer))
+        from mcp import Client
 
         self._is_lost = self._is_noisy = False
         self._last_error = ""
@@ -208,16 +179,16 @@ class McpConnection:
                 client = await stack.enter_async_context(
                     Client(
                         self._transport(),
-                        message_handler=on_message,
-                        list_roots_callback=list_roots if self._roots else None,
-                        elicitation_callback=elicit,
+                        message_handler=self._on_message,
+                        list_roots_callback=self._list_roots if self._roots else None,
+                        elicitation_callback=self._elicit,
                         cache=None,
                         mode="legacy" if self.config.revision == "2025-11-25" else "auto",
                     )
                 )
                 # The package checks results against the tool's output schema with Python's regular
                 # expressions, which a pattern of the server can make run for years.
-                client.session.validate_tool_result = unchecked  # type: ignore[method-assign]
+                client.session.validate_tool_result = _accept  # type: ignore[method-assign]
                 await self._list(client)
             self._client = client
             self._attempt_ended.set()
@@ -226,6 +197,36 @@ class McpConnection:
             finally:
                 self._client = None
                 self._attempt_ended.clear()
+
+    async def _on_message(self, message: object) -> None:
+        from mcp.types import ToolListChangedNotification
+
+        if isinstance(message, ToolListChangedNotification):
+            self._wake.set()
+        elif isinstance(message, ValueError) and not self._is_noisy:
+            self._is_noisy = True
+            log.warning("mcp server wrote a line that is not a message", server=self.config.name)
+
+    async def _list_roots(self, context: ClientRequestContext) -> ListRootsResult:
+        from mcp.types import ListRootsResult
+
+        return ListRootsResult.model_validate(
+            {"roots": [{"uri": root.resolve().as_uri()} for root in self._roots]}
+        )
+
+    async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+        from mcp.types import ElicitRequestFormParams, ElicitResult
+
+        # A server of the 2025 revision does not name the call that asks: with several, it is declined.
+        call = CURRENT_CALL.get()
+        ask = call.ask if call else self.asks[0] if len(self.asks) == 1 else None
+        if ask is None or not isinstance(params, ElicitRequestFormParams):
+            return ElicitResult(action="decline")
+        question = make_question(self.config.name, params)
+        answer = None if question is None else await ask(question)
+        if answer is None:
+            return ElicitResult(action="decline")
+        return ElicitResult(action="accept", content=dict(answer))
 
     async def _serve(self) -> None:
         async with self.connected() as client:
@@ -382,6 +383,10 @@ class McpConnection:
         self._is_lost = True
         self._attempt_ended.clear()
         self._wake.set()
+
+
+async def _accept(name: str, result: CallToolResult) -> None:
+    pass
 
 
 def tokens_path(folder: Path, server: str) -> Path:
