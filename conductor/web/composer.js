@@ -1,12 +1,7 @@
 // Where one types: Enter says it, Shift+Enter is a new line, and suggestions for a first time.
 import { byId, el } from "./dom.js";
 
-const SUGGESTIONS = [
-  "What is 17% of 2340, and what time is it in Tokyo?",
-  'call lamp.switch with {"room":"hall","on":true}',
-  'call note.delete with {"title":"Milk"}',
-  "count to 200",
-];
+const SUGGESTIONS = ["Switch on the lamp in the hall", "What is 17% of 2,340?", "Delete the note Milk"];
 
 export function composer(say) {
   const words = byId("words");

@@ -12,11 +12,16 @@ export function conversation() {
   let stopped = false; // what still comes of a reply that the person stopped is not drawn
   let pending = null; // what the person said and the server has not yet taken
 
+  let atEnd = true;
+  log.addEventListener("scroll", () => (atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 120));
+  // Cards and the keyboard of a phone take room: the last sentence stays in sight.
+  new ResizeObserver(() => atEnd && log.scrollTo(0, log.scrollHeight)).observe(log);
+
   function append(element) {
-    const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 120;
     welcome.hidden = true;
+    byId("talk").removeAttribute("data-empty");
     log.append(element);
-    if (atEnd) log.scrollTop = log.scrollHeight;
+    if (atEnd) log.scrollTo(0, log.scrollHeight);
     return element;
   }
 
@@ -84,6 +89,7 @@ export function conversation() {
     growing = pending = null;
     log.replaceChildren(welcome);
     welcome.hidden = false;
+    byId("talk").setAttribute("data-empty", "");
   }
 
   for (const { role, text } of messages) bubble(role, text);

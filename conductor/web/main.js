@@ -3,14 +3,14 @@ import { approvals } from "./approvals.js";
 import { composer } from "./composer.js";
 import { connect } from "./conductor.js";
 import { conversation } from "./conversation.js";
-import { byId } from "./dom.js";
+import { byId, menus } from "./dom.js";
 import { FaultySocket, faultButtons } from "./faults.js";
 import { isEcho, microphone } from "./microphone.js";
 import { answer, ownTools } from "./own_tools.js";
 import { replay } from "./replay.js";
-import { stateLine } from "./state.js";
+import { stage } from "./stage.js";
 import { keep, recall } from "./store.js";
-import { tabs } from "./tabs.js";
+import { tabs, views } from "./tabs.js";
 import { timeline } from "./timeline.js";
 import { token } from "./token.js";
 import { toolList } from "./tools.js";
@@ -21,7 +21,7 @@ const log = conversation();
 const events = timeline();
 const turn = waterfall();
 const speech = voice();
-const state = stateLine();
+const state = stage(() => ears.ready());
 const words = composer(say);
 const cards = approvals({
   decide: (request, decision, options) => client.decide(request.approvalId, decision, options),
@@ -30,7 +30,18 @@ const cards = approvals({
 });
 const records = replay({ session: () => recall("session"), token: () => known });
 const tools = toolList({ changed: () => client.declare(...declared()), tryOut: words.put });
-microphone({ started: speech.on, partial: hear, final: heard, ended: () => state.hearing(false) });
+const ears = microphone({
+  started: () => (speech.on(), state.open(true)),
+  partial: hear,
+  final: heard,
+  ended: () => state.open(false),
+  interrupt() {
+    const { running } = state;
+    if (running) stop();
+    return running;
+  },
+});
+state.draw();
 
 const drawn = new Set(); // ids of events
 
@@ -71,6 +82,7 @@ function heard(text) {
 function showConnection(name) {
   const pill = byId("connection");
   pill.dataset.connection = name;
+  state.connected(name === "open");
   pill.textContent = { open: "Connected", connecting: "Connecting", closed: "Closed" }[name] ?? name;
 }
 
@@ -80,7 +92,6 @@ const SHOWN = {
     const { role, text } = JSON.parse(given);
     log.message(role, text);
   },
-  // Where no turn is running an idle follows.
   "session.started": ({ resumed }) => resumed && state.resumed(),
   "tool.activity": ({ status, display, name }) => status === "finished" && log.toolLine(display || name),
   "approval.resolved": ({ approvalId, outcome, message }) => {
@@ -151,6 +162,8 @@ byId("new-session").addEventListener("click", () => {
   open();
 });
 
+menus();
+views();
 tabs(document.querySelector('[role="tablist"]'));
 faultButtons();
 known = await token();

@@ -1,70 +1,136 @@
-// The browser's speech recognition: held (push to talk), or open all the time (hands-free).
-import { byId } from "./dom.js";
+// The round button and the browser's speech recognition: held (push to talk), or tapped (hands-free).
+import { byId, el } from "./dom.js";
+import { meter } from "./meter.js";
+import { keep, recall } from "./store.js";
 
 const Recognition = globalThis.SpeechRecognition ?? globalThis.webkitSpeechRecognition;
+const HOLD_MS = 350;
+const PRIVACY = "Your browser's own service hears what you say.";
 
 function whyNot() {
-  if (!globalThis.isSecureContext) return "Over plain HTTP a browser gives no microphone: type instead, or use HTTPS.";
-  if (!Recognition) return "This browser has no speech recognition: type instead.";
+  if (!globalThis.isSecureContext) return "Over plain HTTP a browser gives no microphone. Type instead, or use HTTPS.";
+  if (!Recognition) return "This browser has no speech recognition. Type instead.";
   return "";
 }
 
-/** Tells what it hears: `started()`, `partial(text)`, `final(text)`, `ended()`. */
-export function microphone({ started, partial, final, ended }) {
+/** Tells what it hears: `started()`, `partial(text)`, `final(text)`, `ended()`. `interrupt()` tells if there was anything to stop. */
+export function microphone({ started, partial, final, ended, interrupt }) {
   const button = byId("microphone");
-  const handsFree = byId("hands-free");
   const note = byId("media-note");
+  const input = byId("input");
+  const level = meter((value) => button.style.setProperty("--level", value.toFixed(2)));
   let recognition = null;
-  note.textContent = whyNot();
-  button.disabled = handsFree.disabled = Boolean(whyNot());
+  let handsFree = false;
+  let downAt = 0; // 0: nobody holds the button
+  let interrupted = false; // by this press
+  let phrases = []; // what was heard since the button is held
 
-  function open(continuous) {
-    if (recognition) return;
-    recognition = new Recognition();
-    recognition.lang = navigator.language;
-    recognition.continuous = continuous;
-    recognition.interimResults = true;
-    recognition.addEventListener("result", (event) => {
-      for (let index = event.resultIndex; index < event.results.length; index += 1) {
-        const result = event.results[index];
-        const text = result[0].transcript.trim();
-        if (text) (result.isFinal ? final : partial)(text);
+  const problem = whyNot();
+  note.textContent = problem;
+  byId("stage").classList.toggle("deaf", Boolean(problem));
+  input.disabled = Boolean(problem);
+
+  function hear({ resultIndex, results }) {
+    for (let index = resultIndex; index < results.length; index += 1) {
+      const text = results[index][0].transcript.trim();
+      if (!text) continue;
+      if (handsFree) (results[index].isFinal ? final : partial)(text);
+      else {
+        if (results[index].isFinal) phrases.push(text);
+        partial([...phrases, ...(results[index].isFinal ? [] : [text])].join(" "));
       }
-    });
-    recognition.addEventListener("error", ({ error }) => {
+    }
+  }
+
+  /** What was said while the button was held is one utterance. */
+  function flush() {
+    const text = phrases.join(" ");
+    phrases = [];
+    if (text) final(text);
+  }
+
+  async function listen() {
+    if (recognition) return;
+    const mine = (recognition = new Recognition());
+    mine.lang = navigator.language;
+    mine.continuous = true;
+    mine.interimResults = true;
+    mine.addEventListener("result", hear);
+    mine.addEventListener("error", ({ error }) => {
       if (error === "no-speech" || error === "aborted") return;
-      note.textContent = `The microphone does not work (${error}): type instead.`;
-      handsFree.checked = false;
+      note.textContent = `The microphone does not work (${error}). Type instead.`;
+      handsFree = false;
     });
-    recognition.addEventListener("end", () => {
+    mine.addEventListener("end", () => {
       recognition = null;
-      ended();
+      flush();
+      if (handsFree) return listen(); // browsers end it after a silence
+      level.stop();
+      if (note.textContent === PRIVACY) note.textContent = "";
       button.setAttribute("aria-pressed", "false");
-      if (handsFree.checked) open(true); // browsers end it after a silence
+      ended();
     });
-    recognition.start();
-    note.textContent = "What you say is heard by your browser's own service.";
+    const track = level.start(input.value);
+    if (input.value) await track;
+    if (recognition !== mine) return;
+    mine.start(...(input.value && (await track) ? [await track] : []));
+    button.setAttribute("aria-pressed", "true");
+    note.textContent = PRIVACY;
     started();
   }
 
-  function hold() {
-    if (handsFree.checked || button.disabled) return;
-    button.setAttribute("aria-pressed", "true");
-    open(false);
+  function down() {
+    if (problem) return byId("words").focus();
+    downAt = Date.now();
+    interrupted = interrupt();
+    return handsFree ? undefined : listen();
   }
 
-  function letGo() {
-    if (!handsFree.checked) recognition?.stop();
+  function up() {
+    if (!downAt) return;
+    const held = phrases.length > 0 || Date.now() - downAt > HOLD_MS;
+    downAt = 0;
+    if (handsFree ? !interrupted : held) stop();
+    else handsFree = true;
   }
 
-  button.addEventListener("pointerdown", hold);
-  for (const name of ["pointerup", "pointerleave", "pointercancel", "keyup", "blur"]) button.addEventListener(name, letGo);
+  function stop() {
+    handsFree = false;
+    if (recognition) recognition.stop();
+  }
+
+  button.addEventListener("pointerdown", (event) => event.button === 0 && down());
+  for (const name of ["pointerup", "pointercancel", "blur"]) button.addEventListener(name, up);
+  button.addEventListener("contextmenu", (event) => event.preventDefault()); // a long press on a phone
   button.addEventListener("keydown", (event) => {
-    if (event.repeat || (event.key !== " " && event.key !== "Enter")) return;
+    if (event.key !== " " && event.key !== "Enter") return;
     event.preventDefault();
-    hold();
+    if (!event.repeat) down();
   });
-  handsFree.addEventListener("change", () => (handsFree.checked ? open(true) : recognition?.abort()));
+  button.addEventListener("keyup", (event) => {
+    event.preventDefault();
+    up();
+  });
+  // Screen readers and voice control click without a pointer.
+  button.addEventListener("click", (event) => event.detail === 0 && !event.pointerType && (down(), up()));
+
+  async function listInputs() {
+    const devices = (await navigator.mediaDevices?.enumerateDevices()) ?? [];
+    const named = devices.filter(({ kind, deviceId, label }) => kind === "audioinput" && label && deviceId !== "default");
+    const chosen = input.value || recall("input", "");
+    input.replaceChildren(input.options[0], ...named.map(({ deviceId, label }) => el("option", { value: deviceId, text: label, selected: deviceId === chosen })));
+  }
+
+  byId("devices").addEventListener("toggle", listInputs);
+  navigator.mediaDevices?.addEventListener("devicechange", listInputs);
+  input.addEventListener("change", () => {
+    keep("input", input.value);
+    stop();
+  });
+  return {
+    stop,
+    ready: () => (problem ? "Type to begin" : "Hold to talk, or tap for hands-free"),
+  };
 }
 
 /** Tell whether words were rather the page's own voice: most of them are in what it is saying. */

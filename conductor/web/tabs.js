@@ -1,4 +1,6 @@
-// Tabs with the keys that screen readers announce: arrows, Home and End.
+// What of the page is seen: Talk or Inspect, and tabs with the keys that screen readers announce: arrows, Home and End.
+import { keep, recall } from "./store.js";
+
 export function tabs(list) {
   const all = [...list.querySelectorAll('[role="tab"]')];
 
@@ -25,4 +27,16 @@ export function tabs(list) {
     select(tab);
     tab.focus();
   });
+}
+
+/** Talk and Inspect: side by side where there is room, else one at a time. */
+export function views() {
+  const buttons = [...document.querySelectorAll("[data-show]")];
+  const show = (view) => {
+    document.body.dataset.view = view;
+    for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.show === view));
+    keep("view", view);
+  };
+  for (const button of buttons) button.addEventListener("click", () => show(button.dataset.show));
+  show(recall("view", "talk"));
 }

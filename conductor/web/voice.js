@@ -1,17 +1,28 @@
 // The browser's voice. Where there is none, or it is off, a text counts as read.
-import { byId } from "./dom.js";
+import { byId, el } from "./dom.js";
+import { keep, recall } from "./store.js";
 
 /** `speak` resolves when the speech is over or was stopped; `heard` is what was said of the running one. */
 export function voice() {
   const synthesis = globalThis.speechSynthesis;
   const box = byId("voice");
+  const names = byId("voice-name");
   let running = null;
-  if (!synthesis) box.disabled = true;
+  if (!synthesis) box.disabled = names.disabled = true;
+
+  /** The voices of the page's language, and those of the person's. */
+  function listVoices() {
+    const languages = new Set(["en", navigator.language.slice(0, 2)]);
+    const offered = synthesis?.getVoices().filter(({ lang }) => languages.has(lang.slice(0, 2))) ?? [];
+    const chosen = names.value || recall("voice", "");
+    names.replaceChildren(names.options[0], ...offered.map(({ name }) => el("option", { value: name, text: name, selected: name === chosen })));
+  }
 
   function speak(text, { signal }) {
     if (!synthesis || !box.checked) return Promise.resolve();
     return new Promise((resolve) => {
       const utterance = new SpeechSynthesisUtterance(text);
+      utterance.voice = synthesis.getVoices().find(({ name }) => name === names.value) ?? null;
       // Some browsers forget to tell the end.
       const limit = setTimeout(() => stop(), 5_000 + 120 * text.length);
       signal.addEventListener("abort", () => running?.utterance === utterance && stop());
@@ -34,6 +45,9 @@ export function voice() {
     stopped?.over();
   }
 
+  synthesis?.addEventListener?.("voiceschanged", listVoices); // Safari lacks the event
+  names.addEventListener("change", () => keep("voice", names.value));
+  listVoices();
   return {
     speak,
     stop,

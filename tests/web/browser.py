@@ -48,6 +48,7 @@ async def chromium() -> AsyncIterator[Any]:
         missing("chromium")
     # As root it refuses to run with its sandbox.
     options = ["--no-sandbox"] if os.geteuid() == 0 else []
+    options += ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=path, args=options)
         try:
@@ -108,10 +109,15 @@ class PageUser:
         await self.answer(answer)
 
     async def state(self, name: str) -> None:
-        await self.page.wait_for_selector(f'#state[data-state="{name}"]')
+        await self.page.wait_for_selector(f'#stage[data-state="{name}"]')
 
     async def tab(self, name: str) -> None:
+        await self.view("inspect")
         await self.page.click(f"#tab-{name}")
+
+    async def view(self, name: str) -> None:
+        """Show ``talk`` or ``inspect``."""
+        await self.page.click(f"[data-show={name}]")
 
     async def events(self) -> list[dict[str, Any]]:
         """Export the timeline; each has ``at``, ``direction`` and ``event``."""

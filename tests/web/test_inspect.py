@@ -20,6 +20,7 @@ BIDI = "delete\u202eecin\u2066 all"
 
 async def test_the_timeline_is_filtered_paused_and_exported(user: PageUser) -> None:
     await user.ask("say hello", "hello")
+    await user.tab("timeline")
     await user.page.fill("#filter", "transcript")
     rows = user.page.locator("#events .type")
     assert await rows.all_text_contents() == ["user.audio.transcript.final"]
@@ -138,6 +139,8 @@ async def test_the_page_can_be_used_by_keyboard(user: PageUser) -> None:
     await tab_to("Allow once")  # the card has the focus
     await user.page.keyboard.press("Enter")
     await user.answer("Lamp switch answered")
+    await tab_to("Inspect")
+    await user.page.keyboard.press("Enter")
     await tab_to("tab-timeline")
     await user.page.keyboard.press("ArrowRight")
     assert await focused() == "tab-turn" and await user.page.is_visible("#waterfall")
@@ -154,8 +157,9 @@ async def test_it_fits_into_320_pixels(user: PageUser) -> None:
     await user.page.set_viewport_size({"width": 320, "height": 640})
     await user.say(LAMP)
     await user.page.locator(".card").wait_for()
-    media = await user.page.locator("#media").bounding_box()
-    assert media["y"] + media["height"] <= 640  # all of Talk is on the screen
+    views = await user.page.locator("#views").bounding_box()
+    composer = await user.page.locator("#composer").bounding_box()
+    assert composer["y"] + composer["height"] <= views["y"] <= 640 - views["height"]  # all is on the screen
     for tab in ("timeline", "turn", "tools", "faults", "replay"):
         await user.tab(tab)
         assert await user.page.evaluate("document.documentElement.scrollWidth") <= 320, tab
