@@ -21,7 +21,11 @@ from conductor.client.state import (
     takes_two_arguments,
 )
 from conductor.events.client import ToolAccepted, ToolCancelled, ToolProgress, ToolResultEvent, ToolStarted
-from conductor.events.server import ToolCallEvent, ToolCancel, is_ui_call
+from conductor.events.server import (
+    ToolCallEvent,
+    ToolCancel,
+)
+from conductor.events.ui_calls import is_ui_call
 
 log = logging.getLogger(__name__)
 

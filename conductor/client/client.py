@@ -50,8 +50,8 @@ from conductor.events.server import (
     SpeechPartial,
     ToolCallEvent,
     ToolCancel,
-    is_ui_call,
 )
+from conductor.events.ui_calls import is_ui_call
 
 log = logging.getLogger(__name__)
 

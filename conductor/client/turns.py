@@ -18,8 +18,8 @@ from conductor.events.server import (
     SpeechFinal,
     SpeechPartial,
     ToolCallEvent,
-    is_ui_call,
 )
+from conductor.events.ui_calls import is_ui_call
 
 _MAX_EVENTS = 10_000
 """Events kept of one turn."""

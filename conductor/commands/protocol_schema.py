@@ -19,7 +19,11 @@ from conductor import __version__
 from conductor.errors import CODE_MEANINGS
 from conductor.events import client, server
 from conductor.events.envelope import PATH, PROTOCOL_VERSION, SUBPROTOCOL
-from conductor.events.server import CAPABILITIES, STATE_MEANINGS, append_message, set_state, speak
+from conductor.events.server import (
+    CAPABILITIES,
+    STATE_MEANINGS,
+)
+from conductor.events.ui_calls import append_message, set_state, speak
 from conductor.settings import Settings
 
 Json: TypeAlias = dict[str, Any]

@@ -22,17 +22,14 @@ from conductor.events.server import (
     ApprovalResolved,
     ConversationState,
     ErrorEvent,
-    Segment,
     ServerEvent,
     SpeechFinal,
     ToolActivity,
     ToolCallEvent,
     ToolCancel,
     ToolLate,
-    append_message,
-    set_state,
-    speak,
 )
+from conductor.events.ui_calls import Segment, append_message, set_state, speak
 
 _SLOT_BITS = 10
 # In the order of the wire within a record. A group has 128 slots: a round has at most 100 calls.

@@ -34,7 +34,10 @@ from conductor.conversation.tools import SessionTools
 from conductor.conversation.view import View
 from conductor.errors import ConductorError, Fenced, StoreError
 from conductor.events.envelope import Payload, new_call_id
-from conductor.events.server import ErrorEvent, set_state
+from conductor.events.server import (
+    ErrorEvent,
+)
+from conductor.events.ui_calls import set_state
 from conductor.messages import ToolResult
 from conductor.rate_limit import SharedRate
 from conductor.stores.base import Claim, SessionKey, SessionLog

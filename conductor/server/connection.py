@@ -21,7 +21,11 @@ from conductor.errors import ErrorCode, Fenced, StoreError, StoreUnavailable, To
 from conductor.events import client
 from conductor.events.codec import Inbound, InvalidFrame, decode_event
 from conductor.events.envelope import SUPERSEDED, IdGenerator, encode_event, new_call_id
-from conductor.events.server import ErrorEvent, SessionPing, set_state
+from conductor.events.server import (
+    ErrorEvent,
+    SessionPing,
+)
+from conductor.events.ui_calls import set_state
 from conductor.rate_limit import TokenBucket
 from conductor.server.sessions import SessionRegistry
 from conductor.server.websocket import PING_SPREAD, Socket, Writer

@@ -23,7 +23,7 @@ from conductor.client.connection import (
     wire_type,
 )
 from conductor.client.turns import Turn
-from conductor.events import server
+from conductor.events import server, ui_calls
 from conductor.talk import cards
 from conductor.talk.device import SimulatedDevice
 from conductor.talk.plain import Plain
@@ -289,7 +289,7 @@ class TerminalChat:
             self._view.working(None)
         if state == "thinking" or (state == "speaking" and self._voice):
             self._view.working(state)
-        elif not server.is_ui_call(call.name):
+        elif not ui_calls.is_ui_call(call.name):
             self._view.note(f"[tool, simulated] {call.name} {call.arguments[:MAX_ARGUMENTS]}")
 
     def _show_activity(self, activity: server.ToolActivity) -> None:

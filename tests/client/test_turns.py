@@ -14,9 +14,8 @@ from conductor.events.server import (
     ServerEvent,
     SpeechFinal,
     ToolCallEvent,
-    append_message,
-    set_state,
 )
+from conductor.events.ui_calls import append_message, set_state
 
 LIMIT_S = 5.0
 

@@ -18,7 +18,6 @@ from conductor.events.server import (
     ErrorEvent,
     EventAck,
     RejectedTool,
-    Segment,
     SessionGoaway,
     SessionPing,
     SessionStarted,
@@ -31,10 +30,8 @@ from conductor.events.server import (
     ToolsChanged,
     TurnEnded,
     TurnMetrics,
-    append_message,
-    set_state,
-    speak,
 )
+from conductor.events.ui_calls import Segment, append_message, set_state, speak
 from tests.events.events import SERVER
 
 GOLDEN = Path(__file__).with_name("golden")

@@ -30,11 +30,8 @@ from conductor.events.server import (
     CAPABILITIES,
     STATE_MEANINGS,
     ConversationState,
-    append_message,
-    is_ui_call,
-    set_state,
-    speak,
 )
+from conductor.events.ui_calls import append_message, is_ui_call, set_state, speak
 from conductor.messages import ToolCall
 from conductor.models.base import TextDelta
 from tests.end_to_end.conftest import serving
