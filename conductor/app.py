@@ -78,6 +78,7 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
         metrics=metrics,
         model_metrics=model_metrics,
         local_only=settings.local_only,
+        inspect=settings.allows_inspect,
         rules=policies.rules,
         policies=policies,
         gate_options=GateOptions.of(settings),

@@ -125,6 +125,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8080
     web: Annotated[Literal["on", "off"], _LOWER] = "on"
+    inspect: Annotated[Literal["local", "on", "off"], _LOWER] = "local"
     model_provider: Annotated[str | None, _LOWER] = None
     models_file: Path | None = None
     anthropic_api_key: SecretStr | None = None
@@ -291,6 +292,12 @@ class Settings(BaseSettings):
     def serves_page(self) -> bool:
         """Whether the page at ``/`` is served: beyond this machine only with tokens."""
         return self.web == "on" and (is_loopback(self.host) or self.authenticates)
+
+    @property
+    def allows_inspect(self) -> bool:
+        """Whether clients may list the tools of their session: ``local`` means without a proxy, too."""
+        is_local = is_loopback(self.host) and not self.trusted_proxies
+        return self.inspect == "on" or (self.inspect == "local" and is_local)
 
     @property
     def limits(self) -> Limits:

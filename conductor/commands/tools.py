@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -19,7 +18,7 @@ from conductor.settings import Settings, load_settings
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec
 from conductor.tools.device import load_catalog
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
-from conductor.tools.permissions import Gate, GateOptions, decide, steps
+from conductor.tools.permissions import Gate, GateOptions
 from conductor.tools.policies import load, policies_path, remove
 from conductor.tools.rules import Rule
 from conductor.tools.toolsets import make_redactor, make_toolsets
@@ -48,9 +47,8 @@ async def _started(settings: Settings) -> AsyncIterator[tuple[list[Toolset], lis
 def list_tools(options: argparse.Namespace) -> None:
     """List the tools, and the decision on a call of each."""
     settings = load_settings()
-    gate_options = GateOptions.of(settings)
     rules = [rule for rule in _rules(settings) if rule.session in (None, options.session)]
-    gate = Gate(rules, gate_options)
+    gate = Gate(rules, GateOptions.of(settings))
 
     async def offered() -> tuple[list[ToolSpec], list[str]]:
         async with _started(settings) as (toolsets, problems):
@@ -59,10 +57,8 @@ def list_tools(options: argparse.Namespace) -> None:
     specs, problems = asyncio.run(offered())
     rows = []
     for spec in (*specs, *load_catalog(settings.device_tools_file)):
-        results = steps(spec, {}, rules, now=time.time(), tainted=False, options=gate_options)
-        verdict = decide(spec, results, tainted=False)
-        effect = verdict.effect if gate.offers(spec) else "disabled"
-        rows.append((spec.name, spec.source, spec.risk, spec.effect, effect, " ".join(verdict.reasons)))
+        decision, reason = gate.preview(spec, tainted=False)
+        rows.append((spec.name, spec.source, spec.risk, spec.effect, decision, reason))
     if options.json:
         tools = [dict(zip(_HEADINGS, row, strict=True)) for row in rows]
         write_json({"tools": tools, "problems": problems})

@@ -19,7 +19,6 @@ from conductor.conversation.transport import Transport
 from conductor.events import client
 from conductor.events.envelope import SUPERSEDED
 from conductor.events.server import (
-    CAPABILITIES,
     Diagnostic,
     EventAck,
     SessionGoaway,
@@ -105,7 +104,7 @@ class Clients:
         """
         session = self._session
         services = session.services
-        capabilities = tuple(name for name in CAPABILITIES if name in event.capabilities)
+        capabilities = tuple(name for name in services.capabilities if name in event.capabilities)
         model = event.model if event.model is not None and services.may_choose(event.model) else None
         declares = "tools" in capabilities and event.tools is not None
         rejected = session.tools.declare(event.tools or [], readings) if declares else None

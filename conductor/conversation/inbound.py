@@ -29,6 +29,7 @@ from conductor.events.server import (
     ErrorEvent,
     ServerEvent,
     ToolsChanged,
+    ToolsListed,
 )
 from conductor.tools.declarations import read_declarations, unknown_fields
 from conductor.tools.reminders import find_zone
@@ -236,6 +237,10 @@ async def _take_extension(session: Session, inbound: Inbound, transport: Transpo
         case client.ToolStarted() | client.ToolProgress() if "lease" in capabilities:
             outbox.extend(event.call_id)
             session.changed()
+        case client.ToolsList() if "inspect" in capabilities and session.services.inspect:
+            profile, services = session.state.profile, session.services
+            model = services.serving(profile.model) or services.provider.name
+            session.flash(ToolsListed(session.tools.listed, model, services.observers.prompt[0]))
         case _:
             log.debug("event ignored", type=inbound.type[:64], session=session.key.session_id)
             session.clients.diagnose([of_ignored(inbound)])

@@ -12,6 +12,7 @@ from conductor.conversation.phrases import FAILURES, Failure
 from conductor.conversation.records import Commit
 from conductor.conversation.view import Rules
 from conductor.errors import ConductorError
+from conductor.events.server import CAPABILITIES
 from conductor.models.base import Finished, ModelProvider
 from conductor.models.budget import BudgetedProvider
 from conductor.models.metrics import ModelMetrics
@@ -98,7 +99,7 @@ class Services:
     turn waits long for a tool. ``summarize_history``: the model summarises the dropped part of a history.
     ``rules`` are the operator's, read from ``policies``. ``subject_records`` enable the scope "always".
     ``turn_rates`` and ``budget`` limit turns and model tokens by subject. With ``local_only`` nothing leaves
-    the local network.
+    the local network. ``inspect``: clients may list the tools of their session.
     """
 
     store: SessionLog
@@ -126,6 +127,7 @@ class Services:
     turn_rates: dict[str, TokenBucket] = field(default_factory=dict)
     budget: DailyBudget | None = None
     admission: Admission = field(default_factory=Admission)
+    inspect: bool = False
 
     @cached_property
     def conduct(self) -> Rules:
@@ -152,6 +154,11 @@ class Services:
     def serving(self, model: str | None) -> str | None:
         """Name the profile that replies to sessions that chose ``model``; None without profiles."""
         return self.provider.serving(model) if isinstance(self.provider, ModelRouter) else None
+
+    @property
+    def capabilities(self) -> Sequence[str]:
+        """The extensions that clients may use."""
+        return [name for name in CAPABILITIES if self.inspect or name != "inspect"]
 
     @property
     def history_tokens(self) -> int:

@@ -14,7 +14,7 @@ import structlog
 from conductor.conversation.approvals import form_spec
 from conductor.conversation.fields import Fields, person_fields
 from conductor.conversation.state import Call, Question
-from conductor.events.server import RejectedTool
+from conductor.events.server import ListedTool, RejectedTool
 from conductor.messages import ToolCall, ToolResult
 from conductor.prompts import session_prompt
 from conductor.rate_limit import TokenBucket
@@ -23,6 +23,7 @@ from conductor.tools.base import (
     Caution,
     Risk,
     ToolOutcome,
+    Toolset,
     ToolSpec,
     failed,
 )
@@ -125,15 +126,38 @@ class SessionTools:
         )
 
     @property
+    def _toolsets(self) -> list[Toolset]:
+        services = self._session.services
+        device = services.catalog if self._declared is None else self._declared
+        return [*services.toolsets, DeviceToolset(device)]
+
+    @property
+    def listed(self) -> list[ListedTool]:
+        """All tools of the session, each with the decision on a call."""
+        gate, tainted = self.executor.gate, self._is_tainted
+        return [
+            ListedTool(
+                spec.name,
+                spec.title or spec.name,
+                spec.source,
+                spec.risk,
+                *gate.preview(spec, tainted=tainted),
+                spec.input_schema,
+            )
+            for toolset in self._toolsets
+            for spec in toolset.specs()
+        ]
+
+    @property
     def executor(self) -> ToolExecutor:
         """The executor for the present declaration."""
         if self._executor is None:
             services = self._session.services
-            specs: Sequence[ToolSpec] = services.catalog if self._declared is None else self._declared
-            toolsets = [*services.toolsets, DeviceToolset(specs)]
             rules = [rule for rule in services.rules if rule.session in (None, self._key.session_id)]
             gate = Gate(rules, services.gate_options, self.grants)
-            self._executor = ToolExecutor(toolsets, services.limits, gate, services.redactor, self._rates)
+            self._executor = ToolExecutor(
+                self._toolsets, services.limits, gate, services.redactor, self._rates
+            )
         return self._executor
 
     def grants(self) -> Sequence[Rule]:
@@ -246,16 +270,20 @@ class SessionTools:
         state, digest = self._state, arguments_digest(spec.name, arguments)
         if state.turn is not None and digest in state.turn.denied:
             return _DENIED_BEFORE
-        # Untrusted text in the history may steer the model.
-        messages = (*state.log, *(call.result for call in state.calls))
-        tainted = (state.summary is not None and state.summary.untrusted) or any(
-            getattr(message, "untrusted", False) for message in messages
-        )
         return self.executor.gate.decide(
             spec,
             arguments,
-            tainted=tainted,
+            tainted=self._is_tainted,
             may_have_happened=spec.effect != "read" and self._may_have_happened(digest),
+        )
+
+    @property
+    def _is_tainted(self) -> bool:
+        """Whether untrusted text in the history may steer the model."""
+        state = self._state
+        messages = (*state.log, *(call.result for call in state.calls))
+        return (state.summary is not None and state.summary.untrusted) or any(
+            getattr(message, "untrusted", False) for message in messages
         )
 
     def _may_have_happened(self, digest: str) -> bool:

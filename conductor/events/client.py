@@ -284,6 +284,13 @@ class ApprovalShown(msgspec.Struct, frozen=True, rename="camel"):
     approval_id: Annotated[Id, Meta(description="The request.", examples=["appr_5d_1"])]
 
 
+class ToolsList(msgspec.Struct, frozen=True, rename="camel"):
+    """Asks for the session's tools; ``tools.listed`` answers it."""
+
+    TYPE: ClassVar[str] = "tools.list"
+    CAPABILITY: ClassVar[str] = "inspect"
+
+
 class Decision(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The person's decision about one call, bound to the arguments of the card.
 
@@ -419,4 +426,5 @@ ClientEvent: TypeAlias = (
     | ToolAccepted
     | ApprovalShown
     | ApprovalResponse
+    | ToolsList
 )

@@ -40,6 +40,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "segments": "A reply is spoken sentence by sentence while the model still writes.",
         "metrics": "The server reports the end and the times of a turn.",
         "goaway": "The server announces that it will close the connection.",
+        "inspect": "The client lists the tools of the session. The operator allows it with `INSPECT`.",
         "diagnostics": "The server reports ignored events and fields, for the app's developer.",
     }
 )
@@ -219,6 +220,40 @@ class ToolsChanged(msgspec.Struct, frozen=True, rename="camel"):
     ]
 
 
+class ListedTool(msgspec.Struct, frozen=True, rename="camel"):
+    """A tool of the session."""
+
+    name: Annotated[str, Meta(description="The tool.", examples=["calculator"])]
+    title: Annotated[str, Meta(description="The name for people.", examples=["Calculator"])]
+    source: Annotated[
+        str, Meta(description="``device``, ``builtin``, ``mcp:NAME`` and others.", examples=["builtin"])
+    ]
+    risk: Annotated[Literal["safe", "medium", "high"], Meta(description="The risk.", examples=["safe"])]
+    decision: Annotated[
+        Literal["allow", "ask", "deny", "disabled"],
+        Meta(
+            description="What a call without arguments would meet now. ``disabled``: the model does not see "
+            "the tool.",
+            examples=["allow"],
+        ),
+    ]
+    reason: Annotated[str, Meta(description="Why, in sentences.", examples=["It is safe."])]
+    input_schema: Annotated[
+        Mapping[str, Any],
+        Meta(description="The JSON Schema of the arguments.", examples=[{"type": "object"}]),
+    ]
+
+
+class ToolsListed(msgspec.Struct, frozen=True, rename="camel"):
+    """Answers ``tools.list``."""
+
+    TYPE: ClassVar[str] = "tools.listed"
+    CAPABILITY: ClassVar[str] = "inspect"
+    tools: Annotated[list[ListedTool], Meta(description="The device's tools and the server's.")]
+    model: Annotated[str, Meta(description="The model that replies.", examples=["home"])]
+    prompt_name: Annotated[str, Meta(description="The name of the system prompt.", examples=["voice"])]
+
+
 class ToolCancel(msgspec.Struct, frozen=True, rename="camel"):
     """Stops a call. The client answers with ``tool.cancelled``, or with ``tool.result`` if that is faster."""
 
@@ -394,6 +429,7 @@ ServerEvent: TypeAlias = (
     | ToolCallEvent
     | ErrorEvent
     | ToolsChanged
+    | ToolsListed
     | ToolCancel
     | ToolLate
     | ToolActivity

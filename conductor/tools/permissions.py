@@ -16,6 +16,8 @@ from conductor.tools.base import Caution, ToolSpec, literally, matcher
 from conductor.tools.rules import Arguments, GrantScope, Rule, RuleEffect, arguments_digest, describe, match
 
 StepName: TypeAlias = Literal["deny", "ask", "allow", "default"]
+Decision: TypeAlias = RuleEffect | Literal["disabled"]
+"""The decision about a tool; one that is ``disabled`` is not offered to the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +215,7 @@ class Gate:
         ``may_have_happened``: an identical call ended with an unknown outcome. ``granted`` are further rules
         of the person.
         """
-        rules = [*self.rules, *self.grants(), *granted]
-        results = steps(spec, arguments, rules, now=self.now(), tainted=tainted, options=self.options)
-        verdict = decide(spec, results, tainted=tainted)
+        verdict = self._judge(spec, arguments, tainted=tainted, granted=granted)
         if verdict.effect == "deny":
             return verdict
         sensitive = None if spec.sensitive is None else spec.sensitive(arguments)
@@ -227,3 +227,15 @@ class Gate:
         cautions: tuple[Caution, ...] = ("may_have_happened",) if may_have_happened else ()
         cautions += verdict.cautions
         return replace(verdict, effect="ask", reasons=(*reasons, *own_reasons), cautions=cautions)
+
+    def preview(self, spec: ToolSpec, *, tainted: bool) -> tuple[Decision, str]:
+        """Give the decision on a call without arguments, and the reasons in sentences."""
+        verdict = self._judge(spec, {}, tainted=tainted)
+        return verdict.effect if self.offers(spec) else "disabled", " ".join(verdict.reasons)
+
+    def _judge(
+        self, spec: ToolSpec, arguments: Mapping[str, Any], *, tainted: bool, granted: Sequence[Rule] = ()
+    ) -> Verdict:
+        rules = [*self.rules, *self.grants(), *granted]
+        results = steps(spec, arguments, rules, now=self.now(), tainted=tainted, options=self.options)
+        return decide(spec, results, tainted=tainted)

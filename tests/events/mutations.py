@@ -64,6 +64,7 @@ _PAYLOADS: dict[str, list[dict[str, Any]]] = {
         {"approvalId": "appr_1", "argumentsDigest": "0" * 64, "decision": "allow", "scope": "session"},
         {"decisions": [_DENIAL, _EDIT, {**_DENIAL, "approvalId": "appr_3", "message": "no, leave it"}]},
     ],
+    "tools.list": [{}],
     "app.telemetry": [{"battery": 0.5, "list": [1, [2, {"three": 3}]]}],
 }
 assert set(CLIENT) < set(_PAYLOADS), "a client event without a sample"

@@ -106,6 +106,7 @@ TAKEN: list[tuple[str, dict[str, Any]]] = [
     ("session.start", {"resume": {"done": [{**CALL, "result": {"on": True}}]}}),
     ("tool.cancelled", {**CALL, "effect": "complete", "result": {"ok": True}}),
     ("response.cancel", {}),
+    ("tools.list", {}),
     ("tool.started", {"callId": "x" * 128}),
     ("tool.progress", {**CALL, "message": None, "percent": None}),
     ("tool.progress", {**CALL, "percent": 0}),

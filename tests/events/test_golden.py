@@ -17,6 +17,7 @@ from conductor.events.server import (
     Diagnostic,
     ErrorEvent,
     EventAck,
+    ListedTool,
     RejectedTool,
     SessionGoaway,
     SessionPing,
@@ -28,6 +29,7 @@ from conductor.events.server import (
     ToolCancel,
     ToolLate,
     ToolsChanged,
+    ToolsListed,
     TurnEnded,
     TurnMetrics,
 )
@@ -68,6 +70,16 @@ EVENTS: dict[str, Payload] = {
     "error": ErrorEvent("internal_error", "The server made a mistake."),
     "error.all": ErrorEvent("rate_limited", "Too many.", "e-1", "call_1", 1500),
     "tools.changed": ToolsChanged(["add_task"], [RejectedTool("x y", "not a name")]),
+    "tools.listed": ToolsListed(
+        [
+            ListedTool(
+                "calculator", "Calculator", "builtin", "safe", "allow", "It is safe.", {"type": "object"}
+            ),
+            ListedTool("lamp.switch", "lamp.switch", "device", "medium", "ask", "It changes something.", {}),
+        ],
+        "home",
+        "voice",
+    ),
     "tool.cancel": ToolCancel("call_1", "barge_in"),
     "tool.late.context": ToolLate("call_1", "context"),
     "tool.late.turn": ToolLate("call_1", "turn"),
