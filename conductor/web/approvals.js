@@ -1,4 +1,5 @@
 // Cards for calls that a person decides.
+import { titled } from "./calls.js";
 import { byId, el, json } from "./dom.js";
 import { schemaForm } from "./schema_form.js";
 
@@ -46,7 +47,7 @@ export function approvals({ decide, schemaOf, changed }) {
 
   function makeCard(request) {
     const countdown = el("span", { class: "countdown quiet", text: remaining(request.expiresAt) });
-    const heading = el("h2", { text: request.name, id: `card-${request.approvalId}` });
+    const heading = el("h2", { text: titled(request.name), id: `card-${request.approvalId}` });
     const element = el("article", { class: `card ${request.risk === "high" ? "high" : ""}`, tabindex: "-1" });
     element.setAttribute("aria-labelledby", heading.id);
     const send = (decision, options) => {
@@ -54,7 +55,7 @@ export function approvals({ decide, schemaOf, changed }) {
       decide(request, decision, options);
     };
     element.append(
-      el("div", { class: "head" }, heading, el("span", { class: "risk", text: RISKS[request.risk] ?? request.risk }), countdown),
+      el("div", { class: "head" }, heading, el("code", { text: request.name }), el("span", { class: "risk", text: RISKS[request.risk] ?? request.risk }), countdown),
       argumentsOf(request),
       ...(request.preview ? [el("pre", { text: request.preview, tabindex: "0", "aria-label": "What it would do" })] : []),
       ...(request.refused ? [el("p", { class: "problem", role: "alert", text: request.refused })] : []),
@@ -72,21 +73,28 @@ export function approvals({ decide, schemaOf, changed }) {
   }
 
   function choices(request, element, send) {
-    const offered = ["once", ...["session", "always"].filter((one) => (request.scopes ?? []).includes(one))];
-    const first = request.risk === "high" ? "" : "primary";
+    const high = request.risk === "high";
+    const offered = ["once", ...["session", "always"].filter((scope) => (request.scopes ?? []).includes(scope))];
+    const label = (scope) => (high && scope === "always" ? "Always, these arguments only" : SCOPES[scope]);
+    const allow = (scope) =>
+      el("button", { type: "button", class: scope === "once" && !high ? "primary" : "", text: label(scope), onclick: () => send("allow", { scope }) });
     const buttons = el(
       "div",
       { class: "buttons" },
-      ...offered.map((scope) =>
-        el("button", { type: "button", class: scope === "once" ? first : "", text: SCOPES[scope], onclick: () => send("allow", { scope }) }),
-      ),
-      el("button", { type: "button", text: "Edit", onclick: () => edit(request, buttons, send) }),
-      el("button", { type: "button", class: "danger", text: "Deny", onclick: () => deny(buttons, send) }),
+      ...offered.map(allow),
+      el("button", { type: "button", text: "Edit", onclick: () => edit(request, box, send) }),
     );
-    return buttons;
+    const words = el("input", { "aria-label": "Why not, for the model", placeholder: "Why not? (optional)", autocomplete: "off" });
+    const denial = el("form", { class: "denial" }, el("button", { class: "danger", text: "Deny" }), words);
+    denial.addEventListener("submit", (event) => {
+      event.preventDefault();
+      send("deny", { words: words.value.trim() || undefined });
+    });
+    const box = el("div", { class: "fields" }, buttons, denial);
+    return box;
   }
 
-  function edit(request, buttons, send) {
+  function edit(request, before, send) {
     const form = schemaForm(schemaOf(request.name), request.arguments ?? {});
     const run = () => {
       const edited = form.value();
@@ -96,33 +104,16 @@ export function approvals({ decide, schemaOf, changed }) {
       "div",
       { class: "buttons" },
       el("button", { type: "button", class: "primary", text: "Run with these", onclick: run }),
-      el("button", { type: "button", text: "Back", onclick: () => restore(box, buttons) }),
+      el("button", { type: "button", text: "Back", onclick: () => restore(box, before) }),
     );
     const box = el("div", { class: "fields" }, form.element, row);
-    buttons.replaceWith(box);
+    before.replaceWith(box);
     box.querySelector("input, select, textarea, button").focus();
   }
 
-  function deny(buttons, send) {
-    const words = el("input", { "aria-label": "Why not, for the model", placeholder: "Why not? The model is told (optional)" });
-    const box = el(
-      "form",
-      { class: "denial" },
-      words,
-      el("button", { class: "danger", text: "Deny" }),
-      el("button", { type: "button", text: "Back", onclick: () => restore(box, buttons) }),
-    );
-    box.addEventListener("submit", (event) => {
-      event.preventDefault();
-      send("deny", { words: words.value.trim() || undefined });
-    });
-    buttons.replaceWith(box);
-    words.focus();
-  }
-
-  function restore(box, buttons) {
-    box.replaceWith(buttons);
-    buttons.querySelector("button").focus();
+  function restore(box, before) {
+    box.replaceWith(before);
+    before.querySelector("button").focus();
   }
 
   return { show, close, clear };

@@ -1,21 +1,29 @@
-// The conversation as it is drawn: messages, the growing reply, what tools did, and problems.
+// The conversation as it is drawn: messages, the growing reply, lines of calls, and problems.
 import { byId, el, plain } from "./dom.js";
 import { keep, recall } from "./store.js";
 
 const KEPT = 100;
 
-export function conversation() {
+/** `line(callId)` gives the element of a call that was kept over a reload. */
+export function conversation(line) {
   const log = byId("conversation");
   const welcome = byId("welcome");
-  let messages = recall("messages", []);
+  let entries = recall("entries", []); // {role, text} or {call}
   let growing = null; // the bubble of the reply that is being written
   let stopped = false; // what still comes of a reply that the person stopped is not drawn
   let pending = null; // what the person said and the server has not yet taken
 
   let atEnd = true;
-  log.addEventListener("scroll", () => (atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 120));
+  let height = 0;
+  log.addEventListener("scroll", () => {
+    // What takes room is no scrolling of the person's.
+    if (log.clientHeight === height) atEnd = log.scrollHeight - log.scrollTop - height < 120;
+  });
   // Cards and the keyboard of a phone take room: the last sentence stays in sight.
-  new ResizeObserver(() => atEnd && log.scrollTo(0, log.scrollHeight)).observe(log);
+  new ResizeObserver(() => {
+    height = log.clientHeight;
+    if (atEnd) log.scrollTo(0, log.scrollHeight);
+  }).observe(log);
 
   function append(element) {
     welcome.hidden = true;
@@ -63,8 +71,17 @@ export function conversation() {
       pending = null;
     } else dropPartial();
     bubble(role, text);
-    messages = [...messages, { role, text: text.slice(0, 4_000) }].slice(-KEPT);
-    keep("messages", messages);
+    remember({ role, text: text.slice(0, 4_000) });
+  }
+
+  function remember(entry) {
+    entries = [...entries, entry].slice(-KEPT);
+    keep("entries", entries);
+  }
+
+  function call(id, element) {
+    remember({ call: id });
+    append(element);
   }
 
   function said(text) {
@@ -84,16 +101,24 @@ export function conversation() {
   }
 
   function clear() {
-    messages = [];
-    keep("messages", undefined);
+    entries = [];
+    keep("entries", undefined);
     growing = pending = null;
     log.replaceChildren(welcome);
     welcome.hidden = false;
     byId("talk").setAttribute("data-empty", "");
   }
 
-  for (const { role, text } of messages) bubble(role, text);
+  function restore() {
+    for (const { role, text, call: id } of entries) {
+      const element = id ? line(id) : bubble(role, text);
+      if (element) append(element);
+    }
+  }
+
   return {
+    restore,
+    call,
     partial,
     stop,
     turnChanged,
@@ -102,7 +127,6 @@ export function conversation() {
     hearing,
     heard,
     clear,
-    toolLine: (text) => append(el("p", { class: "tool-line", text })),
     notice: (text) => append(el("p", { class: "notice", role: "alert", text })),
   };
 }

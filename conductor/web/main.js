@@ -3,11 +3,13 @@ import { approvals } from "./approvals.js";
 import { composer } from "./composer.js";
 import { connect } from "./conductor.js";
 import { conversation } from "./conversation.js";
+import { callLog } from "./calls.js";
 import { byId, menus } from "./dom.js";
 import { FaultySocket, faultButtons } from "./faults.js";
 import { isEcho, microphone } from "./microphone.js";
 import { answer, ownTools } from "./own_tools.js";
-import { replay } from "./replay.js";
+import { recordReader, recordedCall, replay } from "./replay.js";
+import { clearRoom } from "./room.js";
 import { stage } from "./stage.js";
 import { keep, recall } from "./store.js";
 import { tabs, views } from "./tabs.js";
@@ -17,7 +19,9 @@ import { toolList } from "./tools.js";
 import { voice } from "./voice.js";
 import { waterfall } from "./waterfall.js";
 
-const log = conversation();
+const read = recordReader({ session: () => recall("session"), token: () => known });
+const log = conversation((id) => calls.line(id));
+const calls = callLog({ append: log.call, lookUp: (id) => recordedCall(read, id).catch(() => ({})) });
 const events = timeline();
 const turn = waterfall();
 const speech = voice();
@@ -28,7 +32,7 @@ const cards = approvals({
   schemaOf: (name) => ownTools.find(name)?.declaration.inputSchema,
   changed: state.asking,
 });
-const records = replay({ session: () => recall("session"), token: () => known });
+const records = replay(read);
 const tools = toolList({ changed: () => client.declare(...declared()), tryOut: words.put });
 const ears = microphone({
   started: () => (speech.on(), state.open(true)),
@@ -42,6 +46,7 @@ const ears = microphone({
   },
 });
 state.draw();
+log.restore();
 
 const drawn = new Set(); // ids of events
 
@@ -93,7 +98,6 @@ const SHOWN = {
     log.message(role, text);
   },
   "session.started": ({ resumed }) => resumed && state.resumed(),
-  "tool.activity": ({ status, display, name }) => status === "finished" && log.toolLine(display || name),
   "approval.resolved": ({ approvalId, outcome, message }) => {
     if (outcome !== "refused") cards.close(approvalId);
     if (message) log.notice(message);
@@ -106,8 +110,10 @@ function onEvent(direction, event) {
   events.add(frame);
   turn.add(frame);
   // An event may come a second time after a reconnect.
-  if (direction === "out" || drawn.has(event.id)) return;
+  if (drawn.has(event.id)) return;
   drawn.add(event.id);
+  calls.add(frame);
+  if (direction === "out") return;
   tools.learn(event);
   SHOWN[event.type]?.(event.payload);
 }
@@ -119,7 +125,7 @@ function onState(name) {
 
 function declared() {
   const declarations = ownTools.all().map((tool) => tool.declaration);
-  return [declarations, Object.fromEntries(declarations.map(({ name }) => [name, () => answer(name)]))];
+  return [declarations, Object.fromEntries(declarations.map(({ name }) => [name, (given) => answer(name, given)]))];
 }
 
 function open() {
@@ -157,7 +163,8 @@ byId("new-session").addEventListener("click", () => {
   client.close();
   keep("session", undefined);
   speech.stop();
-  for (const part of [log, events, turn, tools, cards, records]) part.clear();
+  for (const part of [log, calls, events, turn, tools, cards, records]) part.clear();
+  clearRoom();
   state.show("idle");
   open();
 });

@@ -1,4 +1,5 @@
-// The tools of this page: declarations with a scripted answer, kept in this tab.
+// The tools of this page: two that act on what it draws, and declarations with a scripted answer, kept in this tab.
+import { ACTIONS } from "./room.js";
 import { keep, recall } from "./store.js";
 
 const object = (properties, required = Object.keys(properties)) => ({ type: "object", properties, required, additionalProperties: false });
@@ -11,7 +12,7 @@ const EXAMPLES = [
       inputSchema: object({ room: { type: "string", enum: ["hall", "kitchen", "office"] }, on: { type: "boolean" } }),
       annotations: { destructiveHint: false, idempotentHint: true },
     },
-    answer: { result: '{"lamp":"switched"}', delayMs: 600 },
+    answer: { delayMs: 600 },
   },
   {
     declaration: {
@@ -20,7 +21,7 @@ const EXAMPLES = [
       inputSchema: object({ title: { type: "string" } }),
       annotations: { destructiveHint: true },
     },
-    answer: { result: '{"deleted":true}', delayMs: 600 },
+    answer: { delayMs: 600 },
   },
 ];
 
@@ -39,12 +40,12 @@ export const ownTools = {
   },
 };
 
-/** Give a tool's scripted answer after its time. Throws for one that is to fail. */
-export async function answer(name) {
+/** Act, or give the scripted answer, after its time. Throws where the call is to fail. */
+export async function answer(name, given) {
   const { result, error, delayMs = 0 } = ownTools.find(name)?.answer ?? { error: "This page has no such tool." };
   await new Promise((resolve) => setTimeout(resolve, delayMs));
   if (error) throw new Error(error);
-  return result;
+  return result ?? ACTIONS[name](given);
 }
 
 export function riskOf({ annotations = {} }) {

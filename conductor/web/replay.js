@@ -1,24 +1,37 @@
-// The stored session record by record: what each showed the client, and the state after it.
+// The server's records of the session, read one by one: what each showed the client, and the state after it.
 import { byId, el, json } from "./dom.js";
 
-/** `session()` gives the session's id, `token()` the server's token or undefined. */
-export function replay({ session, token }) {
-  const list = byId("records");
-  const opened = new Set(); // names of the parts whose contents are shown, from record to record
-  let moments = [];
-  let chosen = -1;
-
-  const note = (text) => (byId("replay-note").textContent = text);
-
-  /** Read all records without their states, or those of a number with them. */
-  async function read(number) {
+/**
+ * Makes a reader of a session's records: all of them without their states, or those of a number with them.
+ * `session()` gives the session's id, `token()` the server's token or undefined.
+ */
+export function recordReader({ session, token }) {
+  return async (number) => {
     const query = new URLSearchParams({ session: session() });
     if (number !== undefined) query.set("number", number);
     const headers = token() ? { Authorization: `Bearer ${token()}` } : {};
     const answer = await fetch(`/replay.json?${query}`, { headers });
     if (!answer.ok) throw new Error((await answer.text()).trim());
     return answer.json();
-  }
+  };
+}
+
+/** Find a call's arguments and result, both as text; undefined where the records do not have them. */
+export async function recordedCall(read, callId) {
+  const moments = await read();
+  const [last] = (await read(moments.at(-1)?.number)).slice(-1);
+  const log = [...(last?.state?.log ?? []), ...moments.flatMap(({ record }) => [record?.message ?? {}, record?.result ?? {}])];
+  const call = log.flatMap(({ calls }) => calls ?? []).find((other) => other.call_id === callId);
+  return { given: call?.arguments, result: log.find((entry) => entry.call_id === callId)?.content };
+}
+
+export function replay(read) {
+  const list = byId("records");
+  const opened = new Set(); // names of the parts whose contents are shown, from record to record
+  let moments = [];
+  let chosen = -1;
+
+  const note = (text) => (byId("replay-note").textContent = text);
 
   async function stateOf(moment) {
     if (!moment.state) {

@@ -23,10 +23,11 @@ export function toolList({ changed, tryOut }) {
       "div",
       { class: "bar" },
       el("button", { type: "button", text: "Try it", onclick: () => tryOut(say) }),
-      el("button", { type: "button", text: "Change", onclick: () => fill(declaration, answer) }),
+      ...(answer.error ?? answer.result ? [el("button", { type: "button", text: "Change", onclick: () => fill(declaration, answer) })] : []),
       el("button", { type: "button", text: "Remove", onclick: () => (ownTools.remove(name), changed(), draw()) }),
     );
-    const answered = answer.error ? `Fails: ${answer.error}` : `Answers ${answer.result}`;
+    const scripted = answer.error ? `Fails: ${answer.error}` : `Answers ${answer.result}`;
+    const answered = answer.error ?? answer.result ? scripted : "Acts on what this page draws";
     return el(
       "details",
       { class: "tool" },

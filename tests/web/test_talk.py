@@ -65,7 +65,13 @@ async def test_a_turn_by_typing_shows_the_words_the_tools_and_the_answer(user: P
         "what is 17% of 2340?",
         "17% of 2340 is 397.8.",
     ]
-    assert "calculator: done" in await user.page.inner_text(".tool-line")
+    call = user.page.locator(".call")
+    assert "Calculator" in await call.inner_text()
+    await call.locator("summary").click()
+    # The server's own calls are read from its records.
+    await call.locator("dd", has_text="17% of 2340").last.wait_for()
+    assert '"result": "397.8"' in await call.inner_text()
+    assert "No question was needed" in await call.inner_text()
     await user.tab("turn")
     bars = await user.page.locator("#waterfall .name").all_inner_texts()
     assert bars[0] == "All of it" and {"Taken by the server", "calculator", "Reply is written"} <= set(bars)
@@ -90,6 +96,55 @@ async def test_a_card_is_edited_and_allowed(user: PageUser) -> None:
     assert await card.count() == 0
     calls = [call for call in await user.received("tool.call") if call["name"] == "lamp.switch"]
     assert [json.loads(call["arguments"]) for call in calls] == [{"room": "office", "on": False}]
+    await user.page.locator(".call summary").click()
+    await user.page.get_by_text("You changed the arguments and allowed it").wait_for()
+    assert await user.page.locator(".call del").all_inner_texts() == ["hall", "true"]
+    assert await user.page.locator(".call ins").all_inner_texts() == ["office", "false"]
+
+
+async def test_the_lamps_and_notes_follow_the_calls_and_stay_over_a_reload(user: PageUser) -> None:
+    hall = user.page.locator("#lamps li", has_text="Hall")
+    assert "is off" in await hall.inner_text()
+    await user.say(LAMP)
+    await user.page.get_by_role("button", name="Allow once").click()
+    await user.answer("Lamp switch answered")
+    await user.say(NOTE)
+    await user.page.get_by_role("button", name="Allow once").click()
+    await user.answer("Note delete answered")
+    for _ in range(2):
+        assert "is on" in await hall.inner_text()
+        assert "Milk" not in await user.page.inner_text("#notes")
+        lines = await user.page.locator(".call summary").all_inner_texts()
+        assert ["Lamp switch" in lines[0], "Note delete" in lines[1]] == [True, True]
+        await user.page.locator(".call summary").last.click()
+        await user.page.get_by_text("You allowed it once, on the card").wait_for()
+        await user.page.reload()
+        await user.connected()
+    await user.page.click("#new-session")
+    assert "is off" in await hall.inner_text() and "Milk" in await user.page.inner_text("#notes")
+    assert await user.page.locator(".call").count() == 0
+
+
+async def test_a_tool_that_fails_says_so(user: PageUser) -> None:
+    await user.say('call note.delete with {"title":"Bread"}')
+    await user.page.get_by_role("button", name="Allow once").click()
+    await user.answer("There is no note Bread")
+    assert "failed" in await user.page.inner_text(".call")
+
+
+async def test_a_card_leaves_the_last_sentence_in_sight(user: PageUser) -> None:
+    await user.page.set_viewport_size({"width": 390, "height": 700})
+    for text in ("say one", "say two", "say three", "say four"):
+        await user.ask(text, text.removeprefix("say "))
+    await user.say(NOTE)
+    await user.page.locator(".card").wait_for()
+    await user.page.locator(".message.user").last.wait_for()
+    # The button in the middle shrinks before all is in its place.
+    await user.page.evaluate("Promise.all(document.getAnimations().map((motion) => motion.finished))")
+    top = (await user.page.locator(".card").bounding_box())["y"]
+    for last in (".message.user", ".call"):
+        box = await user.page.locator(last).last.bounding_box()
+        assert 0 < box["y"] and box["y"] + box["height"] <= top
 
 
 async def test_a_call_allowed_for_the_session_is_not_asked_about_again(user: PageUser) -> None:
@@ -105,15 +160,26 @@ async def test_a_call_of_high_risk_is_denied_with_words(user: PageUser) -> None:
     await user.say(NOTE)
     card = user.page.locator(".card.high")
     await card.get_by_text("High risk").wait_for()
-    assert "It cannot be undone." in await card.inner_text()
-    await card.get_by_role("button", name="Deny").click()
-    await user.page.keyboard.type("I still need it")
+    text = await card.inner_text()
+    assert "It cannot be undone." in text and "Always, these arguments only" in text
+    await card.get_by_label("Why not, for the model").fill("I still need it")
     await user.page.keyboard.press("Enter")
     await user.answer("I left it")
     assert await card.count() == 0
     response = (await user.outgoing("approval.response"))[0]
     assert (response["decision"], response["message"]) == ("deny", "I still need it")
     assert [call for call in await user.received("tool.call") if call["name"] == "note.delete"] == []
+    await user.page.reload()
+    await user.page.locator(".call", has_text="denied: “I still need it”").wait_for()
+
+
+async def test_one_click_denies_a_call(user: PageUser) -> None:
+    await user.say(LAMP)
+    await user.page.get_by_role("button", name="Deny").click()
+    await user.answer("I left it")
+    assert "message" not in (await user.outgoing("approval.response"))[0]
+    await user.page.locator(".call summary").click()
+    await user.page.locator(".call").get_by_text("You denied it").wait_for()
 
 
 async def test_escape_stops_a_reply_that_is_being_written(user: PageUser) -> None:

@@ -1,0 +1,191 @@
+// What happened: one line for each tool call, which opens. Kept in this tab.
+import { el, json } from "./dom.js";
+import { keep, recall } from "./store.js";
+
+const MOST = 100;
+const CHARACTERS = 4_000;
+const STATUS = {
+  asking: "waits for you",
+  running: "running",
+  failed: "failed",
+  denied: "denied",
+  skipped: "did not run",
+  unknown: "outcome not known",
+  cancelled: "cancelled",
+};
+const SCOPE = { once: "once", session: "for this session", always: "always" };
+const ENDS = { permission_denied: "denied", approval_timeout: "skipped", unknown: "unknown" };
+
+export const titled = (name) => {
+  const words = name.replace(/[._]/g, " ").replace(/(?<=[a-z])(?=[A-Z])/g, " ").toLowerCase();
+  return words.charAt(0).toUpperCase() + words.slice(1);
+};
+
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
+}
+
+const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
+const written = (value) => (typeof value === "string" ? value : json(value)).slice(0, CHARACTERS);
+const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+
+function short(given) {
+  const words = Object.entries(isObject(given) ? given : {}).flatMap(([name, value]) => {
+    if (typeof value === "boolean") return [value ? name : `not ${name}`];
+    return typeof value === "object" ? [] : [String(value)];
+  });
+  return words.join(", ").slice(0, 80);
+}
+
+/** Who decided a call, and how; `earlier` is a decision of the person that covers it. */
+function decision({ outcome, response, message }, earlier) {
+  const scope = SCOPE[response?.scope] ?? "once";
+  switch (outcome) {
+    case "allowed":
+      return response ? `You allowed it ${scope}, on the card` : "Allowed by voice, or on another screen";
+    case "edited":
+      return "You changed the arguments and allowed it";
+    case "denied":
+      if (!response) return "Denied by voice, or on another screen";
+      return response.words ? `You denied it: “${response.words}”` : "You denied it";
+    case "expired":
+      return "Nobody decided in time";
+    case "superseded":
+      return message ?? "Another request took its place";
+    default:
+      return earlier ? `You allowed it earlier, ${SCOPE[earlier.response.scope]}` : "No question was needed";
+  }
+}
+
+/** `append(callId, element)` puts a line into the conversation; `lookUp(callId)` asks the server's records. */
+export function callLog({ append, lookUp }) {
+  let calls = recall("calls", []);
+  const lines = new Map();
+
+  function find(id, name) {
+    let call = calls.find((other) => other.id === id);
+    if (!call && name) {
+      call = { id, name, source: "device", status: "running" };
+      calls = [...calls, call].slice(-MOST);
+      append(id, line(call));
+    }
+    return call;
+  }
+
+  function update(call, facts) {
+    if (!call) return;
+    Object.assign(call, facts);
+    keep("calls", calls);
+    draw(call);
+  }
+
+  function line(call) {
+    const details = el("details", { class: "call" }, el("summary"));
+    lines.set(call.id, details);
+    details.addEventListener("toggle", () => details.open && complete(call));
+    draw(call);
+    return details;
+  }
+
+  /** The arguments and the result of the server's own tools are not sent to clients. */
+  async function complete(call) {
+    const ended = call.status !== "running" && call.status !== "asking";
+    if (call.given === undefined || (call.result === undefined && !call.error && ended)) {
+      const { given, result } = await lookUp(call.id);
+      update(call, { given: call.given ?? parsed(given), result: call.result ?? result?.slice(0, CHARACTERS) });
+    } else draw(call);
+  }
+
+  function argument(name, call) {
+    const [now, before] = [call.given?.[name], call.asked?.[name]];
+    const edited = call.outcome === "edited" && call.asked && call.given && !same(now, before);
+    const value = edited
+      ? [...(before === undefined ? [] : [el("del", { text: written(before) }), " "]), el("ins", { text: now === undefined ? "left out" : written(now) })]
+      : [el("span", { text: written(now ?? before) })];
+    return [el("dt", { text: name }), el("dd", {}, ...value, ...(edited ? [el("span", { class: "quiet", text: " edited" })] : []))];
+  }
+
+  function contents(call) {
+    const given = { ...call.asked, ...(isObject(call.given) ? call.given : {}) };
+    const outcome = parsed(call.result);
+    // The server's records hold a tool's result in an envelope.
+    const result = isObject(outcome) && "success" in outcome ? (outcome.data ?? outcome.error_message) : outcome;
+    const before = calls.slice(0, calls.indexOf(call));
+    const earlier = before.findLast(({ name, outcome, response }) => name === call.name && outcome === "allowed" && response?.scope !== "once");
+    const facts = [
+      ["Result", call.error ?? (result === undefined || result === null ? "None" : written(result))],
+      ["Time", call.ms === undefined ? "Not known" : `${call.ms} ms`],
+      ["Decision", decision(call, earlier)],
+      ["Where", call.source === "device" ? "On this page" : `On the server (${call.source})`],
+    ];
+    const names = Object.keys(given);
+    return el(
+      "dl",
+      {},
+      el("dt", { class: "part", text: names.length ? "Arguments" : "No arguments" }),
+      ...(names.length ? [el("dd", {}, el("dl", {}, ...names.flatMap((name) => argument(name, call))))] : [el("dd")]),
+      ...facts.flatMap(([name, text]) => [el("dt", { class: "part", text: name }), el("dd", { text })]),
+    );
+  }
+
+  function draw(call) {
+    const details = lines.get(call.id);
+    if (!details) return;
+    details.dataset.status = call.status;
+    const words = call.response?.words && call.outcome === "denied" ? `denied: “${call.response.words}”` : STATUS[call.status];
+    const facts = [words, call.outcome === "edited" && "edited", call.status === "done" && `${call.ms ?? 0} ms`].filter(Boolean).join(" · ");
+    details
+      .querySelector("summary")
+      .replaceChildren(
+        el("span", { class: "name", text: titled(call.name) }),
+        el("span", { class: "given", text: short(call.given ?? call.asked) }),
+        el("span", { class: "quiet", text: facts }),
+      );
+    details.querySelector("dl")?.remove();
+    if (details.open) details.append(contents(call));
+  }
+
+  const incoming = {
+    "approval.request": ({ callId, name, arguments: asked, approvalId, risk }) =>
+      update(find(callId, name), { approvalId, risk, status: "asking", asked: json(asked).length < CHARACTERS ? asked : undefined }),
+    "approval.resolved"({ approvalId, outcome, message }) {
+      if (outcome === "refused") return;
+      const status = { allowed: "running", edited: "running", denied: "denied" }[outcome] ?? "skipped";
+      update(calls.find((call) => call.approvalId === approvalId), { outcome, message, status });
+    },
+    "tool.call"({ callId, name, arguments: text }) {
+      if (/^(?:convo|tts|bridge)\./.test(name)) return;
+      const call = find(callId, name);
+      update(call, { given: text.length < CHARACTERS ? parsed(text) : {}, startedAt: Date.now(), status: call.ms === undefined ? "running" : call.status });
+    },
+    "tool.activity"({ callId, name, source, status, errorType = "none", executionTimeMs }) {
+      const call = find(callId, name);
+      if (status === "started") update(call, { source, status: "running" });
+      else update(call, { source, ms: executionTimeMs, status: errorType === "none" ? "done" : (ENDS[errorType] ?? "failed") });
+    },
+    "tool.cancel": ({ callId }) => update(find(callId), { status: "cancelled" }),
+  };
+  const outgoing = {
+    "approval.response": ({ approvalId, scope, message }) =>
+      update(calls.find((call) => call.approvalId === approvalId), { response: { scope, words: message } }),
+    "tool.result": ({ callId, result, error }) => update(find(callId), { error: error ?? undefined, result: result?.slice(0, CHARACTERS) }),
+  };
+
+  return {
+    add: ({ direction, event: { type, payload } }) => (direction === "in" ? incoming : outgoing)[type]?.(payload),
+    /** The line of a call that was kept, or undefined. */
+    line: (id) => {
+      const call = find(id);
+      return call && line(call);
+    },
+    clear() {
+      calls = [];
+      lines.clear();
+      keep("calls", undefined);
+    },
+  };
+}
