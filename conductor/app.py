@@ -14,7 +14,7 @@ import structlog
 from conductor.conversation.fields import SubjectRecords
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.services import Services
-from conductor.entry_points import AUTH, ENDPOINTS, load, plugins
+from conductor.entry_points import AUTH, ENDPOINTS, choose, plugins
 from conductor.models.base import ModelProvider
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import load_profiles
@@ -24,6 +24,7 @@ from conductor.observers.turns import SessionMetrics, TurnObservers
 from conductor.prompts import identify, load_system_prompt
 from conductor.rate_limit import DailyBudget
 from conductor.reload import reload, watch_policies
+from conductor.server.auth import Authenticator
 from conductor.server.listener import Listener
 from conductor.server.metrics import make_metrics_endpoint
 from conductor.server.page import Page
@@ -105,7 +106,7 @@ async def running(
     store = services.store
     listener = Listener(
         services,
-        load(AUTH, settings.auth, "AUTH")(settings),
+        choose(AUTH, settings.auth, "AUTH").make(Authenticator, settings),
         settings.allowed_origins,
         make_metrics_endpoint(settings),
         [ipaddress.ip_network(network) for network in settings.trusted_proxies],

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from traceback import extract_tb
 from types import MappingProxyType
 from typing import Any
 
@@ -50,9 +52,27 @@ class Plugin:
         except SettingsError:
             raise
         except Exception as error:  # an import may raise anything
-            reason = f"{type(error).__name__}: {error}"
-            label = f"{self.label[:1].upper()}{self.label[1:]}"
-            raise SettingsError(f"{label} cannot be imported: {reason}.") from error
+            raise self._mistake(f"cannot be imported: {type(error).__name__}: {error}") from error
+
+    def make(self, interface: type, *arguments: Any) -> Any:
+        """Call the factory. Raises `SettingsError`, also for a part that lacks members of ``interface``."""
+        factory = self.load()
+        try:
+            part = factory(*arguments)
+        except SettingsError:
+            raise
+        except Exception as error:  # its text may contain a key
+            frame = extract_tb(error.__traceback__)[-1]
+            place = f"{Path(frame.filename).name}, line {frame.lineno}"
+            raise self._mistake(f"cannot be made: {type(error).__name__} in {place}") from error
+        members = {*vars(interface), *interface.__annotations__}
+        missing = sorted(name for name in members if name[0] != "_" and not hasattr(part, name))
+        if missing:
+            raise self._mistake(f"is a {type(part).__name__} without {', '.join(missing)}")
+        return part
+
+    def _mistake(self, reason: str) -> SettingsError:
+        return SettingsError(f"{self.label[:1].upper()}{self.label[1:]} {reason}.")
 
 
 @cache
@@ -71,12 +91,12 @@ def plugins(group: str) -> Mapping[str, Plugin]:
     return MappingProxyType(by_name)
 
 
-def load(group: str, name: str, setting: str, hidden: Sequence[str] = ()) -> Any:
-    """Import the factory of a plugin; ``setting`` is where the user chose its name.
+def choose(group: str, name: str, setting: str, hidden: Sequence[str] = ()) -> Plugin:
+    """Return a plugin by its name; ``setting`` is where the user chose it.
 
     Raises `SettingsError`, for an unknown or a ``hidden`` name with the other ones.
     """
     names = [plugin for plugin in plugins(group) if plugin not in hidden]
     if name not in names:
         raise SettingsError(f"{setting} {name!r} is unknown; there are: {', '.join(names)}.")
-    return plugins(group)[name].load()
+    return plugins(group)[name]

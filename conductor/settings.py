@@ -260,7 +260,8 @@ class Settings(BaseSettings):
         # The message does not quote the URL, which may contain a password.
         raise ValueError(
             "use memory://, sqlite:///FILE (four slashes for an absolute path), postgres://HOST/DATABASE, "
-            "redis://HOST:PORT/0, redis+sentinel://HOST:PORT/SERVICE/0 or redis+cluster://HOST:PORT"
+            "redis://HOST:PORT/0, redis+sentinel://HOST:PORT/SERVICE/0, redis+cluster://HOST:PORT, or the "
+            "scheme of a plugin"
         )
 
     @property

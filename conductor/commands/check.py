@@ -23,8 +23,7 @@ from conductor.app import make_services
 from conductor.commands.banner import REFERRING_FILES
 from conductor.commands.output import Item, fail, ok, warn, write
 from conductor.commands.serve import overrides
-from conductor.entry_points import AUTH, NOUNS, Plugin, plugins
-from conductor.entry_points import load as load_plugin
+from conductor.entry_points import AUTH, NOUNS, Plugin, choose, plugins
 from conductor.env_file import ENV_FILE
 from conductor.errors import ModelError, ModelFailure, SettingsError, StoreUnavailable
 from conductor.messages import UserMessage
@@ -33,6 +32,7 @@ from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import make_provider
 from conductor.plugins.mcp.config import load_mcp_servers
 from conductor.server.address import check_exposure, reserve
+from conductor.server.auth import Authenticator
 from conductor.settings import (
     STORE_FILE,
     Reading,
@@ -99,6 +99,8 @@ async def check(
     for item in settings_items(reading):
         yield item
     if reading.invalid or (reading.file and reading.file.mistakes):
+        for item in unknown_items(reading):
+            yield item
         return
     settings = reading.settings
     problems: set[str] = set()
@@ -115,6 +117,8 @@ async def check(
             if item.level != "fail" or item.text not in problems:
                 yield item
             problems.add(item.text)
+    for item in unknown_items(reading):
+        yield item
 
 
 async def reported(subject: str, items: AsyncIterator[Item]) -> AsyncIterator[Item]:
@@ -127,7 +131,7 @@ async def reported(subject: str, items: AsyncIterator[Item]) -> AsyncIterator[It
 
 
 def settings_items(reading: Reading) -> Iterator[Item]:
-    """Report the sources of settings, unknown names, and invalid lines and values."""
+    """Report the sources of settings, and invalid lines and values."""
     file = reading.file
     names = [name for name in environment_names() if name.lower() in Settings.model_fields]
     text = f"from the environment: {', '.join(names)}" if names else "none from the environment"
@@ -138,14 +142,18 @@ def settings_items(reading: Reading) -> Iterator[Item]:
     yield ok("settings", f"{text}.")
     for mistake in file.mistakes if file else ():
         yield fail("settings", mistake)
+    for name, reason in reading.invalid.items():
+        yield fail(name.upper(), f"{reason} See .env.example.")
+
+
+def unknown_items(reading: Reading) -> Iterator[Item]:
+    """Report the names in ``.env`` that nothing has read: plugins and other files refer to some."""
     for refer in REFERRING_FILES:
         with suppress(SettingsError):  # reported with the services
             refer(reading.settings)
-    for name in file.unknown if file else ():
+    for name in reading.file.unknown if reading.file else ():
         if name not in referenced_names:
             yield warn("settings", f"{name} in {ENV_FILE} is not a setting.")
-    for name, reason in reading.invalid.items():
-        yield fail(name.upper(), f"{reason} See .env.example.")
 
 
 async def plugin_items() -> AsyncIterator[Item]:
@@ -210,7 +218,7 @@ async def address_items(settings: Settings) -> AsyncIterator[Item]:
 async def access_items(settings: Settings, *, insecure: bool) -> AsyncIterator[Item]:
     """Report who may connect, weak tokens, and tokens that some clients cannot send."""
     subject, tokens = "AUTH_TOKENS", settings.auth_tokens
-    load_plugin(AUTH, settings.auth, "AUTH")(settings)
+    choose(AUTH, settings.auth, "AUTH").make(Authenticator, settings)
     check_exposure(settings, insecure=insecure)
     if tokens:
         yield ok(subject, f"{len(tokens)} set; a client needs one of them.")

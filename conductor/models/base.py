@@ -129,7 +129,7 @@ class ModelProvider(Protocol):
         ...
 
     async def start(self) -> None:
-        """Prepare for the first request; optional."""
+        """Prepare for the first request."""
         ...
 
     async def aclose(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from conductor.entry_points import MODELS, load, plugins
+from conductor.entry_points import MODELS, choose, plugins
 from conductor.errors import SettingsError
 from conductor.models.base import ModelProvider
 from conductor.models.metrics import ModelMetrics
@@ -22,8 +22,9 @@ _HOSTED = frozenset({"anthropic", "bedrock", "openai"})
 def make_provider(profile: ModelProfile, settings: Settings) -> ModelProvider:
     """Make the provider of a profile. Raises `SettingsError`: an unknown name, or a missing setting."""
     setting = "MODEL_PROVIDER" if profile.file is None else profile.label("provider")
-    make: Callable[[ModelProfile, Settings], ModelProvider] = load(MODELS, profile.provider, setting, [TEXT])
-    return make(profile, settings)
+    plugin = choose(MODELS, profile.provider, setting, [TEXT])
+    provider: ModelProvider = plugin.make(ModelProvider, profile, settings)
+    return provider
 
 
 def provider_names() -> list[str]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import structlog
 
-from conductor.entry_points import STORES, load
+from conductor.entry_points import STORES, choose
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.settings import Settings
 from conductor.stores.base import SessionLog, StoreOptions, describe
@@ -25,13 +23,12 @@ def check_shared(settings: Settings) -> None:
 
 def make_store(settings: Settings) -> SessionLog:
     """Make the store that the settings choose; it is not open yet. Raises `SettingsError`."""
-    from_url: Callable[[str, StoreOptions], SessionLog] = load(
-        STORES, settings.store_kind, "SESSION_STORE_URL"
-    )
     options = StoreOptions(
         settings.session_ttl_s, settings.max_kept_sessions_per_subject, settings.session_store_replicas
     )
-    return from_url(settings.store_url, options)
+    plugin = choose(STORES, settings.store_kind, "SESSION_STORE_URL")
+    store: SessionLog = plugin.make(SessionLog, settings.store_url, options)
+    return store
 
 
 async def open_store(store: SessionLog, settings: Settings) -> None:

@@ -193,6 +193,8 @@ class ToolExecutor:
                     ask = partial(_ask_paused, timer, limit, context.ask)
                     context = replace(context, alive=partial(_extend, timer, limit), ask=ask)
                 outcome = await ready.toolset.call(ready.spec.name, ready.arguments, context)
+            if not isinstance(outcome, ToolOutcome):
+                raise TypeError(f"the toolset returned {type(outcome).__name__} in place of a ToolOutcome")
         except TimeoutError:
             outcome = timeout_outcome(ready.spec.effect, 0.0)
         except Exception:

@@ -63,7 +63,7 @@ class ApprovalJudge(Protocol[_Question]):
 
 def load_judges() -> Mapping[str, ApprovalJudge[Any]]:
     """Make the installed judges, by language. Raises `SettingsError`."""
-    return {name: plugin.load()() for name, plugin in plugins(JUDGES).items()}
+    return {name: plugin.make(ApprovalJudge) for name, plugin in plugins(JUDGES).items()}
 
 
 def judge_of(judges: Mapping[str, ApprovalJudge[Any]], locale: str | None) -> ApprovalJudge[Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 from conductor.entry_points import TOOLSETS, plugins
 from conductor.errors import SettingsError
 from conductor.models.profiles import load_profiles
 from conductor.settings import Settings
 from conductor.stores.base import passwords
-from conductor.tools.base import Toolset, ToolSpec
+from conductor.tools.base import Effect, Risk, Toolset, ToolSpec
 from conductor.tools.device import load_catalog
 from conductor.tools.redaction import Redactor
 
@@ -22,13 +23,25 @@ def make_toolsets(settings: Settings) -> list[Toolset]:
     toolsets: list[Toolset] = []
     owners: dict[str, str] = {}
     for name, plugin in plugins(TOOLSETS).items():
-        toolset: Toolset = plugin.load()(settings)
+        toolset: Toolset = plugin.make(Toolset, settings)
         toolsets.append(toolset)
         for spec in toolset.all_specs():
+            if problem := mistake(spec):
+                raise SettingsError(f"The tool {spec.name} of {plugin.label} cannot be offered: {problem}.")
             owner = owners.setdefault(spec.name, name)
             if owner != name:
                 raise SettingsError(f'The toolsets "{owner}" and "{name}" both have a tool {spec.name}.')
     return toolsets
+
+
+def mistake(spec: ToolSpec) -> str:
+    """Return in one clause why a toolset cannot offer a tool; empty if it can."""
+    for name, values in (("risk", get_args(Risk)), ("effect", get_args(Effect))):
+        if getattr(spec, name) not in values:
+            return f"its {name} must be one of {', '.join(values)}"
+    if spec.source in ("", "device"):
+        return "its source must be the name of the toolset; the client runs the tools of the source device"
+    return ""
 
 
 def all_tools(settings: Settings) -> tuple[ToolSpec, ...]:

@@ -67,13 +67,14 @@ async def test_all_mistakes_in_settings_are_listed_and_end_the_check(monkeypatch
     text = f"PORT=eighty\nMAX_TURNS=0\nLOG_LEVEL=loud\nSYSTEM_PROMPT_FILE=none.md\nOTHER={SECRET}\n"
     save(".env", text)
     lines = [str(item) async for item in check({})]
-    assert [line.split(":")[0] for line in lines[2:]] == [
+    assert [line.split(":")[0] for line in lines[1:]] == [
         "fail  PORT",
         "fail  MAX_TURNS",
         "fail  LOG_LEVEL",
         "fail  LOG_FORMAT",
+        "warn  settings",
     ]
-    assert "greater than or equal to 1" in lines[3]
+    assert "greater than or equal to 1" in lines[2]
 
 
 async def test_values_are_not_printed() -> None:

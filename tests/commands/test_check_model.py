@@ -131,6 +131,9 @@ BROKEN = f"""
 class BrokenProvider:
     name = "broken"
 
+    def stream(self, request):
+        raise NotImplementedError
+
     async def start(self):
         raise ZeroDivisionError("{SECRET}")
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from typing import get_args
 
 import msgspec
 import pytest
 
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
-from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, TextDelta, ToolDefinition
+from conductor.models.base import (
+    Finished,
+    ModelEvent,
+    ModelProvider,
+    ModelRequest,
+    StopReason,
+    TextDelta,
+    ToolDefinition,
+)
 
 SECONDS = 10.0
 TOOL = ToolDefinition(
@@ -64,7 +73,8 @@ class ModelContract:
         *before, last = events
         assert isinstance(last, Finished) and not any(isinstance(event, Finished) for event in before)
         calls = [event for event in before if isinstance(event, ToolCall)]
-        assert bool(calls) == (last.stop == "tool_use")
+        assert last.stop in get_args(StopReason) and bool(calls) == (last.stop == "tool_use")
+        assert before or last.stop != "end_turn", "a complete reply has text or a call"
         assert all(isinstance(event, TextDelta) and event.text for event in before if event not in calls)
         assert len({call.call_id for call in calls}) == len(calls)
         for call in calls:

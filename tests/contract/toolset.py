@@ -13,6 +13,7 @@ from conductor.settings import Limits
 from conductor.tools.base import CallContext, ToolOutcome, Toolset
 from conductor.tools.declarations import NAME, SERVER_PREFIXES
 from conductor.tools.schema import read_schema
+from conductor.tools.toolsets import mistake
 from conductor.tools.validation import Valid, validate
 
 MakeToolset: TypeAlias = Callable[[], Toolset]
@@ -44,7 +45,7 @@ class ToolsetContract:
         assert len(set(names)) == len(names) and {spec.name for spec in toolset.specs()} <= set(names)
         for spec in specs:
             assert NAME.match(spec.name) and not spec.name.startswith(SERVER_PREFIXES)
-            assert spec.description.strip() and spec.source
+            assert spec.description.strip() and not mistake(spec)
             assert not (spec.effect == "irreversible" and spec.risk == "safe")
             read_schema(spec.input_schema)
             assert spec.definition.name == spec.name and len(spec.fingerprint) == 64

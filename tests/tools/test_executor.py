@@ -367,6 +367,11 @@ async def test_a_tools_exception_becomes_an_outcome_that_does_not_quote_it(
     assert "secret" not in outcome.content
 
 
+async def test_a_result_that_is_no_outcome_is_a_failure() -> None:
+    outcome = await run(lambda _: {"temperature": 21})
+    assert (outcome.success, outcome.error_type) == (False, "internal_error")
+
+
 async def test_an_outcome_has_its_execution_time() -> None:
     async def nap() -> ToolOutcome:
         await asyncio.wait([asyncio.ensure_future(asyncio.Event().wait())], timeout=0.03)
