@@ -27,7 +27,8 @@ from conductor.reload import reload, watch_policies
 from conductor.server.auth import Authenticator
 from conductor.server.listener import Listener
 from conductor.server.metrics import make_metrics_endpoint
-from conductor.server.page import Page
+from conductor.server.page import make_page
+from conductor.server.terminal import Terminal
 from conductor.server.workers import Worker
 from conductor.settings import Settings
 from conductor.stores.health import HealthCheckedStore
@@ -112,7 +113,7 @@ async def running(
         [ipaddress.ip_network(network) for network in settings.trusted_proxies],
         worker.number if worker else None,
         lambda: not isinstance(store, HealthCheckedStore) or store.available,
-        Page(token_needed=settings.authenticates) if settings.serves_page else None,
+        make_page(settings),
     )
     # Before listening: clients must not connect to a server that cannot save.
     await open_store(store, settings)
@@ -161,16 +162,17 @@ def settle_memory() -> None:
 
 async def serve(
     settings: Settings,
+    read: Callable[[], Settings],
     announce: Callable[[Listener], None],
     worker: Worker | None = None,
     on_stop: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then let running turns end. Raises `SettingsError`.
 
-    ``on_stop`` gets the number of running turns. A second signal kills the process, except a ``worker``:
-    its supervisor kills it. A worker also ends when its supervisor has ended.
+    ``read`` reads the settings again. ``on_stop`` gets the number of running turns. A second signal kills the
+    process, except a ``worker``: its supervisor kills it. A worker also ends when its supervisor has ended.
     """
-    stop = asyncio.Event()
+    stop, terminal = asyncio.Event(), Terminal()
     loop = asyncio.get_running_loop()
 
     def interrupt(signum: signal.Signals) -> None:
@@ -179,13 +181,20 @@ async def serve(
             signal.raise_signal(signum)
         stop.set()
 
+    def hang_up() -> None:
+        nonlocal settings
+        if terminal.is_closed():
+            stop.set()
+        else:
+            settings = reload(settings, services, listener, read)
+
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, interrupt, signum)
     if worker is not None:
         worker.watch(stop.set)
     services = make_services(settings)
     async with running(settings, services, settle_memory, worker) as listener:
-        loop.add_signal_handler(signal.SIGHUP, reload, settings, services, listener)
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
         watching = asyncio.create_task(watch_policies(settings, listener))
         announce(listener)
         await stop.wait()
@@ -193,3 +202,4 @@ async def serve(
         turns = sum(session.busy for session in listener.registry.sessions)
         log.info("stopping", sessions=len(listener.registry), connections=listener.connections, turns=turns)
         on_stop(turns)
+    log.info("stopped")

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import structlog
 
 from conductor.conversation.services import Services
+from conductor.entry_points import AUTH, load
 from conductor.errors import SettingsError
 from conductor.models.profiles import load_profiles
 from conductor.models.registry import check_local
 from conductor.models.router import ModelRouter
 from conductor.prompts import identify, load_system_prompt
 from conductor.server.listener import Listener
+from conductor.server.metrics import make_metrics_endpoint
+from conductor.server.page import make_page
 from conductor.settings import Settings
 from conductor.tools.device import load_catalog
 from conductor.tools.policies import REREAD_S, lint, lint_allowed
@@ -25,36 +28,82 @@ from conductor.tools.toolsets import all_tools, make_redactor, make_toolsets
 log = structlog.get_logger(__name__)
 
 
-def reload(settings: Settings, services: Services, listener: Listener) -> None:
-    """Reload the prompt, the catalog, the rules, the models, the HTTP tools and the MCP servers.
+# The settings that a running server takes from an edited ``.env``; the others are those of its start.
+RELOADED = ("auth_tokens", "admin_token")
 
-    A mistake is logged and changes nothing.
+
+def reload(
+    settings: Settings, services: Services, listener: Listener, read: Callable[[], Settings] | None = None
+) -> Settings:
+    """Reload the tokens, the prompt, the catalog, the rules, the models, the HTTP tools and the MCP servers.
+
+    ``read`` reads ``.env`` again. Returns the settings in force. A mistake is logged and changes nothing.
     """
+    former, before = settings, listener.services
+    profiles = before.provider.profiles if isinstance(before.provider, ModelRouter) else None
     try:
-        services = replace(
-            services,
-            catalog=load_catalog(settings.device_tools_file),
-            system_prompt=load_system_prompt(settings.system_prompt_file),
-        )
-        toolsets = make_toolsets(settings)
-        if services.policies is not None:
-            services.policies.refresh()
-            if services.policies.problem:
-                raise SettingsError(services.policies.problem)
-            services = replace(services, rules=services.policies.rules)
-        if isinstance(services.provider, ModelRouter):
-            profiles = load_profiles(settings)
-            check_local(profiles, settings)
-            services.provider.reload(profiles)
-        redactor = make_redactor(settings, toolsets)
-        pairs = zip(services.toolsets, toolsets, strict=True)
-        toolsets = [toolset.reload(new) for toolset, new in pairs]
-        listener.reload(replace(services, toolsets=toolsets, redactor=redactor))
-        services.observers.prompt = identify(settings.system_prompt_file, services.system_prompt)
+        edited = settings if read is None else read()
+        settings = settings.model_copy(update={name: getattr(edited, name) for name in RELOADED})
+        admin = make_metrics_endpoint(settings)
+        authenticator = load(AUTH, settings.auth, "AUTH")(settings)
+        after = _reload_services(settings, services)
     except SettingsError as error:
         log.error("reload failed", reason=str(error))
-        return
-    log.info("reloaded", sessions=len(listener.registry))
+        return former
+    listener.reload(after)
+    listener.admin, listener.page = admin, make_page(settings)
+    closed = listener.authenticate(authenticator)
+    tokens, old_tokens = set(settings.auth_tokens), set(former.auth_tokens)
+    changes = {
+        "tokens": tokens != old_tokens,
+        "ADMIN_TOKEN": settings.admin_token != former.admin_token,
+        "prompt": after.system_prompt != before.system_prompt,
+        "catalog": after.catalog != before.catalog,
+        "rules": after.rules != before.rules,
+        "models": isinstance(after.provider, ModelRouter) and after.provider.profiles != profiles,
+        "tools": _fingerprints(after) != _fingerprints(before),
+    }
+    log.info(
+        "reloaded",
+        changed=[name for name, has_changed in changes.items() if has_changed],
+        tokens_added=len(tokens - old_tokens),
+        tokens_removed=len(old_tokens - tokens),
+        connections_closed=closed,
+        sessions=len(listener.registry),
+        needs_restart=[
+            name.upper()
+            for name in Settings.model_fields
+            if name not in RELOADED and getattr(edited, name) != getattr(former, name)
+        ],
+    )
+    return settings
+
+
+def _reload_services(settings: Settings, services: Services) -> Services:
+    services = replace(
+        services,
+        catalog=load_catalog(settings.device_tools_file),
+        system_prompt=load_system_prompt(settings.system_prompt_file),
+    )
+    toolsets = make_toolsets(settings)
+    if services.policies is not None:
+        services.policies.refresh()
+        if services.policies.problem:
+            raise SettingsError(services.policies.problem)
+        services = replace(services, rules=services.policies.rules)
+    if isinstance(services.provider, ModelRouter):
+        profiles = load_profiles(settings)
+        check_local(profiles, settings)
+        services.provider.reload(profiles)
+    redactor = make_redactor(settings, toolsets)
+    pairs = zip(services.toolsets, toolsets, strict=True)
+    toolsets = [toolset.reload(new) for toolset, new in pairs]
+    services.observers.prompt = identify(settings.system_prompt_file, services.system_prompt)
+    return replace(services, toolsets=toolsets, redactor=redactor)
+
+
+def _fingerprints(services: Services) -> list[str]:
+    return [spec.fingerprint for toolset in services.toolsets for spec in toolset.specs()]
 
 
 async def watch_policies(settings: Settings, listener: Listener, every: float = REREAD_S) -> None:

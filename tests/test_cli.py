@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import json
+import os
+import pty
 import re
 import shlex
 import shutil
@@ -10,6 +14,7 @@ import signal
 import stat
 import subprocess
 import sys
+import termios
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -81,20 +86,74 @@ async def server(directory: Path, *arguments: str, **values: str) -> AsyncIterat
     async with process(directory, "--port", "0", *arguments, **values) as started:
         assert started.stderr is not None
         lines: list[str] = []
-        while not lines or not lines[-1].startswith("  try"):
+        while not lines or "/ws" not in lines[-1]:
             line = await asyncio.wait_for(started.stderr.readline(), START)
             assert line, f"it ended: {lines}"
             lines.append(line.decode().rstrip())
         yield Announced(started, lines)
 
 
-async def line_of(served: Announced, beginning: str) -> str:
-    """Read a server's output until a line with this beginning; returns the line."""
-    assert served.process.stderr is not None
-    async with asyncio.timeout(START):
-        while not (line := (await served.process.stderr.readline()).decode()).startswith(beginning):
-            assert line, f"it ended without {beginning!r}"
-    return line
+class Terminal:
+    """A server on a terminal of its own: ``lines`` are those until its banner is complete."""
+
+    def __init__(self, started: asyncio.subprocess.Process, screen: int) -> None:
+        self.process = started
+        self.screen = screen
+        self.lines: list[str] = []
+        self._text = b""
+
+    async def line(self, text: str) -> str:
+        """Read the screen until a line with this text; returns the line."""
+        loop = asyncio.get_running_loop()
+        while True:
+            *lines, self._text = self._text.split(b"\r\n")
+            for number, line in enumerate(lines):
+                self.lines.append(line.decode())
+                if text.encode() in line:
+                    self._text = b"\r\n".join([*lines[number + 1 :], self._text])
+                    return self.lines[-1]
+            readable = asyncio.Event()
+            loop.add_reader(self.screen, readable.set)
+            await asyncio.wait_for(readable.wait(), START)
+            loop.remove_reader(self.screen)
+            self._text += os.read(self.screen, 65_536)
+
+    @property
+    def url(self) -> str:
+        (url,) = re.findall(r"ws://\S+/ws", "\n".join(self.lines))
+        return str(url).replace("0.0.0.0", "127.0.0.1")
+
+    def close(self) -> None:
+        """Close the window."""
+        os.close(self.screen)
+        self.screen = -1
+
+
+@asynccontextmanager
+async def terminal(directory: Path, *arguments: str, **values: str) -> AsyncIterator[Terminal]:
+    """Run a server on a terminal until the block ends."""
+    master, slave = pty.openpty()
+    started = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "conductor", "--port", "0", *arguments),
+        cwd=directory,
+        env=environment(NO_COLOR="1", **values),
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(slave)
+    window = Terminal(started, master)
+    try:
+        await window.line("  try  ")
+        yield window
+    finally:
+        if started.returncode is None:
+            started.kill()
+        await asyncio.wait_for(started.wait(), START)
+        if window.screen >= 0:
+            window.close()
 
 
 # -- mistakes
@@ -173,8 +232,8 @@ async def test_an_unknown_setting_is_one_line_at_the_start(tmp_path: Path) -> No
         'provider = "anthropic"\nmodel = "m"\napi_key_env = "CLOUD_KEY"\n'
     )
     async with server(tmp_path) as served:
-        lines = [line for line in served.lines if "not a setting" in line]
-        assert lines == ["conductor: AUTH_TOKEN in .env is not a setting."]
+        (line,) = [line for line in served.lines if "not a setting" in line]
+        assert "AUTH_TOKEN" in line and "CLOUD_KEY" not in line
         assert SECRET not in "\n".join(served.lines)
 
 
@@ -213,18 +272,24 @@ async def test_the_version_is_printed(tmp_path: Path) -> None:
 # -- a server
 
 
+async def test_a_terminal_shows_a_banner(tmp_path: Path) -> None:
+    async with terminal(tmp_path, SESSION_STORE_URL="memory://") as window:
+        port = window.url.split(":")[2].removesuffix("/ws")
+        assert window.lines[0] == f"Conductor {__version__}"
+        assert window.lines[1] == f"  open      http://127.0.0.1:{port}/"
+        assert window.lines[2].startswith("  model     demo") and "ANTHROPIC_API_KEY" in window.lines[2]
+        assert window.lines[3] == "  sessions  in memory: they end with the server"
+        assert window.lines[4] == f"  connect   {window.url}  (no token needed)"
+        assert window.lines[5] == f"  try       {sys.executable} -m conductor talk --port {port}"
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-async def test_a_server_prints_its_address_answers_and_ends_on_a_signal(
+async def test_a_server_logs_its_address_answers_and_ends_on_a_signal(
     tmp_path: Path, signum: signal.Signals
 ) -> None:
     async with server(tmp_path) as served:
-        assert served.lines[0] == f"Conductor {__version__}"
-        port = served.url.split(":")[2].removesuffix("/ws")
-        assert served.lines[1] == f"  open      http://127.0.0.1:{port}/"
-        assert served.lines[2].startswith("  model     demo") and "ANTHROPIC_API_KEY" in served.lines[2]
-        assert served.lines[3] == "  sessions  in memory: they end with the server"
-        assert served.lines[4] == f"  connect   {served.url}  (no token needed)"
-        assert served.lines[5] == f"  try       {sys.executable} -m conductor talk --port {port}"
+        (line,) = served.lines
+        assert "started" in line and f"version={__version__}" in line and "models=['demo']" in line
         async with App(served.url) as phone:
             await phone.ask("say hello")
             assert len(phone.finals()) == 1
@@ -239,15 +304,33 @@ async def test_a_server_prints_its_address_answers_and_ends_on_a_signal(
 async def test_the_first_signal_drains_and_the_second_stops_at_once(
     tmp_path: Path,
 ) -> None:
-    async with server(tmp_path) as served, App(served.url) as phone:
+    async with terminal(tmp_path) as window, App(window.url) as phone:
         phone.say("list my repositories")
         await phone.until("repositories.list")  # which this phone does not answer: the turn goes on
-        served.process.send_signal(signal.SIGINT)
-        line = await line_of(served, "Stopping")
-        assert line == "Stopping: waiting up to 30 s for 1 running turn. Ctrl-C again stops at once.\n"
-        assert served.process.returncode is None
-        assert await served.end(signal.SIGINT) == -signal.SIGINT
+        os.write(window.screen, b"\x03")
+        line = await window.line("Stopping")
+        assert line == "Stopping: waiting up to 30 s for 1 running turn. Ctrl-C again stops at once."
+        assert window.process.returncode is None
+        os.write(window.screen, b"\x03")
+        assert await asyncio.wait_for(window.process.wait(), START) == -signal.SIGINT
         await asyncio.wait_for(phone.closed.wait(), START)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_closed_terminal_ends_its_server_and_another_hangup_reloads(
+    tmp_path: Path, workers: str
+) -> None:
+    async with terminal(tmp_path, WORKERS=workers, DATA_DIR="data") as window:
+        for _ in range(int(workers)):
+            window.process.send_signal(signal.SIGHUP)
+            await window.line("reloaded")
+        async with App(window.url) as phone:
+            phone.say("count to 20")
+            await phone.until("tool.call")
+            window.close()
+            assert await asyncio.wait_for(window.process.wait(), START) == 0
+            await asyncio.wait_for(phone.closed.wait(), START)
+            assert phone.close_code == 1012 and "20" in phone.finals()[-1]
 
 
 @pytest.mark.parametrize(
@@ -263,10 +346,10 @@ async def test_the_printed_talk_command_works_in_another_terminal(
     tmp_path: Path, file: str, values: dict[str, str]
 ) -> None:
     (tmp_path / ".env").write_text(file)
-    async with server(tmp_path, **values) as served:
-        command = shlex.split(served.lines[-1].removeprefix("  try"))
+    async with terminal(tmp_path, **values) as window:
+        command = shlex.split(window.lines[-1].removeprefix("  try"))
         assert command[:4] == [sys.executable, "-m", "conductor", "talk"]
-        assert SECRET not in "\n".join(served.lines)
+        assert SECRET not in "\n".join(window.lines)
         assert ("--token=TOKEN" in command) == ("AUTH_TOKENS" in values), "the file's token is known there"
         command = [word.replace("=TOKEN", f"={SECRET}") for word in command]
         code, out, err = await run(tmp_path, *command[3:], "say hello")
@@ -297,7 +380,8 @@ def test_a_mistake_of_talk_is_one_sentence(
 async def test_with_tokens_other_machines_need_a_token(tmp_path: Path) -> None:
     values = {"HOST": "0.0.0.0", "AUTH_TOKENS": SECRET, "LOG_FORMAT": "json", "LOG_LEVEL": "debug"}
     async with server(tmp_path, **values) as served:
-        assert "(bearer token needed)" in served.lines[4] and "ws://0.0.0.0:" in served.lines[4]
+        (started,) = map(json.loads, served.lines)
+        assert started["tokens"] == 1 and "ws://0.0.0.0:" in started["address"]
         with pytest.raises(Exception, match="401"):
             await App(served.url).open()
         async with App(f"{served.url}?token={SECRET}") as phone:
@@ -311,7 +395,6 @@ async def test_with_tokens_other_machines_need_a_token(tmp_path: Path) -> None:
 
 async def test_the_option_for_no_tokens_accepts_other_machines(tmp_path: Path) -> None:
     async with server(tmp_path, "--host", "0.0.0.0", "--insecure-no-auth") as served:
-        assert "(no token needed)" in served.lines[3]
         async with App(served.url) as phone:
             assert phone.shapes() == ["session.started"]
 
@@ -321,7 +404,7 @@ async def test_the_option_for_no_tokens_accepts_other_machines(tmp_path: Path) -
 
 async def test_sessions_outlive_the_server_in_the_folder_that_it_names(tmp_path: Path) -> None:
     async with server(tmp_path, DATA_DIR="kept") as served:
-        assert served.lines[3] == "  sessions  kept/conductor.db"
+        assert "store=kept/conductor.db" in served.lines[-1]
         async with App(served.url, session_id="s-1") as phone:
             await phone.ask("say hello")
         assert await served.end(signal.SIGTERM) == 0

@@ -10,6 +10,7 @@ import shlex
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 from conductor import __version__
 from conductor.env_file import ENV_FILE
@@ -38,7 +39,7 @@ def banner(settings: Settings, port: int, lan_token: str | None) -> str:
     if servers:
         names = (server.name if server.enabled else f"{server.name} (disabled)" for server in servers)
         lines.append(f"  mcp       {', '.join(names)}")
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    host = _host(settings)
     if lan_token is None:
         auth = "bearer token needed" if settings.authenticates else "no token needed"
         lines.append(f"  connect   ws://{host}:{port}/ws  ({auth})")
@@ -49,6 +50,23 @@ def banner(settings: Settings, port: int, lan_token: str | None) -> str:
         # The page reads the token from the fragment, which browsers do not send.
         code = ["", qr_code(f"{page}#token={lan_token}" if page else url)]
     return "\n".join([*lines, f"  try       {shlex.join(_talk(settings, port, lan_token))}", *code])
+
+
+def facts(settings: Settings, port: int) -> dict[str, Any]:
+    """Describe a started server for the log."""
+    return {
+        "version": __version__,
+        "address": f"ws://{_host(settings)}:{port}/ws",
+        "store": settings.store_kind if settings.store_kind == "memory" else describe_store(settings),
+        "models": [profile.heading for profile in load_profiles(settings).by_name.values()],
+        "mcp": [server.name for server in load_mcp_servers(settings) if server.enabled],
+        "workers": settings.workers,
+        "tokens": len(settings.auth_tokens),
+    }
+
+
+def _host(settings: Settings) -> str:
+    return f"[{settings.host}]" if ":" in settings.host else settings.host
 
 
 REFERRING_FILES = (load_profiles, load_mcp_servers, http_tools.from_settings)

@@ -10,14 +10,27 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from conductor.commands.banner import banner, lan_address, new_token, private_address, unknown_names
+import structlog
+
+from conductor.commands.banner import (
+    banner,
+    facts,
+    lan_address,
+    new_token,
+    private_address,
+    unknown_names,
+)
+from conductor.env_file import ENV_FILE
+from conductor.errors import SettingsError
 from conductor.logs import configure_logs
 from conductor.server.address import check_exposure, connections_within, raise_descriptor_limit
-from conductor.server.workers import Supervisor, join
+from conductor.server.workers import Supervisor, Worker, join
 from conductor.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from conductor.server.listener import Listener
+
+log = structlog.get_logger(__name__)
 
 _STOPPING = "Stopping: waiting up to 30 s for {}. Ctrl-C again stops at once."
 
@@ -27,15 +40,47 @@ def serve(options: argparse.Namespace) -> int:
     worker = None if options.worker is None else join(options.worker)
     if worker is not None:
         options = argparse.Namespace(**worker.options)
-    settings, token = _settings(options)
-    settings = _within_descriptors(settings, quiet=worker is not None)
+    lan_host, token = _lan(options)
+    most = connections_within(raise_descriptor_limit())
+
+    def read() -> Settings:
+        settings = load_settings(
+            **{**overrides(options), "host": lan_host or options.host},
+            log_level=options.log_level,
+            workers=options.workers,
+        )
+        tokens = settings.auth_tokens if token is None else (*settings.auth_tokens, token)
+        limits = {"auth_tokens": tokens, "max_connections": min(settings.max_connections, most)}
+        settings = settings.model_copy(update=limits)
+        check_exposure(settings, insecure=options.insecure_no_auth)
+        return settings
+
+    settings = read()
     configure_logs(settings.log_level, settings.log_format, content=settings.log_content)
+    try:
+        if worker is None and settings.max_connections == most:
+            log.warning("MAX_CONNECTIONS is limited by ulimit -Hn", connections=most)
+        return _serve(settings, read, options, worker, token)
+    except SettingsError as error:
+        if settings.log_format != "json":
+            raise
+        log.critical("not started", reason=str(error))
+        return error.exit_code
+
+
+def _serve(
+    settings: Settings,
+    read: Callable[[], Settings],
+    options: argparse.Namespace,
+    worker: Worker | None,
+    token: str | None,
+) -> int:
     if worker is None and settings.workers > 1:
         supervisor = Supervisor(settings, {**vars(options), "lan": False, "lan_token": token})
         return asyncio.run(
             supervisor.run(
                 lambda port: _announce(settings, port, token),
-                lambda: _say(_STOPPING.format("running turns")),
+                lambda: _say(settings, _STOPPING.format("running turns")),
             )
         )
     from conductor.app import serve as serve_sessions  # not in the supervisor, which needs less memory
@@ -49,24 +94,17 @@ def serve(options: argparse.Namespace) -> int:
     def stopping(turns: int) -> None:
         work = f"{turns} running turn{'' if turns == 1 else 's'}" if turns else "clients"
         if worker is None:
-            _say(_STOPPING.format(work))
+            _say(settings, _STOPPING.format(work))
 
-    check_exposure(settings, insecure=options.insecure_no_auth)
-    _run(serve_sessions(settings, ready, worker, stopping))
+    _run(serve_sessions(settings, read, ready, worker, stopping))
     return 0
 
 
-def _settings(options: argparse.Namespace) -> tuple[Settings, str | None]:
-    # The settings, and the token of ``--lan``.
-    host, token = options.host, getattr(options, "lan_token", None)
-    if options.lan:
-        host, token = lan_address() if host is None else private_address(host), new_token()
-    settings = load_settings(
-        **{**overrides(options), "host": host}, log_level=options.log_level, workers=options.workers
-    )
-    if token is not None:
-        settings = settings.model_copy(update={"auth_tokens": (*settings.auth_tokens, token)})
-    return settings, token
+def _lan(options: argparse.Namespace) -> tuple[str | None, str | None]:
+    # The host and the token of ``--lan``; a worker gets both from its supervisor.
+    if not options.lan:
+        return None, getattr(options, "lan_token", None)
+    return lan_address() if options.host is None else private_address(options.host), new_token()
 
 
 def overrides(options: argparse.Namespace) -> dict[str, Any]:
@@ -81,16 +119,6 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _within_descriptors(settings: Settings, *, quiet: bool) -> Settings:
-    limit = raise_descriptor_limit()
-    most = connections_within(limit)
-    if settings.max_connections <= most:
-        return settings
-    if not quiet:
-        _say(f"MAX_CONNECTIONS is {most} instead of {settings.max_connections}; ulimit -Hn is {limit}.")
-    return settings.model_copy(update={"max_connections": most})
-
-
 def _run(main: Coroutine[Any, Any, None]) -> None:
     factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     with suppress(ImportError):
@@ -101,10 +129,23 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
 
 def _announce(settings: Settings, port: int, lan_token: str | None) -> None:
     for name in unknown_names(settings):
-        _say(f"conductor: {name} in .env is not a setting.")
-    _say(banner(settings, port, lan_token))
+        log.warning("not a setting", name=name, file=str(ENV_FILE))
+    if _has_reader(settings) or lan_token is not None:
+        _write(banner(settings, port, lan_token))
+    else:
+        log.info("started", **facts(settings, port))
 
 
-def _say(text: str) -> None:
+def _say(settings: Settings, text: str) -> None:
+    if _has_reader(settings):
+        _write(text)
+
+
+def _has_reader(settings: Settings) -> bool:
+    # A person, who reads lines that are not for machines.
+    return settings.log_format == "console" and sys.stderr.isatty()
+
+
+def _write(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()

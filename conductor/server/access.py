@@ -103,7 +103,7 @@ class Access:
         proxies: Sequence[Network],
         limits: Limits,
     ) -> None:
-        self._authenticator = authenticator
+        self.authenticator = authenticator
         self._origins = frozenset(origins)
         self._proxies = tuple(proxies)
         self._limits = limits
@@ -152,7 +152,7 @@ class Access:
 
     async def _decide(self, request: Request, peer: str, address: str) -> Client | Refusal:
         headers, limits = request.headers, self._limits
-        if not (self._authenticator.required or self._proxies) and any(name in headers for name in FORWARDED):
+        if not (self.authenticator.required or self._proxies) and any(name in headers for name in FORWARDED):
             # Loopback needs no token, but every client of a local proxy comes from loopback.
             text = (
                 "This request came through a proxy, and the server has no tokens; set AUTH_TOKENS, "
@@ -160,7 +160,7 @@ class Access:
             )
             return Refusal(http.HTTPStatus.FORBIDDEN, text, "proxy without tokens")
         handshake = Handshake(request.path, headers, peer, address)
-        principal = await self._authenticator.authenticate(handshake)
+        principal = await self.authenticator.authenticate(handshake)
         if principal is None:
             reason = "no token" if handshake.token is None else "wrong token"
             return Refusal(http.HTTPStatus.UNAUTHORIZED, "A valid bearer token is required.", reason)
@@ -171,7 +171,7 @@ class Access:
             text = "The header Origin or Host is repeated."
             return Refusal(http.HTTPStatus.BAD_REQUEST, text, "repeated header")
         origin, host = next(iter(origins), None), next(iter(hosts), None)
-        if not origin_allowed(origin, host, self._origins, tokens=self._authenticator.required):
+        if not origin_allowed(origin, host, self._origins, tokens=self.authenticator.required):
             facts = {"origin": (origin or "")[:200]}
             return Refusal(http.HTTPStatus.FORBIDDEN, "This origin is not allowed.", "origin", facts)
         if self.connections >= limits.max_connections:

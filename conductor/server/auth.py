@@ -56,6 +56,13 @@ class Authenticator(Protocol):
         """Name the person; None refuses the connection. Must not log the token."""
         ...
 
+    def admits(self, person: str) -> bool:
+        """Tell whether a connected person may stay.
+
+        After a reload of the settings, a new authenticator is asked about everybody who is connected.
+        """
+        ...
+
 
 def token_digest(token: str) -> bytes:
     """Hash a token, so that tokens of any length are compared in constant time."""

@@ -44,6 +44,8 @@ LONG_EVENT_BYTES = 2_048
 LATE_S = 0.5
 # WebSocket close code of a client that breaks a limit.
 POLICY_VIOLATION = 1008
+# The reason of a close after the client's token was removed.
+REVOKED = "the token is no longer valid"
 # Tries to deliver an event while another client takes the session over each time.
 DELIVERY_ATTEMPTS = 8
 
@@ -155,6 +157,17 @@ class Connection(Writer):
                 self._registry.unbind(self._session.key, self)
             await asyncio.wait([writer], timeout=self._limits.close_timeout)
 
+    @property
+    def subject(self) -> str:
+        return self._socket.client.subject
+
+    def revoke(self, seconds: float) -> None:
+        """Close within ``seconds``, and send and read nothing more: the client's token is not valid."""
+        self.suspend()
+        self._cut = True
+        self.close(POLICY_VIOLATION, REVOKED)
+        asyncio.get_running_loop().call_later(seconds, self._socket.transport.abort)
+
     async def drain(self, code: int, reason: str, seconds: float) -> None:
         """Close once the turn has ended and the client has answered every call, within ``seconds``."""
         if self._session is not None:
@@ -215,6 +228,8 @@ class Connection(Writer):
         while True:
             async with asyncio.timeout_at(deadline):
                 frame = await self._socket.next_message()
+            if self._close is not None and self._close[0] == POLICY_VIOLATION:
+                return
             size = len(frame)
             await self._registry.ownership_verified.wait()
             if size >= LONG_EVENT_BYTES:

@@ -23,7 +23,7 @@ from conductor.rate_limit import Network
 from conductor.server.access import Access, Refusal
 from conductor.server.address import RESERVED_DESCRIPTORS, descriptor_limit, not_bound
 from conductor.server.auth import Authenticator
-from conductor.server.connection import Connection
+from conductor.server.connection import REVOKED, Connection
 from conductor.server.metrics import METRICS_PATH, MetricsEndpoint
 from conductor.server.page import HEADERS, REPLAY_PATH, Page, read_replay
 from conductor.server.sessions import SessionRegistry
@@ -36,6 +36,8 @@ log = structlog.get_logger(__name__)
 PONG_TIMEOUT_S = 20.0
 # Seconds for turns that run at SIGTERM; orchestrators kill after 30.
 DRAIN_S = 25.0
+# Seconds for the close of a connection whose token was removed; then it is cut.
+REVOKE_S = 0.5
 MCP_PATH = "/mcp"
 MCP_SUBPROTOCOL = "mcp"
 _SUBPROTOCOLS = (Subprotocol(SUBPROTOCOL), Subprotocol(MCP_SUBPROTOCOL))
@@ -65,9 +67,9 @@ class Listener:
         self.registry = SessionRegistry(services)
         self.services = services
         self.access = Access(authenticator, origins, proxies, services.limits)
-        self._admin = admin
+        self.admin = admin
         self.worker = worker
-        self._page = page
+        self.page = page
         self._store_available = store_available
         self._server: Server | None = None
         descriptors = descriptor_limit() - RESERVED_DESCRIPTORS // 2
@@ -169,9 +171,23 @@ class Listener:
         self.services = services
         self.registry.reload(services)
 
+    def authenticate(self, authenticator: Authenticator) -> int:
+        """Use another authenticator; close connections that it does not admit, and return their number."""
+        self.access.authenticator = authenticator
+        revoked = [open_ for open_ in self._connections if not authenticator.admits(open_.subject)]
+        for connection in revoked:
+            connection.revoke(REVOKE_S)
+        sockets = [socket for socket in self._mcp_sockets if not authenticator.admits(socket.client.subject)]
+        for socket in sockets:
+            socket.transport.abort()
+        return len(revoked) + len(sockets)
+
     async def _handle(self, socket: ServerConnection) -> None:
         assert isinstance(socket, Socket)
         self.handshakes.discard(socket.transport)
+        if not self.access.authenticator.admits(socket.client.subject):  # removed during the handshake
+            await socket.close(CloseCode.POLICY_VIOLATION, REVOKED)
+            return
         path = socket.request.path if socket.request is not None else PATH
         if self.serve_mcp is not None and path.partition("?")[0] == MCP_PATH:
             await self._handle_mcp(self.serve_mcp(socket, path), socket)
@@ -179,6 +195,8 @@ class Listener:
         connection = Connection(socket, self.registry, self.services)
         self._connections.add(connection)
         self.access.enter(socket.client)
+        address = socket.client.address or (socket.remote_address or [""])[0]
+        log.info("connected", subject=socket.client.subject, address=address, connections=self.connections)
         try:
             await connection.run()
         finally:
@@ -199,9 +217,9 @@ class Listener:
             await self.services.admission.enter()
         path = request.path.partition("?")[0]
         peer = socket.remote_address[0] if socket.remote_address else ""
-        if path == METRICS_PATH and self._admin is not None:
-            return await self._answer_operator(self._admin, request, peer)
-        if path == REPLAY_PATH and self._page is not None and request.method == "GET":
+        if path == METRICS_PATH and self.admin is not None:
+            return await self._answer_operator(self.admin, request, peer)
+        if path == REPLAY_PATH and self.page is not None and request.method == "GET":
             return await self._answer_replay(request, peer)
         return await self._answer(socket, path, request, peer)
 
@@ -217,7 +235,7 @@ class Listener:
                 note = ", but the rules file is not valid: the earlier rules hold" if invalid else ""
                 return _text(http.HTTPStatus.OK, f"ready{note}\n")
             return _text(http.HTTPStatus.SERVICE_UNAVAILABLE, "not ready\n")
-        if self._page is not None and (file := self._page.file(path)) is not None:
+        if self.page is not None and (file := self.page.file(path)) is not None:
             if request.method not in ("GET", "HEAD"):
                 return _text(http.HTTPStatus.METHOD_NOT_ALLOWED, "Only GET.\n", {"Allow": "GET, HEAD"})
             content_type, body = file

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hmac
 import http
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Gauge, Info, generate_latest
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from conductor.server.listener import Listener
 
 METRICS_PATH = "/metrics"
+# Seconds of the monotonic clock; another token starts no other server.
+_STARTED = time.monotonic()
 
 
 class MetricsEndpoint:
-    """Serves ``/metrics`` to the operator; stores the token as a hash. ``now`` is any clock in seconds."""
+    """Serves ``/metrics`` to the operator; stores the token as a hash."""
 
-    def __init__(self, token: str, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, token: str) -> None:
         self._digest = token_digest(token)
-        self._now = now
-        self._started = now()
 
     def refusal(self, headers: Headers) -> tuple[http.HTTPStatus, str] | None:
         """Return status and text for a request that is not the operator's; None if it is.
@@ -54,7 +54,7 @@ class MetricsEndpoint:
         Info("conductor", "The version and, if there are several, the worker.", registry=process).info(labels)
         is_invalid = services.policies is not None and bool(services.policies.problem)
         for name, meaning, value in (
-            ("uptime_seconds", "Seconds since the server started.", self._now() - self._started),
+            ("uptime_seconds", "Seconds since the server started.", time.monotonic() - _STARTED),
             ("sessions", "Loaded sessions.", len(listener.registry)),
             ("connections", "Open WebSocket connections.", listener.connections),
             ("mcp_connections", "Open WebSockets of MCP clients.", listener.mcp_connections),

@@ -12,6 +12,7 @@ import msgspec
 
 from conductor import __version__
 from conductor.conversation.ledger import moments, plain_moment
+from conductor.settings import Settings
 from conductor.stores.base import Stored
 
 FOLDER = Path(__file__).resolve().parent.parent / "web"
@@ -57,6 +58,11 @@ class Page:
     def file(self, path: str) -> tuple[str, bytes] | None:
         """Return the content type and the content of a request's path, or None."""
         return self._files.get(path)
+
+
+def make_page(settings: Settings) -> Page | None:
+    """Make the page of the settings; None if it is not served."""
+    return Page(token_needed=settings.authenticates) if settings.serves_page else None
 
 
 def read_replay(stored: Stored, number: str | None) -> bytes:

@@ -17,6 +17,7 @@ import structlog
 
 from conductor.errors import SettingsError
 from conductor.server.address import reserve
+from conductor.server.terminal import Terminal
 from conductor.settings import Settings
 from conductor.stores.registry import check_shared
 
@@ -97,9 +98,10 @@ class Supervisor:
         """Run until SIGTERM or SIGINT; returns the exit code. ``announce`` gets the port.
 
         ``on_stop`` is called when the workers start to drain; a second signal kills them. SIGHUP reloads all
-        workers, SIGUSR2 replaces them one after another.
+        workers, or stops them if the terminal is closed; SIGUSR2 replaces them one after another.
         """
         loop, work = asyncio.get_running_loop(), asyncio.create_task(self._work(announce))
+        terminal = Terminal()
 
         def interrupt() -> None:
             if work.cancelling():
@@ -109,17 +111,26 @@ class Supervisor:
                 on_stop()
                 work.cancel()
 
+        def hang_up() -> None:
+            if not terminal.is_closed():
+                self._reload()
+            elif not work.cancelling():
+                interrupt()
+
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, interrupt)
-        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
         loop.add_signal_handler(signal.SIGUSR2, self._rolling.set)
         try:
             await asyncio.wait([work])
-            return 0 if work.cancelled() else work.result()
         finally:
             await asyncio.gather(*map(_terminate, self._processes))
             for reserved in self._reserved:
                 reserved.close()
+        if not work.cancelled():
+            return work.result()
+        log.info("stopped")
+        return 0
 
     async def _work(self, announce: Callable[[int], None]) -> int:
         first, *followers = self._slots

@@ -51,7 +51,7 @@ def main() -> None:
     """Serve as `python -m conductor` does, on a free port."""
     settings = load_settings(None, port=0)
     configure_logs(settings.log_level, settings.log_format)
-    uvloop.run(serve(settings, partial(announce, Path(os.environ["OBSERVE_FILE"]))))
+    uvloop.run(serve(settings, lambda: settings, partial(announce, Path(os.environ["OBSERVE_FILE"]))))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -91,7 +92,7 @@ async def test_a_turn_uses_them(site: Path, tmp_path: Path) -> None:
             output = ""
             while "/ws" not in output:
                 output += (await server.stdout.readline()).decode()
-            url = next(word for word in output.split() if word.startswith("ws://"))
+            (url,) = re.findall(r"ws://\S+/ws", output)
             async with App(url, headers={"X-User": "ada"}) as app:
                 await app.ask("call house.time")
             assert [reply.split(" {")[0] for reply in app.finals()] == ["You said:"]

@@ -36,6 +36,10 @@ class TokenAuthenticator:
                 match = Principal(subject)
         return match
 
+    def admits(self, person: str) -> bool:
+        """Tell whether the person's token is still one of the tokens."""
+        return person in (self._subjects.values() or (ANONYMOUS,))
+
 
 def from_settings(settings: Settings) -> TokenAuthenticator:
     """Make the authenticator of AUTH_TOKENS."""
