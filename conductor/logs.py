@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import TextIO
@@ -40,8 +41,27 @@ def configure_logs(level: str, log_format: str, *, content: bool = False, cache:
         cache_logger_on_first_use=cache,
     )
     # Clients cause the libraries' warnings, such as failed handshakes: errors only.
-    logging.basicConfig(level=logging.ERROR, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    logging.basicConfig(level=logging.ERROR, handlers=[_LibraryHandler()])
     logging.getLogger("websockets").setLevel(logging.CRITICAL)
+    if log_format == "json":
+        # What Python itself would print as text.
+        logging.captureWarnings(True)
+        logging.getLogger("py.warnings").setLevel(logging.WARNING)
+        sys.excepthook = lambda _, error, __: _log_uncaught(error)
+        threading.excepthook = lambda raised: _log_uncaught(raised.exc_value)
+        sys.unraisablehook = lambda raised: _log_uncaught(raised.exc_value)
+
+
+class _LibraryHandler(logging.Handler):
+    # Writes the libraries' records as lines of the same format.
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log = structlog.get_logger(record.name)
+        log.log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
+
+
+def _log_uncaught(error: BaseException | None) -> None:
+    structlog.get_logger(__name__).critical("uncaught exception", exc_info=error)
 
 
 def write_locations(stream: TextIO, exc_info: ExcInfo) -> None:
