@@ -100,7 +100,7 @@ def test_failed_handshakes_are_not_logged_and_errors_of_libraries_are() -> None:
 
 NOISY = """
 import gc, logging, threading, warnings
-from conductor.plugins.tools.python_tools import tool
+from conductor.tools import tool
 
 class Broken:
     def __del__(self):
@@ -147,6 +147,7 @@ async def test_every_line_of_a_server_is_json(tmp_path: Path, workers: str) -> N
             while True:
                 name, document = await output.get()
                 lines_read.append(document)
+                assert name not in ("not started", "stopped"), document
                 if name == event:
                     return document
 
