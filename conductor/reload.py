@@ -10,12 +10,13 @@ from dataclasses import replace
 import structlog
 
 from conductor.conversation.services import Services
-from conductor.entry_points import AUTH, load
+from conductor.entry_points import AUTH, choose
 from conductor.errors import SettingsError
 from conductor.models.profiles import load_profiles
 from conductor.models.registry import check_local
 from conductor.models.router import ModelRouter
 from conductor.prompts import identify, load_system_prompt
+from conductor.server.auth import Authenticator
 from conductor.server.listener import Listener
 from conductor.server.metrics import make_metrics_endpoint
 from conductor.server.page import make_page
@@ -45,7 +46,7 @@ def reload(
         edited = settings if read is None else read()
         settings = settings.model_copy(update={name: getattr(edited, name) for name in RELOADED})
         admin = make_metrics_endpoint(settings)
-        authenticator = load(AUTH, settings.auth, "AUTH")(settings)
+        authenticator = choose(AUTH, settings.auth, "AUTH").make(Authenticator, settings)
         after = _reload_services(settings, services)
     except SettingsError as error:
         log.error("reload failed", reason=str(error))
