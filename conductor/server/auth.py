@@ -12,9 +12,13 @@ from websockets.datastructures import Headers
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A person. Sessions, limits, grants and reminders belong to ``id``, which appears in logs."""
+    """A person. Sessions, limits, grants and reminders belong to ``id``, which appears in logs.
+
+    The proof ends at ``expires``, in epoch seconds.
+    """
 
     id: str
+    expires: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

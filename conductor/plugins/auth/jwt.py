@@ -1,0 +1,149 @@
+"""AUTH=jwt: tokens of an identity provider, checked with its public keys; the person is the claim ``sub``.
+
+Settings: JWT_ISSUER, JWT_AUDIENCE, and JWT_KEYS, the URL or the file of the provider's JWKS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import structlog
+
+from conductor.errors import SettingsError
+from conductor.server.auth import Handshake, Principal
+from conductor.settings import Settings, environment_value
+
+try:
+    import jwt
+except ImportError:
+    raise SettingsError("AUTH=jwt needs the package PyJWT: pip install 'conductor-voice[jwt]'.") from None
+
+log = structlog.get_logger(__name__)
+
+# Public keys only: with a shared secret, whoever can check a token can make one.
+ALGORITHMS = ("RS256", "ES256", "EdDSA")
+# Seconds by which clocks may differ.
+LEEWAY_S = 60
+# Seconds between two reads of the keys, for a key that is not known; of the request; and bytes of the answer.
+REREAD_S = 60.0
+FETCH_S = 5.0
+MAX_BYTES = 256 * 1024
+MAX_TOKEN = 8_192
+
+
+class JwtAuthenticator:
+    """Checks signature, issuer, audience and times of a token.
+
+    ``read`` gives the JWKS; it is called for the first token, and again, at most once in `REREAD_S`, for a
+    token whose ``kid`` is not known: the provider may have new keys.
+    """
+
+    required = True
+
+    def __init__(self, issuer: str, audience: str, read: Callable[[], Awaitable[bytes]]) -> None:
+        self._issuer = issuer
+        self._audience = audience
+        self._read = read
+        self._keys: Mapping[str | None, jwt.PyJWK] = {}
+        self._reading = asyncio.Lock()
+        self._read_at = float("-inf")
+
+    async def authenticate(self, handshake: Handshake) -> Principal | None:
+        """Name the person of the token; None if the token is missing or not valid."""
+        token = handshake.token
+        if token is None or len(token) > MAX_TOKEN:
+            return None
+        try:
+            key = await self._key(jwt.get_unverified_header(token).get("kid"))
+            claims = None if key is None else self._claims(token, key)
+        except jwt.PyJWTError as error:
+            log.debug("token refused", error=type(error).__name__)
+            return None
+        if claims is None or not claims["sub"]:
+            return None
+        # The id appears in logs and in the store, and a subject may be a mail address.
+        person = hashlib.sha256(f"{self._issuer}\n{claims['sub']}".encode(errors="replace")).hexdigest()
+        return Principal(f"person-{person[:24]}", float(claims["exp"]) + LEEWAY_S)
+
+    def _claims(self, token: str, key: jwt.PyJWK) -> Mapping[str, Any]:
+        claims: Mapping[str, Any] = jwt.decode(
+            token,
+            key,
+            algorithms=ALGORITHMS,
+            issuer=self._issuer,
+            audience=self._audience,
+            leeway=LEEWAY_S,
+            options={"require": ["exp", "iss", "aud", "sub"]},
+        )
+        return claims
+
+    async def _key(self, kid: str | None) -> jwt.PyJWK | None:
+        if kid not in self._keys:
+            async with self._reading:
+                if kid not in self._keys and time.monotonic() - self._read_at > REREAD_S:
+                    self._read_at = time.monotonic()
+                    await self._reread()
+        return self._keys.get(kid)
+
+    async def _reread(self) -> None:
+        try:
+            keys = _keys(json.loads(await self._read()))
+        except Exception as error:  # of a file, of a connection, or of what is no JWKS; the known keys stay
+            log.warning("keys of the identity provider not read; will retry", error=type(error).__name__)
+            return
+        self._keys = keys
+        log.info("keys of the identity provider read", keys=len(keys))
+
+
+def _keys(document: Mapping[str, Any]) -> Mapping[str | None, jwt.PyJWK]:
+    keys: dict[str | None, jwt.PyJWK] = {}
+    for key in document["keys"]:
+        if key.get("use", "sig") == "sig" and key.get("kty") in ("RSA", "EC", "OKP"):
+            with suppress(jwt.PyJWTError):  # of a curve that the package does not know
+                keys[key.get("kid")] = jwt.PyJWK(key)
+    # A provider with a single key may leave out its name in tokens.
+    return {**keys, None: next(iter(keys.values()))} if len(keys) == 1 else keys
+
+
+async def _fetch(url: str, *, local_only: bool) -> bytes:
+    from conductor.transport import HttpClient
+
+    async with asyncio.timeout(FETCH_S), HttpClient(local_only=local_only) as client:
+        async with client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response:
+            response.raise_for_status()
+            data = b""
+            async for chunk in response.aiter_raw():
+                data += chunk
+                if len(data) > MAX_BYTES:
+                    raise ValueError("too long")
+            return data
+
+
+def from_settings(settings: Settings) -> JwtAuthenticator:
+    """Make the authenticator. Raises `SettingsError` for a setting that is missing or not safe."""
+    values = {name: environment_value(name) for name in ("JWT_ISSUER", "JWT_AUDIENCE", "JWT_KEYS")}
+    for name, value in values.items():
+        if value is None:
+            raise SettingsError(f"AUTH=jwt needs {name}.")
+    keys = values["JWT_KEYS"] or ""
+    parts = urlsplit(keys)
+    is_own = parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if parts.scheme == "https" or (parts.scheme == "http" and is_own):
+        read: Callable[[], Awaitable[bytes]] = partial(_fetch, keys, local_only=settings.local_only)
+    elif "://" in keys:
+        raise SettingsError("JWT_KEYS must be an https:// address or a file.")
+    else:
+        path = Path(keys)
+        if not path.is_file():
+            raise SettingsError(f"JWT_KEYS names {path}, which is no file.")
+        read = partial(asyncio.to_thread, path.read_bytes)
+    return JwtAuthenticator(values["JWT_ISSUER"] or "", values["JWT_AUDIENCE"] or "", read)
