@@ -2,7 +2,7 @@
 
     python examples/approvals.py [URL] [--token TOKEN]
 
-The demo model calls a tool on a literal request. Type "allow", new arguments as JSON, or a reason to refuse.
+Type "allow", new arguments as JSON, or a reason to refuse.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOOL = {
     },
     "annotations": {"destructiveHint": True},
 }
-REQUEST = 'call photos.delete with {"album": "Rome", "count": 3}'
+REQUEST = "Delete my 3 newest photos of Rome"
 ANSWER_S = 600
 lines = StdinReader(sys.stdin)
 

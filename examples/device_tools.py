@@ -2,7 +2,7 @@
 
     python examples/device_tools.py [URL] [--token TOKEN]
 
-The demo model calls a tool on a literal request; another model decides by the descriptions.
+The demo model matches words to the names and descriptions; another model understands them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TOOLS = [
         "annotations": {"readOnlyHint": True},
     },
 ]
-REQUESTS = ('call lamp.switch with {"room": "kitchen", "on": true}', "call lamp.list with {}")
+REQUESTS = ("Switch on the kitchen lamp", "Which lamps are on?")
 
 
 class Lamps:

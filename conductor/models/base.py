@@ -19,12 +19,15 @@ StopReason: TypeAlias = Literal[
 class ToolDefinition:
     """A tool as a model sees it. ``name`` is dotted; a provider maps it to an accepted name.
 
+    ``title`` is the name for people; services have no field for it.
+
     Definitions compare by identity, so a cache can use them as keys.
     """
 
     name: str
     description: str
     input_schema: Mapping[str, Any]
+    title: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ class ToolSpec:
 
     @cached_property
     def definition(self) -> ToolDefinition:
-        return ToolDefinition(self.name, self.description, model_schema(self.input_schema))
+        return ToolDefinition(self.name, self.description, model_schema(self.input_schema), self.title)
 
     @cached_property
     def fingerprint(self) -> str:

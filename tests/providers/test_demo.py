@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from conductor.conversation.phrases import CUT_BEFORE_SPEECH, CUT_SOMEWHERE, HEARD_NOTHING, marked
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition
 from conductor.plugins.models.demo import DemoProvider, output_for
@@ -23,31 +24,39 @@ from conductor.tools.toolsets import all_tools
 
 MODELS = Path(__file__).parents[2] / "docs" / "models.md"
 Run = Callable[[Mapping[str, Any]], ToolOutcome]
+TEXT = {"type": "string"}
 
 
-def tool(name: str, *properties: str) -> ToolDefinition:
-    return ToolDefinition(
-        name,
-        f"Runs {name}.",
-        {"type": "object", "properties": {key: {"type": "string"} for key in properties}},
-    )
+def tool(name: str, description: str = "", /, *optional: str, **required: Any) -> ToolDefinition:
+    properties = required | dict.fromkeys(optional, TEXT)
+    schema = {"type": "object", "properties": properties, "required": list(required)}
+    return ToolDefinition(name, description, schema)
 
 
-CLOCK = tool("get_current_time", "timezone")
-CALCULATOR = tool("calculator", "expression")
-SPAWN = tool("agent.spawn", "prompt", "repository")
-SELECT = tool("repositories.select", "prompt", "filter")
-DEVICE = (
-    SPAWN,
-    SELECT,
-    tool("agent.status", "id"),
-    tool("agent.cancel", "id"),
-    tool("agent.followup", "id", "prompt"),
-    tool("agent.list", "limit"),
-    tool("repositories.list"),
+CLOCK = tool("get_current_time", "Get the current date and time; by default the user's.", "timezone")
+CALCULATOR = tool("calculator", "Compute an arithmetic expression.", expression=TEXT)
+LAMP = tool(
+    "lamp.switch",
+    "Switch the lamp of a room on or off.",
+    room={"type": "string", "enum": ["hall", "office", "living_room"]},
+    on={"type": "boolean"},
 )
-TOOLS = (CLOCK, CALCULATOR, *DEVICE)
-ASKED = "In which repository shall the agent add a dark mode?"
+NOTE = tool("note.delete", "Delete a note.", title=TEXT)
+TOOLS = (
+    CLOCK,
+    CALCULATOR,
+    LAMP,
+    NOTE,
+    tool("door.open", "Open a door.", door=TEXT),
+    tool("roll_dice", "Roll some dice.", sides={"anyOf": [{"type": "null"}, {"type": "integer"}]}),
+    tool("thermostatSet", "Set the temperature.", room=TEXT, degrees={"type": "number"}),
+    tool("messages.send", "", to=TEXT, body=TEXT),
+    tool("weather.today", "Today's weather in a city.", city=TEXT),
+    tool("x7", "List the birds of a pond.", "pond"),
+    ToolDefinition("x8", "", {"type": "object"}, title="Water the roses"),
+    tool("schedule_task", "Remind the user later.", text=TEXT, in_minutes={"type": "number"}),
+    tool("create_file", "Create a file.", path=TEXT, content=TEXT),
+)
 
 
 @pytest.fixture
@@ -99,113 +108,170 @@ async def collect(model: DemoProvider, request: ModelRequest) -> list[ModelEvent
         return [event async for event in model.stream(request)]
 
 
-def clock(moment: datetime) -> Run:
-    def run(arguments: Mapping[str, Any]) -> ToolOutcome:
-        zone = arguments.get("timezone") or "Europe/Madrid"
-        return succeeded({"time": moment.isoformat(), "weekday": f"{moment:%A}", "time_zone": zone})
-
-    return run
-
-
 def result_is(value: Any) -> Run:
     return lambda _: succeeded(value)
 
 
-def any_moment(rng: random.Random) -> datetime:
-    return datetime(
-        rng.randrange(2027, 2090), rng.randrange(1, 13), rng.randrange(1, 29), rng.randrange(1, 12),
-        rng.randrange(1, 60), tzinfo=timezone(timedelta(hours=rng.randrange(1, 12))),
-    )  # fmt: skip
+# -- sentences about any tool
 
 
-# -- time and sums
+@pytest.mark.parametrize(
+    ("words", "name", "arguments"),
+    [
+        ("Switch on the lamp in the hall", "lamp.switch", {"room": "hall", "on": True}),
+        ("Please turn off the living room light.", "lamp.switch", {"room": "living_room", "on": False}),
+        ("Switch on the big lamp in the hall", "lamp.switch", {"room": "hall", "on": True}),
+        ("What is 17% of 2,340?", "calculator", {"expression": "17% of 2340"}),
+        ("Delete the note Milk", "note.delete", {"title": "Milk"}),
+        (
+            "Remove the note \u201cMilk and honey\u201d, please",
+            "note.delete",
+            {"title": "Milk and honey"},
+        ),
+        ("Open the front door", "door.open", {"door": "front"}),
+        ("roll the dice with six sides", "roll_dice", {"sides": 6}),
+        (
+            "Set the thermostat in the den to 7.5 degrees",
+            "thermostatSet",
+            {"room": "den", "degrees": 7.5},
+        ),
+        ("Send a message to Anna saying hello there", "messages.send", {"to": "Anna", "body": "hello there"}),
+        ("What is the weather in Rome?", "weather.today", {"city": "Rome"}),
+        ("show me the birds", "x7", {}),
+        ("which birds are on the pond Otter", "x7", {"pond": "Otter"}),
+        ("water the roses", "x8", {}),
+        ("what time is it", "get_current_time", {}),
+        ("What time is it in S\u00e3o Paulo?", "get_current_time", {"timezone": "America/Sao_Paulo"}),
+        ("what day is it in Asia/Ho_Chi_Minh", "get_current_time", {"timezone": "Asia/Ho_Chi_Minh"}),
+        (
+            "remind me in 2 hours to eat",
+            "schedule_task",
+            {"in_minutes": 120, "text": "eat"},
+        ),
+        (
+            "create a file pond.txt saying feed the heron, and the duck",
+            "create_file",
+            {"path": "pond.txt", "content": "feed the heron, and the duck"},
+        ),
+    ],
+)
+async def test_a_sentence_becomes_a_call_by_the_words_of_the_tool(
+    words: str, name: str, arguments: Mapping[str, Any]
+) -> None:
+    talk = TerminalChat(TOOLS, **{name.replace(".", "__"): result_is("ok")})
+    await talk.hear(words)
+    assert talk.calls == [(name, arguments)]
 
 
-async def test_it_tells_the_time_that_the_tool_gave(rng: random.Random) -> None:
-    moment = any_moment(rng)
-    talk = TerminalChat(get_current_time=clock(moment))
-    words = await talk.hear("What time is it?")
-    assert talk.calls == [("get_current_time", {})]
-    assert words.startswith(f"It is {moment.hour}:{moment:%M} ")
-    assert f", {moment:%A}, " in words
+@pytest.mark.parametrize(
+    "words",
+    [
+        "who wrote the Odyssey?",
+        "help",
+        "The note is nice",
+        "What time is it in Xanadu?",
+        "what is 5",
+        "2 plus",
+        "((3)",
+        "3 4",
+        "delete",
+        "lamp",
+        "turn over the page",
+    ],
+)
+async def test_other_words_call_nothing_and_get_the_truth_about_the_model(words: str) -> None:
+    talk = TerminalChat()
+    answer = await talk.hear(words)
+    assert talk.calls == []
+    assert answer.startswith("I'm the demo model: I match words to tools")
+    assert "get current time, calculator, lamp switch" in answer and "8 more" in answer
+    assert answer.endswith("Set ANTHROPIC_API_KEY for Claude.")
 
 
-async def test_a_city_with_accents_has_a_time_zone() -> None:
-    talk = TerminalChat(get_current_time=clock(any_moment(random.Random(1))))
-    await talk.hear("What time is it in São Paulo?")
-    assert talk.calls == [("get_current_time", {"timezone": "America/Sao_Paulo"})]
-
-
-async def test_several_places_are_several_calls_in_one_reply(rng: random.Random) -> None:
-    moment = any_moment(rng)
-    talk = TerminalChat(get_current_time=clock(moment))
-    words = await talk.hear("what time is it in Tokyo, sao paulo and in Asia/Ho_Chi_Minh")
-    assert [arguments["timezone"] for _, arguments in talk.calls] == [
-        "Asia/Tokyo",
-        "America/Sao_Paulo",
-        "Asia/Ho_Chi_Minh",
-    ]
-    assert len(talk.rounds) == 1
-    assert [place in words for place in ("In Tokyo it is", "In Sao Paulo it is", "In Ho Chi Minh it is")] == [
-        True
-    ] * 3
-
-
-async def test_an_unknown_place_is_asked_for_and_not_guessed(rng: random.Random) -> None:
-    talk = TerminalChat(get_current_time=clock(any_moment(rng)))
-    assert "Xanadu" in await talk.hear("What time is it in Xanadu?")
+async def test_a_missing_argument_is_asked_for_with_its_choices() -> None:
+    talk = TerminalChat()
+    assert await talk.hear("Switch on the lamp") == (
+        "For lamp switch I need a room (hall, office, living_room). Please say all in one sentence."
+    )
     assert talk.calls == []
 
 
-async def test_a_time_without_a_zone_is_in_universal_time() -> None:
-    moment = datetime(2031, 4, 2, 17, 5, tzinfo=UTC)
-    talk = TerminalChat(get_current_time=result_is({"time": moment.isoformat(), "time_zone": "UTC"}))
-    assert await talk.hear("what time is it") == (
-        "It is 5:05 in the afternoon in universal time, Wednesday, April 2, 2031."
+async def test_several_requests_are_called_for_in_one_reply(rng: random.Random) -> None:
+    percent, number = rng.randrange(2, 99), rng.randrange(1000, 9000)
+    value = f"{percent * number / 100:.15g}"
+    moment = {"time": "2031-04-02T17:05:00+09:00", "weekday": "Wednesday"}
+    talk = TerminalChat(get_current_time=result_is(moment), calculator=result_is({"result": value}))
+    words = await talk.hear(f"What is {percent}% of {number}, and what time is it in Tokyo?")
+    assert [name for name, _ in talk.calls] == ["calculator", "get_current_time"]
+    assert len(talk.rounds) == 1
+    assert words == (
+        f"{percent}% of {number} is {value}. "
+        "Get current time answered: time is 17:05 on April 2, 2031 and weekday is Wednesday."
     )
 
 
-async def test_a_sum_and_a_time_are_called_for_in_one_reply(rng: random.Random) -> None:
-    moment, percent, number = any_moment(rng), rng.randrange(2, 99), rng.randrange(1000, 9000)
-    value = f"{percent * number / 100:.15g}"
-    talk = TerminalChat(get_current_time=clock(moment), calculator=result_is({"result": value}))
-    words = await talk.hear(f"What is {percent}% of {number}, and what time is it in Tokyo?")
-    assert [len(calls) for calls in talk.rounds] == [2]
-    assert [name for name, _ in talk.calls] == ["calculator", "get_current_time"]
-    part = "at night" if moment.hour < 5 else "in the morning"
-    date = f"{moment:%A}, {moment:%B} {moment.day}, {moment.year}"
-    in_tokyo = f"In Tokyo it is {moment.hour}:{moment:%M} {part}, {date}."
-    assert words == f"{percent}% of {number} is {value}. {in_tokyo}"
+@pytest.mark.parametrize(
+    ("phrase", "expression"),
+    [
+        ("12 times 7", "12 * 7"),
+        ("the square root of 144 plus 3", "sqrt(144) + 3"),
+        ("3 + 4 * (2 - 1)", "3 + 4 * (2 - 1)"),
+        ("1,250,000 divided by 4", "1250000 / 4"),
+        ("5 squared minus 2 to the power of 3", "5 ** 2 - 2 ** 3"),
+        ("10 % 3", "10 % 3"),
+        ("2 \u00d7 8 \u2212 .5", "2 \u00d7 8 \u2212 .5"),
+        ("(6+2) percent of 50", "(6+2)% of 50"),
+        ("how much is two plus two", "2 + 2"),
+    ],
+)
+async def test_a_sum_as_people_say_it_reaches_the_calculator(phrase: str, expression: str) -> None:
+    talk = TerminalChat(calculator=result_is({"result": "8675"}))
+    words = await talk.hear(phrase)
+    assert talk.calls == [("calculator", {"expression": expression})]
+    assert words.endswith(" is 8675.")
+
+
+@pytest.mark.parametrize(
+    ("phrase", "value", "words"),
+    [
+        ("2+2", "4", "2 plus 2 is 4."),
+        ("what is 2 plus 2?", "4", "2 plus 2 is 4."),
+        ("12 - 41", "-29", "12 minus 41 is minus 29."),
+        ("sqrt(16)*2", "8", "The square root of 16 times 2 is 8."),
+    ],
+)
+async def test_a_sum_is_said_in_words(phrase: str, value: str, words: str) -> None:
+    assert await TerminalChat(calculator=result_is({"result": value})).hear(phrase) == words
 
 
 # -- failures
 
 
-async def test_one_failure_among_two_says_which(rng: random.Random) -> None:
+async def test_one_failure_among_two_says_which() -> None:
     talk = TerminalChat(
         calculator=lambda _: failed("internal_error", "The abacus broke"),
-        get_current_time=clock(any_moment(rng)),
+        get_current_time=result_is("noon"),
     )
     words = await talk.hear("what time is it and what is 3 times 3")
-    assert words.startswith("It is ")
+    assert words.startswith("Get current time answered: noon. ")
     assert words.endswith("Calculator did not work: The abacus broke.")
 
 
 async def test_an_unknown_outcome_is_neither_claimed_nor_denied_nor_repeated() -> None:
     talk = TerminalChat(
-        agent__spawn=lambda _: failed("unknown", "No answer came.", reason="tool_result_timeout")
+        door__open=lambda _: failed("unknown", "No answer came.", reason="tool_result_timeout")
     )
-    words = await talk.hear("start an agent to tidy up in kestrel/burrow")
+    words = await talk.hear("open the front door")
     assert len(talk.calls) == 1
-    assert words.startswith("Agent spawn: I don't know whether that happened.")
+    assert words.startswith("Door open: I don't know whether that happened.")
     assert "did not work" not in words
 
 
 async def test_a_call_that_was_cut_off_is_an_unknown_outcome() -> None:
-    call = ToolCall("c1", "agent.cancel", '{"id":"q-7"}')
+    call = ToolCall("c1", "door.open", '{"door":"front"}')
     closed = "Interrupted before a result was produced; it may or may not have run."
     messages = (
-        UserMessage("cancel agent q-7"),
+        UserMessage("open the front door"),
         AssistantMessage("", (call,)),
         ToolResult("c1", closed, True),
     )
@@ -214,8 +280,9 @@ async def test_a_call_that_was_cut_off_is_an_unknown_outcome() -> None:
 
 async def test_a_tool_that_is_not_offered_is_not_called() -> None:
     talk = TerminalChat(tools=(CLOCK,))
-    assert await talk.hear("what is 17% of 2340") == "The tool calculator is not available here."
-    assert await talk.hear("add a task to feed the cat") == "The tool add task is not available here."
+    assert "I'm the demo model" in await talk.hear("what is 17% of 2340")
+    assert await talk.hear("call add_task") == "The tool add task is not available here."
+    assert talk.calls == []
 
 
 async def test_with_tools_switched_off_it_answers_in_words() -> None:
@@ -223,130 +290,29 @@ async def test_with_tools_switched_off_it_answers_in_words() -> None:
     assert await talk.hear("what time is it", tool_choice="none") == "I may not use any tools just now."
 
 
-# -- agents
-
-
-async def test_an_agent_is_started_in_the_named_repository(rng: random.Random) -> None:
-    repository, identity = f"o{rng.randrange(10**6)}/r{rng.randrange(10**6)}", f"bc-{rng.randrange(10**6)}"
-    talk = TerminalChat(agent__spawn=result_is(msgspec.json.encode({"id": identity}).decode()))
-    words = await talk.hear(f"Please start an agent to fix the login and update its tests in {repository}.")
-    prompt = {"prompt": "fix the login and update its tests", "repository": repository}
-    assert talk.calls == [("agent.spawn", prompt)]
-    assert repository in words
-    assert identity in words
+# -- results
 
 
 @pytest.mark.parametrize(
-    "answer",
+    ("data", "words"),
     [
-        "acorn/walnut",
-        "acorn slash walnut.",
-        "It's acorn slash walnut",
-        "use the repository acorn/walnut please",
+        (None, "done"),
+        ('{"lamp":"switched"}', "lamp is switched"),
+        ({"deleted": True, "isLast": False}, "deleted is yes and is last is no"),
+        (
+            {"tasks": [{"title": "oil", "status": "in_progress"}, {"id": 4}]},
+            "oil, which is in progress and 4",
+        ),
+        (list("abcdefgh"), "a, b, c, d, e and 3 more"),
+        ([], "none"),
+        (-2.5, "minus 2.5"),
+        ({"a": {"b": 1}}, "done"),
+        ("word " * 100, f"{'word ' * 59}word, and there is more"),
     ],
 )
-async def test_a_repository_that_was_not_named_is_asked_for_and_understood_next_turn(answer: str) -> None:
-    talk = TerminalChat(agent__spawn=result_is({"id": "bc-5"}))
-    assert (await talk.hear("Start an agent to add a dark mode")).startswith(ASKED)
-    assert talk.calls == []
-    await talk.hear(answer)
-    [(name, arguments)] = talk.calls
-    assert name == "agent.spawn"
-    assert arguments["prompt"] == "add a dark mode"
-    assert arguments["repository"] == "acorn/walnut"
-
-
-async def test_the_repository_is_asked_for_again_after_another_answer() -> None:
-    talk = TerminalChat(agent__spawn=result_is({"id": "bc-5"}))
-    await talk.hear("start an agent to add a dark mode")
-    assert (await talk.hear("the blue one")).startswith(ASKED)
-    await talk.hear("in acorn/walnut")
-    assert [arguments["repository"] for _, arguments in talk.calls] == ["acorn/walnut"]
-
-
-async def test_a_repository_picked_on_the_screen_starts_the_agent_that_waits() -> None:
-    talk = TerminalChat(
-        repositories__select=result_is('{"repository":"acorn/hazel"}'), agent__spawn=result_is({"id": "bc-8"})
-    )
-    await talk.hear("start an agent to add a dark mode")
-    words = await talk.hear("let me pick one")
-    assert [name for name, _ in talk.calls] == ["repositories.select", "agent.spawn"]
-    assert talk.calls[1][1]["repository"] == "acorn/hazel"
-    assert words == "I started an agent on acorn/hazel. Its id is bc-8."
-
-
-async def test_an_agent_whose_repository_was_named_does_not_wait_for_another() -> None:
-    talk = TerminalChat(agent__spawn=result_is({"id": "bc-5"}))
-    await talk.hear("start an agent to add a dark mode in acorn/walnut", tool_choice="none")
-    await talk.hear("acorn/hazel")
-    assert talk.calls == []
-
-
-async def test_a_repository_is_not_used_twice() -> None:
-    talk = TerminalChat(agent__spawn=result_is({"id": "bc-5"}))
-    await talk.hear("start an agent to add a dark mode")
-    await talk.hear("acorn/walnut")
-    await talk.hear("acorn/walnut")
-    assert talk.calls == []
-
-
-async def test_the_agent_started_last_is_the_one_that_is_meant(rng: random.Random) -> None:
-    identity = f"bc-{rng.randrange(10**9)}"
-    talk = TerminalChat(
-        agent__spawn=result_is({"id": identity}),
-        agent__status=result_is({"id": identity, "status": "RUNNING"}),
-        agent__followup=result_is("ok"),
-        agent__cancel=result_is("ok"),
-    )
-    assert (await talk.hear("how is the agent doing?")).startswith("Which agent?")
-    await talk.hear("start an agent to tidy up in kestrel/burrow")
-    assert await talk.hear("what's the status of my agent?") == f"The agent {identity} is running."
-    assert talk.calls == [("agent.status", {"id": identity})]
-    await talk.hear("tell the agent to use tabs and no spaces")
-    assert talk.calls == [("agent.followup", {"id": identity, "prompt": "use tabs and no spaces"})]
-    assert await talk.hear("cancel agent zz-3 please") == "The agent is cancelled."
-    assert talk.calls == [("agent.cancel", {"id": "zz-3"})]
-
-
-async def test_lists_name_a_few_and_count_the_rest(rng: random.Random) -> None:
-    count = rng.randrange(7, 40)
-    names = [f"owner/r{index}x{rng.randrange(1000)}" for index in range(count)]
-    talk = TerminalChat(
-        agent__list=result_is(
-            '{"agents":[{"id":"a","name":"Login","status":"IN_PROGRESS"},{"name":"Dark"}]}'
-        ),
-        repositories__list=result_is({"repositories": names}),
-    )
-    words = await talk.hear("list my repositories and my agents")
-    assert f"There are {count} repositories: {names[0]}, {names[1]}" in words
-    assert f"and {count - 5} more" in words
-    assert names[6] not in words
-    assert words.endswith("There are 2 agents: Login, which is in progress and Dark.")
-
-
-# -- tasks and files
-
-
-async def test_tasks_and_files_are_handled_when_they_are_offered() -> None:
-    tools = (
-        tool("add_task", "title"), tool("list_tasks"), tool("update_task", "id", "status"),
-        tool("read_file", "path"), tool("create_file", "path", "content"), tool("get_file_tree", "path"),
-    )  # fmt: skip
-    talk = TerminalChat(
-        tools, add_task=result_is({"id": "task_1"}), update_task=result_is({}), get_file_tree=result_is("b/"),
-        read_file=result_is({"content": "Feed the heron."}), create_file=result_is(None),
-        list_tasks=result_is([{"id": "task_1", "title": "oil the gate", "status": "pending"}]),
-    )  # fmt: skip
-    assert await talk.hear("add a task to oil the gate") == "I added the task: oil the gate."
-    assert talk.calls == [("add_task", {"title": "oil the gate"})]
-    assert await talk.hear("list my tasks") == "There is 1 task: oil the gate, which is pending."
-    await talk.hear("task 1 is done")
-    assert talk.calls == [("update_task", {"id": "task_1", "status": "completed"})]
-    assert await talk.hear("read the file notes/pond.txt") == "notes/pond.txt says: Feed the heron."
-    await talk.hear("create a file pond.txt saying feed the heron, and the duck")
-    assert talk.calls == [("create_file", {"path": "pond.txt", "content": "feed the heron, and the duck"})]
-    await talk.hear("list the files in docs")
-    assert talk.calls == [("get_file_tree", {"path": "docs"})]
+async def test_a_result_is_said_in_words(data: Any, words: str) -> None:
+    talk = TerminalChat(lamp__switch=result_is(data))
+    assert await talk.hear("switch the hall lamp on") == f"Lamp switch answered: {words}."
 
 
 # -- any tool
@@ -384,46 +350,17 @@ async def test_it_counts_and_streams_the_numbers_one_by_one(rng: random.Random) 
     assert [int(delta.strip(" ,.")) for delta in deltas] == list(range(1, last + 1))
 
 
-@pytest.mark.parametrize("words", ["count to 1001", "count to 0", "count from 9 to 3", "count to 999999999"])
+async def test_it_recalls_what_was_said(rng: random.Random) -> None:
+    words = f"say heron {rng.randrange(10**9)}"
+    talk = TerminalChat()
+    assert await talk.hear("what did I say") == "You have not said anything before that."
+    await talk.hear(words)
+    assert await talk.hear("What did I say?") == f"You said: {words}"
+
+
+@pytest.mark.parametrize("words", ["count to 1001", "count to 0", "count to 999999999"])
 async def test_it_does_not_count_too_far(words: str) -> None:
     assert await TerminalChat().hear(words) == "I count upwards, and to 1000 at most."
-
-
-async def test_it_repeats_itself_and_the_user(rng: random.Random) -> None:
-    words = f"heron {rng.randrange(10**9)}"
-    talk = TerminalChat()
-    assert await talk.hear("repeat") == "I have not said anything yet."
-    await talk.hear(f"say {words}")
-    assert await talk.hear("What did I say?") == f"You said: say {words}"
-    await talk.hear(f"say {words}")
-    assert await talk.hear("repeat that, please") == words
-
-
-@pytest.mark.parametrize(
-    ("reply", "repeated"),
-    [
-        (marked("One, two"), "One, two"),
-        (f"One, two {CUT_SOMEWHERE}", "One, two"),
-        (
-            f"One, two {CUT_BEFORE_SPEECH} [Done, though the user may not have heard so: add_task.]",
-            "One, two",
-        ),
-        (HEARD_NOTHING, "Earlier."),
-        ("See [The user guide] there.", "See [The user guide] there."),
-    ],
-)
-def test_it_repeats_the_heard_words_without_the_mark_of_a_cut(reply: str, repeated: str) -> None:
-    history: list[Message] = [UserMessage("x"), AssistantMessage("Earlier."), UserMessage("x")]
-    history += [AssistantMessage(reply), UserMessage("repeat")]
-    assert output_for(ModelRequest("", history)).text == repeated
-
-
-async def test_help_names_its_abilities() -> None:
-    assert "work out sums" in await TerminalChat().hear("help")
-    words = await TerminalChat(tools=(CLOCK,)).hear("who wrote the Odyssey?")
-    assert "demonstration, not an assistant" in words
-    assert "tell the time" in words
-    assert "sums" not in words
 
 
 async def test_a_note_is_narrated(rng: random.Random) -> None:
@@ -458,21 +395,48 @@ async def test_it_streams_word_by_word_and_counts_tokens() -> None:
     ],
 )
 async def test_a_denied_call_is_not_repeated(error_type: Any, words: str) -> None:
-    talk = TerminalChat(
-        (tool("create_file", "path", "content"),), create_file=lambda _: failed(error_type, "No.")
-    )
+    talk = TerminalChat(create_file=lambda _: failed(error_type, "No."))
     assert await talk.hear("create a file pond.txt saying quack") == words
 
 
-def test_it_understands_every_phrase_of_the_readme() -> None:
-    tools = tuple(spec.definition for spec in all_tools(load_settings(None)))
+def test_it_understands_every_phrase_of_the_documentation() -> None:
+    tools = (LAMP, NOTE, *(spec.definition for spec in all_tools(load_settings(None))))
     section = MODELS.read_text().split("## The demo model")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| (\".*?) \| (.*) \|$", section, re.M)
-    phrases = [phrase for row, _ in rows for phrase in re.findall(r'"([^"]+)"', row)]
-    assert len(rows) > 8 and len(phrases) > 20
-    for phrase in phrases:
-        request = re.sub(r"^…", "what time is it", phrase).replace("…", "see X").replace("TOOL", "list_tasks")
-        output = output_for(ModelRequest("", (UserMessage(request.replace("{see X}", "{}")),), tools))
-        assert phrase == "help" or not output.text.startswith("I am the demo model"), phrase
-    called = {name for _, names in rows for name in re.findall(r"`(\w[\w.]*\w)`", names)}
-    assert called <= {tool.name for tool in tools}
+    rows = re.findall(r"^\| (\".*?) \| `(.*)` \|$", section, re.M)
+    assert len(rows) > 5
+    for phrases, name in rows:
+        for phrase in re.findall(r'"([^"]+)"', phrases):
+            output = output_for(ModelRequest("", (UserMessage(phrase),), tools))
+            assert [called for called, _ in output.calls] == [name], phrase
+
+
+@given(st.text(max_size=200))
+def test_any_utterance_gets_some_words_or_a_call(text: str) -> None:
+    reply = output_for(ModelRequest("", (UserMessage(text),), TOOLS))
+    assert reply.text or reply.calls
+
+
+@given(
+    st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists, max_leaves=9)
+)
+def test_any_result_gets_words(data: Any) -> None:
+    call = ToolCall("c", "lamp.dim", "{}")
+    messages = (UserMessage("x"), AssistantMessage("", (call,)), ToolResult("c", succeeded(data).content))
+    assert output_for(ModelRequest("", messages, TOOLS)).text.startswith("Lamp dim answered: ")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{}, {"properties": 3, "required": "x"}, {"properties": {"a": True, "b": {"type": ["null", "array"]}}}],
+)
+def test_an_odd_schema_is_no_obstacle(schema: Mapping[str, Any]) -> None:
+    request = ModelRequest("", (UserMessage("dim the lamp"),), (ToolDefinition("lamp.dim", "", schema),))
+    assert output_for(request).calls == (("lamp.dim", "{}"),)
+
+
+@pytest.mark.parametrize("piece", ["and ", "a/", "what ", "note ", "call ", "1 + ", "((", ". ", "in a "])
+def test_a_huge_transcript_is_answered_in_bounded_time(piece: str) -> None:
+    start = time.process_time()
+    reply = output_for(ModelRequest("", (UserMessage(piece * (60_000 // len(piece))),), TOOLS))
+    assert reply.text or reply.calls
+    assert time.process_time() - start < 2

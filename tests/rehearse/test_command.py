@@ -120,7 +120,7 @@ def test_a_judge_answers_only_if_it_is_named(rehearse: Rehearse) -> None:
     text = HELLO.replace("said: hello world", "judge: Is it short")
     assert rehearse(text, "--model", "demo")[0] == 0
     code, out, _ = rehearse(text, "--model", "demo", "--judge", "demo")
-    assert code == 1 and "expected yes to 'Is it short', was I am the demo model" in out
+    assert code == 1 and "expected yes to 'Is it short', was I'm the demo model" in out
 
 
 async def test_the_judge_answers_yes_or_no() -> None:

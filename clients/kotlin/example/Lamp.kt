@@ -28,5 +28,5 @@ fun main() {
         speak = { println(it.text) },
     )
     client = connect(options)
-    client.say("""call lamp.switch with {"room": "hall", "on": true}""")
+    client.say("Switch on the lamp in the hall")
 }

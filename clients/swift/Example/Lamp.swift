@@ -24,7 +24,7 @@ import Foundation
             client?.decide(approval.approvalId, .allow()) // a real app shows a card
         }
         client = connect(options)
-        client?.say(#"call lamp.switch with {"room": "hall", "on": true}"#)
+        client?.say("Switch on the lamp in the hall")
         try await Task.sleep(nanoseconds: 60_000_000_000)
     }
 }
