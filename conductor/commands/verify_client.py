@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -13,8 +14,9 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import msgspec
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
+from websockets.protocol import State
 
-from conductor.commands.output import write, write_table
+from conductor.commands.output import escape, write
 from conductor.errors import SettingsError
 from conductor.events import client, server, ui_calls
 from conductor.events.codec import Inbound, InvalidFrame, decode_event
@@ -44,7 +46,8 @@ class Play:
         self.received: list[Inbound] = []
         self.invalid: list[str] = []
         self.withhold_acks = False
-        self._patience_s = patience_s
+        self.patience_s = patience_s
+        self._types: list[str] = []
         self._connection: ServerConnection
         self._session_id = ""
         self._new_id = IdGenerator("evt")
@@ -59,10 +62,20 @@ class Play:
 
     async def until(self, condition: Callable[[], Any]) -> None:
         """Wait until a condition is true. Raises `TimeoutError`."""
-        async with asyncio.timeout(self._patience_s):
+        async with asyncio.timeout(self.patience_s):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the app has a session and an open connection."""
+        return bool(self.starts) and self._connection.state is State.OPEN
+
+    def take_types(self) -> str:
+        """Count the events received since the last call, by type."""
+        counts, self._types = Counter(self._types), []
+        return ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing"
 
     async def send(self, event: Payload, event_id: str | None = None) -> str:
         """Send an event; return its envelope id. Raises `ConnectionClosed`."""
@@ -99,7 +112,7 @@ class Play:
 
     async def pong(self) -> None:
         """Wait for the answer to a WebSocket ping. Raises `TimeoutError`."""
-        async with asyncio.timeout(self._patience_s):
+        async with asyncio.timeout(self.patience_s):
             await (await self._connection.ping())
 
     async def cut(self, code: int | None = None) -> None:
@@ -140,7 +153,9 @@ class Play:
             inbound = decode_event(frame)
         except InvalidFrame as error:
             self.invalid.append(str(error))
+            self._types.append("invalid")
         else:
+            self._types.append(inbound.type)
             if isinstance(inbound.event, client.SessionStart):
                 self._connection, self._session_id = connection, inbound.session_id
                 await self._start(inbound.event)
@@ -171,24 +186,33 @@ class Play:
         self.starts.append(start)
 
 
-Scene: TypeAlias = Callable[[Play], Awaitable[bool | None]]
-"""Plays a step. It fails if this returns False, or raises `TimeoutError`."""
+Scene: TypeAlias = Callable[[Play], Awaitable[str | None]]
+"""Plays a step; returns the app's mistake. Raises `TimeoutError` and `ConnectionClosed`."""
+Outcome: TypeAlias = Literal["right", "wrong", "skipped", "not tried"]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The app's behaviour, a section of docs/protocol-reference.md, and a scene that tests it."""
+    """The app's behaviour, a section of docs/protocol-reference.md, and a scene that tests it.
+
+    ``seen`` are the app's events and its mistake, or the reason why the scene was not played.
+    """
 
     does: str
     section: str
     play: Scene
     needs: str | None = None
-    outcome: str = "not reached"
+    outcome: Outcome = "not tried"
+    seen: str = ""
 
 
-async def _starts(play: Play) -> bool:
+def _repeated(count: int) -> str | None:
+    return None if count <= 1 else f"{count} results with different ids for one call"
+
+
+async def _starts(play: Play) -> str | None:
     await play.until(lambda: play.starts)
-    return not play.received
+    return f"{play.received[0].type} came before session.start" if play.received else None
 
 
 async def _streams(play: Play) -> None:
@@ -203,7 +227,7 @@ async def _streams(play: Play) -> None:
     await play.ui(ui_calls.set_state, "idle")
 
 
-async def _twice(play: Play) -> bool:
+async def _twice(play: Play) -> str | None:
     call = play.call("verify.twice")
     event_id = await play.send(call)
     if play.random.random() < 0.5:
@@ -211,7 +235,7 @@ async def _twice(play: Play) -> bool:
     await play.send(call, event_id)
     await play.until(lambda: play.results(call))
     await play.ui(ui_calls.set_state, "idle")
-    return len(play.results(call)) == 1
+    return _repeated(len(play.results(call)))
 
 
 async def _unknown(play: Play) -> None:
@@ -219,19 +243,19 @@ async def _unknown(play: Play) -> None:
     await play.ui(ui_calls.set_state, "idle")
 
 
-async def _restart(play: Play) -> bool:
+async def _restart(play: Play) -> str | None:
     session = play.starts[-1].session_id
     await play.cut(1012)
     await play.ui(ui_calls.set_state, "idle")
-    return play.starts[-1].session_id == session
+    return None if play.starts[-1].session_id == session else "another session id in session.start"
 
 
-async def _goaway(play: Play) -> bool | None:
+async def _goaway(play: Play) -> str | None:
     await play.send(server.SessionGoaway(1_000, "service restart"))
     return await _restart(play)
 
 
-async def _segments(play: Play) -> bool:
+async def _segments(play: Play) -> str | None:
     texts = ("Owls hunt at night.", "They hear a mouse under the snow.", "Some of them hunt by day.")
     await play.ui(ui_calls.set_state, "speaking")
     calls = [play.speech(text, ui_calls.Segment("speech", n, n == 2)) for n, text in enumerate(texts)]
@@ -242,10 +266,10 @@ async def _segments(play: Play) -> bool:
     await play.ui(ui_calls.set_state, "idle")
     ids = [event.call_id for _, event in play.events(client.ToolResultEvent)]
     order = [ids.index(call.call_id) for call in calls]
-    return order == sorted(order)
+    return None if order == sorted(order) else f"results of the segments in the order {order}"
 
 
-async def _cut_in_call(play: Play) -> bool:
+async def _cut_in_call(play: Play) -> str | None:
     call = play.call("verify.cut")
     play.withhold_acks = True
     event_id = await play.send(call)
@@ -256,10 +280,10 @@ async def _cut_in_call(play: Play) -> bool:
         await play.send(call, event_id)  # as a server does without an acknowledgement
         await play.until(lambda: play.results(call))
     await play.ui(ui_calls.set_state, "idle")
-    return len(play.results(call)) <= 1
+    return _repeated(len(play.results(call)))
 
 
-async def _cut_after_result(play: Play) -> bool:
+async def _cut_after_result(play: Play) -> str | None:
     call = play.call("verify.keep")
     play.withhold_acks = True
     await play.send(call)
@@ -269,7 +293,7 @@ async def _cut_after_result(play: Play) -> bool:
     if not play.is_resumed(call):
         await play.until(lambda: any(event.id in play.results(call) for event in play.received[received:]))
     await play.ui(ui_calls.set_state, "idle")
-    return len(play.results(call)) == 1
+    return _repeated(len(play.results(call)))
 
 
 async def _question(play: Play) -> None:
@@ -277,13 +301,13 @@ async def _question(play: Play) -> None:
     await play.answer(transcript)
 
 
-async def _refused(play: Play) -> bool:
+async def _refused(play: Play) -> str | None:
     refused_id, _ = await play.ask()
     await play.send(server.ErrorEvent("rate_limited", "Try again.", event_id=refused_id, retry_after_ms=100))
     await play.ui(ui_calls.set_state, "idle")
     event_id, transcript = await play.ask()
     await play.answer(transcript)
-    return event_id != refused_id
+    return "the id of the refused transcript on the next one" if event_id == refused_id else None
 
 
 async def _lost_transcript(play: Play) -> None:
@@ -295,7 +319,7 @@ async def _lost_transcript(play: Play) -> None:
     await play.answer(transcript)
 
 
-async def _card(play: Play) -> bool:
+async def _card(play: Play) -> str | None:
     arguments = {"title": "Milk"}
     call = play.call("verify.delete")
     request = server.ApprovalRequest(
@@ -324,7 +348,8 @@ async def _card(play: Play) -> bool:
     outcome: Literal["denied", "allowed"] = "denied" if decision.decision == "deny" else "allowed"
     await play.send(server.ApprovalResolved(request.approval_id, outcome))
     await play.ui(ui_calls.set_state, "idle")
-    return bool(decision.arguments_digest == request.arguments_digest)
+    is_same = decision.arguments_digest == request.arguments_digest
+    return None if is_same else "another argumentsDigest than that of the request"
 
 
 async def _cancel(play: Play) -> None:
@@ -334,15 +359,15 @@ async def _cancel(play: Play) -> None:
     await play.until(lambda: play.results(call, client.ToolCancelled) or play.results(call))
 
 
-async def _superseded(play: Play) -> bool:
+async def _superseded(play: Play) -> str | None:
     connections = len(play.starts)
     await play.close(SUPERSEDED)
     await asyncio.sleep(play.quiet_s)
-    return len(play.starts) == connections
+    return None if len(play.starts) == connections else "a new connection"
 
 
-async def _valid(play: Play) -> bool:
-    return not play.invalid
+async def _valid(play: Play) -> str | None:
+    return "; ".join(play.invalid) or None
 
 
 STEPS = [
@@ -365,46 +390,60 @@ STEPS = [
 ]
 
 
-async def verify(play: Play) -> list[Step]:
-    """Play all steps and return their outcomes. The seed shuffles all but the first and the last two."""
+async def verify(play: Play) -> AsyncIterator[Step]:
+    """Play all steps; give each as it ends. The seed shuffles all but the first and the last two.
+
+    Without a connection, or without a session, only the first and the last are played.
+    """
     first, *middle, superseded, valid = STEPS
     play.random.shuffle(middle)
-    steps = [await _try(play, first)]
-    for step in (*middle, superseded, valid):
-        steps.append(await _try(play, step) if steps[0].outcome == "right" else step)
-    return steps
+    yield await _play(play, first)
+    for step in (*middle, superseded):
+        if step.needs is not None and play.starts and not play.has_capability(step.needs):
+            yield replace(step, outcome="skipped", seen=f"no {step.needs} in session.start")
+        elif not play.is_connected:
+            yield replace(step, seen="the app was not connected")
+        else:
+            yield await _play(play, step)
+    yield await _play(play, valid) if play.starts else replace(valid, seen="the app was not connected")
 
 
-async def _try(play: Play, step: Step) -> Step:
-    if step.needs is not None and not play.has_capability(step.needs):
-        return replace(step, outcome=f"skipped: no {step.needs}")
+async def _play(play: Play, step: Step) -> Step:
+    outcome: Outcome = "wrong"
     try:
-        right = await step.play(play) is not False
-    except (TimeoutError, ConnectionClosed):
-        right = False
+        mistake = await step.play(play)
+        outcome, end = ("wrong", f"; {mistake}") if mistake else ("right", "")
+    except TimeoutError:
+        end = f" within {play.patience_s:g} s"
+    except ConnectionClosed:
+        end = ", then the end of the connection"
     play.withhold_acks = False
-    return replace(step, outcome="right" if right else "wrong")
+    return replace(step, outcome=outcome, seen=play.take_types() + end)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Play against the app that connects; returns 1 if a step failed, else 0."""
+    """Play against the app that connects; returns 1 if a step is wrong or was not tried, else 0."""
     settings = load_settings(host=options.host, port=options.port)
     play = Play(options.seed, options.patience or PATIENCE_S)
     try:
-        steps = asyncio.run(_run(play, settings.host, settings.port))
+        counts = asyncio.run(_run(play, settings.host, settings.port))
     except OSError as error:
         raise SettingsError(f"cannot listen on port {settings.port}: {error.strerror}.") from None
-    rows = [(step.outcome, step.does, step.section if step.outcome == "wrong" else "") for step in steps]
-    write_table(("outcome", "the app", "see docs/protocol-reference.md"), rows)
-    write(*(f"invalid: {ascii(message)[1:-1]}" for message in play.invalid))
-    return 1 if any(step.outcome in ("wrong", "not reached") for step in steps) else 0
+    write(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+    return 1 if counts["wrong"] or counts["not tried"] else 0
 
 
-async def _run(play: Play, host: str, port: int) -> list[Step]:
+async def _run(play: Play, host: str, port: int) -> Counter[Outcome]:
     def choose(_connection: ServerConnection, offered: Any) -> Any:
         return SUBPROTOCOL if SUBPROTOCOL in offered else None
 
+    counts: Counter[Outcome] = Counter()
+    width = max(len(step.does) for step in STEPS)
     async with serve(play.handle, host, port, select_subprotocol=choose, close_timeout=1) as listener:
         port = next(iter(listener.sockets)).getsockname()[1]
         write(f"Connect the app to ws://{host}:{port}/ws, and answer its questions and cards.")
-        return await verify(play)
+        async for step in verify(play):
+            counts[step.outcome] += 1
+            rule = f" (see {step.section} in docs/protocol-reference.md)" if step.outcome == "wrong" else ""
+            write(f"{step.outcome:<9}  {step.does:<{width}}  {escape(step.seen)}{rule}")
+    return counts

@@ -59,21 +59,18 @@ async def test_the_library_passes_all_steps(seed: int) -> None:
         playing(seed) as (play, url),
         app(url, capabilities=capabilities, on_approval=shown_and_allowed),
     ):
-        steps = await verify(play)
+        steps = [step async for step in verify(play)]
     assert [(step.does, step.outcome) for step in steps if step.outcome != "right"] == []
     assert {step.does for step in steps} == {step.does for step in STEPS}
 
 
 async def test_steps_of_missing_capabilities_are_skipped() -> None:
     async with playing(1) as (play, url), app(url, capabilities=()):
-        results = outcomes(await verify(play))
-    assert {outcome for outcome in results.values() if outcome != "right"} == {
-        "skipped: no resume",
-        "skipped: no approval",
-        "skipped: no cancel",
-        "skipped: no segments",
-        "skipped: no goaway",
+        steps = [step async for step in verify(play)]
+    assert {step.seen for step in steps if step.outcome == "skipped"} == {
+        f"no {name} in session.start" for name in ("resume", "approval", "cancel", "segments", "goaway")
     }
+    assert {step.outcome for step in steps} == {"right", "skipped"}
 
 
 class CarelessApp(App):
@@ -95,13 +92,18 @@ async def careless(url: str) -> None:
 async def test_the_steps_that_a_careless_app_fails() -> None:
     async with playing(1, patience_s=0.1) as (play, url):
         talking = asyncio.create_task(careless(url))
-        steps = await verify(play)
+        steps = [step async for step in verify(play)]
         await asyncio.wait({talking})
     results = outcomes(steps)
     assert results["starts its session by its first event"] == "right"
     assert results["sends valid events only"] == "wrong"
     assert results["connects again after a restart, for the same session"] == "wrong"
-    assert results["runs a call once despite a cut connection"] == "skipped: no resume"
+    assert results["runs a call once despite a cut connection"] == "skipped"
+    (restart,) = [number for number, step in enumerate(steps) if step.does.startswith("connects again")]
+    assert steps[restart].seen == "nothing within 0.1 s"
+    later = [step for step in steps[restart + 1 : -1] if step.outcome != "skipped"]
+    assert later and {step.outcome for step in later} == {"not tried"}
+    assert {step.seen for step in later} == {"the app was not connected"}
 
 
 async def test_an_app_that_runs_a_repeated_call_twice_fails() -> None:
@@ -109,7 +111,7 @@ async def test_an_app_that_runs_a_repeated_call_twice_fails() -> None:
     async with playing(1, patience_s=1) as (play, url):
         talking = asyncio.create_task(careless(url))
         await play.until(lambda: play.starts)
-        assert await step.play(play) is False
+        assert await step.play(play) == "2 results with different ids for one call"
         talking.cancel()
         await asyncio.wait({talking})
 
@@ -124,8 +126,11 @@ def test_without_an_app_the_exit_code_is_1(capsys: pytest.CaptureFixture[str]) -
     assert main(["verify-client", "--port", "0", "--patience", "0.01"]) == 1
     out = capsys.readouterr().out
     assert out.startswith("Connect the app to ws://127.0.0.1:")
-    assert f"wrong        {FIRST.does}" in out
-    assert FIRST.section in out
+    assert out.splitlines()[1].startswith(f"wrong      {FIRST.does}  ")
+    assert out.splitlines()[1].endswith(
+        f"  nothing within 0.01 s (see {FIRST.section} in docs/protocol-reference.md)"
+    )
+    assert out.splitlines()[-1] == f"1 wrong, {len(STEPS) - 1} not tried"
 
 
 def test_a_port_in_use_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,7 +127,7 @@ async def test_a_server_that_plays_against_it_finds_nothing_wrong() -> None:
         command = ["env", "-C", str(PACKAGE), program("node"), "--input-type=module", "-e", ANSWERING]
         variables = {"CONDUCTOR_URL": url, "QUESTION": QUESTION, "NODE_PATH": node_packages()}
         async with started(command, environment=variables):
-            steps = await verify(play)
+            steps = [step async for step in verify(play)]
     assert [(step.does, step.outcome) for step in steps if step.outcome != "right"] == []
 
 
