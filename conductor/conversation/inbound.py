@@ -240,7 +240,8 @@ async def _take_extension(session: Session, inbound: Inbound, transport: Transpo
         case client.ToolsList() if "inspect" in capabilities and session.services.inspect:
             profile, services = session.state.profile, session.services
             model = services.serving(profile.model) or services.provider.name
-            session.flash(ToolsListed(session.tools.listed, model, services.observers.prompt[0]))
+            name, prompt = services.observers.prompt[0], session.tools.system_prompt
+            session.flash(ToolsListed(session.tools.listed, model, name, prompt, services.choices))
         case _:
             log.debug("event ignored", type=inbound.type[:64], session=session.key.session_id)
             session.clients.diagnose([of_ignored(inbound)])

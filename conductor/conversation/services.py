@@ -147,9 +147,14 @@ class Services:
             self.turn_rates[subject] = TokenBucket(most / 60, most, now)
         return SharedRate(own, self.turn_rates[subject])
 
+    @property
+    def choices(self) -> list[str]:
+        """The models that a client may choose."""
+        return list(self.provider.profiles.allowed) if isinstance(self.provider, ModelRouter) else []
+
     def may_choose(self, model: str) -> bool:
         """Tell whether a client may choose this model."""
-        return isinstance(self.provider, ModelRouter) and model in self.provider.profiles.allowed
+        return model in self.choices
 
     def serving(self, model: str | None) -> str | None:
         """Name the profile that replies to sessions that chose ``model``; None without profiles."""

@@ -252,6 +252,12 @@ class ToolsListed(msgspec.Struct, frozen=True, rename="camel"):
     tools: Annotated[list[ListedTool], Meta(description="The device's tools and the server's.")]
     model: Annotated[str, Meta(description="The model that replies.", examples=["home"])]
     prompt_name: Annotated[str, Meta(description="The name of the system prompt.", examples=["voice"])]
+    prompt: Annotated[
+        str, Meta(description="The system prompt of this session.", examples=["You talk with a person."])
+    ]
+    models: Annotated[
+        list[str], Meta(description="What ``session.start.model`` may name.", examples=[["home", "cloud"]])
+    ]
 
 
 class ToolCancel(msgspec.Struct, frozen=True, rename="camel"):
@@ -404,6 +410,9 @@ class TurnMetrics(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
     first_speech_ms: Annotated[
         int | None, Meta(description="From the start to the first ``tts.speak``.", examples=[620])
     ] = None
+    cost: Annotated[
+        float, Meta(description="The cost of the tokens, by the operator's prices.", examples=[0.0003])
+    ] = 0.0
 
 
 class SessionGoaway(msgspec.Struct, frozen=True, rename="camel"):

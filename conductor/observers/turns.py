@@ -392,6 +392,7 @@ class TurnObserver(SessionObserver):
                     record.reason == "interrupted",
                     _ms(stats.first_s.get("token")),
                     _ms(stats.first_s.get("speech")),
+                    round(stats.cost, 6),
                 )
             )
 

@@ -79,6 +79,8 @@ EVENTS: dict[str, Payload] = {
         ],
         "home",
         "voice",
+        "You talk with a person.",
+        ["home", "cloud"],
     ),
     "tool.cancel": ToolCancel("call_1", "barge_in"),
     "tool.late.context": ToolLate("call_1", "context"),
@@ -108,7 +110,7 @@ EVENTS: dict[str, Payload] = {
     "diagnostic": Diagnostic("warning", "unknown_event", "The type 'user.audo' is not known.", "e-1"),
     "diagnostic.start": Diagnostic("info", "unknown_capability", "This server has no capability 'x'."),
     "turn.ended": TurnEnded("turn_1", "answered"),
-    "turn.metrics": TurnMetrics("turn_1", 48, 812, 34, interrupted=False, first_token_ms=310),
+    "turn.metrics": TurnMetrics("turn_1", 48, 812, 34, interrupted=False, first_token_ms=310, cost=0.0003),
     "session.goaway": SessionGoaway(25_000, "service restart"),
     "session.ping": SessionPing(),
 }
