@@ -5,6 +5,7 @@ import { connect } from "./conductor.js";
 import { conversation } from "./conversation.js";
 import { callLog } from "./calls.js";
 import { byId, menus } from "./dom.js";
+import { ending } from "./ending.js";
 import { FaultySocket, faultButtons } from "./faults.js";
 import { isEcho, microphone } from "./microphone.js";
 import { answer, ownTools } from "./own_tools.js";
@@ -14,10 +15,15 @@ import { stage } from "./stage.js";
 import { keep, recall } from "./store.js";
 import { tabs, views } from "./tabs.js";
 import { timeline } from "./timeline.js";
-import { token } from "./token.js";
+import { refused, token } from "./token.js";
 import { toolList } from "./tools.js";
 import { voice } from "./voice.js";
 import { waterfall } from "./waterfall.js";
+import { who } from "./who.js";
+
+const CAPABILITIES = [
+  "resume", "tools", "approval", "cancel", "lease", "late", "activity", "segments", "metrics", "turns", "inspect", "goaway", "diagnostics",
+];
 
 const read = recordReader({ session: () => recall("session"), token: () => known });
 const log = conversation((id) => calls.line(id));
@@ -29,11 +35,25 @@ const state = stage(() => ears.ready());
 const words = composer(say);
 const cards = approvals({
   decide: (request, decision, options) => client.decide(request.approvalId, decision, options),
-  schemaOf: (name) => ownTools.find(name)?.declaration.inputSchema,
+  schemaOf: (name) => tools.schemaOf(name),
   changed: state.asking,
 });
 const records = replay(read);
 const tools = toolList({ changed: () => client.declare(...declared()), tryOut: words.put });
+const model = who((profile) => {
+  keep("profile", profile);
+  client.close();
+  open();
+});
+const over = ending({
+  again: open,
+  renew,
+  reload: () => location.reload(),
+  identify() {
+    keep("token", undefined);
+    location.reload();
+  },
+});
 const ears = microphone({
   started: () => (speech.on(), state.open(true)),
   partial: hear,
@@ -51,6 +71,8 @@ log.restore();
 const drawn = new Set(); // ids of events
 
 let client;
+let inspects = false; // the server lists the session's tools
+let failures = 0; // to connect, in a row
 let known; // the token
 
 function say(text) {
@@ -84,11 +106,23 @@ function heard(text) {
   say(text);
 }
 
-function showConnection(name) {
+async function showConnection(name, close) {
   const pill = byId("connection");
   pill.dataset.connection = name;
+  pill.textContent = { open: "Connected", connecting: "Connecting", closed: "Closed" }[name];
   state.connected(name === "open");
-  pill.textContent = { open: "Connected", connecting: "Connecting", closed: "Closed" }[name] ?? name;
+  failures = name === "open" ? 0 : failures + 1;
+  if (name === "open") listTools();
+  else if (name === "closed" && (close.reason || close.code !== 1000)) over.show(close); // not by this page
+  // A browser does not tell why it cannot connect.
+  else if (failures === 3 && (await refused(known))) {
+    client.close();
+    over.show({ reason: "unauthorized" });
+  }
+}
+
+function listTools() {
+  if (inspects) client.send("tools.list", {});
 }
 
 const SHOWN = {
@@ -97,10 +131,15 @@ const SHOWN = {
     const { role, text } = JSON.parse(given);
     log.message(role, text);
   },
-  "session.started": ({ resumed }) => resumed && state.resumed(),
+  "session.started"({ resumed, capabilities = [] }) {
+    inspects = capabilities.includes("inspect");
+    if (resumed) state.resumed();
+  },
+  "tools.changed": listTools,
   "approval.resolved": ({ approvalId, outcome, message }) => {
     if (outcome !== "refused") cards.close(approvalId);
     if (message) log.notice(message);
+    listTools(); // the decision may cover later calls
   },
   error: ({ code, message }) => log.notice(`${message} (${code})`),
 };
@@ -115,6 +154,7 @@ function onEvent(direction, event) {
   calls.add(frame);
   if (direction === "out") return;
   tools.learn(event);
+  model.learn(event);
   SHOWN[event.type]?.(event.payload);
 }
 
@@ -134,13 +174,15 @@ function open() {
     sessionId = `page-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
     keep("session", sessionId);
   }
-  byId("session").textContent = sessionId;
+  over.hide();
   showConnection("connecting");
   const [declarations, handlers] = declared();
   client = connect({
     url: `${location.protocol.replace("http", "ws")}//${location.host}/ws`,
     token: known,
     sessionId,
+    model: recall("profile"),
+    capabilities: CAPABILITIES,
     tools: declarations,
     handlers,
     onPartial: log.partial,
@@ -155,19 +197,21 @@ function open() {
   });
 }
 
+function renew() {
+  client.close();
+  keep("session", undefined);
+  speech.stop();
+  for (const part of [log, calls, events, turn, tools, cards, records, model]) part.clear();
+  clearRoom();
+  state.show("idle");
+  open();
+}
+
 byId("stop").addEventListener("click", stop);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && state.running && !byId("token-dialog").open) stop();
 });
-byId("new-session").addEventListener("click", () => {
-  client.close();
-  keep("session", undefined);
-  speech.stop();
-  for (const part of [log, calls, events, turn, tools, cards, records]) part.clear();
-  clearRoom();
-  state.show("idle");
-  open();
-});
+byId("new-session").addEventListener("click", renew);
 
 menus();
 views();

@@ -40,7 +40,8 @@ export function schemaForm(schema, initial) {
     const kind = kindOf(properties[name], initial[name]);
     const field = control(kind, properties[name], initial[name]);
     const note = el("span", { class: "problem", role: "alert" });
-    const label = el("label", {}, el("span", { text: required.has(name) ? `${name} *` : name }), field, note);
+    const title = properties[name]?.title ?? name;
+    const label = el("label", {}, el("span", { text: required.has(name) ? `${title} *` : title }), field, note);
     return { name, kind, field, note, label, untouched: initial[name] === undefined };
   });
   for (const one of fields) one.field.addEventListener("input", () => (one.untouched = false));

@@ -12,9 +12,9 @@ function fromAddress() {
 }
 
 /** Ask the server what it thinks of a token. The WebSocket itself is told no reason by the browser. */
-async function refused(token) {
+export async function refused(token) {
   try {
-    const answer = await fetch("/ws", { headers: { Authorization: `Bearer ${token}` } });
+    const answer = await fetch("/ws", { headers: token ? { Authorization: `Bearer ${token}` } : {} });
     return answer.status === 401;
   } catch {
     return false; // away: connecting will tell

@@ -58,12 +58,11 @@ async def chromium() -> AsyncIterator[Any]:
 
 
 @asynccontextmanager
-async def serving(token: str | None = None) -> AsyncIterator[str]:
-    """Run a server with the demo model and the page; gives the page's address."""
+async def serving(token: str | None = None, models: Path | None = None) -> AsyncIterator[str]:
+    """Run a server with the demo model, or ``models``, and the page; gives the page's address."""
     tokens = (token,) if token else ()
-    services = make_services(
-        load_settings(None, session_rate_limit_per_min=1_000), DemoProvider(pace_s=0.005)
-    )
+    settings = load_settings(None, session_rate_limit_per_min=1_000, models_file=models)
+    services = make_services(settings, None if models else DemoProvider(pace_s=0.005))
     listener = Listener(services, TokenAuthenticator(tokens), page=Page(token_needed=bool(tokens)))
     await listener.start("127.0.0.1", 0)
     try:
@@ -110,6 +109,10 @@ class PageUser:
 
     async def state(self, name: str) -> None:
         await self.page.wait_for_selector(f'#stage[data-state="{name}"]')
+
+    async def session(self) -> str:
+        """Give the session's id, as the page shows it beside the model."""
+        return str(await self.page.locator("#facts dd").last.text_content())
 
     async def tab(self, name: str) -> None:
         await self.view("inspect")

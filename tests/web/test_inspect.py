@@ -172,9 +172,10 @@ async def test_it_fits_into_320_pixels(user: PageUser) -> None:
 
 
 class FakeServer:
-    """A server of the page's WebSocket that sends a test's frames."""
+    """A server of the page's WebSocket that sends a test's frames. ``refusal``: its answer to any start."""
 
-    def __init__(self) -> None:
+    def __init__(self, refusal: str | None = None) -> None:
+        self._refusal = refusal
         self._ids = itertools.count(1)
         self._socket: Any = None
 
@@ -185,7 +186,9 @@ class FakeServer:
     def _answer(self, message: str) -> None:
         event = json.loads(message)
         self._session = event["sessionId"]
-        if event["type"] == "session.start":
+        if self._refusal is not None:
+            self.send("error", {"code": self._refusal, "message": "No.", "eventId": event["id"]})
+        elif event["type"] == "session.start":
             self.send("session.started", {"sessionId": self._session, "resumed": False, "reason": "new"})
 
     def send(self, kind: str, payload: dict[str, Any]) -> None:
