@@ -26,13 +26,13 @@ export const ACTIONS = {
   "lamp.switch"({ room: name, on }) {
     if (!(name in room.lamps)) throw new Error(`There is no lamp in the room ${name}.`);
     change({ lamps: { ...room.lamps, [name]: on } });
-    return { room: name, on };
+    return `The lamp in the ${name} is ${on ? "on" : "off"}.`;
   },
   "note.delete"({ title }) {
     const note = room.notes.find((other) => other.toLowerCase() === title.trim().toLowerCase());
     if (!note) throw new Error(`There is no note ${title}.`);
     change({ notes: room.notes.filter((other) => other !== note) });
-    return { deleted: note };
+    return `The note ${note} is deleted.`;
   },
 };
 

@@ -53,8 +53,9 @@ LOUD = """new Promise((resolve) => {
 async def test_a_first_visit_shows_instructions_and_asks_no_other_host(user: PageUser) -> None:
     assert await user.page.title() == "Conductor"
     assert await user.page.inner_text("#connection") == "Connected"
-    await user.page.get_by_role("button", name="What is 17% of 2,340?").click()
-    await user.answer("17% of 2340 is 397.8.")
+    await user.page.get_by_role("button", name="Switch on the lamp in the hall").click()
+    await user.page.get_by_role("button", name="Allow once").click()
+    await user.answer("The lamp in the hall is on.")
     assert not await user.page.is_visible("#welcome")
     assert len(user.hosts) == 1
 
