@@ -28,8 +28,7 @@ from tests.conversation.helpers import (
 )
 from tests.models import AnthropicService, Call, JsonObject, Reply, Thought
 from tests.stand_ins.anthropic_binding import THINKING
-from tests.stand_ins.anthropic_message_rules import Refused
-from tests.stand_ins.anthropic_script import stream_pieces
+from tests.stand_ins.anthropic_script import Refused, stream_pieces
 from tests.stand_ins.http_connection import HttpRequest
 
 TURNS = 3

@@ -16,6 +16,15 @@ import msgspec
 JsonObject: TypeAlias = dict[str, Any]
 
 
+class Refused(Exception):
+    """A request that the service answers with an error."""
+
+    def __init__(self, message: str, status: int = 400, error_type: str = "invalid_request_error") -> None:
+        super().__init__(message)
+        self.status = status
+        self.error_type = error_type
+
+
 @dataclass(frozen=True)
 class Call:
     """A tool_use block; ``arguments`` as text is sent as it is, whole or not. ``id`` is made if not given."""

@@ -14,12 +14,12 @@ import msgspec
 from conductor.plugins.models.anthropic import Account, AnthropicProvider
 from tests.stand_ins.anthropic_binding import THINKING, Prefix, content_of
 from tests.stand_ins.anthropic_cache import PromptCache
-from tests.stand_ins.anthropic_message_rules import Refused
 from tests.stand_ins.anthropic_rules import MAX_BODY_BYTES, check_betas, check_body, check_headers
 from tests.stand_ins.anthropic_script import (
     Break,
     HttpFailure,
     JsonObject,
+    Refused,
     Reply,
     stream_pieces,
     whole_message,

@@ -22,8 +22,7 @@ from botocore.session import Session
 from botocore.validate import ParamValidator
 
 from conductor.plugins.models.bedrock import BedrockProvider
-from tests.stand_ins.anthropic_message_rules import Refused
-from tests.stand_ins.anthropic_script import Break, HttpFailure, JsonObject, Piece, Reply, words
+from tests.stand_ins.anthropic_script import Break, HttpFailure, JsonObject, Piece, Refused, Reply, words
 from tests.stand_ins.http_connection import Connection, HttpRequest
 from tests.stand_ins.model_service import ModelService, provider_options
 from tests.stand_ins.reply_writer import ReplyWriter

@@ -15,8 +15,7 @@ import msgspec
 
 from conductor.models.base import ModelProvider
 from conductor.models.retry import RetryPolicy
-from tests.stand_ins.anthropic_message_rules import Refused
-from tests.stand_ins.anthropic_script import Answer, HttpFailure, JsonObject, Reply, ServiceScript
+from tests.stand_ins.anthropic_script import Answer, HttpFailure, JsonObject, Refused, Reply, ServiceScript
 from tests.stand_ins.http_connection import Connection, HttpRequest
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tests.stand_ins.anthropic_message_rules import Refused
-from tests.stand_ins.anthropic_script import JsonObject
+from tests.stand_ins.anthropic_script import JsonObject, Refused
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
 _COMMON = {"model", "stream", "tools", "tool_choice", "parallel_tool_calls", "prompt_cache_key"}

@@ -15,13 +15,13 @@ import msgspec
 from conductor.models.base import ModelProvider
 from conductor.plugins.models.openai import Endpoint, OpenAIProvider
 from conductor.plugins.models.text_protocol import TextProtocol
-from tests.stand_ins.anthropic_message_rules import Refused
 from tests.stand_ins.anthropic_script import (
     Break,
     Call,
     HttpFailure,
     JsonObject,
     Piece,
+    Refused,
     Reply,
     redacted_data,
     words,

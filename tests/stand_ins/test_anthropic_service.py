@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
 import pytest
 
-from conductor.plugins.models.sse import SSEParser
 from tests.stand_ins.anthropic_binding import Prefix
 from tests.stand_ins.anthropic_cache import PromptCache
-from tests.stand_ins.anthropic_message_rules import Refused
 from tests.stand_ins.anthropic_persona import BenchPersona
 from tests.stand_ins.anthropic_rules import BINDING_BETA, check_betas, check_body
-from tests.stand_ins.anthropic_script import (
-    Call,
-    JsonObject,
-    Reply,
-    redacted_data,
-    signature_of,
-)
+from tests.stand_ins.anthropic_script import JsonObject, Refused, Reply, redacted_data, signature_of
 from tests.stand_ins.anthropic_service import AnthropicService
 
 HEADERS = {"x-api-key": "test-key", "anthropic-version": "2023-06-01", "content-type": "application/json"}
@@ -119,11 +110,7 @@ ACCEPTED = {
 }
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "no model": (without("model"), "model: Field required"),
     "max_tokens 0 in a stream": (good(max_tokens=0), "max_tokens: 0 cannot be combined with streaming"),
-    "an unknown field": (good(max_output_tokens=5), "max_output_tokens: Extra inputs"),
-    "a dot in a tool's name": (good(tools=[tool("agent.spawn")]), "tools.0.custom.name: String should match"),
-    "an overlong tool name": (good(tools=[tool("x" * 129)]), "tools.0.custom.name: String should match"),
     "two tools of one name": (good(tools=[tool(), tool()]), "Tool names must be unique"),
     "a schema without type": (good(tools=[tool(input_schema={})]), "input_schema.type"),
     "anyOf at a schema's top": (
@@ -141,7 +128,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "tool_use in the history without tools": (without("tools"), "must define tools"),
     "the assistant first": (good(assistant(text("Hello.")), HELLO), "first message must use the"),
     "empty content": (good(user(), HELLO), "must have non-empty content"),
-    "a blank text block": (good(user(text(" \n"))), "must contain non-whitespace text"),
+    "a blank text block": (good(user(text(" \n"))), "content[0].text"),
     "white space at the end of the last assistant message": (
         good(HELLO, assistant(text("I am "))),
         "final assistant content cannot end with trailing whitespace",
@@ -166,18 +153,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "`tool_result` blocks must come first",
     ),
     "one id for two calls": (good(HELLO, assistant(use(), use()), user(result())), "ids must be unique"),
-    "arguments as text": (
-        good(HELLO, assistant(use(input="{}")), user(result())),
-        "input: Input should be a valid",
-    ),
-    "a dot in a call's id": (
-        good(HELLO, assistant(use("a.b")), user(result("a.b"))),
-        "tool_use.id: String should",
-    ),
-    "a dot in a call's name": (
-        good(HELLO, assistant(use(name="a.b")), user(result())),
-        "tool_use.name: String",
-    ),
+    "a dot in a tool's name": (good(tools=[tool("agent.spawn")]), "tools[0].name"),
+    "a dot in a call's id": (good(HELLO, assistant(use("a.b")), user(result("a.b"))), "content[0].id"),
     "five breakpoints": (good(user(*[text("a", **CACHED)] * 5)), "A maximum of 4 blocks"),
     "changed thinking": (
         good(HELLO, assistant({**THOUGHT, "thinking": "Hm!"}, text("a")), HELLO),
@@ -189,8 +166,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "thinking that was moved": (good(HELLO, assistant(text("a"), THOUGHT, use()), user(result())), BOUND),
     "thinking in the wrong order": (good(HELLO, assistant(HIDDEN, THOUGHT, use()), user(result())), BOUND),
     "thinking before which some was added": (good(*ROUND, assistant(ALONE, text("b")), HELLO), BOUND),
-    "thinking of an unknown kind": (good(thinking={"type": "some"}), "is not supported for this model"),
-    "bindings of no thinking": (good(thinking={"type": "disabled", "block_binding": DROPS}), "Extra inputs"),
     "changed redacted thinking": (
         good(HELLO, assistant({**HIDDEN, "data": "x" + HIDDEN["data"]}, text("a")), HELLO),
         "Invalid `data`",
@@ -262,17 +237,11 @@ async def client(service: AnthropicService) -> AsyncIterator[httpx2.AsyncClient]
         yield client
 
 
-def events_of(body: bytes) -> list[JsonObject]:
-    return [json.loads(data) for data in SSEParser().feed(body)]
-
-
 @pytest.mark.parametrize(
     ("headers", "status", "kind"),
     [
         ({"x-api-key": "wrong"}, 401, "authentication_error"),
-        ({"x-api-key": "", "authorization": "Bearer wrong"}, 401, "authentication_error"),
         ({"anthropic-version": "latest"}, 400, "invalid_request_error"),
-        ({"content-type": "text/plain"}, 400, "invalid_request_error"),
     ],
 )
 async def test_it_refuses_headers(
@@ -286,27 +255,6 @@ async def test_it_refuses_headers(
     assert body["request_id"].startswith("req_")
     assert len(service.refused) == 1
     assert len(service.requests) == 0
-
-
-async def test_a_stream_has_the_documented_events_in_order(
-    service: AnthropicService, client: httpx2.AsyncClient
-) -> None:
-    call = Call("agent_spawn", {"task": "look around in the garden"}, id="t7")
-    service.replies.append(Reply(text="I will.", calls=(call,), thinking="Hm.", usage={"output_tokens": 9}))
-    response = await client.post("/v1/messages", json=good())
-    assert response.headers["content-type"].startswith("text/event-stream")
-    events = events_of(response.content)
-    kinds = [event["type"] for event in events]
-    assert kinds[:2] == ["message_start", "ping"]
-    assert kinds[-2:] == ["message_delta", "message_stop"]
-    starts = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
-    assert starts == ["thinking", "text", "tool_use"]
-    raw = "".join(event["delta"].get("partial_json", "") for event in events if "delta" in event)
-    assert json.loads(raw) == call.arguments
-    assert events[-2]["delta"]["stop_reason"] == "tool_use"
-    assert events[-2]["usage"]["output_tokens"] == 9
-    assert events[0]["message"]["usage"]["input_tokens"] > 10
-    assert service.completed == 1
 
 
 async def test_an_exception_of_a_script_fails_the_request_and_the_test() -> None:
