@@ -41,12 +41,12 @@ async def service() -> AsyncIterator[AnthropicService]:
 async def text_of(provider: AnthropicProvider, *, close: bool = True) -> str:
     try:
         async with aclosing(provider.stream(REQUEST)) as events:
-            found = [event async for event in events]
+            received = [event async for event in events]
     finally:
         if close:
             await provider.aclose()
-    assert isinstance(found[-1], Finished)
-    return "".join(event.text for event in found if isinstance(event, TextDelta))
+    assert isinstance(received[-1], Finished)
+    return "".join(event.text for event in received if isinstance(event, TextDelta))
 
 
 def profile(platform: str, base_url: str | None = None, **fields: Any) -> ModelProfile:
@@ -67,20 +67,20 @@ async def test_every_platform_streams_and_reports_failures(
         monkeypatch.setenv(name, "another-key")
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://127.0.0.1:9")
     service.play(Reply(text="One two."), HttpFailure(529, "overloaded_error"), HttpFailure(429))
-    made = profile(platform, service.base_url)
-    assert await text_of(from_profile(made, Settings())) == "One two."
+    model = profile(platform, service.base_url)
+    assert await text_of(from_profile(model, Settings())) == "One two."
     assert service.paths[0].partition("?")[0] == "/v1/messages"
     assert service.headers[0]["accept-encoding"] == "identity"
     assert "another-key" not in str(service.headers[0])
     assert ("anthropic-workspace-id" in service.headers[0]) == (platform == "aws")
     for reason in ("overloaded", "rate_limited"):
         with pytest.raises(ModelError) as raised:
-            await text_of(from_profile(made, Settings()))
+            await text_of(from_profile(model, Settings()))
         assert raised.value.reason == reason
     assert service.received == 3  # no retries of the SDK
-    gone = profile(platform, "http://127.0.0.1:1")
+    unreachable = profile(platform, "http://127.0.0.1:1")
     with pytest.raises(ModelError) as raised:
-        await text_of(from_profile(gone, Settings()))
+        await text_of(from_profile(unreachable, Settings()))
     assert raised.value.reason == "connection"
     with pytest.raises(ModelError, match="LOCAL_ONLY is set, and the model is not local"):
         await text_of(from_profile(profile(platform, "http://192.0.2.7:1"), Settings(local_only=True)))

@@ -16,7 +16,7 @@ from conductor.plugins.models.anthropic_request import body_of, prefix_of, warmi
 from conductor.plugins.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.plugins.models.rendering import encode, names_of
 from tests.models import JsonObject
-from tests.providers.test_anthropic import SCHEMA, SPAWN, STATUS, ask, text
+from tests.providers.replies import SCHEMA, SPAWN, STATUS, ask
 from tests.stand_ins.anthropic_cache import PromptCache
 from tests.stand_ins.anthropic_rules import check_body
 from tests.stand_ins.anthropic_script import redacted_data, signature_of
@@ -29,6 +29,10 @@ def rendered(request: ModelRequest, *, max_tokens: int = 512) -> JsonObject:
     body = body_of(request, names_of(request), Claude("test-model"), max_tokens)
     decoded = msgspec.json.decode(encode(body))
     return check_body(decoded, {})
+
+
+def text(words: str) -> JsonObject:
+    return {"type": "text", "text": words}
 
 
 def plain(message: JsonObject) -> list[JsonObject]:

@@ -155,7 +155,10 @@ REPLIES = {
 
 def joined(events: list[ModelEvent]) -> list[ModelEvent]:
     text = "".join(event.text for event in events if isinstance(event, TextDelta))
-    return [*([TextDelta(text)] if text else []), *(one for one in events if not isinstance(one, TextDelta))]
+    return [
+        *([TextDelta(text)] if text else []),
+        *(event for event in events if not isinstance(event, TextDelta)),
+    ]
 
 
 @pytest.mark.parametrize("name", REPLIES)

@@ -37,8 +37,8 @@ class Reconnector(ScriptedProvider):
     """Keeps its streams, so that only closing one ends it."""
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        self.kept = super().stream(request)
-        return self.kept
+        self.opened = super().stream(request)
+        return self.opened
 
 
 async def test_closing_the_reply_closes_the_request() -> None:

@@ -17,7 +17,7 @@ from conductor.plugins.models.openai_request import chat_body
 from conductor.plugins.models.openai_responses import responses_body
 from conductor.plugins.models.rendering import encode, names_of
 from conductor.settings import load_settings
-from tests.providers.test_anthropic import ask
+from tests.providers.replies import ask
 from tests.stand_ins import anthropic_rules, bedrock_service, openai_rules
 
 

@@ -230,11 +230,11 @@ asyncio.run(main())
 
 
 def test_the_process_ends_while_the_model_writes(endless: Path) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", END_WHILE_IT_WRITES, str(endless)], capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 0 and "closed" in done.stdout
-    assert "Traceback" not in done.stderr and "not freed" not in done.stdout
+    assert process.returncode == 0 and "closed" in process.stdout
+    assert "Traceback" not in process.stderr and "not freed" not in process.stdout
 
 
 # Features of JSON Schema that llama.cpp's grammars do not keep: arguments are validated here in any case.

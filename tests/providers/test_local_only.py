@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from aiohttp.abc import AbstractResolver, ResolveResult
 
 from conductor.errors import ModelError, SettingsError
 from conductor.messages import UserMessage
@@ -20,27 +18,10 @@ from conductor.plugins.models.http import HttpPool, Service
 from conductor.settings import Settings
 from conductor.transport import HttpClient, is_local
 from tests.models import AnthropicService, Reply
+from tests.tools.web_site import Names
 
 PUBLIC = "192.0.2.7"  # of a network for documentation, without hosts
 BODY = b'{"model":"m","max_tokens":1,"stream":true,"messages":[{"role":"user","content":"Hi"}]}'
-
-
-class Names(AbstractResolver):
-    """Resolves any name to each of the addresses in turn."""
-
-    def __init__(self, *addresses: str) -> None:
-        self.addresses = list(addresses)
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        address = self.addresses.pop(0)
-        return [
-            ResolveResult(hostname=host, host=address, port=port, family=socket.AF_INET, proto=0, flags=0)
-        ]
-
-    async def close(self) -> None:
-        """Close nothing."""
 
 
 class Whole:
@@ -62,8 +43,9 @@ async def claude() -> AsyncIterator[AnthropicService]:
         yield service
 
 
-def pool_to(base_url: str, names: Names | None = None) -> HttpPool:
+def pool_to(base_url: str, *addresses: str) -> HttpPool:
     headers = {"authorization": "Bearer test-key", "anthropic-version": "2026-10-21"}
+    names = Names(models_example=list(addresses)) if addresses else None
     client = HttpClient(local_only=True, resolver=names)
     return HttpPool(client, Service(client, base_url, headers).send)
 
@@ -73,21 +55,19 @@ async def open_and_close(pool: HttpPool) -> None:
 
 
 async def test_a_name_that_resolves_to_a_public_address_is_not_connected_to(claude: AnthropicService) -> None:
-    pool = pool_to(claude.base_url.replace("127.0.0.1", "models.example"), Names(PUBLIC))
+    pool = pool_to(claude.base_url.replace("127.0.0.1", "models.example"), PUBLIC)
     with pytest.raises(ModelError, match="LOCAL_ONLY is set, and the model is not local"):
         await open_and_close(pool)
     await pool.aclose()
 
 
 async def test_the_second_lookup_is_looked_at_as_well(claude: AnthropicService) -> None:
-    names = Names("127.0.0.1", PUBLIC)
-    pool = pool_to(claude.base_url.replace("127.0.0.1", "models.example"), names)
+    pool = pool_to(claude.base_url.replace("127.0.0.1", "models.example"), "127.0.0.1", PUBLIC)
     await open_and_close(pool)
     assert claude.received == 1
     claude.close_idle()
     with pytest.raises(ModelError, match="LOCAL_ONLY"):
         await open_and_close(pool)
-    assert not names.addresses
     await pool.aclose()
 
 
@@ -100,7 +80,7 @@ async def test_an_address_without_a_name_is_looked_at() -> None:
 
 async def test_no_proxy_is_asked(claude: AnthropicService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", claude.base_url)
-    pool = pool_to("http://models.example:1", Names(PUBLIC))
+    pool = pool_to("http://models.example:1", PUBLIC)
     with pytest.raises(ModelError, match="LOCAL_ONLY"):
         await open_and_close(pool)
     assert claude.received == 0

@@ -55,33 +55,37 @@ def recorded(name: str) -> bytes:
     return (RECORDED / f"llama_cpp_{name}.txt").read_bytes()
 
 
-def test_recorded_text_and_usage() -> None:
-    words, events = decode_any(recorded("text_stream_usage"))
-    assert words == "an:qM o<tool_call>\nm"
-    assert events == [Finished("max_tokens", Usage(1, 8, 56))]
+RECORDINGS: dict[str, tuple[str, str, list[ModelEvent]]] = {
+    "text_stream_usage": ("chat", "an:qM o<tool_call>\nm", [Finished("max_tokens", Usage(1, 8, 56))]),
+    "text_utf8_stream": ("chat", "naïve — 日本語 🙂 ok\n₲", [Finished("end_turn", Usage(1, 33, 56))]),
+    "tool_parallel_stream": (
+        "chat",
+        "//0IVF",
+        [
+            ToolCall("4L7r9V2AAG58gf1XayzsdWDGMw1ytCOj", "get_weather", '{"city" :"Oslo", "days": 7 }'),
+            ToolCall("UtPGAxOTGQAXXU8lYkzjrhBpfgcVFImo", "delete_file", '{\n\n"path":"Zau a]-X" }'),
+            Finished("tool_use", Usage(1, 158, 813)),
+        ],
+    ),
+    "tool_only_no_text_stream": (
+        "chat",
+        "",
+        [
+            ToolCall("1drt5H9lzclNGlAelARMXZeIb1HyFcJ3", "get_weather", '{"city": "Oslo", "days":5}'),
+            Finished("tool_use", Usage(1, 99, 613)),
+        ],
+    ),
+    "sse_ping_stream": ("chat", "LP", [Finished("max_tokens")]),
+    "completions_stream": ("chat", "Vkyu", [Finished("max_tokens", Usage(1, 4, 4))]),
+    "responses_stream": ("responses", "an 8.", [Finished("end_turn", Usage(22, 4, 1))]),
+    "anthropic_stream": ("anthropic", "}aX ", [Finished("max_tokens", Usage(15, 4, 5))]),
+}
 
 
-def test_recorded_text_of_many_bytes_a_letter() -> None:
-    words, events = decode_any(recorded("text_utf8_stream"))
-    assert words == "naïve — 日本語 🙂 ok\n₲"
-    assert events == [Finished("end_turn", Usage(1, 33, 56))]
-
-
-def test_recorded_parallel_calls_after_text() -> None:
-    words, events = decode_any(recorded("tool_parallel_stream"))
-    assert words == "//0IVF"
-    assert events == [
-        ToolCall("4L7r9V2AAG58gf1XayzsdWDGMw1ytCOj", "get_weather", '{"city" :"Oslo", "days": 7 }'),
-        ToolCall("UtPGAxOTGQAXXU8lYkzjrhBpfgcVFImo", "delete_file", '{\n\n"path":"Zau a]-X" }'),
-        Finished("tool_use", Usage(1, 158, 813)),
-    ]
-
-
-def test_recorded_call_without_text() -> None:
-    words, (call, finished) = decode_any(recorded("tool_only_no_text_stream"))
-    assert words == ""
-    assert call == ToolCall("1drt5H9lzclNGlAelARMXZeIb1HyFcJ3", "get_weather", '{"city": "Oslo", "days":5}')
-    assert isinstance(finished, Finished) and finished.stop == "tool_use"
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_recorded_streams(name: str) -> None:
+    kind, *expected = RECORDINGS[name]
+    assert [*decode_any(recorded(name), kind)] == expected
 
 
 def test_a_recorded_call_that_the_limit_cut_does_not_run() -> None:
@@ -99,25 +103,6 @@ def test_recorded_error_in_mid_stream() -> None:
     with pytest.raises(ModelError) as caught:
         list(decoder.feed(b'data: {"error"' + after))
     assert caught.value.reason == "overloaded"
-
-
-def test_recorded_comments_while_a_long_prompt_is_read() -> None:
-    assert decode_any(recorded("sse_ping_stream")) == ("LP", [Finished("max_tokens")])
-
-
-def test_recorded_completions() -> None:
-    words, events = decode_any(recorded("completions_stream"))
-    assert (words, events) == ("Vkyu", [Finished("max_tokens", Usage(1, 4, 4))])
-
-
-def test_recorded_responses() -> None:
-    words, events = decode_any(recorded("responses_stream"), "responses")
-    assert (words, events) == ("an 8.", [Finished("end_turn", Usage(22, 4, 1))])
-
-
-def test_recorded_messages_of_llama_cpp() -> None:
-    words, events = decode_any(recorded("anthropic_stream"), "anthropic")
-    assert (words, events) == ("}aX ", [Finished("max_tokens", Usage(15, 4, 5))])
 
 
 # -- quirks of other servers: written from their documented formats and from reports, not recorded

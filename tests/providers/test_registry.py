@@ -18,7 +18,7 @@ from conductor.settings import Settings, load_settings
 KEY = "sk-hunter2-hunter2"
 
 
-def made(settings: Settings) -> ModelProvider:
+def provider_of(settings: Settings) -> ModelProvider:
     """Make the provider of the settings' own profile."""
     return make_provider(load_profiles(settings).main, settings)
 
@@ -29,7 +29,7 @@ def test_an_entry_point_leads_to_a_function(name: str) -> None:
 
 
 async def test_the_demo_is_made_without_any_setting() -> None:
-    provider = made(load_settings(None, model_provider="demo"))
+    provider = provider_of(load_settings(None, model_provider="demo"))
     assert isinstance(provider, DemoProvider) and provider.name == "demo"
     await provider.aclose()
 
@@ -40,7 +40,7 @@ async def test_the_demo_is_made_without_any_setting() -> None:
 def test_an_unknown_name_is_one_sentence_that_lists_the_known_ones(name: str) -> None:
     settings = load_settings(None).model_copy(update={"model_provider": name or "none"})
     with pytest.raises(SettingsError) as caught:
-        made(settings)
+        provider_of(settings)
     assert str(caught.value).startswith("MODEL_PROVIDER ") and str(caught.value).endswith(
         ": anthropic, bedrock, demo, llama_cpp, openai."
     )
@@ -48,9 +48,9 @@ def test_an_unknown_name_is_one_sentence_that_lists_the_known_ones(name: str) ->
 
 async def test_claude_is_made_with_a_key_and_refused_without() -> None:
     with pytest.raises(SettingsError, match="ANTHROPIC_API_KEY") as caught:
-        made(load_settings(None, model_provider="anthropic"))
+        provider_of(load_settings(None, model_provider="anthropic"))
     assert "\n" not in str(caught.value)
-    provider = made(load_settings(None, anthropic_api_key=KEY))
+    provider = provider_of(load_settings(None, anthropic_api_key=KEY))
     assert provider.name == "anthropic" and KEY not in repr(provider)
     await provider.aclose()
 
@@ -65,5 +65,5 @@ def test_making_a_provider_imports_no_other_ones_modules() -> None:
         "make_provider(load_profiles(settings).main, settings)\n"
         "print(sorted(m for m in sys.modules if m.startswith('conductor.plugins.models.anthropic')))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
-    assert done.stdout.strip() == "[]", done.stderr
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert process.stdout.strip() == "[]", process.stderr
