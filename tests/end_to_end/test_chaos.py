@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.stand_ins.programs import missing
 from tests.stores import postgres_server
-from tests.stores.redis_server import missing
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
@@ -81,9 +81,9 @@ async def test_nothing_is_lost_or_done_twice_when_the_store_dies_too_and_replies
     store: StoreKind, seed: int, parent: Parent
 ) -> None:
     if store == "redis" and redis_program() is None:
-        missing("redis-server")
+        missing("redis-server", "REDIS")
     if store == "postgres":
-        postgres_server.program("initdb")
+        postgres_server.server_program("initdb")
     plan = Plan(kills=len(STEPS), freezes=1, store_kills=2, cuts=4)
     options = Options(plan, store, apps=8, libraries=4, seed=seed, every_s=0.1, patience_s=PATIENCE_S)
     report = await run_again_if_wrong(replace(options, segments=True), parent)

@@ -11,7 +11,8 @@ from typing import Any
 
 from tests.end_to_end.dialogues import begin, declared
 from tests.end_to_end.test_mcp_server import running
-from tests.tools.mcp.test_real_servers import HERE, missing
+from tests.stand_ins.programs import missing
+from tests.tools.mcp.test_real_servers import HERE
 
 # Scenarios about tools. The others need resources, prompts, images, progress or elicitation, which a device's
 # tool does not have.
@@ -40,7 +41,7 @@ ANSWERS = {
 async def ran(program: str, *arguments: str) -> str:
     path = HERE / "node_modules" / ".bin" / program
     if not path.exists():
-        missing(program)
+        missing(program, "MCP")
     process = await asyncio.create_subprocess_exec(
         "node",
         str(path),

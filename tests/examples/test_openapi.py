@@ -16,7 +16,8 @@ from conductor.models.base import ModelRequest, TextDelta
 from conductor.settings import load_settings
 from tests.app import App
 from tests.models import Script, ScriptedProvider
-from tests.tools.mcp.test_real_servers import HERE, missing
+from tests.stand_ins.programs import missing
+from tests.tools.mcp.test_real_servers import HERE
 from tests.tools.mcp.test_toolset import ROOT
 from tests.tools.web_site import site
 
@@ -26,7 +27,7 @@ WAIT = 60.0  # FastMCP takes seconds to import
 async def test_a_session_calls_an_operation_of_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
     programs = HERE / "venv" / "bin"
     if not (programs / "fastmcp").exists():
-        missing("fastmcp")
+        missing("fastmcp", "MCP")
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
 

@@ -7,33 +7,20 @@ sets ``CI_REQUIRE_PROMETHEUS=1``, with which a skip is a failure.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tests.app import App
 from tests.conftest import ROOT
 from tests.server.test_metrics import BEARER, CLIENT, METRICS, TOKEN, Running, served
 from tests.server.wires import get, http, until
+from tests.stand_ins.programs import program
 
 STARTING_S = 30.0
 DEPLOY = ROOT / "deploy"
 DOCUMENT = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
-
-
-def program(name: str) -> str:
-    """Return the path of a program of Prometheus."""
-    path = shutil.which(name)
-    if path is not None:
-        return path
-    reason = f"{name} is not here; .ci/run installs it"
-    if os.environ.get("CI_REQUIRE_PROMETHEUS") == "1":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 async def text_of(server: Running) -> str:
@@ -70,7 +57,7 @@ async def test_dashboards_and_documents_name_existing_metrics() -> None:
 
 
 async def test_promtool_reports_no_problem(tmp_path: Path) -> None:
-    promtool = program("promtool")
+    promtool = program("PROMETHEUS", "promtool")
     async with served() as server:
         text = await text_of(server)
     checked = subprocess.run(  # noqa: ASYNC221 -- nothing else runs

@@ -6,7 +6,6 @@ Without the package xllamacpp (the extra ``local``) the tests that need it are s
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
+from tests.stand_ins.programs import missing
 
 CONTEXT = 4096
 
@@ -34,8 +33,7 @@ def needs_llama_cpp() -> None:
     """Skip the test without llama.cpp, or fail where it is required."""
     for package in ("xllamacpp", "gguf"):
         if find_spec(package) is None:
-            reason = f"the Python package {package} is not here; scripts/test installs it"
-            pytest.fail(reason) if os.environ.get("CI_REQUIRE_LLAMA") == "1" else pytest.skip(reason)
+            missing(f"the Python package {package}", "LLAMA")
 
 
 @contextmanager

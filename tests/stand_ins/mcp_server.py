@@ -50,8 +50,8 @@ OUTPUT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 
 
 def tool(name: str, annotations: ToolAnnotations | None = READ, **more: Any) -> Tool:
-    given = {"description": f"Tool {name}.", "input_schema": EMPTY, **more}
-    return Tool(name=name, annotations=annotations, **given)
+    fields = {"description": f"Tool {name}.", "input_schema": EMPTY, **more}
+    return Tool(name=name, annotations=annotations, **fields)
 
 
 TOOLS = [
@@ -210,8 +210,12 @@ def blocks() -> CallToolResult:
 def picture() -> CallToolResult:
     image = ImageContent(type="image", data="AAAA", mime_type="image/png")
     large = "iVBORw0KGgo" * 1_000
-    shown = {"image": image.data, "more": [large, f"data:image/png;base64,{large}"], "text": "word " * 300}
-    return CallToolResult(content=[image], structured_content=shown)
+    structured = {
+        "image": image.data,
+        "more": [large, f"data:image/png;base64,{large}"],
+        "text": "word " * 300,
+    }
+    return CallToolResult(content=[image], structured_content=structured)
 
 
 async def only_2025(read: Any, write: Any, forward: Any) -> None:

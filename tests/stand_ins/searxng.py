@@ -31,7 +31,7 @@ def searxng(count: int = 20) -> Any:
             "suggestions": [],
             "unresponsive_engines": [],
         }
-        found = {"query": request.query["q"], "number_of_results": count, "results": results}
-        return web.json_response(found | more)
+        document = {"query": request.query["q"], "number_of_results": count, "results": results}
+        return web.json_response(document | more)
 
     return answer

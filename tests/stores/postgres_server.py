@@ -17,30 +17,17 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from typing import NoReturn
 
-import pytest
-
+from tests.stand_ins.programs import missing, program
 from tests.stores.redis_server import WAIT, free_port
 
 
-def program(name: str) -> str:
+def server_program(name: str) -> str:
     """Find one of its programs, which Debian keeps off the PATH; skips or fails without it."""
     if find_spec("asyncpg") is None:
-        missing("the Python package asyncpg")
+        missing("the Python package asyncpg", "POSTGRES")
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    for path in (shutil.which(name, path=folder) for folder in (*folders, None)):
-        if path is not None:
-            return path
-    missing("PostgreSQL")
-
-
-def missing(name: str) -> NoReturn:
-    """Skip, or fail where the server is required."""
-    reason = f"{name} is not here; .ci/run installs it"
-    if os.environ.get("CI_REQUIRE_POSTGRES") == "1":
-        pytest.fail(reason)
-    pytest.skip(reason)
+    return program("POSTGRES", name, path=os.pathsep.join([*map(str, folders), os.environ["PATH"]]))
 
 
 def as_user() -> list[str]:
@@ -48,11 +35,11 @@ def as_user() -> list[str]:
     if os.geteuid():
         return []
     if shutil.which("setpriv") is None:
-        missing("setpriv, by which root becomes another user,")
+        missing("setpriv, by which root becomes another user,", "POSTGRES")
     try:
         pwd.getpwnam("postgres")
     except KeyError:
-        missing("the user postgres")
+        missing("the user postgres", "POSTGRES")
     return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
 
 
@@ -96,10 +83,16 @@ class PostgresServer:
             self._folder = Path(tempfile.mkdtemp(prefix="conductor-postgres-"))
             if user:
                 shutil.chown(self._folder, "postgres", "postgres")
-            make = [program("initdb"), "--username=conductor", "--auth=trust", "--no-sync", "--encoding=UTF8"]
+            make = [
+                server_program("initdb"),
+                "--username=conductor",
+                "--auth=trust",
+                "--no-sync",
+                "--encoding=UTF8",
+            ]
             self._run([*user, *make, "--no-locale", "-D", str(self._folder / "data")])
         settings = ("listen_addresses=127.0.0.1", f"port={self.port}", "unix_socket_directories=")
-        command = [*user, program("postgres"), "-D", str(self._folder / "data")]
+        command = [*user, server_program("postgres"), "-D", str(self._folder / "data")]
         command += [part for setting in (*settings, *self._options) for part in ("-c", setting)]
         self._process = subprocess.Popen(
             command,
@@ -143,7 +136,7 @@ class PostgresServer:
 
     def ask(self, sql: str) -> str:
         """Run a statement with ``psql``; return its output."""
-        return self._run([program("psql"), "-X", "-q", "-A", "-t", "-c", sql, self.url]).strip()
+        return self._run([server_program("psql"), "-X", "-q", "-A", "-t", "-c", sql, self.url]).strip()
 
     def _signal(self, number: int) -> None:
         # Each process of the server leads a group of its own.

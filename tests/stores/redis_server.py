@@ -6,9 +6,7 @@ Without one on the machine the tests are skipped and say so. ``.ci/run`` install
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,32 +14,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
 
-import pytest
+from tests.stand_ins.programs import missing, program
 
 WAIT = 10.0
 """The longest time in seconds for a server to start, stop or answer."""
 
 
-def program() -> str:
+def server_program() -> str:
     """Find a server; its tests are skipped without one, and without the library that talks to it."""
     for package in ("redis", "hiredis"):
         if find_spec(package) is None:
-            missing(f"the Python package {package}")
-    for name in ("redis-server", "valkey-server"):
-        path = shutil.which(name)
-        if path is not None:
-            return path
-    missing("redis-server")
-
-
-def missing(name: str) -> NoReturn:
-    """Skip, or fail where the server is required."""
-    reason = f"{name} is not here; .ci/run installs it"
-    if os.environ.get("CI_REQUIRE_REDIS") == "1":
-        pytest.fail(reason)
-    pytest.skip(reason)
+            missing(f"the Python package {package}", "REDIS")
+    return program("REDIS", "redis-server", "valkey-server")
 
 
 _PORTS = range(15_000, 30_000)
@@ -104,7 +89,7 @@ class RedisServer:
     def start(self) -> None:
         """Start it with the data of its folder, and wait until it answers."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        command = [program(), *self._options, "--port", str(self.port), "--bind", "127.0.0.1"]
+        command = [server_program(), *self._options, "--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--dir", str(self.folder), "--daemonize", "no", "--logfile", ""]
         self._process = subprocess.Popen(
             command,
@@ -162,7 +147,7 @@ class RedisServer:
 
     def ask(self, *command: str, options: Sequence[str] = ()) -> str:
         """Run a command with ``redis-cli``; return its output."""
-        client = program().replace("-server", "-cli")
+        client = server_program().replace("-server", "-cli")
         process = subprocess.run(
             [client, "-h", "127.0.0.1", "-p", str(self.port), *options, *command],
             capture_output=True,

@@ -16,8 +16,9 @@ import structlog
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.plugins.stores.redis import RedisStore
 from tests.contract.store import FIRST, KEY, commits, filled
+from tests.stand_ins.programs import missing
 from tests.stores.conftest import StoreMaker
-from tests.stores.redis_server import WAIT, RedisServer, free_port, missing
+from tests.stores.redis_server import WAIT, RedisServer, free_port
 
 PASSWORD = "s3cret/p@ss:{word}"
 CODED = "s3cret%2Fp%40ss%3A%7Bword%7D"
@@ -119,7 +120,7 @@ async def test_a_server_that_never_answers_is_reported_in_time(connect: Connect)
 def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """Run a server that speaks TLS only; its folder holds ``certificate.pem``."""
     if shutil.which("openssl") is None:
-        missing("openssl")
+        missing("openssl", "REDIS")
     folder = tmp_path_factory.mktemp("secure")
     key, certificate = folder / "key.pem", folder / "certificate.pem"
     make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]

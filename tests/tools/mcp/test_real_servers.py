@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -19,24 +18,18 @@ from conductor.messages import ToolCall
 from conductor.plugins.mcp.config import McpServerConfig
 from conductor.settings import Limits
 from conductor.tools.executor import ToolExecutor
+from tests.stand_ins.programs import missing
 from tests.tools.mcp.test_toolset import CONTEXT, ROOT, Host, use
 
 HERE = ROOT / "build" / "mcp"
 
 
-def missing(program: str) -> NoReturn:
-    reason = f"{program} is not installed; .ci/run installs it"
-    if os.environ.get("CI_REQUIRE_MCP") == "1":
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
 def by_npx(name: str, *args: str, **values: Any) -> McpServerConfig:
     if shutil.which("npx") is None:
-        missing("npx")
+        missing("npx", "MCP")
     package = f"@modelcontextprotocol/server-{name}"
     if not (HERE / "node_modules" / package).is_dir():
-        missing(package)
+        missing(package, "MCP")
     return McpServerConfig(
         name=name, type="stdio", command="npx", args=("-y", package, *args), cwd=str(HERE), **values
     )
@@ -45,7 +38,7 @@ def by_npx(name: str, *args: str, **values: Any) -> McpServerConfig:
 def by_pip(name: str, *args: str, **values: Any) -> McpServerConfig:
     program = HERE / "venv" / "bin" / f"mcp-server-{name}"
     if not program.exists():
-        missing(program.name)
+        missing(program.name, "MCP")
     return McpServerConfig(name=name, type="stdio", command=str(program), args=args, **values)
 
 
@@ -55,7 +48,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     (folder / "a.txt").write_text("Buy milk.")
     if shutil.which("git") is None:
-        missing("git")
+        missing("git", "MCP")
     git = ["git", "-C", str(folder), "-c", "user.email=a@b.example", "-c", "user.name=A"]
     subprocess.run([*git, "init", "-q"], check=True)
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "the first one"], check=True)
