@@ -5,29 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
 from conductor.conversation import records as r
 from conductor.conversation.state import Call, Conversation, Form, Profile, Question
+from conductor.conversation.tools import FORM, SessionTools, form_spec
 from conductor.conversation.view import View, finish
 from conductor.errors import ErrorCode
 from conductor.events.client import Decision
 from conductor.events.envelope import IdGenerator
 from conductor.events.server import ApprovalResolved, ServerEvent
-from conductor.tools.base import PersonQuestion, ToolOutcome, ToolSpec
+from conductor.tools.base import PersonQuestion, ToolOutcome
 from conductor.tools.judge import Answer
 from conductor.tools.outcomes import SCOPES, Outcome, Scope, denied, not_answered
 from conductor.tools.rules import arguments_digest
-
-if TYPE_CHECKING:
-    from conductor.conversation.tools import SessionTools
-
-
-# The source of questions that running tools ask.
-FORM = "question"
 
 new_approval_id = IdGenerator("appr")
 new_batch_id = IdGenerator("batch")
@@ -96,13 +90,6 @@ def word_form(tools: SessionTools, call: Call, request: PersonQuestion, expires_
     )
     question.prompt = tools.prompt(question, 1)
     return question
-
-
-def form_spec(form: Form) -> ToolSpec:
-    """Make the tool that stands for a form."""
-    return ToolSpec(
-        f"{form.source}.{FORM}", form.message, form.schema, source=FORM, risk="high", effect="read"
-    )
 
 
 _OUTCOMES: dict[str, Outcome] = {"allow": "allowed", "deny": "denied", "edit": "edited"}

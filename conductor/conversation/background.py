@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 
 from conductor.conversation.apply import MAX_NOTICES
+from conductor.conversation.core import SessionCore
 from conductor.conversation.history import cut_point, lost_result
 from conductor.conversation.model import history_of
 from conductor.conversation.phrases import reminder_notice
@@ -21,12 +21,8 @@ from conductor.errors import ConductorError, Fenced, ModelError, StoreError
 from conductor.events.envelope import new_call_id
 from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
 from conductor.models.base import CACHE_S, CacheWarmer, Finished, ModelRequest, TextDelta
-from conductor.tools.base import SessionFields, failed
+from conductor.tools.base import failed
 from conductor.tools.reminders import FIELD, Reminder, read_reminders, write_reminders
-
-if TYPE_CHECKING:
-    from conductor.conversation.session import Session
-
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +44,7 @@ class HistorySummarizer:
     A turn that starts earlier cancels it: a local model would let the person wait.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionCore) -> None:
         self._session = session
         self._task: asyncio.Task[None] | None = None
 
@@ -112,18 +108,18 @@ def _call(call: ToolCall) -> str:
     return f"{call.name}({call.arguments[:_READ_CHARS]})"
 
 
-def warm_shared_part(session: Session) -> None:
+def warm_shared_part(session: SessionCore) -> None:
     """Warm the prompt cache for the part that sessions share: system prompt and tools."""
     # The history may be of a person who never returns to it.
     _warm_cache(session, [], is_all=not session.state.log)
 
 
-def warm_next_turn(session: Session) -> None:
+def warm_next_turn(session: SessionCore) -> None:
     """Warm the prompt cache for everything that the person's next turn sends."""
     _warm_cache(session, None, is_all=True)
 
 
-def _warm_cache(session: Session, messages: Sequence[Message] | None, *, is_all: bool) -> None:
+def _warm_cache(session: SessionCore, messages: Sequence[Message] | None, *, is_all: bool) -> None:
     now = asyncio.get_running_loop().time()
     if now < session.cached_until or not isinstance(session.provider, CacheWarmer):
         return
@@ -132,7 +128,7 @@ def _warm_cache(session: Session, messages: Sequence[Message] | None, *, is_all:
     session.spawn(_warm(session, session.provider, messages))
 
 
-async def _warm(session: Session, provider: CacheWarmer, messages: Sequence[Message] | None) -> None:
+async def _warm(session: SessionCore, provider: CacheWarmer, messages: Sequence[Message] | None) -> None:
     try:
         request = ModelRequest(
             session.tools.system_prompt,
@@ -171,9 +167,9 @@ class Reminders:
     is gone for ten minutes in between, another one tells the reminder, which may then be told twice.
     """
 
-    def __init__(self, session: Session, person: SessionFields) -> None:
+    def __init__(self, session: SessionCore) -> None:
         self._session = session
-        self._person = person
+        self._person = session.person_fields
         self._now: Callable[[], int] = session.view.now
         self._timer: asyncio.TimerHandle | None = None
         self._is_telling = False
@@ -189,9 +185,9 @@ class Reminders:
         """Tell the due reminders, and look again when the next one is due."""
         self._cancel()
         session, text = self._session, self._person.get(FIELD)
-        if self._is_closed or self._is_telling or not text or not session.is_connected:
+        if self._is_closed or self._is_telling or not text:
             return
-        if session.busy or session.view.draining:
+        if session.view.draining or not session.is_connected:
             return
         loop, reminders, now = asyncio.get_running_loop(), read_reminders(text), self._now()
         if any(self._may_take(reminder, now) for reminder in reminders):
@@ -199,10 +195,10 @@ class Reminders:
                 self._is_telling = True
                 session.spawn(self._tell())
             else:
-                self._timer = loop.call_at(self._not_before, self.look)
+                self._timer = loop.call_at(self._not_before, session.changed)
         else:
             waits = [(reminder.due_ms - now) / 1000 for reminder in reminders if reminder.due_ms > now]
-            self._timer = loop.call_later(min([*waits, _LOOK_S]), self.look)
+            self._timer = loop.call_later(min([*waits, _LOOK_S]), session.changed)
 
     def _cancel(self) -> None:
         if self._timer is not None:
@@ -259,7 +255,7 @@ class Reminders:
             # It may have been told before this session was restored.
             return [] if event_id in session.state.handled_ids else [NoticeTaken(event_id, notice)]
 
-        await session.ledger.decide(decision)
+        await session.decide(decision)
 
     async def _drop(self, reminders: list[Reminder]) -> None:
         due = {reminder.id: reminder.due_ms for reminder in reminders}
@@ -285,7 +281,7 @@ MAX_REQUESTS = 16
 class Requests:
     """The programs' calls that wait for a turn, and the one whose turn runs."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionCore) -> None:
         self._session = session
         self._waiting: list[tuple[ToolCall, asyncio.Future[ToolResult]]] = []
         self._running: tuple[str, ToolCall, asyncio.Future[ToolResult]] | None = None

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import structlog
 
 from conductor.conversation import records as r
 from conductor.conversation.approvals import Response
 from conductor.conversation.background import warm_shared_part
-from conductor.conversation.inbound import of_start, record_result
+from conductor.conversation.core import SessionCore
 from conductor.conversation.receive import connected
 from conductor.conversation.state import Profile
 from conductor.conversation.transport import Transport
 from conductor.events import client
+from conductor.events.codec import Inbound
 from conductor.events.envelope import SUPERSEDED
 from conductor.events.server import (
+    CAPABILITIES,
     Diagnostic,
     EventAck,
     SessionGoaway,
     SessionStarted,
 )
-from conductor.tools.declarations import Reading
-
-if TYPE_CHECKING:
-    from conductor.conversation.session import Session
+from conductor.tools.declarations import Reading, unknown_fields
+from conductor.tools.reminders import find_zone
 
 log = structlog.get_logger(__name__)
 
@@ -35,6 +36,12 @@ log = structlog.get_logger(__name__)
 _BURST_S = 0.1
 # Diagnostics of a session; a client could cause any number of different ones.
 _MAX_DIAGNOSTICS = 64
+# Characters of a client's own name in a message.
+_MAX_NAME = 80
+# W3C Trace Context: no version ff, and no ids of zeros only; versions after 00 may append fields.
+_TRACEPARENT = re.compile(
+    r"(?!ff|00-.{53})[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,7 @@ class ResumeAnswer:
 class Clients:
     """Handles the connections and the events of one session's clients."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionCore) -> None:
         self._session = session
         self._ack_ids: list[str] = []
         self._acking: asyncio.TimerHandle | None = None
@@ -57,37 +64,6 @@ class Clients:
         self.opening = asyncio.Lock()
 
     # -- connections
-
-    async def learn(self, event: client.SessionStart) -> ResumeAnswer | None:
-        """Record the results that a reconnecting client reports. Raises `StoreError`.
-
-        None without ``resume``.
-        """
-        session, resume = self._session, event.resume
-        if resume is None or "resume" not in event.capabilities:
-            return None
-        resend: list[str] = []
-        drop: list[str] = []
-        for report in resume.done:
-            if not self._awaits(report.call_id):
-                drop.append(report.call_id)
-            elif report.result is None and report.error is None:
-                resend.append(report.call_id)
-            else:
-                result = client.ToolResultEvent(report.call_id, report.result, report.error)
-                await record_result(session, result)
-        drop += [call_id for call_id in resume.pending if not self._awaits(call_id)]
-        # UI calls are acknowledged by `handled`; the bound holds against any number of invented ids.
-        drop = [call_id for call_id in drop if not session.outbox.is_ui_call(call_id)][: client.MAX_RESUMED]
-        session.outbox.handled(resume.last_event_id, queues_speeches="segments" in event.capabilities)
-        return ResumeAnswer(resend, drop)
-
-    def _awaits(self, call_id: str) -> bool:
-        state = self._session.state
-        call = state.open_call(call_id)
-        late = state.late_calls.get(call_id)
-        is_late = late is not None and late.expires_at > self._session.view.now()
-        return (call is not None and call.is_device) or is_late
 
     async def start(
         self,
@@ -173,7 +149,7 @@ class Clients:
                     transport, records(), resumed=resumed, same_process=same_process, is_new=is_new
                 )
                 probes = (
-                    session.ledger.probe_call_id(number)
+                    session.probe_call_id(number)
                     for number, record in enumerate(connection, 1)
                     if isinstance(record, r.StateShown) and record.probe
                 )
@@ -182,7 +158,7 @@ class Clients:
 
             if started is not None and is_new:
                 outbox.stop_sending()
-            await session.ledger.decide(decision)
+            await session.decide(decision)
             if started is not None:
                 outbox.transport = transport
                 session.flash(started, first=True)
@@ -271,7 +247,7 @@ class Clients:
     def _flush_now(self) -> None:
         self._flushing = None
         if not self._session.is_closed:
-            self._session.spawn(self._session.ledger.flush())
+            self._session.spawn(self._session.flush())
 
     # -- diagnostics
 
@@ -307,3 +283,55 @@ def _declared(
         model or former.model,
         event.traceparent or former.traceparent,
     )
+
+
+# -- hints to an app's developer
+
+
+def of_start(event: client.SessionStart, model: str | None = None) -> Iterator[Diagnostic]:
+    """Check ``session.start``; ``model`` is the one that the session chose and may have."""
+    if event.model not in (None, model):
+        message = f"{_quoted(event.model)} is no model that this server lets clients choose."
+        yield Diagnostic("warning", "unknown_model", message)
+    for name in event.capabilities:
+        if name not in CAPABILITIES:  # "info": a later version may have it
+            yield Diagnostic("info", "unknown_capability", f"There is no capability {_quoted(name)}.")
+    if event.time_zone is not None and find_zone(event.time_zone) is None:
+        message = f"{_quoted(event.time_zone)} is not an IANA time zone such as 'Europe/London'."
+        yield Diagnostic("warning", "unknown_time_zone", message)
+    if event.traceparent is not None and not _TRACEPARENT.fullmatch(event.traceparent):
+        message = f"{_quoted(event.traceparent)} is not a traceparent of W3C Trace Context; it is ignored."
+        yield Diagnostic("warning", "invalid_traceparent", message)
+    for name, value in (("tools", event.tools), ("resume", event.resume)):
+        if value is not None and name not in event.capabilities:
+            message = f"{name!r} is ignored without the capability {name!r}."
+            yield Diagnostic("warning", "missing_capability", message)
+    if "tools" in event.capabilities:
+        yield from of_tools(event.tools or ())
+
+
+def of_tools(tools: Sequence[Any], event_id: str | None = None) -> Iterator[Diagnostic]:
+    """Check tool declarations."""
+    for tool in tools:
+        for field in unknown_fields(tool):
+            message = f"The tool {_quoted(str(tool.get('name')))} has the unknown field {_quoted(field)}."
+            yield Diagnostic("warning", "unknown_field", message, event_id)
+
+
+def of_ignored(inbound: Inbound) -> Diagnostic:
+    """Explain an ignored event: unknown type, or missing capability."""
+    name = _quoted(inbound.type)
+    if inbound.event is None:
+        return Diagnostic("warning", "unknown_event", f"There is no event type {name}.", inbound.id)
+    message = f"{name} needs a capability that session.start did not name."
+    return Diagnostic("warning", "missing_capability", message, inbound.id)
+
+
+def of_unknown_call(event_id: str) -> Diagnostic:
+    """Report a result whose call id the server never made."""
+    message = "This callId is not that of a tool.call; it is not the frame's id."
+    return Diagnostic("warning", "unknown_call", message, event_id)
+
+
+def _quoted(name: str | None) -> str:
+    return repr((name or "")[:_MAX_NAME])

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping
 
 from conductor.conversation.ledger import SNAPSHOT_COMMITS, replay
-from conductor.conversation.records import Commit, FieldSet, encode
+from conductor.conversation.records import Commit, FieldSet, Record, encode
+from conductor.conversation.state import Conversation
 from conductor.errors import Conflict, Fenced, StoreUnavailable
-from conductor.rate_limit import ANONYMOUS
 from conductor.stores.base import SessionKey, SessionLog
-from conductor.tools.base import SessionFields
-
-if TYPE_CHECKING:
-    from conductor.conversation.session import Session
 
 # Prefix of the tools' fields, so that no tool can overwrite another field.
 PREFIX = "tool:"
@@ -70,18 +65,21 @@ class SubjectRecords:
 
 
 class Fields:
-    """The `SessionFields` of one session."""
+    """The `SessionFields` of one session; ``decide`` commits a decision."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(
+        self, state: Conversation, decide: Callable[[Callable[[], list[Record]]], Awaitable[object]]
+    ) -> None:
+        self._state = state
+        self._decide = decide
 
     def get(self, name: str) -> str | None:
         """Read a field."""
-        return self._session.state.fields.get(PREFIX + name)
+        return self._state.fields.get(PREFIX + name)
 
     async def update(self, name: str, change: Callable[[str | None], str]) -> None:
         """Replace a field by the result of ``change``. Raises `StoreError`, and errors of ``change``."""
-        await self._session.ledger.decide(lambda: [FieldSet(PREFIX + name, change(self.get(name)))])
+        await self._decide(lambda: [FieldSet(PREFIX + name, change(self.get(name)))])
 
 
 class PersonFields:
@@ -98,9 +96,3 @@ class PersonFields:
     async def update(self, name: str, change: Callable[[str | None], str]) -> None:
         """Replace a field by the result of ``change``. Raises `StoreError`, and errors of ``change``."""
         await self._records.update(self._subject, PREFIX + name, lambda text: change(text or None))
-
-
-def person_fields(session: Session) -> SessionFields:
-    """Give the fields of the person behind a token; for an anonymous person those of the session."""
-    records, subject = session.services.subject_records, session.key.subject
-    return Fields(session) if records is None or subject == ANONYMOUS else PersonFields(records, subject)

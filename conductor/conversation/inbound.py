@@ -4,39 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
 
 import structlog
 from msgspec.structs import replace
 
 from conductor.conversation.approvals import Later, Refuse, Reply, Response, answer, tapped
 from conductor.conversation.background import warm_next_turn
-from conductor.conversation.loop import new_turn_id
+from conductor.conversation.clients import ResumeAnswer, of_ignored, of_tools, of_unknown_call
 from conductor.conversation.phrases import MESSAGES
-from conductor.conversation.receive import receive
+from conductor.conversation.receive import new_turn_id, receive
 from conductor.conversation.records import ProfileDeclared, QuestionDecided
+from conductor.conversation.session import Session
 from conductor.conversation.transport import Transport
 from conductor.errors import Fenced, StoreError
 from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.events.server import (
-    CAPABILITIES,
     ApprovalResolved,
-    Diagnostic,
     ErrorEvent,
     ServerEvent,
     ToolsChanged,
     ToolsListed,
 )
-from conductor.tools.declarations import read_declarations, unknown_fields
-from conductor.tools.reminders import find_zone
-
-if TYPE_CHECKING:
-    from conductor.conversation.session import Session
-
+from conductor.tools.declarations import read_declarations
 
 log = structlog.get_logger(__name__)
 
@@ -125,7 +117,7 @@ async def record(session: Session, event_id: str, event: object, question_id: st
             return []  # the words were not about what stands now
         return receive(session.view, event_id, event, new_turn_id())
 
-    response = await session.ledger.decide(decision)
+    response = await session.decide(decision)
     if isinstance(response, Later):
         session.spawn(_record_later(session, response, event_id, event))
     return response
@@ -183,6 +175,37 @@ async def _insist_result(session: Session, event: client.ToolResultEvent) -> Non
         session.changed()
 
 
+async def learn(session: Session, event: client.SessionStart) -> ResumeAnswer | None:
+    """Record the results that a reconnecting client reports. Raises `StoreError`.
+
+    None without ``resume``.
+    """
+    resume = event.resume
+    if resume is None or "resume" not in event.capabilities:
+        return None
+    resend: list[str] = []
+    drop: list[str] = []
+    for report in resume.done:
+        if not _awaits(session, report.call_id):
+            drop.append(report.call_id)
+        elif report.result is None and report.error is None:
+            resend.append(report.call_id)
+        else:
+            result = client.ToolResultEvent(report.call_id, report.result, report.error)
+            await record_result(session, result)
+    drop += [call_id for call_id in resume.pending if not _awaits(session, call_id)]
+    # UI calls are acknowledged by `handled`; the bound holds against any number of invented ids.
+    drop = [call_id for call_id in drop if not session.outbox.is_ui_call(call_id)][: client.MAX_RESUMED]
+    session.outbox.handled(resume.last_event_id, queues_speeches="segments" in event.capabilities)
+    return ResumeAnswer(resend, drop)
+
+
+def _awaits(session: Session, call_id: str) -> bool:
+    call, late = session.state.open_call(call_id), session.state.late_calls.get(call_id)
+    is_late = late is not None and late.expires_at > session.view.now()
+    return (call is not None and call.is_device) or is_late
+
+
 # -- words
 
 
@@ -202,7 +225,7 @@ async def _take_transcript(session: Session, event_id: str, event: client.Transc
         response = await record(session, event_id, event)
         if isinstance(response, Refuse) and response.code == "rate_limited":
             view.refused_input = not view.draining and bool(session.rules.failures.get("rate_limited"))
-            session.give_back_rate()
+            session.bucket.give_back()
     if not isinstance(response, Refuse):
         return InboundResult.ORDINARY
     _refuse(session, response, event_id)
@@ -270,7 +293,7 @@ async def _take_decisions(session: Session, event: client.ApprovalResponse, tran
 
 async def _take_decision(session: Session, decision: client.Decision) -> Sequence[ServerEvent]:
     question = session.state.questions.get(decision.approval_id)
-    response = await session.ledger.decide(lambda: tapped(session.view, decision))
+    response = await session.decide(lambda: tapped(session.view, decision))
     if not isinstance(response, Reply):
         return ()
     is_lasting = decision.decision == "allow" and decision.scope == "always"
@@ -288,66 +311,6 @@ async def _declare(
         return
     rejected = session.tools.declare(event.tools, readings)
     changed = replace(session.state.profile, tools=event.tools)
-    await session.ledger.decide(lambda: [ProfileDeclared(changed)])
+    await session.decide(lambda: [ProfileDeclared(changed)])
     session.flash(ToolsChanged(session.tools.declared, rejected))
     session.clients.diagnose(of_tools(event.tools, event_id))
-
-
-# Characters of a client's own name in a message.
-_MAX_NAME = 80
-# W3C Trace Context: no version ff, and no ids of zeros only; versions after 00 may append fields.
-_TRACEPARENT = re.compile(
-    r"(?!ff|00-.{53})[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"
-)
-
-
-# -- hints to an app's developer
-
-
-def of_start(event: client.SessionStart, model: str | None = None) -> Iterator[Diagnostic]:
-    """Check ``session.start``; ``model`` is the one that the session chose and may have."""
-    if event.model not in (None, model):
-        message = f"{_quoted(event.model)} is no model that this server lets clients choose."
-        yield Diagnostic("warning", "unknown_model", message)
-    for name in event.capabilities:
-        if name not in CAPABILITIES:  # "info": a later version may have it
-            yield Diagnostic("info", "unknown_capability", f"There is no capability {_quoted(name)}.")
-    if event.time_zone is not None and find_zone(event.time_zone) is None:
-        message = f"{_quoted(event.time_zone)} is not an IANA time zone such as 'Europe/London'."
-        yield Diagnostic("warning", "unknown_time_zone", message)
-    if event.traceparent is not None and not _TRACEPARENT.fullmatch(event.traceparent):
-        message = f"{_quoted(event.traceparent)} is not a traceparent of W3C Trace Context; it is ignored."
-        yield Diagnostic("warning", "invalid_traceparent", message)
-    for name, value in (("tools", event.tools), ("resume", event.resume)):
-        if value is not None and name not in event.capabilities:
-            message = f"{name!r} is ignored without the capability {name!r}."
-            yield Diagnostic("warning", "missing_capability", message)
-    if "tools" in event.capabilities:
-        yield from of_tools(event.tools or ())
-
-
-def of_tools(tools: Sequence[Any], event_id: str | None = None) -> Iterator[Diagnostic]:
-    """Check tool declarations."""
-    for tool in tools:
-        for field in unknown_fields(tool):
-            message = f"The tool {_quoted(str(tool.get('name')))} has the unknown field {_quoted(field)}."
-            yield Diagnostic("warning", "unknown_field", message, event_id)
-
-
-def of_ignored(inbound: Inbound) -> Diagnostic:
-    """Explain an ignored event: unknown type, or missing capability."""
-    name = _quoted(inbound.type)
-    if inbound.event is None:
-        return Diagnostic("warning", "unknown_event", f"There is no event type {name}.", inbound.id)
-    message = f"{name} needs a capability that session.start did not name."
-    return Diagnostic("warning", "missing_capability", message, inbound.id)
-
-
-def of_unknown_call(event_id: str) -> Diagnostic:
-    """Report a result whose call id the server never made."""
-    message = "This callId is not that of a tool.call; it is not the frame's id."
-    return Diagnostic("warning", "unknown_call", message, event_id)
-
-
-def _quoted(name: str | None) -> str:
-    return repr((name or "")[:_MAX_NAME])

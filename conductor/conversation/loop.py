@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
 from conductor.conversation import approvals
 from conductor.conversation import records as r
 from conductor.conversation.approvals import word_form, word_questions
+from conductor.conversation.background import Requests
+from conductor.conversation.core import SessionCore
 from conductor.conversation.model import ModelSteps
-from conductor.conversation.receive import ended, turn_started
+from conductor.conversation.receive import ended, new_turn_id, turn_started
 from conductor.conversation.state import Call, Question
 from conductor.conversation.steps import (
     AskModel,
@@ -32,19 +34,13 @@ from conductor.conversation.steps import (
     next_step,
 )
 from conductor.conversation.view import finish, finish_without_result
-from conductor.events.envelope import IdGenerator
 from conductor.messages import AssistantMessage
 from conductor.speech import for_the_ear
 from conductor.tools.base import PersonQuestion, ToolOutcome, failed
 from conductor.tools.outcomes import DEFINITION_CHANGED, interrupted_outcome
 from conductor.tools.validation import Valid, validate
 
-if TYPE_CHECKING:
-    from conductor.conversation.session import Session
-
 log = structlog.get_logger(__name__)
-
-new_turn_id = IdGenerator("turn")
 
 
 class PendingCalls:
@@ -80,9 +76,13 @@ class PendingCalls:
 class Loop:
     """Runs while a turn runs or waits; an idle session has no loop."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(
+        self, session: SessionCore, requests: Callable[[], Requests], on_end: Callable[[], None]
+    ) -> None:
         self.pending = PendingCalls()
         self._session = session
+        self._requests = requests
+        self._on_end = on_end
         self._model = ModelSteps(session)
         self._work: asyncio.Task[None] | None = None
         self._calls: dict[str, asyncio.Task[None]] = {}
@@ -140,7 +140,7 @@ class Loop:
             session.spawn(self._end_failed())
             await asyncio.sleep(retry_s)
         finally:
-            session.loop_ended()
+            self._on_end()
 
     async def _end_failed(self) -> None:
         session = self._session
@@ -180,7 +180,7 @@ class Loop:
         """Record the start of a turn."""
         session, state, turn_id = self._session, self._session.state, new_turn_id()
         if step.cause == "request":
-            await session.requests.start(turn_id)
+            await self._requests().start(turn_id)
             return
         if step.cause == "news":
             session.take_rate()
@@ -257,7 +257,7 @@ class Loop:
 
     async def _prepare_request(self, step: PrepareRequest) -> None:
         session = self._session
-        call = session.requests.call_of(step.turn_id)
+        call = self._requests().call_of(step.turn_id)
         if call is None:
             await session.insist(lambda: self._end_request(step))
             return
@@ -364,5 +364,5 @@ class Loop:
             return interrupted_outcome(
                 call.effect, was_sent=call.consent == "given", reason="connection_lost"
             )
-        context = replace(session.tools.context(call.id), ask=partial(self._fill_in, call))
+        context = replace(session.context(call.id), ask=partial(self._fill_in, call))
         return await session.tools.executor.run(ready, context)

@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from conductor.conversation.core import SessionCore
 from conductor.conversation.events import segments_id
 from conductor.conversation.history import repair
 from conductor.conversation.receive import ended, replied
@@ -27,9 +27,6 @@ from conductor.models.base import CACHE_S, Finished, ModelRequest, TextDelta, To
 from conductor.models.retry import BROKEN_OFF
 from conductor.segments import SegmentSplitter
 from conductor.speech import CODE_PHRASE, TABLE_PHRASE, for_the_ear
-
-if TYPE_CHECKING:
-    from conductor.conversation.session import Session
 
 _NO_ANSWER = "I have nothing to say to that."
 _CITATION = re.compile(r"[ \t]?\[(\d{1,3}(?:, ?\d{1,3})*)\](?!\()")
@@ -81,7 +78,7 @@ class ModelSteps:
     and a model's reasoning depend on them. Changes reach the model in the next turn.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionCore) -> None:
         self._session = session
         self._turn_prompt: tuple[str, str, Sequence[ToolDefinition]] | None = None
         self._last_messages: tuple[list[Message], int] | None = None
@@ -319,7 +316,7 @@ class ModelSteps:
 class Speaker:
     """Speaks a reply in segments while the model writes it."""
 
-    def __init__(self, session: Session, step: AskModel) -> None:
+    def __init__(self, session: SessionCore, step: AskModel) -> None:
         self._session = session
         self._step = step
         self._splitter = SegmentSplitter(session.state.profile.locale)

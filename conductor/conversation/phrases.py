@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from conductor.conversation.state import Speech
 from conductor.errors import ErrorCode
 from conductor.events.client import AgentCompleted
 from conductor.tools.base import truncate
-
-if TYPE_CHECKING:
-    from conductor.conversation.view import View
 
 # Failures that have a spoken sentence.
 Failure: TypeAlias = ErrorCode | Literal["budget_spent"]
@@ -82,28 +79,6 @@ HEARD_NOTHING = "[The user interrupted before any of this was heard.]"
 # -- the heard part of a speech
 
 
-def interrupted(view: View) -> Speech | None:
-    """Find the speech that an interruption concerns: the oldest unfinished one, else one that just ended."""
-    finished, now = view.finished_speeches, view.now()
-    for speech in view.state.speeches.values():
-        if is_pending(view, speech):
-            return speech
-    recent = [
-        speech
-        for speech in view.state.speeches.values()
-        if now - finished.get(speech.id, 0) <= view.rules.window_ms
-    ]
-    return recent[-1] if recent else None
-
-
-def is_pending(view: View, speech: Speech) -> bool:
-    """Tell whether a speech was not spoken to its end, in this process or an earlier one."""
-    is_open = any(
-        event.call_id == speech.id for event in view.state.outbound.values() if event.kind == "speak"
-    )
-    return is_open and speech.id not in view.finished_speeches
-
-
 def heard_part(
     speech: Speech, spoken_text: str | None, played_ms: float | None, *, finished: bool
 ) -> str | None:
@@ -129,15 +104,6 @@ def heard_text(speech: Speech, spoken_text: str | None, played_ms: float | None,
     if speech.actions:
         text += f" [Done, though the user may not have heard so: {', '.join(speech.actions)}.]"
     return text
-
-
-def heard_of_reply(view: View, reply_id: str) -> str | None:
-    """Give the text of a reply's finished segments; None if no segment is known."""
-    segments = [speech for speech in view.state.speeches.values() if reply_id and speech.reply_id == reply_id]
-    if not segments:
-        return None
-    unheard = next((speech for speech in segments if is_pending(view, speech)), None)
-    return segments[-1].text if unheard is None else unheard.preceding or None
 
 
 def marked(text: str) -> str:

@@ -16,11 +16,8 @@ from conductor.conversation.phrases import (
     CUT_SOMEWHERE,
     Failure,
     agent_notice,
-    heard_of_reply,
     heard_part,
     heard_text,
-    interrupted,
-    is_pending,
     late_result,
     marked,
 )
@@ -30,11 +27,13 @@ from conductor.conversation.state import (
     EndReason,
     Notice,
     Profile,
+    Speech,
     Turn,
 )
 from conductor.conversation.view import View, finish, finish_without_result, late_call
 from conductor.errors import ErrorCode
 from conductor.events import client
+from conductor.events.envelope import IdGenerator
 from conductor.events.server import ConversationState
 from conductor.messages import AssistantMessage
 from conductor.speech import for_the_ear
@@ -49,6 +48,8 @@ from conductor.tools.outcomes import (
 )
 
 _RETRY_S = 2.0
+
+new_turn_id = IdGenerator("turn")
 
 
 def receive(view: View, event_id: str, event: object, turn_id: str) -> Response:
@@ -130,7 +131,7 @@ def withdrawn_speeches(view: View) -> list[r.Record]:
     unsent = {
         speech.reply_id: speech
         for speech in reversed(view.state.speeches.values())
-        if not (speech.question_id or view.was_sent(speech.id)) and is_pending(view, speech)
+        if not (speech.question_id or view.was_sent(speech.id)) and _is_pending(view, speech)
     }
     cuts: list[r.Record] = []
     for speech in unsent.values():
@@ -146,7 +147,7 @@ def barge_in(
     played_ms: float | None,
 ) -> list[r.Record]:
     """Take an interruption: it cuts its speech, and ends the turn unless that was another turn's speech."""
-    speech = interrupted(view)
+    speech = _interrupted(view)
     if speech is not None and speech.question_id:
         cut = approvals.prompt_cut(view, speech.question_id, event_id)
         return cut or [r.EventHandled(event_id)]
@@ -164,6 +165,37 @@ def barge_in(
     if turn is not None and (speech is None or finished or speech.turn_id == turn.id):
         records.append(ended(view, "interrupted", heard_prefix=heard_prefix, event_id=event_id))
     return records or [r.EventHandled(event_id)]
+
+
+def _interrupted(view: View) -> Speech | None:
+    """Find the speech that an interruption concerns: the oldest unfinished one, else one that just ended."""
+    finished, now = view.finished_speeches, view.now()
+    for speech in view.state.speeches.values():
+        if _is_pending(view, speech):
+            return speech
+    recent = [
+        speech
+        for speech in view.state.speeches.values()
+        if now - finished.get(speech.id, 0) <= view.rules.window_ms
+    ]
+    return recent[-1] if recent else None
+
+
+def _is_pending(view: View, speech: Speech) -> bool:
+    """Tell whether a speech was not spoken to its end, in this process or an earlier one."""
+    is_open = any(
+        event.call_id == speech.id for event in view.state.outbound.values() if event.kind == "speak"
+    )
+    return is_open and speech.id not in view.finished_speeches
+
+
+def _heard_of_reply(view: View, reply_id: str) -> str | None:
+    """Give the text of a reply's finished segments; None if no segment is known."""
+    segments = [speech for speech in view.state.speeches.values() if reply_id and speech.reply_id == reply_id]
+    if not segments:
+        return None
+    unheard = next((speech for speech in segments if _is_pending(view, speech)), None)
+    return segments[-1].text if unheard is None else unheard.preceding or None
 
 
 # -- the end of a turn
@@ -225,7 +257,7 @@ def _heard_draft(view: View, turn: Turn, draft: str, heard_prefix: str | None) -
     if not draft:
         return ""
     if heard_prefix is None:
-        heard_prefix = heard_of_reply(view, turn.reply_id)
+        heard_prefix = _heard_of_reply(view, turn.reply_id)
     if heard_prefix is not None:
         return marked(heard_prefix[: len(draft)])
     if turn.reply_text:

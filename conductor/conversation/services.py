@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from conductor.conversation.fields import SubjectRecords
 from conductor.conversation.phrases import FAILURES, Failure
 from conductor.conversation.records import Commit
-from conductor.conversation.view import Rules
+from conductor.conversation.state import Conversation, Question
 from conductor.errors import ConductorError
+from conductor.events.envelope import Payload
 from conductor.events.server import CAPABILITIES
 from conductor.models.base import Finished, ModelProvider
 from conductor.models.budget import BudgetedProvider
@@ -19,7 +20,7 @@ from conductor.models.metrics import ModelMetrics
 from conductor.models.router import ModelRouter
 from conductor.rate_limit import ANONYMOUS, Admission, DailyBudget, SharedRate, TokenBucket
 from conductor.settings import Limits
-from conductor.stores.base import SessionLog
+from conductor.stores.base import SessionKey, SessionLog
 from conductor.tools.audit import AuditLog
 from conductor.tools.base import Toolset, ToolSpec
 from conductor.tools.judge import ApprovalJudge, load_judges
@@ -29,14 +30,29 @@ from conductor.tools.policies import PolicyFile
 from conductor.tools.redaction import Redactor
 from conductor.tools.rules import Rule
 
-if TYPE_CHECKING:
-    from conductor.conversation.session import Session
-
 Output: TypeAlias = Literal["token", "partial", "speech"]
 SessionStart: TypeAlias = Literal["new", "resumed", "not_kept"]
 
 # The history leaves most of a window of 200,000 tokens to one turn's tool results.
 HISTORY_TOKENS = 60_000
+
+
+class Observed(Protocol):
+    """A session as its observer reads it."""
+
+    key: SessionKey
+    state: Conversation
+    services: Services
+    provider: ModelProvider
+
+    def spec(self, name: str) -> ToolSpec | None:
+        """Find a tool."""
+
+    def spec_of(self, question: Question) -> ToolSpec | None:
+        """Find the tool that a question is about."""
+
+    def flash(self, event: Payload) -> None:
+        """Send an event that may be lost."""
 
 
 class SessionObserver:
@@ -78,7 +94,7 @@ class Observers:
 
     prompt: tuple[str, str] = ("", "")
 
-    def observe(self, session: Session) -> SessionObserver:
+    def observe(self, session: Observed) -> SessionObserver:
         """Make the observer of a session."""
         return SessionObserver()
 
@@ -87,6 +103,49 @@ class Observers:
 
     def close(self) -> None:
         """Flush; may block for seconds."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Settings of the conversation, read where things are decided. Times are milliseconds.
+
+    ``cancels``: a transcript interrupts the running turn. ``durable``: another process continues a session
+    that this one releases. ``failures`` are the apologies by error code.
+    """
+
+    limits: Limits
+    cancels: bool = True
+    durable: bool = False
+    failures: Mapping[Failure, str] = field(default_factory=dict)
+    history_tokens: int = 60_000
+    late_ms: int = 600_000
+    notice_ms: int = 600_000
+    job_ms: int = 86_400_000
+    max_queue: int = 3
+    max_unclear: int = 2
+    max_presentations: int = 5
+    max_attempts: int = 2
+    max_refused_rounds: int = 2
+
+    @property
+    def question_ms(self) -> int:
+        """How long a question stands."""
+        return round(self.limits.approval_timeout * 1000)
+
+    @property
+    def window_ms(self) -> int:
+        """The time after a speech in which an interruption or a yes still concerns it."""
+        return round(self.limits.heard_window * 1000)
+
+    @property
+    def floor_ms(self) -> int:
+        """How long the person has the floor after a partial transcript."""
+        return round(self.limits.floor_timeout * 1000)
+
+    @property
+    def turn_ms(self) -> int:
+        """The limit of a turn."""
+        return round(self.limits.turn_timeout * 1000)
 
 
 @dataclass(frozen=True)

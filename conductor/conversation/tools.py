@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import structlog
 
-from conductor.conversation.approvals import form_spec
-from conductor.conversation.fields import Fields, person_fields
-from conductor.conversation.state import Call, Question
+from conductor.conversation.services import Services, SessionObserver
+from conductor.conversation.state import Call, Conversation, Form, Question
 from conductor.events.server import ListedTool, RejectedTool
 from conductor.messages import ToolCall, ToolResult
 from conductor.prompts import session_prompt
 from conductor.rate_limit import TokenBucket
+from conductor.stores.base import SessionKey
 from conductor.tools.base import (
-    CallContext,
     Caution,
     Risk,
     ToolOutcome,
@@ -35,11 +34,10 @@ from conductor.tools.outcomes import DEFINITION_CHANGED, SCOPES, Scope
 from conductor.tools.permissions import Gate, Verdict, grant
 from conductor.tools.rules import Rule, arguments_digest, decode_rules, encode_rules
 
-if TYPE_CHECKING:
-    from conductor.conversation.session import Session
-
 log = structlog.get_logger(__name__)
 
+# The source of questions that running tools ask.
+FORM = "question"
 # The field of a subject's record that holds lasting grants.
 GRANTS = "grants"
 # Grants of a session or a subject; the oldest is dropped, and its call is asked about again.
@@ -51,6 +49,13 @@ _CUT_OFF = (
 )
 _NOT_OFFERED = "the server's operator does not allow this tool"
 _DENIED_BEFORE = Verdict("deny", ("The user said no to this very call already.",), None, warn=False)
+
+
+def form_spec(form: Form) -> ToolSpec:
+    """Make the tool that stands for a form."""
+    return ToolSpec(
+        f"{form.source}.{FORM}", form.message, form.schema, source=FORM, risk="high", effect="read"
+    )
 
 
 def decode_grants(text: str, subject: str) -> tuple[Rule, ...]:
@@ -80,10 +85,19 @@ class Edit:
 class SessionTools:
     """The tools of one session as its client declared them, and every decision about their calls."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._key = session.key
-        self._state = session.state
+    def __init__(
+        self,
+        services: Services,
+        key: SessionKey,
+        state: Conversation,
+        observer: SessionObserver,
+        now: Callable[[], int],
+    ) -> None:
+        self._services = services
+        self._key = key
+        self._state = state
+        self._observer = observer
+        self._now = now
         self._rates: dict[str, TokenBucket] = {}
         self._declared: tuple[ToolSpec, ...] | None = None
         self._executor: ToolExecutor | None = None
@@ -94,7 +108,7 @@ class SessionTools:
 
     def declare(self, tools: list[Any], readings: Sequence[Reading] | None = None) -> list[RejectedTool]:
         """Take the client's tools as the device's; returns the refused ones."""
-        reserved = [spec.name for toolset in self._session.services.toolsets for spec in toolset.specs()]
+        reserved = [spec.name for toolset in self._services.toolsets for spec in toolset.specs()]
         accepted, rejected = parse_declarations(tools, readings=readings, reserved_names=reserved)
         self._declared = tuple(accepted)  # also those not offered: a reload may change the rules
         self._executor = None
@@ -106,8 +120,9 @@ class SessionTools:
         """The names of the client's tools that the model is offered."""
         return [spec.name for spec in self._declared or () if self.executor.gate.offers(spec)]
 
-    def reload(self) -> None:
-        """Use the prompt, the catalog and the rules of the session's new services."""
+    def reload(self, services: Services) -> None:
+        """Use the prompt, the catalog and the rules of other services."""
+        self._services = services
         self._executor = None  # made on demand: a reload reaches thousands of sessions at once
 
     def close(self) -> None:
@@ -119,7 +134,7 @@ class SessionTools:
         """The system prompt for this client."""
         profile = self._state.profile
         return session_prompt(
-            self._session.services.system_prompt,
+            self._services.system_prompt,
             locale=profile.locale,
             time_zone=profile.time_zone,
             instructions=profile.instructions,
@@ -127,7 +142,7 @@ class SessionTools:
 
     @property
     def _toolsets(self) -> list[Toolset]:
-        services = self._session.services
+        services = self._services
         device = services.catalog if self._declared is None else self._declared
         return [*services.toolsets, DeviceToolset(device)]
 
@@ -152,7 +167,7 @@ class SessionTools:
     def executor(self) -> ToolExecutor:
         """The executor for the present declaration."""
         if self._executor is None:
-            services = self._session.services
+            services = self._services
             rules = [rule for rule in services.rules if rule.session in (None, self._key.session_id)]
             gate = Gate(rules, services.gate_options, self.grants)
             self._executor = ToolExecutor(
@@ -163,19 +178,13 @@ class SessionTools:
     def grants(self) -> Sequence[Rule]:
         """List the person's grants, for this session and lasting."""
         subject = self._key.subject
-        records = self._session.services.subject_records
+        records = self._services.subject_records
         lasting = records.get(subject, GRANTS) if records is not None else ""
         own = self._state.grants
         if (own, lasting) != self._rules[:2]:
             rules = (*decode_grants(own, subject), *decode_grants(lasting, subject))
             self._rules = (own, lasting, rules)
         return self._rules[2]
-
-    def context(self, call_id: str) -> CallContext:
-        """Make the context of a call."""
-        profile = self._state.profile
-        own = (Fields(self._session), person_fields(self._session), self._key.subject)
-        return CallContext(self._key.session_id, call_id, profile.time_zone, profile.locale, *own)
 
     # -- calls of a reply
 
@@ -187,7 +196,7 @@ class SessionTools:
         A reply that is not ``is_whole`` reached its length limit: its last arguments are incomplete, and no
         call runs.
         """
-        turn, limits = self._state.turn, self._session.services.limits
+        turn, limits = self._state.turn, self._services.limits
         calls_made = turn.calls_made if turn is not None else 0
         room = min(limits.max_calls_per_turn - calls_made, limits.max_calls_per_round)
         prepared = []
@@ -263,7 +272,7 @@ class SessionTools:
     def _permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
         verdict = self._verdict(spec, arguments)
         if verdict is not _DENIED_BEFORE:
-            self._session.observer.decided(spec, arguments, verdict)
+            self._observer.decided(spec, arguments, verdict)
         return verdict
 
     def _verdict(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
@@ -287,7 +296,7 @@ class SessionTools:
         )
 
     def _may_have_happened(self, digest: str) -> bool:
-        now = self._session.view.now()
+        now = self._now()
         return any(
             call.digest == digest and call.expires_at > now for call in self._state.unknown_calls.values()
         )
@@ -304,7 +313,7 @@ class SessionTools:
         granted = [grant(ready.spec, ready.arguments, scope="session")]
         if self._judge(ready.spec, ready.arguments, cautions, granted).effect == "ask":
             return SCOPES[:1]
-        return SCOPES if self._session.services.subject_records is not None else SCOPES[:2]
+        return SCOPES if self._services.subject_records is not None else SCOPES[:2]
 
     def _judge(
         self,
@@ -324,7 +333,7 @@ class SessionTools:
     async def grant_always(self, question: Question) -> None:
         """Record a lasting grant for a question, unless its call may not run by now. Raises `StoreError`."""
         spec = self.spec_of(question)
-        records = self._session.services.subject_records
+        records = self._services.subject_records
         if records is None or spec is None or self.refusal(question, "") is not None:
             return
         rule = grant(spec, msgspec.json.decode(question.arguments), scope="always")
@@ -366,7 +375,7 @@ class SessionTools:
         voice_question = self._questions.get(question.id)
         if voice_question is None:
             voice_question = self._questions[question.id] = self._make_spoken(question)
-            while len(self._questions) > 2 * self._session.services.limits.max_calls_per_round:
+            while len(self._questions) > 2 * self._services.limits.max_calls_per_round:
                 self._questions.popitem(last=False)
         return voice_question
 
@@ -377,7 +386,7 @@ class SessionTools:
         spec = replace(spec, risk=risk or spec.risk)
         arguments = msgspec.json.decode(question.redacted_arguments)
         locale = self._state.profile.locale
-        judge = judge_of(self._session.services.judges, locale)
+        judge = judge_of(self._services.judges, locale)
         return judge, judge.question(spec, arguments, question.cautions, question.scopes, locale)
 
     def refusal(self, question: Question, arguments: str) -> ToolOutcome | None:

@@ -2,64 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from conductor.conversation.history import HistoryBudget
-from conductor.conversation.phrases import Failure
 from conductor.conversation.records import CallFinished
+from conductor.conversation.services import Rules
 from conductor.conversation.state import Call, Conversation, LateCall, Summary, UnknownCall
-from conductor.settings import Limits
+from conductor.conversation.tools import SessionTools
 from conductor.tools.base import ToolOutcome
 from conductor.tools.executor import with_timing
-
-if TYPE_CHECKING:
-    from conductor.conversation.tools import SessionTools
-
-
-@dataclass(frozen=True)
-class Rules:
-    """Settings of the conversation, read where things are decided. Times are milliseconds.
-
-    ``cancels``: a transcript interrupts the running turn. ``durable``: another process continues a session
-    that this one releases. ``failures`` are the apologies by error code.
-    """
-
-    limits: Limits
-    cancels: bool = True
-    durable: bool = False
-    failures: Mapping[Failure, str] = field(default_factory=dict)
-    history_tokens: int = 60_000
-    late_ms: int = 600_000
-    notice_ms: int = 600_000
-    job_ms: int = 86_400_000
-    max_queue: int = 3
-    max_unclear: int = 2
-    max_presentations: int = 5
-    max_attempts: int = 2
-    max_refused_rounds: int = 2
-
-    @property
-    def question_ms(self) -> int:
-        """How long a question stands."""
-        return round(self.limits.approval_timeout * 1000)
-
-    @property
-    def window_ms(self) -> int:
-        """The time after a speech in which an interruption or a yes still concerns it."""
-        return round(self.limits.heard_window * 1000)
-
-    @property
-    def floor_ms(self) -> int:
-        """How long the person has the floor after a partial transcript."""
-        return round(self.limits.floor_timeout * 1000)
-
-    @property
-    def turn_ms(self) -> int:
-        """The limit of a turn."""
-        return round(self.limits.turn_timeout * 1000)
 
 
 @dataclass

@@ -9,24 +9,53 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from conductor.conversation.services import Output
 from conductor.conversation.state import EndReason
 from conductor.errors import ErrorCode, SettingsError
-from conductor.models.base import Finished
+from conductor.models.base import Finished, Usage
 from conductor.stores.base import SessionKey
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.util.types import AttributeValue
 
-    from conductor.observers.turns import TurnStats
-
 # Seconds that the last traces may take when the server stops.
 CLOSE_S = 3.0
 # Providers with another name in the conventions.
 _PROVIDERS = {"bedrock": "aws.bedrock"}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A part of a turn; times are nanoseconds since the epoch. ``error`` is a code, empty for a success."""
+
+    kind: Literal["chat", "execute_tool", "approval"]
+    name: str
+    start_ns: int
+    end_ns: int
+    error: str = ""
+    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class TurnStats:
+    """The figures of a turn. ``first_s``: seconds until its first outputs."""
+
+    trace: list[str] = field(default_factory=list)
+    transcript: str = ""
+    reply: str = ""
+    rounds: int = 0
+    usage: Usage = field(default_factory=Usage)
+    cost: float = 0.0
+    models: list[str] = field(default_factory=list)
+    first_s: dict[Output, float] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    tool_s: float = 0.0
+    started: float = field(default_factory=time.monotonic)
 
 
 class TurnTracer:

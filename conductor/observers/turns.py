@@ -4,65 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from conductor.conversation import records as r
-from conductor.conversation.services import Observers, Output, SessionObserver, SessionStart
+from conductor.conversation.services import Observed, Observers, Output, SessionObserver, SessionStart
 from conductor.conversation.state import Call, EndReason, Question, Turn
 from conductor.errors import ConductorError
 from conductor.events.server import TurnEnded as TurnEndedEvent
 from conductor.events.server import TurnMetrics
-from conductor.models.base import Finished, Usage
-from conductor.observers.tracing import TurnTracer, request_attributes
+from conductor.models.base import Finished
+from conductor.observers.tracing import Step, TurnStats, TurnTracer, request_attributes
 from conductor.tools.audit import SessionAudit
 from conductor.tools.base import ToolOutcome, ToolSpec
 from conductor.tools.permissions import Verdict
-
-if TYPE_CHECKING:
-    from opentelemetry.util.types import AttributeValue
-
-    from conductor.conversation.session import Session
 
 log = structlog.get_logger(__name__)
 
 BOUNDS_S = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 COMMIT_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 """Upper bounds of the histograms' buckets in seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A part of a turn; times are nanoseconds since the epoch. ``error`` is a code, empty for a success."""
-
-    kind: Literal["chat", "execute_tool", "approval"]
-    name: str
-    start_ns: int
-    end_ns: int
-    error: str = ""
-    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class TurnStats:
-    """The figures of a turn. ``first_s``: seconds until its first outputs."""
-
-    trace: list[str] = field(default_factory=list)
-    transcript: str = ""
-    reply: str = ""
-    rounds: int = 0
-    usage: Usage = field(default_factory=Usage)
-    cost: float = 0.0
-    models: list[str] = field(default_factory=list)
-    first_s: dict[Output, float] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
-    tool_s: float = 0.0
-    started: float = field(default_factory=time.monotonic)
 
 
 class SessionMetrics:
@@ -136,7 +101,7 @@ class TurnObservers(Observers):
         self.tracer = tracer
         self.log_content = log_content
 
-    def observe(self, session: Session) -> SessionObserver:
+    def observe(self, session: Observed) -> SessionObserver:
         """Make the observer of a session."""
         return TurnObserver(session, self)
 
@@ -153,7 +118,7 @@ class TurnObservers(Observers):
 class TurnObserver(SessionObserver):
     """Watches one session; no other code calls metrics, audit or traces."""
 
-    def __init__(self, session: Session, observers: TurnObservers) -> None:
+    def __init__(self, session: Observed, observers: TurnObservers) -> None:
         self._session = session
         self._observers = observers
         self._about: dict[str, Call | Question | Turn] = {}
@@ -272,11 +237,11 @@ class TurnObserver(SessionObserver):
                     for question in record.questions:
                         self._session.services.metrics.count_request(question.tool, question.source)
                 case r.QuestionDecided():
-                    self._decided(record.question_id, record.outcome, by_voice=record.by_voice)
+                    self._decided(record.question_id, record.outcome, commit.at, by_voice=record.by_voice)
                     if record.outcome == "edited":
                         self._edited(record)
                 case r.TurnEnded():
-                    self._ended(record)
+                    self._ended(record, commit.at)
 
     def _reply(self, record: r.ReplyLogged) -> None:
         stats = self._stats
@@ -297,7 +262,7 @@ class TurnObserver(SessionObserver):
         self._session.services.metrics.count_call(record.tool, record.source, record.error_type, took_s)
         self._stats.tool_s += took_s
         call = self._about.get(record.result.call_id)
-        if isinstance(call, Call) and (spec := self._session.tools.spec(call.name)) is not None:
+        if isinstance(call, Call) and (spec := self._session.spec(call.name)) is not None:
             outcome = msgspec.json.decode(record.result.content, type=ToolOutcome)
             self._audit.record_end(spec, msgspec.json.decode(call.arguments or "{}"), outcome)
         attributes = {
@@ -309,16 +274,16 @@ class TurnObserver(SessionObserver):
         start_ns = time.time_ns() - record.took_ms * 1_000_000
         self._step("execute_tool", record.tool, start_ns, error, attributes)
 
-    def _decided(self, question_id: str, outcome: Any, *, by_voice: bool) -> None:
+    def _decided(self, question_id: str, outcome: Any, at: int, *, by_voice: bool) -> None:
         question = self._about.get(question_id)
         if not isinstance(question, Question):
             return
         session = self._session
-        seconds = max(0.0, (session.view.now() - question.asked_at) / 1000)
+        seconds = max(0.0, (at - question.asked_at) / 1000)
         session.services.metrics.count_decision(
             question.tool, question.source, outcome, seconds, by_voice=by_voice
         )
-        spec = session.tools.spec_of(question)
+        spec = session.spec_of(question)
         if spec is not None:
             self._audit.record_answer(
                 spec, msgspec.json.decode(question.arguments), outcome, by_voice=by_voice
@@ -332,17 +297,17 @@ class TurnObserver(SessionObserver):
     def _edited(self, record: r.QuestionDecided) -> None:
         """Record the arguments that run instead."""
         question = self._about.get(record.question_id)
-        spec = self._session.tools.spec_of(question) if isinstance(question, Question) else None
+        spec = self._session.spec_of(question) if isinstance(question, Question) else None
         if spec is not None:
             arguments = msgspec.json.decode(record.arguments)
             self._audit.record_answer(spec, arguments, "edited", by_voice=False)
 
-    def _ended(self, record: r.TurnEnded) -> None:
+    def _ended(self, record: r.TurnEnded, at: int) -> None:
         turn = self._about.get("turn")
         if not isinstance(turn, Turn):
             return
         for question_id in record.superseded:
-            self._decided(question_id, "superseded", by_voice=False)
+            self._decided(question_id, "superseded", at, by_voice=False)
         for finished in record.results:
             self._finished(finished)
         session, stats = self._session, self._stats

@@ -13,7 +13,7 @@ import structlog
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
-from conductor.conversation.inbound import InboundResult, handle
+from conductor.conversation.inbound import InboundResult, handle, learn
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
 from conductor.conversation.transport import Frame
@@ -368,7 +368,7 @@ class Connection(Writer):
         tools = event.tools if "tools" in event.capabilities else None
         readings = await read_declarations(tools or (), self._admission)
         try:
-            answer = await session.clients.learn(event)
+            answer = await learn(session, event)
             if not (new or await session.verify()):
                 return False
         except Fenced:

@@ -272,7 +272,12 @@ class Listener:
         refusal = admin.refusal(request.headers)
         if refusal is None:
             # In a thread: with hundreds of tools it would block the event loop for too long.
-            text = await asyncio.to_thread(admin.metrics, self)
+            counts = (
+                ("sessions", "Loaded sessions.", len(self.registry)),
+                ("connections", "Open WebSocket connections.", self.connections),
+                ("mcp_connections", "Open WebSockets of MCP clients.", self.mcp_connections),
+            )
+            text = await asyncio.to_thread(admin.metrics, self.services, self.worker, counts)
             return _text(http.HTTPStatus.OK, text, {"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
         status, text = refusal
         address = self.access.address(request, peer) or peer

@@ -8,19 +8,16 @@ from __future__ import annotations
 import hmac
 import http
 import time
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable
 
 from prometheus_client import CollectorRegistry, Gauge, Info, generate_latest
 from websockets.datastructures import Headers
 
 from conductor import __version__
+from conductor.conversation.services import Services
 from conductor.errors import SettingsError
 from conductor.server.auth import token_digest
 from conductor.settings import Settings
-
-if TYPE_CHECKING:
-    from conductor.server.listener import Listener
 
 METRICS_PATH = "/metrics"
 # Seconds of the monotonic clock; another token starts no other server.
@@ -47,17 +44,18 @@ class MetricsEndpoint:
             return http.HTTPStatus.UNAUTHORIZED, "The operator's bearer token is required.\n"
         return None
 
-    def metrics(self, listener: Listener) -> str:
-        """Return the state of the process and the metrics of its services in Prometheus' text format."""
-        services, process = listener.services, CollectorRegistry()
-        labels = {"version": __version__} | ({"worker": str(listener.worker)} if listener.worker else {})
+    def metrics(self, services: Services, worker: int | None, counts: Iterable[tuple[str, str, int]]) -> str:
+        """Return the ``counts`` of the process and the metrics of its services in Prometheus' text format.
+
+        A count has a name, a meaning and a number.
+        """
+        process = CollectorRegistry()
+        labels = {"version": __version__} | ({"worker": str(worker)} if worker else {})
         Info("conductor", "The version and, if there are several, the worker.", registry=process).info(labels)
         is_invalid = services.policies is not None and bool(services.policies.problem)
         for name, meaning, value in (
             ("uptime_seconds", "Seconds since the server started.", time.monotonic() - _STARTED),
-            ("sessions", "Loaded sessions.", len(listener.registry)),
-            ("connections", "Open WebSocket connections.", listener.connections),
-            ("mcp_connections", "Open WebSockets of MCP clients.", listener.mcp_connections),
+            *counts,
             ("policy_rules", "The operator's rules in force.", len(services.rules)),
             ("policy_problem", "1 if the rules file is not valid and the earlier rules hold.", is_invalid),
         ):

@@ -10,9 +10,10 @@ from typing import Protocol
 
 import structlog
 
+from conductor.conversation.core import epoch_ms
 from conductor.conversation.ledger import replay
 from conductor.conversation.services import Services
-from conductor.conversation.session import Session, epoch_ms
+from conductor.conversation.session import Session
 from conductor.conversation.state import Conversation
 from conductor.conversation.transport import Transport
 from conductor.errors import StoreError, StoreUnavailable, TooManySessions

@@ -31,7 +31,7 @@ from benchmarks.chaos_book import Column
 from benchmarks.nodes import START_S, DidNotStart, Node, Running, clean_environment
 from conductor import cli
 from conductor.conversation.apply import advance
-from conductor.conversation.ledger import Ledger
+from conductor.conversation.core import SessionCore
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.records import Commit, Record
 from conductor.conversation.transport import Frame
@@ -149,13 +149,12 @@ def _patch(owner: object, name: str, value: object) -> None:
 
 def emit_first() -> None:
     """Send events before the commit that records them."""
-    record: Callable[..., Any] = Ledger._record
+    record: Callable[..., Any] = SessionCore._record
     write: Callable[..., None] = Outbox._write
     early: set[str] = set()
 
-    async def recorded(ledger: Any, records: Sequence[Record]) -> None:
-        session = ledger._session
-        commit = Commit(ledger.token, session.view.now(), tuple(records))
+    async def recorded(session: Any, records: Sequence[Record]) -> None:
+        commit = Commit(session._claim.token, session.view.now(), tuple(records))
         events = advance(deepcopy(session.state), commit)
         transport = session.outbox.transport
         for event in events if transport is not None else ():
@@ -165,7 +164,7 @@ def emit_first() -> None:
                 transport.send(Frame(data))
         if events:
             await asyncio.sleep(_HEAD_START_S)
-        await record(ledger, records)
+        await record(session, records)
 
     def write_unless_early(outbox: Any, entry: Any) -> None:
         entry.frame.withdrawn = was_early = entry.event.id in early
@@ -174,7 +173,7 @@ def emit_first() -> None:
             early.discard(entry.event.id)
             entry.frame = replace(entry.frame, is_written=True, withdrawn=False)
 
-    _patch(Ledger, "_record", recorded)
+    _patch(SessionCore, "_record", recorded)
     _patch(Outbox, "_write", write_unless_early)
 
 

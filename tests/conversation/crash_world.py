@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from conductor.conversation.inbound import learn
 from conductor.conversation.session import Session
 from conductor.errors import Fenced, StoreError, StoreUnavailable
 from conductor.events import client
@@ -223,14 +224,14 @@ class World:
             }
         start, clients = msgspec.convert(fields, client.SessionStart), self.session.clients
         try:
-            answer = await clients.learn(start)
+            answer = await learn(self.session, start)
             await clients.start(start, line, resumed=len(app.lines) > 1, answer=answer)
         except StoreError:
             pass  # the process died, or the store did not answer: the app opens another line
 
     async def die(self) -> None:
         """End the process, and go on in another one."""
-        self.session.ledger.lose(Fenced("The process has died."))
+        self.session.lose(Fenced("The process has died."))
         await self.come_back()
 
     async def come_back(self) -> None:

@@ -438,7 +438,7 @@ class App(VoiceApp):
         slow: bool = False,
         answer: ResumeAnswer | None = None,
     ) -> Line:
-        """Open a line, and start or resume the session on it; ``answer`` is from `Clients.learn`."""
+        """Open a line, and start or resume the session on it; ``answer`` is from `learn`."""
         is_reconnect = bool(self.lines) if resumed is None else resumed
         line = self.open_line(session, slow=slow)
         start = client.SessionStart(capabilities=list(self.capabilities))
@@ -548,7 +548,7 @@ def loose_ends(session: Session, *, calls: bool = True) -> dict[str, int]:
 def die(session: Session, app: App) -> None:
     """End a session as the death of its process does: nothing more is recorded, sent or waited for."""
     assert app.line is not None
-    session.ledger.lose(Fenced("The process has died."))
+    session.lose(Fenced("The process has died."))
     app.line.cut()
 
 

@@ -12,9 +12,10 @@ import msgspec
 from conductor.conversation import records as r
 from conductor.conversation.apply import advance
 from conductor.conversation.phrases import FAILURES
+from conductor.conversation.services import Rules
 from conductor.conversation.state import Call, Conversation, Event, Profile, Question
 from conductor.conversation.tools import Edit, SessionTools
-from conductor.conversation.view import Rules, View
+from conductor.conversation.view import View
 from conductor.messages import AssistantMessage, ToolCall, ToolResult
 from conductor.settings import Limits
 from conductor.tools.base import ToolOutcome, ToolSpec, failed

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from conductor.conversation.fields import SubjectRecords
+from conductor.conversation.inbound import learn
 from conductor.conversation.ledger import replay
 from conductor.conversation.services import Services
 from conductor.conversation.tools import GRANTS
@@ -745,7 +746,7 @@ async def test_a_resuming_client_has_heard_the_prompt_that_it_heard(same: bool) 
         line = on.app.open_line(on.stage.session)
         state = client.Resume(on.app.log[-1]["id"]) if same else None
         start = client.SessionStart(capabilities=["resume"], resume=state)
-        resume_answer = await on.stage.session.clients.learn(start)
+        resume_answer = await learn(on.stage.session, start)
         await on.stage.session.clients.start(start, line, resumed=True, answer=resume_answer)
         await later(1)
         assert len(on.app.speeches()) == (1 if same else 2)

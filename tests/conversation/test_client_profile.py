@@ -176,7 +176,7 @@ async def test_a_repeated_start_keeps_absent_fields() -> None:
     assert stage.session.tools.system_prompt == prompt
     assert "herons" in prompt
     assert stage.session.tools.declared == ["lamp.dim"]
-    context = stage.session.tools.context("c1")
+    context = stage.session.context("c1")
     assert (context.session_id, context.call_id) == ("s-1", "c1")
     assert (context.locale, context.time_zone) == ("de-CH", "Europe/Zurich")
     await stage.close()

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
+from conductor.conversation.inbound import learn
 from conductor.conversation.records import CallFinished, Commit, ReplyLogged
 from conductor.conversation.services import Services
 from conductor.errors import StoreError, StoreUnavailable
@@ -872,9 +873,7 @@ async def test_a_write_is_sent_again_only_to_a_client_that_resumes(same: bool) -
     stage.app.line.cut()
     stage.app.relaunch()
     state = client.Resume(stage.app.log[0]["id"]) if same else None
-    resume_answer = await stage.session.clients.learn(
-        client.SessionStart(capabilities=["resume"], resume=state)
-    )
+    resume_answer = await learn(stage.session, client.SessionStart(capabilities=["resume"], resume=state))
     since = len(stage.app.log)
     await stage.app.connect(stage.session, answer=resume_answer)
     await later(1)

@@ -14,9 +14,10 @@ from typing import Any, Literal
 import pytest
 
 from conductor.conversation.outbox import Outbox
+from conductor.conversation.services import Rules
 from conductor.conversation.state import Conversation, Event
 from conductor.conversation.transport import Frame
-from conductor.conversation.view import Rules, View
+from conductor.conversation.view import View
 from conductor.rate_limit import STILL_S
 from tests.conversation.helpers import jump, later, limits, now_ms, run, virtual_loop
 from tests.conversation.pure import Gate

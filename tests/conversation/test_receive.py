@@ -10,8 +10,8 @@ import pytest
 from conductor.conversation import records as r
 from conductor.conversation.approvals import Later, Refuse, Reply, tapped
 from conductor.conversation.receive import connected, ended, receive, timed_out
+from conductor.conversation.services import Rules
 from conductor.conversation.state import Conversation, LateCall, Notice, Profile
-from conductor.conversation.view import Rules
 from conductor.events import client
 from tests.conversation.pure import (
     CARDS,

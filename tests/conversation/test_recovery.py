@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from conductor.conversation.inbound import learn
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
@@ -88,7 +89,7 @@ class Phone:
             start = client.SessionStart(
                 capabilities=self.capabilities, resume=client.Resume(last_event_id=last, done=reports)
             )
-            resume_answer = await session.clients.learn(start)
+            resume_answer = await learn(session, start)
             assert resume_answer is not None
             for call_id in resume_answer.drop:
                 self.results.pop(call_id)

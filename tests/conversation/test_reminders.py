@@ -44,7 +44,7 @@ class Talker:
 
     async def kill(self) -> None:
         """Leave without a word: nothing more is written."""
-        self.session.ledger.lose(Fenced("The process has died."))
+        self.session.lose(Fenced("The process has died."))
         await self.app.close()
 
     def reminders(self) -> list[str]:

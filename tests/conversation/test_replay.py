@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from conductor.conversation.inbound import handle
+from conductor.conversation.inbound import handle, learn
 from conductor.events import client
 from conductor.models.base import TextDelta
 from conductor.stores.memory import MemoryStore
@@ -156,7 +156,7 @@ async def test_a_resume_with_many_old_results_is_bounded() -> None:
     stage.app.line.cut()
     ui_results = [client.ResumeDone(f"shown-{number}", SPOKEN) for number in range(600)]
     resume = client.Resume(done=[*ui_results, client.ResumeDone(look, "a lamp")])
-    answer = await stage.session.clients.learn(client.SessionStart(capabilities=["resume"], resume=resume))
+    answer = await learn(stage.session, client.SessionStart(capabilities=["resume"], resume=resume))
     assert answer is not None and answer.resend == [] and look not in answer.drop
     assert len(answer.drop) == client.MAX_RESUMED
     await stage.app.connect(stage.session)
@@ -172,6 +172,6 @@ async def test_a_resume_neither_requests_nor_drops_ui_calls() -> None:
     assert stage.app.line is not None
     stage.app.line.cut()
     resume = client.Resume(done=[client.ResumeDone(speech)], pending=[speech])
-    answer = await stage.session.clients.learn(client.SessionStart(capabilities=["resume"], resume=resume))
+    answer = await learn(stage.session, client.SessionStart(capabilities=["resume"], resume=resume))
     assert answer is not None and (answer.resend, answer.drop) == ([], [])
     await stage.close()

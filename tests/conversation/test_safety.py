@@ -202,7 +202,7 @@ async def test_an_early_yes_whose_question_expires_starts_no_turn() -> None:
         store.hold = asyncio.Event()
         expired = not_answered("expired")
         expiring = asyncio.create_task(
-            session.ledger.decide(lambda: decided(session.view, focus, "expired", outcome_of=expired))
+            session.decide(lambda: decided(session.view, focus, "expired", outcome_of=expired))
         )
         await later(0.3)
         store.hold.set()

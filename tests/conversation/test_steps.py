@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from conductor.conversation import records as r
+from conductor.conversation.services import Rules
 from conductor.conversation.state import Conversation, Notice
 from conductor.conversation.steps import (
     AskModel,
@@ -20,7 +21,6 @@ from conductor.conversation.steps import (
     due,
     next_step,
 )
-from conductor.conversation.view import Rules
 from tests.conversation.pure import (
     CARDS,
     CLAIM,

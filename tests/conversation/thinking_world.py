@@ -13,7 +13,8 @@ from conductor.conversation.session import Session
 from conductor.errors import ModelError
 from conductor.events import client
 from conductor.models.base import ModelEvent, ModelRequest
-from conductor.plugins.models.anthropic import Account, AnthropicProvider
+from conductor.plugins.models.anthropic import AnthropicProvider
+from conductor.plugins.models.anthropic_request import Account
 from tests.conversation.helpers import (
     SPOKEN,
     App,

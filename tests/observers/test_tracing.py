@@ -26,8 +26,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from conductor.errors import ModelError
 from conductor.events import client
 from conductor.models.base import Finished, TextDelta, Usage
-from conductor.observers.tracing import TurnTracer, make_tracer
-from conductor.observers.turns import TurnObservers, TurnStats
+from conductor.observers.tracing import TurnStats, TurnTracer, make_tracer
+from conductor.observers.turns import TurnObservers
 from tests.conversation.helpers import KEY, LocalTools, call, make_services, open_stage, run
 from tests.models import Script
 

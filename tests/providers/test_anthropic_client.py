@@ -17,7 +17,8 @@ from conductor.messages import UserMessage
 from conductor.models.base import Finished, ModelRequest, TextDelta
 from conductor.models.profiles import ModelProfile
 from conductor.plugins.models import anthropic_client
-from conductor.plugins.models.anthropic import Account, AnthropicProvider, from_profile
+from conductor.plugins.models.anthropic import AnthropicProvider, from_profile
+from conductor.plugins.models.anthropic_request import Account
 from conductor.settings import Settings
 from tests.models import AnthropicService, HttpFailure, Reply
 

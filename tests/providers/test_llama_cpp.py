@@ -25,7 +25,8 @@ from conductor.models.base import (
     ToolDefinition,
 )
 from conductor.models.profiles import ModelProfile
-from conductor.plugins.models.anthropic import Account, AnthropicProvider
+from conductor.plugins.models.anthropic import AnthropicProvider
+from conductor.plugins.models.anthropic_request import Account
 from conductor.plugins.models.llama_cpp import LlamaCppProvider, from_profile
 from conductor.plugins.models.openai import OpenAIProvider
 from conductor.plugins.models.text_protocol import TextProtocol

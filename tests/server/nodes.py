@@ -168,7 +168,7 @@ async def recorded(served: Served) -> None:
     """Wait until every call is answered and recorded; a turn may still wait for a person."""
     session = session_of(served)
     await session.settled()
-    await session.ledger.flush()
+    await session.flush()
     await session.verify()  # after the commits that are on their way
 
 

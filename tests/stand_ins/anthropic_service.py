@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from conductor.plugins.models.anthropic import Account, AnthropicProvider
+from conductor.plugins.models.anthropic import AnthropicProvider
+from conductor.plugins.models.anthropic_request import Account
 from tests.stand_ins.anthropic_binding import THINKING, Prefix, content_of
 from tests.stand_ins.anthropic_cache import PromptCache
 from tests.stand_ins.anthropic_rules import MAX_BODY_BYTES, check_betas, check_body, check_headers

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -15,14 +14,14 @@ from urllib.parse import urlsplit
 from conductor.errors import SettingsError
 from conductor.models.base import CACHE_S, Finished, ModelEvent, ModelRequest
 from conductor.models.families import Claude, Effort, Thinking, family_of
-from conductor.plugins.models.anthropic_request import body_of, prefix_of, warming_of
+from conductor.plugins.models.anthropic_request import Account, body_of, prefix_of, warming_of
 from conductor.plugins.models.anthropic_stream import ReplyDecoder, WarmingDecoder
 from conductor.plugins.models.rendering import encode, names_of
 from conductor.plugins.models.streaming import Post, ReplyStreamer
 from conductor.settings import environment_value
 
 if TYPE_CHECKING:
-    from conductor.models.profiles import ModelProfile, Platform
+    from conductor.models.profiles import ModelProfile
     from conductor.plugins.models.http import Send
     from conductor.settings import Settings
     from conductor.transport import HttpClient
@@ -52,22 +51,6 @@ _LIBRARIES = {
     "mantle": ("boto3", "bedrock"),
     "google_cloud": ("google.auth", "google-cloud"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """An account at Anthropic or on another platform, for the SDK.
-
-    ``token`` and ``credentials``, the name of a profile of the SDK, are in place of a ``key``; with none of
-    them the SDK looks for credentials. ``options`` are more arguments of the SDK's client.
-    """
-
-    key: str | None = None
-    base_url: str | None = None
-    platform: Platform = "anthropic"
-    token: str | None = None
-    credentials: str | None = None
-    options: dict[str, str] = field(default_factory=dict)
 
 
 class AnthropicProvider:

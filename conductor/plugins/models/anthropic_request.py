@@ -1,9 +1,9 @@
-"""Render a model request as the body that the Messages API accepts; pure."""
+"""The account of a model's requests, and their rendering as the body that the Messages API accepts; pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
         ToolParam,
     )
 
+    from conductor.models.profiles import Platform
+
 # Typed by the SDK, so that mypy fails when the API changes.
 _CACHE: CacheControlEphemeralParam = {"type": "ephemeral"}
 _THINKING: dict[Thinking, ThinkingConfigParam] = {
@@ -53,6 +55,22 @@ _THINKING: dict[Thinking, ThinkingConfigParam] = {
 _NO_CALLS: ToolChoiceNoneParam = {"type": "none"}
 # In the place of a person's next words.
 _PLACEHOLDER = "..."
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """An account at Anthropic or on another platform, for the SDK.
+
+    ``token`` and ``credentials``, the name of a profile of the SDK, are in place of a ``key``; with none of
+    them the SDK looks for credentials. ``options`` are more arguments of the SDK's client.
+    """
+
+    key: str | None = None
+    base_url: str | None = None
+    platform: Platform = "anthropic"
+    token: str | None = None
+    credentials: str | None = None
+    options: dict[str, str] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=256)
