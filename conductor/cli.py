@@ -18,6 +18,7 @@ _GROUPS = {
     "models": "list models, test their capabilities, and measure them",
     "tools": "list, disable, enable and call tools",
     "mcp": "list, add, remove and test MCP servers, and serve MCP",
+    "rehearse": "play conversations from files as tests, and record them",
     "knowledge": "index the documents of the knowledge base",
     "policy": "list, change and explain the operator's rules",
     "sessions": "list, show, replay, export and delete stored sessions",
@@ -105,10 +106,15 @@ _COMMANDS = {
         ".protocol:run",
         "--format -o/--output",
     ),
-    "rehearse": (
-        "play conversations from files, and compare the results; rehearse record SESSION writes such a file",
+    "rehearse init": (
+        "write a first rehearsal, which runs at once",
+        "..rehearse.command:init",
+        "file? --force",
+    ),
+    "rehearse run": (
+        "play rehearsals, and compare the results with the expectations",
         "..rehearse.command:run",
-        "files --model --judge --junit --seed --patience --url --token",
+        "files --runs --threshold --model --judge --junit --seed --patience --url --token",
     ),
     "rehearse record": (
         "write the turns since the last snapshot of a stored session as a rehearsal, with all texts",
@@ -157,6 +163,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "--port": {"help": "the server's port (PORT)"},
     "--provider": {"help": "model provider (MODEL_PROVIDER)"},
     "--requests": {"type": int, "default": 5, "help": "number of requests (%(default)s)"},
+    "--runs": {"type": int, "default": 1, "help": "times to play each file; prints how many passed"},
     "--script": {
         "type": argparse.FileType(encoding="utf-8"),
         "metavar": "FILE",
@@ -168,6 +175,12 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "--subject": {"help": "the session's subject; required if the id is ambiguous"},
     "--tainted": {"action": "store_true", "help": "as if the conversation contained text of third parties"},
     "--text": {"action": "store_true", "help": "also print texts and arguments"},
+    "--threshold": {
+        "type": float,
+        "default": 1.0,
+        "metavar": "RATE",
+        "help": "passed runs of each file for exit code 0, for example 0.9 (%(default)s: all)",
+    },
     "--token": {"help": "the server's token (without --url: the first of AUTH_TOKENS)"},
     "--trust": {"action": "store_true", "help": "trust the annotations of its tools"},
     "--url": {"help": "the WebSocket of a running server"},
@@ -183,6 +196,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "args": {"nargs": argparse.REMAINDER, "help": "the command's arguments"},
     "arguments": {"nargs": "?", "default": "{}", "help": "the call's arguments as JSON ({})"},
     "effect": {"choices": ("allow", "ask", "deny"), "help": "the effect on matching calls"},
+    "file?": {"nargs": "?", "type": Path, "default": "rehearsal.yaml", "help": "the file (%(default)s)"},
     "files": {"nargs": "+", "type": Path, "metavar": "FILE", "help": "a rehearsal, as YAML"},
     "name": {"help": "the server's name, which is the prefix of its tools"},
     "number": {"type": int, "help": "the rule's number in the list"},
@@ -201,8 +215,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = {name.partition(" ")[0] for name in _COMMANDS}
     if not words or words[0] not in (*names, "-h", "--help", "--version"):
         words.insert(0, "serve")
-    if words[:2] == ["rehearse", "record"]:
-        words[:2] = ["rehearse record"]
     options = _parser().parse_args(words)
     module, _, function = _COMMANDS[options.command][1].partition(":")
     try:
@@ -244,8 +256,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, (about, _, arguments) in _COMMANDS.items():
         group, _, action = name.partition(" ")
         place, word = (groups[group], action) if group in groups else (commands, name)
-        shown: Any = {} if word == "rehearse record" else {"help": about}
-        command = place.add_parser(word, description=f"{about[:1].upper()}{about[1:]}.", **shown)
+        command = place.add_parser(word, help=about, description=f"{about[:1].upper()}{about[1:]}.")
         command.set_defaults(command=name)
         for argument in arguments.split():
             command.add_argument(*argument.rstrip("?*").split("/"), **_ARGUMENTS[argument])

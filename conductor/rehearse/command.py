@@ -1,4 +1,4 @@
-"""``conductor rehearse``: play rehearsals against a server in this process, or a running one."""
+"""``conductor rehearse run`` and ``init``: play rehearsals on a server of their own or a running one."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from rich.text import Text
 
 from conductor.app import make_services, running
 from conductor.client.connection import ClientError
+from conductor.commands.output import private_file, write
 from conductor.errors import ModelError, SettingsError
 from conductor.events.envelope import new_call_id
 from conductor.messages import ToolCall, UserMessage
@@ -28,7 +29,7 @@ from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import Profiles, load_profiles
 from conductor.models.registry import make_router
 from conductor.rehearse.player import Backstage, Player, Scene, Usage
-from conductor.rehearse.report import Performance, write_junit, write_report
+from conductor.rehearse.report import Performance, pass_rates, write_junit, write_rates, write_report
 from conductor.rehearse.script import OWN_SETTINGS, SCRIPTED, Rehearsal, Reply, load
 from conductor.settings import Settings, load_settings
 from conductor.tools.audit import AuditLog
@@ -46,31 +47,46 @@ def run(options: argparse.Namespace) -> int:
     logging.getLogger("conductor.client").addHandler(logging.NullHandler())
     if options.url is not None and options.model is not None:
         raise SettingsError("--model cannot be used with --url: the running server has its own model.")
+    if options.runs < 1 or not 0 <= options.threshold <= 1:
+        raise SettingsError("--runs must be at least 1, and --threshold from 0 to 1.")
     rehearsals = [(path, load(path)) for path in options.files]
     # On stderr, so that a pipe receives only the table.
     with Console(stderr=True).status("") as status:
         performances = [
-            asyncio.run(_play(path, rehearsal, options, lambda text: status.update(Text(text))))
+            asyncio.run(_play(path, rehearsal, seed, options, lambda text: status.update(Text(text))))
             for path, rehearsal in rehearsals
+            for seed in range(options.seed, options.seed + options.runs)
         ]
-    write_report(performances)
+    rates = pass_rates(performances)
+    if options.runs == 1:
+        write_report(performances)
+    else:
+        write_rates(performances)
     if options.junit is not None:
         try:
             with options.junit.open("wb") as file:
                 write_junit(file, performances)
         except OSError as error:
             raise SettingsError(f"{options.junit} cannot be written: {error.strerror}.") from None
-    return 1 if any(performance.failed for performance in performances) else 0
+    return 1 if min(rates.values()) < options.threshold else 0
+
+
+def init(options: argparse.Namespace) -> None:
+    """Write a first rehearsal. Raises `SettingsError` for an existing file, unless ``force``."""
+    text = Path(__file__).with_name("first.yaml").read_text(encoding="utf-8")
+    with private_file(options.file, replace=options.force) as file:
+        file.write(text)
+    write(f"{options.file} written. Play it: conductor rehearse run {options.file}")
 
 
 async def _play(
-    path: Path, rehearsal: Rehearsal, options: argparse.Namespace, show: Callable[[str], None]
+    path: Path, rehearsal: Rehearsal, seed: int, options: argparse.Namespace, show: Callable[[str], None]
 ) -> Performance:
     def begins(number: int) -> None:
         show(f"{path}, step {number} of {len(rehearsal.steps)}: {ascii(rehearsal.steps[number - 1].say)}")
 
     show(f"{path}: starting the server")
-    chance = random.Random(options.seed)
+    chance = random.Random(seed)
     try:
         async with _serving(rehearsal, options) as (url, backstage):
             player = Player(rehearsal, url, options.token, chance, backstage, options.patience or PATIENCE_S)

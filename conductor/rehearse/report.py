@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeAlias
@@ -121,6 +122,30 @@ def write_report(performances: Sequence[Performance]) -> None:
                 outcome = "not reached"
             rows.append((performance.name, number, outcome, *figures, expected, was))
     write_table(_HEADINGS, rows, ("step", "s", "rounds", "tokens in", "out"), ("rehearsal", "expected"))
+
+
+def pass_rates(performances: Sequence[Performance]) -> dict[str, float]:
+    """Give the part of the runs that passed, from 0 to 1, by file."""
+    results: dict[str, list[bool]] = {}
+    for performance in performances:
+        results.setdefault(performance.file, []).append(not performance.failed)
+    return {file: sum(passed) / len(passed) for file, passed in results.items()}
+
+
+def write_rates(performances: Sequence[Performance]) -> None:
+    """Write a row for each file: how many of its runs passed, and its failures with their number."""
+    rows = []
+    for file, rate in pass_rates(performances).items():
+        runs = [performance for performance in performances if performance.file == file]
+        problems = Counter(
+            f"step {number}: {problem}"
+            for run in runs
+            for number, scene in enumerate(run.scenes, 1)
+            for problem in failures(scene)
+        )
+        failed = "; ".join(f"{count} times {problem}" for problem, count in problems.most_common())
+        rows.append((runs[0].name, f"{round(rate * len(runs))} of {len(runs)}", failed))
+    write_table(("rehearsal", "passed", "failures"), rows, ("passed",))
 
 
 def _plain(text: str) -> str:

@@ -20,6 +20,6 @@ def rehearse(conductor: Main, tmp_path: Path) -> Rehearse:
 
     def write_and_run(text: str, *options: str, **values: str) -> tuple[int, str, str]:
         (tmp_path / "one.yaml").write_text(textwrap.dedent(text), encoding="utf-8")
-        return conductor("rehearse", "one.yaml", *options, **values)
+        return conductor("rehearse", "run", "one.yaml", *options, **values)
 
     return write_and_run

@@ -44,7 +44,7 @@ steps:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_passes(conductor: Main, path: Path) -> None:
-    code, out, err = conductor("rehearse", str(path))
+    code, out, err = conductor("rehearse", "run", str(path))
     assert (code, err) == (0, ""), out
     assert "FAILED" not in out
 
@@ -89,10 +89,10 @@ def test_settings_of_the_file_are_relative_to_it(conductor: Main, tmp_path: Path
     steps = "steps: [{say: Find it., approve: tap, expect: {called: [search_files]}}]"
     case = tmp_path / "cases" / "one.yaml"
     case.write_text(f"model: scripted\n{calls}\nsettings: {{FILE_ROOTS: [docs]}}\n{steps}")
-    code, out, err = conductor("rehearse", str(case))
+    code, out, err = conductor("rehearse", "run", str(case))
     assert (code, err) == (0, ""), out
     case.write_text("settings: {SYSTEM_PROMPT_FILE: none.md}" + HELLO)
-    code, _, err = conductor("rehearse", str(case))
+    code, _, err = conductor("rehearse", "run", str(case))
     assert code == 2 and str(tmp_path / "cases" / "none.md") in err
 
 
@@ -114,6 +114,37 @@ async def test_a_running_server_is_selected_by_its_address(rehearse: Rehearse) -
         code, _, err = await asyncio.to_thread(rehearse, HELLO, *url)
         assert code == 2
         assert "the token is missing or not accepted" in err
+
+
+def test_a_first_rehearsal_is_written_and_runs_at_once(conductor: Main, tmp_path: Path) -> None:
+    code, out, err = conductor("rehearse", "init")
+    assert (code, out, err) == (
+        0,
+        "rehearsal.yaml written. Play it: conductor rehearse run rehearsal.yaml\n",
+        "",
+    )
+    code, out, err = conductor("rehearse", "run", "rehearsal.yaml")
+    assert (code, err) == (0, ""), out
+    (tmp_path / "rehearsal.yaml").write_text("mine")
+    code, _, err = conductor("rehearse", "init")
+    assert (code, err) == (2, "conductor: rehearsal.yaml exists; --force replaces it.\n")
+    assert conductor("rehearse", "init", "--force")[0] == 0
+    assert (tmp_path / "rehearsal.yaml").read_text() != "mine"
+
+
+def test_several_runs_print_a_rate_which_decides_on_the_exit_code(rehearse: Rehearse) -> None:
+    assert rehearse(HELLO, "--runs", "2", MODEL_PROVIDER="demo")[:2] == (
+        0,
+        "rehearsal  passed  failures\none        2 of 2\n",
+    )
+    text = HELLO.replace("said: hello", "said: bye")
+    code, out, err = rehearse(text, "--runs", "3", "--threshold", "0.1", MODEL_PROVIDER="demo")
+    assert (code, err) == (1, "")
+    assert out.splitlines()[1].split()[:4] == ["one", "0", "of", "3"]
+    assert "3 times step 1: expected said /bye world/, was said 'hello world'" in out
+    assert rehearse(text, "--runs", "3", "--threshold", "0", MODEL_PROVIDER="demo")[0] == 0
+    for options in (("--runs", "0"), ("--threshold", "90")):
+        assert rehearse(text, *options)[0] == 2
 
 
 def test_a_judge_answers_only_if_it_is_named(rehearse: Rehearse) -> None:

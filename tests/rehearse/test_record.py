@@ -80,7 +80,7 @@ async def recorded(conductor: Main, tmp_path: Path) -> AsyncIterator[Any]:
         async def play_and_record(text: str) -> Path:
             (tmp_path / "played.yaml").write_text(textwrap.dedent(text), encoding="utf-8")
             url = f"ws://127.0.0.1:{listener.port}/ws"
-            code, out, _ = await asyncio.to_thread(conductor, "rehearse", "played.yaml", "--url", url)
+            code, out, _ = await asyncio.to_thread(conductor, "rehearse", "run", "played.yaml", "--url", url)
             assert code == 0, out
             (session,) = listener.registry.sessions
             file = tmp_path / "recorded.yaml"
@@ -107,7 +107,7 @@ async def test_a_session_of_the_demo_model_plays_as_it_was(
         (step.say, step.approve) for step in original.steps
     ]
     assert [tool.declaration for tool in copy.tools] == [tool.declaration for tool in original.tools]
-    code, out, err = await asyncio.to_thread(conductor, "rehearse", str(file), "--model", "demo")
+    code, out, err = await asyncio.to_thread(conductor, "rehearse", "run", str(file), "--model", "demo")
     assert (code, err) == (0, ""), out
     # The file holds conversations.
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -149,7 +149,7 @@ async def test_another_answer_of_the_model_fails(recorded: Any, conductor: Main)
     file = await recorded(CARDS)
     text = file.read_text(encoding="utf-8").replace("what is 17 percent of 2340", "say nothing")
     file.write_text(text, encoding="utf-8")
-    code, out, _ = await asyncio.to_thread(conductor, "rehearse", str(file), "--model", "demo")
+    code, out, _ = await asyncio.to_thread(conductor, "rehearse", "run", str(file), "--model", "demo")
     assert code == 1 and "expected calculator once, was no call" in out
 
 

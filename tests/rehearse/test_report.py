@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
+from conductor.rehearse.player import Scene
+from conductor.rehearse.report import Performance, pass_rates, write_rates
+from conductor.rehearse.script import Step
 from tests.rehearse.conftest import Rehearse
 
 THREE = """
@@ -39,6 +44,20 @@ def test_junit_has_a_case_for_each_step(rehearse: Rehearse, tmp_path: Path) -> N
         "expected said /three/, was said 'Two.'\nexpected not said /two/, was said 'Two.'"
     ]
     assert "expected errors none, was model_provider_failed" in (third[1].get("message") or "")
+
+
+def test_a_rate_counts_the_runs_of_a_file_that_passed(capsys: pytest.CaptureFixture[str]) -> None:
+    step = Step(say="Hi.")
+    runs = [[], ["it broke"], ["it broke"], []]
+    performances = [Performance("a", "a.yaml", [Scene(step, problems=problems)]) for problems in runs]
+    performances.append(Performance("b", "b.yaml", [Scene(step), Scene(step, reached=False)]))
+    assert pass_rates(performances) == {"a.yaml": 0.5, "b.yaml": 0.0}
+    write_rates(performances)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        "a 2 of 4 2 times step 1: it broke".split(),
+        "b 0 of 1".split(),
+    ]
 
 
 def test_an_unwritable_report_is_an_error(rehearse: Rehearse) -> None:
