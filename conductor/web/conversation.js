@@ -11,6 +11,7 @@ export function conversation(line) {
   let entries = recall("entries", []); // {role, text} or {call}
   let growing = null; // the bubble of the reply that is being written
   let stopped = false; // what still comes of a reply that the person stopped is not drawn
+  let answers = 0;
   let pending = null; // what the person said and the server has not yet taken
 
   let atEnd = true;
@@ -69,7 +70,10 @@ export function conversation(line) {
     if (role === "user") {
       pending?.remove();
       pending = null;
-    } else dropPartial();
+    } else {
+      dropPartial();
+      answers += 1;
+    }
     bubble(role, text);
     remember({ role, text: text.slice(0, 4_000) });
   }
@@ -127,6 +131,10 @@ export function conversation(line) {
     hearing,
     heard,
     clear,
+    /** The number of the assistant's messages so far. */
+    get answers() {
+      return answers;
+    },
     notice: (text) => append(el("p", { class: "notice", role: "alert", text })),
   };
 }

@@ -75,11 +75,17 @@ let inspects = false; // the server lists the session's tools
 let failures = 0; // to connect, in a row
 let known; // the token
 
-function say(text) {
+async function say(text) {
   if (state.running) stop();
   log.said(text);
   state.show("thinking");
-  client.say(text);
+  const before = log.answers;
+  const turn = await client.say(text);
+  const silent = turn.ending === "idle" && !turn.interrupted && !turn.errors.length && log.answers === before;
+  if (silent) log.notice("The turn ended without an answer. Say it again, or look for the reason in Inspect.");
+  if (turn.ending !== "lost") return;
+  log.notice("The server did not take this. Say it again.");
+  state.show("idle");
 }
 
 /** Barge in: the speech ends before the server hears of it, which is told how much was heard. */
@@ -146,8 +152,7 @@ const SHOWN = {
 
 function onEvent(direction, event) {
   const frame = { at: Date.now(), direction, event };
-  events.add(frame);
-  turn.add(frame);
+  events.add({ ...frame, turn: turn.add(frame) });
   // An event may come a second time after a reconnect.
   if (drawn.has(event.id)) return;
   drawn.add(event.id);

@@ -1,9 +1,10 @@
-// Every event, both ways: filtered, paused, copied, exported.
+// Every event, both ways, by turn: filtered, paused, copied, exported.
 import { byId, el, json } from "./dom.js";
 
 const SHOWN = 1_000;
 const KEPT = 20_000;
 const ROUTINE = new Set(["session.ping", "event.ack"]);
+const UI_CALL = /^(?:convo|tts)\./;
 
 const clock = (at) => new Date(at).toISOString().slice(11, 23);
 
@@ -13,62 +14,82 @@ function summaryOf({ type, payload = {} }) {
   return payload.text ?? payload.display ?? payload.message ?? payload.name ?? json(payload).replace(/\s+/g, " ");
 }
 
-/** Takes frames as {at, direction, event}; `direction` is "in" or "out". */
+/** Takes frames as {at, direction, event, turn}; `direction` is "in" or "out". */
 export function timeline() {
   const list = byId("events");
   const frames = [];
+  const uiCalls = new Set();
+  let last = null; // the row that was drawn last
+  let drawn = 0;
   let missed = 0;
 
   const paused = () => byId("pause").getAttribute("aria-pressed") === "true";
 
-  function matches({ event }) {
-    if (ROUTINE.has(event.type) && !byId("pings").checked) return false;
+  function isRoutine({ type, payload = {} }) {
+    if (type === "tool.call" && UI_CALL.test(payload.name)) uiCalls.add(payload.callId);
+    return ROUTINE.has(type) || (type.startsWith("tool.") && uiCalls.has(payload.callId));
+  }
+
+  function matches({ event, routine }) {
+    if (routine && !byId("pings").checked) return false;
     const wanted = byId("filter").value.trim().toLowerCase();
     return !wanted || JSON.stringify(event).toLowerCase().includes(wanted);
   }
 
-  function row(frame) {
+  function addRow(frame) {
+    if (last?.turn !== frame.turn || !list.children.length) {
+      const title = frame.turn ? `${frame.turn.number}: ${frame.turn.title}` : "Connection";
+      const heading = el("summary", { class: "turn", text: title });
+      list.append(el("li", {}, el("details", { open: true }, heading, el("ol"))));
+    }
+    const facts = { time: el("span", { class: "time" }), summary: el("span", { class: "summary" }), count: el("span", { class: "count" }) };
     const out = frame.direction === "out";
-    const summary = el(
-      "summary",
-      {},
-      el("span", { class: "time", text: clock(frame.at) }),
-      el("span", { class: "direction", text: out ? "→" : "←", title: out ? "to the server" : "from the server" }),
-      el("span", { class: "type", text: frame.event.type }),
-      el("span", { class: "summary", text: String(summaryOf(frame.event)).slice(0, 300) }),
-    );
-    const details = el("details", {}, summary);
+    const direction = el("span", { class: "direction", text: out ? "→" : "←", title: out ? "to the server" : "from the server" });
+    const type = el("span", { class: "type", text: frame.event.type });
+    const details = el("details", {}, el("summary", {}, facts.time, direction, type, facts.count, facts.summary));
+    last = { ...frame, count: 0, facts, details };
+    const row = last;
     // The text is made when it is looked at: there are thousands of rows, and one may have a megabyte.
     details.addEventListener("toggle", () => {
-      if (details.open && details.children.length === 1) details.append(el("pre", { text: json(frame.event) }));
+      if (details.open && details.children.length === 1) details.append(el("pre", { text: json(row.event) }));
     });
-    return el("li", { class: out ? "out" : "in" }, details);
+    list.lastElementChild.querySelector("ol").append(el("li", { class: out ? "out" : "in" }, details));
   }
 
   function draw(frame) {
-    const atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 60;
-    list.append(row(frame));
-    while (list.children.length > SHOWN) list.firstElementChild.remove();
-    if (atEnd) list.scrollTop = list.scrollHeight;
+    const { type } = frame.event;
+    const goesOn = type.endsWith(".partial") && last?.event.type === type && last.turn === frame.turn && list.children.length;
+    if (!goesOn) addRow(frame);
+    last.event = frame.event;
+    last.count += 1;
+    last.facts.time.textContent = clock(frame.at);
+    last.facts.count.textContent = last.count > 1 ? `× ${last.count}` : "";
+    last.facts.summary.replaceChildren(...el("i", { text: String(summaryOf(frame.event)).slice(0, 300) }).childNodes);
+    drawn += 1;
   }
 
   function note() {
-    const waiting = missed ? `, ${missed} since the pause` : "";
-    byId("timeline-note").textContent = `${frames.length} events${waiting}`;
+    const all = drawn === frames.length ? `${drawn} events` : `${drawn} of ${frames.length} events`;
+    byId("timeline-note").textContent = missed ? `${all}, ${missed} since the pause` : all;
   }
 
   function redraw() {
-    missed = 0;
-    list.replaceChildren(...frames.filter(matches).slice(-SHOWN).map(row));
+    missed = drawn = 0;
+    list.replaceChildren();
+    frames.filter(matches).slice(-SHOWN).forEach(draw);
     list.scrollTop = list.scrollHeight;
     note();
   }
 
   function add(frame) {
+    frame.routine = isRoutine(frame.event);
     frames.push(frame);
     if (frames.length > KEPT) frames.shift();
+    const atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 60;
     if (paused()) missed += 1;
     else if (matches(frame)) draw(frame);
+    if (drawn > 2 * SHOWN) redraw();
+    if (atEnd) list.scrollTop = list.scrollHeight;
     note();
   }
 

@@ -8,14 +8,17 @@ const parsed = (text) => {
   }
 };
 
-/** Takes frames as {at, direction, event}; gives turns as {title, start, end, spans, metrics}. */
+/** Takes frames as {at, direction, event}; gives turns as {number, title, start, end, spans, metrics}. */
 export function turns(changed) {
   const all = [];
   let turn;
   let open = new Map(); // spans that have not ended, by what ends them
 
+  let number = 0;
+
   function begin(at, title) {
-    turn = { title, start: at, end: at, spans: [], metrics: null };
+    number += 1;
+    turn = { number, title, start: at, end: at, spans: [], metrics: null };
     open = new Map();
     all.push(turn);
     if (all.length > 100) all.shift();
@@ -116,6 +119,7 @@ export function turns(changed) {
     else incoming[event.type]?.(event.payload ?? {}, at);
     if (turn && event.type !== "session.ping") turn.end = Math.max(turn.end, ...turn.spans.map((span) => span.end ?? at));
     changed(all);
+    return turn;
   }
 
   return { add, all, clear: () => (all.splice(0), (turn = undefined), changed(all)) };

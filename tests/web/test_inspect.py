@@ -36,8 +36,39 @@ async def test_the_timeline_is_filtered_paused_and_exported(user: PageUser) -> N
     assert "since the pause" in await user.page.inner_text("#timeline-note")
     await user.page.click("#pause")
     assert await rows.count() > before
+    note = await user.page.inner_text("#timeline-note")
+    shown, of, total = note.split()[:3]
+    assert of == "of" and int(shown) < int(total)  # without pings, acks and UI calls
+    await user.page.check("#pings")
+    assert await user.page.inner_text("#timeline-note") == f"{total} events"
+    await user.page.uncheck("#pings")
+    titles = user.page.locator("#events .turn")
+    assert await titles.all_inner_texts() == ["Connection", "1: say hello", "2: say again"]
     await rows.last.click()
     assert '"protocolVersion": 1' in await user.page.locator("#events pre").inner_text()
+
+
+async def test_a_run_of_partials_is_one_row_with_a_count(user: PageUser) -> None:
+    await user.ask("count to 300", "300.")
+    await user.tab("timeline")
+    partials = user.page.locator("#events li li", has_text="assistant.speech.partial")
+    assert await partials.count() == 1
+    events = await user.received("assistant.speech.partial")
+    assert await partials.locator(".count").inner_text() == f"× {len(events)}"
+    await partials.click()
+    assert events[-1]["text"][-20:] in await partials.locator("pre").inner_text()
+
+
+async def test_latency_is_a_chart_and_the_figures_of_a_turn_are_sentences(user: PageUser) -> None:
+    for number in range(2):
+        await user.ask(f"say {number}", str(number))
+    await user.tab("turn")
+    await user.page.get_by_text("in the middle of 2 turns").wait_for()
+    assert await user.page.locator(".chart i").count() == 2
+    text = await user.page.inner_text("#waterfall")
+    assert "The first sentence was sent to be spoken after" in text and "tokens and wrote" in text
+    await user.page.reload()
+    await user.page.get_by_text("in the middle of 2 turns").wait_for(state="attached")
 
 
 async def look_at_all(user: PageUser, *rules: str) -> None:

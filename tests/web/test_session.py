@@ -110,3 +110,19 @@ async def test_a_refused_token_is_asked_for_again(browser: Any) -> None:
         await user.page.get_by_role("button", name="Enter a token").click()
         await user.page.locator("#token-dialog[open]").wait_for()
         user.problems.clear()  # the browser's line about the check of the token
+
+
+async def test_a_turn_that_ends_in_silence_is_named(browser: Any, address: str) -> None:
+    async with visiting(browser) as user:
+        server = FakeServer()
+        await user.page.route_web_socket("**/ws", server.serve)
+        await user.page.clock.install()
+        await user.open(address)
+        await user.say("hello")
+        await user.state("thinking")
+        await user.page.clock.fast_forward(9_000)
+        await user.page.get_by_text("Thinking for 9 s").wait_for()
+        server.call("convo.appendMessage", role="user", text="hello", isPartial=False)
+        server.call("convo.setState", state="idle")
+        await user.page.get_by_text("The turn ended without an answer.").wait_for()
+        await user.state("idle")
