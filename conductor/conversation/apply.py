@@ -21,6 +21,7 @@ from conductor.tools.outcomes import Outcome
 
 MAX_CLAIMS, MAX_CLAIM_TIMES, MAX_HANDLED, MAX_DECIDED = 8, 12, 512, 8
 MAX_LATE, MAX_NOTICES, MAX_OUTBOUND = 64, 16, 256
+MAX_TRANSCRIPTS = 128  # of a turn: each has a slot for its event
 # Bytes of all notices of a turn together.
 MAX_NOTICES_BYTES = 16_384
 # Kinds that are never evicted: they are few, and a turn waits for each.
@@ -46,9 +47,10 @@ def apply(state: Conversation, record: r.Record, at: int) -> list[Event]:
     """Apply one record; returns its events, which are in ``outbound`` unless they are flashes."""
     state.record_count += 1
     _remember(state, getattr(record, "event_id", ""))
+    turn = state.turn
     _change(state, record, at)
     _run_clock(state, at)
-    record_events = events(state, record, at)
+    record_events = events(state, record, at, turn)
     for event in record_events:
         if event.kind != "flash":
             state.outbound[event.id] = event
@@ -110,6 +112,8 @@ def _change_turn(state: Conversation, turn: Turn, record: r.Record, at: int) -> 
         case r.QuestionsAsked():
             _ask(state, record, at)
         case _:
+            if isinstance(record, r.AnswerUnclear | r.QuestionDecided) and record.event_id:
+                turn.transcripts = [*turn.transcripts, record.event_id][-MAX_TRANSCRIPTS:]
             question_id = getattr(record, "question_id", "")
             if question_id in state.questions:
                 _change_question(state, state.questions[question_id], record, at)
@@ -189,7 +193,8 @@ def _start(state: Conversation, record: r.TurnStarted, at: int) -> None:
         state.log.append(Note(text))
     if record.text:
         state.log.append(UserMessage(record.text))
-    state.turn = Turn(record.turn_id, record.cause, record.limit_ms, started_at=at)
+    transcripts = [record.event_id] if record.event_id else []
+    state.turn = Turn(record.turn_id, record.cause, record.limit_ms, transcripts, started_at=at)
 
 
 def _take_notices(state: Conversation, record: r.TurnStarted, at: int) -> list[Message]:

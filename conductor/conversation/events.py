@@ -28,6 +28,7 @@ from conductor.events.server import (
     ToolCallEvent,
     ToolCancel,
     ToolLate,
+    TurnEnded,
 )
 from conductor.events.ui_calls import Segment, append_message, set_state, speak
 
@@ -51,6 +52,7 @@ _SLOTS = {
     "activity": 512,
     "cards": 640,
     "cards_idle": 768,
+    "ended": 896,
 }
 
 _payload = msgspec.json.Encoder().encode
@@ -92,9 +94,12 @@ def probe_call_id(state: Conversation, claim: str, number: int) -> str:
     return f"call_{nonce(claim)}_{count << _SLOT_BITS | _SLOTS['state']:x}"
 
 
-def events(state: Conversation, record: r.Record, at: int) -> list[Event]:
-    """Make the events of a record, in the order of the wire; ``state`` is the one after it."""
-    return [_event(state, slot, kind, payload, at) for slot, kind, payload in _payloads(state, record)]
+def events(state: Conversation, record: r.Record, at: int, turn: Turn | None) -> list[Event]:
+    """Make the events of a record, in the order of the wire.
+
+    ``state`` is the one after it, ``turn`` the turn that was running before it.
+    """
+    return [_event(state, slot, kind, payload, at) for slot, kind, payload in _payloads(state, record, turn)]
 
 
 SlotPayload = tuple[int, Kind, ServerEvent]
@@ -117,7 +122,9 @@ def encode_payload(event: Payload) -> bytes:
     return _payload(event)
 
 
-def _payloads(state: Conversation, record: r.Record) -> Iterator[SlotPayload]:  # noqa: C901 -- a branch a record
+def _payloads(  # noqa: C901 -- a branch a record
+    state: Conversation, record: r.Record, turn: Turn | None
+) -> Iterator[SlotPayload]:
     match record:
         case r.StateShown():
             yield _state(state, "state", record.state)
@@ -142,6 +149,9 @@ def _payloads(state: Conversation, record: r.Record) -> Iterator[SlotPayload]:  
             yield from _finished(state, record)
         case r.TurnEnded():
             yield from _end(state, record)
+            if turn is not None and "turns" in state.profile.capabilities:
+                for number, event_id in enumerate(turn.transcripts):
+                    yield _SLOTS["ended"] + number, "ended", TurnEnded(turn.id, event_id, record.reason)
         case r.QuestionsAsked():
             yield from _cards(state, record)
         case r.PromptSpoken() if record.question_id in state.questions:

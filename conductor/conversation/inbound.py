@@ -14,7 +14,7 @@ from conductor.conversation.approvals import Later, Refuse, Reply, Response, ans
 from conductor.conversation.background import warm_next_turn
 from conductor.conversation.clients import ResumeAnswer, of_ignored, of_tools, of_unknown_call
 from conductor.conversation.phrases import MESSAGES
-from conductor.conversation.receive import new_turn_id, receive
+from conductor.conversation.receive import new_turn_id, receive, too_late
 from conductor.conversation.records import ProfileDeclared, QuestionDecided
 from conductor.conversation.session import Session
 from conductor.conversation.transport import Transport
@@ -45,11 +45,15 @@ _TWICE = "One decision at a time about each question."
 
 
 class InboundResult(Enum):
-    """The kind of an event. ``EXPECTED`` answers a call; ``REFUSED`` is a transcript without a turn."""
+    """The kind of an event.
+
+    ``EXPECTED`` answers a call; ``REFUSED`` is a transcript without a turn; ``LATER`` is recorded later.
+    """
 
     ORDINARY = auto()
     EXPECTED = auto()
     REFUSED = auto()
+    LATER = auto()
 
 
 async def handle(session: Session, inbound: Inbound, transport: Transport) -> InboundResult:
@@ -72,7 +76,8 @@ async def handle(session: Session, inbound: Inbound, transport: Transport) -> In
         _refuse(session, Refuse(error.code, MESSAGES.get(error.code, "")), inbound.id)
         await session.reopen_microphone()
         return InboundResult.ORDINARY
-    if transport.resumes and result is not InboundResult.REFUSED and isinstance(event, _RECORDED):
+    is_recorded = result not in (InboundResult.REFUSED, InboundResult.LATER)
+    if transport.resumes and is_recorded and isinstance(event, _RECORDED):
         clients.acknowledge(inbound.id)
     if is_repeated and isinstance(event, client.TranscriptFinal):
         await session.reopen_microphone()  # its turn may be over
@@ -114,7 +119,7 @@ async def record(session: Session, event_id: str, event: object, question_id: st
     def decision() -> Response:
         focus = session.state.focus
         if question_id and (focus is None or focus.id != question_id or focus.card):
-            return []  # the words were not about what stands now
+            return too_late(session.view, event_id, event, question_id, new_turn_id())
         return receive(session.view, event_id, event, new_turn_id())
 
     response = await session.decide(decision)
@@ -127,6 +132,7 @@ async def _record_later(session: Session, later: Later, event_id: str, event: ob
     await asyncio.sleep(max(0, later.at - session.view.now()) / 1000)
     try:
         await record(session, event_id, event, later.question_id)
+        session.clients.acknowledge(event_id)
     except StoreError as error:
         session.report_store_failure(error)
 
@@ -227,7 +233,7 @@ async def _take_transcript(session: Session, event_id: str, event: client.Transc
             view.refused_input = not view.draining and bool(session.rules.failures.get("rate_limited"))
             session.bucket.give_back()
     if not isinstance(response, Refuse):
-        return InboundResult.ORDINARY
+        return InboundResult.LATER if isinstance(response, Later) else InboundResult.ORDINARY
     _refuse(session, response, event_id)
     await session.reopen_microphone()
     return InboundResult.REFUSED

@@ -19,7 +19,7 @@ from conductor.conversation.view import View
 from conductor.events.envelope import encode_frame
 
 # Kinds that a client has handled once it answers a later event.
-_READ_IN_ORDER = ("state", "message", "final", "resolved")
+_READ_IN_ORDER = ("state", "message", "final", "resolved", "ended")
 # Unanswered UI calls (a turn sends four before its speech) of a client that acknowledges nothing.
 _SIGNS_OF_SILENCE = 4
 # Milliseconds of lateness of a timer that show that the process was suspended.

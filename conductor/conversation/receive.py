@@ -88,6 +88,17 @@ def _transcript(view: View, event_id: str, text: str, turn_id: str) -> Response:
     return start(view, event_id, text, turn_id)
 
 
+def too_late(view: View, event_id: str, event: object, question_id: str, turn_id: str) -> list[r.Record]:
+    """Take words about a question that is closed by now: they decide nothing, and the model gets no turn."""
+    assert isinstance(event, client.TranscriptFinal)
+    if event_id in view.state.handled_ids:
+        return []
+    if view.state.turn is not None:
+        return [r.AnswerUnclear(question_id, event_id, event.text.strip(), counts=False)]
+    started = turn_started(view, turn_id, "transcript", event_id, event.text.strip())
+    return [started, r.TurnEnded("interrupted", follows=view.follows)]
+
+
 def start(view: View, event_id: str, text: str, turn_id: str) -> Response:
     """Answer a transcript: at once, in place of the running turn, or after it."""
     state = view.state

@@ -18,7 +18,9 @@ from conductor.tools.outcomes import Outcome, Scope
 Cause: TypeAlias = Literal["transcript", "news", "request", "refused"]
 EndReason: TypeAlias = Literal["answered", "interrupted", "session_end", "timed_out", "failed"]
 Consent: TypeAlias = Literal["free", "held", "needed", "asked", "given", "denied"]
-Kind: TypeAlias = Literal["call", "final", "message", "state", "speak", "approval", "resolved", "flash"]
+Kind: TypeAlias = Literal[
+    "call", "final", "message", "state", "speak", "approval", "resolved", "ended", "flash"
+]
 
 
 class Part(msgspec.Struct, omit_defaults=True):
@@ -89,12 +91,14 @@ class Turn(Part):
     while it stands. ``attempts`` counts the processes that asked the model since its last reply; ``retries``
     the requests of this process that broke off. ``reply_text`` is the part of the unfinished reply that is
     spoken or on its way under ``reply_id``; ``segments`` counts the speeches of the last reply.
+    ``transcripts`` are the events that started it and that answered its questions.
     ``denied`` are digests of refused calls, ``actions`` names of tools that changed something.
     """
 
     id: str
     cause: Cause
     left_ms: int
+    transcripts: list[str] = []
     started_at: int = 0
     running_since: int = 0
     attempts: int = 1

@@ -38,7 +38,8 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "async": "A long call goes on as a job while the conversation continues.",
         "activity": "The server reports every tool's start and end.",
         "segments": "A reply is spoken sentence by sentence while the model still writes.",
-        "metrics": "The server reports the end and the times of a turn.",
+        "turns": "The server reports the end of each transcript's turn, also after a reconnect.",
+        "metrics": "The server reports the times of a turn.",
         "goaway": "The server announces that it will close the connection.",
         "inspect": "The client lists the tools of the session. The operator allows it with `INSPECT`.",
         "diagnostics": "The server reports ignored events and fields, for the app's developer.",
@@ -382,11 +383,18 @@ class Diagnostic(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
 
 class TurnEnded(msgspec.Struct, frozen=True, rename="camel"):
-    """A turn has ended."""
+    """The turn of a transcript has ended. Every accepted transcript gets this event once."""
 
     TYPE: ClassVar[str] = "turn.ended"
-    CAPABILITY: ClassVar[str] = "metrics"
+    CAPABILITY: ClassVar[str] = "turns"
     turn_id: Annotated[str, Meta(description="The turn.", examples=["turn_5d_1"])]
+    event_id: Annotated[
+        str,
+        Meta(
+            description="The transcript that started the turn, or that answered one of its questions.",
+            examples=["ios-42"],
+        ),
+    ]
     reason: Annotated[
         Literal["answered", "interrupted", "session_end", "timed_out", "failed"],
         Meta(description="The cause.", examples=["answered"]),
@@ -394,7 +402,7 @@ class TurnEnded(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class TurnMetrics(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The times of a turn; follows its ``turn.ended``."""
+    """The times of a turn that has ended."""
 
     TYPE: ClassVar[str] = "turn.metrics"
     CAPABILITY: ClassVar[str] = "metrics"

@@ -15,7 +15,6 @@ from conductor.conversation import records as r
 from conductor.conversation.services import Observed, Observers, Output, SessionObserver, SessionStart
 from conductor.conversation.state import Call, EndReason, Question, Turn
 from conductor.errors import ConductorError
-from conductor.events.server import TurnEnded as TurnEndedEvent
 from conductor.events.server import TurnMetrics
 from conductor.models.base import Finished
 from conductor.observers.tracing import Step, TurnStats, TurnTracer, request_attributes
@@ -347,7 +346,6 @@ class TurnObserver(SessionObserver):
             **(content if self._observers.log_content else {}),
         )
         if "metrics" in session.state.profile.capabilities:
-            session.flash(TurnEndedEvent(turn.id, record.reason))
             session.flash(
                 TurnMetrics(
                     turn.id,

@@ -173,7 +173,7 @@ class World:
         self.services = replace(services, catalog=CATALOG, speak_segments=walk.segments)
         self.app = App(self._answer, self.store)
         self.app.wait_s = 100.0
-        self.app.start_fields = {"capabilities": ["resume", *walk.capabilities]}
+        self.app.start_fields = {"capabilities": ["resume", "turns", *walk.capabilities]}
         self.words: list[str] = []
         self.session: Session
         self._sessions: list[Session] = []
@@ -339,6 +339,12 @@ class World:
         cards = {event["payload"]["approvalId"] for event in app.events("approval.request")}
         resolved = {event["payload"]["approvalId"] for event in app.events("approval.resolved")}
         assert cards <= resolved, "a card without an end"
+        transcripts = {
+            event["id"] for event in self.app_events if event["type"] == "user.audio.transcript.final"
+        }
+        ends = Counter(event["payload"]["eventId"] for event in app.events("turn.ended"))
+        assert transcripts == set(ends), f"a transcript without an end: {transcripts - set(ends)}"
+        assert self.relaunches or all(number == 1 for number in ends.values()), f"ended twice: {ends}"
         if "segments" in self.walk.capabilities or self.walk.segments:
             text = " ".join(item.text for item in logged if isinstance(item, AssistantMessage))
             assert self.relaunches or len(app.speeches()) == len(set(app.speeches())), "spoken twice"

@@ -9,7 +9,7 @@ import pytest
 
 from conductor.conversation import records as r
 from conductor.conversation.approvals import Later, Refuse, Reply, tapped
-from conductor.conversation.receive import connected, ended, receive, timed_out
+from conductor.conversation.receive import connected, ended, receive, timed_out, too_late
 from conductor.conversation.services import Rules
 from conductor.conversation.state import Conversation, LateCall, Notice, Profile
 from conductor.events import client
@@ -200,6 +200,21 @@ def test_words_may_be_refused(
 def test_a_yes_right_after_the_prompt_is_decided_later() -> None:
     state = fold(r.PromptHeard("q1"), at=NOW - 100, state=asking(question()))
     assert receive(view(state), "event-1", words("yes"), "t") == Later(NOW + 50, "q1")
+
+
+def test_words_about_a_question_that_is_closed_by_then_belong_to_the_running_turn() -> None:
+    state = fold(STARTED)
+    (record,) = too_late(view(state), "event-2", words("yes"), "q1", "t2")
+    assert record == r.AnswerUnclear("q1", "event-2", "yes", counts=False)
+    turn = fold(record, state=state).turn
+    assert turn is not None and turn.transcripts == ["words-1", "event-2"]
+    assert too_late(view(fold(record, state=state)), "event-2", words("yes"), "q1", "t2") == []
+
+
+def test_words_about_a_question_of_a_turn_that_has_ended_have_an_end_of_their_own() -> None:
+    started, end = too_late(view(Conversation()), "event-2", words("yes"), "q1", "t2")
+    assert isinstance(started, r.TurnStarted) and started.event_id == "event-2"
+    assert end == r.TurnEnded("interrupted")
 
 
 # -- what is kept of an interrupted turn

@@ -12,8 +12,6 @@ async def test_an_app_with_the_capability_metrics_gets_the_times_of_a_turn(claud
         async with served.phone(start_fields={"capabilities": ["metrics"]}) as phone:
             await phone.ask("what is it")
             metrics = (await phone.until("turn.metrics"))["payload"]
-            (ended,) = (event["payload"] for event in phone.log if event["type"] == "turn.ended")
-            assert ended == {"turnId": metrics["turnId"], "reason": "answered"}
             assert 0 <= metrics["firstTokenMs"] <= metrics["firstSpeechMs"]
             assert metrics["inputTokens"] > 0 and metrics["outputTokens"] > 0
             assert metrics["interrupted"] is False and metrics["toolMs"] >= 0

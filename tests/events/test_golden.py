@@ -109,7 +109,7 @@ EVENTS: dict[str, Payload] = {
     "approval.resolved.refused": ApprovalResolved("appr_1", "refused", "The arguments have changed."),
     "diagnostic": Diagnostic("warning", "unknown_event", "The type 'user.audo' is not known.", "e-1"),
     "diagnostic.start": Diagnostic("info", "unknown_capability", "This server has no capability 'x'."),
-    "turn.ended": TurnEnded("turn_1", "answered"),
+    "turn.ended": TurnEnded("turn_1", "ios-42", "answered"),
     "turn.metrics": TurnMetrics("turn_1", 48, 812, 34, interrupted=False, first_token_ms=310, cost=0.0003),
     "session.goaway": SessionGoaway(25_000, "service restart"),
     "session.ping": SessionPing(),
