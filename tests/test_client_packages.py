@@ -39,6 +39,8 @@ NOT_USED = {
     "tool.cancel.reason": APP,
     "error.callId": APP,
     "tools.changed": APP,
+    "tools.list": "an app that inspects sends it itself, by send",
+    "tools.listed": APP,
     "tool.late": APP,
     "tool.activity": APP,
     "diagnostic": APP,
