@@ -87,9 +87,6 @@ def test_the_results_of_an_open_world_tool_are_untrusted(hint: bool | None) -> N
 
 def test_without_wishes_the_defaults_hold() -> None:
     assert spec() == ToolSpec("t", "", {"type": "object"}, source="device")
-
-
-def test_the_source_is_the_callers() -> None:
     accepted, _ = parse_declarations([declaration()], source="mcp:files")
     assert accepted[0].source == "mcp:files"
 
@@ -147,23 +144,20 @@ def test_a_rejected_name_is_encoded_for_the_wire() -> None:
 
 
 def test_an_invalid_declaration_does_not_affect_the_rest() -> None:
-    accepted, rejected = parse_declarations(
-        [declaration("a"), declaration("b", description=1), declaration("c")]
-    )
-    assert [tool.name for tool in accepted] == ["a", "c"]
-    assert rejected == [("b", "description: expected `str | null`, got `int`")]
-
-
-def test_the_first_of_two_declarations_with_one_name_is_accepted() -> None:
-    accepted, rejected = parse_declarations([declaration(description="1"), declaration(description="2")])
-    assert [tool.description for tool in accepted] == ["1"]
-    assert rejected == [("t", "declared twice; the first one stands")]
-
-
-def test_a_reserved_name_is_rejected() -> None:
-    accepted, rejected = parse_declarations([declaration("calculator")], reserved_names={"calculator"})
-    assert accepted == []
-    assert rejected == [("calculator", "this name is taken by another tool")]
+    declared = [
+        declaration("a", description="1"),
+        declaration("b", description=1),
+        declaration("a", description="2"),
+        declaration("calculator"),
+        declaration("c"),
+    ]
+    accepted, rejected = parse_declarations(declared, reserved_names={"calculator"})
+    assert [(tool.name, tool.description) for tool in accepted] == [("a", "1"), ("c", "")]
+    assert rejected == [
+        ("b", "description: expected `str | null`, got `int`"),
+        ("a", "declared twice; the first one stands"),
+        ("calculator", "this name is taken by another tool"),
+    ]
 
 
 def test_there_are_at_most_128_tools() -> None:

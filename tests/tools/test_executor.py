@@ -109,9 +109,6 @@ def test_a_call_of_an_unknown_tool_fails() -> None:
     outcome = refuse(ToolExecutor([shelf()], LIMITS), "add_tasks")
     assert outcome.error_type == "not_found"
     assert outcome.error_message == "There is no tool 'add_tasks'. Nothing was run."
-
-
-def test_an_unknown_name_is_quoted_in_part() -> None:
     assert len(refuse(ToolExecutor([shelf()], LIMITS), "x" * 100_000).error_message or "") < 700
 
 
@@ -372,16 +369,7 @@ async def test_a_result_that_is_no_outcome_is_a_failure() -> None:
     assert (outcome.success, outcome.error_type) == (False, "internal_error")
 
 
-async def test_an_outcome_has_its_execution_time() -> None:
-    async def nap() -> ToolOutcome:
-        await asyncio.wait([asyncio.ensure_future(asyncio.Event().wait())], timeout=0.03)
-        return succeeded("done")
-
-    outcome = await run(lambda _: nap(), limits=replace(LIMITS, tool_timeout=WAIT))
-    assert 30 <= outcome.metadata.execution_time_ms < 5_000
-
-
-async def test_a_time_that_the_tool_knows_better_is_kept() -> None:
+async def test_a_time_that_the_tool_knows_better_is_used() -> None:
     assert (await run(lambda _: succeeded("x", took_s=12.0))).metadata.execution_time_ms == 12_000
 
 
@@ -396,12 +384,9 @@ async def test_the_notes_about_the_arguments_go_with_every_outcome(
     assert len((await run(does, ADD, NOTED)).metadata.notes) == 1
 
 
-async def test_the_tools_own_notes_follow() -> None:
+async def test_the_tools_own_notes_follow_and_those_of_a_device_call_are_not_repeated() -> None:
     notes = (await run(lambda _: succeeded("x", notes=["its own"]), ADD, NOTED)).metadata.notes
     assert len(notes) == 2 and notes[1] == "its own"
-
-
-async def test_the_notes_of_a_device_call_are_not_repeated() -> None:
     device = replace(ADD, source="device")
     assert (await run(lambda _: succeeded("x"), device, NOTED)).metadata.notes == ()
 

@@ -63,27 +63,37 @@ def test_a_phrase_that_is_not_a_consent_never_approves() -> None:
         assert kind(f"{phrase}, {phrase}") != "allow", phrase
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "ＹＥＳ",
-        "\u202eyes\u202c",
-        "“Yes.”",
-        "\tyes\n",
-        "that’s fine, yes",
-        "O.K., yes",
+JUDGED = {
+    # The ways in which transcribers write.
+    "allow": ["ＹＥＳ", "\u202eyes\u202c", "“Yes.”", "\tyes\n", "that’s fine, yes", "O.K., yes"],
+    "unclear": [
+        # An unknown word or sign.
+        *("Yеs", "y e s", "yes♪", "(yes)", "*yes*", "yes/no", "yés", "ye\u0301s", "yes🙂", "Yes?", "yes -5"),
+        # A scope without a core before it.
+        *("For this session.", "For this session, yes.", "Okay, for this session."),
+        # A refusal that ends in a consent, or a phrase that begins like a refusal.
+        *("No, wait, yes.", "No, go ahead.", "Leave it. No, go ahead."),
+        *("No problem.", "No worries, go ahead.", "Don't worry.", "Don't stop.", "Not sure.", "No?"),
+        # A question about the call.
+        *("What does it delete?", "Which file?", "Tell me about that file", "Can it be undone?"),
     ],
-)
-def test_the_ways_in_which_transcribers_write_do_not_matter(text: str) -> None:
-    assert kind(text) == "allow"
+    "deny": ["No, do not just do so.", "No, I did not mean to say go ahead."],
+    # A new request, or a correction.
+    "other": [
+        "What's the weather in Paris?",
+        "Could you please translate hello to Spanish?",
+        "Okay, remind me to call mum at six.",
+        "Send it to Bob instead.",
+        "Tell me a story about dragons and castles. " * 40,
+    ],
+}
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["Yеs", "y e s", "yes♪", "(yes)", "*yes*", "yes/no", "yés", "ye\u0301s", "yes🙂", "Yes?", "yes -5"],
+    ("text", "expected"), [(text, judgement) for judgement, texts in JUDGED.items() for text in texts]
 )
-def test_an_unknown_word_or_sign_makes_an_answer_unclear(text: str) -> None:
-    assert kind(text) == "unclear"
+def test_an_utterance_is_judged(text: str, expected: str) -> None:
+    assert kind(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -128,11 +138,6 @@ def test_a_session_scope_is_granted_after_a_core_at_medium_risk(text: str) -> No
     assert classify_answer(text, DELETE) == Answer("allow", "session", text)
     assert classify_answer(text, ask("t", {}, scopes=("once",))) == Answer("allow", "once", text)
     assert kind(text, HIGH) == "unclear"
-
-
-@pytest.mark.parametrize("text", ["For this session.", "For this session, yes.", "Okay, for this session."])
-def test_a_session_without_a_core_before_it_is_unclear(text: str) -> None:
-    assert kind(text) == "unclear"
 
 
 @pytest.mark.parametrize(
@@ -219,10 +224,6 @@ def test_a_refusal_refuses_at_any_risk() -> None:
                 assert kind(text, question) == "deny", text
 
 
-def test_a_refusal_that_ends_in_the_refused_words_is_a_refusal() -> None:
-    assert kind("No, do not just do so.") == kind("No, I did not mean to say go ahead.") == "deny"
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -236,59 +237,10 @@ def test_a_refusal_with_its_reasons_or_a_correction_carries_the_users_words(text
     assert classify_answer(f"  {text}\u0007 \u202e", SEND) == Answer("deny", "once", text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "No, wait, yes.",
-        "No, go ahead.",
-        "Leave it. No, go ahead.",
-    ],
-)
-def test_a_refusal_that_ends_in_a_consent_is_unclear(text: str) -> None:
-    assert kind(text) == "unclear"
-
-
-@pytest.mark.parametrize(
-    "text", ["No problem.", "No worries, go ahead.", "Don't worry.", "Don't stop.", "Not sure.", "No?"]
-)
-def test_a_phrase_that_begins_like_a_refusal_is_unclear(text: str) -> None:
-    assert kind(text) == "unclear"
-
-
 def test_no_and_yes_together_approve_nothing() -> None:
     for phrase in CORES:
         for text in (f"no {phrase}", f"{phrase} no", f"{phrase} don't", f"never {phrase}", f"{phrase} not"):
             assert kind(text) != "allow", text
-
-
-# -- other requests
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "What's the weather in Paris?",
-        "Could you please translate hello to Spanish?",
-        "Okay, remind me to call mum at six.",
-        "Send it to Bob instead.",
-        "Tell me a story about dragons and castles. " * 40,
-    ],
-)
-def test_a_new_request_or_a_correction_is_recognised(text: str) -> None:
-    assert kind(text) == "other"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "What does it delete?",
-        "Which file?",
-        "Tell me about that file",
-        "Can it be undone?",
-    ],
-)
-def test_a_question_about_the_call_is_no_request_of_its_own(text: str) -> None:
-    assert kind(text) == "unclear"
 
 
 # -- languages

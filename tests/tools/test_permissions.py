@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from conductor.settings import Settings
 from conductor.tools.base import ToolSpec
-from conductor.tools.permissions import MAY_HAVE_HAPPENED, Gate, GateOptions, Verdict, decide, grant, steps
+from conductor.tools.permissions import MAY_HAVE_HAPPENED, Gate, GateOptions, Verdict, grant, steps
 from conductor.tools.rules import Rule
 
 NOW = 1_800_000_000.0
@@ -27,12 +27,13 @@ def spec(name: str = "file.write", **fields: Any) -> ToolSpec:
 def verdict(
     tool: ToolSpec,
     *rules: Rule,
-    arguments: dict[str, Any] | None = None,
+    arguments: Mapping[str, Any] | None = None,
     tainted: bool = False,
+    unknown: bool = False,
     options: GateOptions = ALL,
 ) -> Verdict:
-    results = steps(tool, arguments or {}, rules, now=NOW, tainted=tainted, options=options)
-    return decide(tool, results, tainted=tainted)
+    gate = Gate(rules, options, now=lambda: NOW)
+    return gate.decide(tool, arguments or {}, tainted=tainted, may_have_happened=unknown)
 
 
 @pytest.mark.parametrize(
@@ -105,12 +106,6 @@ def test_after_untrusted_text_a_grant_asks_and_a_read_is_allowed() -> None:
     assert verdict(spec(effect="read", risk="safe"), tainted=True).effect == "allow"
 
 
-def test_a_deny_rule_wins_over_untrusted_text_and_both_reasons_to_ask_are_listed() -> None:
-    assert verdict(spec(), DENY, tainted=True).effect == "deny"
-    decision = verdict(spec(), ASK, tainted=True)
-    assert (decision.rule, len(decision.reasons)) == (ASK, 2)
-
-
 SETTINGS = [
     (GateOptions(allowed_tools=("agent.*", "calculator")), "ALLOWED_TOOLS"),
     (GateOptions(deny_irreversible=True), "DENY_IRREVERSIBLE"),
@@ -163,6 +158,15 @@ def test_the_reason_mentions_an_undecidable_value() -> None:
             [ASK],
             False,
             ["The operator's rules ask first: ask file.*.", "It cannot be undone."],
+        ),
+        (
+            spec(),
+            [ASK],
+            True,
+            [
+                "The operator's rules ask first: ask file.*.",
+                "It may come from strangers, whose text is in this conversation, and not from you.",
+            ],
         ),
         (
             spec(effect="irreversible", risk="high"),
@@ -271,13 +275,13 @@ def test_each_step_has_reasons_and_the_first_effect_decides(call: Any) -> None:
     assert [step.name for step in results] == ["deny", "ask", "allow", "default"]
     assert all(step.reasons and all(reason.endswith(".") for reason in step.reasons) for step in results)
     deciding = next(step for step in results if step.effect)
-    verdict = decided(call)
-    assert (verdict.effect, verdict.reasons, verdict.rule) == (
+    decision = decided(call)
+    assert (decision.effect, decision.reasons, decision.rule) == (
         deciding.effect,
         deciding.reasons,
         deciding.rule,
     )
-    assert verdict.warn == (verdict.effect == "ask" and tool.risk == "high")
+    assert decision.warn == (decision.effect == "ask" and tool.risk == "high")
 
 
 # -- grants
@@ -285,6 +289,7 @@ def test_each_step_has_reasons_and_the_first_effect_decides(call: Any) -> None:
 
 def test_a_grant_at_medium_risk_is_for_any_arguments() -> None:
     tool = spec()
+    assert verdict(spec(approval="ask"), grant(spec(approval="ask"), {}, scope="session")).effect == "allow"
     decision = verdict(tool, grant(tool, {"path": "/a"}, scope="session"), arguments={"path": "/b"})
     assert decision.effect == "allow"
     assert decision.rule is not None and decision.rule.scope == "session"
@@ -318,12 +323,6 @@ def test_a_grant_takes_signs_in_a_name_literally() -> None:
     rule = grant(tool, {}, scope="always")
     assert rule.covers(tool)
     assert not Rule("allow", rule.tool, source=rule.source).covers(similar)
-
-
-def test_a_grant_counts_for_a_tool_that_is_declared_to_ask() -> None:
-    tool = spec(approval="ask")
-    assert verdict(tool).effect == "ask"
-    assert verdict(tool, grant(tool, {}, scope="session")).effect == "allow"
 
 
 # -- the catalogue, and dry runs
@@ -394,18 +393,6 @@ def secret(arguments: Mapping[str, Any]) -> str | None:
     return SECRET if arguments.get("path") == ".env" else None
 
 
-def judge(
-    tool: ToolSpec,
-    *rules: Rule,
-    arguments: Mapping[str, Any] | None = None,
-    tainted: bool = False,
-    unknown: bool = False,
-    options: GateOptions | None = None,
-) -> Verdict:
-    gate = Gate(rules, options or GateOptions(), now=lambda: NOW)
-    return gate.decide(tool, arguments or {}, tainted=tainted, may_have_happened=unknown)
-
-
 @pytest.mark.parametrize(
     ("tool", "rules"),
     [
@@ -418,34 +405,32 @@ def judge(
 def test_a_call_that_may_have_happened_asks_in_spite_of_an_allow_rule(
     tool: ToolSpec, rules: list[Rule]
 ) -> None:
-    assert judge(tool, *rules).effect == "allow"
-    verdict = judge(tool, *rules, unknown=True)
-    assert (verdict.effect, verdict.reasons) == ("ask", (MAY_HAVE_HAPPENED,))
+    assert verdict(tool, *rules).effect == "allow"
+    decision = verdict(tool, *rules, unknown=True)
+    assert (decision.effect, decision.reasons) == ("ask", (MAY_HAVE_HAPPENED,))
 
 
 def test_a_sensitive_argument_asks_in_spite_of_an_allow_rule() -> None:
     tool = spec(approval="never", sensitive=secret)
-    assert judge(tool, ALLOW, arguments={"path": "a.txt"}).effect == "allow"
-    verdict = judge(tool, ALLOW, arguments={"path": ".env"})
-    assert (verdict.effect, verdict.reasons) == ("ask", (SECRET,))
+    assert verdict(tool, ALLOW, arguments={"path": "a.txt"}).effect == "allow"
+    decision = verdict(tool, ALLOW, arguments={"path": ".env"})
+    assert (decision.effect, decision.reasons) == ("ask", (SECRET,))
 
 
 def test_the_reasons_of_the_rules_follow_the_reasons_of_the_conversation() -> None:
     tool = spec(sensitive=secret, risk="high")
-    verdict = judge(tool, arguments={"path": ".env"}, unknown=True)
-    assert verdict.reasons[:2] == (MAY_HAVE_HAPPENED, SECRET)
-    assert len(verdict.reasons) > 2 and verdict.warn
-    assert verdict.reasons[2:] == judge(tool).reasons
+    decision = verdict(tool, arguments={"path": ".env"}, unknown=True)
+    assert decision.reasons == (MAY_HAVE_HAPPENED, SECRET, *verdict(tool).reasons) and decision.warn
 
 
 def test_a_verdict_lists_the_cautions_of_a_spoken_question() -> None:
     tool = spec(approval="never", sensitive=secret)
-    assert judge(tool, arguments={"path": ".env"}).cautions == ()
-    assert judge(tool, unknown=True).cautions == ("may_have_happened",)
-    assert judge(tool, tainted=True).cautions == ("untrusted",)
-    assert judge(tool, tainted=True, unknown=True).cautions == ("may_have_happened", "untrusted")
-    assert judge(tool, DENY, tainted=True, unknown=True).cautions == ()
-    assert judge(spec(effect="read"), tainted=True).cautions == ()
+    assert verdict(tool, arguments={"path": ".env"}).cautions == ()
+    assert verdict(tool, unknown=True).cautions == ("may_have_happened",)
+    assert verdict(tool, tainted=True).cautions == ("untrusted",)
+    assert verdict(tool, tainted=True, unknown=True).cautions == ("may_have_happened", "untrusted")
+    assert verdict(tool, DENY, tainted=True, unknown=True).cautions == ()
+    assert verdict(spec(effect="read"), tainted=True).cautions == ()
 
 
 @pytest.mark.parametrize("refusal", ["rule", "grant", "option"])
@@ -467,11 +452,7 @@ def test_grants_are_read_for_each_decision() -> None:
     granted: list[Rule] = []
     gate = Gate(grants=lambda: granted, now=lambda: NOW)
     assert gate.decide(spec(), {}, tainted=False, may_have_happened=False).effect == "ask"
+    further = gate.decide(spec(), {}, tainted=False, may_have_happened=False, granted=(ALLOW,))
+    assert further.effect == "allow"
     granted.append(ALLOW)
     assert gate.decide(spec(), {}, tainted=False, may_have_happened=False).effect == "allow"
-
-
-def test_a_decision_can_include_further_grants() -> None:
-    gate = Gate(now=lambda: NOW)
-    verdict = gate.decide(spec(), {}, tainted=False, may_have_happened=False, granted=(ALLOW,))
-    assert verdict.effect == "allow"

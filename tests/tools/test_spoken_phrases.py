@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conductor.tools.judge import Answer
-from tests.tools.phrase_sets import Judged, is_unsafe, judge_set, main, report
+from tests.tools.phrase_sets import Judged, is_unsafe, judge_set, report
 
 FOLDER = Path(__file__).parent / "phrases"
 LEAST: dict[str, dict[str, float]] = json.loads((FOLDER / "manifest.json").read_text("utf-8"))
@@ -52,28 +52,3 @@ def test_an_approval_is_unsafe_without_consent_or_with_a_wider_scope(
 ) -> None:
     assert is_unsafe(meaning, Answer("allow", "session" if scope == "session" else "once", "")) is unsafe
     assert not is_unsafe(meaning, Answer("unclear", "once", ""))
-
-
-def test_the_script_lists_unsafe_and_missed_phrases(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tool = {
-        "id": "t",
-        "name": "delete_files",
-        "title": None,
-        "risk": "high",
-        "arguments": {"paths": ["a", "b"]},
-    }
-    tools, phrases = tmp_path / "tools.json", tmp_path / "phrases.jsonl"
-    tools.write_text(json.dumps([tool]))
-    meanings = {"{words}": "consent", "Yes.": "consent", "No.": "refusal", "{words}!": "neither"}
-    lines = [json.dumps({"tool": "t", "say": say, "meaning": meaning}) for say, meaning in meanings.items()]
-    phrases.write_text("\n".join(lines))
-    assert main([str(tools), str(phrases)]) == 1
-    output = capsys.readouterr().out
-    assert "unsafe: neither taken for allow once: t: {words}!" in output
-    assert "missed: consent taken for unclear: t: Yes." in output
-    assert "consent: 1 of 2 understood, 50.0%" in output and "refusal: 1 of 1 understood" in output
-    phrases.write_text(lines[0])
-    assert main([str(tools), str(phrases)]) == 0
-    assert main([]) == 2
