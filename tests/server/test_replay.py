@@ -95,14 +95,11 @@ async def test_another_token_does_not_read_it() -> None:
         assert (await read(listener, PATH))[0] == 401
 
 
-async def test_the_records_of_the_server_are_of_no_session() -> None:
+async def test_other_records_are_not_found() -> None:
     async with served() as listener:
-        await talk(listener, ANONYMOUS, "$grants")
+        await talk(listener, ANONYMOUS, "$grants")  # the server's own
         assert (await read(listener, "/replay.json?session=$grants"))[0] == 404
         assert (await read(listener, "/replay.json"))[0] == 404
-
-
-async def test_without_the_page_it_is_not_there() -> None:
     async with served(web="off") as listener:
         await talk(listener, ANONYMOUS)
         status, text = await read(listener, PATH)
