@@ -148,3 +148,34 @@ def refusal(data: bytes, max_bytes: int = 65_536) -> InvalidFrame:
     with pytest.raises(InvalidFrame) as caught:
         decode_event(data, max_bytes)
     return caught.value
+
+
+CALL: dict[str, Any] = {"callId": "call_1"}
+BOUND: dict[str, Any] = {"approvalId": "appr_1", "argumentsDigest": "0" * 64}
+ALLOW: dict[str, Any] = {**BOUND, "decision": "allow"}
+EDIT: dict[str, Any] = {**BOUND, "decision": "edit", "editedArguments": {"path": "a"}}
+VALID: list[tuple[str, dict[str, Any]]] = [
+    ("session.start", {"resume": None}),
+    ("session.start", {"resume": {"lastEventId": None, "done": [], "pending": [], "more": 1}}),
+    ("session.start", {"resume": {"done": [{**CALL, "result": None, "error": None}]}}),
+    ("session.start", {"resume": {"done": [CALL] * 500, "pending": ["x" * 96] * 300}}),
+    ("session.start", {"resume": {"done": [{**CALL, "result": {"on": True}}]}}),
+    ("tool.cancelled", {**CALL, "effect": "complete", "result": {"ok": True}}),
+    ("response.cancel", {}),
+    ("tools.list", {}),
+    ("tool.started", {"callId": "x" * 128}),
+    ("tool.progress", {**CALL, "message": None, "percent": None}),
+    ("tool.progress", {**CALL, "percent": 0}),
+    ("tool.progress", {**CALL, "percent": 100}),
+    ("tool.accepted", {**CALL, "jobId": "x" * 256}),
+    ("approval.shown", {"approvalId": "x" * 128}),
+    ("approval.response", ALLOW),
+    ("approval.response", {**ALLOW, "scope": "always", "message": "x" * 2_000, "decisions": None}),
+    ("approval.response", {**ALLOW, "editedArguments": None}),
+    ("approval.response", {**ALLOW, "decision": "deny", "editedArguments": {"a": 1}}),
+    ("approval.response", EDIT),
+    ("approval.response", {**EDIT, "editedArguments": {}}),
+    ("approval.response", {"decisions": [ALLOW] * 100}),
+    ("approval.response", {"decisions": [EDIT, ALLOW], "approvalId": None, "decision": None}),
+]
+"""Valid payloads of clients, by the type of their events."""

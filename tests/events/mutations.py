@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from tests.events.events import CLIENT
+from conductor.commands.protocol_schema import sent_by
+from tests.events.events import VALID
 
 Tree: TypeAlias = Any
 """A JSON value."""
@@ -15,59 +16,12 @@ Tree: TypeAlias = Any
 BIG = 300_000
 """About as large as a mutant gets unless ``largest`` says otherwise: above the soft limit of an event."""
 
-_DENIAL = {"approvalId": "appr_1", "argumentsDigest": "0" * 64, "decision": "deny"}
-_EDIT = {
-    **{"approvalId": "appr_2", "argumentsDigest": "f" * 64, "decision": "edit"},
-    "editedArguments": {"path": "notes.txt", "lines": [1, 2.5, {"deep": None}]},
-}
 _PAYLOADS: dict[str, list[dict[str, Any]]] = {
-    "session.start": [
-        {},
-        {"sessionId": "s-1", "locale": "de-DE", "timeZone": "Europe/Berlin", "instructions": "Be short."},
-        {
-            "capabilities": ["tools", "resume"],
-            "tools": [{"name": "lamp.switch", "inputSchema": {"type": "object", "properties": {"on": {}}}}],
-        },
-        {
-            "capabilities": ["resume"],
-            "resume": {
-                "lastEventId": "evt_5d_9",
-                "done": [{"callId": "call_1", "result": "on"}, {"callId": "call_2"}],
-                "pending": ["call_4"],
-            },
-        },
-    ],
-    "session.update": [{"tools": []}, {"tools": [{"name": "a.b", "inputSchema": {"type": "object"}}]}],
-    "user.audio.transcript.partial": [{"text": "what is"}],
-    "user.audio.transcript.final": [{"text": "What is 17% of 2340?"}, {"text": "Wie läuft's? 進捗は? 🎉"}],
-    "tool.result": [
-        {"callId": "call_1", "result": '{"ok":true}', "error": None},
-        {"callId": "call_2", "result": None, "error": "no such agent"},
-    ],
-    "audio.output.interrupted": [
-        {"reason": "user_speech"},
-        {"reason": "user", "speechId": "sp-1", "spokenText": "Seventeen", "playedMs": 900.5},
-    ],
-    "agent.completed": [
-        {"agentId": "a-7", "status": "FINISHED", "summary": "Done.", "name": "Fix", "prompt": "Fix it."}
-    ],
-    "response.cancel": [{}],
-    "tool.cancelled": [
-        {"callId": "call_1", "effect": "none"},
-        {"callId": "call_1", "effect": "complete", "result": '{"ok":true}'},
-    ],
-    "tool.started": [{"callId": "call_1"}],
-    "tool.progress": [{"callId": "call_1"}, {"callId": "call_1", "message": "3 of 7", "percent": 42.5}],
-    "tool.accepted": [{"callId": "call_1", "jobId": "job-7"}],
-    "approval.shown": [{"approvalId": "appr_1"}],
-    "approval.response": [
-        {"approvalId": "appr_1", "argumentsDigest": "0" * 64, "decision": "allow", "scope": "session"},
-        {"decisions": [_DENIAL, _EDIT, {**_DENIAL, "approvalId": "appr_3", "message": "no, leave it"}]},
-    ],
-    "tools.list": [{}],
-    "app.telemetry": [{"battery": 0.5, "list": [1, [2, {"three": 3}]]}],
+    event.type: [event.example["payload"], *(payload for kind, payload in VALID if kind == event.type)]
+    for event in sent_by("client")
 }
-assert set(CLIENT) < set(_PAYLOADS), "a client event without a sample"
+_PAYLOADS["user.audio.transcript.final"].append({"text": "Wie läuft's? 進捗は? 🎉"})
+_PAYLOADS["app.telemetry"] = [{"battery": 0.5, "list": [1, [2, {"three": 3}]]}]
 
 NUMBERS = (
     *("0", "-0", "1", "-1", "2", "1.0", "1e0", "9007199254740991", "9007199254740992", "-9007199254740993"),

@@ -13,15 +13,11 @@ from conductor.events.server import SpeechPartial
 TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
-def test_a_timestamp_has_exactly_three_decimals_and_z() -> None:
-    for _ in range(2_000):
-        assert TIMESTAMP.fullmatch(timestamp())
-
-
 def test_timestamps_tell_the_present_time_and_never_go_back() -> None:
     before = datetime.now(UTC)
     stamps = [timestamp() for _ in range(500)]
     after = datetime.now(UTC)
+    assert all(map(TIMESTAMP.fullmatch, stamps))
     times = [datetime.fromisoformat(stamp) for stamp in stamps]
     assert before - timedelta(milliseconds=1) <= times[0] and times[-1] <= after
     assert times == sorted(times)

@@ -100,11 +100,8 @@ def test_a_ui_calls_schema_refuses_another_state() -> None:
     assert not by_name["convo.appendMessage"].is_valid({"role": "user", "text": "x", "isPartial": True})
 
 
-def test_every_state_has_a_meaning() -> None:
+def test_every_state_and_code_has_a_meaning() -> None:
     assert set(STATE_MEANINGS) == set(get_args(ConversationState))
-
-
-def test_every_code_has_a_meaning_of_one_line() -> None:
     assert set(CODE_MEANINGS) == set(get_args(ErrorCode))
     assert all(re.fullmatch(r"[A-Z].*\.", meaning) for meaning in CODE_MEANINGS.values())
 
