@@ -27,6 +27,34 @@ AXE = Path(__file__).resolve().parents[2] / "build" / "clients" / "node_modules"
 WAIT_MS = 15_000
 SIZE = {"width": 1280, "height": 800}
 
+# The speech services of a browser: a test sets the recognised text and ends the voice.
+MEDIA = """
+window.recognitions = [];
+class Recognition extends EventTarget {
+  start(track) { this.track = track; recognitions.push(this); }
+  stop() { this.dispatchEvent(new Event("end")); }
+  abort() { this.stop(); }
+  hear(transcript, isFinal) {
+    const results = [Object.assign([{ transcript }], { isFinal })];
+    this.dispatchEvent(Object.assign(new Event("result"), { resultIndex: 0, results }));
+  }
+}
+window.SpeechRecognition = window.webkitSpeechRecognition = Recognition;
+window.spoken = [];
+Object.defineProperty(window, "speechSynthesis", { value: {
+  speak(utterance) {
+    spoken.push(utterance.text);
+    utterance.dispatchEvent(Object.assign(new Event("boundary"), { charIndex: 9 }));
+    this.current = utterance;
+  },
+  cancel() { this.current?.dispatchEvent(new Event("end")); },
+  getVoices() { return []; },
+} });
+window.SpeechSynthesisUtterance = class extends EventTarget {
+  constructor(text) { super(); this.text = text; }
+};
+"""
+
 
 def missing(program: str) -> NoReturn:
     """Skip, or fail where the browser is required."""

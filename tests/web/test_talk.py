@@ -7,41 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.web.browser import PageUser, serving, visiting
+from tests.web.browser import MEDIA, PageUser, serving, visiting
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LAMP = 'call lamp.switch with {"room":"hall","on":true}'
 NOTE = 'call note.delete with {"title":"Milk"}'
 TOKEN = "a-token-for-the-page"
-
-# The speech services of a browser: a test sets the recognised text and ends the voice.
-MEDIA = """
-window.recognitions = [];
-class Recognition extends EventTarget {
-  start(track) { this.track = track; recognitions.push(this); }
-  stop() { this.dispatchEvent(new Event("end")); }
-  abort() { this.stop(); }
-  hear(transcript, isFinal) {
-    const results = [Object.assign([{ transcript }], { isFinal })];
-    this.dispatchEvent(Object.assign(new Event("result"), { resultIndex: 0, results }));
-  }
-}
-window.SpeechRecognition = window.webkitSpeechRecognition = Recognition;
-window.spoken = [];
-Object.defineProperty(window, "speechSynthesis", { value: {
-  speak(utterance) {
-    spoken.push(utterance.text);
-    utterance.dispatchEvent(Object.assign(new Event("boundary"), { charIndex: 9 }));
-    this.current = utterance;
-  },
-  cancel() { this.current?.dispatchEvent(new Event("end")); },
-  getVoices() { return []; },
-} });
-window.SpeechSynthesisUtterance = class extends EventTarget {
-  constructor(text) { super(); this.text = text; }
-};
-"""
 
 LOUD = """new Promise((resolve) => {
   const level = () => parseFloat(getComputedStyle(microphone).getPropertyValue("--level"));
