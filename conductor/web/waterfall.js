@@ -30,7 +30,7 @@ export function waterfall() {
   function drawLatencies() {
     const most = Math.max(...latencies, 1);
     const middle = [...latencies].sort((one, other) => one - other)[Math.floor(latencies.length / 2)];
-    const words = `First sentence after ${middle} ms in the middle of ${latencies.length} turns, ${most} ms at most`;
+    const words = `First sentence: ${middle} ms at the median of ${latencies.length} turns, ${most} ms at most`;
     const bars = latencies.map((ms) => {
       const bar = el("i", { title: `${ms} ms` });
       bar.style.height = `${Math.max(4, (100 * ms) / most)}%`;

@@ -63,12 +63,12 @@ async def test_latency_is_a_chart_and_the_figures_of_a_turn_are_sentences(user: 
     for number in range(2):
         await user.ask(f"say {number}", str(number))
     await user.tab("turn")
-    await user.page.get_by_text("in the middle of 2 turns").wait_for()
+    await user.page.get_by_text("at the median of 2 turns").wait_for()
     assert await user.page.locator(".chart i").count() == 2
     text = await user.page.inner_text("#waterfall")
     assert "The first sentence was sent to be spoken after" in text and "tokens and wrote" in text
     await user.page.reload()
-    await user.page.get_by_text("in the middle of 2 turns").wait_for(state="attached")
+    await user.page.get_by_text("at the median of 2 turns").wait_for(state="attached")
 
 
 async def look_at_all(user: PageUser, *rules: str) -> None:
