@@ -22,10 +22,9 @@ from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from conductor.stores.base import Claim, SessionKey, SessionLog
 from tests.app import App
-from tests.conversation.helpers import StoreProxy
 from tests.end_to_end.conftest import Served
 from tests.models import Script, ScriptedProvider
-from tests.server.wires import until
+from tests.server.wires import WiredStore, until
 from tests.shapes import Event
 
 KEY = SessionKey("anonymous", "s-1")
@@ -43,16 +42,15 @@ class Shelf:
     path: Path | None = None
 
 
-class LosesReplies(StoreProxy):
+class LosesReplies(WiredStore):
     """A store that sometimes loses a reply: the commit is applied and seems to have failed.
 
-    ``loses`` is asked about each commit, counted from 0. While it is ``away`` no commit reaches it.
+    ``loses`` is asked about each commit, counted from 0.
     """
 
     def __init__(self, inner: SessionLog, loses: Callable[[int], bool] = lambda _: False) -> None:
         super().__init__(inner)
         self.loses = loses
-        self.away = False
         self.commits = 0
         self.lost_replies = 0
 
@@ -62,8 +60,8 @@ class LosesReplies(StoreProxy):
         self.loses = lambda commit: commit == number
 
     async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
-        if self.away:
-            raise StoreUnavailable("The store is away.")
+        await self.append_gate.wait()
+        self._reach()
         number, self.commits = self.commits, self.commits + 1
         if not self.loses(number):
             await self.inner.append(claim, commit_id, data, snapshot=snapshot)

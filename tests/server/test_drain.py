@@ -20,6 +20,7 @@ from conductor.stores.base import Claim
 from tests.app import App
 from tests.end_to_end.conftest import Served, serving
 from tests.models import Script, ScriptedProvider
+from tests.server.nodes import still_open
 from tests.server.wires import WAIT, WiredStore
 
 LONG = 60.0
@@ -34,12 +35,6 @@ async def closed(phone: App) -> int | None:
     """Wait until the server has closed a connection; returns the code."""
     await asyncio.wait_for(phone.closed.wait(), WAIT)
     return phone.close_code
-
-
-async def still_open(phone: App) -> bool:
-    """Tell whether a client is still connected, after a round trip to the server."""
-    await phone.socket.ping()
-    return not phone.closed.is_set()
 
 
 async def speech_of(phone: App, since: int = 0) -> str:

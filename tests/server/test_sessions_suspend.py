@@ -16,10 +16,9 @@ from conductor.rate_limit import STILL_S
 from conductor.server.sessions import SuspendDetector
 from conductor.server.websocket import MAX_WRITE, Socket, Writer
 from conductor.settings import Limits
-from conductor.stores.base import Claim, SessionKey, SessionLog
 from tests.app import App
-from tests.server.nodes import KEY, LosesReplies, Node, Shelf, calm, comes, shapes_sent, still_open, two_nodes
-from tests.server.wires import until
+from tests.server.nodes import Node, Shelf, calm, comes, shapes_sent, still_open, two_nodes
+from tests.server.wires import WiredStore, until
 
 TICK_S = 0.001
 SAID = [[TextDelta("One."), TextDelta(" And two.")], [TextDelta("Three.")]]
@@ -98,47 +97,18 @@ async def test_a_resumed_node_keeps_its_sessions(shelf: Shelf) -> None:
             assert phone.finals(since) == ["You said one, two."]
 
 
-class Hanging(LosesReplies):
-    """A store that answers commits only while ``answers`` is set."""
-
-    def __init__(self, inner: SessionLog) -> None:
-        super().__init__(inner)
-        self.answers = asyncio.Event()
-        self.answers.set()
-
-    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
-        await self.answers.wait()
-        await super().append(claim, commit_id, data, snapshot=snapshot)
-
-
-class SlowClaims(LosesReplies):
-    """A store that answers claims only while ``answers`` is set."""
-
-    def __init__(self, inner: SessionLog) -> None:
-        super().__init__(inner)
-        self.claiming = asyncio.Event()
-        self.answers = asyncio.Event()
-        self.answers.set()
-
-    async def claim(self, key: SessionKey) -> Claim:
-        if key == KEY:
-            self.claiming.set()
-            await self.answers.wait()
-        return await super().claim(key)
-
-
 async def test_verification_without_the_store_has_a_time_limit(
     shelf: Shelf,
 ) -> None:
-    async with two_nodes(Shelf(lambda: Hanging(shelf.make())), verify_timeout=0.05) as (a, _):
+    async with two_nodes(Shelf(lambda: WiredStore(shelf.make())), verify_timeout=0.05) as (a, _):
         async with a.phone() as phone:
             await phone.ask("one")
             await calm(a)
-            assert isinstance(a.store, Hanging)
-            a.store.answers.clear()
+            assert isinstance(a.store, WiredStore)
+            a.store.append_gate.clear()
             a.listener.registry.recheck_ownership()
             await a.listener.registry.ownership_verified.wait()
-            a.store.answers.set()
+            a.store.append_gate.set()
             since = len(phone.log)
             await phone.ask("two")
             assert phone.finals(since) == ["You said one, two."]
@@ -174,9 +144,10 @@ async def test_a_first_event_from_before_a_suspend_needs_a_connected_client(
 
 @pytest.mark.parametrize("alive", [True, False])
 async def test_a_claim_from_before_a_suspend_needs_a_connected_client(shelf: Shelf, alive: bool) -> None:
-    async with two_nodes(Shelf(lambda: SlowClaims(shelf.make())), alive_timeout=0.1) as (a, b):
-        assert isinstance(a.store, SlowClaims)
-        a.store.answers.clear()
+    async with two_nodes(Shelf(lambda: WiredStore(shelf.make())), alive_timeout=0.1) as (a, b):
+        assert isinstance(a.store, WiredStore)
+        a.store.claim_gate.clear()
+        a.store.claiming.clear()
         old = a.phone()
         await old.open(start=False)
         old.send("session.start", {})
@@ -186,13 +157,13 @@ async def test_a_claim_from_before_a_suspend_needs_a_connected_client(shelf: She
             await calm(b)
             if alive:
                 a.listener.registry.recheck_ownership()
-                a.store.answers.set()
+                a.store.claim_gate.set()
                 await old.until("session.started")
                 await old.close()
                 return
             async with deaf(old):
                 a.listener.registry.recheck_ownership()
-                a.store.answers.set()
+                a.store.claim_gate.set()
                 await until(lambda: not len(a.listener.registry))
             since = len(new.log)
             await new.ask("two")

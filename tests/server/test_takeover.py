@@ -13,11 +13,11 @@ import structlog
 from websockets.protocol import State
 
 from conductor.conversation.records import decode
-from conductor.errors import Fenced, StoreUnavailable
+from conductor.errors import Fenced
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.rate_limit import Admission
-from conductor.stores.base import Claim, SessionKey, SessionLog
+from conductor.stores.base import Claim, SessionLog
 from conductor.stores.sqlite import SqliteStore
 from tests.app import WAIT
 from tests.models import Script
@@ -38,7 +38,7 @@ from tests.server.nodes import (
     stored_log,
     two_nodes,
 )
-from tests.server.wires import until
+from tests.server.wires import WiredStore, until
 from tests.shapes import Event
 
 LONG = 600.0
@@ -402,22 +402,8 @@ async def test_a_client_that_left_before_its_admission_claims_nothing(
             assert phone.finals(since) == ["You said one, two."] and not len(a.listener.registry)
 
 
-class NoClaims(LosesReplies):
-    """A store that refuses claims while it is away; ``refused`` is set at the first refusal."""
-
-    def __init__(self, inner: SessionLog) -> None:
-        super().__init__(inner)
-        self.refused = asyncio.Event()
-
-    async def claim(self, key: SessionKey) -> Claim:
-        if self.away:
-            self.refused.set()
-            raise StoreUnavailable("The store is away.")
-        return await super().claim(key)
-
-
 async def test_an_old_connection_that_binds_again_yields_to_a_newer_one(file_shelf: Shelf) -> None:
-    store = NoClaims(file_shelf.make())
+    store = WiredStore(file_shelf.make())
     resumes = {"capabilities": ["resume"]}
     async with node(store, echo) as served:
         async with served.phone(start_fields=resumes) as old:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from conductor.conversation.transport import Frame
 from conductor.errors import StoreUnavailable
-from conductor.stores.base import Claim, SessionKey
+from conductor.stores.base import Claim, SessionKey, SessionLog
 from conductor.stores.memory import MemoryStore
 from tests.conversation.helpers import StoreProxy
 
@@ -16,17 +16,17 @@ WAIT = 15.0
 
 
 class WiredStore(StoreProxy):
-    """A memory store that may be ``away``, and answers claims and releases while the gates are open."""
+    """A store, by default in memory, that may be ``away``; it answers while its gates are open."""
 
-    def __init__(self) -> None:
+    def __init__(self, inner: SessionLog | None = None) -> None:
         self.memory = MemoryStore()
-        super().__init__(self.memory)
+        super().__init__(inner or self.memory)
         self.away = False
         self.claims = 0
-        self.claiming, self.releasing = asyncio.Event(), asyncio.Event()
-        self.claim_gate, self.release_gate = asyncio.Event(), asyncio.Event()
-        self.claim_gate.set()
-        self.release_gate.set()
+        self.claiming, self.releasing, self.refused = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.claim_gate, self.append_gate, self.release_gate = (asyncio.Event() for _ in range(3))
+        for gate in (self.claim_gate, self.append_gate, self.release_gate):
+            gate.set()
 
     async def claim(self, key: SessionKey) -> Claim:
         self.claims += 1
@@ -36,6 +36,7 @@ class WiredStore(StoreProxy):
         return await super().claim(key)
 
     async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+        await self.append_gate.wait()
         self._reach()
         await super().append(claim, commit_id, data, snapshot=snapshot)
 
@@ -47,6 +48,7 @@ class WiredStore(StoreProxy):
 
     def _reach(self) -> None:
         if self.away:
+            self.refused.set()
             raise StoreUnavailable("The store does not answer.")
 
 
