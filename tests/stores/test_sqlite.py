@@ -97,11 +97,6 @@ async def test_deleted_text_is_overwritten(path: Path, store: SqliteStore) -> No
     assert not any(b"SECRET-" in file.read_bytes() for file in path.parent.iterdir())
 
 
-async def test_a_missing_file_is_unavailable(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable):
-        await SqliteStore(tmp_path / "none.db").keys(None, None, None, 1)
-
-
 # -- groups
 
 
@@ -250,10 +245,10 @@ async def test_the_settings_decide_when_sessions_expire(path: Path) -> None:
         await store.claim(KEY)
     with closing(sqlite3.connect(path)) as aged, aged:
         aged.execute("UPDATE session SET updated = updated - 7200")
-    made = make_store(load_settings(None, session_store_url=f"sqlite:///{path}", session_ttl_s=3600))
-    await made.open()
-    assert (await made.claim(KEY)).epoch == 1, "the earlier one has expired"
-    await made.aclose()
+    configured = make_store(load_settings(None, session_store_url=f"sqlite:///{path}", session_ttl_s=3600))
+    await configured.open()
+    assert (await configured.claim(KEY)).epoch == 1, "the earlier one has expired"
+    await configured.aclose()
 
 
 async def test_only_the_owner_may_read_the_file_and_its_folder(tmp_path: Path) -> None:
@@ -294,6 +289,8 @@ async def test_a_wrong_file_is_refused_with_the_reason(tmp_path: Path) -> None:
         with pytest.raises(StoreUnavailable):
             await store.claim(KEY)
         await store.aclose()
+    with pytest.raises(StoreUnavailable):  # it is not open
+        await SqliteStore(tmp_path / "none.db").keys(None, None, None, 1)
 
 
 @pytest.mark.parametrize("version", [2, 99])
@@ -395,12 +392,12 @@ async def fill(store: SqliteStore, subject: str, sessions: int, words: int = 100
 
 async def test_a_file_gives_space_back_when_sessions_are_deleted(store: SqliteStore, path: Path) -> None:
     await fill(store, "subject", 40)
-    kept = await filled(store)  # of the same subject
+    claim = await filled(store)  # of the same subject
     assert size(path) > 2 * SPARE
     assert await store.delete("subject") == 41
     assert size(path) < SPARE
     with pytest.raises(Fenced):
-        await store.append(kept, "commit-1", b"1")
+        await store.append(claim, "commit-1", b"1")
 
 
 async def test_commits_go_on_while_many_sessions_are_deleted(store: SqliteStore) -> None:
