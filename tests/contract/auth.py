@@ -51,8 +51,8 @@ class AuthContract:
         self, authenticator: Authenticator, admitted: Sequence[Handshake]
     ) -> None:
         first = [await self.person(authenticator, handshake) for handshake in admitted]
-        again = [await self.person(authenticator, handshake) for handshake in admitted]
-        assert first == again and None not in first and len(set(first)) == len(first)
+        repeated = [await self.person(authenticator, handshake) for handshake in admitted]
+        assert first == repeated and None not in first and len(set(first)) == len(first)
         for person in first:
             assert person and person.isprintable() and len(person) <= 200 and not person.startswith("$")
 

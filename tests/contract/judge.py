@@ -79,8 +79,8 @@ class JudgeContract:
             assert prompt.strip() and len(prompt) < 2_000
             words = prompt.split()
             # A microphone may pick up the prompt, or its end.
-            for heard in (prompt, *(" ".join(words[-count:]) for count in range(1, 12))):
-                assert judge.classify(heard, question).kind != "allow", heard
+            for echo in (prompt, *(" ".join(words[-count:]) for count in range(1, 12))):
+                assert judge.classify(echo, question).kind != "allow", echo
 
     def test_words_for_medium_risk_do_not_allow_high_risk(
         self, judge: ApprovalJudge[Any], consents: Sequence[str]

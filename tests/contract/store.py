@@ -291,9 +291,9 @@ class StoreContract:
         assert await commits(store) == [*([] if snapshot else [FIRST]), b"1", b"2"]
 
     async def test_a_claim_after_a_lost_reply_is_a_claim_like_any_other(self, store: SessionLog) -> None:
-        lost = asyncio.ensure_future(store.claim(KEY))
+        unanswered = asyncio.ensure_future(store.claim(KEY))
         await asyncio.sleep(0)
-        lost.cancel()
+        unanswered.cancel()
         claim = await store.claim(KEY)
         await store.append(claim, "commit-1", b"1")
         assert await commits(store) == [b"1"]
@@ -387,9 +387,9 @@ class StoreContract:
     async def test_the_sessions_of_one_subject_are_deleted(self, store: SessionLog) -> None:
         await fill(store)
         assert [await store.delete("b*") for _ in range(2)] == [3, 0]
-        left = [key for key in KEYS if await store.read(key) is not None]
-        assert left == [key for key in KEYS if key.subject != "b*"]
-        assert set(left) <= set(await store.keys(None, None, None, 100)) <= set(KEYS)
+        remaining = [key for key in KEYS if await store.read(key) is not None]
+        assert remaining == [key for key in KEYS if key.subject != "b*"]
+        assert set(remaining) <= set(await store.keys(None, None, None, 100)) <= set(KEYS)
 
     # -- expiry
 

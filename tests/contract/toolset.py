@@ -81,9 +81,9 @@ class ToolsetContract:
         await toolset.aclose()
 
     async def test_it_is_made_without_a_start(self, make: MakeToolset) -> None:
-        toolset, other = make(), make()
+        toolset, second = make(), make()
         assert all(isinstance(secret, str) and secret for secret in toolset.secrets())
         assert all(isinstance(is_ready, bool) for is_ready in toolset.health().values())
-        assert toolset.reload(other) in (toolset, other)
+        assert toolset.reload(second) in (toolset, second)
         for _ in range(2):
             await toolset.aclose()

@@ -89,8 +89,8 @@ def test_types_and_limits_are_in_words() -> None:
     assert "| `capabilities`? | array of string, at most 64 of them |" in MARKDOWN
     assert "| `code` | an [error code](#errors) |" in MARKDOWN
     assert MARKDOWN.count("Each object of `rejectedTools`:") == MARKDOWN.count("The object `resume`:") == 1
-    done = MARKDOWN.partition("Each object of `done`:")[2]
-    assert done.startswith("\n\n| Field |") and "\n| `result`? | any value |" in done
+    fields = MARKDOWN.partition("Each object of `done`:")[2]
+    assert fields.startswith("\n\n| Field |") and "\n| `result`? | any value |" in fields
 
 
 def test_the_pages_have_the_defaults_of_the_settings() -> None:

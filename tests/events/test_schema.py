@@ -142,8 +142,8 @@ def test_the_server_takes_the_golden_examples_of_clients(event: Event) -> None:
 @pytest.mark.parametrize("event", sent_by("server"), ids=lambda event: event.type)
 def test_the_server_would_send_the_golden_examples_of_servers(event: Event) -> None:
     payload: Any = msgspec.convert(event.example["payload"], SERVER[event.type])
-    sent = json.loads(encode_event(event.example["id"], event.example["sessionId"], payload))
-    assert {**sent, "timestamp": ""} == {**event.example, "timestamp": ""}
+    encoded = json.loads(encode_event(event.example["id"], event.example["sessionId"], payload))
+    assert {**encoded, "timestamp": ""} == {**event.example, "timestamp": ""}
 
 
 @given(st.one_of([events_of(struct) for struct in SERVER.values()]))

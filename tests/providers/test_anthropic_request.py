@@ -116,10 +116,10 @@ def test_switched_off_tools_stay_in_the_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("configured", "sent"), [(100, 400), (512, 2048), (2000, 4096), (4096, 4096), (8000, 8000)]
+    ("configured", "limit"), [(100, 400), (512, 2048), (2000, 4096), (4096, 4096), (8000, 8000)]
 )
-def test_the_limit_is_raised_when_tools_are_offered(configured: int, sent: int) -> None:
-    assert rendered(ask(), max_tokens=configured)["max_tokens"] == sent
+def test_the_limit_is_raised_when_tools_are_offered(configured: int, limit: int) -> None:
+    assert rendered(ask(), max_tokens=configured)["max_tokens"] == limit
     assert rendered(ask(tool_choice="none"), max_tokens=configured)["max_tokens"] == configured
     assert rendered(ask(tools=()), max_tokens=configured)["max_tokens"] == configured
 
@@ -291,5 +291,5 @@ def test_a_warming_stores_all_that_the_next_turn_sends_before_its_words(history:
     warming = encode(warming_of(request, names_of(request), Claude("test-model")))
     stored = cache.count(check_body(msgspec.json.decode(warming), {}), 0.0)
     assert stored["cache_creation_input_tokens"] > 1000 and stored["input_tokens"] < 60
-    asked = rendered(ask(*history, UserMessage("Hello."), system=system))
-    assert cache.count(asked, 0.0)["cache_read_input_tokens"] == stored["cache_creation_input_tokens"]
+    body = rendered(ask(*history, UserMessage("Hello."), system=system))
+    assert cache.count(body, 0.0)["cache_read_input_tokens"] == stored["cache_creation_input_tokens"]

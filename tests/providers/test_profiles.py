@@ -84,8 +84,8 @@ def test_a_key_of_the_settings_is_not_for_another_address(load: Callable[..., Pr
     cloud = 'default = "cloud"\n[[profile]]\nname = "cloud"\nprovider = "anthropic"\n'
     settings = {"anthropic_api_key": SECRET, "anthropic_model": "claude-test"}
     assert key_of(load(cloud, **settings).main) == SECRET
-    other = load(f'{cloud}base_url = "https://gateway.example"', **settings).main
-    assert other.api_key is None and other.model == "claude-test"
+    gateway = load(f'{cloud}base_url = "https://gateway.example"', **settings).main
+    assert gateway.api_key is None and gateway.model == "claude-test"
 
 
 def test_without_a_file_the_settings_make_the_profile(load: Callable[..., Profiles]) -> None:

@@ -64,7 +64,7 @@ class Bench:
         async with aclosing(self.router.stream(request)) as events:
             return [event async for event in events]
 
-    def asked(self, name: str) -> int:
+    def request_count(self, name: str) -> int:
         """Count the requests that a service got."""
         return len(self.services[name].requests)
 
@@ -90,7 +90,7 @@ async def test_the_default_replies_and_signs_its_reply() -> None:
     *_, finished = await bench.events()
     assert isinstance(finished, Finished)
     assert (finished.profile, finished.provider, finished.cost) == ("home", "demo", 0.014)
-    assert bench.asked("cloud") == 0
+    assert bench.request_count("cloud") == 0
 
 
 async def test_a_session_chooses_an_allowed_profile() -> None:
@@ -131,9 +131,9 @@ async def test_the_next_try_of_a_reply_that_broke_off_goes_to_another_profile() 
     bench.replies["home"] = [TextDelta("Half"), *DOWN]
     with pytest.raises(ModelError) as caught:
         await bench.ask()
-    assert (caught.value.profile, bench.asked("cloud")) == ("home", 0)
+    assert (caught.value.profile, bench.request_count("cloud")) == ("home", 0)
     assert await bench.ask(replace(ASK, avoid="home")) == "cloud"
-    assert bench.asked("home") == 1
+    assert bench.request_count("home") == 1
     bench.replies["cloud"], bench.replies["home"] = DOWN, [TextDelta("home")]
     assert await bench.ask(replace(ASK, avoid="home")) == "home"
 
@@ -150,7 +150,7 @@ async def test_after_a_timeout_a_profile_is_asked_last_for_a_while(before: list[
     with suppress(ModelError):
         await bench.ask()
     await later(OPEN_S - 1)
-    assert (await bench.ask(), bench.asked("home")) == ("cloud", 1)
+    assert (await bench.ask(), bench.request_count("home")) == ("cloud", 1)
     bench.replies["home"] = [TextDelta("home")]
     await later(1)
     assert await bench.ask() == "home"
@@ -161,7 +161,7 @@ async def test_nothing_goes_where_the_profile_does_not_list_it() -> None:
     bench.replies["home"] = bench.replies["lan"] = DOWN
     with pytest.raises(ModelError, match="connection"):
         await bench.ask()
-    assert bench.asked("cloud") == 0
+    assert bench.request_count("cloud") == 0
 
 
 async def test_a_refusal_is_final() -> None:
@@ -169,7 +169,7 @@ async def test_a_refusal_is_final() -> None:
     bench.replies["home"] = [ModelError("refused", "The model service refused the request.")]
     with pytest.raises(ModelError) as caught:
         await bench.ask()
-    assert caught.value.reason == "refused" and bench.asked("cloud") == 0
+    assert caught.value.reason == "refused" and bench.request_count("cloud") == 0
 
 
 async def test_cancelling_before_the_first_word_stops_the_service() -> None:
@@ -179,7 +179,7 @@ async def test_cancelling_before_the_first_word_stops_the_service() -> None:
     await bench.services["home"].record(0).started.wait()
     task.cancel()
     await asyncio.wait([task])
-    assert bench.services["home"].record(0).closed_early and bench.asked("cloud") == 0
+    assert bench.services["home"].record(0).closed_early and bench.request_count("cloud") == 0
 
 
 # -- the circuit breaker
@@ -190,11 +190,11 @@ async def test_the_breaker_opens_and_one_request_tries_again() -> None:
     bench.replies["home"] = DOWN
     for _ in range(FAILED + 2):
         assert await bench.ask() == "cloud"
-    assert bench.asked("home") == FAILED
+    assert bench.request_count("home") == FAILED
     assert bench.router.serving(None) == "cloud"
     await later(OPEN_S)
     await asyncio.gather(*(bench.ask() for _ in range(5)))
-    assert bench.asked("home") == FAILED + 1  # half-open: one of them
+    assert bench.request_count("home") == FAILED + 1  # half-open: one of them
     await later(OPEN_S)
     bench.replies["home"] = [TextDelta("home")]
     assert [await bench.ask() for _ in range(2)] == ["home", "home"]
@@ -237,9 +237,9 @@ async def test_an_unhealthy_service_is_asked_last(check: Script) -> None:
     bench.replies["home"] = check
     await bench.router.start()
     await later(10)
-    checks = bench.asked("home")
+    checks = bench.request_count("home")
     assert bench.services["home"].requests[0].max_tokens == 1
-    assert await bench.ask() == "cloud" and bench.asked("home") == checks
+    assert await bench.ask() == "cloud" and bench.request_count("home") == checks
     bench.replies["home"] = [TextDelta("home")]
     await later(40)
     assert await bench.ask() == "home"
@@ -256,7 +256,7 @@ async def test_a_health_check_that_lies_does_not_close_the_breaker() -> None:
     await bench.router.start()
     for _ in range(FAILED):
         assert await bench.ask() == "cloud"
-    requests = bench.asked("home")
+    requests = bench.request_count("home")
     await later(OPEN_S / 2)
     assert await bench.ask() == "cloud"
     assert all(request.max_tokens == 1 for request in bench.services["home"].requests[requests:])
@@ -267,12 +267,12 @@ async def test_replies_stand_for_health_checks() -> None:
     bench = home_and_cloud(check_s=30)
     await bench.router.start()
     await later(1)
-    held = asyncio.Event()
-    bench.replies["home"] = [TextDelta("home"), held]
+    hold = asyncio.Event()
+    bench.replies["home"] = [TextDelta("home"), hold]
     task = asyncio.create_task(bench.ask())
     await later(100)
-    assert bench.asked("home") == 2  # the first check, and the reply
-    held.set()
+    assert bench.request_count("home") == 2  # the first check, and the reply
+    hold.set()
     assert await task == "home"
     await bench.router.aclose()
 
@@ -283,9 +283,9 @@ async def test_a_reply_takes_the_place_of_the_next_check() -> None:
     await later(10)
     await bench.ask()
     await later(35)
-    assert (bench.asked("home"), bench.asked("cloud")) == (2, 2)
+    assert (bench.request_count("home"), bench.request_count("cloud")) == (2, 2)
     await later(25)
-    assert (bench.asked("home"), bench.asked("cloud")) == (3, 3)
+    assert (bench.request_count("home"), bench.request_count("cloud")) == (3, 3)
     await bench.router.aclose()
 
 
@@ -293,7 +293,7 @@ async def test_a_model_without_a_stand_in_is_not_checked() -> None:
     bench = Bench(profile("home"), check_s=30)
     await bench.router.start()
     await later(100)
-    assert bench.asked("home") == 0
+    assert bench.request_count("home") == 0
     await bench.router.aclose()
 
 
@@ -322,7 +322,7 @@ async def test_an_auto_model_is_tried_out_once(probe: Script, reply: str) -> Non
     await bench.router.start()
     bench.replies["home"] = [TextDelta("native")]
     assert [await bench.ask(), await bench.ask()] == [reply, reply]
-    assert bench.asked("home") == (3 if reply == "native" else 1)
+    assert bench.request_count("home") == (3 if reply == "native" else 1)
 
 
 @pytest.mark.parametrize("reason", ["connection", "protocol", "undecodable", "timeout"])
@@ -338,7 +338,7 @@ async def test_a_trial_that_fails_tells_nothing_and_the_next_request_tries_again
         await bench.ask(TOOLS)
     bench.replies["home"] = CALLS
     await bench.events(TOOLS)
-    assert bench.asked("home") == 4 and len(bench.services) == 1
+    assert bench.request_count("home") == 4 and len(bench.services) == 1
 
 
 @pytest.mark.parametrize(("kind", "reply"), [("auto", "as text"), ("native", "native")])
@@ -359,7 +359,7 @@ async def test_an_auto_model_that_garbles_two_replies_writes_text(kind: str, rep
 
 async def test_a_text_model_is_never_asked_natively() -> None:
     bench = Bench(profile("home", kind="text"))
-    assert await bench.ask(TOOLS) == "as text" and bench.asked("home") == 0
+    assert await bench.ask(TOOLS) == "as text" and bench.request_count("home") == 0
 
 
 async def test_other_profiles_are_used_from_the_next_request_on() -> None:

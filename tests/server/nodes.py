@@ -153,7 +153,7 @@ def words(request: ModelRequest) -> list[str]:
 
 def echo(request: ModelRequest) -> Script:
     """Answer with all texts so far."""
-    return [TextDelta(f"You said {', '.join(words(request))}.")]
+    return [TextDelta(f"Heard {', '.join(words(request))}.")]
 
 
 async def calm(served: Served) -> None:

@@ -164,7 +164,7 @@ def _frame(size: int) -> Any:
     return Frame(b"x" * size)
 
 
-async def test_a_stopped_server_has_closed_silent_connections_and_accepts_none() -> None:
+async def test_a_stopped_server_has_closed_silent_connections_and_accepts_no_more() -> None:
     async with listening() as listener:
         silent = phone_for(listener, "s-2")
         await silent.open(start=False)

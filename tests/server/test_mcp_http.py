@@ -104,7 +104,7 @@ async def closed(reader: asyncio.StreamReader) -> bytes:
 
 
 @pytest.mark.parametrize("text", ["", HEADER, UNFINISHED])
-async def test_an_incomplete_request_is_cut_whatever_single_bytes_it_sends(text: str) -> None:
+async def test_an_incomplete_request_is_cut_in_spite_of_single_bytes(text: str) -> None:
     async with running(ANN, handshake_timeout=0.05, message_timeout=0.1) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.http)
         ended = asyncio.create_task(closed(reader))

@@ -94,7 +94,7 @@ async def test_a_resumed_node_keeps_its_sessions(shelf: Shelf) -> None:
             a.listener.registry.recheck_ownership()
             since = len(phone.log)
             await phone.ask("two")
-            assert phone.finals(since) == ["You said one, two."]
+            assert phone.finals(since) == ["Heard one, two."]
 
 
 async def test_verification_without_the_store_has_a_time_limit(
@@ -111,7 +111,7 @@ async def test_verification_without_the_store_has_a_time_limit(
             a.store.append_gate.set()
             since = len(phone.log)
             await phone.ask("two")
-            assert phone.finals(since) == ["You said one, two."]
+            assert phone.finals(since) == ["Heard one, two."]
 
 
 @pytest.mark.parametrize("alive", [True, False])
@@ -139,7 +139,7 @@ async def test_a_first_event_from_before_a_suspend_needs_a_connected_client(
                     await until(lambda: any(".partial" in str(line.get("type")) for line in lines))
             since = len(new.log)
             await new.ask("two")
-            assert new.finals(since) == ["You said one, two."] and not len(a.listener.registry)
+            assert new.finals(since) == ["Heard one, two."] and not len(a.listener.registry)
 
 
 @pytest.mark.parametrize("alive", [True, False])
@@ -167,7 +167,7 @@ async def test_a_claim_from_before_a_suspend_needs_a_connected_client(shelf: She
                 await until(lambda: not len(a.listener.registry))
             since = len(new.log)
             await new.ask("two")
-            assert new.finals(since) == ["You said one, two."]
+            assert new.finals(since) == ["Heard one, two."]
 
 
 async def test_a_second_suspend_verifies_again(shelf: Shelf) -> None:

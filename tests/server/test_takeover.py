@@ -109,11 +109,11 @@ async def test_a_parked_client_takes_its_session_back_by_a_transcript(shelf: She
             await calm(b)
             since, since_new = len(old.log), len(new.log)
             await old.ask("four")
-            assert old.finals(since) == ["You said one, two, three, four."]
+            assert old.finals(since) == ["Heard one, two, three, four."]
             await calm(a)
             assert await still_open(new) and shapes_sent(new, since_new) == []
             await new.ask("five")
-            assert new.finals(since_new) == ["You said one, two, three, four, five."]
+            assert new.finals(since_new) == ["Heard one, two, three, four, five."]
             assert await still_open(old)
 
 
@@ -144,7 +144,7 @@ async def test_a_second_start_takes_the_session_back(shelf: Shelf) -> None:
             await old.idle(since=since)
             since = len(old.log)
             await old.ask("two")
-            assert old.finals(since) == ["You said one, two."]
+            assert old.finals(since) == ["Heard one, two."]
 
 
 async def test_an_invalid_transcript_of_a_parked_client_claims_nothing(file_shelf: Shelf) -> None:
@@ -209,7 +209,7 @@ async def test_a_deleted_or_expired_session_is_reported_as_not_kept(tmp_path: Pa
         assert result_of(await comes(phone)) == (False, "not_kept")
         since = len(phone.log)
         await phone.ask("three")
-        assert phone.finals(since) == ["You said three."]
+        assert phone.finals(since) == ["Heard three."]
         await phone.close()
 
 
@@ -232,7 +232,7 @@ async def test_late_events_of_a_dead_client_claim_nothing(shelf: Shelf) -> None:
                 await until(lambda: any(".partial" in str(line.get("type")) for line in lines))
             since = len(phone.log)
             await phone.ask("three")
-            assert phone.finals(since) == ["You said one, two, three."]
+            assert phone.finals(since) == ["Heard one, two, three."]
             assert len(a.provider.requests) == 1
             dead.socket.transport.abort()
 
@@ -267,7 +267,7 @@ async def test_a_transcript_that_rivals_prevent_ends_in_an_error(shelf: Shelf) -
         assert (error["code"], error["eventId"]) == ("store_unavailable", event_id)
         store.contests = 0
         await phone.ask("milk")
-        assert phone.finals() == ["You said tea.", "You said tea, milk."]
+        assert phone.finals() == ["Heard tea.", "Heard tea, milk."]
     await store.rival.aclose()
 
 
@@ -329,7 +329,7 @@ async def test_a_restored_older_file_gets_the_lost_commits(file_shelf: Shelf, ho
             older.replace(path)
         since = len(phone.log)
         await phone.ask("three")
-        assert phone.finals(since) == ["You said one, two, three."] and not phone.errors()
+        assert phone.finals(since) == ["Heard one, two, three."] and not phone.errors()
         assert "append user" in phone.shapes(since)
     texts = [m.text for m in await stored_log(file_shelf) if isinstance(m, UserMessage)]
     assert texts == ["one", "two", "three"]
@@ -399,7 +399,7 @@ async def test_a_client_that_left_before_its_admission_claims_nothing(
             await until(lambda: not a.listener.connections)
             since = len(phone.log)
             await phone.ask("two")
-            assert phone.finals(since) == ["You said one, two."] and not len(a.listener.registry)
+            assert phone.finals(since) == ["Heard one, two."] and not len(a.listener.registry)
 
 
 async def test_an_old_connection_that_binds_again_yields_to_a_newer_one(file_shelf: Shelf) -> None:
@@ -420,4 +420,4 @@ async def test_an_old_connection_that_binds_again_yields_to_a_newer_one(file_she
                 await asyncio.wait_for(asyncio.shield(rejoining), WAIT)
                 since = len(new.log)
                 await new.ask("two")
-                assert new.finals(since) == ["You said one, two."] and new.close_code is None
+                assert new.finals(since) == ["Heard one, two."] and new.close_code is None

@@ -72,7 +72,7 @@ class Reply:
     ``chunks`` is how ``text`` is cut into deltas (default: words), ``argument_size`` the characters of one
     ``input_json_delta``. ``delay_s`` goes before each delta; ``hold`` is waited for before delta ``hold_at``,
     ``hold_end`` between the last event and the response's end. ``split_bytes`` writes the stream in pieces of
-    so many bytes, each an HTTP chunk of its own. ``line_end`` ends the stream's lines. ``pings`` puts a ping
+    this number of bytes, each an HTTP chunk. ``line_end`` ends the stream's lines. ``pings`` puts a ping
     before each delta.
     """
 

@@ -1,4 +1,4 @@
-"""The Redis store has one key for each session, whatever its name; sessions expire by themselves."""
+"""The Redis store has one key for each session, of any name; sessions expire by themselves."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_an_error_of_the_device_wins_even_if_it_is_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    ("effect", "sent", "error_type", "says"),
+    ("effect", "was_sent", "error_type", "says"),
     [
         ("read", False, "cancelled", "Nothing was run"),
         ("write", False, "cancelled", "Nothing was run"),
@@ -85,9 +85,9 @@ def test_an_error_of_the_device_wins_even_if_it_is_empty() -> None:
     ],
 )
 def test_a_call_of_an_ended_turn_reports_its_effect(
-    effect: str, sent: bool, error_type: str, says: str
+    effect: str, was_sent: bool, error_type: str, says: str
 ) -> None:
-    outcome = interrupted_outcome(effect, was_sent=sent, reason="turn_timeout")
+    outcome = interrupted_outcome(effect, was_sent=was_sent, reason="turn_timeout")
     assert (outcome.success, outcome.error_type, outcome.metadata.reason) == (
         False,
         error_type,

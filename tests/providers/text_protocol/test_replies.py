@@ -84,12 +84,12 @@ async def test_the_corpus_of_replies() -> None:
                 list(map(cases, reply.get("calls", ()))),
                 reply.get("again", False),
             )
-            whole = await play([output])
+            speech = await play([output])
             pieces = [list(output), *(split(output, random) for _ in range(SPLITS))]
-            remaining = [(cut, played) for cut in pieces if (played := await play(cut)) != whole]
-            if remaining or (whole[0].strip(), *whole[1:]) != expected:
+            remaining = [(cut, played) for cut in pieces if (played := await play(cut)) != speech]
+            if remaining or (speech[0].strip(), *speech[1:]) != expected:
                 wrong.append(
-                    f"{group}: {output!r}\n  expected {expected}\n  whole    {whole}\n  {remaining[:1]}"
+                    f"{group}: {output!r}\n  expected {expected}\n  whole    {speech}\n  {remaining[:1]}"
                 )
             else:
                 right[group] += 1

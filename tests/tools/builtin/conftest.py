@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Make a root with the folder ``a``, and beside it a folder that no tool may touch."""
+    """Make a root with the folder ``a``, and a folder next to the root that no tool may touch."""
     folder = tmp_path / "root"
     (folder / "a").mkdir(parents=True)
     (tmp_path / "outside").mkdir()

@@ -35,8 +35,8 @@ def swapping(swap: Callable[[], object], seconds: float = 0.5) -> Iterator[Itera
 
 def exchange_at_once(path: Path, link: Path) -> None:
     """Exchange two names, with no moment in which one is missing."""
-    here, both = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    if ctypes.CDLL(None).renameat2(here, bytes(path), here, bytes(link), both):
+    folder, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if ctypes.CDLL(None).renameat2(folder, bytes(path), folder, bytes(link), exchange):
         raise OSError("not exchanged")
 
 
