@@ -1,6 +1,6 @@
 // Cards for calls that a person decides.
 import { titled } from "./calls.js";
-import { byId, el, json } from "./dom.js";
+import { button, byId, el, json } from "./dom.js";
 import { schemaForm } from "./schema_form.js";
 
 const RISKS = { high: "High risk", medium: "Medium risk", safe: "Safe" };
@@ -41,17 +41,13 @@ export function approvals({ decide, schemaOf, changed }) {
     changed(cards.size);
   }
 
-  function clear() {
-    for (const id of [...cards.keys()]) close(id);
-  }
-
   function makeCard(request) {
     const countdown = el("span", { class: "countdown quiet", text: remaining(request.expiresAt) });
     const heading = el("h2", { text: titled(request.name), id: `card-${request.approvalId}` });
     const element = el("article", { class: `card ${request.risk === "high" ? "high" : ""}`, tabindex: "-1" });
     element.setAttribute("aria-labelledby", heading.id);
     const send = (decision, options) => {
-      for (const button of element.querySelectorAll("button")) button.disabled = true;
+      for (const choice of element.querySelectorAll("button")) choice.disabled = true;
       decide(request, decision, options);
     };
     element.append(
@@ -60,8 +56,8 @@ export function approvals({ decide, schemaOf, changed }) {
       ...(request.preview ? [el("pre", { text: request.preview, tabindex: "0", "aria-label": "What it would do" })] : []),
       ...(request.refused ? [el("p", { class: "problem", role: "alert", text: request.refused })] : []),
       ...(request.reasons ?? []).map((reason) => el("p", { text: reason })),
+      choices(request, send),
     );
-    element.append(choices(request, element, send));
     return { element, timer: setInterval(() => (countdown.textContent = remaining(request.expiresAt)), 1000) };
   }
 
@@ -72,24 +68,18 @@ export function approvals({ decide, schemaOf, changed }) {
     return el("dl", { class: "arguments", tabindex: "0", "aria-label": "Arguments" }, ...parts);
   }
 
-  function choices(request, element, send) {
+  function choices(request, send) {
     const high = request.risk === "high";
-    const offered = ["once", ...["session", "always"].filter((scope) => (request.scopes ?? []).includes(scope))];
+    const offered = ["once", "session", "always"].filter((scope) => scope === "once" || request.scopes?.includes(scope));
     const label = (scope) => (high && scope === "always" ? "Always, these arguments only" : SCOPES[scope]);
-    const allow = (scope) =>
-      el("button", { type: "button", class: scope === "once" && !high ? "primary" : "", text: label(scope), onclick: () => send("allow", { scope }) });
-    const buttons = el(
-      "div",
-      { class: "buttons" },
-      ...offered.map(allow),
-      el("button", { type: "button", text: "Edit", onclick: () => edit(request, box, send) }),
-    );
+    const allow = (scope) => button(label(scope), () => send("allow", { scope }), scope === "once" && !high ? "primary" : "");
     const words = el("input", { "aria-label": "Why not, for the model", placeholder: "Why not? (optional)", autocomplete: "off" });
     const denial = el("form", { class: "denial" }, el("button", { class: "danger", text: "Deny" }), words);
     denial.addEventListener("submit", (event) => {
       event.preventDefault();
       send("deny", { words: words.value.trim() || undefined });
     });
+    const buttons = el("div", { class: "buttons" }, ...offered.map(allow), button("Edit", () => edit(request, box, send)));
     const box = el("div", { class: "fields" }, buttons, denial);
     return box;
   }
@@ -100,21 +90,12 @@ export function approvals({ decide, schemaOf, changed }) {
       const edited = form.value();
       if (edited) send("edit", { arguments: edited });
     };
-    const row = el(
-      "div",
-      { class: "buttons" },
-      el("button", { type: "button", class: "primary", text: "Run with these", onclick: run }),
-      el("button", { type: "button", text: "Back", onclick: () => restore(box, before) }),
-    );
-    const box = el("div", { class: "fields" }, form.element, row);
+    const back = () => (box.replaceWith(before), before.querySelector("button").focus());
+    const buttons = el("div", { class: "buttons" }, button("Run with these", run, "primary"), button("Back", back));
+    const box = el("div", { class: "fields" }, form.element, buttons);
     before.replaceWith(box);
     box.querySelector("input, select, textarea, button").focus();
   }
 
-  function restore(box, before) {
-    box.replaceWith(before);
-    before.querySelector("button").focus();
-  }
-
-  return { show, close, clear };
+  return { show, close, clear: () => [...cards.keys()].forEach(close) };
 }

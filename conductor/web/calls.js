@@ -1,18 +1,10 @@
 // What happened: one line for each tool call, which opens. Kept in this tab.
-import { el, json } from "./dom.js";
+import { el, json, parsed } from "./dom.js";
 import { keep, recall } from "./store.js";
 
 const MOST = 100;
 const CHARACTERS = 4_000;
-const STATUS = {
-  asking: "waits for you",
-  running: "running",
-  failed: "failed",
-  denied: "denied",
-  skipped: "did not run",
-  unknown: "outcome not known",
-  cancelled: "cancelled",
-};
+const STATUS = { asking: "waits for you", skipped: "did not run", unknown: "outcome not known", done: "" };
 const SCOPE = { once: "once", session: "for this session", always: "always" };
 const ENDS = { permission_denied: "denied", approval_timeout: "skipped", unknown: "unknown" };
 
@@ -21,15 +13,6 @@ export const titled = (name) => {
   return words.charAt(0).toUpperCase() + words.slice(1);
 };
 
-function parsed(text) {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return text;
-  }
-}
-
-const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
 const written = (value) => (typeof value === "string" ? value : json(value)).slice(0, CHARACTERS);
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
@@ -43,22 +26,13 @@ function short(given) {
 
 /** Who decided a call, and how; `earlier` is a decision of the person that covers it. */
 function decision({ outcome, response, message }, earlier) {
-  const scope = SCOPE[response?.scope] ?? "once";
-  switch (outcome) {
-    case "allowed":
-      return response ? `You allowed it ${scope}, on the card` : "Allowed by voice, or on another screen";
-    case "edited":
-      return "You changed the arguments and allowed it";
-    case "denied":
-      if (!response) return "Denied by voice, or on another screen";
-      return response.words ? `You denied it: “${response.words}”` : "You denied it";
-    case "expired":
-      return "Nobody decided in time";
-    case "superseded":
-      return message ?? "Another request took its place";
-    default:
-      return earlier ? `You allowed it earlier, ${SCOPE[earlier.response.scope]}` : "No question was needed";
-  }
+  if (!outcome) return earlier ? `You allowed it earlier, ${SCOPE[earlier.response.scope]}` : "No question was needed";
+  if (outcome === "edited") return "You changed the arguments and allowed it";
+  if (outcome === "expired") return "Nobody decided in time";
+  if (outcome === "superseded") return message ?? "Another request took its place";
+  if (!response) return `${outcome === "allowed" ? "Allowed" : "Denied"} by voice, or on another screen`;
+  if (outcome === "allowed") return `You allowed it ${SCOPE[response.scope]}, on the card`;
+  return response.words ? `You denied it: “${response.words}”` : "You denied it";
 }
 
 /** `append(callId, element)` puts a line into the conversation; `lookUp(callId)` asks the server's records. */
@@ -102,7 +76,7 @@ export function callLog({ append, lookUp }) {
 
   function argument(name, call) {
     const [now, before] = [call.given?.[name], call.asked?.[name]];
-    const edited = call.outcome === "edited" && call.asked && call.given && !same(now, before);
+    const edited = call.outcome === "edited" && call.asked && call.given && json(now) !== json(before);
     const value = edited
       ? [...(before === undefined ? [] : [el("del", { text: written(before) }), " "]), el("ins", { text: now === undefined ? "left out" : written(now) })]
       : [el("span", { text: written(now ?? before) })];
@@ -136,15 +110,10 @@ export function callLog({ append, lookUp }) {
     const details = lines.get(call.id);
     if (!details) return;
     details.dataset.status = call.status;
-    const words = call.response?.words && call.outcome === "denied" ? `denied: “${call.response.words}”` : STATUS[call.status];
+    const words = call.response?.words && call.outcome === "denied" ? `denied: “${call.response.words}”` : (STATUS[call.status] ?? call.status);
     const facts = [words, call.outcome === "edited" && "edited", call.status === "done" && `${call.ms ?? 0} ms`].filter(Boolean).join(" · ");
-    details
-      .querySelector("summary")
-      .replaceChildren(
-        el("span", { class: "name", text: titled(call.name) }),
-        el("span", { class: "given", text: short(call.given ?? call.asked) }),
-        el("span", { class: "quiet", text: facts }),
-      );
+    const parts = { name: titled(call.name), given: short(call.given ?? call.asked), quiet: facts };
+    details.firstElementChild.replaceChildren(...Object.entries(parts).map(([name, text]) => el("span", { class: name, text })));
     details.querySelector("dl")?.remove();
     if (details.open) details.append(contents(call));
   }
@@ -160,7 +129,7 @@ export function callLog({ append, lookUp }) {
     "tool.call"({ callId, name, arguments: text }) {
       if (/^(?:convo|tts|bridge)\./.test(name)) return;
       const call = find(callId, name);
-      update(call, { given: text.length < CHARACTERS ? parsed(text) : {}, startedAt: Date.now(), status: call.ms === undefined ? "running" : call.status });
+      update(call, { given: text.length < CHARACTERS ? parsed(text) : {}, status: call.ms === undefined ? "running" : call.status });
     },
     "tool.activity"({ callId, name, source, status, errorType = "none", executionTimeMs }) {
       const call = find(callId, name);

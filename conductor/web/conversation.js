@@ -43,11 +43,6 @@ export function conversation(line) {
     log.scrollTop = log.scrollHeight;
   }
 
-  function dropPartial() {
-    growing?.remove();
-    growing = null;
-  }
-
   /** The reply was interrupted: what came of it stays, and says so. */
   function cut() {
     growing?.classList.replace("partial", "cut");
@@ -55,23 +50,13 @@ export function conversation(line) {
     growing = null;
   }
 
-  function stop() {
-    cut();
-    stopped = true;
-  }
-
-  /** A turn begins or has ended: no more comes of a reply that had no final. */
-  function turnChanged() {
-    cut();
-    stopped = false;
-  }
-
   function message(role, text) {
     if (role === "user") {
       pending?.remove();
       pending = null;
     } else {
-      dropPartial();
+      growing?.remove();
+      growing = null;
       answers += 1;
     }
     bubble(role, text);
@@ -81,11 +66,6 @@ export function conversation(line) {
   function remember(entry) {
     entries = [...entries, entry].slice(-KEPT);
     keep("entries", entries);
-  }
-
-  function call(id, element) {
-    remember({ call: id });
-    append(element);
   }
 
   function said(text) {
@@ -98,10 +78,6 @@ export function conversation(line) {
     if (!pending?.classList.contains("partial")) pending = bubble("user partial", "");
     pending.textContent = plain(text);
     log.scrollTop = log.scrollHeight;
-  }
-
-  function heard() {
-    if (pending?.classList.contains("partial")) pending.remove();
   }
 
   function clear() {
@@ -122,14 +98,15 @@ export function conversation(line) {
 
   return {
     restore,
-    call,
+    call: (id, element) => (remember({ call: id }), append(element)),
     partial,
-    stop,
-    turnChanged,
+    stop: () => (cut(), (stopped = true)),
+    /** A turn begins or has ended: no more comes of a reply that had no final. */
+    turnChanged: () => (cut(), (stopped = false)),
     message,
     said,
     hearing,
-    heard,
+    heard: () => pending?.classList.contains("partial") && pending.remove(),
     clear,
     /** The number of the assistant's messages so far. */
     get answers() {

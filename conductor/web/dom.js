@@ -27,21 +27,16 @@ export function el(tag, { text, class: names, ...rest } = {}, ...children) {
   return made;
 }
 
+export const button = (text, onclick, names) => el("button", { type: "button", text, onclick, class: names });
+
 /** Write a value as JSON for people; a string that holds JSON is not unpacked. */
 export const json = (value) => JSON.stringify(value, null, 2) ?? "null";
 
-/** A menu closes when one leaves it. */
-export function menus() {
-  const open = () => [...document.querySelectorAll("details.menu[open]")];
-  document.addEventListener("pointerdown", ({ target }) => {
-    for (const menu of open()) if (!menu.contains(target)) menu.open = false;
-  });
-  document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || !open().length) return;
-    event.stopImmediatePropagation(); // it does not stop a reply as well
-    for (const menu of open()) {
-      menu.open = false;
-      menu.querySelector("summary").focus();
-    }
-  });
+/** Read JSON, or leave the text as it is. */
+export function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
 }

@@ -1,5 +1,5 @@
 // A connection that ended for good: why, and what to do.
-import { byId, el } from "./dom.js";
+import { button, byId, el } from "./dom.js";
 
 const PARTS = ["stage", "composer", "approvals", "welcome"];
 const AGAIN = ["Use it here", "again"];
@@ -27,11 +27,7 @@ export function ending(actions) {
       place.replaceChildren(
         el("h2", { text: title }),
         el("p", { class: "quiet", text: why }),
-        el(
-          "div",
-          { class: "buttons" },
-          ...choices.map(([text, action], index) => el("button", { type: "button", class: index ? "" : "primary", text, onclick: actions[action] })),
-        ),
+        el("div", { class: "buttons" }, ...choices.map(([text, action], index) => button(text, actions[action], index ? "" : "primary"))),
       );
       place.hidden = false;
       place.querySelector("button").focus();

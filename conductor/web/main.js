@@ -4,7 +4,7 @@ import { composer } from "./composer.js";
 import { connect } from "./conductor.js";
 import { conversation } from "./conversation.js";
 import { callLog } from "./calls.js";
-import { byId, menus } from "./dom.js";
+import { byId } from "./dom.js";
 import { ending } from "./ending.js";
 import { FaultySocket, faultButtons } from "./faults.js";
 import { isEcho, microphone } from "./microphone.js";
@@ -49,10 +49,7 @@ const over = ending({
   again: open,
   renew,
   reload: () => location.reload(),
-  identify() {
-    keep("token", undefined);
-    location.reload();
-  },
+  identify: () => (keep("token", undefined), location.reload()),
 });
 const ears = microphone({
   started: () => (speech.on(), state.open(true)),
@@ -183,7 +180,6 @@ function open() {
   showConnection("connecting");
   const [declarations, handlers] = declared();
   client = connect({
-    url: `${location.protocol.replace("http", "ws")}//${location.host}/ws`,
     token: known,
     sessionId,
     model: recall("profile"),
@@ -214,11 +210,10 @@ function renew() {
 
 byId("stop").addEventListener("click", stop);
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && state.running && !byId("token-dialog").open) stop();
+  if (event.key === "Escape" && state.running && !document.querySelector(":popover-open, dialog[open]")) stop();
 });
 byId("new-session").addEventListener("click", renew);
 
-menus();
 views();
 tabs(document.querySelector('[role="tablist"]'));
 faultButtons();

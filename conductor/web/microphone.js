@@ -121,7 +121,7 @@ export function microphone({ started, partial, final, ended, interrupt }) {
     input.replaceChildren(input.options[0], ...named.map(({ deviceId, label }) => el("option", { value: deviceId, text: label, selected: deviceId === chosen })));
   }
 
-  byId("devices").addEventListener("toggle", listInputs);
+  byId("devices").addEventListener("beforetoggle", listInputs);
   navigator.mediaDevices?.addEventListener("devicechange", listInputs);
   input.addEventListener("change", () => {
     keep("input", input.value);

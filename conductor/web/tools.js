@@ -1,5 +1,5 @@
 // The tools of this session: all of them where the server lists them, else the page's own.
-import { byId, el, json } from "./dom.js";
+import { button, byId, el, json } from "./dom.js";
 import { ownTools, riskOf } from "./own_tools.js";
 import { schemaForm } from "./schema_form.js";
 
@@ -14,23 +14,18 @@ const HINTS = {
 const FORM = {
   required: ["name", "schema"],
   properties: {
-    name: { type: "string", title: "Name" },
-    description: { type: "string", title: "Description, for the model" },
-    schema: { type: "object", title: "Schema of its arguments (JSON Schema)" },
+    name: { type: "string", title: "Name", default: "door.open" },
+    description: { type: "string", title: "Description, for the model", default: "" },
+    schema: {
+      type: "object",
+      title: "Schema of its arguments (JSON Schema)",
+      default: { type: "object", properties: { door: { type: "string" } }, required: ["door"] },
+    },
     risk: { enum: Object.keys(HINTS), title: "It" },
-    result: { type: "string", title: "Its answer, each time" },
-    fails: { type: "boolean", title: "The answer is an error" },
-    delayMs: { type: "integer", title: "It takes, in milliseconds", minimum: 0, maximum: 600_000 },
+    result: { type: "string", title: "Its answer, each time", default: '{"door":"open"}' },
+    fails: { type: "boolean", title: "The answer is an error", default: false },
+    delayMs: { type: "integer", title: "It takes, in milliseconds", minimum: 0, maximum: 600_000, default: 300 },
   },
-};
-const SAMPLE = {
-  name: "door.open",
-  description: "",
-  schema: { type: "object", properties: { door: { type: "string" } }, required: ["door"] },
-  risk: "changes something",
-  result: '{"door":"open"}',
-  fails: false,
-  delayMs: 300,
 };
 
 /** `changed()` is called when the declarations are others; `tryOut(text)` puts words into the composer. */
@@ -61,12 +56,10 @@ export function toolList({ changed, tryOut }) {
   function controls(tool) {
     const { name, inputSchema } = tool.declaration;
     const scripted = tool.answer.error ?? tool.answer.result;
-    const button = (text, onclick) => el("button", { type: "button", text, onclick });
     return el(
       "div",
       { class: "bar" },
       button("Try it", () => tryOut(`call ${name} with ${JSON.stringify(example(inputSchema))}`)),
-      ...(scripted ? [button("Change", () => fill(tool))] : []),
       button("Remove", () => (ownTools.remove(name), changed(), draw())),
       el("span", { class: "quiet", text: scripted ? `Answers ${scripted}` : "Acts on what this page draws" }),
     );
@@ -92,30 +85,19 @@ export function toolList({ changed, tryOut }) {
     draw();
   }
 
-  /** Put a tool into the form; another one replaces what was there. */
-  function fill({ declaration, answer: { result, error, delayMs = 0 } }) {
-    const { name, description, inputSchema: schema } = declaration;
-    show({ name, description, schema, risk: riskOf(declaration), result: error ?? result, fails: Boolean(error), delayMs });
-    byId("declare").open = true;
-  }
-
-  function show(values) {
-    const form = schemaForm(FORM, values);
-    const element = el("form", { id: "declaration" }, form.element, el("button", { class: "primary", text: "Declare" }));
-    element.addEventListener("submit", (event) => {
-      event.preventDefault();
-      const value = form.value();
-      if (!value) return;
-      const { name, description, schema: inputSchema, risk, result, fails, delayMs } = value;
-      const answer = { [fails ? "error" : "result"]: result, delayMs };
-      ownTools.put({ declaration: { name, description, inputSchema, annotations: HINTS[risk] }, answer });
-      changed();
-      draw();
-    });
-    byId("declaration").replaceWith(element);
-  }
-
-  show(SAMPLE);
+  const form = schemaForm(FORM, Object.fromEntries(Object.entries(FORM.properties).map(([name, field]) => [name, field.default])));
+  const element = el("form", { id: "declaration" }, form.element, el("button", { class: "primary", text: "Declare" }));
+  element.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const value = form.value();
+    if (!value) return;
+    const { name, description, schema: inputSchema, risk, result, fails, delayMs } = value;
+    const answer = { [fails ? "error" : "result"]: result, delayMs };
+    ownTools.put({ declaration: { name, description, inputSchema, annotations: HINTS[risk] }, answer });
+    changed();
+    draw();
+  });
+  byId("declaration").replaceWith(element);
   draw();
   return {
     learn,

@@ -1,12 +1,5 @@
 // What a turn did with its time, told from the frames alone.
-
-const parsed = (text) => {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return {};
-  }
-};
+import { parsed } from "./dom.js";
 
 /** Takes frames as {at, direction, event}; gives turns as {number, title, start, end, spans, metrics}. */
 export function turns(changed) {

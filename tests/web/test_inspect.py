@@ -186,6 +186,7 @@ async def test_the_page_can_be_used_by_keyboard(user: PageUser) -> None:
 
 async def test_it_fits_into_320_pixels(user: PageUser) -> None:
     await user.page.set_viewport_size({"width": 320, "height": 640})
+    assert await user.axe() == []
     await user.say(LAMP)
     await user.page.locator(".card").wait_for()
     views = await user.page.locator("#views").bounding_box()

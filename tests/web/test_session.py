@@ -30,7 +30,7 @@ model = "demo"
 
 
 async def test_a_badge_names_the_demo_model_and_how_to_use_claude(user: PageUser) -> None:
-    badge = user.page.locator("#who > summary")
+    badge = user.page.locator("#who")
     await badge.get_by_text("demo model · use Claude").wait_for()
     await badge.click()
     assert await user.page.get_by_text("ANTHROPIC_API_KEY=your-key scripts/run").is_visible()
@@ -55,7 +55,7 @@ async def test_a_model_is_chosen_where_the_operator_allows_it(browser: Any, tmp_
     path.write_text(MODELS)
     async with serving(models=path) as address, visiting(browser) as user:
         await user.open(address)
-        badge = user.page.locator("#who > summary")
+        badge = user.page.locator("#who")
         await badge.get_by_text("home").wait_for()
         await user.ask("say hello", "hello")
         await badge.get_by_text("tokens, cost 0.").wait_for()
