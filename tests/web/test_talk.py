@@ -45,6 +45,8 @@ async def test_a_turn_by_typing_shows_the_words_the_tools_and_the_answer(user: P
     await call.locator("dd", has_text="17% of 2340").last.wait_for()
     assert '"result": "397.8"' in await call.inner_text()
     assert "No question was needed" in await call.inner_text()
+    button = await user.page.locator("#microphone").bounding_box()
+    assert button["width"] == button["height"] >= 80
     await user.tab("turn")
     bars = await user.page.locator("#waterfall .name").all_inner_texts()
     assert bars[0] == "All of it" and {"Taken by the server", "calculator", "Reply is written"} <= set(bars)
