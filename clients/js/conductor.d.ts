@@ -193,6 +193,8 @@ export interface Client {
   cancelResponse(): void;
   /** Decide a card. Throws `Error` for a question that is not open. */
   decide(approvalId: string, decision: Decision, options?: DecisionOptions): void;
+  /** Use a new token of the same person, also for later connections; `session.goaway` says `token_expires`. */
+  renew(token: string): void;
   /** Replace the declared tools, and with `handlers` their handlers. */
   declare(tools: ToolDeclaration[], handlers?: Record<string, ToolHandler>): void;
   /** Send any event once, if there is a connection. */

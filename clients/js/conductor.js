@@ -380,6 +380,11 @@ class Client {
     this.send("session.update", { tools });
   }
 
+  renew(token) {
+    this.#options.token = token;
+    this.send("session.update", { token });
+  }
+
   send(type, payload) {
     if (this.#live) this.#write(this.#event(type, payload));
   }

@@ -320,6 +320,16 @@ class Client:
         self._calls.tools = list(tools)
         await self.send(SessionUpdate(list(tools)))
 
+    async def renew(self, token: str) -> None:
+        """Use a new token of the same person, also for later connections. Raises `ConnectionLost`.
+
+        A server that checks tokens of an identity provider asks for one by `SessionGoaway` with the reason
+        ``token_expires``.
+        """
+        url, _, proxy = self._address
+        self._address = url, token, proxy
+        await self.send(SessionUpdate(token=token))
+
     async def send(self, event: ClientEvent, *, event_id: str | None = None) -> str:
         """Send an event once, under ``event_id`` or a new id; return the id.
 

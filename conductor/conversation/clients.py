@@ -205,10 +205,10 @@ class Clients:
             session.view.visible_cards.clear()
             session.changed()
 
-    def say_goodbye(self, seconds: float) -> None:
+    def say_goodbye(self, seconds: float, reason: str = "service restart") -> None:
         """Announce the end of the connection."""
         if "goaway" in self._session.state.profile.capabilities:
-            self._session.flash(SessionGoaway(round(seconds * 1000), "service restart"))
+            self._session.flash(SessionGoaway(round(seconds * 1000), reason))
 
     async def is_superseded(self, transport: Transport) -> bool:
         """Tell whether another connection serves the session, once one that is opening does."""

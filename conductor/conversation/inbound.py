@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 from enum import Enum, auto
+from typing import Any
 
 import structlog
 from msgspec.structs import replace
@@ -104,8 +105,8 @@ async def _take(session: Session, inbound: Inbound, transport: Transport) -> Inb
                 session.outbox.expect_no_acknowledgements()
             elif session.outbox.transport is not None:
                 session.outbox.transport.drop_partials()
-        case client.SessionUpdate() if "tools" in session.state.profile.capabilities:
-            await _declare(session, event, inbound.id, transport)
+        case client.SessionUpdate(tools=list(tools)) if "tools" in session.state.profile.capabilities:
+            await _declare(session, tools, inbound.id, transport)
         case client.SessionStart():
             raise AssertionError("the connection starts the session")
         case _:
@@ -309,14 +310,12 @@ async def _take_decision(session: Session, decision: client.Decision) -> Sequenc
     return response.events
 
 
-async def _declare(
-    session: Session, event: client.SessionUpdate, event_id: str, transport: Transport
-) -> None:
-    readings = await read_declarations(event.tools, session.services.admission)
+async def _declare(session: Session, tools: list[Any], event_id: str, transport: Transport) -> None:
+    readings = await read_declarations(tools, session.services.admission)
     if await session.clients.is_superseded(transport):
         return
-    rejected = session.tools.declare(event.tools, readings)
-    changed = replace(session.state.profile, tools=event.tools)
+    rejected = session.tools.declare(tools, readings)
+    changed = replace(session.state.profile, tools=tools)
     await session.decide(lambda: [ProfileDeclared(changed)])
     session.flash(ToolsChanged(session.tools.declared, rejected))
-    session.clients.diagnose(of_tools(event.tools, event_id))
+    session.clients.diagnose(of_tools(tools, event_id))

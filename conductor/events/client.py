@@ -145,11 +145,20 @@ class SessionStart(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
 
 
 class SessionUpdate(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Replaces the device's tools; ``tools.changed`` answers it."""
+    """Replaces the device's tools, or renews the connection's token. ``tools.changed`` answers new tools."""
 
     TYPE: ClassVar[str] = "session.update"
-    CAPABILITY: ClassVar[str] = "tools"
-    tools: Annotated[list[Any], Meta(description="All of the device's tools.", examples=[[_TOOL]])]
+    tools: Annotated[
+        list[Any] | None,
+        Meta(description="All of the device's tools.", examples=[[_TOOL]], extra={"needs": "tools"}),
+    ] = None
+    token: Annotated[
+        str | None,
+        Meta(
+            description="A new token of the same person, before the connection's expires.",
+            examples=["eyJhbGciOiJFUzI1NiJ9..."],
+        ),
+    ] = None
 
 
 class TranscriptPartial(msgspec.Struct, frozen=True, rename="camel"):

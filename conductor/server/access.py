@@ -6,9 +6,10 @@ import asyncio
 import http
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
+from websockets.datastructures import Headers
 from websockets.http11 import Request
 
 from conductor.rate_limit import ANONYMOUS, Network, client_address, origin_allowed
@@ -70,10 +71,14 @@ FORWARDED = (
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """An admitted client. ``address`` is empty if it is not known."""
+    """An admitted client. ``address`` is empty if it is not known.
+
+    Its token ends at ``expires``, in epoch seconds.
+    """
 
     subject: str
     address: str
+    expires: float | None = None
 
 
 # The client of a connection until its handshake is admitted.
@@ -135,6 +140,15 @@ class Access:
         """Return the client's address; empty without trusted proxies."""
         return client_address(peer, request.headers.get_all("X-Forwarded-For"), self._proxies) or ""
 
+    async def renew(self, client: Client, token: str) -> Client | None:
+        """Return the client with a later token of the same person; None, after a refusal, for any other."""
+        handshake = Handshake("", Headers(Authorization=f"Bearer {token}"), address=client.address)
+        principal = await self.authenticator.authenticate(handshake)
+        if principal is None or principal.id != client.subject:
+            self.refusals.count("wrong token", client.address)
+            return None
+        return replace(client, expires=principal.expires)
+
     def enter(self, client: Client) -> None:
         """Count a connection."""
         self.connections += 1
@@ -183,4 +197,4 @@ class Access:
         if address and self._addresses[address] >= limits.max_connections_per_address:
             text = "Too many connections from this address."
             return Refusal(http.HTTPStatus.TOO_MANY_REQUESTS, text, "MAX_CONNECTIONS_PER_ADDRESS")
-        return Client(subject, address)
+        return Client(subject, address, principal.expires)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from enum import Enum, auto
-from math import ceil, inf
+from functools import partial
+from math import ceil
 from typing import Any
 
 import structlog
@@ -26,10 +26,11 @@ from conductor.events.server import (
     SessionPing,
 )
 from conductor.events.ui_calls import set_state
-from conductor.rate_limit import TokenBucket
+from conductor.server.access import Access
+from conductor.server.event_rate import EventRate
+from conductor.server.expiry import TOKEN_EXPIRES, TokenExpiry
 from conductor.server.sessions import SessionRegistry
 from conductor.server.websocket import PING_SPREAD, Socket, Writer
-from conductor.settings import Limits
 from conductor.stores.base import SessionKey
 from conductor.tools.declarations import read_declarations
 
@@ -49,11 +50,6 @@ REVOKED = "the token is no longer valid"
 # Tries to deliver an event while another client takes the session over each time.
 DELIVERY_ATTEMPTS = 8
 
-# Bytes of an event per additional token, for the time to parse them.
-BYTES_PER_TOKEN = 20_480
-# Tokens of a refused transcript, which costs two events and a commit, and of an invalid frame.
-REFUSED_COST = 20.0
-
 _event_ids = IdGenerator("evt")
 
 
@@ -65,57 +61,19 @@ class _State(Enum):
     STALE = auto()  # served until the session's state in this process became stale; binds again
 
 
-class EventRate(TokenBucket):
-    """Limits the events of one connection; ``on_flood`` gets the seconds to wait, once per flood."""
-
-    def __init__(self, limits: Limits, on_flood: Callable[[float], None]) -> None:
-        super().__init__(limits.frames_per_second, limits.frames_burst, _now())
-        self._limits = limits
-        self._on_flood = on_flood
-        self._flooding_since = self._waited_until = -inf
-        self._is_admitted = False
-
-    async def admit(self, size: int) -> bool:
-        """Wait until an event of ``size`` bytes is allowed; False after ``flood_timeout`` of flooding."""
-        is_admitted, self._is_admitted = self._is_admitted, False
-        if is_admitted:
-            return True
-        now, cost = _now(), 1 + size // BYTES_PER_TOKEN
-        is_flooding = now - self._waited_until <= self._limits.flood_pause
-        wait = self.reserve(now, cost * self._limits.flood_cost if is_flooding else cost)
-        if not wait:
-            if self.deficit(now) > self._limits.frames_in_a_row:
-                await asyncio.sleep(0)  # other connections run between two events of a burst
-            return True
-        if not is_flooding:
-            self._flooding_since = now
-            self._on_flood(wait)
-        elif now - self._flooding_since > self._limits.flood_timeout:
-            return False
-        self._waited_until = now + wait  # before the pause: several may wait at once
-        await asyncio.sleep(wait)
-        return True
-
-    def settle(self, result: InboundResult) -> None:
-        """Admit an event that the server requested; charge a refused one for its answer."""
-        self._is_admitted = result is InboundResult.EXPECTED
-        if result is InboundResult.REFUSED:
-            self.refuse()
-
-    def refuse(self) -> None:
-        """Charge an event that was refused."""
-        self.reserve(_now(), REFUSED_COST)
-
-
 class Connection(Writer):
     """A client's connection: decodes events, binds to their session, and sends in order.
 
     It is its session's `Transport`.
     """
 
-    def __init__(self, socket: Socket, registry: SessionRegistry, services: Services) -> None:
+    def __init__(self, socket: Socket, registry: SessionRegistry, services: Services, access: Access) -> None:
         super().__init__(socket, services.limits, registry.ownership_verified, UNBOUND)
         self._registry = registry
+        self._access = access
+        self._expiry = TokenExpiry(
+            self._warn_of_expiry, partial(self.close, POLICY_VIOLATION, "token expired")
+        )
         self._admission = services.admission
         self._opened_at = _now()
         self._rate = EventRate(services.limits, self._warn_of_flood)
@@ -138,6 +96,7 @@ class Connection(Writer):
         """Serve the connection until it ends."""
         writer = asyncio.create_task(self.write())
         self._arm_ping(random.uniform(PING_SPREAD, 1.0))
+        self._expiry.watch(self._socket.client.expires)
         try:
             await self._read()
             await asyncio.wait([writer], timeout=self._limits.send_timeout)
@@ -149,6 +108,7 @@ class Connection(Writer):
         finally:
             if self._ping is not None:
                 self._ping.cancel()
+            self._expiry.cancel()
             writer.cancel()
             for task in (self._rejoining, self._starting):
                 if task is not None:
@@ -241,6 +201,18 @@ class Connection(Writer):
                 self.close(POLICY_VIOLATION, "too many events")
                 return
 
+    def _warn_of_expiry(self, left: float) -> None:
+        if self._session is not None and self._state is _State.SERVED:
+            self._session.clients.say_goodbye(left, TOKEN_EXPIRES)
+
+    async def _renew(self, token: str, event_id: str) -> None:
+        client = await self._access.renew(self._socket.client, token)
+        if client is None:
+            self._send_error("unauthorized", "The token is not valid for this connection.", event_id)
+        else:
+            self._socket.client = client
+            self._expiry.watch(client.expires)
+
     def _warn_of_flood(self, wait: float) -> None:
         log.warning("client exceeds the event rate", session=self.session_id)
         self._send_error("rate_limited", "Too many events; wait.", None, retry_after_ms=ceil(wait * 1000))
@@ -257,6 +229,10 @@ class Connection(Writer):
                 await self._reopen_microphone(error.session_id)
             return False
         log.debug("event in", type=inbound.type[:64], size=inbound.size, session=inbound.session_id)
+        if isinstance(inbound.event, client.SessionUpdate) and inbound.event.token is not None:
+            await self._renew(inbound.event.token, inbound.id)
+            if inbound.event.tools is None:
+                return True
         async with self._handling:
             if isinstance(inbound.event, client.SessionStart):
                 self._refused_start = None
@@ -375,6 +351,7 @@ class Connection(Writer):
             return False
         await session.clients.start(event, self, resumed=self._resumed, answer=answer, readings=readings)
         self._resumed = True
+        self._expiry.watch(self._socket.client.expires)  # again: only now the client can be told
         return True
 
     async def _may_bind(self, received_at: float) -> bool:

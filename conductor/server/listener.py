@@ -192,7 +192,7 @@ class Listener:
         if self.serve_mcp is not None and path.partition("?")[0] == MCP_PATH:
             await self._handle_mcp(self.serve_mcp(socket, path), socket)
             return
-        connection = Connection(socket, self.registry, self.services)
+        connection = Connection(socket, self.registry, self.services, self.access)
         self._connections.add(connection)
         self.access.enter(socket.client)
         address = socket.client.address or (socket.remote_address or [""])[0]

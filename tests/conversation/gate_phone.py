@@ -149,8 +149,9 @@ class Wire:
                         event = None
                     with self.phone.book.taking(event, consents, meaning):
                         await handle(self.session, item, self)
-                    if isinstance(event, client.SessionUpdate) and "tools" in self.capabilities:
-                        self.phone.book.declared(event.tools)
+                    match event:
+                        case client.SessionUpdate(tools=list(tools)) if "tools" in self.capabilities:
+                            self.phone.book.declared(tools)
             finally:
                 self._up.task_done()
 

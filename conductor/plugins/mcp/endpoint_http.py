@@ -28,7 +28,7 @@ from conductor.plugins.mcp.streams import is_dense
 from conductor.rate_limit import ANONYMOUS, TokenBucket
 from conductor.server.access import Client, Refusal
 from conductor.server.address import why_not_bound
-from conductor.server.connection import EventRate
+from conductor.server.event_rate import EventRate
 from conductor.server.listener import Listener
 from conductor.server.websocket import Handshakes
 from conductor.settings import Limits

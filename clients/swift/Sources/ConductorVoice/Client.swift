@@ -162,6 +162,12 @@ private let noObject = "The arguments are not a JSON object."
         send("session.update", ["tools": .array(tools)])
     }
 
+    /// Use a new token of the same person, also for later connections, after `session.goaway` with `token_expires`.
+    public func renew(token: String) {
+        options.token = token
+        send("session.update", ["token": .string(token)])
+    }
+
     /// Send any event once, if there is a connection.
     public func send(_ type: String, _ payload: [String: JSON]) { write(event(type, payload)) }
 

@@ -71,6 +71,7 @@ class Client internal constructor(private val options: Options) {
         options.capabilities ?: (SERVED + listOfNotNull("approval".takeIf { options.onApproval != null }))
     private var tools = options.tools
     private var handlers = options.handlers
+    private var token = options.token
     private var accepted = setOf<String>()
     private var socket: WebSocket? = null
     private var number = 0 // of the socket
@@ -158,6 +159,12 @@ class Client internal constructor(private val options: Options) {
         write(event("session.update", fields("tools" to tools)))
     }
 
+    /** Use a new token of the same person, also for later connections, after `session.goaway` with `token_expires`. */
+    fun renew(token: String) = post {
+        this.token = token
+        write(event("session.update", fields("token" to token)))
+    }
+
     /** Send any event once, if there is a connection. */
     fun send(type: String, payload: JsonObject) = post { write(event(type, payload)) }
 
@@ -175,7 +182,7 @@ class Client internal constructor(private val options: Options) {
         } catch (error: IllegalArgumentException) {
             return end(error.message.orEmpty()) // no address: a retry is pointless
         }
-        options.token?.let { request.header("Authorization", "Bearer $it") }
+        token?.let { request.header("Authorization", "Bearer $it") }
         fun on(act: () -> Unit) = post { if (mine == number && socket != null) act() }
         socket = http.newWebSocket(request.build(), object : WebSocketListener() {
             override fun onOpen(webSocket: WebSocket, response: Response) = on { begin() }

@@ -1,0 +1,38 @@
+"""The end of a connection's token: announced, enforced, and put off by a new token."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+# Seconds before the end at which the client is told.
+NOTICE_S = 60.0
+# Why the connection will close, in ``session.goaway``.
+TOKEN_EXPIRES = "token_expires"
+
+
+class TokenExpiry:
+    """Calls ``warn`` with the seconds left, `NOTICE_S` before a token ends, and ``close`` when it does."""
+
+    def __init__(self, warn: Callable[[float], None], close: Callable[[], None]) -> None:
+        self._warn = warn
+        self._close = close
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, expires: float | None) -> None:
+        """Watch a token until ``expires``, in epoch seconds, in place of the former one; None has no end."""
+        self.cancel()
+        if expires is not None:
+            left = expires - time.time()
+            notice = min(left, NOTICE_S)
+            self._timer = asyncio.get_running_loop().call_later(left - notice, self._announce, notice)
+
+    def cancel(self) -> None:
+        """Stop watching."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _announce(self, left: float) -> None:
+        self._warn(left)
+        self._timer = asyncio.get_running_loop().call_later(left, self._close)

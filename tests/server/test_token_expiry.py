@@ -1,0 +1,82 @@
+"""A token that ends while its client is connected: notice, renewal on the open socket, and the close."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from structlog.testing import capture_logs
+
+from conductor.app import make_services, running
+from conductor.plugins.auth.jwt import LEEWAY_S, JwtAuthenticator
+from conductor.server.expiry import NOTICE_S
+from conductor.server.listener import Listener
+from conductor.settings import load_settings
+from tests.app import App
+from tests.server.test_jwt import AUDIENCE, ISSUER, Provider, token
+from tests.server.wires import WAIT, until
+
+# Seconds that the first token of each test has left.
+LEFT_S = 1.5
+
+
+@pytest.fixture
+async def listener() -> AsyncIterator[Listener]:
+    settings = load_settings(None, port=0, model_provider="demo", auth_tokens=("a-token-of-the-start",))
+    async with running(settings, make_services(settings)) as listener:
+        listener.access.authenticator = JwtAuthenticator(ISSUER, AUDIENCE, Provider("RS256").read)
+        yield listener
+
+
+def short_token() -> str:
+    return token(exp=time.time() + LEFT_S - LEEWAY_S)
+
+
+def phone(listener: Listener, text: str) -> App:
+    url = f"ws://127.0.0.1:{listener.port}/ws?token={text}"
+    return App(url, session_id="s-1", start_fields={"capabilities": ["goaway"]}, wait_s=WAIT)
+
+
+async def test_a_client_is_told_and_closed_when_its_token_ends(listener: Listener) -> None:
+    async with phone(listener, short_token()) as app:
+        goaway = await app.until("session.goaway")
+        assert goaway["payload"]["reason"] == "token_expires"
+        assert 0 < goaway["payload"]["timeLeftMs"] <= 1000 * min(LEFT_S, NOTICE_S)
+        await app.closed.wait()
+        assert app.close_code == 1008
+
+
+async def test_a_new_token_of_the_same_person_keeps_the_connection(listener: Listener) -> None:
+    async with phone(listener, short_token()) as app:
+        await app.until("session.goaway")
+        app.send("session.update", {"token": token()})
+        (connection,) = listener._connections
+        await until(lambda: (connection._socket.client.expires or 0) > time.time() + LEFT_S)
+        await app.ask("say hello")
+        assert not app.closed.is_set() and app.errors() == []
+
+
+@pytest.mark.parametrize("claims", [{"sub": "mallory"}, {"aud": "mail"}], ids=["another person", "not valid"])
+async def test_another_token_changes_nothing(listener: Listener, claims: dict[str, str]) -> None:
+    with capture_logs() as lines:
+        async with phone(listener, short_token()) as app:
+            await app.until("session.goaway")
+            app.send("session.update", {"token": token(**claims)})
+            error = await app.until("error")
+            assert error["payload"]["code"] == "unauthorized"
+            await app.closed.wait()
+            assert app.close_code == 1008
+    assert [line["reason"] for line in lines if line["event"] == "request refused"] == ["wrong token"]
+
+
+async def test_a_token_that_ends_in_a_turn_is_renewed_without_a_loss(listener: Listener) -> None:
+    text = short_token()
+    async with phone(listener, text) as app:
+        app.say("count to ten")
+        app.send("session.update", {"token": token()})
+        await app.idle()
+        assert app.finals() and not app.closed.is_set()
+    async with phone(listener, token(sub="mallory")) as stranger:
+        (started,) = stranger.events("session.started")
+        assert started["payload"]["resumed"] is False
