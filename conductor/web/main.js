@@ -8,9 +8,8 @@ import { byId } from "./dom.js";
 import { ending } from "./ending.js";
 import { FaultySocket, faultButtons } from "./faults.js";
 import { isEcho, microphone } from "./microphone.js";
-import { answer, ownTools } from "./own_tools.js";
+import { answer, clearRoom, ownTools } from "./own_tools.js";
 import { recordReader, recordedCall, replay } from "./replay.js";
-import { clearRoom } from "./room.js";
 import { stage } from "./stage.js";
 import { keep, recall } from "./store.js";
 import { tabs, views } from "./tabs.js";
@@ -36,7 +35,7 @@ const words = composer(say);
 const cards = approvals({
   decide: (request, decision, options) => client.decide(request.approvalId, decision, options),
   schemaOf: (name) => tools.schemaOf(name),
-  changed: state.asking,
+  changed: (questions) => state.set({ questions }),
 });
 const records = replay(read);
 const tools = toolList({ changed: () => client.declare(...declared()), tryOut: words.put });
@@ -52,10 +51,10 @@ const over = ending({
   identify: () => (keep("token", undefined), location.reload()),
 });
 const ears = microphone({
-  started: () => (speech.on(), state.open(true)),
+  started: () => (speech.on(), state.set({ open: true })),
   partial: hear,
   final: heard,
-  ended: () => state.open(false),
+  ended: () => state.set({ open: false, hearing: false }),
   interrupt() {
     const { running } = state;
     if (running) stop();
@@ -75,14 +74,14 @@ let known; // the token
 async function say(text) {
   if (state.running) stop();
   log.said(text);
-  state.show("thinking");
+  state.set({ name: "thinking" });
   const before = log.answers;
   const turn = await client.say(text);
   const silent = turn.ending === "idle" && !turn.interrupted && !turn.errors.length && log.answers === before;
   if (silent) log.notice("The turn ended without an answer. Say it again, or look for the reason in Inspect.");
   if (turn.ending !== "lost") return;
   log.notice("The server did not take this. Say it again.");
-  state.show("idle");
+  state.set({ name: "idle" });
 }
 
 /** Barge in: the speech ends before the server hears of it, which is told how much was heard. */
@@ -91,20 +90,20 @@ function stop() {
   speech.stop();
   client.interrupt({ spokenText });
   log.stop();
-  state.show("idle");
+  state.set({ name: "idle" });
 }
 
 function hear(text) {
   if (speech.speaking && isEcho(text, speech.text)) return;
   if (speech.speaking) stop();
-  state.hearing(true);
+  state.set({ hearing: true });
   client.hearing(text);
   log.hearing(text);
 }
 
 function heard(text) {
   if (speech.speaking && isEcho(text, speech.text)) return;
-  state.hearing(false);
+  state.set({ hearing: false });
   log.heard();
   say(text);
 }
@@ -113,7 +112,7 @@ async function showConnection(name, close) {
   const pill = byId("connection");
   pill.dataset.connection = name;
   pill.textContent = { open: "Connected", connecting: "Connecting", closed: "Closed" }[name];
-  state.connected(name === "open");
+  state.set({ connected: name === "open" });
   failures = name === "open" ? 0 : failures + 1;
   if (name === "open") listTools();
   else if (name === "closed" && (close.reason || close.code !== 1000)) over.show(close); // not by this page
@@ -136,7 +135,7 @@ const SHOWN = {
   },
   "session.started"({ resumed, capabilities = [] }) {
     inspects = capabilities.includes("inspect");
-    if (resumed) state.resumed();
+    if (resumed && state.name === "idle") state.set({ name: "thinking" }); // where no turn is running an idle follows
   },
   "tools.changed": listTools,
   "approval.resolved": ({ approvalId, outcome, message }) => {
@@ -162,7 +161,7 @@ function onEvent(direction, event) {
 
 function onState(name) {
   if (name === "thinking" || name === "idle") log.turnChanged();
-  state.show(name);
+  state.set({ name });
 }
 
 function declared() {
@@ -204,7 +203,7 @@ function renew() {
   speech.stop();
   for (const part of [log, calls, events, turn, tools, cards, records, model]) part.clear();
   clearRoom();
-  state.show("idle");
+  state.set({ name: "idle" });
   open();
 }
 

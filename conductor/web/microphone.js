@@ -1,5 +1,5 @@
 // The round button and the browser's speech recognition: held (push to talk), or tapped (hands-free).
-import { byId, el } from "./dom.js";
+import { byId, offer } from "./dom.js";
 import { meter } from "./meter.js";
 import { keep, recall } from "./store.js";
 
@@ -7,11 +7,8 @@ const Recognition = globalThis.SpeechRecognition ?? globalThis.webkitSpeechRecog
 const HOLD_MS = 350;
 const PRIVACY = "Your browser's own service hears what you say.";
 
-function whyNot() {
-  if (!globalThis.isSecureContext) return "Over plain HTTP a browser gives no microphone. Type instead, or use HTTPS.";
-  if (!Recognition) return "This browser has no speech recognition. Type instead.";
-  return "";
-}
+const INSECURE = "Over plain HTTP a browser gives no microphone. Type instead, or use HTTPS.";
+const DEAF = "This browser has no speech recognition. Type instead.";
 
 /** Tells what it hears: `started()`, `partial(text)`, `final(text)`, `ended()`. `interrupt()` tells if there was anything to stop. */
 export function microphone({ started, partial, final, ended, interrupt }) {
@@ -23,9 +20,9 @@ export function microphone({ started, partial, final, ended, interrupt }) {
   let handsFree = false;
   let downAt = 0; // 0: nobody holds the button
   let interrupted = false; // by this press
-  let phrases = []; // what was heard since the button is held
+  const phrases = []; // what was heard since the button is held
 
-  const problem = whyNot();
+  const problem = globalThis.isSecureContext ? (Recognition ? "" : DEAF) : INSECURE;
   note.textContent = problem;
   byId("stage").classList.toggle("deaf", Boolean(problem));
   input.disabled = Boolean(problem);
@@ -42,13 +39,6 @@ export function microphone({ started, partial, final, ended, interrupt }) {
     }
   }
 
-  /** What was said while the button was held is one utterance. */
-  function flush() {
-    const text = phrases.join(" ");
-    phrases = [];
-    if (text) final(text);
-  }
-
   async function listen() {
     if (recognition) return;
     const mine = (recognition = new Recognition());
@@ -63,7 +53,9 @@ export function microphone({ started, partial, final, ended, interrupt }) {
     });
     mine.addEventListener("end", () => {
       recognition = null;
-      flush();
+      // What was said while the button was held is one utterance.
+      const text = phrases.splice(0).join(" ");
+      if (text) final(text);
       if (handsFree) return listen(); // browsers end it after a silence
       level.stop();
       if (note.textContent === PRIVACY) note.textContent = "";
@@ -117,20 +109,13 @@ export function microphone({ started, partial, final, ended, interrupt }) {
   async function listInputs() {
     const devices = (await navigator.mediaDevices?.enumerateDevices()) ?? [];
     const named = devices.filter(({ kind, deviceId, label }) => kind === "audioinput" && label && deviceId !== "default");
-    const chosen = input.value || recall("input", "");
-    input.replaceChildren(input.options[0], ...named.map(({ deviceId, label }) => el("option", { value: deviceId, text: label, selected: deviceId === chosen })));
+    offer(input, named.map(({ deviceId, label }) => [deviceId, label]), input.value || recall("input"));
   }
 
   byId("devices").addEventListener("beforetoggle", listInputs);
   navigator.mediaDevices?.addEventListener("devicechange", listInputs);
-  input.addEventListener("change", () => {
-    keep("input", input.value);
-    stop();
-  });
-  return {
-    stop,
-    ready: () => (problem ? "Type to begin" : "Hold to talk, or tap for hands-free"),
-  };
+  input.addEventListener("change", () => (keep("input", input.value), stop()));
+  return { ready: () => (problem ? "Type to begin" : "Hold to talk, or tap for hands-free") };
 }
 
 /** Tell whether words were rather the page's own voice: most of them are in what it is saying. */

@@ -1,5 +1,5 @@
 // The server's records of the session, read one by one: what each showed the client, and the state after it.
-import { byId, el, json } from "./dom.js";
+import { byId, el, json, lazyDetails } from "./dom.js";
 
 /**
  * Makes a reader of a session's records: all of them without their states, or those of a number with them.
@@ -44,12 +44,8 @@ export function replay(read) {
 
   function part(key, title, value, fact, changed) {
     const summary = el("summary", {}, el("span", { class: "name", text: title }), el("span", { class: "quiet", text: fact }));
-    const details = el("details", { class: changed ? "tool changed" : "tool", open: opened.has(key) }, summary);
-    // The text is made when it is looked at: a history may have a megabyte.
-    details.addEventListener("toggle", () => {
-      if (details.open && details.children.length === 1) details.append(el("pre", { text: json(value), tabindex: "0" }));
-      opened[details.open ? "add" : "delete"](key);
-    });
+    const details = lazyDetails(summary, () => value, { class: changed ? "tool changed" : "tool", open: opened.has(key) });
+    details.addEventListener("toggle", () => opened[details.open ? "add" : "delete"](key));
     return details;
   }
 

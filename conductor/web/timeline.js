@@ -1,5 +1,5 @@
 // Every event, both ways, by turn: filtered, paused, copied, exported.
-import { byId, el, json } from "./dom.js";
+import { byId, el, json, lazyDetails } from "./dom.js";
 
 const SHOWN = 1_000;
 const KEPT = 20_000;
@@ -46,13 +46,8 @@ export function timeline() {
     const out = frame.direction === "out";
     const direction = el("span", { class: "direction", text: out ? "→" : "←", title: out ? "to the server" : "from the server" });
     const type = el("span", { class: "type", text: frame.event.type });
-    const details = el("details", {}, el("summary", {}, facts.time, direction, type, facts.count, facts.summary));
-    last = { ...frame, count: 0, facts, details };
-    const row = last;
-    // The text is made when it is looked at: there are thousands of rows, and one may have a megabyte.
-    details.addEventListener("toggle", () => {
-      if (details.open && details.children.length === 1) details.append(el("pre", { text: json(row.event) }));
-    });
+    const row = (last = { ...frame, count: 0, facts });
+    const details = lazyDetails(el("summary", {}, facts.time, direction, type, facts.count, facts.summary), () => row.event);
     list.lastElementChild.querySelector("ol").append(el("li", { class: out ? "out" : "in" }, details));
   }
 

@@ -1,5 +1,5 @@
 // The browser's voice. Where there is none, or it is off, a text counts as read.
-import { byId, el } from "./dom.js";
+import { byId, offer } from "./dom.js";
 import { keep, recall } from "./store.js";
 
 /** `speak` resolves when the speech is over or was stopped; `heard` is what was said of the running one. */
@@ -14,8 +14,7 @@ export function voice() {
   function listVoices() {
     const languages = new Set(["en", navigator.language.slice(0, 2)]);
     const offered = synthesis?.getVoices().filter(({ lang }) => languages.has(lang.slice(0, 2))) ?? [];
-    const chosen = names.value || recall("voice", "");
-    names.replaceChildren(names.options[0], ...offered.map(({ name }) => el("option", { value: name, text: name, selected: name === chosen })));
+    offer(names, offered.map(({ name }) => [name, name]), names.value || recall("voice"));
   }
 
   function speak(text, { signal }) {

@@ -31,8 +31,7 @@ export function who(choose) {
     byId("prompt-name").textContent = `System prompt: ${promptName}`;
     byId("prompt-text").textContent = prompt ?? "";
     byId("profile-choice").hidden = !models.length;
-    const names = models.includes(name) ? models : [name, ...models];
-    profiles.replaceChildren(...names.map((each) => el("option", { value: each, text: each, selected: each === name })));
+    profiles.replaceChildren(...[...new Set([name, ...models])].map((each) => el("option", { value: each, text: each, selected: each === name })));
   }
 
   const learned = {
