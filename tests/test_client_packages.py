@@ -44,7 +44,7 @@ NOT_USED = {
     "tool.late": APP,
     "tool.activity": APP,
     "diagnostic": APP,
-    "turn.ended": APP,
+    "turn.ended.turnId": APP,
     "turn.metrics": APP,
     "session.goaway": "a close follows, after which the client connects again",
     "session.ping": "a sign of life",

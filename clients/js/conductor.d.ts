@@ -115,8 +115,10 @@ export interface TurnResult {
   calls: { callId: string; name: string; arguments: string }[];
   errors: { code: string; message: string }[];
   interrupted: boolean;
-  /** `followed`: a later transcript's turn began. `lost`: the server did not take it. `closed`: by `close()`. */
+  /** `followed`: a later transcript replaced it. `lost`: the server did not take it. `closed`: by `close()`. */
   ending: "idle" | "followed" | "lost" | "closed";
+  /** The server's reason for the end, from servers with the capability `turns`. */
+  reason?: "answered" | "interrupted" | "session_end" | "timed_out" | "failed";
 }
 
 export type ConnectionState = "connecting" | "open" | "closed";

@@ -1,11 +1,11 @@
 // A client of Conductor's protocol (docs/protocol.md) for browsers and Node.
-const SERVED = ["resume", "tools", "cancel", "lease", "late", "activity", "segments", "metrics", "goaway", "diagnostics"];
+const SERVED = ["resume", "tools", "cancel", "lease", "late", "activity", "segments", "turns", "metrics", "goaway", "diagnostics"];
 const SUPERSEDED = 4409; // another connection serves the session: do not reconnect
 const FINAL_ERRORS = new Set(["unauthorized", "unsupported_protocol_version", "session_mismatch"]);
 // Events that no replay repeats.
 const PASSING = new Set([
   "assistant.speech.partial", "session.ping", "session.started", "session.goaway", "event.ack", "diagnostic",
-  "turn.ended", "turn.metrics",
+  "turn.metrics",
 ]);
 
 const REMEMBERED = 2_000; // ids of events and calls
@@ -184,8 +184,12 @@ class Outbox {
   }
 }
 
-/** The open turns. One runs from its transcript's `convo.appendMessage` to the next `idle`. */
+/**
+ * The open turns. One runs from its transcript's `convo.appendMessage` to its `turn.ended`; from a server without the
+ * capability `turns`, to the next `idle`.
+ */
 class Turns {
+  named = false; // the server names the transcripts whose turns have ended
   #open = [];
   #thinking = false;
 
@@ -221,8 +225,11 @@ class Turns {
     if (type === "error") return this.#failed(payload);
     if (args?.state === "thinking") this.#thinking = true;
     if (payload.name === "convo.appendMessage" && args?.role === "user" && !args.isPartial) this.#began(args.text);
-    const turn = this.#running;
-    if (!turn) return;
+    if (type === "turn.ended") return this.#ended(payload);
+    for (const turn of this.#running) this.#heard(turn, type, payload);
+  }
+
+  #heard(turn, type, payload) {
     if (type === "assistant.speech.final") {
       turn.result.finals.push((turn.result.text = payload.text));
       turn.asked.clear(); // after a reconnect the outcome of a request may follow the answer
@@ -235,11 +242,19 @@ class Turns {
     }
   }
 
+  #ended({ eventId, reason }) {
+    const turn = this.#open.find(({ id }) => id === eventId);
+    if (!turn) return;
+    turn.result.reason = reason;
+    this.#end(turn, reason === "interrupted" && !turn.result.interrupted ? "followed" : "idle");
+  }
+
   /** An `idle` was handled: end the turns that it ends. */
   idle(connection, has) {
     this.#thinking = false;
     let passed = false;
     for (const turn of [...this.#open].reverse()) {
+      if (this.named && turn.stage !== "refused") continue;
       if (turn.asked.size) passed = true; // its idle is for the answer by voice
       else if (turn.stage !== "waiting") {
         this.#end(turn, "idle");
@@ -249,7 +264,7 @@ class Turns {
   }
 
   get #running() {
-    return this.#open.find(({ stage }) => stage === "running");
+    return this.#open.filter(({ stage }) => stage === "running");
   }
 
   #began(text) {
@@ -257,13 +272,13 @@ class Turns {
     const same = waiting.find(({ result }) => plain(result.transcript) === plain(text));
     const turn = same ?? (this.#thinking ? waiting[0] : undefined);
     if (!turn) return;
-    if (this.#running) this.#end(this.#running, "followed");
+    if (!this.named) for (const running of this.#running) this.#end(running, "followed");
     turn.stage = "running";
     this.#thinking = false;
   }
 
   #failed({ code, message, eventId, callId }) {
-    const named = this.#open.find(({ id }) => id === eventId) ?? this.#running;
+    const named = this.#open.find(({ id }) => id === eventId) ?? this.#running[0];
     const turn = named ?? (eventId || callId ? undefined : this.#open[0]);
     if (!turn) return;
     turn.result.errors.push({ code, message });
@@ -504,6 +519,7 @@ class Client {
     this.#known = true;
     this.#live = true;
     this.#accepted = new Set(capabilities ?? []);
+    this.#turns.named = this.#accepted.has("turns");
     if (!resumed) {
       this.#turns.forgotten();
       this.#expire(true);

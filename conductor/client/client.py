@@ -55,7 +55,7 @@ from conductor.events.ui_calls import is_ui_call
 
 log = logging.getLogger(__name__)
 
-DEFAULT_CAPABILITIES = ("resume", "cancel", "lease", "late", "async", "activity", "diagnostics")
+DEFAULT_CAPABILITIES = ("resume", "cancel", "lease", "late", "async", "activity", "turns", "diagnostics")
 """Capabilities that the library implements alone. ``tools`` and ``approval`` need handlers of the app. An app
 asks for ``segments`` itself, because speeches then run concurrently with other events."""
 _NOT_REPLAYED = (SpeechPartial, SessionPing, SessionStarted, EventAck, Diagnostic)
@@ -211,6 +211,7 @@ class Client:
         if self._worker is None:
             self._worker = self._session.spawn(self._work())
         self._session.expire(self._turns.is_open)  # an outdated transcript must not start a turn
+        self._turns.expire(self._session.has)
         link = partial(Socket.open, *self._address, self._session.limits)
         started = await self._session.open(link, self._start_event, replace=replace_socket)
         await self._session.flush()
@@ -229,6 +230,7 @@ class Client:
 
     def _welcome(self, started: SessionStarted) -> None:
         # The server forgets recorded transcripts with their session.
+        self._turns.are_named = "turns" in self.capabilities
         if not started.resumed:
             self._turns.forget_recorded()
         if "resume" in self.capabilities:

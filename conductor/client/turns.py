@@ -1,4 +1,4 @@
-"""Assign events to turns by their order, because no event names its turn, and end turns."""
+"""Assign events to turns by their order, and end turns by ``turn.ended`` or by their order."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from conductor.events.client import ToolResultEvent
 from conductor.events.server import (
     ApprovalRequest,
     ApprovalResolved,
+    EndReason,
     ErrorEvent,
     EventAck,
     SpeechFinal,
     SpeechPartial,
     ToolCallEvent,
+    TurnEnded,
 )
 from conductor.events.ui_calls import is_ui_call
 
@@ -25,8 +27,8 @@ _MAX_EVENTS = 10_000
 """Events kept of one turn."""
 
 Ending: TypeAlias = Literal["idle", "followed", "lost"]
-"""How a turn ended: ``idle`` by that state, ``followed`` by the next turn without an ``idle``, ``lost``
-because the transcript was not processed, usually after a lost connection."""
+"""How a turn ended: ``idle`` in order, ``followed`` because a later transcript replaced it, ``lost`` because
+the transcript was not processed, usually after a lost connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +47,13 @@ class TurnResult:
     """The events that followed one transcript, in order.
 
     ``finals`` are the final texts, ``text`` is the last of them. ``speeches`` are the texts for the voice.
-    ``interrupted``: this client interrupted the turn.
+    ``interrupted``: this client interrupted the turn. ``reason`` is the server's, None from a server without
+    the capability ``turns``.
     """
 
     transcript: str
     ending: Ending
+    reason: EndReason | None
     interrupted: bool
     finals: tuple[str, ...]
     speeches: tuple[str, ...]
@@ -82,6 +86,7 @@ class Turn:
     connection: int
     turn_s: float
     interrupted: bool = False
+    reason: EndReason | None = None
     stage: Literal["waiting", "running", "refused"] = "waiting"
     is_recorded: bool = False
     requests: set[str] = field(default_factory=set)
@@ -140,6 +145,7 @@ class Turn:
         return TurnResult(
             transcript=self.text,
             ending=ending,
+            reason=self.reason,
             interrupted=self.interrupted,
             finals=tuple(event.text for event in self.events if isinstance(event, SpeechFinal)),
             speeches=tuple(str(speech.get("text", "")) for speech in speeches),
@@ -157,16 +163,18 @@ class Turns:
     """The open turns, oldest first.
 
     A turn is *running* after its transcript has returned in ``convo.appendMessage``, and *refused* after an
-    error names it. An earlier ``idle`` belongs to another turn, or follows a resume.
+    error names it. An earlier ``idle`` belongs to another turn, or follows a resume. ``are_named``: the
+    server has the capability ``turns``, and only its ``turn.ended`` ends a turn that was not refused.
     """
 
     def __init__(self) -> None:
         self.open: list[Turn] = []
+        self.are_named = False
         self._thinking = False
 
     def is_open(self, event_id: str) -> bool:
         """Whether the turn of a transcript has not ended."""
-        return any(turn.event_id == event_id for turn in self.open)
+        return bool(self._of(event_id))
 
     def mark_interrupted(self) -> None:
         """Mark the open turns as interrupted by this client."""
@@ -179,9 +187,16 @@ class Turns:
             turn.is_recorded = turn.is_recorded or turn.event_id in event_ids
 
     def forget_recorded(self) -> None:
-        """Mark no transcript as recorded, because the session is a new one."""
-        for turn in self.open:
-            turn.is_recorded = False
+        """End the turns of transcripts that the server had: the session is a new one."""
+        for turn in self.open[:]:
+            if turn.is_recorded or turn.stage == "running":
+                self._end(turn, "lost")
+
+    def expire(self, is_kept: Callable[[str], bool]) -> None:
+        """End the turns of transcripts that the server does not have and that will not be sent again."""
+        for turn in self.open[:]:
+            if turn.stage == "waiting" and not (turn.is_recorded or is_kept(turn.event_id)):
+                self._end(turn, "lost")
 
     def add_result(self, result: ToolResultEvent) -> None:
         """Record a result of the device."""
@@ -194,15 +209,16 @@ class Turns:
             return None
         target = None
         if isinstance(event, ErrorEvent):
-            turn = self._about(event)
-            if turn is not None and turn.event_id == event.event_id:
-                target = turn
+            turns = self._about(event)
+            target = next((turn for turn in turns if turn.event_id == event.event_id), None)
+        elif isinstance(event, TurnEnded):
+            turns = self._of(event.event_id)
         else:
             target = self._accept(event)
-            turn = self._running
-            if turn is None and self.open and state_of(event) == "thinking":
-                turn = self.open[0]
-        if turn is not None:
+            turns = self._running
+            if not turns and state_of(event) == "thinking":
+                turns = self.open[:1]
+        for turn in turns:
             turn.note(event)
         return target
 
@@ -211,12 +227,19 @@ class Turns:
 
         ``is_kept`` tells whether a transcript will be sent again.
         """
+        if isinstance(event, TurnEnded):
+            for turn in self._of(event.event_id):
+                turn.reason = event.reason
+                is_replaced = event.reason == "interrupted" and not turn.interrupted
+                self._end(turn, "followed" if is_replaced else "idle")
         if state_of(event) != "idle":
             return
         self._thinking = False
         has_passed = False
         for turn in self.open[::-1]:  # the newest first
             is_expected = turn.is_recorded or is_kept(turn.event_id)
+            if self.are_named and turn.stage != "refused":
+                continue
             if turn.requests:  # its idle is for the answer by voice
                 has_passed = True
             elif turn.stage != "waiting":
@@ -235,8 +258,12 @@ class Turns:
         self.open.clear()
 
     @property
-    def _running(self) -> Turn | None:
-        return next((turn for turn in self.open if turn.stage == "running"), None)
+    def _running(self) -> list[Turn]:
+        """The running turns: a transcript that answers a question runs in the turn that asked."""
+        return [turn for turn in self.open if turn.stage == "running"]
+
+    def _of(self, event_id: str | None) -> list[Turn]:
+        return [turn for turn in self.open if turn.event_id == event_id]
 
     def _accept(self, event: Event) -> Turn | None:
         if state_of(event) == "thinking":
@@ -253,19 +280,19 @@ class Turns:
         if turn is None and waiting and self._thinking:
             turn = waiting[0]
         if turn is not None:
-            if (running := self._running) is not None:
+            for running in () if self.are_named else self._running:
                 self._end(running, "followed")
             turn.stage = "running"
             self._thinking = False
         return turn
 
-    def _about(self, error: ErrorEvent) -> Turn | None:
-        turn = next((turn for turn in self.open if turn.event_id == error.event_id), None) or self._running
-        if turn is None and _fails_turn(error):
-            turn = next(iter(self.open), None)
-        if turn is not None and turn.stage == "waiting":
-            turn.stage = "refused"
-        return turn
+    def _about(self, error: ErrorEvent) -> list[Turn]:
+        turns = self._of(error.event_id) or self._running
+        if not turns and _fails_turn(error):
+            turns = self.open[:1]
+        for turn in turns:
+            turn.stage = "refused" if turn.stage == "waiting" else turn.stage
+        return turns
 
     def _end(self, turn: Turn, ending: Ending) -> None:
         self.open.remove(turn)

@@ -171,11 +171,12 @@ class Play:
 
     async def _start(self, start: client.SessionStart) -> None:
         names = start.capabilities
+        played = server.CAPABILITIES.keys() - {"turns", "inspect"}  # nothing here sends their events
         tools = [str(tool["name"]) for tool in start.tools or () if isinstance(tool, dict) and "name" in tool]
         started = server.SessionStarted(
             session_id=self._session_id,
             resumed=bool(self.starts),
-            capabilities=None if names is None else [name for name in names if name in server.CAPABILITIES],
+            capabilities=None if names is None else [name for name in names if name in played],
             accepted_tools=tools or None,
             resend=[] if start.resume else None,
             drop=[] if start.resume else None,

@@ -24,7 +24,6 @@ from conductor.conversation.phrases import (
 from conductor.conversation.state import (
     Call,
     Cause,
-    EndReason,
     Notice,
     Profile,
     Speech,
@@ -34,7 +33,7 @@ from conductor.conversation.view import View, finish, finish_without_result, lat
 from conductor.errors import ErrorCode
 from conductor.events import client
 from conductor.events.envelope import IdGenerator
-from conductor.events.server import ConversationState
+from conductor.events.server import ConversationState, EndReason
 from conductor.messages import AssistantMessage
 from conductor.speech import for_the_ear
 from conductor.tools.base import ToolOutcome

@@ -15,7 +15,6 @@ from conductor.conversation.state import (
     Call,
     Cause,
     Conversation,
-    EndReason,
     LateCall,
     Notice,
     Profile,
@@ -25,7 +24,7 @@ from conductor.conversation.state import (
     Value,
 )
 from conductor.errors import ErrorCode
-from conductor.events.server import ConversationState
+from conductor.events.server import ConversationState, EndReason
 from conductor.messages import AssistantMessage, ToolResult
 from conductor.tools.base import ErrorType
 from conductor.tools.outcomes import Outcome

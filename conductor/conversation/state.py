@@ -16,7 +16,6 @@ from conductor.tools.base import Caution, Effect, OnInterrupt, Risk
 from conductor.tools.outcomes import Outcome, Scope
 
 Cause: TypeAlias = Literal["transcript", "news", "request", "refused"]
-EndReason: TypeAlias = Literal["answered", "interrupted", "session_end", "timed_out", "failed"]
 Consent: TypeAlias = Literal["free", "held", "needed", "asked", "given", "denied"]
 Kind: TypeAlias = Literal[
     "call", "final", "message", "state", "speak", "approval", "resolved", "ended", "flash"

@@ -47,6 +47,9 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
 )
 """The extensions that this version accepts."""
 
+EndReason: TypeAlias = Literal["answered", "interrupted", "session_end", "timed_out", "failed"]
+"""The causes of a turn's end."""
+
 DiagnosticCode: TypeAlias = Literal[
     "unknown_event",
     "unknown_capability",
@@ -395,10 +398,7 @@ class TurnEnded(msgspec.Struct, frozen=True, rename="camel"):
             examples=["ios-42"],
         ),
     ]
-    reason: Annotated[
-        Literal["answered", "interrupted", "session_end", "timed_out", "failed"],
-        Meta(description="The cause.", examples=["answered"]),
-    ]
+    reason: Annotated[EndReason, Meta(description="The cause.", examples=["answered"])]
 
 
 class TurnMetrics(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

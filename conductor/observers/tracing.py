@@ -14,8 +14,8 @@ from threading import Thread
 from typing import TYPE_CHECKING, Literal
 
 from conductor.conversation.services import Output
-from conductor.conversation.state import EndReason
 from conductor.errors import ErrorCode, SettingsError
+from conductor.events.server import EndReason
 from conductor.models.base import Finished, Usage
 from conductor.stores.base import SessionKey
 

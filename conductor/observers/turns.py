@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from conductor.conversation import records as r
 from conductor.conversation.services import Observed, Observers, Output, SessionObserver, SessionStart
-from conductor.conversation.state import Call, EndReason, Question, Turn
+from conductor.conversation.state import Call, Question, Turn
 from conductor.errors import ConductorError
-from conductor.events.server import TurnMetrics
+from conductor.events.server import EndReason, TurnMetrics
 from conductor.models.base import Finished
 from conductor.observers.tracing import Step, TurnStats, TurnTracer, request_attributes
 from conductor.tools.audit import SessionAudit

@@ -113,7 +113,8 @@ class Player:
             token=token,
             locale=rehearsal.locale,
             time_zone=rehearsal.time_zone,
-            capabilities=(*DEFAULT_CAPABILITIES, *extra),
+            # A step ends at ``idle``, because the next one may answer a spoken question.
+            capabilities=[name for name in (*DEFAULT_CAPABILITIES, *extra) if name != "turns"],
             tools=[tool.declaration for tool in rehearsal.tools],
             handlers={tool.name: self._handler(tool) for tool in rehearsal.tools},
             speak=self._speak,

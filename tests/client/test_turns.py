@@ -14,6 +14,7 @@ from conductor.events.server import (
     ServerEvent,
     SpeechFinal,
     ToolCallEvent,
+    TurnEnded,
 )
 from conductor.events.ui_calls import append_message, set_state
 
@@ -161,6 +162,49 @@ async def test_a_turn_may_end_before_its_request_is_resolved(last: ServerEvent) 
     wire.connection = 2
     wire.hear(last, IDLE, ApprovalResolved("appr_1", "allowed"))
     assert (await turn).ending == "idle"
+
+
+async def test_a_named_turn_ends_by_its_event_alone() -> None:
+    wire = Wire()
+    wire.turns.are_named = True
+    turn, answer = wire.say("delete it"), wire.say("yes")
+    wire.hear(THINKING, append_message("c", "user", "delete it"), IDLE)
+    wire.hear(append_message("c", "user", "yes"), THINKING, SpeechFinal("Gone."), IDLE)
+    assert (turn.is_done, answer.is_done) == (False, False)
+    wire.hear(TurnEnded("turn_1", answer.event_id, "answered"), TurnEnded("turn_1", "of another", "failed"))
+    assert (answer.is_done, turn.is_done) == (True, False)
+    wire.hear(TurnEnded("turn_1", turn.event_id, "answered"))
+    assert (await turn).finals == (await answer).finals == ("Gone.",)
+    assert ((await turn).ending, (await turn).reason) == ("idle", "answered")
+
+
+@pytest.mark.parametrize(("by_client", "ending"), [(True, "idle"), (False, "followed")])
+async def test_an_interrupted_turn_says_by_whom(by_client: bool, ending: str) -> None:
+    wire = Wire()
+    wire.turns.are_named = True
+    turn = wire.say("count")
+    if by_client:
+        wire.turns.mark_interrupted()
+    wire.hear(TurnEnded("turn_1", turn.event_id, "interrupted"))
+    assert ((await turn).ending, (await turn).reason) == (ending, "interrupted")
+
+
+async def test_a_refused_transcript_of_a_named_turn_ends_with_the_idle() -> None:
+    wire = Wire()
+    wire.turns.are_named = True
+    turn = wire.say("")
+    wire.hear(ErrorEvent("invalid_transcript", "Empty.", event_id=turn.event_id), IDLE)
+    assert not (await turn).ok
+
+
+async def test_a_lost_session_and_a_transcript_that_is_not_sent_again_end_their_turns() -> None:
+    wire = Wire()
+    wire.turns.are_named = True
+    recorded, unsent, kept = wire.say("one"), wire.say("two"), wire.say("three")
+    wire.turns.mark_recorded([recorded.event_id])
+    wire.turns.forget_recorded()
+    wire.turns.expire(lambda event_id: event_id == kept.event_id)
+    assert ((await recorded).ending, (await unsent).ending, kept.is_done) == ("lost", "lost", False)
 
 
 async def test_the_result_contains_the_devices_answers() -> None:

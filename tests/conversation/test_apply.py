@@ -16,13 +16,13 @@ from conductor.conversation.ledger import replay
 from conductor.conversation.state import (
     Cause,
     Conversation,
-    EndReason,
     LateCall,
     Notice,
     Profile,
     Summary,
     UnknownCall,
 )
+from conductor.events.server import EndReason
 from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
 from tests.conversation.helpers import faults
 from tests.conversation.pure import (

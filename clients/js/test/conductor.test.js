@@ -17,7 +17,7 @@ test("a turn", async () => {
   });
   assert.equal((await client.started).resumed, false);
   const turn = await client.say("say good morning");
-  assert.equal(turn.ending, "idle");
+  assert.deepEqual([turn.ending, turn.reason], ["idle", "answered"]);
   assert.deepEqual(turn.finals, seen.finals);
   assert.match(turn.text, /good morning/);
   assert.equal(seen.spoken.length, 1);
@@ -111,10 +111,18 @@ test("an edit that is refused is asked again", async () => {
 
 test("without a card the question is spoken", async () => {
   const question = signal();
-  const client = open("js-question", { tools: [NOTES], handlers: { "notes.add": () => "added" }, onQuestion: question.resolve });
-  await client.say('call notes.add with {"number": 1}');
+  let asked;
+  const client = open("js-question", {
+    tools: [NOTES],
+    handlers: { "notes.add": () => "added" },
+    onQuestion: (text) => (asked = text),
+    onState: (state) => asked && state === "idle" && question.resolve(asked), // its speech is over
+  });
+  const turn = client.say('call notes.add with {"number": 1}');
   assert.match(await question.promise, /notes/);
-  assert.equal((await client.say("yes")).calls.length, 1);
+  const answer = await client.say("yes");
+  assert.deepEqual([answer.calls.length, answer.reason], [1, "answered"]);
+  assert.deepEqual([(await turn).calls, (await turn).text], [answer.calls, answer.text]); // it is the same turn
   await client.close();
 });
 
