@@ -98,6 +98,13 @@ export function conversation(line) {
 
   return {
     restore,
+    /** Draw others' entries in place of this tab's. */
+    replace(others) {
+      clear();
+      entries = others;
+      keep("entries", entries);
+      restore();
+    },
     call: (id, element) => (remember({ call: id }), append(element)),
     partial,
     stop: () => (cut(), (stopped = true)),

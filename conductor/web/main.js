@@ -9,7 +9,7 @@ import { ending } from "./ending.js";
 import { FaultySocket, faultButtons } from "./faults.js";
 import { isEcho, microphone } from "./microphone.js";
 import { answer, clearRoom, ownTools } from "./own_tools.js";
-import { recordReader, recordedCall, replay } from "./replay.js";
+import { recordReader, recordedCall, recordedLog, replay } from "./replay.js";
 import { stage } from "./stage.js";
 import { keep, recall } from "./store.js";
 import { tabs, views } from "./tabs.js";
@@ -45,7 +45,7 @@ const model = who((profile) => {
   open();
 });
 const over = ending({
-  again: open,
+  again: takeBack,
   renew,
   reload: () => location.reload(),
   identify: () => (keep("token", undefined), location.reload()),
@@ -195,6 +195,17 @@ function open() {
     storage: { load: (id) => recall(`client.${id}`), save: (id, known) => keep(`client.${id}`, known) },
     speak: speech.speak,
   });
+}
+
+/** Take the session back from another tab, with what was said there. */
+async function takeBack() {
+  open();
+  const history = await recordedLog(read).catch(() => []);
+  const entries = history.flatMap(({ type, text, calls: made = [] }) => [
+    ...(text && (type === "user" || type === "assistant") ? [{ role: type, text }] : []),
+    ...made.map(({ call_id: call }) => ({ call })),
+  ]);
+  if (entries.length) log.replace(entries);
 }
 
 function renew() {

@@ -16,11 +16,17 @@ export function recordReader({ session, token }) {
   };
 }
 
-/** Find a call's arguments and result, both as text; undefined where the records do not have them. */
-export async function recordedCall(read, callId) {
+/** The history as the server has recorded it, oldest first. */
+export async function recordedLog(read) {
   const moments = await read();
   const [last] = (await read(moments.at(-1)?.number)).slice(-1);
-  const log = [...(last?.state?.log ?? []), ...moments.flatMap(({ record }) => [record?.message ?? {}, record?.result ?? {}])];
+  return last?.state?.log ?? [];
+}
+
+/** Find a call's arguments and result, both as text; undefined where the records do not have them. */
+export async function recordedCall(read, callId) {
+  const running = (await read()).flatMap(({ record }) => [record?.message ?? {}, record?.result ?? {}]);
+  const log = [...(await recordedLog(read)), ...running];
   const call = log.flatMap(({ calls }) => calls ?? []).find((other) => other.call_id === callId);
   return { given: call?.arguments, result: log.find((entry) => entry.call_id === callId)?.content };
 }

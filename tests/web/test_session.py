@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +90,17 @@ async def test_a_session_that_another_tab_has_taken_is_used_again_here(browser: 
         await user.page.get_by_text("This session is open in another tab").wait_for()
         assert await user.page.locator("#composer").get_attribute("inert") is not None
         assert await user.axe() == []
+        await other.ask("say goodbye", "goodbye")
         await user.page.keyboard.press("Enter")  # the focus is on "Use it here"
         await user.connected()
+        await user.page.locator(".message.assistant", has_text="goodbye").wait_for()
+        assert await user.page.locator(".message").all_inner_texts() == [
+            *("say hello", "hello"),
+            *("say goodbye", "goodbye"),
+        ]
         assert await user.page.locator("#composer").get_attribute("inert") is None
         await other.page.get_by_text("This session is open in another tab").wait_for()
-        await user.ask("what did I just say?", "You said: say hello")
+        await user.ask("what did I just say?", "You said: say goodbye")
         await other.page.locator("#ending").get_by_role("button", name="New session").click()
         await other.connected()
         assert await other.session() != session
@@ -110,6 +117,25 @@ async def test_a_refused_token_is_asked_for_again(browser: Any) -> None:
         await user.page.get_by_role("button", name="Enter a token").click()
         await user.page.locator("#token-dialog[open]").wait_for()
         user.problems.clear()  # the browser's line about the check of the token
+
+
+async def test_a_token_that_is_removed_while_the_page_is_open_is_named(browser: Any) -> None:
+    async with serving("t") as address, visiting(browser) as user:
+        connections = itertools.count()
+
+        async def serve(socket: Any) -> None:
+            if next(connections):
+                await socket.close()
+            else:
+                socket.connect_to_server()
+
+        await user.page.route_web_socket("**/ws", serve)
+        await user.open(f"{address}#token=t")
+        await user.page.route("**/ws", lambda route: route.fulfill(status=401))
+        await user.tab("faults")
+        await user.page.click("#fault-cut")
+        await user.page.get_by_text("The server does not accept this tab's token").wait_for()
+        user.problems.clear()  # the browser's lines about the check of the token
 
 
 async def test_a_turn_that_ends_in_silence_is_named(browser: Any, address: str) -> None:
