@@ -21,7 +21,7 @@ _GROUPS = {
     "rehearse": "play conversations from files as tests, and record them",
     "knowledge": "index the documents of the knowledge base",
     "policy": "list, change and explain the operator's rules",
-    "sessions": "list, show, replay, export and delete stored sessions",
+    "sessions": "list, show, replay, export, delete, back up and restore stored sessions",
 }
 # Command -> its help, its function, and its arguments. Only the module of the given command is imported.
 _COMMANDS = {
@@ -100,6 +100,16 @@ _COMMANDS = {
         "delete a session, or all data of a subject with its permissions; a server that has it is fenced",
         ".sessions:delete",
         "session? --all --yes --subject",
+    ),
+    "sessions backup": (
+        "copy the SQLite store to a file, while servers use it",
+        ".backup:back_up",
+        "file --force",
+    ),
+    "sessions restore": (
+        "make a backup the SQLite store, while no server runs",
+        ".backup:restore",
+        "file --force",
     ),
     "protocol": (
         "print the events of the protocol and their schemas",
@@ -197,6 +207,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "arguments": {"nargs": "?", "default": "{}", "help": "the call's arguments as JSON ({})"},
     "effect": {"choices": ("allow", "ask", "deny"), "help": "the effect on matching calls"},
     "file?": {"nargs": "?", "type": Path, "default": "rehearsal.yaml", "help": "the file (%(default)s)"},
+    "file": {"type": Path, "metavar": "FILE", "help": "the backup"},
     "files": {"nargs": "+", "type": Path, "metavar": "FILE", "help": "a rehearsal, as YAML"},
     "name": {"help": "the server's name, which is the prefix of its tools"},
     "number": {"type": int, "help": "the rule's number in the list"},

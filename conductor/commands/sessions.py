@@ -135,7 +135,7 @@ def export(options: argparse.Namespace) -> None:
         return
     with private_file(options.output, replace=options.force) as file:
         count = write_to(file)
-    write(f"{_count(count)} written to {options.output}.")
+    write(f"{describe_count(count)} written to {options.output}.")
 
 
 def delete(options: argparse.Namespace) -> int:
@@ -163,7 +163,7 @@ def delete(options: argparse.Namespace) -> int:
     count = in_store(lambda store: store.delete(keys[0].subject, session_id))
     if not count:
         raise NoSuchSession(f"{names} no longer exists.")
-    write(f"Deleted {names if count == len(keys) else _count(count)}.")
+    write(f"Deleted {names if count == len(keys) else describe_count(count)}.")
     return 0
 
 
@@ -260,11 +260,12 @@ def _describe(keys: list[SessionKey]) -> str:
     talks = [key.session_id for key in keys if kind(key.session_id) == "conversation"]
     parts = []
     if talks:
-        parts.append(f"session {talks[0]!r}" if len(talks) == 1 else _count(len(talks)))
+        parts.append(f"session {talks[0]!r}" if len(talks) == 1 else describe_count(len(talks)))
     if any(key.session_id == RECORD_ID for key in keys):
         parts.append("the permissions")
     return f"{' and '.join(parts) or 'the records'} of {keys[0].subject!r}"
 
 
-def _count(sessions: int) -> str:
+def describe_count(sessions: int) -> str:
+    """Count sessions in words."""
     return "1 session" if sessions == 1 else f"{sessions} sessions"
