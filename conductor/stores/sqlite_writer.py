@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -40,18 +41,24 @@ _SCHEMA = (
     f"PRAGMA application_id={APPLICATION_ID}",
     f"PRAGMA user_version={SCHEMA_VERSION}",
 )
+# Bytes of the write-ahead log above which it is restarted, so that it stays below twice of them.
+LOG_BYTES = 8 << 20
 _SETTINGS = (
     "journal_mode=WAL",
     # An fsync for each group: with WAL and NORMAL a power failure loses acknowledged commits.
     "synchronous=FULL",
     "secure_delete=ON",  # deleted text is overwritten, in free pages too
-    "wal_autocheckpoint=4000",  # in pages; the same few are written often
+    "wal_autocheckpoint=1000",  # in pages of 4 KiB
     "cache_size=-16000",  # in KiB; a smaller cache spills a large group before its commit
-    f"journal_size_limit={64 << 20}",  # the write-ahead log shrinks after a burst
+    f"journal_size_limit={LOG_BYTES}",  # it shrinks to this after a burst
 )
 
-# Jobs in one transaction.
+# Jobs in one transaction, and changed rows after which it takes no further job: its pages fill the log.
 _GROUP = 256
+_CHANGES = 500
+# Seconds that a restart of the log waits for readers, and the longest pause between two tries.
+_READERS_S = 0.25
+_RESTART_S = 10.0
 
 _Job: TypeAlias = tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]
 
@@ -73,6 +80,7 @@ class Writer:
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
         self._closed = False
+        self._next_restart = self._pause = 0.0
 
     async def open(self) -> None:
         """Open the file. Raises `SettingsError`."""
@@ -118,9 +126,10 @@ class Writer:
 
     async def _write_all(self) -> None:
         while self._jobs:
-            group, self._jobs = self._jobs[:_GROUP], self._jobs[_GROUP:]
+            group = self._jobs[:_GROUP]
             outcomes = await self._loop.run_in_executor(self._thread, self._write, group)
-            for (_, future), outcome in zip(group, outcomes, strict=True):
+            del self._jobs[: len(outcomes)]
+            for (_, future), outcome in zip(group, outcomes, strict=False):
                 if future.done():
                     continue  # cancelled
                 if isinstance(outcome, Exception):
@@ -132,16 +141,38 @@ class Writer:
     # -- in the thread
 
     def _write(self, group: Sequence[_Job]) -> list[object]:
+        # The outcomes of the first jobs, which are done.
+        outcomes: list[object] = []
         try:
             connection = self._ready()
             connection.execute("BEGIN IMMEDIATE")
-            outcomes = [_outcome(work, connection) for work, _ in group]
+            before = connection.total_changes
+            for work, _ in group:
+                outcomes.append(_outcome(work, connection))
+                if connection.total_changes - before > _CHANGES:
+                    break
             connection.execute("COMMIT")
         except Exception as error:
             self._drop()  # which also ends the transaction
             return [StoreUnavailable(f"The session store cannot be used now: {error}.") for _ in group]
         self.groups += 1
+        self._bound_log(connection)
         return outcomes
+
+    def _bound_log(self, connection: sqlite3.Connection) -> None:
+        """Restart a log that readers keep: SQLite alone never does while their transactions overlap."""
+        now = time.monotonic()
+        if now < self._next_restart or (size := log_size(self._path)) <= LOG_BYTES:
+            return
+        with suppress(sqlite3.Error):
+            connection.execute(f"PRAGMA busy_timeout={_READERS_S * 1000:.0f}")
+            busy, *_ = connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+            connection.execute(f"PRAGMA busy_timeout={self._busy_timeout * 1000:.0f}")
+            self._pause = min(2 * self._pause or _READERS_S, _RESTART_S) if busy else 0.0
+            if busy:
+                self._next_restart = now + self._pause
+                if size > 2 * LOG_BYTES:
+                    log.warning("a reader keeps the write-ahead log of the session store", bytes=size)
 
     def _ready(self) -> sqlite3.Connection:
         # Commits to a removed file would succeed and be lost.
@@ -165,6 +196,14 @@ def _outcome(work: Callable[[sqlite3.Connection], object], connection: sqlite3.C
         return work(connection)
     except (UnicodeError, OverflowError):  # before the first statement: the rest of the group goes on
         return StoreUnavailable("The session store cannot store this name.")
+
+
+def log_size(path: Path) -> int:
+    """Return the bytes of a store's write-ahead log; 0 without one."""
+    try:
+        return os.stat(f"{path}-wal").st_size
+    except OSError:
+        return 0
 
 
 def _inode(path: Path) -> int:
