@@ -4,13 +4,13 @@ import FoundationNetworking
 #endif
 
 private let served = [
-    "resume", "tools", "cancel", "lease", "late", "activity", "segments", "metrics", "goaway", "diagnostics",
+    "resume", "tools", "cancel", "lease", "late", "activity", "segments", "turns", "metrics", "goaway", "diagnostics",
 ]
 private let finalErrors: Set = ["unauthorized", "unsupported_protocol_version", "session_mismatch"]
 // Events that no replay repeats.
 private let passing: Set = [
     "assistant.speech.partial", "session.ping", "session.started", "session.goaway", "event.ack", "diagnostic",
-    "turn.ended", "turn.metrics",
+    "turn.metrics",
 ]
 private let superseded = 4409 // another connection serves the session: coming back would be a duel
 private let remembered = 2_000 // ids of events and calls
@@ -86,7 +86,8 @@ private let noObject = "The arguments are not a JSON object."
     private var count = 0
     private var seen = Recent<Bool>(limit: remembered)
     private var lastEventId: String?
-    private let outbox: Outbox
+    private let outbox = Outbox()
+    private var turns: [String: Once<String>] = [:] // by the transcript's id
     private var calls = Recent<Stage>(limit: remembered)
     private var runs: [String: Run] = [:]
     private var questions = Recent<Question>(limit: maxResumed)
@@ -101,7 +102,10 @@ private let noObject = "The arguments are not a JSON object."
         self.options = options
         sessionId = options.sessionId
         capabilities = options.capabilities ?? served + (options.onApproval == nil ? [] : ["approval"])
-        outbox = Outbox(unsent: options.onUnsent)
+        outbox.unsent = { [weak self] entry in
+            options.onUnsent(entry.event.payload.text("text"))
+            self?.turnEnded(entry.event.id, "unsent")
+        }
         Task { await handleAll() }
     }
 
@@ -110,8 +114,19 @@ private let noObject = "The arguments are not a JSON object."
         watch()
     }
 
-    /// Send a final transcript.
-    public func say(_ text: String) { keep(event(transcript, ["text": .string(text)])) }
+    /// Send a final transcript. The value is the reason of `turn.ended`, which comes after the turn's last event; or
+    /// `unsent` (see `onUnsent`), `lost` with its session, or `closed`.
+    @discardableResult public func say(_ text: String) -> Task<String, Never> {
+        let ended = Once<String>()
+        let event = event(transcript, ["text": .string(text)])
+        if closed { ended.settle("closed") } else { turns[event.id] = ended }
+        keep(event)
+        return Task { await ended.wait() }
+    }
+
+    private func turnEnded(_ eventId: String, _ reason: String) {
+        turns.removeValue(forKey: eventId)?.settle(reason)
+    }
 
     /// Send an interim transcript while the person speaks.
     public func hearing(_ text: String) { send("user.audio.transcript.partial", ["text": .string(text)]) }
@@ -254,6 +269,7 @@ private let noObject = "The arguments are not a JSON object."
             run.outcome.settle(.error(reason))
         }
         for id in questions.ids { questions[id].map(settle) }
+        for id in turns.keys { turnEnded(id, "closed") }
         options.onConnection("closed", reason)
     }
 
@@ -307,6 +323,7 @@ private let noObject = "The arguments are not a JSON object."
         accepted = Set(payload.texts("capabilities"))
         if payload["resumed"] != true {
             outbox.expire(gone: true)
+            for id in turns.keys where outbox.find(id) == nil { turnEnded(id, "lost") }
             for id in questions.ids { questions[id].map(settle) }
         }
         for callId in unwanted {
@@ -433,6 +450,7 @@ private let noObject = "The arguments are not a JSON object."
             let hook = event.type == "assistant.speech.partial" ? options.onPartial : options.onFinal
             hook(payload.text("text"))
         case "error": options.onError(serverError(payload))
+        case "turn.ended": turnEnded(payload.text("eventId"), payload.text("reason"))
         case "tool.call":
             let name = payload.text("name")
             let text = payload.text("arguments")

@@ -24,9 +24,7 @@ private let interruptionAge = 10.0 // the server repeats no older speech
     }
 
     private(set) var entries: [Entry] = []
-    private let unsent: @MainActor (String) -> Void
-
-    init(unsent: @escaping @MainActor (String) -> Void) { self.unsent = unsent }
+    var unsent: @MainActor (Entry) -> Void = { _ in }
 
     func find(_ id: String?) -> Entry? { entries.first { $0.event.id == id } }
 
@@ -66,7 +64,7 @@ private let interruptionAge = 10.0 // the server repeats no older speech
     func giveUp(_ which: (Entry) -> Bool) {
         let left = entries.filter(which)
         entries.removeAll(where: which)
-        for entry in left where entry.isTranscript { unsent(entry.event.payload.text("text")) }
+        for entry in left where entry.isTranscript { unsent(entry) }
     }
 
     /// The results for `session.start`, in `room` bytes: content that does not fit is asked for.

@@ -85,6 +85,20 @@ import XCTest
         client.close()
     }
 
+    func testATurnEndsByItsEventOrWithTheClient() async throws {
+        let client = client()
+        try read("session.started.resume", by: client)
+        let (first, second) = (client.say("hello"), client.say("again"))
+        let id = try XCTUnwrap(sent.first { $0.type == transcript }).id
+        let frame = try String(contentsOf: folder.appendingPathComponent("turn.ended.json"), encoding: .utf8)
+        client.read(frame.replacingOccurrences(of: "ios-42", with: id))
+        let reason = await first.value
+        XCTAssertEqual(reason, "answered")
+        client.close()
+        let closed = await second.value
+        XCTAssertEqual(closed, "closed")
+    }
+
     func testWhatTheAppIsTold() async throws {
         let client = client()
         try read("session.started.resume", by: client)

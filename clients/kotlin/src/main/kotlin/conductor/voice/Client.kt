@@ -10,13 +10,13 @@ import kotlinx.serialization.json.*
 import okhttp3.*
 
 private val SERVED = listOf(
-    "resume", "tools", "cancel", "lease", "late", "activity", "segments", "metrics", "goaway", "diagnostics",
+    "resume", "tools", "cancel", "lease", "late", "activity", "segments", "turns", "metrics", "goaway", "diagnostics",
 )
 private val FINAL_ERRORS = setOf("unauthorized", "unsupported_protocol_version", "session_mismatch")
 // Events that no replay repeats.
 private val PASSING = setOf(
     "assistant.speech.partial", "session.ping", "session.started", "session.goaway", "event.ack", "diagnostic",
-    "turn.ended", "turn.metrics",
+    "turn.metrics",
 )
 private const val SUPERSEDED = 4409 // another connection serves the session: coming back would be a duel
 private const val REMEMBERED = 2_000 // ids of events and calls
@@ -86,7 +86,11 @@ class Client internal constructor(private val options: Options) {
     private var count = 0
     private val seen = LinkedHashSet<String>()
     private var lastEventId: String? = null
-    private val outbox = Outbox { text -> tell { options.onUnsent(text) } }
+    private val outbox = Outbox { entry ->
+        tell { options.onUnsent(entry.event.payload.text("text").orEmpty()) }
+        turnEnded(entry.event.id, "unsent")
+    }
+    private val turns = mutableMapOf<String, CompletableDeferred<String>>() // by the transcript's id
     private val calls = LinkedHashMap<String, Stage>()
     private val runs = mutableMapOf<String, Run>()
     private val questions = LinkedHashMap<String, Question>()
@@ -104,8 +108,23 @@ class Client internal constructor(private val options: Options) {
 
     internal fun start() = post { open() }
 
-    /** Send a final transcript. */
-    fun say(text: String) = post { keep(event(TRANSCRIPT, fields("text" to text))) }
+    /**
+     * Send a final transcript. The value is the reason of `turn.ended`, which comes after the turn's last event; or
+     * `unsent` (see `onUnsent`), `lost` with its session, or `closed`. It may be ignored.
+     */
+    fun say(text: String): Deferred<String> {
+        val ended = CompletableDeferred<String>()
+        post {
+            val event = event(TRANSCRIPT, fields("text" to text))
+            if (closed) ended.complete("closed") else turns[event.id] = ended
+            keep(event)
+        }
+        return ended
+    }
+
+    private fun turnEnded(eventId: String, reason: String) {
+        turns.remove(eventId)?.complete(reason)
+    }
 
     /** Send an interim transcript while the person speaks. */
     fun hearing(text: String) = send("user.audio.transcript.partial", fields("text" to text))
@@ -223,6 +242,7 @@ class Client internal constructor(private val options: Options) {
         socket = null
         live = false
         questions.values.forEach(::settle)
+        turns.keys.toList().forEach { turnEnded(it, "closed") }
         scope.coroutineContext.cancelChildren() // handlers, the speech, and queued calls
         tell { options.onConnection("closed", reason) }
     }
@@ -272,6 +292,7 @@ class Client internal constructor(private val options: Options) {
         accepted = payload.texts("capabilities").toSet()
         if (!payload.flag("resumed")) {
             outbox.expire(gone = true)
+            turns.keys.filter { outbox.find(it) == null }.forEach { turnEnded(it, "lost") }
             questions.values.forEach(::settle)
         }
         for (callId in unwanted) {
@@ -393,6 +414,7 @@ class Client internal constructor(private val options: Options) {
                 tell { hook(payload.text("text").orEmpty()) }
             }
             "error" -> tell { options.onError(serverError(payload)) }
+            "turn.ended" -> turnEnded(payload.text("eventId").orEmpty(), payload.text("reason").orEmpty())
             "tool.call" -> if (payload.text("name") == "tts.speak" && "segments" in accepted) {
                 val before = voice
                 voice = scope.launch {

@@ -42,7 +42,7 @@ internal fun bytes(value: Any) = value.toString().encodeToByteArray().size
  * Events in order, oldest first, that the server has not acknowledged. They are sent again on each new
  * connection under their original ids: the server takes an id once.
  */
-internal class Outbox(private val unsent: (String) -> Unit) {
+internal class Outbox(private val unsent: (Entry) -> Unit) {
     /** [shown]: it answers a UI call. [sentOn] is the number of its last connection. */
     class Entry(var event: Event, val shown: Boolean, var sentOn: Int? = null) {
         val at = System.currentTimeMillis()
@@ -86,7 +86,7 @@ internal class Outbox(private val unsent: (String) -> Unit) {
     fun giveUp(which: (Entry) -> Boolean) {
         val (left, kept) = entries.partition(which)
         entries = kept
-        left.filter { it.transcript }.forEach { unsent(it.event.payload.text("text").orEmpty()) }
+        left.filter { it.transcript }.forEach(unsent)
     }
 
     /** The results for `session.start`, in [room] bytes: content that does not fit is asked for. */

@@ -98,6 +98,21 @@ class GoldenTest {
     }
 
     @Test
+    fun `a turn ends by its event, or with the client`() = runBlocking {
+        val client = client()
+        client.reads("session.started.resume")
+        val (first, second) = client.say("hello") to client.say("again")
+        reads += 1
+        val id = sent.receiveCatching().getOrThrow().let { var event = it; while (event.type != TRANSCRIPT) event = sent.receive(); event.id }
+        val frame = File(folder, "turn.ended.json").readText().replace("evt_00000000000000000000000000000001", "evt_$reads")
+        withContext(lane) { client.read(frame.replace("ios-42", id)) }
+        assertEquals("answered", withTimeout(5_000) { first.await() })
+        client.close()
+        assertEquals("closed", withTimeout(5_000) { second.await() })
+        assertEquals("closed", withTimeout(5_000) { client.say("too late").await() })
+    }
+
+    @Test
     fun `what the app is told`() {
         val client = client()
         client.reads("session.started.resume")
