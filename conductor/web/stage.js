@@ -22,7 +22,7 @@ export function stage(ready) {
   function draw() {
     const { name, questions, hearing, open } = facts;
     // A person who speaks is listened to, whatever the server said before it heard of it.
-    const listening = hearing || name === "transcribing" || (open && name === "idle");
+    const listening = hearing || name === "transcribing" || (open && name === "idle" && !questions);
     const shown = listening ? "listening" : questions && name !== "speaking" ? "asking" : name;
     byId("stage").dataset.state = shown;
     const text = words(shown);

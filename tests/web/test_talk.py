@@ -281,6 +281,20 @@ async def test_speech_input_interrupts_the_voice(browser: Any, address: str) -> 
         assert await user.page.get_attribute("#microphone", "aria-pressed") == "false"
 
 
+async def test_a_card_is_answered_by_voice_hands_free(browser: Any, address: str) -> None:
+    async with visiting(browser) as user:
+        await user.page.add_init_script(MEDIA)
+        await user.open(address)
+        await tap(user)
+        await user.page.evaluate(f"recognitions[0].hear({LAMP!r}, true)")
+        await user.state("asking")  # although the microphone is open
+        await user.page.get_by_text("9:5").wait_for()  # a yes counts for a card that was seen before
+        await user.page.evaluate("recognitions[0].hear('yes, go ahead', true)")
+        await user.state("speaking")
+        await user.page.locator(".call summary").click()
+        await user.page.get_by_text("Allowed by voice, or on another screen").wait_for()
+
+
 async def test_words_said_while_the_button_is_held_are_one_utterance(browser: Any, address: str) -> None:
     async with visiting(browser) as user:
         await user.page.add_init_script(MEDIA)
