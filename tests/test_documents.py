@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import runpy
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from conductor.commands.protocol_schema import PAYLOADS, sent_by
 from conductor.events.codec import decode_event
 from tests.conftest import ROOT, environment
+from tests.end_to_end.clients.programs import STARTING, node_packages, program
 from tests.end_to_end.test_javascript_client import address, demo
 
 PAGES = [
@@ -70,20 +72,67 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_bytes()) < 9_000
 
 
-async def test_the_python_program_of_the_readme_runs(tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert program.count("\n") <= 35
-    (tmp_path / "lamp.py").write_text(program, encoding="utf-8")
+PROGRAM = re.compile(
+    r"[Ss]ave this as `([\w.]+)`[^`]*?^```\w+\n(.*?)^```$(?:\n\n```sh\n(.*?)^```$)", re.MULTILINE | re.DOTALL
+)
+
+
+def programs(page: str) -> dict[str, tuple[str, list[str]]]:
+    """Give each program of a page by the name of its file: its text, and the lines to type."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return {name: (code, lines.splitlines()) for name, code, lines in PROGRAM.findall(text)}
+
+
+async def run_as_written(folder: Path, page: str, name: str) -> str:
+    """Save a program of a page in a new clone, and type its lines; gives the output of the last.
+
+    The clone has the files that the lines name. npm takes ``ws`` from this machine, without the network.
+    """
+    text, lines = programs(page)[name]
+    (folder / name).write_text(text, encoding="utf-8")
+    shutil.copytree(ROOT / "clients" / "js", folder / "clients" / "js")
+    (folder / ".venv").symlink_to(sys.prefix)
+    output = b""
     async with demo() as listener:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            str(tmp_path / "lamp.py"),
-            stdout=asyncio.subprocess.PIPE,
-            env=environment(**address(listener)),
-        )
-        output, _ = await asyncio.wait_for(process.communicate(), 60)
-    assert output == b"Lamp switch answered: lamp is on.\n"
+        for line in lines:
+            if line.startswith("npm install"):
+                line = line.replace(" ws ", f" {node_packages()}/ws ")
+            process = await asyncio.create_subprocess_shell(
+                line,
+                stdout=asyncio.subprocess.PIPE,
+                cwd=folder,
+                env=environment(npm_config_offline="true", **address(listener)),
+            )
+            output, _ = await asyncio.wait_for(process.communicate(), STARTING)
+            assert process.returncode == 0, line
+    return output.decode()
+
+
+@pytest.mark.extended
+async def test_the_javascript_program_of_the_readme_runs_as_written(tmp_path: Path) -> None:
+    program("node")
+    output = await run_as_written(tmp_path, "README.md", "lamp.mjs")
+    assert output.startswith("May I") and output.endswith("\nThe lamp in the hall is on\n")
+
+
+async def test_the_python_program_of_the_readme_runs_as_written(tmp_path: Path) -> None:
+    output = await run_as_written(tmp_path, "README.md", "lamp.py")
+    assert re.fullmatch(r".*\blamp\b.*\bon\b.*\n", output)
+
+
+async def test_the_program_of_the_first_voice_app_runs_as_written(tmp_path: Path) -> None:
+    output = await run_as_written(tmp_path, "docs/your-first-voice-app.md", "app.py")
+    card, *others = output.splitlines()
+    assert card.startswith("card: May I") and others[-2] == "the lamp in the hall is on"
+    assert others[-1].startswith("voice: ")
+
+
+def test_the_programs_of_the_pages_are_short() -> None:
+    texts = [
+        text for page in ("README.md", "docs/your-first-voice-app.md") for text, _ in programs(page).values()
+    ]
+    assert len(texts) == 3
+    assert all(text.count("\n") <= 70 for text in texts)
 
 
 def test_the_frames_of_the_documents_are_valid() -> None:

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
 from websockets.asyncio.server import serve
 from websockets.typing import Subprotocol
 
@@ -131,9 +130,8 @@ async def test_a_server_that_plays_against_it_finds_nothing_wrong() -> None:
     assert [(step.does, step.outcome) for step in steps if step.outcome != "right"] == []
 
 
-@pytest.mark.parametrize("page", ["docs/clients/javascript.md", "README.md"])
-async def test_the_programs_of_the_documents_run(tmp_path: Path, page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
+async def test_the_program_of_the_document_runs(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "clients" / "javascript.md").read_text(encoding="utf-8")
     (program_text,) = re.findall(r"^```js\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert program_text.count("\n") <= 35
     (tmp_path / "app.mjs").write_text(program_text, encoding="utf-8")
@@ -143,7 +141,7 @@ async def test_the_programs_of_the_documents_run(tmp_path: Path, page: str) -> N
     async with demo() as listener:
         output = await run(program("node"), str(tmp_path / "app.mjs"), **address(listener))
     assert "May I" in output
-    assert output.endswith(("1 call, and the lamp is true\n", "The lamp in the hall is on\n"))
+    assert output.endswith("1 call, and the lamp is true\n")
 
 
 async def test_its_types_are_right() -> None:
