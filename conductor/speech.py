@@ -39,6 +39,8 @@ _LINE_START = re.compile(
 _AFTER_TABLE = re.compile(r"^(\|.*\n)(?=[^|\n]++$)", re.MULTILINE)
 _LINE_OR_CELL = re.compile(r"[\n|]")
 _PIECE = re.compile(r".{1,1000}(?!\S)|.{1,1000}", re.DOTALL)
+# One line of prose without any mark; most replies are.
+_PLAIN = re.compile(rf"[^\W\d_{_PICTOGRAPH}](?:[^\W_{_PICTOGRAPH}]|[ ,.;?!'])*+")
 _MARK = re.compile(rf"[!#$%&*+\-:<=>@\[\\\]^_`{{}}~\n{_PICTOGRAPH}]")
 _COMMONEST = re.compile(rf"[*`~{_PICTOGRAPH}]++")
 
@@ -74,6 +76,8 @@ def for_the_ear(text: str) -> str:
     is spoken. A paragraph, heading or list item without punctuation at its end gets a full stop if more
     follows, so that the voice pauses. White space becomes single spaces.
     """
+    if len(text) <= _CHARS and _PLAIN.fullmatch(text) and "www." not in text.lower():
+        return " ".join(text.split())
     # Cut first, because the further steps are linear or worse in the length.
     text = _bounded(_UNSPEAKABLE.sub("", _NEWLINES.sub("\n", text[:_CHARS])))
     text = _LINE_START.sub(_flat, _FOOTNOTE_TEXT.sub("", text))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import islice
 
 import msgspec
 
@@ -20,6 +21,7 @@ CHARS_PER_TOKEN = 3.5
 # Shorter requests say little about the ratio of counted to estimated tokens.
 _TELLING_TOKENS = 500
 _MAX_RATIO = 8.0
+_BEGINNINGS = (UserMessage, Note)
 
 LOST_RESULT = (
     "Interrupted before a result was produced; it may or may not have run. Do not assume that it succeeded."
@@ -33,31 +35,25 @@ def repair(messages: Sequence[Message], prefix: Sequence[Message] = ()) -> list[
     before the first user message are dropped.
     """
     repaired = list(prefix)
-    index = 0
-    while index < len(messages):
-        message = messages[index]
-        index += 1
+    for index, message in enumerate(messages, 1):
         if isinstance(message, ToolResult):
             continue  # results are added with their calls
-        if not repaired and isinstance(message, AssistantMessage):
-            continue
-        if isinstance(message, AssistantMessage) and not message.text and not message.calls:
-            continue
-        repaired.append(message)
-        if isinstance(message, AssistantMessage) and message.calls:
-            repaired.extend(_results(message.calls, messages, index))
+        if not isinstance(message, AssistantMessage):
+            repaired.append(message)
+        elif repaired and (message.text or message.calls):
+            repaired.append(message)
+            if message.calls:
+                repaired += _results(message.calls, messages, index)
     return repaired
 
 
 def _results(calls: Sequence[ToolCall], messages: Sequence[Message], index: int) -> list[ToolResult]:
     results: dict[str, ToolResult] = {}
-    while index < len(messages):
-        message = messages[index]
-        if isinstance(message, AssistantMessage):
-            break
+    for message in islice(messages, index, None):
         if isinstance(message, ToolResult):
             results.setdefault(message.call_id, message)
-        index += 1
+        elif isinstance(message, AssistantMessage):
+            break
     return [results.get(call.call_id) or lost_result(call.call_id) for call in calls]
 
 
@@ -69,11 +65,9 @@ def lost_result(call_id: str) -> ToolResult:
 
 def estimate_tokens(message: Message) -> int:
     """Estimate the tokens of a message without its reasoning, which no later turn sends."""
-    match message:
-        case AssistantMessage(text=text, calls=calls):
-            size = len(text) + sum(len(call.name) + len(call.arguments) + 20 for call in calls)
-        case ToolResult(content=text) | UserMessage(text=text) | Note(text=text):
-            size = len(text)
+    size = len(message.content if isinstance(message, ToolResult) else message.text)
+    if isinstance(message, AssistantMessage):
+        size += sum(len(call.name) + len(call.arguments) + 20 for call in message.calls)
     return int(size / CHARS_PER_TOKEN) + 4
 
 
@@ -87,7 +81,7 @@ def cut_point(messages: Sequence[Message], max_turns: int, max_tokens: int) -> i
         index
         for index, message in enumerate(messages)
         # A note belongs to the message after it.
-        if isinstance(message, UserMessage | Note) and not (index and isinstance(messages[index - 1], Note))
+        if isinstance(message, _BEGINNINGS) and not (index and isinstance(messages[index - 1], Note))
     ]
     if len(starts) <= 1:
         return 0

@@ -14,7 +14,7 @@ from itertools import takewhile
 import msgspec
 
 from conductor.conversation.state import Event
-from conductor.conversation.transport import UI_CALLS, Entries, Entry, Frame, Transport, place_of, shown_state
+from conductor.conversation.transport import UI_CALLS, Entries, Entry, Frame, Transport, place_of
 from conductor.conversation.view import View
 from conductor.events.envelope import encode_frame
 
@@ -107,7 +107,7 @@ class Outbox(Entries):
         frame = Frame(encode_frame(event.id, event.type, self._session_id, event.payload))
         entry = Entry(event, self._limit(event), frame)
         if event.kind == "state":
-            self._last_state = shown_state(event)
+            self._last_state = event
         last = next(reversed(self._entries.values()), None)
         if event.kind == "speak" and last is not None and last.event.kind == "state":
             entry.state, last.speech = last, entry

@@ -86,7 +86,7 @@ class Entries:
         self._line: dict[str, Entry] = {}
         self._backlog: list[Entry | Frame] = []
         self._speaking: Entry | None = None
-        self._last_state: ConversationState | None = None
+        self._last_state: Event | None = None
 
     @property
     def speaking(self) -> bool:
@@ -112,7 +112,11 @@ class Entries:
     @property
     def last_state(self) -> ConversationState:
         """The last state that was shown, or is held."""
-        return self._last_state or "thinking"
+        if self._last_state is None:
+            return "thinking"
+        arguments = msgspec.json.decode(self._last_state.payload)["arguments"]
+        state: ConversationState = msgspec.json.decode(arguments)["state"]
+        return state
 
     def was_sent(self, call_id: str) -> bool:
         """Tell whether a call was ever written to a socket: one that is not outstanding was."""
@@ -135,13 +139,6 @@ class Entries:
 
     def _is_stale(self, entry: Entry) -> bool:
         return self._view.now() - entry.event.at >= self._limits.stale_speech * 1000
-
-
-def shown_state(event: Event) -> ConversationState:
-    """Read the state that an event of the kind ``state`` shows."""
-    arguments = msgspec.json.decode(event.payload)["arguments"]
-    state: ConversationState = msgspec.json.decode(arguments)["state"]
-    return state
 
 
 def place_of(event_id: str) -> tuple[str, tuple[int, ...]]:
