@@ -108,31 +108,22 @@ def _call(call: ToolCall) -> str:
     return f"{call.name}({call.arguments[:_READ_CHARS]})"
 
 
-def warm_shared_part(session: SessionCore) -> None:
-    """Warm the prompt cache for the part that sessions share: system prompt and tools."""
-    # The history may be of a person who never returns to it.
-    _warm_cache(session, [], is_all=not session.state.log)
-
-
-def warm_next_turn(session: SessionCore) -> None:
-    """Warm the prompt cache for everything that the person's next turn sends."""
-    _warm_cache(session, None, is_all=True)
-
-
-def _warm_cache(session: SessionCore, messages: Sequence[Message] | None, *, is_all: bool) -> None:
+def warm_cache(session: SessionCore, *, shared: bool) -> None:
+    """Warm the prompt cache for the person's next turn, or only for the part that sessions share."""
     now = asyncio.get_running_loop().time()
     if now < session.cached_until or not isinstance(session.provider, CacheWarmer):
         return
-    if is_all:
+    # The history may be of a person who never returns to it.
+    if not shared or not session.state.log:
         session.cached_until = now + CACHE_S
-    session.spawn(_warm(session, session.provider, messages))
+    session.spawn(_warm(session, session.provider, [] if shared else history_of(session.state)))
 
 
-async def _warm(session: SessionCore, provider: CacheWarmer, messages: Sequence[Message] | None) -> None:
+async def _warm(session: SessionCore, provider: CacheWarmer, messages: Sequence[Message]) -> None:
     try:
         request = ModelRequest(
             session.tools.system_prompt,
-            history_of(session.state) if messages is None else messages,
+            messages,
             session.tools.executor.definitions,
             silence_s=session.rules.limits.model_silence,
             may_retry=False,

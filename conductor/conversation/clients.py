@@ -12,7 +12,7 @@ import structlog
 
 from conductor.conversation import records as r
 from conductor.conversation.approvals import Response
-from conductor.conversation.background import warm_shared_part
+from conductor.conversation.background import warm_cache
 from conductor.conversation.core import SessionCore
 from conductor.conversation.receive import connected
 from conductor.conversation.state import Profile
@@ -112,7 +112,7 @@ class Clients:
             started=started,
         )
         self.diagnose(of_start(event, session.state.profile.model))
-        warm_shared_part(session)
+        warm_cache(session, shared=True)
 
     async def attach(
         self,

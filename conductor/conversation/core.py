@@ -30,6 +30,7 @@ from conductor.conversation.receive import ended, timed_out
 from conductor.conversation.records import Claimed, Commit, Record, closed_calls, encode
 from conductor.conversation.services import Services
 from conductor.conversation.state import Conversation, Event, Question, Turn
+from conductor.conversation.steps import Step, next_step
 from conductor.conversation.tools import SessionTools
 from conductor.conversation.view import View
 from conductor.errors import Conflict, Fenced, Rollback, StoreError
@@ -232,6 +233,10 @@ class SessionCore(ABC):
             else:
                 return True
         raise AssertionError("the loop has no end")
+
+    async def take(self, step: Step, records: Callable[[], list[Record]], *, gives_up: bool = True) -> None:
+        """Commit the records of a step's work, unless another step has taken its place."""
+        await self.insist(lambda: records() if next_step(self.view) == step else [], gives_up=gives_up)
 
     def _give_up(self, turn_id: str, decision: Callable[[], Response]) -> list[Record]:
         state = self.state

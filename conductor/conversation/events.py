@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -58,6 +59,7 @@ _SLOTS = {
 _payload = msgspec.json.Encoder().encode
 
 
+@lru_cache
 def nonce(claim: str) -> str:
     """Return the part of a claim's token that its ids carry."""
     return claim.replace(".", ":").rpartition(":")[2][:16]
@@ -146,7 +148,7 @@ def _payloads(  # noqa: C901 -- a branch a record
         case r.CallFinished():
             if record.reason == "tool_result_timeout" and record.late is not None:
                 yield from _cancel(state, 0, record.result.call_id, "timeout")
-            yield from _finished(state, record)
+            yield from _activity(state, record, 0)
         case r.TurnEnded():
             yield from _end(state, record)
             if turn is not None and "turns" in state.profile.capabilities:
@@ -194,30 +196,23 @@ def _call(state: Conversation, number: int, call: Call) -> Iterator[SlotPayload]
         yield _SLOTS["activity"] + number, "flash", started
 
 
-def _finished(state: Conversation, record: r.CallFinished) -> Iterator[SlotPayload]:
-    activity = record_activity(state, record)
-    if activity is not None:
-        yield _SLOTS["activity"], "flash", activity
-
-
-def record_activity(state: Conversation, record: r.CallFinished) -> ToolActivity | None:
-    """Make the report of a finished call; None without the capability."""
-    name, source = record.tool, record.source
-    if "activity" not in state.profile.capabilities or not name:
-        return None
+def _activity(state: Conversation, record: r.CallFinished, number: int) -> Iterator[SlotPayload]:
+    if "activity" not in state.profile.capabilities or not record.tool:
+        return
     status = "done" if record.error_type == "none" else record.error_type.replace("_", " ")
     if record.reason == "device_error":
         status = "failed on the device"
-    return ToolActivity(
+    finished = ToolActivity(
         record.result.call_id,
-        name,
-        source,
+        record.tool,
+        record.source,
         "finished",
         record.error_type,
         record.took_ms,
         record.size,
-        f"{name}: {status}, {record.size} bytes, {record.took_ms} ms",
+        f"{record.tool}: {status}, {record.size} bytes, {record.took_ms} ms",
     )
+    yield _SLOTS["activity"] + number, "flash", finished
 
 
 _CancelReason: TypeAlias = Literal["barge_in", "timeout", "session_end"]
@@ -232,9 +227,7 @@ def _end(state: Conversation, record: r.TurnEnded) -> Iterator[SlotPayload]:
             resolved = ApprovalResolved(question_id, "superseded")
             yield _SLOTS["resolved"] + number, "resolved", resolved
     for number, finished in enumerate(record.results):
-        activity = record_activity(state, finished)
-        if activity is not None:
-            yield _SLOTS["activity"] + number, "flash", activity
+        yield from _activity(state, finished, number)
     if record.error is not None:
         message = MESSAGES.get(record.error, MESSAGES["internal_error"])
         yield _SLOTS["error"], "flash", ErrorEvent(record.error, message)

@@ -12,7 +12,7 @@ import structlog
 from msgspec.structs import replace
 
 from conductor.conversation.approvals import Later, Refuse, Reply, Response, answer, tapped
-from conductor.conversation.background import warm_next_turn
+from conductor.conversation.background import warm_cache
 from conductor.conversation.clients import ResumeAnswer, of_ignored, of_tools, of_unknown_call
 from conductor.conversation.phrases import MESSAGES
 from conductor.conversation.receive import new_turn_id, receive, too_late
@@ -97,7 +97,7 @@ async def _take(session: Session, inbound: Inbound, transport: Transport) -> Inb
             view.sends_partials = True
             view.utterance_began = view.utterance_began if now < view.speaking_until else now
             view.speaking_until = now + session.rules.floor_ms
-            warm_next_turn(session)
+            warm_cache(session, shared=False)
             session.changed()
         case client.OutputInterrupted() | client.AgentCompleted():
             await record(session, inbound.id, event)

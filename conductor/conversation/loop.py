@@ -1,7 +1,7 @@
 """The loop of a session: it does the next step of the conversation, commits its records, and asks again.
 
 It remembers no place in a turn. After a takeover it does the same with the same state. It waits for the app's
-results and for the person's answers in one map of Futures, `PendingCalls`.
+results and for the person's answers in one map of Futures.
 """
 
 from __future__ import annotations
@@ -36,50 +36,24 @@ from conductor.conversation.steps import (
 from conductor.conversation.view import finish, finish_without_result
 from conductor.messages import AssistantMessage
 from conductor.speech import for_the_ear
-from conductor.tools.base import PersonQuestion, ToolOutcome, failed
-from conductor.tools.outcomes import DEFINITION_CHANGED, interrupted_outcome
+from conductor.tools.base import PersonQuestion, ToolOutcome
+from conductor.tools.outcomes import definition_changed, interrupted_outcome
 from conductor.tools.validation import Valid, validate
 
 log = structlog.get_logger(__name__)
 
 
-class PendingCalls:
-    """The pending calls and questions of a session: id -> Future.
-
-    The result is recorded before its Future is set. The state decides; the Future only wakes its waiter.
-    """
-
-    def __init__(self) -> None:
-        self._futures: dict[str, asyncio.Future[Any]] = {}
-
-    def __len__(self) -> int:
-        return len(self._futures)
-
-    def expect(self, key: str) -> asyncio.Future[Any]:
-        """Return the Future of a call or question; the same one each time until it is answered."""
-        future = self._futures.get(key)
-        if future is None:
-            future = self._futures[key] = asyncio.get_running_loop().create_future()
-        return future
-
-    def answer(self, key: str, value: Any) -> None:
-        """Wake the waiter, if there is one."""
-        future = self._futures.pop(key, None)
-        if future is not None and not future.done():
-            future.set_result(value)
-
-    def forget(self, key: str) -> None:
-        """Drop a Future."""
-        self._futures.pop(key, None)
-
-
 class Loop:
-    """Runs while a turn runs or waits; an idle session has no loop."""
+    """Runs while a turn runs or waits; an idle session has no loop.
+
+    ``pending`` are the Futures of calls and questions. A result is recorded before its Future is set: the
+    state decides, the Future only wakes its waiter.
+    """
 
     def __init__(
         self, session: SessionCore, requests: Callable[[], Requests], on_end: Callable[[], None]
     ) -> None:
-        self.pending = PendingCalls()
+        self.pending: dict[str, asyncio.Future[Any]] = {}
         self._session = session
         self._requests = requests
         self._on_end = on_end
@@ -107,21 +81,27 @@ class Loop:
         for record in records:
             match record:
                 case r.CallFinished():
-                    self.pending.answer(record.result.call_id, record.result.content)
+                    self._answer(record.result.call_id, record.result.content)
                 case r.TurnEnded():
                     for finished in record.results:
-                        self.pending.answer(finished.result.call_id, finished.result.content)
+                        self._answer(finished.result.call_id, finished.result.content)
                     for question_id in record.superseded:
-                        self.pending.answer(question_id, None)
+                        self._answer(question_id, None)
                 case r.QuestionDecided():
                     allowed = record.outcome in ("allowed", "edited")
-                    self.pending.answer(record.question_id, record.arguments if allowed else None)
+                    self._answer(record.question_id, record.arguments if allowed else None)
                 case r.ReplyLogged():
                     self._round_at = self._session.view.now()
 
-    def _next(self) -> Step:
-        session = self._session
-        return next_step(session.view)
+    def _answer(self, key: str, value: str | None) -> None:
+        future = self.pending.pop(key, None)
+        if future is not None and not future.done():
+            future.set_result(value)
+
+    def _expect(self, key: str) -> asyncio.Future[Any]:
+        if key not in self.pending:
+            self.pending[key] = asyncio.get_running_loop().create_future()
+        return self.pending[key]
 
     async def run(self) -> None:
         """Do the steps until nothing is to be done."""
@@ -129,7 +109,7 @@ class Loop:
         try:
             while not session.is_closed:
                 self._changed.clear()
-                step = self._next()
+                step = next_step(session.view)
                 if step == AwaitResults():
                     return
                 await self._do(step)
@@ -173,7 +153,7 @@ class Loop:
                 await session.insist(self._records, gives_up=True)
 
     def _records(self) -> list[r.Record]:
-        step = self._next()
+        step = next_step(self._session.view)
         return step if isinstance(step, list) else []
 
     async def _start_turn(self, step: StartTurn) -> None:
@@ -218,7 +198,7 @@ class Loop:
         """Wait for the first result, another change, or the moment for a bridging phrase."""
         session = self._session
         changed = asyncio.ensure_future(self._changed.wait())
-        waits = {self.pending.expect(call_id) for call_id in step.calls}
+        waits = {self._expect(call_id) for call_id in step.calls}
         try:
             done, _ = await asyncio.wait(
                 {changed, *waits},
@@ -259,14 +239,11 @@ class Loop:
         session = self._session
         call = self._requests().call_of(step.turn_id)
         if call is None:
-            await session.insist(lambda: self._end_request(step))
+            await session.take(step, lambda: [r.TurnEnded("answered")], gives_up=False)
             return
         prepared = await session.tools.prepare([call], is_whole=True)
         message = AssistantMessage("", (call,))
-        await session.insist(lambda: [r.ReplyLogged(message, prepared)] if self._next() == step else [])
-
-    def _end_request(self, step: PrepareRequest) -> list[r.Record]:
-        return [r.TurnEnded("answered")] if self._next() == step else []
+        await session.take(step, lambda: [r.ReplyLogged(message, prepared)], gives_up=False)
 
     # -- questions
 
@@ -277,22 +254,13 @@ class Loop:
         expires_at = session.view.now() + session.rules.question_ms
         questions = await word_questions(session.tools, calls, expires_at, with_preview=card)
 
-        def decision() -> list[r.Record]:
-            if self._next() != step:
-                return []
+        def records() -> list[r.Record]:
             call_ids = {question.call_id for question in questions}
             without_question = [call for call in calls if call.id not in call_ids and call.is_open]
-            records: list[r.Record] = [
-                finish(
-                    session.view,
-                    call,
-                    failed("permission_denied", DEFINITION_CHANGED, reason="definition_changed"),
-                )
-                for call in without_question
-            ]
-            return [*records, *(approvals.ask(state, questions) if questions else [])]
+            refused = [finish(session.view, call, definition_changed()) for call in without_question]
+            return [*refused, *(approvals.ask(state, questions) if questions else [])]
 
-        await session.insist(decision, gives_up=True)
+        await session.take(step, records)
 
     async def _fill_in(self, call: Call, request: PersonQuestion) -> Mapping[str, Any] | None:
         """Ask the person on behalf of a running tool, by a card with a form."""
@@ -301,7 +269,7 @@ class Loop:
             return None  # text by outsiders is never spoken
         expires_at = session.view.now() + session.rules.question_ms
         question = word_form(session.tools, call, request, expires_at)
-        answer = self.pending.expect(question.id)
+        answer = self._expect(question.id)
 
         def decision() -> list[r.Record]:
             if session.state.open_call(call.id) is None:
@@ -311,7 +279,7 @@ class Loop:
 
         await session.insist(decision)
         if question.id not in session.state.questions and not answer.done():
-            self.pending.forget(question.id)
+            del self.pending[question.id]
             return None
         arguments = await answer
         return None if arguments is None else self._checked(question, arguments)
@@ -359,7 +327,7 @@ class Loop:
         session = self._session
         ready = session.tools.ready(call)
         if ready is not None and call.fingerprint not in ("", ready.spec.fingerprint):
-            return failed("permission_denied", DEFINITION_CHANGED, reason="definition_changed")
+            return definition_changed()
         if ready is None:
             return interrupted_outcome(
                 call.effect, was_sent=call.consent == "given", reason="connection_lost"

@@ -17,8 +17,8 @@ from conductor.conversation.events import segments_id
 from conductor.conversation.history import repair
 from conductor.conversation.receive import ended, replied
 from conductor.conversation.records import HistoryTrimmed, Record, ReplyBroken, SegmentSpoken
-from conductor.conversation.state import Conversation
-from conductor.conversation.steps import AskModel, next_step
+from conductor.conversation.state import Conversation, Turn
+from conductor.conversation.steps import AskModel
 from conductor.errors import ConductorError, ModelError
 from conductor.events.envelope import new_call_id
 from conductor.events.server import ErrorEvent, SpeechPartial
@@ -83,7 +83,6 @@ class ModelSteps:
         self._turn_prompt: tuple[str, str, Sequence[ToolDefinition]] | None = None
         self._last_messages: tuple[list[Message], int] | None = None
         self._avoid: str | None = None
-        self._pieces: list[str] = []
         self._partial_timer: asyncio.TimerHandle | None = None
         self._partial_at = 0.0
         self._start_ns = self._first_ns = 0
@@ -91,7 +90,7 @@ class ModelSteps:
     def stop(self) -> None:
         """End the request, and send no more partials of its reply."""
         self._observe()
-        self._pieces, self._partial_at = [], 0.0
+        self._partial_at = 0.0
         if self._partial_timer is not None:
             self._partial_timer.cancel()
             self._partial_timer = None
@@ -105,7 +104,6 @@ class ModelSteps:
             self._note_limit(step)
         reply: list[str] = []
         calls: list[ToolCall] = []
-        self._pieces = reply
         session.view.draft, session.view.request = "", (step.turn_id, step.rounds, step.retries)
         try:
             finished = await self._read(step, reply, calls)
@@ -127,10 +125,6 @@ class ModelSteps:
                 session.observer.note("limit")
                 session.flash(LIMIT_REACHED)
 
-    def _is_wanted(self, step: AskModel) -> bool:
-        session = self._session
-        return next_step(session.view) == step
-
     async def _read(self, step: AskModel, reply: list[str], calls: list[ToolCall]) -> Finished:
         session = self._session
         request = self._request(step)
@@ -138,20 +132,22 @@ class ModelSteps:
         self._start_ns, self._first_ns = time.time_ns(), 0
         session.cached_until = asyncio.get_running_loop().time() + CACHE_S
         finished: Finished | None = None
-        error_code = ""
+        text = error_code = ""
         try:
             # Closed on every way out: until then the request goes on, and holds a connection.
             async with aclosing(session.provider.stream(request)) as stream:
                 async for event in stream:
                     self._first_ns = self._first_ns or time.time_ns()
                     if isinstance(event, TextDelta):
-                        session.observer.first("token")
+                        if not text:
+                            session.observer.first("token")
                         # Lone surrogates, which no UTF-8 text holds, become ``?``.
-                        reply.append(event.text.encode("utf-8", "replace").decode())
-                        session.view.draft = "".join(reply)
+                        piece = event.text.encode("utf-8", "replace").decode()
+                        reply.append(piece)
+                        session.view.draft = text = text + piece
                         self._show_partial()
                         if speaker is not None:
-                            await speaker.add(reply[-1])
+                            await speaker.add(piece)
                     elif isinstance(event, ToolCall):
                         session.observer.first("token")
                         calls.append(msgspec.structs.replace(event, call_id=new_call_id()))
@@ -164,7 +160,7 @@ class ModelSteps:
             self._observe(finished, error_code)
         if finished is None:
             raise ModelError("protocol", "The model's reply did not end.")
-        if finished.stop == "context_window" and not ("".join(reply).strip() or calls):
+        if finished.stop == "context_window" and not (text.strip() or calls):
             raise ModelError("context_too_long", "The conversation is too long for the model.")
         session.observer.replied(finished)
         session.view.history.learn(request, finished.usage)
@@ -223,13 +219,10 @@ class ModelSteps:
             answer = without_invented(text, state.log) or _NO_ANSWER
             message = msgspec.structs.replace(message, text=answer) if answer != text else message
 
-        def decision() -> list[Record]:
-            if not self._is_wanted(step) or state.turn is None:
-                return []
-            speech_text = self._speech_of(message.text)
-            return replied(session.view, message, prepared, speech_text, paused=paused)
+        def records() -> list[Record]:
+            return replied(session.view, message, prepared, self._speech_of(message.text), paused=paused)
 
-        await session.insist(decision, gives_up=True)
+        await session.take(step, records)
 
     def _speech_of(self, text: str) -> str:
         """Make the rest of a reply in segments, or the whole reply, for the ear."""
@@ -238,7 +231,7 @@ class ModelSteps:
         tail = text
         if turn.reply_id and turn.segments:
             tail = text[len(turn.reply_text.strip()) :] if text.startswith(turn.reply_text.strip()) else ""
-        return for_the_ear(tail)
+        return for_the_ear(tail) if tail else ""
 
     async def _take_failure(self, step: AskModel, error: ModelError, *, has_reply: bool) -> None:
         session, state = self._session, self._session.state
@@ -248,10 +241,7 @@ class ModelSteps:
             if cut:
                 self._last_messages = None
                 before = state.log_start + cut
-                await session.insist(
-                    lambda: [HistoryTrimmed(before), ReplyBroken()] if self._is_wanted(step) else [],
-                    gives_up=True,
-                )
+                await session.take(step, lambda: [HistoryTrimmed(before), ReplyBroken()])
                 return
         backoff_s = session.rules.limits.model_retry * random.uniform(0.5, 1.0)
         pause_s = max(backoff_s, error.retry_after or 0.0)
@@ -259,16 +249,10 @@ class ModelSteps:
         if step.retries == 0 and broke_off and pause_s < session.left_s:
             session.observer.note(f"retry:{error.reason}")
             self._avoid = error.profile
-
-            def decision() -> list[Record]:
-                if not self._is_wanted(step) or state.turn is None:
-                    return []
-                return [ReplyBroken(state.turn.reply_text.strip())]
-
-            has_spoken = state.turn is not None and bool(state.turn.reply_text)
-            await session.insist(decision, gives_up=True)
+            text = state.turn.reply_text.strip() if state.turn is not None else ""
+            await session.take(step, lambda: [ReplyBroken(text)])
             # An interruption still finds the text; a spoken part is in the history.
-            session.view.draft = "" if has_spoken else session.view.draft
+            session.view.draft = "" if text else session.view.draft
             session.view.request = (step.turn_id, step.rounds, step.retries + 1)
             await asyncio.sleep(pause_s)
             return
@@ -279,13 +263,7 @@ class ModelSteps:
         session.observer.failed(error)
         # Within a turn only the subject's budget raises ``rate_limited``.
         failure = "budget_spent" if error.code == "rate_limited" else error.code
-
-        def decision() -> list[Record]:
-            if not self._is_wanted(step):
-                return []
-            return [ended(session.view, "failed", error=error.code, failure=failure)]
-
-        await session.insist(decision, gives_up=True)
+        await session.take(step, lambda: [ended(session.view, "failed", error=error.code, failure=failure)])
 
     # -- partials
 
@@ -332,14 +310,13 @@ class Speaker:
                 self._phrases.add(speech_text)
             turn = self._session.state.turn
             if turn is not None:
-                work = partial(self._segment_records, turn.reply_text, segment, speech_text)
-                await self._session.insist(work, gives_up=True)
+                work = partial(_spoken, turn, turn.reply_text, SegmentSpoken(segment, speech_text))
+                await self._session.take(self._step, work)
 
-    def _segment_records(self, preceding: str, segment: str, speech_text: str) -> list[Record]:
-        session, turn = self._session, self._session.state.turn
-        step = next_step(session.view)
-        is_wanted = step == self._step and turn is not None and turn.reply_text == preceding
-        return [SegmentSpoken(segment, speech_text)] if is_wanted else []
+
+def _spoken(turn: Turn, preceding: str, segment: SegmentSpoken) -> list[Record]:
+    # A commit that seemed to have failed is decided again.
+    return [segment] if turn.reply_text == preceding else []
 
 
 LIMIT_REACHED = ErrorEvent(

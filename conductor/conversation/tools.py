@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,7 +29,7 @@ from conductor.tools.declarations import Reading, parse_declarations
 from conductor.tools.device import DeviceToolset
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
 from conductor.tools.judge import Answer, ApprovalJudge, SpokenQuestion, judge_of
-from conductor.tools.outcomes import DEFINITION_CHANGED, SCOPES, Scope
+from conductor.tools.outcomes import DEFINITION_CHANGED, SCOPES, Scope, definition_changed
 from conductor.tools.permissions import Gate, Verdict, grant
 from conductor.tools.rules import Rule, arguments_digest, decode_rules, encode_rules
 
@@ -101,8 +100,10 @@ class SessionTools:
         self._rates: dict[str, TokenBucket] = {}
         self._declared: tuple[ToolSpec, ...] | None = None
         self._executor: ToolExecutor | None = None
+        # The end of the log that was looked at, and the position of its last untrusted message.
+        self._untrusted = (0, -1)
         self._rules: tuple[str, str, tuple[Rule, ...]] = ("", "", ())
-        self._questions: OrderedDict[str, tuple[ApprovalJudge[Any], SpokenQuestion]] = OrderedDict()
+        self._questions: dict[str, tuple[ApprovalJudge[Any], SpokenQuestion]] = {}
 
     # -- the declaration
 
@@ -188,9 +189,7 @@ class SessionTools:
 
     # -- calls of a reply
 
-    async def prepare(
-        self, calls: Sequence[ToolCall], *, is_whole: bool, with_limit: bool = True
-    ) -> tuple[Call, ...]:
+    async def prepare(self, calls: Sequence[ToolCall], *, is_whole: bool) -> tuple[Call, ...]:
         """Validate each call of a reply and decide about it.
 
         A reply that is not ``is_whole`` reached its length limit: its last arguments are incomplete, and no
@@ -205,7 +204,7 @@ class SessionTools:
                 await asyncio.sleep(0)  # validation takes up to 30 ms with a client's hostile schema
             if not is_whole:
                 prepared.append(self._refused(call, failed("parse_error", _CUT_OFF)))
-            elif with_limit and number >= room:
+            elif number >= room:
                 text = f"Too many calls at once; the first {room} were run, not this one."
                 prepared.append(self._refused(call, failed("rate_limited", text)))
             else:
@@ -224,11 +223,7 @@ class SessionTools:
 
     async def _prepare_call(self, call: ToolCall) -> Call:
         executor = self.executor
-
-        def permit(spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
-            return self._permit(spec, arguments)
-
-        checked = executor.prepare(call, permit)
+        checked = executor.prepare(call, self._permit)
         if isinstance(checked, DryRun):
             checked = await executor.dry_run(checked.ready)
         if isinstance(checked, ToolOutcome):
@@ -276,8 +271,9 @@ class SessionTools:
         return verdict
 
     def _verdict(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
-        state, digest = self._state, arguments_digest(spec.name, arguments)
-        if state.turn is not None and digest in state.turn.denied:
+        denied = self._state.turn.denied if self._state.turn is not None else ()
+        digest = arguments_digest(spec.name, arguments) if denied or self._state.unknown_calls else ""
+        if digest in denied:
             return _DENIED_BEFORE
         return self.executor.gate.decide(
             spec,
@@ -289,11 +285,14 @@ class SessionTools:
     @property
     def _is_tainted(self) -> bool:
         """Whether untrusted text in the history may steer the model."""
-        state = self._state
-        messages = (*state.log, *(call.result for call in state.calls))
-        return (state.summary is not None and state.summary.untrusted) or any(
-            getattr(message, "untrusted", False) for message in messages
-        )
+        state, (looked_at, last) = self._state, self._untrusted
+        for position in range(max(looked_at, state.log_start), state.log_end):
+            if getattr(state.log[position - state.log_start], "untrusted", False):
+                last = position
+        self._untrusted = state.log_end, last
+        is_summary = state.summary is not None and state.summary.untrusted
+        results = (call.result for call in state.calls if call.result is not None)
+        return last >= state.log_start or is_summary or any(result.untrusted for result in results)
 
     def _may_have_happened(self, digest: str) -> bool:
         now = self._now()
@@ -376,7 +375,7 @@ class SessionTools:
         if voice_question is None:
             voice_question = self._questions[question.id] = self._make_spoken(question)
             while len(self._questions) > 2 * self._services.limits.max_calls_per_round:
-                self._questions.popitem(last=False)
+                del self._questions[next(iter(self._questions))]
         return voice_question
 
     def _make_spoken(
@@ -395,23 +394,17 @@ class SessionTools:
             return None
         spec = self.spec(question.tool)
         if spec is None or spec.fingerprint != question.fingerprint:
-            return failed("permission_denied", DEFINITION_CHANGED, reason="definition_changed")
+            return definition_changed()
         verdict = self._judge(spec, msgspec.json.decode(arguments or question.arguments))
-        if verdict.effect == "deny":
-            text = f"{' '.join(verdict.reasons)} Nothing was run."
-            return failed("permission_denied", text, reason="policy")
-        return None
+        return _forbidden(verdict) if verdict.effect == "deny" else None
 
     def held_refusal(self, call: Call) -> ToolOutcome | None:
         """Give the outcome of a held call whose tool changed or that may not run unasked by now."""
         spec = self.spec(call.name)
         if spec is None or spec.fingerprint != call.fingerprint:
-            return failed("permission_denied", DEFINITION_CHANGED, reason="definition_changed")
+            return definition_changed()
         verdict = self._verdict(spec, msgspec.json.decode(call.arguments))
-        if verdict.effect != "allow":
-            text = f"{' '.join(verdict.reasons)} Nothing was run."
-            return failed("permission_denied", text, reason="policy")
-        return None
+        return _forbidden(verdict) if verdict.effect != "allow" else None
 
     def edited(self, question: Question, arguments: Mapping[str, Any]) -> Edit | str:
         """Validate edited arguments; a text is the refusal."""
@@ -449,3 +442,7 @@ class SessionTools:
     def result(self, call: Call, outcome: ToolOutcome) -> ToolResult:
         """Redact and shorten an outcome for the model."""
         return self.executor.to_result(call.id, outcome, untrusted=call.untrusted)
+
+
+def _forbidden(verdict: Verdict) -> ToolOutcome:
+    return failed("permission_denied", f"{' '.join(verdict.reasons)} Nothing was run.", reason="policy")

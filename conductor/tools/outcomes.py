@@ -16,6 +16,11 @@ DEFINITION_CHANGED = "The tool's definition changed while the user was asked. No
 SCOPES: tuple[Scope, ...] = ("once", "session", "always")
 
 
+def definition_changed() -> ToolOutcome:
+    """Make the outcome of a call whose tool is missing, or has changed since it was asked about."""
+    return failed("permission_denied", DEFINITION_CHANGED, reason="definition_changed")
+
+
 def denied(words: str | None, reason: str = "denied") -> ToolOutcome:
     """Make the outcome of a denied call; ``words`` are the person's."""
     quote = f" The user said: {words!r}." if words else ""
