@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import structlog
 
-from conductor.conversation.fields import SubjectRecords
+from conductor.conversation.ledger import SubjectRecords
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.services import Services
 from conductor.entry_points import AUTH, ENDPOINTS, choose, plugins

@@ -16,8 +16,7 @@ from rich import filesize
 
 from conductor.commands.output import as_json, confirm, private_file, write, write_json, write_table
 from conductor.commands.replay import write_moments
-from conductor.conversation.fields import RECORD_ID
-from conductor.conversation.ledger import Moment, moments, plain_moment, plain_state
+from conductor.conversation.ledger import RECORD_ID, Moment, moments, plain_moment, plain_state
 from conductor.conversation.ledger import replay as replay_commits
 from conductor.conversation.state import Conversation
 from conductor.errors import SettingsError, StoreUnavailable

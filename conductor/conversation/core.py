@@ -22,8 +22,7 @@ from msgspec.structs import replace
 from conductor.conversation.apply import advance
 from conductor.conversation.approvals import Reply, Response
 from conductor.conversation.events import encode_payload, nonce, probe_call_id
-from conductor.conversation.fields import Fields, PersonFields
-from conductor.conversation.ledger import SNAPSHOT_BYTES, SNAPSHOT_COMMITS, replay
+from conductor.conversation.ledger import SNAPSHOT_BYTES, SNAPSHOT_COMMITS, Fields, PersonFields, replay
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.phrases import MESSAGES
 from conductor.conversation.receive import ended, timed_out

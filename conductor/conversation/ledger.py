@@ -1,8 +1,10 @@
-"""The stored commits of a session: their replay as a state, or step by step."""
+"""Stored commits: their replay, at once or step by step; the records of people, and the fields of tools."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -10,13 +12,20 @@ import msgspec
 from msgspec import MsgspecError
 
 from conductor.conversation.apply import advance, walk
-from conductor.conversation.records import Commit, Record, decode
+from conductor.conversation.records import Commit, FieldSet, Record, decode, encode
 from conductor.conversation.state import Conversation, Event
-from conductor.errors import StoreUnavailable
+from conductor.errors import Conflict, Fenced, StoreUnavailable
+from conductor.stores.base import SessionKey, SessionLog
 
 # Commits, and their bytes, after which the next commit has a snapshot: a claim replays no more than these.
 SNAPSHOT_COMMITS = 64
 SNAPSHOT_BYTES = 256 * 1024
+# Prefix of the tools' fields, so that no tool can overwrite another field.
+PREFIX = "tool:"
+# The reserved session id of a subject's record; no client may use a "$".
+RECORD_ID = "$grants"
+# Attempts to write a record that other processes write, too.
+_ATTEMPTS = 5
 
 
 def replay(commits: Sequence[bytes], revision: int | None = None) -> Conversation:
@@ -41,6 +50,90 @@ def read_commits(commits: Sequence[bytes], revision: int | None = None) -> list[
     if decoded and decoded[0].state is None and revision not in (None, len(decoded)):
         raise StoreUnavailable("The store has lost a part of a conversation.")
     return decoded
+
+
+# -- the records of people, and the fields of tools
+
+
+class SubjectRecords:
+    """Reads and writes the subjects' records."""
+
+    def __init__(self, store: SessionLog) -> None:
+        self._store = store
+        self._fields: dict[str, Mapping[str, str]] = {}
+        self._lock = asyncio.Lock()
+
+    def get(self, subject: str, name: str) -> str:
+        """Return a field as last read or written here; empty if it is not set, or before `load`."""
+        return self._fields.get(subject, {}).get(name, "")
+
+    async def load(self, subject: str) -> None:
+        """Read a subject's record. Raises `StoreUnavailable`."""
+        stored = await self._store.read(SessionKey(subject, RECORD_ID))
+        self._fields[subject] = (
+            {} if stored is None else replay(stored.commits(), stored.meta.revision).fields
+        )
+
+    async def update(self, subject: str, name: str, change: Callable[[str], str]) -> None:
+        """Replace a field by the result of ``change``; an empty text deletes it.
+
+        ``change`` is called again if another process has written. Raises `StoreError`, and errors of
+        ``change``.
+        """
+        async with self._lock:
+            for attempt in range(1, _ATTEMPTS + 1):
+                # The last claim wins: a writer with an earlier one is fenced, and tries again.
+                claim = await self._store.claim(SessionKey(subject, RECORD_ID))
+                state = replay(claim.commits, claim.revision)
+                value = change(state.fields.get(name, ""))
+                snapshot = len(claim.commits) >= SNAPSHOT_COMMITS
+                at = time.time_ns() // 1_000_000
+                commit = Commit(claim.token, at, (FieldSet(name, value),), state=state if snapshot else None)
+                try:
+                    await self._store.append(claim, claim.token, encode(commit), snapshot=snapshot)
+                except (Fenced, Conflict):
+                    if attempt == _ATTEMPTS:
+                        raise StoreUnavailable("other processes keep writing this person's record") from None
+                    continue
+                self._fields[subject] = {**state.fields, name: value}
+                return
+
+
+class Fields:
+    """The `SessionFields` of one session; ``decide`` commits a decision."""
+
+    def __init__(
+        self, state: Conversation, decide: Callable[[Callable[[], list[Record]]], Awaitable[object]]
+    ) -> None:
+        self._state = state
+        self._decide = decide
+
+    def get(self, name: str) -> str | None:
+        """Read a field."""
+        return self._state.fields.get(PREFIX + name)
+
+    async def update(self, name: str, change: Callable[[str | None], str]) -> None:
+        """Replace a field by the result of ``change``. Raises `StoreError`, and errors of ``change``."""
+        await self._decide(lambda: [FieldSet(PREFIX + name, change(self.get(name)))])
+
+
+class PersonFields:
+    """The `SessionFields` of a subject's record, which tools keep across the person's sessions."""
+
+    def __init__(self, records: SubjectRecords, subject: str) -> None:
+        self._records = records
+        self._subject = subject
+
+    def get(self, name: str) -> str | None:
+        """Read a field, as of the last load or update in this process."""
+        return self._records.get(self._subject, PREFIX + name) or None
+
+    async def update(self, name: str, change: Callable[[str | None], str]) -> None:
+        """Replace a field by the result of ``change``. Raises `StoreError`, and errors of ``change``."""
+        await self._records.update(self._subject, PREFIX + name, lambda text: change(text or None))
+
+
+# -- step by step
 
 
 class Moment(NamedTuple):

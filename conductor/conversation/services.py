@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol, TypeAlias
 
-from conductor.conversation.fields import SubjectRecords
+from conductor.conversation.ledger import SubjectRecords
 from conductor.conversation.phrases import FAILURES, Failure
 from conductor.conversation.records import Commit
 from conductor.conversation.state import Conversation, Question

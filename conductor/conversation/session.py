@@ -12,7 +12,7 @@ import structlog
 from conductor.conversation.background import HistorySummarizer, Reminders, Requests
 from conductor.conversation.clients import Clients
 from conductor.conversation.core import SessionCore, epoch_ms
-from conductor.conversation.fields import PREFIX
+from conductor.conversation.ledger import PREFIX
 from conductor.conversation.loop import Loop
 from conductor.conversation.receive import ended
 from conductor.conversation.records import Commit, Record, Released, StateShown

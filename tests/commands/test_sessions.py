@@ -19,8 +19,7 @@ import pytest
 from conductor.commands.output import private_file
 from conductor.commands.sessions import SessionInfo, row
 from conductor.conversation import records as r
-from conductor.conversation.fields import RECORD_ID, SubjectRecords
-from conductor.conversation.ledger import replay
+from conductor.conversation.ledger import RECORD_ID, SubjectRecords, replay
 from conductor.conversation.state import Call, Profile
 from conductor.conversation.tools import GRANTS
 from conductor.errors import Fenced, SettingsError

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from conductor.conversation.fields import SubjectRecords
+from conductor.conversation.ledger import SubjectRecords
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
 from conductor.errors import ModelError

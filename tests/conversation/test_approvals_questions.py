@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from conductor.conversation.fields import SubjectRecords
 from conductor.conversation.inbound import learn
-from conductor.conversation.ledger import replay
+from conductor.conversation.ledger import SubjectRecords, replay
 from conductor.conversation.services import Services
 from conductor.conversation.tools import GRANTS
 from conductor.events import client

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from conductor.conversation.fields import PREFIX, RECORD_ID, SubjectRecords
-from conductor.conversation.ledger import replay
+from conductor.conversation.ledger import PREFIX, RECORD_ID, SubjectRecords, replay
 from conductor.conversation.records import Commit, FieldSet, NoticeTaken
 from conductor.conversation.session import Session
 from conductor.errors import Fenced, StoreError, StoreUnavailable

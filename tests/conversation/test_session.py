@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from conductor.conversation.fields import SubjectRecords
+from conductor.conversation.ledger import SubjectRecords
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.records import CallFinished, ReplyLogged, TurnEnded, TurnStarted
 from conductor.conversation.services import Services

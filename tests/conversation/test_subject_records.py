@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from conductor.conversation.fields import RECORD_ID, SubjectRecords
+from conductor.conversation.ledger import RECORD_ID, SubjectRecords
 from conductor.conversation.records import Commit, FieldSet, encode
 from conductor.conversation.tools import GRANTS as FIELD
 from conductor.conversation.tools import MAX_GRANTS, decode_grants, with_grant

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from conductor.app import make_services, running
-from conductor.conversation.fields import SubjectRecords
-from conductor.conversation.ledger import replay
+from conductor.conversation.ledger import SubjectRecords, replay
 from conductor.messages import UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.plugins.stores.redis import RedisStore

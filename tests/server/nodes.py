@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from conductor.app import make_services
-from conductor.conversation.fields import SubjectRecords
-from conductor.conversation.ledger import replay
+from conductor.conversation.ledger import SubjectRecords, replay
 from conductor.conversation.session import Session
 from conductor.conversation.state import Conversation
 from conductor.errors import StoreUnavailable
