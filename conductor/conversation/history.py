@@ -47,7 +47,10 @@ def repair(messages: Sequence[Message], prefix: Sequence[Message] = ()) -> list[
     return repaired
 
 
-def _results(calls: Sequence[ToolCall], messages: Sequence[Message], index: int) -> list[ToolResult]:
+def _results(calls: Sequence[ToolCall], messages: Sequence[Message], index: int) -> Sequence[Message]:
+    following = messages[index : index + len(calls)]
+    if [getattr(message, "call_id", "") for message in following] == [call.call_id for call in calls]:
+        return following  # as everywhere but in a damaged history
     results: dict[str, ToolResult] = {}
     for message in islice(messages, index, None):
         if isinstance(message, ToolResult):
@@ -67,7 +70,8 @@ def estimate_tokens(message: Message) -> int:
     """Estimate the tokens of a message without its reasoning, which no later turn sends."""
     size = len(message.content if isinstance(message, ToolResult) else message.text)
     if isinstance(message, AssistantMessage):
-        size += sum(len(call.name) + len(call.arguments) + 20 for call in message.calls)
+        for call in message.calls:
+            size += len(call.name) + len(call.arguments) + 20
     return int(size / CHARS_PER_TOKEN) + 4
 
 
