@@ -91,7 +91,7 @@ class SessionCore(ABC):
         claim.commits = ()  # they are in the state
         self._is_behind = False
 
-    # -- what a session does beside its commits
+    # -- the duties of the session
 
     @abstractmethod
     def changed(self) -> None:
@@ -102,7 +102,7 @@ class SessionCore(ABC):
         """Wake who waits for a commit that was applied; ``former`` is the turn before it."""
 
     @abstractmethod
-    def _lost(self, error: Fenced) -> None:
+    def _abandon(self, error: Fenced) -> None:
         """Stop everything: another process owns the session."""
 
     # -- facts
@@ -270,7 +270,7 @@ class SessionCore(ABC):
         """Record and send nothing more: another process owns the session."""
         if self._fenced is None:
             self._fenced = error
-            self._lost(error)
+            self._abandon(error)
 
     def probe_call_id(self, number: int) -> str:
         """Name the call of a `StateShown` that is the ``number``th record of the present decision."""

@@ -310,11 +310,11 @@ class Speaker:
                 self._phrases.add(speech_text)
             turn = self._session.state.turn
             if turn is not None:
-                work = partial(_spoken, turn, turn.reply_text, SegmentSpoken(segment, speech_text))
+                work = partial(_segment_records, turn, turn.reply_text, SegmentSpoken(segment, speech_text))
                 await self._session.take(self._step, work)
 
 
-def _spoken(turn: Turn, preceding: str, segment: SegmentSpoken) -> list[Record]:
+def _segment_records(turn: Turn, preceding: str, segment: SegmentSpoken) -> list[Record]:
     # A commit that seemed to have failed is decided again.
     return [segment] if turn.reply_text == preceding else []
 

@@ -112,7 +112,7 @@ class Session(SessionCore):
             if self._summarizer is not None:
                 self._summarizer.cancel()
 
-    def _lost(self, error: Fenced) -> None:
+    def _abandon(self, error: Fenced) -> None:
         log.warning("session taken over", session=self.key.session_id, stale=error.gone)
         self._on_lost(error.gone)  # first: it looks up the attached connection
         self.is_closed = True

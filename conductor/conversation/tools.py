@@ -351,34 +351,34 @@ class SessionTools:
 
     def classify(self, question: Question, utterance: str) -> Answer:
         """Classify a voice_question answer."""
-        judge, voice_question = self._spoken(question)
+        judge, voice_question = self._voice_question(question)
         return judge.classify(utterance, voice_question)
 
     def is_yes(self, question: Question, words: str) -> bool:
         """Tell whether words are a yes at any risk."""
-        readings = (self._spoken(question), self._make_spoken(question, risk="medium"))
+        readings = (self._voice_question(question), self._make_voice_question(question, risk="medium"))
         return any(
             judge.classify(words, voice_question).kind == "allow" for judge, voice_question in readings
         )
 
     def prompt(self, question: Question, attempt: int) -> str:
         """Word a question."""
-        judge, voice_question = self._spoken(question)
+        judge, voice_question = self._voice_question(question)
         return judge.prompt(voice_question, attempt)
 
     def by_voice(self, question: Question) -> bool:
         """Tell whether a question can be allowed by voice."""
-        return self._spoken(question)[1].by_voice
+        return self._voice_question(question)[1].by_voice
 
-    def _spoken(self, question: Question) -> tuple[ApprovalJudge[Any], SpokenQuestion]:
+    def _voice_question(self, question: Question) -> tuple[ApprovalJudge[Any], SpokenQuestion]:
         voice_question = self._questions.get(question.id)
         if voice_question is None:
-            voice_question = self._questions[question.id] = self._make_spoken(question)
+            voice_question = self._questions[question.id] = self._make_voice_question(question)
             while len(self._questions) > 2 * self._services.limits.max_calls_per_round:
                 del self._questions[next(iter(self._questions))]
         return voice_question
 
-    def _make_spoken(
+    def _make_voice_question(
         self, question: Question, risk: Risk | None = None
     ) -> tuple[ApprovalJudge[Any], SpokenQuestion]:
         spec = self.spec_of(question) or ToolSpec(question.tool, "", {}, risk=question.risk)
