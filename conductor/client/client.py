@@ -117,7 +117,6 @@ class Client:
         for name, handler in (handlers or {}).items():
             self.on_tool(name, handler)
         self._callbacks: dict[str, list[Callback]] = {}
-        self._inbox: asyncio.Queue[Received] = asyncio.Queue()
         self._state: str | None = None  # of the last ``convo.setState``
         self._is_blocked = False  # a tool or a speech is running, and events wait
         self._speeches: set[asyncio.Task[None]] = set()
@@ -405,11 +404,10 @@ class Client:
                 self._session.acknowledge(ack.event_ids)
             case Diagnostic() as diagnostic:
                 log.warning("diagnostic %s: %s", diagnostic.code, diagnostic.message)
-        self._inbox.put_nowait(received)
 
     async def _work(self) -> None:
         while True:
-            received = await self._inbox.get()
+            received = await self._session.inbox.get()
             try:
                 await self._handle(received)
             except Exception as error:

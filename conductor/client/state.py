@@ -52,6 +52,8 @@ T = TypeVar("T")
 
 MAX_IDS = 2_000
 """Remembered ids of events and of calls."""
+MAX_WAITING = 2_000
+"""Events that wait for their handlers. One more closes the connection, and the server sends it again."""
 MAX_FRAME_BYTES = 2**20
 """Bytes of a frame; the server closes the connection after a larger one."""
 # Bytes of ``resume``, and of ``session.start`` without its envelope. Its soft limit is 64 KiB.
@@ -107,7 +109,8 @@ class ClientSession:
     """The state, and the sockets one after the other.
 
     ``notice`` is called with each new event as soon as it is read, ``welcome`` with each answer to
-    ``session.start``, before the events that follow it. ``last_event_id`` is the last handled event.
+    ``session.start``, before the events that follow it. ``inbox`` holds the events that wait for their
+    handlers, ``last_event_id`` is the last handled event.
     """
 
     def __init__(
@@ -121,6 +124,7 @@ class ClientSession:
         self.limits = limits
         self.new_id = IdGenerator("cevt")
         self.started: SessionStarted | None = None
+        self.inbox: asyncio.Queue[Received] = asyncio.Queue(MAX_WAITING)
         self.last_event_id: str | None = None
         self.connection = 0
         self.number = 0
@@ -256,6 +260,7 @@ class ClientSession:
                 if (decoded := decode_frame(await link.receive())) is not None:
                     self._take(*decoded)
         except ConnectionLost as loss:
+            link.abort()
             self._lose(link, loss)
         except Exception as error:
             log.error("connection reader failed: %s", describe_error(error))
@@ -275,11 +280,15 @@ class ClientSession:
                 return
         if event_id in self.ids:  # a replay
             return
+        if self.inbox.full():
+            raise ConnectionLost(f"{MAX_WAITING} events are waiting for a handler.")
         self.ids[event_id] = None
         if len(self.ids) > MAX_IDS:
             del self.ids[next(iter(self.ids))]
         self.number += 1
-        self._notice(Received(event_id, event, self.connection, self.number))
+        received = Received(event_id, event, self.connection, self.number)
+        self._notice(received)
+        self.inbox.put_nowait(received)
 
     # Sending
 

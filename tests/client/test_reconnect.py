@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from conductor.client import ClientLimits, ConnectionLost, WaitTimeout, connect
+from conductor.client.state import MAX_WAITING
 from conductor.events.server import SpeechPartial
 from tests.client.extended import soon
 from tests.stand_ins.scripted_server import LIMIT_S, Peer, plain_turns, scripted_server
@@ -47,6 +48,39 @@ async def test_a_dropped_connection_cannot_send() -> None:
         await client.reconnect()
         assert client.connected
         assert (await (await client.say("again")).wait(LIMIT_S)).ok
+
+
+async def test_events_that_no_handler_takes_close_the_connection_and_come_again() -> None:
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    async def flood(peer: Peer) -> None:
+        await peer.start()
+        await peer.call("notes.add", {})
+        await begun.wait()
+        for number in range(MAX_WAITING + 1):
+            await peer.send("app.news", {}, f"evt_news_{number}")
+        await peer.arrived()
+
+    async def again(peer: Peer) -> None:
+        await peer.start(resumed=True)
+        await peer.send("app.news", {}, f"evt_news_{MAX_WAITING}")
+
+    async def handler(arguments: dict[str, Any]) -> str:
+        begun.set()
+        await release.wait()
+        return "added"
+
+    taken: asyncio.Queue[object] = asyncio.Queue()
+    async with scripted_server(flood, again) as server:
+        async with connect(server.url, handlers={"notes.add": handler}) as client:
+            client.on("app.news", taken.put_nowait)
+            assert str(await client.wait_lost(LIMIT_S)) == f"{MAX_WAITING} events are waiting for a handler."
+            release.set()
+            async with asyncio.timeout(LIMIT_S):
+                for _ in range(MAX_WAITING):
+                    await taken.get()
+                await client.reconnect()
+                await taken.get()
 
 
 async def test_a_close_by_the_server_has_its_code() -> None:
