@@ -419,8 +419,8 @@ class TurnMetrics(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
         int | None, Meta(description="From the start to the first ``tts.speak``.", examples=[620])
     ] = None
     cost: Annotated[
-        float, Meta(description="The cost of the tokens, by the operator's prices.", examples=[0.0003])
-    ] = 0.0
+        float | None, Meta(description="The cost of the tokens, by the operator's prices.", examples=[0.0003])
+    ] = None
 
 
 class SessionGoaway(msgspec.Struct, frozen=True, rename="camel"):

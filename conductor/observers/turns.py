@@ -355,7 +355,7 @@ class TurnObserver(SessionObserver):
                     record.reason == "interrupted",
                     _ms(stats.first_s.get("token")),
                     _ms(stats.first_s.get("speech")),
-                    round(stats.cost, 6),
+                    round(stats.cost, 6) or None,
                 )
             )
 

@@ -25,6 +25,7 @@ export function composer(say) {
   return {
     put(text) {
       words.value = text;
+      if (!words.checkVisibility()) document.querySelector("[data-show=talk]").click(); // on a phone
       words.focus();
     },
   };

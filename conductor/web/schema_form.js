@@ -39,6 +39,7 @@ export function schemaForm(schema, initial) {
   const fields = names.map((name) => {
     const kind = kindOf(properties[name], initial[name]);
     const field = control(kind, properties[name], initial[name]);
+    field.required = required.has(name) && kind !== "boolean";
     const note = el("span", { class: "problem", role: "alert" });
     const title = properties[name]?.title ?? name;
     const label = el("label", {}, el("span", { text: required.has(name) ? `${title} *` : title }), field, note);

@@ -192,6 +192,10 @@ async def test_it_fits_into_320_pixels(user: PageUser) -> None:
     views = await user.page.locator("#views").bounding_box()
     composer = await user.page.locator("#composer").bounding_box()
     assert composer["y"] + composer["height"] <= views["y"] <= 640 - views["height"]  # all is on the screen
+    await user.tab("tools")
+    await user.page.locator(".tool", has_text="note.delete").locator("summary").click()
+    await user.page.get_by_role("button", name="Try it").click()
+    assert await user.page.input_value("#words") == 'call note.delete with {"title":"…"}'
     for tab in ("timeline", "turn", "tools", "faults", "replay"):
         await user.tab(tab)
         assert await user.page.evaluate("document.documentElement.scrollWidth") <= 320, tab
