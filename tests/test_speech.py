@@ -53,6 +53,8 @@ TABLE = "| a | b |\n|---|:-:|\n| 1 | 2 |"
         ("`a`_`b`_`c`", "a_b_c"),
         ("  much\t white\u00a0space \r\n here ", "much white space here"),
         ("zero\u200bwidth\ufeff", "zerowidth"),
+        ("Step \u2780 is done", "Step is done"),
+        ("See www.example.com now", "See example.com now"),
     ],
 )
 def test_marks_are_removed(markdown: str, speech: str) -> None:
