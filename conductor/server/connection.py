@@ -71,9 +71,7 @@ class Connection(Writer):
         super().__init__(socket, services.limits, registry.ownership_verified, UNBOUND)
         self._registry = registry
         self._access = access
-        self._expiry = TokenExpiry(
-            self._warn_of_expiry, partial(self.close, POLICY_VIOLATION, "token expired")
-        )
+        self._expiry: TokenExpiry | None = None
         self._admission = services.admission
         self._opened_at = _now()
         self._rate = EventRate(services.limits, self._warn_of_flood)
@@ -96,7 +94,7 @@ class Connection(Writer):
         """Serve the connection until it ends."""
         writer = asyncio.create_task(self.write())
         self._arm_ping(random.uniform(PING_SPREAD, 1.0))
-        self._expiry.watch(self._socket.client.expires)
+        self._watch_token()
         try:
             await self._read()
             await asyncio.wait([writer], timeout=self._limits.send_timeout)
@@ -108,7 +106,8 @@ class Connection(Writer):
         finally:
             if self._ping is not None:
                 self._ping.cancel()
-            self._expiry.cancel()
+            if self._expiry is not None:
+                self._expiry.cancel()
             writer.cancel()
             for task in (self._rejoining, self._starting):
                 if task is not None:
@@ -201,6 +200,14 @@ class Connection(Writer):
                 self.close(POLICY_VIOLATION, "too many events")
                 return
 
+    def _watch_token(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+        expires = self._socket.client.expires
+        if expires is not None:
+            close = partial(self.close, POLICY_VIOLATION, "token expired")
+            self._expiry = TokenExpiry(expires, self._warn_of_expiry, close)
+
     def _warn_of_expiry(self, left: float) -> None:
         if self._session is not None and self._state is _State.SERVED:
             self._session.clients.say_goodbye(left, TOKEN_EXPIRES)
@@ -211,7 +218,7 @@ class Connection(Writer):
             self._send_error("unauthorized", "The token is not valid for this connection.", event_id)
         else:
             self._socket.client = client
-            self._expiry.watch(client.expires)
+            self._watch_token()
 
     def _warn_of_flood(self, wait: float) -> None:
         log.warning("client exceeds the event rate", session=self.session_id)
@@ -351,7 +358,7 @@ class Connection(Writer):
             return False
         await session.clients.start(event, self, resumed=self._resumed, answer=answer, readings=readings)
         self._resumed = True
-        self._expiry.watch(self._socket.client.expires)  # again: only now the client can be told
+        self._watch_token()  # again: only now the client can be told
         return True
 
     async def _may_bind(self, received_at: float) -> bool:

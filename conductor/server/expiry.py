@@ -13,25 +13,21 @@ TOKEN_EXPIRES = "token_expires"
 
 
 class TokenExpiry:
-    """Calls ``warn`` with the seconds left, `NOTICE_S` before a token ends, and ``close`` when it does."""
+    """Calls ``warn`` with the seconds left, `NOTICE_S` before ``expires``, and ``close`` then.
 
-    def __init__(self, warn: Callable[[float], None], close: Callable[[], None]) -> None:
+    ``expires`` is in epoch seconds.
+    """
+
+    def __init__(self, expires: float, warn: Callable[[float], None], close: Callable[[], None]) -> None:
         self._warn = warn
         self._close = close
-        self._timer: asyncio.TimerHandle | None = None
-
-    def watch(self, expires: float | None) -> None:
-        """Watch a token until ``expires``, in epoch seconds, in place of the former one; None has no end."""
-        self.cancel()
-        if expires is not None:
-            left = expires - time.time()
-            notice = min(left, NOTICE_S)
-            self._timer = asyncio.get_running_loop().call_later(left - notice, self._announce, notice)
+        left = expires - time.time()
+        notice = min(left, NOTICE_S)
+        self._timer = asyncio.get_running_loop().call_later(left - notice, self._announce, notice)
 
     def cancel(self) -> None:
         """Stop watching."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
 
     def _announce(self, left: float) -> None:
         self._warn(left)
