@@ -59,7 +59,7 @@ _COMMANDS = {
     ),
     "mcp remove": ("remove a server from mcp.json", ".mcp:remove", "name"),
     "mcp test": ("connect, list the tools, and call a read-only one", ".mcp:test", "name"),
-    "mcp logs": ("print a server's standard error; needs DATA_DIR", ".mcp:logs", "name"),
+    "mcp logs": ("print a server's standard error", ".mcp:logs", "name"),
     "mcp login": ("log in to a server with OAuth, in a browser", ".mcp:login", "name"),
     "mcp serve": (
         "serve the tools of a session (default: the newest) on standard input and output",

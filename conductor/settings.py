@@ -46,6 +46,8 @@ _LOWER = BeforeValidator(_lower)
 _List: TypeAlias = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 # Names that are not settings, such as API keys, and that configuration files refer to.
 referenced_names: set[str] = set()
+# DATA_DIR of the program, which starts in a folder of its own.
+DATA_FOLDER = "data"
 # The SQLite store's file name in DATA_DIR.
 STORE_FILE = "conductor.db"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -340,6 +342,8 @@ class Reading:
 def read_settings(env_file: Path | None, overrides: Mapping[str, Any]) -> Reading:
     """Read the settings and collect all mistakes; ``overrides`` win over environment and file.
 
+    Without ``env_file``, sessions are in memory by default, else in `DATA_FOLDER`.
+
     Raises `SettingsError` for a file that cannot be read.
     """
     file = read_env_file(env_file, Settings.model_fields, os.environ) if env_file else None
@@ -347,6 +351,8 @@ def read_settings(env_file: Path | None, overrides: Mapping[str, Any]) -> Readin
     outside = {name for name, value in EnvSettingsSource(Settings).env_vars.items() if (value or "").strip()}
     values = {name: value for name, value in file.values.items() if name not in outside} if file else {}
     inputs = {**values, **overrides}
+    if env_file is not None and "data_dir" not in outside:
+        inputs["data_dir"] = inputs.get("data_dir") or DATA_FOLDER
     try:
         return Reading(Settings(**inputs), {}, file)
     except ValidationError as error:

@@ -9,7 +9,6 @@ import os
 import pty
 import re
 import shlex
-import shutil
 import signal
 import stat
 import subprocess
@@ -415,39 +414,16 @@ async def test_sessions_outlive_the_server_in_the_folder_that_it_names(tmp_path:
     assert (code, err) == (0, "") and "s-1" in out
 
 
-@pytest.mark.parametrize(
-    ("file", "values", "folder"),
-    [
-        ("", {}, "data"),
-        ("PORT=1\nDATA_DIR=\n# DATA_DIR=old\n", {}, "data"),
-        ("PORT=1\n export DATA_DIR = mine\n", {}, ""),
-        ("", {"DATA_DIR": "theirs"}, "theirs"),
-        ("DATA_DIR=mine\n", {"DATA_DIR": "theirs"}, "theirs"),
-    ],
-)
-async def test_the_script_sets_a_data_folder_unless_one_is_set(
-    tmp_path: Path, file: str, values: dict[str, str], folder: str
-) -> None:
-    """Run the script in a folder; its Python prints the folder that it was given."""
-    for name in ("scripts/run", "scripts/lib.sh", "pyproject.toml"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    (tmp_path / "requirements").mkdir()
-    (tmp_path / "requirements" / "none.lock").touch()
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\nprintf %s "${DATA_DIR:-}"\n')
-    python.chmod(0o700)
-    installed = f"{tmp_path}\n{(tmp_path / 'pyproject.toml').read_text()}"
-    (tmp_path / ".venv" / "installed-runtime").write_text(installed)
-    if file:
-        (tmp_path / ".env").write_text(file)
-    started = await asyncio.create_subprocess_exec(
-        "scripts/run",
-        cwd=tmp_path,
-        env=environment(**values),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    out, _ = await asyncio.wait_for(started.communicate(), START)
-    assert (started.returncode, out.decode()) == (0, folder)
+async def test_sessions_are_in_the_data_folder_if_nothing_else_is_set(tmp_path: Path) -> None:
+    async with server(tmp_path) as served:
+        assert "store=data/conductor.db" in served.lines[-1]
+        async with App(served.url, session_id="s-1"):
+            pass
+        assert await served.end(signal.SIGTERM) == 0
+    code, out, _ = await run(tmp_path, "sessions", "list")
+    assert code == 0 and "s-1" in out
+
+
+def test_the_script_decides_nothing_that_the_program_does_not() -> None:
+    script = (ROOT / "scripts" / "run").read_text(encoding="utf-8")
+    assert script.endswith('exec .venv/bin/python -m conductor "$@"\n') and "DATA_DIR" not in script

@@ -244,3 +244,24 @@ def test_a_limit_follows_its_setting_and_no_other_does(name: str) -> None:
 
 def test_a_ui_call_gets_no_more_time_than_a_tool() -> None:
     assert load_settings(None, tool_timeout_ms=500).limits.ui_timeout == 0.5
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "store"),
+    [
+        (None, {}, "sqlite:///data/conductor.db"),
+        ("PORT=1\nDATA_DIR=\n# DATA_DIR=old\n", {}, "sqlite:///data/conductor.db"),
+        ("PORT=1\n export DATA_DIR = mine\n", {}, "sqlite:///mine/conductor.db"),
+        ("DATA_DIR=mine\n", {"DATA_DIR": "theirs"}, "sqlite:///theirs/conductor.db"),
+        ("DATA_DIR=mine\n", {"DATA_DIR": " "}, "sqlite:///mine/conductor.db"),
+        ("SESSION_STORE_URL=memory://\n", {}, "memory://"),
+    ],
+)
+def test_sessions_are_in_the_data_folder_unless_a_setting_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, file: str | None, values: dict[str, str], store: str
+) -> None:
+    if file is not None:
+        Path(".env").write_text(file)
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    assert load_settings().store_url == store

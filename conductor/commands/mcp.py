@@ -114,16 +114,15 @@ def _edit(change: Callable[[dict[str, Any]], object]) -> Path:
     return path
 
 
-def _folder(use: str) -> Path:
+def _folder() -> Path:
     folder = mcp_folder(load_settings())
-    if folder is None:
-        raise SettingsError(f"{use} DATA_DIR, which is not set.")
+    assert folder is not None  # the program has a DATA_DIR
     return folder
 
 
 def logs(options: argparse.Namespace) -> None:
     """Print the end of a server's standard error."""
-    path = _folder("Logs of servers need") / f"{_find(options.name).name}.log"
+    path = _folder() / f"{_find(options.name).name}.log"
     with suppress(OSError):
         write(*path.read_text(errors="replace").splitlines()[-LOG_LINES:])
 
@@ -132,7 +131,7 @@ def login(options: argparse.Namespace) -> int:
     """Log in to a server in a browser; returns 2 on failure."""
     settings, server = load_settings(), _find(options.name)
     check_installed()
-    folder = _folder("A login needs")
+    folder = _folder()
     if not server.oauth:
         raise SettingsError(f'{server.name} has no "oauth": true in {mcp_config_path(settings)}.')
     return asyncio.run(log_in(server, folder, local_only=settings.local_only))

@@ -328,4 +328,5 @@ def stand_in_settings(base_url: str) -> dict[str, str]:
         "ANTHROPIC_API_KEY": "test-key",
         "ANTHROPIC_BASE_URL": base_url,
         "SESSION_RATE_LIMIT_PER_MIN": "100000",
+        "SESSION_STORE_URL": "memory://",
     }

@@ -71,7 +71,4 @@ def test_a_program_that_is_not_a_server_is_an_error(conductor: Main) -> None:
 def test_an_impossible_login_is_an_error(conductor: Main) -> None:
     conductor("mcp", "add", "s", "http://127.0.0.1:1/mcp")
     code, _, error = conductor("mcp", "login", "s")
-    assert code == 2 and "DATA_DIR" in error
-    Path(".env").write_text("DATA_DIR=data\n")
-    code, _, error = conductor("mcp", "login", "s")
     assert code == 2 and "oauth" in error

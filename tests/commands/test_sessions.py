@@ -430,7 +430,10 @@ async def test_a_missing_file_is_an_error_and_not_created(
 
 
 @pytest.mark.parametrize("arguments", COMMANDS)
-async def test_sessions_in_memory_are_not_available(arguments: list[str]) -> None:
+async def test_sessions_in_memory_are_not_available(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setenv("SESSION_STORE_URL", "memory://")
     assert (await mistake(*arguments)).startswith(
         "Sessions are in memory, and only their server can read them"
     )
