@@ -158,7 +158,7 @@ class Services:
     turn waits long for a tool. ``summarize_history``: the model summarises the dropped part of a history.
     ``rules`` are the operator's, read from ``policies``. ``subject_records`` enable the scope "always".
     ``turn_rates`` and ``budget`` limit turns and model tokens by subject. With ``local_only`` nothing leaves
-    the local network. ``inspect``: clients may list the tools of their session.
+    the local network. ``inspect``: clients may read the tools and the prompt of their session.
     """
 
     store: SessionLog

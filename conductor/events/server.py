@@ -41,7 +41,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "turns": "The server reports the end of each transcript's turn, also after a reconnect.",
         "metrics": "The server reports the times of a turn.",
         "goaway": "The server announces that it will close the connection.",
-        "inspect": "The client lists the tools of the session. The operator allows it with `INSPECT`.",
+        "inspect": "The client reads the tools and the prompt of the session. `INSPECT` allows it.",
         "diagnostics": "The server reports ignored events and fields, for the app's developer.",
     }
 )
