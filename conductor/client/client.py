@@ -159,8 +159,9 @@ class Client:
 
     @property
     def busy(self) -> bool:
-        """Whether a turn or a speech is running."""
-        return bool(self._turns.open) or self._calls.speaking or self.state in ("thinking", "speaking")
+        """Whether a speech is running, or a turn that does not wait for the answer to a spoken question."""
+        is_active = self._calls.speaking or self.state in ("thinking", "speaking")
+        return is_active or self._turns.are_busy(self.state)
 
     @property
     def asking(self) -> bool:

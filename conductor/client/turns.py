@@ -176,6 +176,10 @@ class Turns:
         """Whether the turn of a transcript has not ended."""
         return bool(self._of(event_id))
 
+    def are_busy(self, state: str | None) -> bool:
+        """Whether a turn does not wait for words; one that runs in the state ``idle`` has asked by voice."""
+        return any(turn.stage != "running" or turn.requests or state != "idle" for turn in self.open)
+
     def mark_interrupted(self) -> None:
         """Mark the open turns as interrupted by this client."""
         for turn in self.open:

@@ -168,6 +168,7 @@ async def test_a_named_turn_ends_by_its_event_alone() -> None:
     wire = Wire()
     wire.turns.are_named = True
     turn, answer = wire.say("delete it"), wire.say("yes")
+    assert wire.turns.are_busy("idle")
     wire.hear(THINKING, append_message("c", "user", "delete it"), IDLE)
     wire.hear(append_message("c", "user", "yes"), THINKING, SpeechFinal("Gone."), IDLE)
     assert (turn.is_done, answer.is_done) == (False, False)
@@ -187,6 +188,16 @@ async def test_an_interrupted_turn_says_by_whom(by_client: bool, ending: str) ->
         wire.turns.mark_interrupted()
     wire.hear(TurnEnded("turn_1", turn.event_id, "interrupted"))
     assert ((await turn).ending, (await turn).reason) == (ending, "interrupted")
+
+
+async def test_a_turn_that_has_asked_by_voice_is_not_busy() -> None:
+    wire = Wire()
+    wire.turns.are_named = True
+    wire.say("delete it")
+    wire.hear(THINKING, append_message("c", "user", "delete it"))
+    assert wire.turns.are_busy("thinking")
+    wire.hear(IDLE)
+    assert not wire.turns.are_busy("idle")
 
 
 async def test_a_refused_transcript_of_a_named_turn_ends_with_the_idle() -> None:
