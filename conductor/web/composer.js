@@ -1,5 +1,5 @@
 // Where one types: Enter says it, Shift+Enter is a new line, and suggestions for a first time.
-import { byId, el } from "./dom.js";
+import { button, byId, el } from "./dom.js";
 
 const SUGGESTIONS = ["Switch on the lamp in the hall", "What is 17% of 2,340?", "Delete the note Milk"];
 
@@ -20,7 +20,7 @@ export function composer(say) {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
   });
   byId("suggestions").append(
-    ...SUGGESTIONS.map((text) => el("li", {}, el("button", { type: "button", text, onclick: () => (words.focus(), say(text)) }))),
+    ...SUGGESTIONS.map((text) => el("li", {}, button(text, () => (words.focus(), say(text))))),
   );
   return {
     put(text) {

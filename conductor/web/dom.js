@@ -29,6 +29,8 @@ export function el(tag, { text, class: names, ...rest } = {}, ...children) {
 
 export const button = (text, onclick, names) => el("button", { type: "button", text, onclick, class: names });
 
+export const count = (number) => number.toLocaleString("en");
+
 /** Write a value as JSON for people; a string that holds JSON is not unpacked. */
 export const json = (value) => JSON.stringify(value, null, 2) ?? "null";
 

@@ -1,5 +1,5 @@
 // Faults on purpose: the library is given this socket, and need not know.
-import { byId, el } from "./dom.js";
+import { button, byId, el } from "./dom.js";
 
 const SLOW_MS = 2_000;
 const UI_CALL = /^(?:convo|tts)\./;
@@ -40,36 +40,32 @@ function cut() {
   for (const socket of sockets) socket.close(4000, "cut by the page");
 }
 
-function letGo() {
-  for (const send of held.splice(0)) send();
+const REFUSAL =
+  "Results of this page's tools stay here. The server waits for its time limit, then says that the outcome is not known. Press again to let them go.";
+
+function refuse(on) {
+  faults.refuse = on;
+  if (!on) for (const send of held.splice(0)) send();
 }
 
 const FAULTS = [
   ["cut", "Cut the socket", "The connection ends at once. The library connects again, and nothing is lost or done twice.", cut],
   ["reload", "Reload", "The page starts again, with the same session.", () => location.reload()],
   ["slow", "Go slow", "Each frame that this page sends waits two seconds.", (on) => (faults.slow = on)],
-  [
-    "refuse",
-    "Refuse results",
-    "Results of this page's tools stay here. The server waits for its time limit, then says that the outcome is not known. Press again to let them go.",
-    (on) => {
-      faults.refuse = on;
-      if (!on) letGo();
-    },
-  ],
+  ["refuse", "Refuse results", REFUSAL, refuse],
 ];
 
 export function faultButtons() {
   byId("fault-list").append(
     ...FAULTS.map(([id, name, meaning, act]) => {
-      const button = el("button", { type: "button", text: name, id: `fault-${id}` });
-      if (act.length) button.setAttribute("aria-pressed", "false");
-      button.addEventListener("click", () => {
-        const on = button.getAttribute("aria-pressed") === "false";
-        if (act.length) button.setAttribute("aria-pressed", String(on));
+      const fault = button(name, () => {
+        const on = fault.ariaPressed === "false";
+        if (act.length) fault.ariaPressed = String(on);
         act(on);
       });
-      return el("li", {}, button, el("p", { class: "quiet", text: meaning }));
+      fault.id = `fault-${id}`;
+      if (act.length) fault.ariaPressed = "false";
+      return el("li", {}, fault, el("p", { class: "quiet", text: meaning }));
     }),
   );
 }

@@ -31,11 +31,10 @@ export function microphone({ started, partial, final, ended, interrupt }) {
     for (let index = resultIndex; index < results.length; index += 1) {
       const text = results[index][0].transcript.trim();
       if (!text) continue;
-      if (handsFree) (results[index].isFinal ? final : partial)(text);
-      else {
-        if (results[index].isFinal) phrases.push(text);
-        partial([...phrases, ...(results[index].isFinal ? [] : [text])].join(" "));
-      }
+      const { isFinal } = results[index];
+      if (handsFree) (isFinal ? final : partial)(text);
+      else partial([...phrases, text].join(" "));
+      if (isFinal && !handsFree) phrases.push(text);
     }
   }
 

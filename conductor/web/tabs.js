@@ -34,7 +34,7 @@ export function views() {
   const buttons = [...document.querySelectorAll("[data-show]")];
   const show = (view) => {
     document.body.dataset.view = view;
-    for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.show === view));
+    for (const button of buttons) button.ariaPressed = String(button.dataset.show === view);
     keep("view", view);
   };
   for (const button of buttons) button.addEventListener("click", () => show(button.dataset.show));

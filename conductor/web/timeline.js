@@ -23,7 +23,7 @@ export function timeline() {
   let drawn = 0;
   let missed = 0;
 
-  const paused = () => byId("pause").getAttribute("aria-pressed") === "true";
+  const paused = () => byId("pause").ariaPressed === "true";
 
   function isRoutine({ type, payload = {} }) {
     if (type === "tool.call" && UI_CALL.test(payload.name)) uiCalls.add(payload.callId);
@@ -91,9 +91,8 @@ export function timeline() {
   const lines = () => frames.filter(matches).map(({ at, direction, event }) => JSON.stringify({ at: new Date(at).toISOString(), direction, event }));
 
   function pause() {
-    const now = !paused();
-    byId("pause").setAttribute("aria-pressed", String(now));
-    if (!now) redraw();
+    byId("pause").ariaPressed = String(!paused());
+    if (!paused()) redraw();
   }
 
   async function copy() {

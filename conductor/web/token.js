@@ -26,14 +26,10 @@ function asked(problem) {
   const dialog = byId("token-dialog");
   if (!dialog.open) dialog.showModal();
   return new Promise((resolve) => {
-    byId("token-form").addEventListener(
-      "submit",
-      (event) => {
-        event.preventDefault();
-        resolve(byId("token").value.trim());
-      },
-      { once: true },
-    );
+    byId("token-form").onsubmit = (event) => {
+      event.preventDefault();
+      resolve(byId("token").value.trim());
+    };
   });
 }
 

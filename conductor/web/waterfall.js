@@ -1,5 +1,5 @@
 // One turn as bars over time, and the latency of the last ones.
-import { byId, el, plain } from "./dom.js";
+import { byId, count, el, plain } from "./dom.js";
 import { keep, recall } from "./store.js";
 import { turns } from "./turns.js";
 
@@ -7,7 +7,6 @@ const LATENCIES = 50;
 
 /** The figures of `turn.metrics` in words. */
 function inWords({ firstTokenMs, firstSpeechMs, toolMs, inputTokens, outputTokens, cost }) {
-  const count = (number) => number.toLocaleString("en");
   return [
     firstTokenMs !== undefined && `The model's first word came after ${count(firstTokenMs)} ms.`,
     firstSpeechMs !== undefined && `The first sentence was sent to be spoken after ${count(firstSpeechMs)} ms.`,

@@ -1,5 +1,5 @@
 // Who answers, and what the session has used so far. Kept in this tab.
-import { byId, el } from "./dom.js";
+import { byId, count, el } from "./dom.js";
 import { keep, recall } from "./store.js";
 
 const DEMO = "demo";
@@ -11,7 +11,6 @@ export function who(choose) {
   let model = recall("model");
   let used = recall("used", NOTHING);
 
-  const count = (number) => number.toLocaleString("en");
   // A price list may be in any currency.
   const cost = () => (used.cost ? used.cost.toLocaleString("en", { maximumSignificantDigits: 3 }) : "");
 
