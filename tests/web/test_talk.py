@@ -289,7 +289,8 @@ async def test_a_card_is_answered_by_voice_hands_free(browser: Any, address: str
         await tap(user)
         await user.page.evaluate(f"recognitions[0].hear({LAMP!r}, true)")
         await user.state("asking")  # although the microphone is open
-        await user.page.get_by_text(re.compile(r"9:\d\d left")).wait_for()  # a yes counts for a card that was seen before
+        # A yes counts for a card that was seen before.
+        await user.page.get_by_text(re.compile(r"9:\d\d left")).wait_for()
         await user.page.evaluate("recognitions[0].hear('yes, go ahead', true)")
         await user.state("speaking")
         await user.page.locator(".call summary").click()
