@@ -22,29 +22,13 @@ ERRORS: list[tuple[int, bytes, ModelFailure]] = [
         "authentication",
     ),
     (404, b'{"error":{"message":"File Not Found","type":"not_found_error","code":404}}', "protocol"),
-    (
-        400,
-        b'{"error":{"code":400,"message":"Invalid tool_choice: bogus","type":"invalid_request_error"}}',
-        "protocol",
-    ),
-    (
-        500,
-        b'{"error":{"code":500,"message":"Failed to parse tool call arguments","type":"server_error"}}',
-        "overloaded",
-    ),
     (503, b'{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}', "overloaded"),
-    (500, b'{"error":{"code":500,"message":"tools param requires --jinja flag"}}', "protocol"),
     # OpenAI
     (
         400,
         b'{"error":{"message":"This model\'s maximum context length is 8192 tokens.",'
         b'"type":"invalid_request_error","param":"messages","code":"context_length_exceeded"}}',
         "context_too_long",
-    ),
-    (
-        401,
-        b'{"error":{"message":"Incorrect API key","type":"invalid_request_error","code":"invalid_api_key"}}',
-        "authentication",
     ),
     (
         429,
@@ -57,32 +41,14 @@ ERRORS: list[tuple[int, bytes, ModelFailure]] = [
         "authentication",
     ),
     (400, b'{"error":{"message":"Filtered","code":"content_filter"}}', "refused"),
-    # vLLM: before 0.10, and now
+    # vLLM before 0.10
     (
         400,
         b'{"object":"error","message":"This model\'s maximum context length is 4096 tokens.'
         b' However, you requested 5000","type":"BadRequestError","param":null,"code":400}',
         "context_too_long",
     ),
-    (
-        400,
-        b'{"error":{"message":"\\"auto\\" tool choice requires --enable-auto-tool-choice and'
-        b' --tool-call-parser to be set","type":"BadRequestError","param":null,"code":400}}',
-        "protocol",
-    ),
-    # Ollama, LM Studio
-    (
-        404,
-        b'{"error":{"message":"model \\"qwen9\\" not found, try pulling it first","type":"not_found_error",'
-        b'"param":null,"code":null}}',
-        "protocol",
-    ),
-    (
-        400,
-        b'{"error":{"message":"gemma:2b does not support tools","type":"api_error",'
-        b'"param":null,"code":null}}',
-        "protocol",
-    ),
+    # LM Studio
     (
         400,
         b'{"error":"Trying to keep the first 5000 tokens; the context length is 4096"}',
