@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -23,3 +26,24 @@ def program(group: str, *names: str, path: str | None = None) -> str:
         if (executable := shutil.which(name, path=path)) is not None:
             return executable
     missing(names[0], group)
+
+
+def started(command: Sequence[str], *ready: bytes, cwd: Path | None = None) -> subprocess.Popen[bytes]:
+    """Start a server in a process group of its own, and wait until it writes one of these texts."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        process_group=0,
+        cwd=cwd,
+    )
+    assert process.stdout is not None
+    lines = b""
+    for line in iter(process.stdout.readline, b""):
+        lines += line
+        if any(text in line for text in ready):
+            return process
+    process.kill()
+    process.communicate()
+    raise AssertionError(f"The server did not start: {lines.decode()}")

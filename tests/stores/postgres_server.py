@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
-from tests.stand_ins.programs import missing, program
+from tests.stand_ins.programs import missing, program, started
 from tests.stores.redis_server import WAIT, free_port
 
 
@@ -94,22 +94,7 @@ class PostgresServer:
         settings = ("listen_addresses=127.0.0.1", f"port={self.port}", "unix_socket_directories=")
         command = [*user, server_program("postgres"), "-D", str(self._folder / "data")]
         command += [part for setting in (*settings, *self._options) for part in ("-c", setting)]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            process_group=0,
-            cwd=self._folder,
-        )
-        output, lines = self._process.stderr, b""
-        assert output is not None
-        for line in iter(output.readline, b""):
-            lines += line
-            if b"ready to accept connections" in line:
-                return
-        self.stop()
-        raise AssertionError(f"The server did not start: {lines.decode()}")
+        self._process = started(command, b"ready to accept connections", cwd=self._folder)
 
     def kill(self) -> None:
         """End it at once, as a crash would: the next start recovers from its log."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.stand_ins.programs import missing, program
+from tests.stand_ins.programs import missing, program, started
 
 WAIT = 10.0
 """The longest time in seconds for a server to start, stop or answer."""
@@ -91,22 +91,7 @@ class RedisServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         command = [server_program(), *self._options, "--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--dir", str(self.folder), "--daemonize", "no", "--logfile", ""]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            process_group=0,
-        )
-        output = self._process.stdout
-        assert output is not None
-        lines = b""
-        for line in iter(output.readline, b""):
-            lines += line
-            if b"Ready to accept connections" in line or b"+monitor master" in line:
-                return
-        self.kill()
-        raise AssertionError(f"The server did not start: {lines.decode()}")
+        self._process = started(command, b"Ready to accept connections", b"+monitor master")
 
     def kill(self) -> None:
         """End it at once, as a power cut would."""
