@@ -151,6 +151,8 @@ async def test_the_model_is_taught_the_notation_and_the_tools() -> None:
         '- home.lamp(on: boolean "on or off", room?: "hall" | "attic", level?: {"type":"object"'
         in request.system
     )
+    chime = ToolDefinition("chime", "Ring.", {"type": "object"})
+    assert "- chime(): Ring." in system_prompt("", [chime], "jsonl", may_call=True)
 
 
 async def test_tools_are_not_offered_without_end() -> None:
