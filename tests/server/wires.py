@@ -16,7 +16,10 @@ WAIT = 15.0
 
 
 class WiredStore(StoreProxy):
-    """A store, by default in memory, that may be ``away``; it answers while its gates are open."""
+    """A store, by default in memory, that may be ``away``; it answers while its gates are open.
+
+    ``refused`` is set at the first claim that is refused.
+    """
 
     def __init__(self, inner: SessionLog | None = None) -> None:
         self.memory = MemoryStore()
@@ -32,6 +35,8 @@ class WiredStore(StoreProxy):
         self.claims += 1
         self.claiming.set()
         await self.claim_gate.wait()
+        if self.away:
+            self.refused.set()
         self._reach()
         return await super().claim(key)
 
@@ -48,7 +53,6 @@ class WiredStore(StoreProxy):
 
     def _reach(self) -> None:
         if self.away:
-            self.refused.set()
             raise StoreUnavailable("The store does not answer.")
 
 
