@@ -53,18 +53,12 @@ def test_line_ends_may_change_and_the_halves_of_one_may_come_apart() -> None:
         assert parse(stream, cut, cut, cut + 1) == [first, second]
 
 
-def test_a_byte_order_mark_is_one_at_the_beginning_only() -> None:
-    assert parse(b"data: 1\n\n\xef\xbb\xbfdata: 2\n\n", 9) == [b"1"]
-
-
-def test_an_event_that_the_end_cuts_off_is_not_given() -> None:
-    assert parse(b"data: 1\n\ndata: 2\n") == [b"1"]
-
-
 def test_a_byte_order_mark_and_blank_lines_before_the_first_event_are_skipped() -> None:
     stream = b"\xef\xbb\xbf\n\n\ndata: 1\n\n"
     for cut in range(len(stream) + 1):
         assert parse(stream, cut) == [b"1"]
+    assert parse(b"data: 1\n\n\xef\xbb\xbfdata: 2\n\n", 9) == [b"1"], "only at the beginning"
+    assert parse(b"data: 1\n\ndata: 2\n") == [b"1"], "an event that the end cuts off is not given"
 
 
 @pytest.mark.parametrize("piece", [b"x" * 60, b"data: x\n" * 10], ids=["one line", "many lines"])

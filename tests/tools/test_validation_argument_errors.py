@@ -81,34 +81,35 @@ def test_each_rule_has_its_words(schema: dict[str, Any], value: Any, message: st
     assert message in explained({"properties": {"v": schema}, "$defs": {"page": page}}, {"v": value})
 
 
+CLOSED = {"additionalProperties": False}
+CHOICE = [{"required": ["repository"]}, {"required": ["prUrl"]}]
+UNKNOWN = "unknown argument 'promt' (allowed: "
+
+
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("schema", "arguments", "messages"),
     [
-        ({"id": {}, "limit": {}}, "unknown argument 'promt' (allowed: id, limit)"),
-        ({}, "unknown argument 'promt' (allowed: none)"),
+        ({"properties": {"id": {}, "limit": {}}, **CLOSED}, {"promt": 1}, [f"{UNKNOWN}id, limit)"]),
+        (
+            {"properties": {}, **CLOSED},
+            {"promt": 1, "b": 2},
+            [f"{UNKNOWN}none)", "unknown argument 'b' (allowed: none)"],
+        ),
+        (CLOSED, {"a": 1}, ["no argument is taken"]),
+        ({"anyOf": CHOICE}, {}, ["needs repository or prUrl"]),
+        (
+            {"oneOf": CHOICE},
+            {"repository": 1, "prUrl": 1},
+            ["needs exactly one of repository or prUrl, but more than one fits"],
+        ),
+        # A repeated error is reported once.
+        ({"allOf": [{"required": ["a"]}, {"required": ["a"]}]}, {}, ["missing required argument 'a'"]),
     ],
 )
-def test_an_unknown_argument_is_reported_with_the_allowed_names(names: dict[str, Any], message: str) -> None:
-    assert explained({"properties": names, "additionalProperties": False}, {"promt": 1}) == [message]
-
-
-def test_each_unknown_argument_is_reported() -> None:
-    assert len(explained({"properties": {}, "additionalProperties": False}, {"a": 1, "b": 2})) == 2
-    assert explained({"additionalProperties": False}, {"a": 1}) == ["no argument is taken"]
-
-
-def test_a_required_choice_is_described() -> None:
-    choice = [{"required": ["repository"]}, {"required": ["prUrl"]}]
-    assert explained({"anyOf": choice}, {}) == ["needs repository or prUrl"]
-    assert explained({"oneOf": choice}, {"repository": 1, "prUrl": 1}) == [
-        "needs exactly one of repository or prUrl, but more than one fits"
-    ]
-
-
-def test_a_repeated_error_is_reported_once() -> None:
-    assert explained({"allOf": [{"required": ["a"]}, {"required": ["a"]}]}, {}) == [
-        "missing required argument 'a'"
-    ]
+def test_arguments_together_are_explained(
+    schema: dict[str, Any], arguments: Any, messages: list[str]
+) -> None:
+    assert explained(schema, arguments) == messages
 
 
 def test_a_long_value_is_cut() -> None:

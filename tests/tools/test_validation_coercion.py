@@ -16,23 +16,38 @@ def coerced(schema: dict[str, Any], arguments: Any) -> Any:
     return coerce(arguments, read_schema({"type": "object", **schema}))[0]
 
 
-def test_branches_of_any_of_lend_their_properties() -> None:
-    branch = {"properties": {"n": {"type": "integer"}}}
-    assert coerced({"anyOf": [{"required": ["x"]}, branch]}, {"n": "1"}) == {"n": 1}
+TEXT_A = {"properties": {"a": {"type": "string"}}}
+PAGE = {"properties": {"n": INTEGER, "sizes": {"items": {"$ref": "#/$defs/size"}}}}
+URL = {"properties": {"url": {"pattern": "^https://"}}, "required": ["name"]}
 
 
-def test_a_name_required_in_one_branch_only_may_be_left_out() -> None:
-    schema = {"properties": {"a": {"type": "string"}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
-    assert coerced(schema, {"a": None, "b": 1}) == {"b": 1}
-
-
-def test_a_name_required_by_all_of_stays() -> None:
-    schema = {"properties": {"a": {"type": "string"}}, "allOf": [{"required": ["a"]}]}
-    assert coerced(schema, {"a": None}) == {"a": None}
-
-
-def test_additional_properties_are_coerced_by_their_schema() -> None:
-    assert coerced({"additionalProperties": {"type": "boolean"}}, {"any": "true"}) == {"any": True}
+@pytest.mark.parametrize(
+    ("schema", "arguments", "expected"),
+    [
+        # Branches of anyOf lend their properties.
+        ({"anyOf": [{"required": ["x"]}, {"properties": {"n": INTEGER}}]}, {"n": "1"}, {"n": 1}),
+        # A name that one branch only requires may be left out, one that allOf requires may not.
+        (
+            {**TEXT_A, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+            {"a": None, "b": 1},
+            {"b": 1},
+        ),
+        ({**TEXT_A, "allOf": [{"required": ["a"]}]}, {"a": None}, {"a": None}),
+        ({"additionalProperties": {"type": "boolean"}}, {"any": "true"}, {"any": True}),
+        # An empty text in a branch is left out.
+        ({"anyOf": [URL, {"required": ["id"]}]}, {"name": "x", "url": ""}, {"name": "x"}),
+        # A name that the schema does not know is left alone.
+        ({"properties": {}, "additionalProperties": False}, {"x": None}, {"x": None}),
+        # A value below a reference.
+        (
+            {"$defs": {"page": PAGE, "size": INTEGER}, "properties": {"p": {"$ref": "#/$defs/page"}}},
+            {"p": {"n": "1", "sizes": ["2"]}},
+            {"p": {"n": 1, "sizes": [2]}},
+        ),
+    ],
+)
+def test_arguments_are_coerced(schema: dict[str, Any], arguments: Any, expected: Any) -> None:
+    assert coerced(schema, arguments) == expected
 
 
 @pytest.mark.parametrize(
@@ -59,27 +74,12 @@ def test_an_empty_text_stays_where_it_fits(schema: Any) -> None:
     assert coerced({"properties": properties}, {"v": "", "n": "1"}) == {"v": "", "n": 1}
 
 
-def test_an_empty_text_in_a_branch_is_left_out() -> None:
-    branch = {"properties": {"url": {"pattern": "^https://"}}, "required": ["name"]}
-    assert coerced({"anyOf": [branch, {"required": ["id"]}]}, {"name": "x", "url": ""}) == {"name": "x"}
-
-
 def test_valid_values_are_unchanged_next_to_coerced_ones() -> None:
     nullable = {"type": ["string", "null"]}
     properties = {"text": nullable, "none": nullable, "x": {"type": ["integer", "number"]}, "n": INTEGER}
     arguments = {"text": "null", "none": None, "x": 3.0, "n": "1"}
     value = coerced({"properties": properties}, arguments)
     assert value == {**arguments, "n": 1} and isinstance(value["x"], float)
-
-
-def test_a_name_that_the_schema_does_not_know_is_left_alone() -> None:
-    assert coerced({"properties": {}, "additionalProperties": False}, {"x": None}) == {"x": None}
-
-
-def test_a_value_below_a_reference_is_coerced() -> None:
-    page = {"properties": {"n": INTEGER, "sizes": {"items": {"$ref": "#/$defs/size"}}}}
-    schema = {"$defs": {"page": page, "size": INTEGER}, "properties": {"p": {"$ref": "#/$defs/page"}}}
-    assert coerced(schema, {"p": {"n": "1", "sizes": ["2"]}}) == {"p": {"n": 1, "sizes": [2]}}
 
 
 @pytest.mark.parametrize("value", [2.0**60, 1e300, -(2.0**54)])
