@@ -214,6 +214,7 @@ def test_a_large_tool_result_is_checked_like_any_event() -> None:
     data = frame(type="tool.result", payload=payload)
     twice = data.replace(b'"callId": "c"', b'"callId":"c","callId":"d"')
     assert str(refusal(twice)) == "duplicate_key"
+    assert str(refusal(data.replace(b"xx", b"\xff", 1))) == "invalid_utf8"
 
 
 def test_nesting_may_be_as_deep_as_the_limit_and_no_deeper() -> None:
