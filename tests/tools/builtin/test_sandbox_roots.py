@@ -164,7 +164,7 @@ def test_a_missing_file_is_not_found(root: Path) -> None:
 def test_a_link_swapped_in_while_reading_never_shows_a_file_outside(
     root: Path, outside: Path, at: str
 ) -> None:
-    link, file = root / "link", root / "a" / "b" / "file"
+    link, file, spare = root / "link", root / "a" / "b" / "file", root / "spare"
 
     def swap() -> None:
         if at != "hard link":
@@ -172,8 +172,8 @@ def test_a_link_swapped_in_while_reading_never_shows_a_file_outside(
             return
         file.unlink()
         os.link(outside / "file", file)
-        file.unlink()
-        file.write_bytes(b"inside")
+        spare.write_bytes(b"inside")
+        spare.replace(file)
 
     link.symlink_to(outside / at.partition("a")[2].lstrip("/"))
     contents, roots = set(), Roots([root])
