@@ -10,10 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+SWAPS = 100
+
 
 @contextmanager
 def swapping(swap: Callable[[], object], seconds: float = 0.5) -> Iterator[Iterator[int]]:
-    """Repeat ``swap`` in a thread during the block; yields numbers for ``seconds``, one an attempt."""
+    """Repeat ``swap`` in a thread during the block; yields numbers, one an attempt.
+
+    They last for ``seconds``, and on a busy machine until there were `SWAPS`.
+    """
     over, swaps = threading.Event(), 0
 
     def repeat() -> None:
@@ -26,11 +31,13 @@ def swapping(swap: Callable[[], object], seconds: float = 0.5) -> Iterator[Itera
     thread.start()
     deadline = time.monotonic() + seconds
     try:
-        yield itertools.takewhile(lambda _: time.monotonic() < deadline, itertools.count())
+        yield itertools.takewhile(
+            lambda _: time.monotonic() < deadline or (swaps < SWAPS and thread.is_alive()), itertools.count()
+        )
     finally:
         over.set()
         thread.join()
-    assert swaps > 100
+    assert swaps >= SWAPS
 
 
 def exchange_at_once(path: Path, link: Path) -> None:
