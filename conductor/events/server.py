@@ -129,8 +129,7 @@ class SessionStarted(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
         ),
     ] = None
     local_only: Annotated[
-        bool | None,
-        Meta(description="True if no data leaves the local network.", examples=[True]),
+        bool | None, Meta(description="True if no data leaves the local network.", examples=[True])
     ] = None
 
 
@@ -155,11 +154,7 @@ class SpeechPartial(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
     ]
     speech_id: Annotated[
         str | None,
-        Meta(
-            description="The reply's ``speechId``.",
-            examples=["speech_5d_1"],
-            extra={"needs": "segments"},
-        ),
+        Meta(description="The reply's ``speechId``.", examples=["speech_5d_1"], extra={"needs": "segments"}),
     ] = None
 
 
@@ -184,8 +179,7 @@ class ToolCallEvent(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
     name: Annotated[str, Meta(description="The tool or UI call.", examples=["agent.status"])]
     arguments: Annotated[str, Meta(description="A JSON object, as a string.", examples=['{"id":"a-77"}'])]
     timeout_ms: Annotated[
-        int | None,
-        Meta(description="The silence after which the call times out.", extra={"needs": "lease"}),
+        int | None, Meta(description="The silence after which the call times out.", extra={"needs": "lease"})
     ] = None
 
 
@@ -235,11 +229,7 @@ class ListedTool(msgspec.Struct, frozen=True, rename="camel"):
     risk: Annotated[Literal["safe", "medium", "high"], Meta(description="The risk.", examples=["safe"])]
     decision: Annotated[
         Literal["allow", "ask", "deny", "disabled"],
-        Meta(
-            description="What a call without arguments would meet now. ``disabled``: the model does not see "
-            "the tool.",
-            examples=["allow"],
-        ),
+        Meta(description="On a call without arguments; a ``disabled`` tool is hidden.", examples=["allow"]),
     ]
     reason: Annotated[str, Meta(description="Why, in sentences.", examples=["It is safe."])]
     input_schema: Annotated[
@@ -371,8 +361,7 @@ class Diagnostic(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     TYPE: ClassVar[str] = "diagnostic"
     CAPABILITY: ClassVar[str] = "diagnostics"
     severity: Annotated[
-        Literal["info", "warning"],
-        Meta(description="A ``warning`` is a mistake.", examples=["warning"]),
+        Literal["info", "warning"], Meta(description="A ``warning`` is a mistake.", examples=["warning"])
     ]
     code: Annotated[DiagnosticCode, Meta(description="The kind of mistake.", examples=["unknown_field"])]
     message: Annotated[
@@ -393,10 +382,7 @@ class TurnEnded(msgspec.Struct, frozen=True, rename="camel"):
     turn_id: Annotated[str, Meta(description="The turn.", examples=["turn_5d_1"])]
     event_id: Annotated[
         str,
-        Meta(
-            description="The transcript that started the turn, or that answered one of its questions.",
-            examples=["ios-42"],
-        ),
+        Meta(description="The transcript that started the turn or answered in it.", examples=["ios-42"]),
     ]
     reason: Annotated[EndReason, Meta(description="The cause.", examples=["answered"])]
 
@@ -412,8 +398,7 @@ class TurnMetrics(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
     output_tokens: Annotated[int, Meta(description="Tokens that the model wrote.", examples=[34])]
     interrupted: Annotated[bool, Meta(description="Whether the person interrupted it.", examples=[False])]
     first_token_ms: Annotated[
-        int | None,
-        Meta(description="From the start to the model's first output.", examples=[310]),
+        int | None, Meta(description="From the start to the model's first output.", examples=[310])
     ] = None
     first_speech_ms: Annotated[
         int | None, Meta(description="From the start to the first ``tts.speak``.", examples=[620])
