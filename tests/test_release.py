@@ -1,0 +1,74 @@
+"""What a release and a deployment are made of: the source distribution, and deploy/compose.yaml."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from conductor import __version__
+from conductor.settings import Settings
+from tests.conftest import ROOT
+
+COMPOSE = ROOT / "deploy" / "compose.yaml"
+# The variables of the file that are no settings of the server.
+OF_COMPOSE = {"DOMAIN", "POSTGRES_PASSWORD"}
+BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
+
+
+def test_the_services_of_compose_have_valid_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    document = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))
+    services = document["services"]
+    assert set(services) == {"conductor", "postgres", "caddy"}
+    for service in services.values():
+        assert set(service.get("depends_on", ())) <= set(services)
+        for volume in service["volumes"]:
+            assert volume.partition(":")[0] in document["volumes"]
+    variables = set(re.findall(r"\$\{(\w+)", COMPOSE.read_text(encoding="utf-8")))
+    names = {name.upper() for name in Settings.model_fields}
+    assert variables - names == OF_COMPOSE
+    environment = services["conductor"]["environment"]
+    assert environment.keys() <= names
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, re.sub(r"\$\{\w+:\?\}", "a-secret", value))
+    settings = Settings()
+    assert settings.store_kind == "postgres" and settings.workers == 2 and settings.authenticates
+    networks = document["networks"]["default"]["ipam"]["config"]
+    assert [network["subnet"] for network in networks] == list(settings.trusted_proxies)
+
+
+def test_compose_agrees_with_the_image() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    service = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"]["conductor"]
+    assert (COMPOSE.parent / service["build"]).resolve() == ROOT
+    assert "VOLUME /data" in dockerfile and service["volumes"] == ["data:/data"]
+    assert "HEALTHCHECK" in dockerfile, "caddy waits for it"
+
+
+def test_the_packages_have_one_version() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    package = (ROOT / "clients" / "js" / "package.json").read_text(encoding="utf-8")
+    assert f'version = "{__version__}"' in project and f'"version": "{__version__}"' in package
+
+
+@pytest.mark.extended
+def test_the_source_distribution_holds_every_file_of_the_package(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "-x", "-C", source], input=archive, check=True)
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", BUILD, tmp_path], cwd=source, check=True, capture_output=True
+    )
+    with tarfile.open(tmp_path / f"conductor_voice-{__version__}.tar.gz") as sdist:
+        files = {member.name.partition("/")[2]: member for member in sdist.getmembers()}
+    package = {str(path.relative_to(source)) for path in (source / "conductor").rglob("*") if path.is_file()}
+    assert package - files.keys() == set()
+    assert files["conductor/web/conductor.js"].isfile(), "in the project it is a link"
