@@ -32,9 +32,9 @@ from conductor.conversation.state import Conversation, Event, Question, Turn
 from conductor.conversation.steps import Step, next_step
 from conductor.conversation.tools import SessionTools
 from conductor.conversation.view import View
-from conductor.errors import Conflict, Fenced, Rollback, StoreError
+from conductor.errors import Conflict, ErrorCode, Fenced, Rollback, StoreError
 from conductor.events.envelope import Payload, new_call_id
-from conductor.events.server import ErrorEvent
+from conductor.events.server import EndReason, ErrorEvent
 from conductor.events.ui_calls import set_state
 from conductor.rate_limit import ANONYMOUS, SharedRate
 from conductor.stores.base import Claim, SessionKey, SessionLog
@@ -237,6 +237,10 @@ class SessionCore(ABC):
         """Commit the records of a step's work, unless another step has taken its place."""
         await self.insist(lambda: records() if next_step(self.view) == step else [], gives_up=gives_up)
 
+    async def end_turn(self, reason: EndReason, error: ErrorCode | None = None) -> None:
+        """End the running turn, if there is one."""
+        await self.insist(lambda: [ended(self.view, reason, error=error)] if self.state.turn else [])
+
     def _give_up(self, turn_id: str, decision: Callable[[], Response]) -> list[Record]:
         state = self.state
         if state.turn is None or state.turn.id != turn_id or not decision():
@@ -384,10 +388,7 @@ class SessionCore(ABC):
             # A prompt that was not acknowledged counts as heard once its text was shown.
             question = next((q for q in self.state.questions.values() if q.speech_id == event.call_id), None)
             was_shown = question is not None and not self.outbox.is_outstanding(question.message_id)
-
-        def decision() -> list[Record]:
-            return timed_out(self.view, event.call_id, was_shown=was_shown)
-
+        decision = partial(timed_out, self.view, event.call_id, was_shown=was_shown)
         self.spawn(self.insist(decision, report_at=2))
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

@@ -174,10 +174,7 @@ async def record_result(session: Session, event: client.ToolResultEvent) -> None
 
 
 async def _insist_result(session: Session, event: client.ToolResultEvent) -> None:
-    def decision() -> Response:
-        return receive(session.view, "", event, "")
-
-    if await session.insist(decision):
+    if await session.insist(lambda: receive(session.view, "", event, "")):
         session.outbox.acknowledge(event.call_id)
         session.changed()
 

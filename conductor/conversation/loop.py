@@ -21,7 +21,7 @@ from conductor.conversation.approvals import word_form, word_questions
 from conductor.conversation.background import Requests
 from conductor.conversation.core import SessionCore
 from conductor.conversation.model import ModelSteps
-from conductor.conversation.receive import ended, new_turn_id, turn_started
+from conductor.conversation.receive import new_turn_id, turn_started
 from conductor.conversation.state import Call, Question
 from conductor.conversation.steps import (
     AskModel,
@@ -117,20 +117,10 @@ class Loop:
             log.error("turns failed", session=session.key.session_id, exc_info=error)
             retry_s = session.rules.limits.failed_turn_retry
             session.view.notices_after = session.view.now() + round(retry_s * 1000)
-            session.spawn(self._end_failed())
+            session.spawn(session.end_turn("failed", "internal_error"))
             await asyncio.sleep(retry_s)
         finally:
             self._on_end()
-
-    async def _end_failed(self) -> None:
-        session = self._session
-
-        def decision() -> list[r.Record]:
-            if session.state.turn is None:
-                return []
-            return [ended(session.view, "failed", error="internal_error")]
-
-        await session.insist(decision)
 
     async def _do(self, step: Step) -> None:
         session = self._session

@@ -14,7 +14,6 @@ from conductor.conversation.clients import Clients
 from conductor.conversation.core import SessionCore, epoch_ms
 from conductor.conversation.ledger import PREFIX
 from conductor.conversation.loop import Loop
-from conductor.conversation.receive import ended
 from conductor.conversation.records import Commit, Record, Released, StateShown
 from conductor.conversation.services import Services
 from conductor.conversation.state import Conversation, Profile, Turn
@@ -263,7 +262,7 @@ class Session(SessionCore):
                 self.loop.stop()
             await self._release()
         else:
-            await self._end_turn()
+            await self.end_turn("session_end")
             self.is_closed = True
         self._stop()
         if tasks := self._cancel_tasks():
@@ -285,14 +284,6 @@ class Session(SessionCore):
         for task in tasks:
             task.cancel()
         return tasks
-
-    async def _end_turn(self) -> None:
-        def decision() -> list[Record]:
-            if self.state.turn is None:
-                return []
-            return [ended(self.view, "session_end")]
-
-        await self.insist(decision)
 
     async def _release(self) -> None:
         try:
