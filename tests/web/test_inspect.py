@@ -169,7 +169,7 @@ async def test_the_page_can_be_used_by_keyboard(user: PageUser) -> None:
     await user.page.locator(".card").wait_for()
     await tab_to("Allow once")  # the card has the focus
     await user.page.keyboard.press("Enter")
-    await user.answer("Lamp switch answered")
+    await user.answer("The lamp in the hall is on.")
     await tab_to("Inspect")
     await user.page.keyboard.press("Enter")
     await tab_to("tab-timeline")

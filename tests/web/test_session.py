@@ -76,7 +76,7 @@ async def test_all_tools_of_the_session_are_listed_with_their_decisions(user: Pa
     await tools.filter(has_text="lamp.switch").get_by_text(lamp).wait_for()
     await user.say('call lamp.switch with {"room":"hall","on":true}')
     await user.page.get_by_role("button", name="For this session").click()
-    await user.answer("Lamp switch answered")
+    await user.answer("The lamp in the hall is on.")
     await tools.filter(has_text="lamp.switch").get_by_text("runs at once").wait_for()
 
 

@@ -66,7 +66,7 @@ async def test_a_card_is_edited_and_allowed(user: PageUser) -> None:
     await card.get_by_label("room *").select_option("office")
     await card.get_by_label("on *").uncheck()
     await card.get_by_role("button", name="Run with these").click()
-    await user.answer("Lamp switch answered")
+    await user.answer("The lamp in the office is off.")
     assert await card.count() == 0
     calls = [call for call in await user.received("tool.call") if call["name"] == "lamp.switch"]
     assert [json.loads(call["arguments"]) for call in calls] == [{"room": "office", "on": False}]
@@ -81,10 +81,10 @@ async def test_the_lamps_and_notes_follow_the_calls_and_stay_over_a_reload(user:
     assert "is off" in await hall.inner_text()
     await user.say(LAMP)
     await user.page.get_by_role("button", name="Allow once").click()
-    await user.answer("Lamp switch answered")
+    await user.answer("The lamp in the hall is on.")
     await user.say(NOTE)
     await user.page.get_by_role("button", name="Allow once").click()
-    await user.answer("Note delete answered")
+    await user.answer("The note Milk is deleted.")
     for _ in range(2):
         assert "is on" in await hall.inner_text()
         assert "Milk" not in await user.page.inner_text("#notes")
@@ -124,9 +124,9 @@ async def test_a_card_leaves_the_last_sentence_in_sight(user: PageUser) -> None:
 async def test_a_call_allowed_for_the_session_is_not_asked_about_again(user: PageUser) -> None:
     await user.say(LAMP)
     await user.page.get_by_role("button", name="For this session").click()
-    await user.answer("Lamp switch answered")
+    await user.answer("The lamp in the hall is on.")
     await user.say(LAMP)
-    await user.page.locator(".message.assistant", has_text="Lamp switch answered").nth(1).wait_for()
+    await user.page.locator(".message.assistant", has_text="The lamp in the hall is on.").nth(1).wait_for()
     assert len(await user.received("approval.request")) == 1
 
 

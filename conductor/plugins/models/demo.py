@@ -178,6 +178,8 @@ def _answer(call: ToolCall, result: ToolResult) -> str:
         and "expression" in arguments
     ):
         return _say_sum(str(arguments["expression"]), str(data["result"]))
+    if isinstance(data, str) and re.fullmatch(r"[A-Z].*[.!?]", data.strip(), re.S):  # already a sentence
+        return _in_words(data)
     return f"{name} answered: {_ended(_in_words(data))}"
 
 
