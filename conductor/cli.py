@@ -33,7 +33,7 @@ _COMMANDS = {
     "talk": (
         "talk to a running server from the terminal",
         "..talk.terminal:run",
-        "text* --script --json --url --host --port --token --session --voice-speed --voice-approvals",
+        "text* --tools --script --json --url --host --port --token --session --voice-speed --voice-approvals",
     ),
     "check": (
         "check the settings and every service that they name",
@@ -192,6 +192,11 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
         "help": "passed runs of each file for exit code 0, for example 0.9 (%(default)s: all)",
     },
     "--token": {"help": "the server's token (without --url: the first of AUTH_TOKENS)"},
+    "--tools": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "declare the tools of this file, and give the answers in it",
+    },
     "--trust": {"action": "store_true", "help": "trust the annotations of its tools"},
     "--url": {"help": "the WebSocket of a running server"},
     "--voice-approvals": {"action": "store_true", "help": "approve tools by voice: the next line answers"},

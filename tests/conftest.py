@@ -25,6 +25,7 @@ settings.load_profile("conductor")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
+IOS_CATALOG = ROOT / "conductor" / "catalogs" / "ios.json"
 
 
 EXTENDED = (

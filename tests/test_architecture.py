@@ -47,7 +47,7 @@ BELOW["plugins"] = frozenset(_below - {"app", "reload"})
 _below.add("plugins")
 BELOW["commands"] = frozenset(_below)  # what the command line runs besides the server
 BELOW["client"] = frozenset({"events", "errors"})
-BELOW["talk"] = frozenset({"client", "events", "errors", "settings", "commands"})
+BELOW["talk"] = frozenset({"client", "events", "errors", "settings", "commands", "rehearse"})
 BELOW["rehearse"] = frozenset({*_below, "commands", "client"})  # plays both sides
 BELOW["cli"] = frozenset({*_below, "commands", "client", "talk", "rehearse"})
 BELOW["__main__"] = frozenset({"cli"})

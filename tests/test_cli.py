@@ -22,7 +22,7 @@ import pytest
 
 from conductor import __version__
 from tests.app import App
-from tests.conftest import ROOT, Main, environment
+from tests.conftest import IOS_CATALOG, ROOT, Main, environment
 
 START = 30.0
 """How long a process may take to start or end, in seconds: the machine may be busy with others."""
@@ -303,6 +303,7 @@ async def test_a_server_logs_its_address_answers_and_ends_on_a_signal(
 async def test_the_first_signal_drains_and_the_second_stops_at_once(
     tmp_path: Path,
 ) -> None:
+    (tmp_path / ".env").write_text(f"DEVICE_TOOLS_FILE={IOS_CATALOG}\n")
     async with terminal(tmp_path) as window, App(window.url) as phone:
         phone.say("list my repositories")
         await phone.until("repositories.list")  # which this phone does not answer: the turn goes on

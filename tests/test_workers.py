@@ -21,7 +21,7 @@ from conductor.server.address import reserve
 from conductor.server.workers import Supervisor
 from conductor.settings import load_settings
 from tests.app import App
-from tests.conftest import ROOT, Main
+from tests.conftest import IOS_CATALOG, ROOT, Main
 from tests.server.wires import get, http
 from tests.test_app import log_line
 from tests.test_cli import SECRET, START, Announced, is_one_sentence, run, server
@@ -142,7 +142,7 @@ async def test_the_output_of_a_tool_goes_to_the_standard_error_and_blocks_no_wor
 
 
 async def test_a_second_signal_to_the_supervisor_stops_all_workers_at_once(tmp_path: Path) -> None:
-    async with workers(tmp_path) as two, App(two.url) as phone:
+    async with workers(tmp_path, DEVICE_TOOLS_FILE=str(IOS_CATALOG)) as two, App(two.url) as phone:
         phone.say("list my repositories")
         await phone.until("repositories.list")  # which this phone does not answer: the turn goes on
         two.served.process.send_signal(signal.SIGINT)

@@ -19,7 +19,7 @@ from conductor.client.connection import ClientError, ConnectionLost, Reconnect
 from conductor.client.turns import Turn
 from conductor.errors import SettingsError
 from conductor.events import server, ui_calls
-from conductor.rehearse.script import MOMENTS, Decision, Moment, Rehearsal, Step, Tool
+from conductor.rehearse.script import MOMENTS, Answers, Decision, Moment, Rehearsal, Step, Tool
 
 # Seconds to read a card; the server ignores a yes within the first 0.15 s.
 READS_S = 0.4
@@ -101,7 +101,7 @@ class Player:
         self._backstage = backstage
         self._reported_usage: Usage = Counter()
         self._figures_came = asyncio.Event()
-        self._answers_given: Counter[int] = Counter()
+        self._answers = Answers()
         self._tasks: set[asyncio.Task[None]] = set()
         # With ``segments`` a turn ends before its speeches.
         self._waiting_speeches = 0
@@ -201,16 +201,12 @@ class Player:
         async def run(arguments: dict[str, Any]) -> Any:
             self._scene.tools.append(ToolUse(tool.name, arguments))
             self._reach("call")
-            for answer in tool.answers:
-                if holds(arguments, answer.when) and not (answer.once and self._answers_given[id(answer)]):
-                    self._answers_given[id(answer)] += 1
-                    await asyncio.sleep(answer.delay)
-                    if answer.error is not None:
-                        raise RuntimeError(answer.error)
-                    return answer.result
-            text = msgspec.json.encode(arguments).decode()
-            self._scene.problems.append(f"{tool.name} has no answer to {text}")
-            raise RuntimeError("This tool has no answer to these arguments.")
+            try:
+                return await self._answers.give(tool, arguments)
+            except LookupError:
+                text = msgspec.json.encode(arguments).decode()
+                self._scene.problems.append(f"{tool.name} has no answer to {text}")
+                raise
 
         return run
 
@@ -292,12 +288,3 @@ def _staged(step: Step, chance: random.Random) -> Scene:
     moments = [moment for moment in MOMENTS if moment != "card" or step.approve]
     cut = chance.choice(moments) if step.cut == "random" else step.cut
     return Scene(step, cut, decisions=list(step.approve))
-
-
-def holds(value: Any, part: Any) -> bool:
-    """Whether a value equals ``part``; an object needs matching values for the fields of ``part``."""
-    if isinstance(part, Mapping):
-        return isinstance(value, Mapping) and all(
-            name in value and holds(value[name], field) for name, field in part.items()
-        )
-    return bool(value == part)

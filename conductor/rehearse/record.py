@@ -17,8 +17,7 @@ from conductor.conversation import records as r
 from conductor.conversation.ledger import Moment
 from conductor.conversation.state import Call, Profile, Question
 from conductor.errors import SettingsError
-from conductor.rehearse.player import holds
-from conductor.rehearse.script import dump
+from conductor.rehearse.script import dump, holds
 from conductor.settings import load_settings
 from conductor.tools.device import read_catalog
 

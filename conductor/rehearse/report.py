@@ -10,8 +10,8 @@ from typing import Any, BinaryIO, TypeAlias
 from xml.etree import ElementTree
 
 from conductor.commands.output import as_json, escape, write_table
-from conductor.rehearse.player import Scene, holds
-from conductor.rehearse.script import Call
+from conductor.rehearse.player import Scene
+from conductor.rehearse.script import Call, holds
 
 _HEADINGS = ("rehearsal", "step", "outcome", "s", "rounds", "tokens in", "out", "expected", "was")
 

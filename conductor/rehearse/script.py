@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -130,6 +131,37 @@ class Tool(_Part):
     def declaration(self) -> dict[str, Any]:
         """The app's declaration of the tool."""
         return self.model_dump(exclude={"answers"})
+
+
+class Answers:
+    """Answers the calls of tools; an answer with ``once`` is given once."""
+
+    def __init__(self) -> None:
+        self._given: set[int] = set()
+
+    async def give(self, tool: Tool, arguments: Mapping[str, Any]) -> Any:
+        """Give the first answer for these arguments after its delay.
+
+        Raises `RuntimeError` with the text of its error, and `LookupError` if there is none.
+        """
+        for answer in tool.answers:
+            if holds(arguments, answer.when) and id(answer) not in self._given:
+                if answer.once:
+                    self._given.add(id(answer))
+                await asyncio.sleep(answer.delay)
+                if answer.error is not None:
+                    raise RuntimeError(answer.error)
+                return answer.result
+        raise LookupError("This tool has no answer to these arguments.")
+
+
+def holds(value: Any, part: Any) -> bool:
+    """Whether a value equals ``part``; an object needs matching values for the fields of ``part``."""
+    if isinstance(part, Mapping):
+        return isinstance(value, Mapping) and all(
+            name in value and holds(value[name], field) for name, field in part.items()
+        )
+    return bool(value == part)
 
 
 class Decision(_Part):
@@ -264,6 +296,13 @@ class Rehearsal(_Part):
         return self
 
 
+class _Tools(_Part):
+    tools: Annotated[tuple[Tool, ...], Field(min_length=1)]
+
+
+_File = TypeVar("_File", Rehearsal, _Tools)
+
+
 def dump(document: dict[str, Any]) -> str:
     """Write the document of a file as YAML."""
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
@@ -271,6 +310,20 @@ def dump(document: dict[str, Any]) -> str:
 
 def load(path: Path) -> Rehearsal:
     """Load a file. Raises `SettingsError` with the file, the line and the field."""
+    root, document = _read(path)
+    rehearsal = _validate(path, root, Rehearsal, document)
+    folder = path.parent
+    settings = {name: _absolute(folder, name, value) for name, value in rehearsal.settings.items()}
+    return rehearsal.model_copy(update={"name": rehearsal.name or path.stem, "settings": settings})
+
+
+def load_tools(path: Path) -> tuple[Tool, ...]:
+    """Load the tools of a file, which may be a rehearsal. Raises `SettingsError`, as `load` does."""
+    root, document = _read(path)
+    return _validate(path, root, _Tools, {"tools": document.get("tools")}).tools
+
+
+def _read(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:
     text = read_text(path, max_bytes=MAX_BYTES)
     try:
         loader = _Loader(text)
@@ -282,15 +335,16 @@ def load(path: Path) -> Rehearsal:
         problem = getattr(error, "problem", None) or getattr(error, "reason", "it cannot be read")
         raise SettingsError(f"{path}{line} is not valid YAML: {problem}.") from None
     if not isinstance(document, dict):
-        raise SettingsError(f"{path} is not a rehearsal: it must be a mapping with steps.")
+        raise SettingsError(f"{path} must be a mapping of fields.")
+    return root, document
+
+
+def _validate(path: Path, root: yaml.Node | None, kind: type[_File], document: dict[str, Any]) -> _File:
     try:
-        rehearsal = Rehearsal.model_validate(document)
+        return kind.model_validate(document)
     except ValidationError as error:
         position = _line(root, error.errors(include_url=False)[0]["loc"])
         raise SettingsError(f"{path}, line {position}: {mistake(error)}.") from None
-    folder = path.parent
-    settings = {name: _absolute(folder, name, value) for name, value in rehearsal.settings.items()}
-    return rehearsal.model_copy(update={"name": rehearsal.name or path.stem, "settings": settings})
 
 
 def _absolute(folder: Path, name: str, value: Any) -> Any:

@@ -25,7 +25,6 @@ from conductor.client.connection import (
 from conductor.client.turns import Turn
 from conductor.events import server, ui_calls
 from conductor.talk import cards
-from conductor.talk.device import SimulatedDevice
 from conductor.talk.plain import Plain
 
 if TYPE_CHECKING:
@@ -41,12 +40,11 @@ MAX_ARGUMENTS = 200
 VOICE = 15.0
 COMMANDS = {
     "/help": "list the commands",
-    "/tools": "list the tools of the simulated device and other tools used",
+    "/tools": "list the tools of --tools and other tools used",
     "/new": "start a new session",
     "/session": "print the session's id, or change to another session: /session [ID]",
     "/history": "print this conversation",
     "/voice": "set the voice's speed, or switch it on and off: /voice [CHARACTERS PER SECOND]",
-    "/finish": "finish a simulated agent: /finish [ID]",
     "/quit": "exit",
 }
 HINT = "Esc or Ctrl-C stops the answer, Ctrl-D exits, /help lists the commands."
@@ -62,16 +60,22 @@ class TerminalChat:
     approval requests are spoken, and the next line answers them.
     """
 
-    def __init__(self, make: Callable[[str | None], Client], voice: float, *, cards: bool = True) -> None:
+    def __init__(
+        self,
+        make: Callable[[str | None], Client],
+        voice: float,
+        *,
+        cards: bool = True,
+        tools: Sequence[str] = (),
+    ) -> None:
         self._make = make
         self._voice = voice
         self._cards = cards
-        self._device = SimulatedDevice(self._choose)
         self._floor = asyncio.Lock()
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._transcript: list[str] = []
-        self._used_tools: dict[str, str] = {}
+        self._tools = dict.fromkeys(tools, "--tools")
         self._running: dict[str, str] = {}
         self._last_signal = float("-inf")
         self._speech: tuple[str, float] | None = None
@@ -142,6 +146,8 @@ class TerminalChat:
         self._listen(client)
         self._view.status(connection="connecting", session=client.session_id, model="", state="")
         started = await client.start()
+        for tool in started.rejected_tools or ():
+            self._view.error(f"The server rejects the tool {tool.name}: {tool.reason}")
         self._view.status(connection="connected", model=started.model or "", state="idle")
 
     async def _handle(self, line: str) -> bool:
@@ -176,8 +182,7 @@ class TerminalChat:
             case "/quit":
                 self._leave(DONE)
             case "/tools":
-                tools = dict.fromkeys(self._device.handlers(), "simulated device") | self._used_tools
-                show(_table(dict(sorted(tools.items()))))
+                show(_table(dict(sorted(self._tools.items()))) or "No tool was used yet.")
             case "/session" if argument is None:
                 show(self._client.session_id)
             case "/new" | "/session":
@@ -195,29 +200,8 @@ class TerminalChat:
                     if self._voice
                     else "The voice speaks at once."
                 )
-            case "/finish":
-                agent = self._device.finish(argument)
-                await self._client.agent_completed(
-                    agent["id"],
-                    agent["status"],
-                    name=agent["name"],
-                    prompt=agent["prompts"][0],
-                    summary="Done (simulated).",
-                )
             case _:
                 show(f"{HINT}\n{_table(COMMANDS)}")
-
-    async def _choose(self, question: str, names: Sequence[str]) -> str | None:
-        view = self._view
-        if isinstance(view, Plain):
-            return names[0]
-        async with self._floor:
-            view.line("\n".join([question, *(f"  {number}. {name}" for number, name in enumerate(names, 1))]))
-            with view.question("number> ") as answers:
-                answer = (await answers()).strip()
-        if answer.isascii() and answer.isdecimal() and 1 <= int(answer) <= len(names):
-            return names[int(answer) - 1]
-        return answer if answer in names else None
 
     async def _approve(
         self, approval: Approval, notify_shown: Callable[[], Awaitable[None]]
@@ -267,8 +251,6 @@ class TerminalChat:
         client.on_speak(self._speak)
         if self._cards and view.interactive:
             client.on_approval(self._approve)
-        for name, handler in self._device.handlers().items():
-            client.on_tool(name, handler)
 
     def _event(self, event: Event) -> None:
         self._view.event(wire_type(event), event.payload if isinstance(event, UnknownEvent) else event)
@@ -290,14 +272,14 @@ class TerminalChat:
         if state == "thinking" or (state == "speaking" and self._voice):
             self._view.working(state)
         elif not ui_calls.is_ui_call(call.name):
-            self._view.note(f"[tool, simulated] {call.name} {call.arguments[:MAX_ARGUMENTS]}")
+            self._view.note(f"[tool] {call.name} {call.arguments[:MAX_ARGUMENTS]}")
 
     def _show_activity(self, activity: server.ToolActivity) -> None:
         if activity.status == "started":
             self._running[activity.call_id] = activity.name
         else:
             self._running.pop(activity.call_id, None)
-            self._used_tools[activity.name] = activity.source
+            self._tools[activity.name] = activity.source
             self._view.note(f"· {activity.display or activity.name}")
         self._view.working(", ".join(self._running.values()) or "thinking")
 
@@ -353,7 +335,7 @@ class TerminalChat:
 
 
 def _table(rows: Mapping[str, str]) -> str:
-    width = max(map(len, rows))
+    width = max(map(len, rows), default=0)
     return "\n".join(f"{name:<{width}}  {about}" for name, about in rows.items())
 
 

@@ -80,6 +80,7 @@ class Plain:
         self._out = out
         self._err = err
         self._json = json
+        self._last = ""
         # Set when the reader of the output has closed it.
         self.is_closed = False
 
@@ -89,9 +90,13 @@ class Plain:
             self._write(self._out, msgspec.json.encode({"type": kind, "payload": payload}).decode())
 
     def answer(self, text: str) -> None:
+        self._last = text
         self.line(text)
 
     def speech(self, text: str) -> None:
+        """Write a speech that is not part of the answer."""
+        if " ".join(text.split()) in " ".join(self._last.split()):
+            return
         utf8 = (self._out.encoding or "utf-8").lower().replace("-", "") == "utf8"
         self.line(f"{'🔊' if utf8 else '[speaks]'} {text}")
 

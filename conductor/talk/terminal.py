@@ -8,13 +8,15 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TextIO
 
 from conductor.client.client import Client, connect
 from conductor.client.connection import Reconnect
 from conductor.commands.banner import server_address
 from conductor.errors import SettingsError
+from conductor.rehearse.script import Answers, Tool, load_tools
 from conductor.settings import load_settings
 from conductor.talk.chat import COMMANDS, TerminalChat, voice_speed
 from conductor.talk.plain import Plain, StdinReader
@@ -33,6 +35,7 @@ async def talk(
     voice_chars_per_s: float = 0.0,
     voice_approvals: bool = False,
     json: bool = False,
+    tools: Sequence[Tool] = (),
     reconnect: Reconnect = RECONNECT,
     stdin: TextIO | None = None,
     stdout: TextIO | None = None,
@@ -40,18 +43,29 @@ async def talk(
 ) -> int:
     """Talk to a server from the terminal: send ``text``, or each line of the input.
 
-    The device's tools are simulated. At a terminal there are an editor and cards. Otherwise answers go to
-    ``stdout``, errors and the state of the connection to ``stderr``, and approval requests are spoken, as
-    with ``voice_approvals``: the next line answers. ``json`` writes the server's events instead, one a line.
-    ``voice_chars_per_s`` is the speed of the voice; 0 speaks at once. Returns the exit code: 0; 1 if a turn
-    failed (an ``error`` event, or no answer); 2 without a connection; 130 if Ctrl-C ended the single text.
+    ``tools`` are those of the device, with their answers. At a terminal there are an editor and cards.
+    Otherwise answers go to ``stdout``, errors and the state of the connection to ``stderr``, and approval
+    requests are spoken, as with ``voice_approvals``: the next line answers. ``json`` writes the server's
+    events instead, one a line. ``voice_chars_per_s`` is the speed of the voice; 0 speaks at once. Returns
+    the exit code: 0; 1 if a turn failed (an ``error`` event, or no answer); 2 without a connection; 130 if
+    Ctrl-C ended the single text.
     """
+    answers = Answers()
 
     def make(session: str | None) -> Client:
-        return connect(url, session, token=token, reconnect=reconnect)
+        return connect(
+            url,
+            session,
+            token=token,
+            tools=[tool.declaration for tool in tools],
+            handlers={tool.name: partial(answers.give, tool) for tool in tools},
+            reconnect=reconnect,
+        )
 
     stdin, stdout, stderr = stdin or sys.stdin, stdout or sys.stdout, stderr or sys.stderr
-    chat = TerminalChat(make, voice_chars_per_s, cards=not voice_approvals)
+    chat = TerminalChat(
+        make, voice_chars_per_s, cards=not voice_approvals, tools=[tool.name for tool in tools]
+    )
     plain = Plain(StdinReader(stdin), stdout, stderr, json=json)
     with _on_ctrl_c(chat.signalled):
         if stdin.isatty() and stdout.isatty() and not json:
@@ -83,7 +97,7 @@ def _on_ctrl_c(handle: Callable[[], None]) -> Iterator[None]:
 
 def run(options: argparse.Namespace) -> int:
     """Run ``talk``; return the exit code. Raises `SettingsError`."""
-    # The answer reports errors of simulated tools.
+    # The answer reports errors of scripted tools.
     logging.getLogger("conductor.client").addHandler(logging.NullHandler())
     if options.url is None:
         settings = load_settings(host=options.host, port=options.port)
@@ -106,6 +120,7 @@ def run(options: argparse.Namespace) -> int:
             voice_chars_per_s=speed,
             voice_approvals=options.voice_approvals,
             json=options.json,
+            tools=load_tools(options.tools) if options.tools else (),
             stdin=options.script,
         )
     )

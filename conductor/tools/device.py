@@ -28,15 +28,13 @@ class DeviceToolset(Toolset):
         raise AssertionError(name)
 
 
-_PACKAGED = Path(__file__).parents[1] / "catalogs" / "ios.json"
-
-
 def read_catalog(path: Path | None) -> list[Any]:
-    """Read a catalog's declarations: a list under ``tools`` of a JSON object. None is the iOS app's catalog.
+    """Read a catalog's declarations: a list under ``tools`` of a JSON object; none without a catalog.
 
     Raises `SettingsError` for a file that cannot be read.
     """
-    path = path or _PACKAGED
+    if path is None:
+        return []
     catalog = read_json(path, f"The tool catalog {path.name}")
     declarations = catalog.get("tools") if isinstance(catalog, dict) else None
     if not isinstance(declarations, list):
@@ -46,12 +44,12 @@ def read_catalog(path: Path | None) -> list[Any]:
 
 def load_catalog(path: Path | None) -> tuple[ToolSpec, ...]:
     """Read the tools of a catalog; raises `SettingsError`, also for the first tool that is rejected."""
-    name = (path or _PACKAGED).name
     accepted, rejected = parse_declarations(read_catalog(path))
-    if rejected:
+    if path is not None and rejected:
         tool, reason = rejected[0]
         raise SettingsError(
-            f"The tool catalog {name} has a tool that is not accepted, {tool or '?'}: {reason.rstrip('.')}."
+            f"The tool catalog {path.name} has a tool that is not accepted, {tool or '?'}: "
+            f"{reason.rstrip('.')}."
         )
     # The operator's catalog is trusted; a client's declarations are not.
     return tuple(replace(spec, untrusted=False) for spec in accepted)

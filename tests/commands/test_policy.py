@@ -12,10 +12,17 @@ import pytest
 from conductor.tools.policies import load
 from conductor.tools.rules import Rule
 from tests.commands.conftest import mistake, run
+from tests.conftest import IOS_CATALOG
 
 FILE = Path("policies.json")
 APPLIED = "Running servers apply it within 2 seconds.\n"
 run_policy, policy_mistake = partial(run, "policy"), partial(mistake, "policy")
+
+
+@pytest.fixture(autouse=True)
+def offer_the_catalog(remove_settings: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offer the tools of the iOS app."""
+    monkeypatch.setenv("DEVICE_TOOLS_FILE", str(IOS_CATALOG))
 
 
 def explain(*arguments: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from conductor.settings import load_settings
 from conductor.stores.base import SessionKey
 from conductor.tools.policies import load, policies_path
 from tests.commands.conftest import mistake, run
+from tests.conftest import IOS_CATALOG
 from tests.conversation.helpers import make_services, open_session
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +41,6 @@ def test_each_tool_is_listed_with_the_decision_on_a_call() -> None:
         "why": "It is safe.",
     }
     assert rows["schedule_task"]["call"] == "ask"
-    assert rows["agent.spawn"]["source"] == "device"
     assert run_tools("list").splitlines()[0].split() == ["tool", "source", "risk", "effect", "call", "why"]
 
 
@@ -81,12 +81,11 @@ def test_a_call_is_validated_and_needs_consent() -> None:
     assert "cannot keep reminders" in run_tools(*call, "--yes", code=2)
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [("agent.spawn", "runs on the device"), ("calculater", "There is no tool 'calculater'")],
-)
-def test_a_tool_that_cannot_be_called_is_an_error(name: str, says: str) -> None:
-    assert says in tools_mistake("call", name)
+def test_a_tool_that_cannot_be_called_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEVICE_TOOLS_FILE", str(IOS_CATALOG))
+    assert list_tools()["agent.spawn"]["source"] == "device"
+    assert "runs on the device" in tools_mistake("call", "agent.spawn")
+    assert "There is no tool 'calculater'" in tools_mistake("call", "calculater")
 
 
 def test_mcp_tools_are_listed_with_the_servers_that_are_down(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import IOS_CATALOG
 from tests.end_to_end.conftest import configured
 from tests.end_to_end.dialogues import (
     DELETE,
@@ -60,7 +61,7 @@ async def test_local_only_takes_the_cloud_out_of_the_shipped_catalogue(
     claude: AnthropicService, tmp_path: Path
 ) -> None:
     claude.replies += [Reply(calls=(Call("agent_spawn", {"prompt": "go"}),)), Reply(text="I cannot.")]
-    async with configured(claude, tmp_path, local_only="true") as server:
+    async with configured(claude, tmp_path, local_only="true", device_tools_file=IOS_CATALOG) as server:
         async with server.phone(tools={"agent.spawn": lambda a: "a-1"}) as phone:
             await phone.ask("start an agent")
             assert phone.runs == []
@@ -72,12 +73,14 @@ async def test_local_only_takes_the_cloud_out_of_the_shipped_catalogue(
     assert results_of(claude.requests[-1])[0]["error_type"] == "not_found"
 
 
-async def test_without_local_only_the_shipped_catalogue_is_whole(
-    claude: AnthropicService, tmp_path: Path
+@pytest.mark.parametrize("catalog", [None, IOS_CATALOG])
+async def test_the_shipped_catalogue_is_offered_only_where_it_is_named(
+    claude: AnthropicService, tmp_path: Path, catalog: Path | None
 ) -> None:
-    async with configured(claude, tmp_path) as server, server.phone() as phone:
+    settings = configured(claude, tmp_path, device_tools_file=catalog)
+    async with settings as server, server.phone() as phone:
         await phone.ask("hi")
-    assert AGENTS <= offered(claude)
+    assert AGENTS & offered(claude) == (AGENTS if catalog else set())
 
 
 async def test_local_only_takes_out_declared_tools_that_reach_the_world(

@@ -184,7 +184,7 @@ async def test_other_words_call_nothing_and_get_the_truth_about_the_model(words:
     answer = await talk.hear(words)
     assert talk.calls == []
     assert answer.startswith("I'm the demo model: I match words to tools")
-    assert "get current time, calculator, lamp switch" in answer and "8 more" in answer
+    assert "Here I have create file, schedule task, x8, x7, weather today" in answer and "8 more" in answer
     assert answer.endswith("Set ANTHROPIC_API_KEY for Claude.")
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from conductor.messages import AssistantMessage
 from conductor.models.base import TextDelta
-from conductor.rehearse.player import Backstage, Player, holds
-from conductor.rehearse.script import Rehearsal
+from conductor.rehearse.player import Backstage, Player
+from conductor.rehearse.script import Rehearsal, holds
+from tests.conftest import IOS_CATALOG
 from tests.end_to_end.conftest import serving
 from tests.models import ScriptedProvider
 from tests.rehearse.conftest import Rehearse
@@ -157,7 +158,8 @@ CALCULATED = "{say: what is 17 percent of 2340, cut: %s, expect: {called: [{tool
     ("text", "code", "phrases"),
     [
         (
-            "model: scripted\nreplies: [{calls: [{tool: repositories.list}]}, None.]\nsteps: [{say: List.}]",
+            f"model: scripted\nsettings: {{DEVICE_TOOLS_FILE: {IOS_CATALOG}}}\n"
+            "replies: [{calls: [{tool: repositories.list}]}, None.]\nsteps: [{say: List.}]",
             1,
             ["repositories.list was called, but is not one of the file's tools"],
         ),

@@ -21,7 +21,7 @@ from conductor.rehearse.record import Recording
 from conductor.rehearse.script import Expectation, Interruption, Rehearsal, dump, load
 from conductor.settings import load_settings
 from conductor.stores.base import SessionKey
-from tests.conftest import Main
+from tests.conftest import IOS_CATALOG, Main
 
 TOOLS = """
 tools:
@@ -290,7 +290,8 @@ async def test_the_tools_of_an_app_without_declarations_are_those_of_the_catalog
         await listener.services.store.append(claim, "commit-1", data)
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        return conductor("rehearse", "record", *arguments, SESSION_STORE_URL=store)
+        settings = {"SESSION_STORE_URL": store, "DEVICE_TOOLS_FILE": str(IOS_CATALOG)}
+        return conductor("rehearse", "record", *arguments, **settings)
 
     code, out, _ = await asyncio.to_thread(run, "legacy", "--subject", "s")
     assert code == 0

@@ -28,7 +28,7 @@ NEEDS_REPLIES = ", line 1: replies are required for model: scripted, and not all
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("- say: Hello", " is not a rehearsal: it must be a mapping with steps."),
+        ("- say: Hello", " must be a mapping of fields."),
         ("steps: [", ", line 1 is not valid YAML: expected the node content, but found '<stream end>'."),
         ("model: demo", ", line 1: steps is missing."),
         ("steps: []", ", line 1: steps is empty."),

@@ -59,10 +59,10 @@ class Peer:
         async with asyncio.timeout(LIMIT_S):
             await (await self.connection.ping())
 
-    async def start(self, resumed: bool = False) -> Json:
-        """Answer ``session.start``; give its payload."""
+    async def start(self, resumed: bool = False, **fields: Any) -> Json:
+        """Answer ``session.start``, with these fields; give its payload."""
         start = await self.receive("session.start")
-        await self.send("session.started", {"sessionId": self.session_id, "resumed": resumed})
+        await self.send("session.started", {"sessionId": self.session_id, "resumed": resumed, **fields})
         return dict(start["payload"])
 
     async def call(self, name: str, arguments: Any, event_id: str | None = None) -> str:

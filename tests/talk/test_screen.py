@@ -123,7 +123,7 @@ async def test_a_running_tool_is_shown_with_its_seconds() -> None:
         read.set()
         await user.sees("· web.read: done, 2 ms", "Read.", without="web.read 0 s")
         user.type("/tools")
-        await user.sees("agent.spawn          simulated device", "web.read             builtin")
+        await user.sees("web.read  builtin")
 
 
 async def decided(*lines: str, **fields: Any) -> tuple[Json, str]:
@@ -341,18 +341,4 @@ async def test_ctrl_c_clears_a_line_and_exits_at_an_empty_line() -> None:
         await user.sees(">", without="never said")
         user.type(CTRL_C, enter=False)
         await user.has_left()
-    assert user.status == 0
-
-
-async def test_a_repository_is_chosen_by_number() -> None:
-    async def script(peer: Peer) -> None:
-        await start(peer, "cancel")
-        await peer.begin()
-        result = await peer.ask("repositories.select", {"prompt": "Which one?", "filter": "acme"})
-        assert "acme/mobile-app" in result["result"]
-        await peer.answer("Fine.")
-
-    async with scripted_server(script) as server, person(server.url, "choose") as user:
-        await user.sees("Which one?", "  2. acme/mobile-app", "number>")
-        user.type("2")
     assert user.status == 0

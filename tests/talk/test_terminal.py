@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from conductor.client import Reconnect
+from conductor.rehearse.script import load_tools
 from conductor.talk.terminal import talk
 from tests.client.extended import start
 from tests.conftest import Main
@@ -44,7 +45,7 @@ async def begins(peer: Peer) -> None:
 
 
 async def test_one_text_is_sent_and_its_answer_printed() -> None:
-    assert (await talked())[:3] == (0, "You said: hello\n🔊 You said: hello\n", [])
+    assert (await talked())[:3] == (0, "You said: hello\n", [])
 
 
 async def test_each_line_of_a_pipe_is_sent_after_the_previous_answer() -> None:
@@ -98,30 +99,44 @@ async def test_a_turn_continues_after_a_lost_connection() -> None:
     assert (code, errors) == (0, ["The connection broke.", "Connected again."]) and "Here I am." in out
 
 
-async def test_without_a_terminal_the_first_repository_is_chosen() -> None:
+TOOLS = """
+tools:
+  - name: lamp.switch
+    description: Switch a lamp.
+    inputSchema: {type: object, properties: {on: {type: boolean}}}
+    answers:
+      - {when: {on: true}, result: {lamp: bright}, once: true}
+      - {when: {on: true}, error: The bulb is broken.}
+  - {name: ui.evil, inputSchema: {type: object}}
+"""
+
+
+async def test_the_tools_of_a_file_are_declared_and_give_its_answers(tmp_path: Path) -> None:
+    results: list[Json] = []
+
     async def script(peer: Peer) -> None:
-        await begins(peer)
-        result = await peer.ask("repositories.select", {"prompt": "Which one?", "filter": "acme"})
-        repository = "https://github.com/acme/website"
-        assert json.loads(result["result"]) == {"simulated": True, "repository": repository}
-        await peer.answer("Fine.")
+        rejected = [{"name": "ui.evil", "reason": "The name is reserved."}]
+        started = await peer.start(rejectedTools=rejected)
+        assert [tool["name"] for tool in started["tools"]] == ["lamp.switch", "ui.evil"]
+        assert "answers" not in started["tools"][0]
+        await peer.begin()
+        for arguments in ({"on": True}, {"on": True}, {"on": False}):
+            results.append(await peer.ask("lamp.switch", arguments))
+        await peer.answer("Done.")
 
-    assert (await talked(script))[0] == 0
+    path = tmp_path / "tools.yaml"
+    path.write_text(TOOLS + "steps: []")
+    code, out, errors, _ = await talked(script, tools=load_tools(path))
+    assert json.loads(results[0]["result"]) == {"lamp": "bright"}
+    assert "The bulb is broken." in results[1]["error"] and "no answer" in results[2]["error"]
+    assert (code, errors) == (0, ["The server rejects the tool ui.evil: The name is reserved."])
+    assert out.splitlines()[0] == '[tool] lamp.switch {"on": true}' and out.splitlines()[-1] == "Done."
 
 
-async def test_a_finished_simulated_agent_is_reported() -> None:
-    async def script(peer: Peer) -> None:
-        await begins(peer)
-        await peer.ask("agent.spawn", {"prompt": "Fix the build", "repository": "acme/website"})
-        await peer.answer("Started.")
-        await peer.receive("agent.completed")
-
-    code, out, errors, heard = await talked(script, text=None, stdin="fix the build\n/finish\n/finish\n")
-    (report,) = [event["payload"] for event in heard if event["type"] == "agent.completed"]
-    fields = ("agentId", "status", "name")
-    assert [report[field] for field in fields] == ["sim-agent-1", "FINISHED", "Fix the build"]
-    assert (code, errors) == (0, ["no agent is running"])
-    assert '[tool, simulated] agent.spawn {"prompt"' in out
+def test_a_file_without_tools_is_an_error(conductor: Main, tmp_path: Path) -> None:
+    (tmp_path / "tools.json").write_text('{"tools": [{"title": "x"}]}')
+    code, _, err = conductor("talk", "--tools", "tools.json", "--url", "ws://127.0.0.1:1/ws", "hello")
+    assert (code, err) == (2, "conductor: tools.json, line 1: tools.1.name is missing.\n")
 
 
 @pytest.mark.parametrize("options", [{}, {"voice_approvals": True}], ids=["pipe", "asked for"])
@@ -137,7 +152,7 @@ async def test_without_cards_the_next_line_answers_the_spoken_question(options: 
         await peer.answer("Deleted.")
 
     code, out, *_ = await talked(script, text=None, stdin="delete it\nyes\n", **options)
-    assert (code, out.splitlines()) == (0, ["🔊 May I?", "Deleted.", "🔊 Deleted."])
+    assert (code, out.splitlines()) == (0, ["🔊 May I?", "Deleted."])
 
 
 async def test_json_writes_only_events() -> None:
@@ -166,7 +181,7 @@ async def test_json_writes_only_events() -> None:
 async def test_without_the_extra_the_terminal_is_plain_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "conductor.talk.screen", None)
     code, out, (error,), _ = await talked(text=None, stdin="hello\n", terminal=True)
-    assert (code, out) == (0, "You said: hello\n🔊 You said: hello\n") and "conductor-voice[talk]" in error
+    assert (code, out) == (0, "You said: hello\n") and "conductor-voice[talk]" in error
 
 
 async def test_control_characters_are_removed() -> None:
@@ -219,8 +234,7 @@ async def test_a_script_sends_its_lines_and_a_failed_turn_is_exit_code_1(tmp_pat
             pass
     code, out, err = child.output
     assert (code, err) == (1, "Error: No. (internal_error)\n")
-    assert out.splitlines()[:2] == ["One.", "🔊 One."] and out.splitlines()[-1] == "🔊 Three."
-    assert "agent.cancel         simulated device" in out
+    assert out.splitlines() == ["One.", "No tool was used yet.", "Three."]
 
 
 @pytest.mark.parametrize("event", ["audio.output.interrupted", "response.cancel"])

@@ -12,8 +12,9 @@ from conductor.errors import SettingsError
 from conductor.tools.base import ToolOutcome, ToolSpec
 from conductor.tools.device import DeviceToolset, load_catalog
 from conductor.tools.validation import Valid, validate
+from tests.conftest import IOS_CATALOG
 
-IOS = {tool.name: tool for tool in load_catalog(None)}
+IOS = {tool.name: tool for tool in load_catalog(IOS_CATALOG)}
 
 
 def message(name: str, arguments: dict[str, Any]) -> str:

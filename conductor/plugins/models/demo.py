@@ -122,7 +122,7 @@ def _read(clause: str, request: ModelRequest) -> DemoOutput:
 
 
 def _help(request: ModelRequest) -> str:
-    names = [spaced(tool.name) for tool in request.tools]
+    names = [spaced(tool.name) for tool in reversed(request.tools)]  # a client's tools come last
     more = [f"{len(names) - MAX_ITEMS} more"] if len(names) > MAX_ITEMS else []
     offer = f"Here I have {_joined([*names[:MAX_ITEMS], *more])}." if names else "Here I have no tools."
     return (
