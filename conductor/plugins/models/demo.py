@@ -165,21 +165,14 @@ def _answer(call: ToolCall, result: ToolResult) -> str:
     name = spaced(call.name).capitalize()
     if not outcome["success"]:
         kind, message = str(outcome.get("error_type")), str(outcome.get("error_message") or "")
-        if kind in _FAILURES:
-            return f"{name}: {_FAILURES[kind]}" if kind == "unknown" else _FAILURES[kind]
-        return f"{name} did not work: {_ended(message or kind)}"
+        return _FAILURES[kind] if kind in _FAILURES else f"{name} did not work: {_ended(message or kind)}"
     data = outcome.get("data")
     data = _decoded(data) if isinstance(data, str) and data[:1] in "{[" else data
-    arguments = _decoded(call.arguments)
-    if (
-        isinstance(data, dict)
-        and "result" in data
-        and isinstance(arguments, dict)
-        and "expression" in arguments
-    ):
-        return _say_sum(str(arguments["expression"]), str(data["result"]))
-    if isinstance(data, str) and re.fullmatch(r"[A-Z].*[.!?]", data.strip(), re.S):  # already a sentence
-        return _in_words(data)
+    match data, _decoded(call.arguments):
+        case {"result": value}, {"expression": str(expression)}:
+            return _say_sum(expression, str(value))
+        case str(), _ if re.fullmatch(r"[A-Z].*[.!?]", data.strip(), re.S):  # already a sentence
+            return _ended(data)
     return f"{name} answered: {_ended(_in_words(data))}"
 
 
@@ -197,39 +190,30 @@ def _say_note(text: str) -> str:
     return f"You asked me to remind you: {_ended(reminder[1])}" if reminder else _ended(text)
 
 
-def _in_words(value: Any) -> str:
-    """Say any JSON value in at most about 300 characters."""
+def _in_words(value: Any, depth: int = 4) -> str:
     match value:
         case None | "":
             return "done"
         case bool():
             return "yes" if value else "no"
         case int() | float():
-            number = f"{abs(value):.15g}" if isinstance(value, float) else str(abs(value))
-            return f"minus {number}" if value < 0 else number
+            return f"{'minus ' if value < 0 else ''}{abs(value):.15g}"
+        case list() | dict() if not depth:
+            return "more"
         case list():
-            more = [f"{len(value) - MAX_ITEMS} more"] if len(value) > MAX_ITEMS else []
-            return _joined([_label(item) for item in value[:MAX_ITEMS]] + more) if value else "none"
+            labels = [isinstance(item, dict) and (item.get("name") or item.get("title")) for item in value]
+            words = [_in_words(label or item, depth - 1) for label, item in zip(labels, value, strict=True)]
+            more = [f"{len(words) - MAX_ITEMS} more"] if len(words) > MAX_ITEMS else []
+            return _joined([*words[:MAX_ITEMS], *more]) if words else "none"
         case dict():
-            lists = [part for part in value.values() if isinstance(part, list)]
-            if len(lists) == 1:
-                return _in_words(lists[0])
-            plain = {key: part for key, part in value.items() if not isinstance(part, dict | list | None)}
-            words = [f"{spaced(key).lower()} is {_in_words(part)}" for key, part in list(plain.items())[:6]]
+            parts = [(key, part) for key, part in value.items() if part is not None][:MAX_ITEMS]
+            words = [f"{spaced(str(key)).lower()} is {_in_words(part, depth - 1)}" for key, part in parts]
             return _joined(words) or "done"
-    if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d\S*", str(value)):
-        with suppress(ValueError):
+    with suppress(ValueError):
+        if re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d", str(value)):
             moment = datetime.fromisoformat(str(value))
             return f"{moment:%H:%M} on {moment:%B} {moment.day}, {moment.year}"
     return " ".join(str(value).split())
-
-
-def _label(item: Any) -> str:
-    if not isinstance(item, dict):
-        return "another list" if isinstance(item, list) else _in_words(item)
-    label = next((item[name] for name in ("name", "title", "text", "path", "id") if item.get(name)), "")
-    status = str(item.get("status") or "").replace("_", " ").lower()
-    return f"{label}, which is {status}" if label and status else str(label) or _in_words(item)
 
 
 def _joined(words: Sequence[str]) -> str:

@@ -102,12 +102,8 @@ def spaced(name: str) -> str:
 
 
 def _concept(word: str) -> str:
-    word = word.casefold()
-    word = (
-        word
-        if len(word) < 4
-        else re.sub(r"(?<=ch|sh|ss)es\Z|(?<!s)s\Z|(?<=e)d\Z", "", re.sub(r"ies\Z", "y", word))
-    )
+    word = re.sub(r"(?<=\w\w)ies\Z", "y", word.casefold())
+    word = re.sub(r"(?<=ch|sh|ss)es\Z|(?<=\w\w[^\Ws])s\Z|(?<=\w\we)d\Z", "", word)
     return _CONCEPTS.get(word, word)
 
 
@@ -208,7 +204,9 @@ class Match:
         if not texts or not pieces:
             return
         start, end = max(pieces, key=lambda piece: piece[1] - piece[0])
-        for name, part in zip(texts, _parts(self.clause[start:end], len(texts)), strict=False):
+        text = self.clause[start:end]
+        parts = _PARTS.split(text, len(texts) - 1) if len(texts) > 1 else [text]
+        for name, part in zip(texts, parts, strict=False):
             own = "|".join(map(re.escape, spaced(name).split()))
             text = _TRAIL.sub("", re.sub(rf"(?i)\A(?:[\s,:]|(?:{_LEAD}|{own})\b)+", "", part))
             if text := text.strip("\"'\u201c\u201d "):
@@ -221,10 +219,6 @@ class Match:
                 pieces.append((start, first))
             start = max(start, last)
         return pieces
-
-
-def _parts(text: str, number: int) -> list[str]:
-    return [text] if number == 1 else _PARTS.split(text, number - 1)
 
 
 def _places(
