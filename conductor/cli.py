@@ -15,7 +15,7 @@ from conductor.errors import SettingsError, StoreUnavailable
 from conductor.logs import configure_logs
 
 _GROUPS = {
-    "models": "list models, test their capabilities, and measure them",
+    "models": "list models, and test their capabilities and speed",
     "tools": "list, disable, enable and call tools",
     "mcp": "list, add, remove and test MCP servers, and serve MCP",
     "rehearse": "play conversations from files as tests, and record them",
@@ -41,12 +41,7 @@ _COMMANDS = {
         "--host --port --provider --model --offline --insecure-no-auth",
     ),
     "models list": ("list the profiles, and their services' models", ".models:list_models", "--offline"),
-    "models probe": ("test tool calls, streaming and cancellation", ".models:probe", "profile"),
-    "models bench": (
-        "measure the time to the first token, and the speed",
-        ".models:bench",
-        "--requests profile",
-    ),
+    "models probe": ("test tool calls, streaming, speed and cancellation", ".models:probe", "profile"),
     "tools list": ("list the tools, and the decision on each", ".tools:list_tools", "--json --session"),
     "tools disable": ("hide tools from the model, by a rule", ".tools:disable", "tool --source --session"),
     "tools enable": ("remove such a rule", ".tools:enable", "tool --source --session"),
@@ -172,7 +167,6 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "--patience": {"type": float, "metavar": "SECONDS", "help": "time limit of a step"},
     "--port": {"help": "the server's port (PORT)"},
     "--provider": {"help": "model provider (MODEL_PROVIDER)"},
-    "--requests": {"type": int, "default": 5, "help": "number of requests (%(default)s)"},
     "--runs": {"type": int, "default": 1, "help": "times to play each file; prints how many passed"},
     "--script": {
         "type": argparse.FileType(encoding="utf-8"),

@@ -1,19 +1,17 @@
-"""``conductor models``: list, probe and measure model profiles."""
+"""``conductor models``: list and probe model profiles."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
 
 import httpx2
 
-from conductor.commands.output import Item, escape, ok, progress, warn, write, write_table
+from conductor.commands.output import Item, escape, ok, warn, write, write_table
 from conductor.errors import ModelError, SettingsError
 from conductor.messages import UserMessage
 from conductor.models.base import Finished, ModelProvider, ModelRequest, TextDelta
@@ -35,25 +33,6 @@ _HEADINGS = ("profile", "model", "kind", "fallback", "price in", "price out", "u
 
 def probe(options: argparse.Namespace) -> None:
     """Test a model's abilities, and write a line for each. Raises `SettingsError` if it does not answer."""
-
-    async def test(provider: ModelProvider, profile: ModelProfile) -> None:
-        write(f"{profile.name}: {profile.title}")
-        async for item in probe_items(provider, profile):
-            write(item)
-
-    _with_provider(options, test)
-
-
-def bench(options: argparse.Namespace) -> None:
-    """Measure a model. Raises `SettingsError` if it does not answer."""
-    if options.requests < 1:
-        raise SettingsError("--requests must be 1 or more.")
-    _with_provider(options, lambda provider, _: measure(provider, options.requests))
-
-
-def _with_provider(
-    options: argparse.Namespace, work: Callable[[ModelProvider, ModelProfile], Coroutine[Any, Any, None]]
-) -> None:
     settings = load_settings()
     profiles = load_profiles(settings)
     name = options.profile or profiles.default
@@ -67,7 +46,9 @@ def _with_provider(
     async def run() -> None:
         try:
             await provider.start()
-            await work(provider, profile)
+            write(f"{profile.name}: {profile.title}")
+            async for item in probe_items(provider, profile):
+                write(item)
         except ModelError as error:
             raise SettingsError(f"{profile.heading}: {error}") from None
         finally:
@@ -141,7 +122,8 @@ async def probe_items(provider: ModelProvider, profile: ModelProfile) -> AsyncIt
     yield await _probe_tools(provider, profile)
     reply = await _ask(provider, _LONG)
     if reply.deltas > 1:
-        yield ok("streaming", f"{reply.deltas} pieces within {reply.seconds:.1f} s.")
+        speed = f"{reply.tokens_per_s:.3g} tokens a second"
+        yield ok("streaming", f"{reply.deltas} pieces within {reply.seconds:.1f} s, {speed}.")
     else:
         yield warn("streaming", "the reply is one piece: speech starts late.")
     async with aclosing(provider.stream(_request(_LONG))) as events:
@@ -195,24 +177,3 @@ async def _ask(provider: ModelProvider, text: str) -> _Reply:
             tokens = (isinstance(event, Finished) and event.usage.output_tokens) or tokens
     # Without a count of the service, a delta is about a token.
     return _Reply(times[:2][-1] - start, times[-1] - start, deltas, tokens or deltas)
-
-
-async def measure(provider: ModelProvider, requests: int) -> None:
-    """Send a warm-up request and ``requests`` more, one after the other, and write their times."""
-    replies = []
-    with progress() as bar:
-        for number in bar.track(range(requests + 1), description="asking"):
-            reply = await _ask(provider, _LONG)
-            if number:
-                replies.append(reply)
-    rows = [
-        ("first token ms", *_spread([1000 * reply.first_s for reply in replies])),
-        ("tokens a second", *_spread([reply.tokens_per_s for reply in replies])),
-        ("tokens", *_spread([float(reply.tokens) for reply in replies])),
-    ]
-    write_table(("figure", "median", "least", "most"), rows, ("median", "least", "most"))
-
-
-def _spread(values: list[float]) -> Iterator[str]:
-    for value in (statistics.median(values), min(values), max(values)):
-        yield f"{value:.0f}" if value >= 100 else f"{value:.3g}"
