@@ -20,6 +20,7 @@ from conductor.reload import reload
 from conductor.server.listener import Listener
 from conductor.settings import Settings, load_settings
 from tests.app import App
+from tests.conftest import IOS_CATALOG
 from tests.models import AnthropicService
 from tests.server.wires import until
 
@@ -53,7 +54,9 @@ async def serving(
     **limits: Any,
 ) -> AsyncIterator[Served]:
     """Run a server; the other keyword arguments are fields of `Limits`."""
-    settings = load_settings(None, interruption_mode=mode, speak_errors=speak_errors)
+    settings = load_settings(
+        None, interruption_mode=mode, speak_errors=speak_errors, device_tools_file=IOS_CATALOG
+    )
     limits.setdefault("turns_per_minute", 1e6)
     limits.setdefault("subject_turns_per_minute", 1e6)
     limits.setdefault("calls_per_minute", 1e6)

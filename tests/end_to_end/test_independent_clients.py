@@ -19,6 +19,7 @@ from conductor.models.base import TextDelta
 from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
+from tests.conftest import IOS_CATALOG
 from tests.end_to_end.clients.browser import STRANGER, Page
 from tests.end_to_end.clients.conversation import QUESTION, RESULT_LENGTH
 from tests.end_to_end.clients.programs import node
@@ -49,7 +50,7 @@ def model() -> ScriptedProvider:
 @asynccontextmanager
 async def serving_pages(provider: ScriptedProvider, *origins: str) -> AsyncIterator[Served]:
     """Run a server that wants a token and lets pages of ``origins`` in."""
-    services = make_services(load_settings(None), provider)
+    services = make_services(load_settings(None, device_tools_file=IOS_CATALOG), provider)
     listener = Listener(services, TokenAuthenticator((TOKEN,)), origins)
     await listener.start("127.0.0.1", 0)
     try:

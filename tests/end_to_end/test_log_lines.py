@@ -13,6 +13,7 @@ from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from tests.app import App
+from tests.conftest import IOS_CATALOG
 from tests.models import Script, ScriptedProvider
 
 
@@ -22,7 +23,9 @@ async def lines_of_a_turn(log_content: bool) -> tuple[dict[str, Any], str]:
         [ToolCall("", "agent.status", '{"id":"secret-id"}')],
         [TextDelta("The secret answer.")],
     ]
-    services = make_services(load_settings(None, log_content=log_content), ScriptedProvider(scripts))
+    services = make_services(
+        load_settings(None, log_content=log_content, device_tools_file=IOS_CATALOG), ScriptedProvider(scripts)
+    )
     listener = Listener(services, TokenAuthenticator(()))
     with capture_logs() as captured:
         await listener.start("127.0.0.1", 0)

@@ -21,6 +21,7 @@ from conductor.reload import reload
 from conductor.settings import Settings, load_settings
 from conductor.tools.base import CallContext
 from tests.app import App
+from tests.conftest import IOS_CATALOG
 from tests.end_to_end.dialogues import begin, decide
 from tests.models import Script, ScriptedProvider
 from tests.server.wires import get, http
@@ -154,6 +155,7 @@ assert len(threads) == len(set(threads)), threads
 
 def test_a_server_named_as_the_devices_tools_are_is_refused(tmp_path: Path) -> None:
     settings = write(tmp_path / "mcp.json", agent={"command": "x"})
+    settings = settings.model_copy(update={"device_tools_file": IOS_CATALOG})
     with pytest.raises(SettingsError, match=r'server "agent": the device has a tool of this name \(agent\.'):
         make_services(settings)
 

@@ -33,6 +33,7 @@ from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from conductor.tools.base import Toolset
 from tests.app import App
+from tests.conftest import IOS_CATALOG
 from tests.end_to_end.dialogues import DELETE, LOOK, MOVE, begin, decide
 from tests.models import ScriptedProvider
 from tests.tools.mcp.test_toolset import use
@@ -63,7 +64,9 @@ async def running(
     **limits: Any,
 ) -> AsyncIterator[Running]:
     """Run a server with its endpoint; the other keyword arguments are fields of `Limits`."""
-    services = make_services(load_settings(None, **settings), ScriptedProvider([]))
+    services = make_services(
+        load_settings(None, device_tools_file=IOS_CATALOG, **settings), ScriptedProvider([])
+    )
     toolsets = (*services.toolsets, *toolsets)
     services = replace(services, limits=replace(services.limits, **limits), toolsets=toolsets)
     listener = Listener(services, TokenAuthenticator(tokens))

@@ -29,4 +29,4 @@ async def test_a_reminder_is_told_in_a_turn_of_its_own() -> None:
             news = await phone.until(lambda event: "Here is some news" in words(event))
             assert words(news) == "Here is some news. You asked me to remind you: call the bank."
             await phone.ask("list my reminders")
-            assert phone.finals()[-1] == "List scheduled tasks answered: none."
+            assert phone.finals()[-1] == "List scheduled tasks answered: reminders is none."

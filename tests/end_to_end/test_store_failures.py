@@ -25,6 +25,7 @@ from conductor.stores.base import SessionKey, SessionLog
 from conductor.stores.health import HealthCheckedStore
 from conductor.stores.sqlite import SqliteStore
 from tests.app import WAIT, App
+from tests.conftest import IOS_CATALOG
 from tests.end_to_end.conftest import Served
 from tests.models import Script, ScriptedProvider
 from tests.server.nodes import calm
@@ -55,7 +56,7 @@ async def serving(
     """Run a server with this store."""
     watched = HealthCheckedStore(store, 0.02)
     provider = ScriptedProvider(replies)
-    settings = load_settings(None, interruption_mode=mode, port=0)
+    settings = load_settings(None, interruption_mode=mode, port=0, device_tools_file=IOS_CATALOG)
     services = make_services(settings, provider)
     limits = {"turns_per_minute": 1e6, **limits}
     services = replace(

@@ -77,7 +77,7 @@ async def test_the_device_declares_its_tools_and_the_model_calls_both() -> None:
         'lamp.switch({"room":"kitchen","on":true}) -> {"room":"kitchen","on":true}',
         "Lamp switch answered: room is kitchen and on is yes.",
         'lamp.list({}) -> {"on":["kitchen"]}',
-        "Lamp list answered: kitchen.",
+        "Lamp list answered: on is kitchen.",
     ]
 
 

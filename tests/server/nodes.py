@@ -21,6 +21,7 @@ from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from conductor.stores.base import Claim, SessionKey, SessionLog
 from tests.app import App
+from tests.conftest import IOS_CATALOG
 from tests.end_to_end.conftest import Served
 from tests.models import Script, ScriptedProvider
 from tests.server.wires import WiredStore, until
@@ -111,7 +112,9 @@ async def node(
 ) -> AsyncIterator[Node]:
     """Run a node; ``mode`` is the interruption mode; the others are fields of `Limits`."""
     provider = ScriptedProvider(replies)
-    services = make_services(load_settings(None, interruption_mode=mode), provider)
+    services = make_services(
+        load_settings(None, interruption_mode=mode, device_tools_file=IOS_CATALOG), provider
+    )
     limits = {"turns_per_minute": 1e6, "calls_per_minute": 1e6, "open_microphone": 0.0, **limits}
     services = replace(
         services,

@@ -22,6 +22,7 @@ from conductor.server.connection import Connection
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from tests.app import App
+from tests.conftest import IOS_CATALOG
 from tests.end_to_end.conftest import Served, serving
 from tests.models import ScriptedProvider
 from tests.server.wires import WAIT, WiredStore, until
@@ -189,7 +190,10 @@ async def test_a_client_that_leaves_before_its_claim_claims_nothing() -> None:
 async def stored(
     store: WiredStore, provider: ScriptedProvider | None = None, **limits: Any
 ) -> AsyncIterator[Served]:
-    services = make_services(load_settings(None), provider or ScriptedProvider(lambda _: [TextDelta("Hi.")]))
+    services = make_services(
+        load_settings(None, device_tools_file=IOS_CATALOG),
+        provider or ScriptedProvider(lambda _: [TextDelta("Hi.")]),
+    )
     bounds = replace(services.limits, close_timeout=1.0, **limits)
     listener = Listener(replace(services, store=store, limits=bounds), TokenAuthenticator([]))
     await listener.start("127.0.0.1", 0)

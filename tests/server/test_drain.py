@@ -18,6 +18,7 @@ from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from conductor.stores.base import Claim
 from tests.app import App
+from tests.conftest import IOS_CATALOG
 from tests.end_to_end.conftest import Served, serving
 from tests.models import Script, ScriptedProvider
 from tests.server.nodes import still_open
@@ -216,7 +217,9 @@ class SlowStore(WiredStore):
 @pytest.mark.parametrize("present", [True, False])
 async def test_a_turn_whose_transcript_is_being_recorded_is_answered(present: bool) -> None:
     store = SlowStore()
-    services = replace(make_services(load_settings(None), ScriptedProvider(hi)), store=store)
+    services = replace(
+        make_services(load_settings(None, device_tools_file=IOS_CATALOG), ScriptedProvider(hi)), store=store
+    )
     listener = Listener(services, TokenAuthenticator([]))
     await listener.start("127.0.0.1", 0)
     phone = App(f"ws://127.0.0.1:{listener.port}/ws")

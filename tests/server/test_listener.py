@@ -19,6 +19,7 @@ from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.server.listener import Listener
 from conductor.settings import Limits, load_settings
 from tests.app import App
+from tests.conftest import IOS_CATALOG
 from tests.models import ScriptedProvider
 from tests.server.wires import WAIT, WiredStore, ask, get, http, until, upgrade
 
@@ -28,7 +29,9 @@ async def listening(
     provider: ScriptedProvider | None = None, store: WiredStore | None = None, **limits: Any
 ) -> AsyncIterator[Listener]:
     """Run a listener that a test may also stop."""
-    services = make_services(load_settings(None), provider or ScriptedProvider([]))
+    services = make_services(
+        load_settings(None, device_tools_file=IOS_CATALOG), provider or ScriptedProvider([])
+    )
     limits = {"close_timeout": 1.0, **limits}
     services = replace(services, limits=replace(services.limits, **limits))
     listener = Listener(replace(services, store=store) if store else services, TokenAuthenticator([]))
