@@ -7,7 +7,7 @@ RUN python -m venv --without-pip /opt/conductor
 COPY requirements/ requirements/
 RUN pip install --no-cache-dir --no-deps --require-hashes -r requirements/build.lock \
     && pip --python /opt/conductor/bin/python install --no-cache-dir --no-deps --require-hashes \
-        -r requirements/runtime.lock
+        -r requirements/extras.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY conductor/ conductor/
 # conductor/web has a link to it.

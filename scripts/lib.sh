@@ -37,22 +37,28 @@ make_venv() {
         return
     fi
     python=$(find_python)
+    say "1/3  Making .venv with $("$python" --version) ..."
     if ! "$python" -m venv --clear .venv; then
         say "$python cannot make a virtual environment; on Debian and Ubuntu, install python3-venv first."
         return 1
     fi
 }
 
-# prepare runtime: what the server needs. prepare dev: that, and what the tests and checks need.
+# prepare runtime: what the server needs. prepare extras: that, and Redis, PostgreSQL, MCP and PDF. prepare dev:
+# all that, and what the tests and checks need.
 prepare() {
-    if is_installed dev || is_installed "$1"; then
+    if is_installed dev || is_installed "$1" || { [ "$1" = runtime ] && is_installed extras; }; then
         return
     fi
     make_venv
-    say "Installing into .venv, once ..."
+    say "2/3  Installing $(grep -c == "requirements/$1.lock") packages ..."
+    # The first start compiles what it imports, a part of all. Tests would fail at warnings of a compilation.
+    compile=--no-compile
+    if [ "$1" = dev ]; then compile=--compile; fi
     # The locks are complete, so nothing is resolved here; setuptools comes from a lock too.
-    .venv/bin/python -m pip -qq --disable-pip-version-check --no-input install \
+    .venv/bin/python -m pip -qq --disable-pip-version-check --no-input install "$compile" \
         --no-deps --require-hashes -r requirements/build.lock -r "requirements/$1.lock"
+    say "3/3  Installing Conductor ..."
     .venv/bin/python -m pip -qq --disable-pip-version-check --no-input install \
         --no-deps --no-build-isolation --editable .
     # A lock that pyproject.toml has moved away from is said, not used.

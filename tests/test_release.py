@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,23 @@ def test_the_source_distribution_holds_every_file_of_the_package(tmp_path: Path)
     package = {str(path.relative_to(source)) for path in (source / "conductor").rglob("*") if path.is_file()}
     assert package - files.keys() == set()
     assert files["conductor/web/conductor.js"].isfile(), "in the project it is a link"
+
+
+def pinned(lock: str) -> dict[str, str]:
+    """Read the versions of requirements/``lock``.lock by name."""
+    text = (ROOT / "requirements" / f"{lock}.lock").read_text(encoding="utf-8")
+    return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
+
+
+def test_a_start_installs_no_extra_but_the_terminals() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    def names(requirements: list[str]) -> set[str]:
+        return {re.split(r"[^\w-]", requirement)[0].replace("_", "-") for requirement in requirements}
+
+    extras = {name: names(of_it) for name, of_it in project["optional-dependencies"].items()}
+    runtime, asked, dev = pinned("runtime"), pinned("extras"), pinned("dev")
+    assert names(project["dependencies"]) | extras["talk"] <= runtime.keys()
+    wanted = {name for extra in ("redis", "postgres", "mcp", "knowledge") for name in extras[extra]}
+    assert not wanted & runtime.keys() and wanted | runtime.keys() <= asked.keys()
+    assert runtime.items() <= asked.items() and asked.items() <= dev.items()
