@@ -208,9 +208,9 @@ class Connection(Writer):
             close = partial(self.close, POLICY_VIOLATION, "token expired")
             self._expiry = TokenExpiry(expires, self._warn_of_expiry, close)
 
-    def _warn_of_expiry(self, left: float) -> None:
+    def _warn_of_expiry(self, seconds: float) -> None:
         if self._session is not None and self._state is _State.SERVED:
-            self._session.clients.say_goodbye(left, TOKEN_EXPIRES)
+            self._session.clients.say_goodbye(seconds, TOKEN_EXPIRES)
 
     async def _renew(self, token: str, event_id: str) -> None:
         client = await self._access.renew(self._socket.client, token)

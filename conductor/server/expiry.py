@@ -21,14 +21,14 @@ class TokenExpiry:
     def __init__(self, expires: float, warn: Callable[[float], None], close: Callable[[], None]) -> None:
         self._warn = warn
         self._close = close
-        left = expires - time.time()
-        notice = min(left, NOTICE_S)
-        self._timer = asyncio.get_running_loop().call_later(left - notice, self._announce, notice)
+        remaining = expires - time.time()
+        notice = min(remaining, NOTICE_S)
+        self._timer = asyncio.get_running_loop().call_later(remaining - notice, self._announce, notice)
 
     def cancel(self) -> None:
         """Stop watching."""
         self._timer.cancel()
 
-    def _announce(self, left: float) -> None:
-        self._warn(left)
-        self._timer = asyncio.get_running_loop().call_later(left, self._close)
+    def _announce(self, notice: float) -> None:
+        self._warn(notice)
+        self._timer = asyncio.get_running_loop().call_later(notice, self._close)

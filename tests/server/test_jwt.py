@@ -58,6 +58,10 @@ class Provider:
     def __init__(self, *algorithms: str) -> None:
         self.document = jwks(*algorithms)
         self.reads = 0
+        self.time = 1_000.0
+
+    def now(self) -> float:
+        return self.time
 
     async def read(self) -> bytes:
         self.reads += 1
@@ -71,7 +75,7 @@ def provider() -> Provider:
 
 @pytest.fixture
 def authenticator(provider: Provider) -> JwtAuthenticator:
-    return JwtAuthenticator(ISSUER, AUDIENCE, provider.read)
+    return JwtAuthenticator(ISSUER, AUDIENCE, provider.read, provider.now)
 
 
 def public_text(algorithm: str) -> bytes:
@@ -142,41 +146,37 @@ async def test_a_person_has_one_id_and_it_tells_nothing(authenticator: JwtAuthen
 
 
 async def test_new_keys_are_read_at_most_once_a_minute(
-    provider: Provider, authenticator: JwtAuthenticator, monkeypatch: pytest.MonkeyPatch
+    provider: Provider, authenticator: JwtAuthenticator
 ) -> None:
-    now = 1_000.0
-    monkeypatch.setattr("conductor.plugins.auth.jwt.time.monotonic", lambda: now)
     provider.document = jwks("RS256")
     assert await authenticator.authenticate(handshake(token())) is not None
     provider.document = jwks("RS256", "ES256")
     for _ in range(3):
         assert await authenticator.authenticate(handshake(token("ES256"))) is None
     assert provider.reads == 1
-    now += REREAD_S + 1
+    provider.time += REREAD_S + 1
     assert await authenticator.authenticate(handshake(token("ES256"))) is not None
     assert await authenticator.authenticate(handshake(token())) is not None
     assert provider.reads == 2
 
 
 async def test_a_withdrawn_key_is_refused_once_the_keys_are_read_again(
-    provider: Provider, authenticator: JwtAuthenticator, monkeypatch: pytest.MonkeyPatch
+    provider: Provider, authenticator: JwtAuthenticator
 ) -> None:
-    now = 1_000.0
-    monkeypatch.setattr("conductor.plugins.auth.jwt.time.monotonic", lambda: now)
     assert await authenticator.authenticate(handshake(token())) is not None
-    provider.document, now = jwks("ES256"), now + REREAD_S + 1
+    provider.document = jwks("ES256")
+    provider.time += REREAD_S + 1
     assert await authenticator.authenticate(handshake(token(headers={"kid": "new"}))) is None
     assert await authenticator.authenticate(handshake(token())) is None
 
 
 @pytest.mark.parametrize("document", [b"<html>", b"{}", b'{"keys": [1]}', b'{"keys": 3}'])
 async def test_the_known_keys_stay_if_others_cannot_be_read(
-    provider: Provider, authenticator: JwtAuthenticator, document: bytes, monkeypatch: pytest.MonkeyPatch
+    provider: Provider, authenticator: JwtAuthenticator, document: bytes
 ) -> None:
-    now = 1_000.0
-    monkeypatch.setattr("conductor.plugins.auth.jwt.time.monotonic", lambda: now)
     assert await authenticator.authenticate(handshake(token())) is not None
-    provider.document, now = document, now + REREAD_S + 1
+    provider.document = document
+    provider.time += REREAD_S + 1
     with capture_logs() as lines:
         assert await authenticator.authenticate(handshake(token(headers={"kid": "new"}))) is None
     assert [line["log_level"] for line in lines] == ["warning"]

@@ -15,7 +15,7 @@ from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from tests.app import App
 from tests.server.test_jwt import AUDIENCE, ISSUER, Provider, token
-from tests.server.wires import WAIT, until
+from tests.server.wires import WAIT
 
 # Seconds that the first token of each test has left.
 LEFT_S = 1.5
@@ -49,10 +49,10 @@ async def test_a_client_is_told_and_closed_when_its_token_ends(listener: Listene
 
 async def test_a_new_token_of_the_same_person_keeps_the_connection(listener: Listener) -> None:
     async with phone(listener, short_token()) as app:
-        await app.until("session.goaway")
-        app.send("session.update", {"token": token()})
-        (connection,) = listener._connections
-        await until(lambda: (connection._socket.client.expires or 0) > time.time() + LEFT_S)
+        goaway = await app.until("session.goaway")
+        app.send("session.update", {"token": token(exp=time.time() + 30 - LEEWAY_S)})
+        later = await app.until("session.goaway", since=app.log.index(goaway) + 1)
+        assert 1000 * LEFT_S < later["payload"]["timeLeftMs"] <= 30_000
         await app.ask("say hello")
         assert not app.closed.is_set() and app.errors() == []
 

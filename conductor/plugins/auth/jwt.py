@@ -29,7 +29,7 @@ except ImportError:
 
 log = structlog.get_logger(__name__)
 
-# Public keys only: with a shared secret, whoever can check a token can make one.
+# Public keys only: a server with a shared secret could make tokens, too.
 ALGORITHMS = ("RS256", "ES256", "EdDSA")
 # Seconds by which clocks may differ.
 LEEWAY_S = 60
@@ -44,15 +44,22 @@ class JwtAuthenticator:
     """Checks signature, issuer, audience and times of a token.
 
     ``read`` gives the JWKS; it is called for the first token, and again, at most once in `REREAD_S`, for a
-    token whose ``kid`` is not known: the provider may have new keys.
+    token whose ``kid`` is not known: the provider may have new keys. ``now`` is a clock in seconds.
     """
 
     required = True
 
-    def __init__(self, issuer: str, audience: str, read: Callable[[], Awaitable[bytes]]) -> None:
+    def __init__(
+        self,
+        issuer: str,
+        audience: str,
+        read: Callable[[], Awaitable[bytes]],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._issuer = issuer
         self._audience = audience
         self._read = read
+        self._now = now
         self._keys: Mapping[str | None, jwt.PyJWK] = {}
         self._reading = asyncio.Lock()
         self._read_at = float("-inf")
@@ -93,15 +100,15 @@ class JwtAuthenticator:
     async def _key(self, kid: str | None) -> jwt.PyJWK | None:
         if kid not in self._keys:
             async with self._reading:
-                if kid not in self._keys and time.monotonic() - self._read_at > REREAD_S:
-                    self._read_at = time.monotonic()
+                if kid not in self._keys and self._now() - self._read_at > REREAD_S:
+                    self._read_at = self._now()
                     await self._reread()
         return self._keys.get(kid)
 
     async def _reread(self) -> None:
         try:
             keys = _keys(json.loads(await self._read()))
-        except Exception as error:  # of a file, of a connection, or of what is no JWKS; the known keys stay
+        except Exception as error:  # of a file, a connection or a document; the former keys stay
             log.warning("keys of the identity provider not read; will retry", error=type(error).__name__)
             return
         self._keys = keys
