@@ -4,12 +4,12 @@
 
     async with connect("ws://127.0.0.1:8080/ws", locale="en") as client:
 
-        @client.on_tool("repositories.list")
-        def repositories(arguments):
-            return {"repositories": ["https://github.com/acme/website"]}
+        @client.on_tool("lamp.status")
+        def status(arguments):
+            return {"on": True}
 
         client.on("assistant.speech.partial", lambda event: print(event.text))
-        turn = await client.say("list my repositories")
+        turn = await client.say("is the kitchen lamp on")
         result = await turn  # until the server says idle
         print(result.text, result.calls)
 
