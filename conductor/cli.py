@@ -265,8 +265,8 @@ def _parser() -> argparse.ArgumentParser:
         groups[name] = parent.add_subparsers(metavar="|".join(actions), required=True)
     for name, (about, _, arguments) in _COMMANDS.items():
         group, _, action = name.partition(" ")
-        place, word = (groups[group], action) if group in groups else (commands, name)
-        command = place.add_parser(word, help=about, description=f"{about[:1].upper()}{about[1:]}.")
+        parsers, word = (groups[group], action) if group in groups else (commands, name)
+        command = parsers.add_parser(word, help=about, description=f"{about[:1].upper()}{about[1:]}.")
         command.set_defaults(command=name)
         for argument in arguments.split():
             command.add_argument(*argument.rstrip("?*").split("/"), **_ARGUMENTS[argument])

@@ -63,8 +63,8 @@ class Plugin:
             raise
         except Exception as error:  # its text may contain a key
             frame = extract_tb(error.__traceback__)[-1]
-            place = f"{Path(frame.filename).name}, line {frame.lineno}"
-            raise self._mistake(f"cannot be made: {type(error).__name__} in {place}") from error
+            position = f"{Path(frame.filename).name}, line {frame.lineno}"
+            raise self._mistake(f"cannot be made: {type(error).__name__} in {position}") from error
         members = {*vars(interface), *interface.__annotations__}
         missing = sorted(name for name in members if name[0] != "_" and not hasattr(part, name))
         if missing:

@@ -47,9 +47,9 @@ def list_servers(_options: argparse.Namespace) -> None:
     """List the servers."""
     rows = []
     for server in _servers():
-        place = server.url or " ".join([server.command or "", *server.args])
-        used = "no" if not server.enabled else "trusted" if server.trust else "yes"
-        rows.append((server.name, server.type, place, used))
+        address = server.url or " ".join([server.command or "", *server.args])
+        state = "no" if not server.enabled else "trusted" if server.trust else "yes"
+        rows.append((server.name, server.type, address, state))
     write_table(("server", "type", "place", "used"), rows)
 
 

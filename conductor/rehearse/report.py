@@ -129,7 +129,7 @@ def pass_rates(performances: Sequence[Performance]) -> dict[str, float]:
     results: dict[str, list[bool]] = {}
     for performance in performances:
         results.setdefault(performance.file, []).append(not performance.failed)
-    return {file: sum(passed) / len(passed) for file, passed in results.items()}
+    return {file: sum(outcomes) / len(outcomes) for file, outcomes in results.items()}
 
 
 def write_rates(performances: Sequence[Performance]) -> None:

@@ -47,7 +47,7 @@ def restore(file: Path, store: Path, *, replace: bool) -> int:
 
 @contextmanager
 def _copy(source: Path, target: Path, *, replace: bool) -> Iterator[sqlite3.Connection]:
-    """Copy a database in one step, since a copy in several begins anew after each commit of a server.
+    """Copy a database in one step, since a copy in several steps starts again after each commit of a server.
 
     ``target`` is replaced at the end of the block, and can be read by its owner only.
     """
@@ -62,8 +62,8 @@ def _copy(source: Path, target: Path, *, replace: bool) -> Iterator[sqlite3.Conn
                     original.backup(copy)
                 copy.execute("PRAGMA journal_mode=DELETE")  # a single file
                 yield copy
-            with temporary.open("rb") as written:
-                os.fsync(written.fileno())
+            with temporary.open("rb") as copy:
+                os.fsync(copy.fileno())
             for remainder in ("-wal", "-shm"):
                 Path(f"{target}{remainder}").unlink(missing_ok=True)
             temporary.replace(target)

@@ -64,7 +64,7 @@ _Job: TypeAlias = tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]
 
 
 class Writer:
-    """Takes work from the event loop, and does all that has come meanwhile as one group in its thread.
+    """Takes work from the event loop, and does all waiting work as one group in its thread.
 
     A group waits ``busy_timeout`` seconds for other processes. After a failure the file is opened again.
     """

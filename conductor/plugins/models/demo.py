@@ -47,10 +47,10 @@ def _call(match: re.Match[str], request: ModelRequest) -> DemoOutput:
     tools = [tool for tool in request.tools if tool.name.replace(".", "_").casefold() == name]
     if not tools:
         return DemoOutput(f"The tool {spaced(match['tool'])} is not available here.")
-    return _called(min(tools, key=lambda tool: tool.name != match["tool"]), arguments, request)
+    return _call_output(min(tools, key=lambda tool: tool.name != match["tool"]), arguments, request)
 
 
-def _called(tool: ToolDefinition, arguments: Mapping[str, Any], request: ModelRequest) -> DemoOutput:
+def _call_output(tool: ToolDefinition, arguments: Mapping[str, Any], request: ModelRequest) -> DemoOutput:
     if request.tool_choice == "none":
         return DemoOutput("I may not use any tools just now.")
     return DemoOutput(calls=((tool.name, msgspec.json.encode(arguments).decode()),))
@@ -83,7 +83,7 @@ _CUT = re.compile(r"(?i)(?:[;?!]+|[.,](?=\s)|\s(?:and|then|also)(?=\s))\s*")
 
 
 def understand(text: str, request: ModelRequest) -> list[DemoOutput]:
-    """Read the requests of an utterance; a clause that is none belongs to the text of the one before it."""
+    """Read the requests of an utterance; a clause without a request belongs to the former."""
     if output := _sentence(text, request):
         return [output]
     text = text[:MAX_CHARS]
@@ -113,7 +113,7 @@ def _read(clause: str, request: ModelRequest) -> DemoOutput:
     if match is None:
         return DemoOutput(_help(request))
     if not match.missing:
-        return _called(match.tool, match.arguments, request)
+        return _call_output(match.tool, match.arguments, request)
     name = match.missing[0]
     choices = match.parameters.get(name, {}).get("enum")
     listed = f" ({', '.join(map(str, choices[:MAX_ITEMS]))})" if isinstance(choices, list) else ""

@@ -56,7 +56,7 @@ def _minutes(match: re.Match[str]) -> float:
 
 
 class Value(NamedTuple):
-    """A parameter with one of the ``names`` takes only what ``read`` makes of the ``pattern``."""
+    """A parameter with one of the ``names`` takes only values that ``read`` makes of the ``pattern``."""
 
     names: str
     pattern: str
@@ -149,9 +149,13 @@ class Match:
             return False
         self._read_texts(places)
         self.missing = [name for name in self._required if name not in self.arguments]
-        known = {"read", *_concepts(self.tool.description[:300]), *_concepts(" ".join(self.parameters))}
+        own = {
+            "read",
+            *_concepts(self.tool.description[:300]),
+            *_concepts(" ".join(self.parameters)),
+        }
         strange = sum(
-            concept not in known
+            concept not in own
             and self.clause[start:end].casefold() not in _IDLE
             and not any(first <= start < last for first, last in [*places, *self._spans])
             for (start, end), concept in words
@@ -224,7 +228,7 @@ class Match:
 def _places(
     terms: Sequence[str], words: Sequence[tuple[Span, str]], is_description: bool = False
 ) -> list[Span]:
-    """Find a tool's terms among the words; none if a term is missing that tells it from other tools.
+    """Find the terms of a tool among the words; empty if a term is missing that tells it from other tools.
 
     That is every term of a name; of a description the verb, which comes first, and one other.
     """

@@ -91,7 +91,7 @@ class _Node:
         return f"{' ' * (self.level - 1)}{self.text}{omission}\n"
 
     def lines(self) -> Iterator[str]:
-        """Return the lines of the children and what is below them."""
+        """Return the lines of the children and of the levels below them."""
         for child in self.children:
             yield child.line
             yield from child.lines()
