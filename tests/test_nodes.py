@@ -33,7 +33,7 @@ async def test_a_node_is_frozen_killed_and_started_again_where_it_was(tmp_path: 
         assert not await node.ready(ANSWER_S)
         await node.start()
         assert await node.ready(WAIT) and node.pid != first
-        assert node.log.read_text().count(f"connect   {node.url}") == 2
+        assert node.log.read_text().count(f"address={node.url}") == 2
     finally:
         node.freeze()  # one that is frozen ends in good order all the same
         await node.stop()

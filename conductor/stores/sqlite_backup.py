@@ -23,6 +23,9 @@ def back_up(store: Path, file: Path, *, replace: bool) -> int:
 
     Raises `SettingsError` for a store that cannot be read, and for an existing file unless ``replace``.
     """
+    own = [Path(f"{store}{ending}").resolve() for ending in ("", "-wal", "-shm", "-journal")]
+    if file.resolve() in own:
+        raise SettingsError(f"{file} belongs to the store itself; choose another file.")
     with _copy(store, file, replace=replace) as copy:
         (sessions,) = copy.execute(_SESSIONS).fetchone()
     return int(sessions)
@@ -104,4 +107,6 @@ def _unused(store: Path) -> Iterator[None]:
             connection.execute("BEGIN EXCLUSIVE")
         except sqlite3.OperationalError:
             raise SettingsError(f"A server uses {store}; stop it before you restore a backup.") from None
+        except sqlite3.DatabaseError:
+            pass  # a damaged store, which no server can use
         yield

@@ -41,8 +41,9 @@ _SCHEMA = (
     f"PRAGMA application_id={APPLICATION_ID}",
     f"PRAGMA user_version={SCHEMA_VERSION}",
 )
-# Bytes of the write-ahead log above which it is restarted, so that it stays below twice of them.
-LOG_BYTES = 8 << 20
+# Bytes of the write-ahead log above which it is restarted, and that only a reader that stays can exceed.
+LOG_BYTES = 5 << 20
+MAX_LOG_BYTES = 16 << 20
 _SETTINGS = (
     "journal_mode=WAL",
     # An fsync for each group: with WAL and NORMAL a power failure loses acknowledged commits.
@@ -56,9 +57,12 @@ _SETTINGS = (
 # Jobs in one transaction, and changed rows after which it takes no further job: its pages fill the log.
 _GROUP = 256
 _CHANGES = 500
-# Seconds that a restart of the log waits for readers, and the longest pause between two tries.
-_READERS_S = 0.25
-_RESTART_S = 10.0
+# Milliseconds that a restart of the log waits for readers, and tries. If the readers stay, the next restart
+# comes after so many seconds, or when the log has grown by so many bytes, which double above `MAX_LOG_BYTES`.
+_READERS_MS = 100
+_READERS_TRIES = 5
+_RETRY_S = 10.0
+_RETRY_BYTES = 1 << 20
 
 _Job: TypeAlias = tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]
 
@@ -80,7 +84,8 @@ class Writer:
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
         self._closed = False
-        self._next_restart = self._pause = 0.0
+        self._next_restart = 0.0
+        self._next_size, self._growth = LOG_BYTES, _RETRY_BYTES
 
     async def open(self) -> None:
         """Open the file. Raises `SettingsError`."""
@@ -161,18 +166,28 @@ class Writer:
 
     def _bound_log(self, connection: sqlite3.Connection) -> None:
         """Restart a log that readers keep: SQLite alone never does while their transactions overlap."""
-        now = time.monotonic()
-        if now < self._next_restart or (size := log_size(self._path)) <= LOG_BYTES:
+        now, size = time.monotonic(), log_size(self._path)
+        if size <= LOG_BYTES or (size <= self._next_size and now < self._next_restart):
             return
+        busy = 1
         with suppress(sqlite3.Error):
-            connection.execute(f"PRAGMA busy_timeout={_READERS_S * 1000:.0f}")
-            busy, *_ = connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
-            connection.execute(f"PRAGMA busy_timeout={self._busy_timeout * 1000:.0f}")
-            self._pause = min(2 * self._pause or _READERS_S, _RESTART_S) if busy else 0.0
-            if busy:
-                self._next_restart = now + self._pause
-                if size > 2 * LOG_BYTES:
-                    log.warning("a reader keeps the write-ahead log of the session store", bytes=size)
+            connection.execute(f"PRAGMA busy_timeout={_READERS_MS}")
+            try:
+                # SQLite looks for readers once; a second try often succeeds where a longer wait does not.
+                for _ in range(_READERS_TRIES):
+                    busy, *_ = connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+                    if not busy:
+                        break
+            finally:
+                connection.execute(f"PRAGMA busy_timeout={self._busy_timeout * 1000:.0f}")
+        if not busy:
+            self._next_size, self._growth = LOG_BYTES, _RETRY_BYTES
+            return
+        self._next_restart = now + _RETRY_S
+        self._next_size = size + self._growth
+        if size > MAX_LOG_BYTES:
+            self._growth *= 2
+            log.warning("a reader keeps the write-ahead log of the session store", bytes=size)
 
     def _ready(self) -> sqlite3.Connection:
         # Commits to a removed file would succeed and be lost.

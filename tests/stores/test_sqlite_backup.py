@@ -108,6 +108,24 @@ async def test_a_file_that_is_no_backup_replaces_nothing(tmp_path: Path, damage:
     assert store_file.read_bytes() == before
 
 
+@pytest.mark.parametrize("ending", ["", "-wal", "-shm"])
+async def test_the_store_is_no_place_for_its_backup(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / "sessions.db"
+    async with opened(path) as store:
+        await store.claim(SessionKey("subject", "s-1"))
+        with pytest.raises(SettingsError, match="belongs to the store itself"):
+            back_up(path, Path(f"{path}{ending}"), replace=True)
+
+
+async def test_a_damaged_store_is_replaced(tmp_path: Path) -> None:
+    path, file = tmp_path / "sessions.db", tmp_path / "backup.db"
+    async with opened(path) as store:
+        await store.claim(SessionKey("subject", "s-1"))
+        back_up(path, file, replace=False)
+    path.write_bytes(b"not a database" * 1000)
+    assert restore(file, path, replace=True) == 1
+
+
 # -- the log
 
 
