@@ -48,12 +48,14 @@ _TWICE = "One decision at a time about each question."
 class InboundResult(Enum):
     """The kind of an event.
 
-    ``EXPECTED`` answers a call; ``REFUSED`` is a transcript without a turn; ``LATER`` is recorded later.
+    ``EXPECTED`` answers a call; ``REFUSED`` is a transcript without a turn; ``COSTLY`` has a long answer;
+    ``LATER`` is recorded later.
     """
 
     ORDINARY = auto()
     EXPECTED = auto()
     REFUSED = auto()
+    COSTLY = auto()
     LATER = auto()
 
 
@@ -111,7 +113,7 @@ async def _take(session: Session, inbound: Inbound, transport: Transport) -> Inb
             raise AssertionError("the connection starts the session")
         case _:
             await _take_extension(session, inbound, transport)
-    return InboundResult.ORDINARY
+    return InboundResult.COSTLY if isinstance(event, client.ToolsList) else InboundResult.ORDINARY
 
 
 async def record(session: Session, event_id: str, event: object, question_id: str = "") -> Response:

@@ -213,8 +213,13 @@ class Connection(Writer):
             self._session.clients.say_goodbye(seconds, TOKEN_EXPIRES)
 
     async def _renew(self, token: str, event_id: str) -> None:
-        client = await self._access.renew(self._socket.client, token)
+        try:
+            client = await self._access.renew(self._socket.client, token)
+        except Exception:  # of a plugin, or of characters that no header can have
+            log.exception("token not renewed", session=self.session_id)
+            client = None
         if client is None:
+            self._rate.refuse()
             self._send_error("unauthorized", "The token is not valid for this connection.", event_id)
         else:
             self._socket.client = client

@@ -50,7 +50,7 @@ class EventRate(TokenBucket):
     def settle(self, result: InboundResult) -> None:
         """Admit an event that the server requested; charge a refused one for its answer."""
         self._is_admitted = result is InboundResult.EXPECTED
-        if result is InboundResult.REFUSED:
+        if result in (InboundResult.REFUSED, InboundResult.COSTLY):
             self.refuse()
 
     def refuse(self) -> None:

@@ -24,6 +24,7 @@ from conductor.server.access import Access, Refusal
 from conductor.server.address import RESERVED_DESCRIPTORS, descriptor_limit, not_bound
 from conductor.server.auth import Authenticator
 from conductor.server.connection import REVOKED, Connection
+from conductor.server.expiry import TokenExpiry
 from conductor.server.metrics import METRICS_PATH, MetricsEndpoint
 from conductor.server.page import HEADERS, REPLAY_PATH, Page, read_replay
 from conductor.server.sessions import SessionRegistry
@@ -206,9 +207,13 @@ class Listener:
     async def _handle_mcp(self, serving: Awaitable[None], socket: Socket) -> None:
         self._mcp_sockets.add(socket)
         self.access.enter(socket.client)
+        expires = socket.client.expires
+        end = TokenExpiry(expires, lambda _: None, socket.transport.abort) if expires is not None else None
         try:
             await serving
         finally:
+            if end is not None:
+                end.cancel()
             self._mcp_sockets.discard(socket)
             self.access.leave(socket.client)
 

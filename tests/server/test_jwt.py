@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from websockets.datastructures import Headers
 
 from conductor.entry_points import AUTH, choose
 from conductor.errors import SettingsError
-from conductor.plugins.auth.jwt import LEEWAY_S, REREAD_S, JwtAuthenticator
+from conductor.plugins.auth.jwt import LEEWAY_S, REREAD_S, RETRY_S, JwtAuthenticator
 from conductor.server.auth import Authenticator, Handshake
 from conductor.settings import load_settings
 from tests.contract.auth import AuthContract
@@ -180,6 +181,34 @@ async def test_the_known_keys_stay_if_others_cannot_be_read(
     with capture_logs() as lines:
         assert await authenticator.authenticate(handshake(token(headers={"kid": "new"}))) is None
     assert [line["log_level"] for line in lines] == ["warning"]
+    assert await authenticator.authenticate(handshake(token())) is not None
+
+
+async def test_a_handshake_that_is_cut_off_does_not_end_the_read_of_the_keys(provider: Provider) -> None:
+    reading, ready = asyncio.Event(), asyncio.Event()
+
+    async def read() -> bytes:
+        reading.set()
+        await ready.wait()
+        return provider.document
+
+    authenticator = JwtAuthenticator(ISSUER, AUDIENCE, read)
+    stranger = asyncio.create_task(authenticator.authenticate(handshake(token(headers={"kid": "x"}))))
+    await reading.wait()
+    stranger.cancel()
+    person = asyncio.create_task(authenticator.authenticate(handshake(token())))
+    await asyncio.wait([stranger])
+    ready.set()
+    assert await person is not None
+
+
+async def test_keys_that_cannot_be_read_are_read_again_soon(
+    provider: Provider, authenticator: JwtAuthenticator
+) -> None:
+    document, provider.document = provider.document, b"<html>"
+    assert await authenticator.authenticate(handshake(token())) is None
+    provider.document = document
+    provider.time += RETRY_S
     assert await authenticator.authenticate(handshake(token())) is not None
 
 

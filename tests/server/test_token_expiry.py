@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from structlog.testing import capture_logs
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+from websockets.typing import Subprotocol
 
 from conductor.app import make_services, running
 from conductor.plugins.auth.jwt import LEEWAY_S, JwtAuthenticator
 from conductor.server.expiry import NOTICE_S
 from conductor.server.listener import Listener
+from conductor.server.websocket import Socket
 from conductor.settings import load_settings
 from tests.app import App
 from tests.server.test_jwt import AUDIENCE, ISSUER, Provider, token
@@ -57,17 +62,37 @@ async def test_a_new_token_of_the_same_person_keeps_the_connection(listener: Lis
         assert not app.closed.is_set() and app.errors() == []
 
 
-@pytest.mark.parametrize("claims", [{"sub": "mallory"}, {"aud": "mail"}], ids=["another person", "not valid"])
-async def test_another_token_changes_nothing(listener: Listener, claims: dict[str, str]) -> None:
+REFUSED: dict[str, Callable[[], str]] = {
+    "another person": lambda: token(sub="mallory"),
+    "not valid": lambda: token(aud="mail"),
+    "no text of a header": lambda: "€\n",
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+async def test_another_token_changes_nothing(listener: Listener, reason: str) -> None:
     with capture_logs() as lines:
         async with phone(listener, short_token()) as app:
             await app.until("session.goaway")
-            app.send("session.update", {"token": token(**claims)})
+            app.send("session.update", {"token": REFUSED[reason]()})
             error = await app.until("error")
             assert error["payload"]["code"] == "unauthorized"
             await app.closed.wait()
             assert app.close_code == 1008
-    assert [line["reason"] for line in lines if line["event"] == "request refused"] == ["wrong token"]
+    refusals = [line["event"] for line in lines if line["log_level"] in ("warning", "error")]
+    assert refusals == ["token not renewed" if reason == "no text of a header" else "request refused"]
+
+
+async def test_a_program_of_mcp_is_cut_when_its_token_ends(listener: Listener) -> None:
+    url = f"ws://127.0.0.1:{listener.port}/mcp?token={short_token()}"
+
+    async def serve(socket: Socket) -> None:
+        await socket.wait_closed()
+
+    listener.serve_mcp = lambda socket, path: serve(socket)
+    async with asyncio.timeout(WAIT), connect(url, subprotocols=[Subprotocol("mcp")]) as socket:
+        with pytest.raises(ConnectionClosed):
+            await socket.recv()
 
 
 async def test_a_token_that_ends_in_a_turn_is_renewed_without_a_loss(listener: Listener) -> None:

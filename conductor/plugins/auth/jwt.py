@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,8 +33,10 @@ log = structlog.get_logger(__name__)
 ALGORITHMS = ("RS256", "ES256", "EdDSA")
 # Seconds by which clocks may differ.
 LEEWAY_S = 60
-# Seconds between two reads of the keys, for a key that is not known; of the request; and bytes of the answer.
+# Seconds between two reads of the keys, for a key that is not known, and after a read that failed.
 REREAD_S = 60.0
+RETRY_S = 2.0
+# Seconds of the request, and bytes of the answer.
 FETCH_S = 5.0
 MAX_BYTES = 256 * 1024
 MAX_TOKEN = 8_192
@@ -61,8 +63,8 @@ class JwtAuthenticator:
         self._read = read
         self._now = now
         self._keys: Mapping[str | None, jwt.PyJWK] = {}
-        self._reading = asyncio.Lock()
-        self._read_at = float("-inf")
+        self._reading: asyncio.Task[None] | None = None
+        self._next_read = float("-inf")
 
     async def authenticate(self, handshake: Handshake) -> Principal | None:
         """Name the person of the token; None if the token is missing or not valid."""
@@ -72,7 +74,7 @@ class JwtAuthenticator:
         try:
             key = await self._key(jwt.get_unverified_header(token).get("kid"))
             claims = None if key is None else self._claims(token, key)
-        except jwt.PyJWTError as error:
+        except (jwt.PyJWTError, OverflowError) as error:
             log.debug("token refused", error=type(error).__name__)
             return None
         if claims is None or not claims["sub"]:
@@ -99,19 +101,22 @@ class JwtAuthenticator:
 
     async def _key(self, kid: str | None) -> jwt.PyJWK | None:
         if kid not in self._keys:
-            async with self._reading:
-                if kid not in self._keys and self._now() - self._read_at > REREAD_S:
-                    self._read_at = self._now()
-                    await self._reread()
+            if self._reading is None and self._now() >= self._next_read:
+                self._reading = asyncio.create_task(self._reread())
+            if self._reading is not None:
+                await asyncio.shield(self._reading)  # a handshake that is cut off does not end it
         return self._keys.get(kid)
 
     async def _reread(self) -> None:
+        self._next_read = self._now() + RETRY_S
         try:
             keys = _keys(json.loads(await self._read()))
-        except Exception as error:  # of a file, a connection or a document; the former keys stay
+        except Exception as error:  # of a file, a connection or a document
             log.warning("keys of the identity provider not read; will retry", error=type(error).__name__)
             return
-        self._keys = keys
+        finally:
+            self._reading = None
+        self._keys, self._next_read = keys, self._now() + REREAD_S
         log.info("keys of the identity provider read", keys=len(keys))
 
 
@@ -139,6 +144,13 @@ async def _fetch(url: str, *, local_only: bool) -> bytes:
             return data
 
 
+@lru_cache(maxsize=1)  # a reload of the settings does not forget the keys
+def _authenticator(issuer: str, audience: str, keys: str, local_only: bool) -> JwtAuthenticator:
+    if "://" in keys:
+        return JwtAuthenticator(issuer, audience, partial(_fetch, keys, local_only=local_only))
+    return JwtAuthenticator(issuer, audience, partial(asyncio.to_thread, Path(keys).read_bytes))
+
+
 def from_settings(settings: Settings) -> JwtAuthenticator:
     """Make the authenticator. Raises `SettingsError` for a setting that is missing or not safe."""
     values = {name: environment_value(name) for name in ("JWT_ISSUER", "JWT_AUDIENCE", "JWT_KEYS")}
@@ -148,13 +160,8 @@ def from_settings(settings: Settings) -> JwtAuthenticator:
     keys = values["JWT_KEYS"] or ""
     parts = urlsplit(keys)
     is_own = parts.hostname in ("localhost", "127.0.0.1", "::1")
-    if parts.scheme == "https" or (parts.scheme == "http" and is_own):
-        read: Callable[[], Awaitable[bytes]] = partial(_fetch, keys, local_only=settings.local_only)
-    elif "://" in keys:
+    if "://" in keys and parts.scheme != "https" and not (parts.scheme == "http" and is_own):
         raise SettingsError("JWT_KEYS must be an https:// address or a file.")
-    else:
-        path = Path(keys)
-        if not path.is_file():
-            raise SettingsError(f"JWT_KEYS names {path}, which is no file.")
-        read = partial(asyncio.to_thread, path.read_bytes)
-    return JwtAuthenticator(values["JWT_ISSUER"] or "", values["JWT_AUDIENCE"] or "", read)
+    if "://" not in keys and not Path(keys).is_file():
+        raise SettingsError(f"JWT_KEYS names {keys}, which is no file.")
+    return _authenticator(values["JWT_ISSUER"] or "", values["JWT_AUDIENCE"] or "", keys, settings.local_only)
