@@ -1,4 +1,4 @@
-"""What the parts of a session share: its state, its commits, and the sending of their events.
+"""The shared core of a session's parts: its state, its commits, and the sending of their events.
 
 The pure modules decide. A decision is made about the state as of now, and its records are in the store before
 any of them is applied or sent. A commit that failed may be recorded: until the store tells, nothing else is

@@ -142,8 +142,10 @@ class Access:
 
     async def renew(self, client: Client, token: str) -> Client | None:
         """Return the client with a later token of the same person; None, after a refusal, for any other."""
-        handshake = Handshake("", Headers(Authorization=f"Bearer {token}"), address=client.address)
-        principal = await self.authenticator.authenticate(handshake)
+        principal = None
+        if token.isascii() and token.isprintable():  # else no header can have it
+            handshake = Handshake("", Headers(Authorization=f"Bearer {token}"), address=client.address)
+            principal = await self.authenticator.authenticate(handshake)
         if principal is None or principal.id != client.subject:
             self.refusals.count("wrong token", client.address)
             return None

@@ -21,10 +21,7 @@ from conductor.errors import ErrorCode, Fenced, StoreError, StoreUnavailable, To
 from conductor.events import client
 from conductor.events.codec import Inbound, InvalidFrame, decode_event
 from conductor.events.envelope import SUPERSEDED, IdGenerator, encode_event, new_call_id
-from conductor.events.server import (
-    ErrorEvent,
-    SessionPing,
-)
+from conductor.events.server import ErrorEvent, SessionPing
 from conductor.events.ui_calls import set_state
 from conductor.server.access import Access
 from conductor.server.event_rate import EventRate
@@ -215,8 +212,8 @@ class Connection(Writer):
     async def _renew(self, token: str, event_id: str) -> None:
         try:
             client = await self._access.renew(self._socket.client, token)
-        except Exception:  # of a plugin, or of characters that no header can have
-            log.exception("token not renewed", session=self.session_id)
+        except Exception as error:  # of a plugin; its text may contain the token
+            log.error("token not renewed", error=type(error).__name__, session=self.session_id)
             client = None
         if client is None:
             self._rate.refuse()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import hmac
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -86,10 +89,6 @@ def public_text(algorithm: str) -> bytes:
 
 def shared_secret(secret: bytes) -> str:
     """Sign with HS256 by hand: the package refuses a public key as a secret."""
-    import base64
-    import hashlib
-    import hmac
-
     header, claims, _ = token().split(".")
     header = base64.urlsafe_b64encode(b'{"alg":"HS256","kid":"RS256"}').rstrip(b"=").decode()
     digest = hmac.digest(secret, f"{header}.{claims}".encode(), hashlib.sha256)
@@ -222,6 +221,7 @@ async def test_the_keys_may_be_a_file(tmp_path: Path, monkeypatch: pytest.Monkey
     for name, value in (("ISSUER", ISSUER), ("AUDIENCE", AUDIENCE), ("KEYS", str(tmp_path / "keys.json"))):
         monkeypatch.setenv(f"JWT_{name}", value)
     authenticator = choose(AUTH, "jwt", "AUTH").make(Authenticator, load_settings(None))
+    assert choose(AUTH, "jwt", "AUTH").make(Authenticator, load_settings(None)) is authenticator
     assert await authenticator.authenticate(handshake(token("EdDSA"))) is not None
 
 

@@ -20,7 +20,7 @@ import structlog
 
 from conductor.errors import SettingsError
 from conductor.server.auth import Handshake, Principal
-from conductor.settings import Settings, environment_value
+from conductor.settings import Settings, environment_value, is_loopback
 
 try:
     import jwt
@@ -45,8 +45,8 @@ MAX_TOKEN = 8_192
 class JwtAuthenticator:
     """Checks signature, issuer, audience and times of a token.
 
-    ``read`` gives the JWKS; it is called for the first token, and again, at most once in `REREAD_S`, for a
-    token whose ``kid`` is not known: the provider may have new keys. ``now`` is a clock in seconds.
+    ``read`` gives the JWKS: for the first token, and for one whose ``kid`` is not known, at most once in
+    `REREAD_S`, or after a failure in `RETRY_S`. ``now`` is a clock in seconds.
     """
 
     required = True
@@ -159,8 +159,8 @@ def from_settings(settings: Settings) -> JwtAuthenticator:
             raise SettingsError(f"AUTH=jwt needs {name}.")
     keys = values["JWT_KEYS"] or ""
     parts = urlsplit(keys)
-    is_own = parts.hostname in ("localhost", "127.0.0.1", "::1")
-    if "://" in keys and parts.scheme != "https" and not (parts.scheme == "http" and is_own):
+    is_own = parts.scheme == "http" and is_loopback(parts.hostname or "")
+    if "://" in keys and parts.scheme != "https" and not is_own:
         raise SettingsError("JWT_KEYS must be an https:// address or a file.")
     if "://" not in keys and not Path(keys).is_file():
         raise SettingsError(f"JWT_KEYS names {keys}, which is no file.")
