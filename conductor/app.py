@@ -24,6 +24,7 @@ from conductor.observers.turns import SessionMetrics, TurnObservers
 from conductor.prompts import identify, load_system_prompt
 from conductor.rate_limit import DailyBudget
 from conductor.reload import reload, watch_policies
+from conductor.server.api_keys import make_api_keys
 from conductor.server.auth import Authenticator
 from conductor.server.listener import Listener
 from conductor.server.metrics import make_metrics_endpoint
@@ -115,6 +116,7 @@ async def running(
         lambda: not isinstance(store, HealthCheckedStore) or store.available,
         make_page(settings),
     )
+    listener.api_keys = make_api_keys(settings)
     # Before listening: clients must not connect to a server that cannot save.
     await open_store(store, settings)
     try:
@@ -125,6 +127,10 @@ async def running(
             async with AsyncExitStack() as endpoints:
                 for plugin in plugins(ENDPOINTS).values():
                     await endpoints.enter_async_context(plugin.load()(listener, settings))
+                if settings.api_keys:
+                    from conductor.api.service import serving_api
+
+                    await endpoints.enter_async_context(serving_api(listener))
                 for toolset in services.toolsets:
                     await toolset.start(lambda: listener.reload(listener.services))
                 yield listener

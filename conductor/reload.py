@@ -16,6 +16,7 @@ from conductor.models.profiles import load_profiles
 from conductor.models.registry import check_local
 from conductor.models.router import ModelRouter
 from conductor.prompts import identify, load_system_prompt
+from conductor.server.api_keys import make_api_keys
 from conductor.server.auth import Authenticator
 from conductor.server.listener import Listener
 from conductor.server.metrics import make_metrics_endpoint
@@ -30,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 
 # The settings that a running server takes from an edited ``.env``; the others are those of its start.
-RELOADED = ("auth_tokens", "admin_token")
+RELOADED = ("auth_tokens", "admin_token", "api_keys")
 
 
 def reload(
@@ -45,19 +46,20 @@ def reload(
     try:
         edited = settings if read is None else read()
         settings = settings.model_copy(update={name: getattr(edited, name) for name in RELOADED})
-        admin = make_metrics_endpoint(settings)
+        admin, api_keys = make_metrics_endpoint(settings), make_api_keys(settings)
         authenticator = choose(AUTH, settings.auth, "AUTH").make(Authenticator, settings)
         after = _reload_services(settings, services)
     except SettingsError as error:
         log.error("reload failed", reason=str(error))
         return former
     listener.reload(after)
-    listener.admin, listener.page = admin, make_page(settings)
+    listener.admin, listener.api_keys, listener.page = admin, api_keys, make_page(settings)
     closed = listener.authenticate(authenticator)
     tokens, old_tokens = set(settings.auth_tokens), set(former.auth_tokens)
     changes = {
         "tokens": tokens != old_tokens,
         "ADMIN_TOKEN": settings.admin_token != former.admin_token,
+        "API_KEYS": settings.api_keys != former.api_keys,
         "prompt": after.system_prompt != before.system_prompt,
         "catalog": after.catalog != before.catalog,
         "rules": after.rules != before.rules,

@@ -189,6 +189,7 @@ class Settings(BaseSettings):
     session_grace_s: Annotated[float, Field(ge=0, le=86_400)] = 120
     auth_tokens: Annotated[_List, Field(repr=False)] = ()
     auth: Annotated[str, _LOWER] = "tokens"
+    api_keys: Annotated[_List, Field(repr=False)] = ()
     allowed_origins: _List = ()
     session_store_url: Annotated[str | None, Field(repr=False)] = None
     session_store_replicas: Annotated[int, Field(ge=0, le=10)] = 0

@@ -26,6 +26,7 @@ OWN_SETTINGS = {
     "web": "off",
     "workers": 1,
     "auth_tokens": (),
+    "api_keys": (),
     "admin_token": None,
     "audit_log": None,
     "session_store_url": "memory://",

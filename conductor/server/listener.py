@@ -6,6 +6,7 @@ import asyncio
 import http
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import Any
 from urllib.parse import parse_qs
 
 import structlog
@@ -14,6 +15,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
+from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from conductor.conversation.services import Services
@@ -22,8 +24,10 @@ from conductor.events.envelope import PATH, SUBPROTOCOL
 from conductor.rate_limit import Network
 from conductor.server.access import Access, Refusal
 from conductor.server.address import RESERVED_DESCRIPTORS, descriptor_limit, not_bound
+from conductor.server.api_keys import ApiKeys
 from conductor.server.auth import Authenticator
 from conductor.server.connection import REVOKED, Connection
+from conductor.server.demultiplexer import Demultiplexer, MakeProtocol
 from conductor.server.expiry import TokenExpiry
 from conductor.server.metrics import METRICS_PATH, MetricsEndpoint
 from conductor.server.page import HEADERS, REPLAY_PATH, Page, read_replay
@@ -49,7 +53,8 @@ WRONG_TOKENS_PER_MINUTE = 10
 class Listener:
     """Serves ``/ws``, ``/healthz``, ``/readyz``, the ``page`` and, with ``admin``, ``/metrics``.
 
-    While ``serve_mcp`` is set, it serves WebSockets at ``/mcp``.
+    While ``serve_mcp`` is set, it serves WebSockets at ``/mcp``; while ``serve_api`` is, HTTP below ``/v1``
+    for the ``api_keys``.
 
     ``worker`` is the number of this process if there are several; metrics are each worker's own.
     """
@@ -78,6 +83,8 @@ class Listener:
         self._connections: set[Connection] = set()
         self.serve_mcp: Callable[[Socket, str], Awaitable[None]] | None = None
         self._mcp_sockets: set[Socket] = set()
+        self.serve_api: MakeProtocol | None = None
+        self.api_keys = ApiKeys(())
         self._ready = False
 
     @property
@@ -110,9 +117,7 @@ class Listener:
             # For workers only: a second server of this user would join silently.
             reuse_port=self.worker is not None,
             process_request=self._admit,
-            create_connection=partial(  # type: ignore[arg-type] # any factory will do
-                Socket, limits=self.services.limits, handshakes=self.handshakes
-            ),
+            create_connection=self._make_connection,  # type: ignore[arg-type] # any factory will do
             subprotocols=_SUBPROTOCOLS,
             select_subprotocol=lambda _, offered: next(filter(_SUBPROTOCOLS.__contains__, offered), None),
             compression=None,  # it costs each connection memory and time, and frames are small
@@ -125,6 +130,15 @@ class Listener:
             max_queue=1,  # one complete and one incomplete message: 2 MiB at most
             server_header="conductor",
         )
+
+    def _make_connection(self, protocol: ServerProtocol, *args: Any, **options: Any) -> asyncio.Protocol:
+        limits, handshakes = self.services.limits, self.handshakes
+        make_socket = partial(Socket, protocol, *args, limits=limits, handshakes=handshakes, **options)
+        if self.serve_api is None:
+            return make_socket()
+        demultiplexer = Demultiplexer(self.serve_api, make_socket, handshakes, limits.handshake_timeout)
+        demultiplexer.protocol = protocol
+        return demultiplexer
 
     async def stop(self, drain_s: float = DRAIN_S) -> None:
         """Stop listening, let running turns end, then close connections and sessions."""

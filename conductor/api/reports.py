@@ -1,0 +1,133 @@
+"""What the API tells of a stored session."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+
+from conductor.api.resources import ApprovalCard, CallReport, HistoryMessage, SessionDetail, SessionSummary
+from conductor.conversation import records as r
+from conductor.conversation.ledger import moments, replay
+from conductor.conversation.state import Call, Conversation, Question
+from conductor.messages import AssistantMessage, Message, ToolResult, UserMessage
+from conductor.stores.base import SessionKey, Stored
+from conductor.tools.base import ToolOutcome
+
+
+def iso_time(seconds: float) -> str:
+    """Write a time of epoch seconds."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def summary_of(key: SessionKey, stored: Stored) -> SessionSummary:
+    """Describe a session in a list. Raises `StoreUnavailable`."""
+    state = replay(stored.commits(), stored.meta.revision)
+    updated, is_open = iso_time(stored.meta.updated), bool(stored.meta.token)
+    return SessionSummary(key.subject, key.session_id, updated, is_open, len(state.log), len(state.questions))
+
+
+def detail_of(key: SessionKey, stored: Stored) -> SessionDetail:
+    """Describe a session with its history. Raises `StoreUnavailable`."""
+    state, calls = Conversation(), dict[str, CallReport]()
+    for number, moment in enumerate(moments(stored.commits(), stored.meta.revision)):
+        state = moment.state
+        if number == 0:
+            _take_log(calls, state)
+        _take_record(calls, moment.record)
+    return SessionDetail(
+        key.subject,
+        key.session_id,
+        iso_time(stored.meta.updated),
+        bool(stored.meta.token),
+        state.turn is not None,
+        len(state.notices) + len(state.queue),
+        [_message(position, message) for position, message in _told(state)],
+        list(calls.values()),
+        [_card(question) for question in state.questions.values()],
+    )
+
+
+def _told(state: Conversation) -> list[tuple[int, Message]]:
+    numbered = enumerate(state.log, state.log_start)
+    return [(position, message) for position, message in numbered if not isinstance(message, ToolResult)]
+
+
+def _message(position: int, message: Message) -> HistoryMessage:
+    assert not isinstance(message, ToolResult)
+    if isinstance(message, AssistantMessage):
+        call_ids = [call.call_id for call in message.calls]
+        return HistoryMessage(position, "assistant", message.text, call_ids)
+    return HistoryMessage(position, "user" if isinstance(message, UserMessage) else "note", message.text)
+
+
+def _take_log(calls: dict[str, CallReport], state: Conversation) -> None:
+    """Take the calls of a snapshot, of which no records are stored."""
+    for message in state.log:
+        if isinstance(message, AssistantMessage):
+            for call in message.calls:
+                calls[call.call_id] = CallReport(call.call_id, call.name, call.arguments)
+        elif isinstance(message, ToolResult):
+            _finish(calls, message)
+    for running in state.calls:
+        _open(calls, running)
+
+
+def _take_record(calls: dict[str, CallReport], record: r.Record | None) -> None:
+    match record:
+        case r.ReplyLogged():
+            for call in record.calls:
+                _open(calls, call)
+        case r.CallFinished():
+            _finish(calls, record.result, record.took_ms)
+        case r.TurnEnded():
+            for finished in record.results:
+                _finish(calls, finished.result, finished.took_ms)
+        case r.QuestionDecided() if record.call_id in calls:
+            given = record.outcome in ("allowed", "edited")
+            calls[record.call_id] = msgspec.structs.replace(
+                calls[record.call_id],
+                arguments=record.arguments or calls[record.call_id].arguments,
+                consent="given" if given else record.outcome,
+                decided_by="voice" if record.by_voice else "card",
+            )
+
+
+def _open(calls: dict[str, CallReport], call: Call) -> None:
+    calls[call.id] = CallReport(call.id, call.name, call.arguments, consent=call.consent)
+    if call.result is not None:
+        _finish(calls, call.result)
+
+
+def _finish(calls: dict[str, CallReport], result: ToolResult, took_ms: int | None = None) -> None:
+    if result.call_id not in calls:
+        return
+    try:
+        error_type = msgspec.json.decode(result.content, type=ToolOutcome).error_type
+    except msgspec.MsgspecError:
+        error_type = "internal_error" if result.is_error else "none"
+    outcome: Literal["succeeded", "failed", "unknown"] = "failed" if result.is_error else "succeeded"
+    calls[result.call_id] = msgspec.structs.replace(
+        calls[result.call_id],
+        outcome="unknown" if error_type == "unknown" else outcome,
+        error_type=error_type,
+        result=result.content,
+        ms=took_ms,
+    )
+
+
+def _card(question: Question) -> ApprovalCard:
+    arguments: Any = msgspec.json.decode(question.redacted_arguments)
+    return ApprovalCard(
+        question.id,
+        question.call_id,
+        question.tool,
+        arguments,
+        question.digest,
+        question.prompt,
+        question.risk,
+        list(question.reasons),
+        list(question.scopes),
+        iso_time(question.expires_at / 1000),
+    )

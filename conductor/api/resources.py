@@ -1,0 +1,161 @@
+"""The bodies of the API, as JSON in camel case; the OpenAPI document is made of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from conductor.tools.base import Risk
+from conductor.tools.outcomes import Scope
+
+MAX_PAGE = 100
+
+
+class Resource(msgspec.Struct, frozen=True, rename="camel"):
+    """An answer. Times are ISO 8601 in UTC."""
+
+
+class Body(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """A request's body or query."""
+
+
+# -- answers
+
+
+class Problem(Resource, frozen=True):
+    """Why a request failed: ``code`` is stable, ``message`` is for people."""
+
+    code: str
+    message: str
+
+
+class Failure(Resource, frozen=True):
+    """The body of every answer from 400 on."""
+
+    error: Problem
+
+
+class SessionSummary(Resource, frozen=True):
+    """A session of a ``person``, named by a hash.
+
+    ``open``: a process serves it, or has died. ``approvals`` counts the questions that wait for the person.
+    """
+
+    person: str
+    id: str
+    updated: str
+    open: bool
+    messages: int
+    approvals: int
+
+
+class SessionList(Resource, frozen=True):
+    """A page of sessions, ordered by person and id; ``next`` is the ``after`` of the next page."""
+
+    sessions: list[SessionSummary]
+    next: str | None = None
+
+
+class HistoryMessage(Resource, frozen=True):
+    """A message as the model reads it: a cut speech has the text that was heard, and a mark.
+
+    ``note``: the server tells the model something. ``calls`` are the ids of the calls of a reply.
+    """
+
+    position: int
+    role: Literal["user", "assistant", "note"]
+    text: str
+    calls: list[str] = []
+
+
+class CallReport(Resource, frozen=True):
+    """A tool call.
+
+    ``consent`` and ``decided_by`` (``voice``, ``card`` or ``api:NAME``) are those of the person or the
+    backend; null if no record of them is stored any more. ``result`` is the text for the model.
+    """
+
+    id: str
+    name: str
+    arguments: str
+    outcome: Literal["open", "succeeded", "failed", "unknown"] = "open"
+    error_type: str = "none"
+    consent: str | None = None
+    decided_by: str | None = None
+    result: str | None = None
+    ms: int | None = None
+
+
+class ApprovalCard(Resource, frozen=True):
+    """A question that waits for the person; a decision repeats its ``arguments_digest``."""
+
+    id: str
+    call_id: str
+    tool: str
+    arguments: Any
+    arguments_digest: str
+    prompt: str
+    risk: Risk
+    reasons: list[str]
+    scopes: list[Scope]
+    expires_at: str
+
+
+class SessionDetail(Resource, frozen=True):
+    """A session with its history.
+
+    ``running``: a turn runs. ``waiting`` counts the texts that wait to be told. ``cost`` is in the currency
+    of the model's prices.
+    """
+
+    person: str
+    id: str
+    updated: str
+    open: bool
+    running: bool
+    waiting: int
+    history: list[HistoryMessage]
+    calls: list[CallReport]
+    approvals: list[ApprovalCard]
+    cost: float = 0.0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class RecordedMoment(Resource, frozen=True):
+    """A stored record and the events that it showed the client; ``state`` only with a ``number``."""
+
+    time: str
+    number: int
+    name: str
+    record: dict[str, Any] | None
+    acked: list[str]
+    events: list[dict[str, Any]]
+    state: dict[str, Any] | None = None
+
+
+# -- queries
+
+
+class PersonQuery(Body, frozen=True):
+    """``person`` is needed where several people have a session of this id."""
+
+    person: str | None = None
+
+
+class ListQuery(Body, frozen=True):
+    """A page of ``limit`` sessions, after the cursor ``after``; with ``open`` it may be shorter."""
+
+    person: str | None = None
+    open: bool | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 20
+    after: str | None = None
+
+
+class RecordsQuery(Body, frozen=True):
+    """With a ``number``, only the records of this number, with their states."""
+
+    person: str | None = None
+    number: str | None = None

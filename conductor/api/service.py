@@ -1,0 +1,138 @@
+"""The API over HTTP: keys, scopes, bodies, errors and the audit log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import msgspec
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from websockets.datastructures import Headers
+from websockets.http11 import Request
+
+from conductor.api.resources import Failure, Problem
+from conductor.api.routes import ROUTES, ApiCall, ApiError, Route
+from conductor.errors import StoreUnavailable, TooManySessions
+from conductor.server.api_keys import ApiKey
+from conductor.server.listener import WRONG_TOKENS_PER_MINUTE, Listener
+
+log = structlog.get_logger(__name__)
+
+MAX_BODY_BYTES = 65_536
+# Seconds until a request must be answered, an idle connection is closed, and requests end at the stop.
+REQUEST_S = 30.0
+KEEP_ALIVE_S = 75.0
+STOP_S = 2.0
+_CODES = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "too_large"}
+
+
+@asynccontextmanager
+async def serving_api(listener: Listener) -> AsyncIterator[None]:
+    """Serve the API on the listener's port during the block."""
+    application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_answer])
+    for route in ROUTES:
+        application.router.add_route(route.method, route.path, partial(_work, listener, route))
+    # A stranger's bytes that are no HTTP are no error of the server.
+    silent = logging.Logger("api", logging.CRITICAL)
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        logger=silent,
+        keepalive_timeout=KEEP_ALIVE_S,
+        shutdown_timeout=STOP_S,
+    )
+    await runner.setup()
+    listener.serve_api = runner.server
+    try:
+        yield
+    finally:
+        listener.serve_api = None
+        await runner.cleanup()
+
+
+@web.middleware
+async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        async with asyncio.timeout(REQUEST_S):
+            return await handler(request)
+    except ApiError as error:
+        return _refuse(error.status, error.code, str(error))
+    except web.HTTPException as error:
+        return _refuse(error.status, _CODES.get(error.status, "invalid_request"), f"{error.reason}.")
+    except TimeoutError:
+        return _refuse(408, "timeout", "The request took too long.")
+    except TooManySessions as error:
+        return _refuse(429, "rate_limited", str(error))
+    except StoreUnavailable:
+        return _refuse(503, "store_unavailable", "The session store cannot be reached.")
+    except Exception:
+        log.exception("request failed", method=request.method)
+        return _refuse(500, "internal_error", "The server made a mistake; its log says more.")
+
+
+def _refuse(status: int, code: str, message: str) -> web.Response:
+    response = _json(Failure(Problem(code, message)), status)
+    if status in (401, 429):  # a stranger holds no connection
+        response.headers["WWW-Authenticate"] = "Bearer"
+        response.force_close()
+    return response
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    headers = {"Cache-Control": "no-store", "Server": "conductor", "X-Content-Type-Options": "nosniff"}
+    body = msgspec.json.encode(value)
+    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+
+
+async def _work(listener: Listener, route: Route, request: web.Request) -> web.Response:
+    key = _authorise(listener, route, request)
+    try:
+        query = msgspec.convert(dict(request.query), route.query, strict=False)
+        data = await request.read()
+        body = None if route.body is None else msgspec.json.decode(data, type=route.body)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ApiError(400, "invalid_request", f"{error}.") from None
+    call = ApiCall(listener, key, request.match_info, query, body)
+    await listener.services.admission.enter()
+    status = 500
+    try:
+        answer = await route.work(call)
+        status = 200
+    except ApiError as error:
+        status = error.status
+        raise
+    finally:
+        _audit(listener, route, call, status)
+    return _json(answer)
+
+
+def _authorise(listener: Listener, route: Route, request: web.Request) -> ApiKey:
+    key = listener.api_keys.find(request.headers.get("Authorization", ""))
+    if key is None:
+        peer = request.remote or ""
+        address = listener.access.address(Request("", Headers(request.headers.items())), peer) or peer
+        # A valid key always works: wrong guesses of others must not lock it out.
+        if listener.access.refusals.count("/v1 401", address) > WRONG_TOKENS_PER_MINUTE:
+            raise ApiError(429, "rate_limited", "Too many wrong keys; wait a minute.")
+        raise ApiError(401, "unauthorized", "A valid API key is required.")
+    if route.scope not in key.scopes:
+        raise ApiError(403, "forbidden", f"This key needs the scope {route.scope}.")
+    return key
+
+
+def _audit(listener: Listener, route: Route, call: ApiCall, status: int) -> None:
+    """Record who did what; a path has no text of the person."""
+    target = dict(call.path.items())
+    action = f"{route.method} {route.path}"
+    log.info("api", key=call.key.name, action=action, status=status, **target)
+    if listener.services.audit is not None:
+        time = datetime.now(UTC).isoformat(timespec="milliseconds")
+        facts = {"time": time, "event": "api", "key": call.key.name, "action": action, "status": status}
+        listener.services.audit.write({**facts, **target})

@@ -1,0 +1,67 @@
+"""API_KEYS: the keys of the app's backend, each with a name and its scopes."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, cast, get_args
+
+from conductor.errors import SettingsError
+from conductor.server.auth import token_digest
+from conductor.settings import Settings
+
+Scope: TypeAlias = Literal["read", "say", "approve", "admin"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+MIN_CHARS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key by its ``name``, which is in logs and in the audit log; the key itself is not stored."""
+
+    name: str
+    digest: bytes
+    scopes: frozenset[Scope]
+
+
+class ApiKeys:
+    """Finds keys by their hashes, in constant time."""
+
+    def __init__(self, keys: Iterable[ApiKey]) -> None:
+        self._keys = tuple(keys)
+
+    def find(self, authorization: str) -> ApiKey | None:
+        """Find the key of an ``Authorization`` header."""
+        scheme, _, token = authorization.partition(" ")
+        presented, match = token_digest(token.strip()), None
+        for key in self._keys:  # all, so that the time does not reveal the match
+            if hmac.compare_digest(key.digest, presented) and scheme.lower() == "bearer":
+                match = key
+        return match
+
+
+def make_api_keys(settings: Settings) -> ApiKeys:
+    """Read API_KEYS: ``name:key:scope+scope`` each. Raises `SettingsError`, which quotes no key."""
+    keys = [_read(number, entry) for number, entry in enumerate(settings.api_keys, 1)]
+    others = {token_digest(token) for token in settings.auth_tokens}
+    if settings.admin_token is not None:
+        others.add(token_digest(settings.admin_token.get_secret_value()))
+    for key in keys:
+        if key.digest in others:
+            raise SettingsError(f"API_KEYS: the key {key.name!r} is also in AUTH_TOKENS or ADMIN_TOKEN.")
+    if len({key.name for key in keys}) < len(keys) or len({key.digest for key in keys}) < len(keys):
+        raise SettingsError("API_KEYS: two keys have one name, or two names have one key.")
+    return ApiKeys(keys)
+
+
+def _read(number: int, entry: str) -> ApiKey:
+    name, _, rest = entry.partition(":")
+    secret, _, listed = rest.rpartition(":")
+    scopes = frozenset(listed.split("+"))
+    if not (name.isascii() and name.isprintable() and name and scopes <= set(SCOPES)):
+        words = f"its scopes are of {', '.join(SCOPES)}"
+        raise SettingsError(f"API_KEYS: the key {number} must be name:key:scope+scope; {words}.")
+    if len(secret) < MIN_CHARS or not (secret.isascii() and secret.isprintable()):
+        raise SettingsError(f"API_KEYS: the key {name!r} needs {MIN_CHARS} random ASCII characters or more.")
+    return ApiKey(name, token_digest(secret), cast(frozenset[Scope], scopes))
