@@ -46,6 +46,7 @@ def detail_of(key: SessionKey, stored: Stored) -> SessionDetail:
         [_message(position, message) for position, message in _told(state)],
         list(calls.values()),
         [_card(question) for question in state.questions.values()],
+        *state.usage,
     )
 
 
@@ -90,7 +91,7 @@ def _take_record(calls: dict[str, CallReport], record: r.Record | None) -> None:
                 calls[record.call_id],
                 arguments=record.arguments or calls[record.call_id].arguments,
                 consent="given" if given else record.outcome,
-                decided_by="voice" if record.by_voice else "card",
+                decided_by=record.channel,
             )
 
 

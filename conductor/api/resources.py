@@ -8,9 +8,11 @@ import msgspec
 from msgspec import Meta
 
 from conductor.tools.base import Risk
-from conductor.tools.outcomes import Scope
+from conductor.tools.outcomes import Outcome, Scope
 
 MAX_PAGE = 100
+# Characters of a text: speech of some minutes.
+MAX_TEXT_CHARS = 4_000
 
 
 class Resource(msgspec.Struct, frozen=True, rename="camel"):
@@ -119,9 +121,9 @@ class SessionDetail(Resource, frozen=True):
     history: list[HistoryMessage]
     calls: list[CallReport]
     approvals: list[ApprovalCard]
-    cost: float = 0.0
-    input_tokens: int = 0
-    output_tokens: int = 0
+    input_tokens: int
+    output_tokens: int
+    cost: float
 
 
 class RecordedMoment(Resource, frozen=True):
@@ -136,7 +138,61 @@ class RecordedMoment(Resource, frozen=True):
     state: dict[str, Any] | None = None
 
 
-# -- queries
+class Accepted(Resource, frozen=True):
+    """A text was taken; ``repeated``: it was taken before, under the same Idempotency-Key."""
+
+    event_id: str
+    repeated: bool
+
+
+class ApprovalOutcome(Resource, frozen=True):
+    """A question was decided."""
+
+    id: str
+    outcome: Outcome
+
+
+class Ended(Resource, frozen=True):
+    """A session was ended."""
+
+    id: str
+
+
+class Deletion(Resource, frozen=True):
+    """What was deleted, by its kind."""
+
+    kind: str
+    count: int
+
+
+class Remainder(Resource, frozen=True):
+    """What stays, and why."""
+
+    kind: str
+    reason: str
+
+
+class Receipt(Resource, frozen=True):
+    """What was deleted of a person, and what stays."""
+
+    person: str
+    deleted: list[Deletion]
+    kept: list[Remainder]
+
+
+class PersonExport(Resource, frozen=True):
+    """What is stored of a person; ``fields`` are those of tools, by name, as text that is often JSON."""
+
+    person: str
+    sessions: list[SessionDetail]
+    fields: dict[str, str]
+
+
+# -- queries and bodies
+
+
+class NoQuery(Body, frozen=True):
+    """No parameters."""
 
 
 class PersonQuery(Body, frozen=True):
@@ -159,3 +215,18 @@ class RecordsQuery(Body, frozen=True):
 
     person: str | None = None
     number: str | None = None
+
+
+class TextBody(Body, frozen=True):
+    """A text of the app."""
+
+    text: Annotated[str, Meta(max_length=MAX_TEXT_CHARS, pattern=r"\S")]
+
+
+class ApprovalBody(Body, frozen=True):
+    """A decision, bound to the arguments that were shown. The model reads the ``message``."""
+
+    decision: Literal["allow", "deny"]
+    arguments_digest: str
+    scope: Scope = "once"
+    message: Annotated[str, Meta(max_length=2_000)] | None = None

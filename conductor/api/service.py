@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import structlog
@@ -17,8 +18,9 @@ from aiohttp.typedefs import Handler
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
+from conductor.api.requests import ApiCall, ApiError
 from conductor.api.resources import Failure, Problem
-from conductor.api.routes import ROUTES, ApiCall, ApiError, Route
+from conductor.api.routes import ROUTES, Route
 from conductor.errors import StoreUnavailable, TooManySessions
 from conductor.server.api_keys import ApiKey
 from conductor.server.listener import WRONG_TOKENS_PER_MINUTE, Listener
@@ -26,6 +28,7 @@ from conductor.server.listener import WRONG_TOKENS_PER_MINUTE, Listener
 log = structlog.get_logger(__name__)
 
 MAX_BODY_BYTES = 65_536
+MAX_KEY_CHARS = 128
 # Seconds until a request must be answered, an idle connection is closed, and requests end at the stop.
 REQUEST_S = 30.0
 KEEP_ALIVE_S = 75.0
@@ -97,9 +100,10 @@ async def _work(listener: Listener, route: Route, request: web.Request) -> web.R
         query = msgspec.convert(dict(request.query), route.query, strict=False)
         data = await request.read()
         body = None if route.body is None else msgspec.json.decode(data, type=route.body)
+        event_id = _event_id(key, request.headers.get("Idempotency-Key"))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ApiError(400, "invalid_request", f"{error}.") from None
-    call = ApiCall(listener, key, request.match_info, query, body)
+    call = ApiCall(listener, key, request.match_info, query, body, event_id)
     await listener.services.admission.enter()
     status = 500
     try:
@@ -111,6 +115,14 @@ async def _work(listener: Listener, route: Route, request: web.Request) -> web.R
     finally:
         _audit(listener, route, call, status)
     return _json(answer)
+
+
+def _event_id(key: ApiKey, idempotency_key: str | None) -> str:
+    if idempotency_key is None:
+        return f"api:{uuid4().hex}"
+    if not 0 < len(idempotency_key) <= MAX_KEY_CHARS:
+        raise ApiError(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_KEY_CHARS} characters.")
+    return f"api:{key.name}:{idempotency_key}"
 
 
 def _authorise(listener: Listener, route: Route, request: web.Request) -> ApiKey:

@@ -14,13 +14,22 @@ from msgspec.structs import replace
 from conductor.conversation import records as r
 from conductor.conversation.events import events, reply_id, segments_id, speech_id, ui_call_id
 from conductor.conversation.phrases import CONTINUE
-from conductor.conversation.state import Conversation, Event, Input, Notice, Question, Speech, Turn
+from conductor.conversation.state import (
+    MAX_NOTICES,
+    Conversation,
+    Event,
+    Input,
+    Notice,
+    Question,
+    Speech,
+    Turn,
+)
 from conductor.messages import AssistantMessage, Message, Note, UserMessage
 from conductor.tools.base import truncate
 from conductor.tools.outcomes import Outcome
 
 MAX_CLAIMS, MAX_CLAIM_TIMES, MAX_HANDLED, MAX_DECIDED = 8, 12, 512, 8
-MAX_LATE, MAX_NOTICES, MAX_OUTBOUND = 64, 16, 256
+MAX_LATE, MAX_OUTBOUND = 64, 256
 MAX_TRANSCRIPTS = 128  # of a turn: each has a slot for its event
 # Bytes of all notices of a turn together.
 MAX_NOTICES_BYTES = 16_384
@@ -198,11 +207,16 @@ def _start(state: Conversation, record: r.TurnStarted, at: int) -> None:
 
 
 def _take_notices(state: Conversation, record: r.TurnStarted, at: int) -> list[Message]:
-    """Take the notices of a turn: all of them, or for a transcript the late results and expired ones."""
-    if record.cause not in ("transcript", "news"):
+    """Take the notices of a turn: those without words, the first with words, or those that start none."""
+    if record.cause not in ("transcript", "news", "words"):
         return []
-    all_of_them = record.cause == "news"
-    news = [notice for notice in state.notices if all_of_them or notice.late or notice.expires_at <= at]
+    live = [notice for notice in state.notices if notice.expires_at > at and not notice.late]
+    if record.cause == "news":
+        live = [notice for notice in live if notice.words]
+    elif record.cause == "words":
+        spoken = next((notice for notice in live if notice.words), None)
+        live = [notice for notice in live if notice is not spoken]
+    news = [notice for notice in state.notices if notice not in live]
     state.notices = [notice for notice in state.notices if notice not in news]
     notes: list[Message] = [Note(notice.text, notice.untrusted) for notice in news if notice.late]
     if texts := [notice.text for notice in news if not notice.late]:
@@ -237,6 +251,8 @@ def _break(state: Conversation, turn: Turn, record: r.ReplyBroken) -> None:
 
 def _reply(state: Conversation, turn: Turn, record: r.ReplyLogged, at: int) -> None:
     message = record.message
+    (tokens_in, tokens_out, cost), more = state.usage, record.usage
+    state.usage = tokens_in + more[0], tokens_out + more[1], cost + more[2]
     state.log.append(message)
     position = state.log_end - 1
     _place_segments(state, turn, position)

@@ -9,14 +9,13 @@ from contextlib import aclosing
 import msgspec
 import structlog
 
-from conductor.conversation.apply import MAX_NOTICES
 from conductor.conversation.core import SessionCore
 from conductor.conversation.history import cut_point, lost_result
 from conductor.conversation.model import history_of
 from conductor.conversation.phrases import reminder_notice
 from conductor.conversation.receive import ended, turn_started
 from conductor.conversation.records import NoticeTaken, Record
-from conductor.conversation.state import Notice, Summary
+from conductor.conversation.state import MAX_NOTICES, Notice, Summary
 from conductor.errors import ConductorError, Fenced, ModelError, StoreError
 from conductor.events.envelope import new_call_id
 from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage

@@ -288,7 +288,7 @@ async def _take_decisions(session: Session, event: client.ApprovalResponse, tran
             [ApprovalResolved(question_id, "refused", refusal)] if refusal else []
         )
         if not refusal:
-            answers = await _take_decision(session, decision)
+            answers = await take_decision(session, decision)
             await asyncio.sleep(0)  # validating an edit takes up to 30 ms: let other sessions run
         decided.add(question_id)
         if session.outbox.transport is transport:  # a later connection did not ask
@@ -297,9 +297,20 @@ async def _take_decisions(session: Session, event: client.ApprovalResponse, tran
                 session.view.told_outcomes.add(question_id)
 
 
-async def _take_decision(session: Session, decision: client.Decision) -> Sequence[ServerEvent]:
+async def take_decision(
+    session: Session, decision: client.Decision, decided_by: str = ""
+) -> Sequence[ServerEvent]:
+    """Commit a decision about a card, of the client or of the key ``decided_by``; returns its refusals."""
     question = session.state.questions.get(decision.approval_id)
-    response = await session.decide(lambda: tapped(session.view, decision))
+
+    def decide() -> Response:
+        reply = tapped(session.view, decision)
+        for position, fact in enumerate(reply.records):
+            if isinstance(fact, QuestionDecided):
+                reply.records[position] = replace(fact, decided_by=decided_by)
+        return reply
+
+    response = await session.decide(decide)
     if not isinstance(response, Reply):
         return ()
     is_lasting = decision.decision == "allow" and decision.scope == "always"

@@ -152,24 +152,24 @@ class Loop:
         if step.cause == "request":
             await self._requests().start(turn_id)
             return
-        if step.cause == "news":
+        if step.cause in ("news", "words"):
             session.take_rate()
 
         def decision() -> list[r.Record]:
             if state.turn is not None:
                 return []
             view = session.view
+            if step.cause in ("refused", "words"):
+                view.refused_input = view.refused_input and step.cause == "words"
+                sentence = step.text or view.rules.failures.get("rate_limited", "")
+                ending = r.TurnEnded(
+                    "answered",
+                    apology=sentence,
+                    speech_text=for_the_ear(sentence),
+                    follows=bool(state.queue),
+                )
+                return [turn_started(view, turn_id, step.cause), ending]
             started = turn_started(view, turn_id, step.cause, step.event_id, step.text)
-            if step.cause == "refused":
-                view.refused_input = False
-                apology = view.rules.failures.get("rate_limited", "")
-                speech_text = for_the_ear(apology)
-                return [
-                    started,
-                    r.TurnEnded(
-                        "answered", apology=apology, speech_text=speech_text, follows=bool(state.queue)
-                    ),
-                ]
             return [started, r.TurnEnded("interrupted", follows=True)] if step.passed_over else [started]
 
         await session.insist(decision)

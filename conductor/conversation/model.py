@@ -219,8 +219,11 @@ class ModelSteps:
             answer = without_invented(text, state.log) or _NO_ANSWER
             message = msgspec.structs.replace(message, text=answer) if answer != text else message
 
+        usage = finished.usage.read_tokens, finished.usage.output_tokens, finished.cost
+
         def records() -> list[Record]:
-            return replied(session.view, message, prepared, self._speech_of(message.text), paused=paused)
+            speech_text = self._speech_of(message.text)
+            return replied(session.view, message, prepared, speech_text, paused=paused, usage=usage)
 
         await session.take(step, records)
 

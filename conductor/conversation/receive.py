@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -16,12 +17,15 @@ from conductor.conversation.phrases import (
     CUT_SOMEWHERE,
     Failure,
     agent_notice,
+    app_facts,
+    app_words,
     heard_part,
     heard_text,
     late_result,
     marked,
 )
 from conductor.conversation.state import (
+    MAX_NOTICES,
     Call,
     Cause,
     Notice,
@@ -48,6 +52,15 @@ from conductor.tools.outcomes import (
 
 _RETRY_S = 2.0
 
+
+@dataclass(frozen=True, slots=True)
+class AppText:
+    """A text of the app's backend: words for the person, or facts for the model's next turn."""
+
+    text: str
+    is_spoken: bool
+
+
 new_turn_id = IdGenerator("turn")
 
 
@@ -69,6 +82,13 @@ def receive(view: View, event_id: str, event: object, turn_id: str) -> Response:
             return _report(view, event)
         case client.AgentCompleted():
             notice = Notice(agent_notice(event), view.now() + view.rules.notice_ms)
+            return [r.NoticeTaken(event_id, notice)]
+        case AppText() if len(view.state.notices) >= MAX_NOTICES:
+            return Refuse("rate_limited", "Too many texts wait in this session.", _RETRY_S)
+        case AppText():
+            notice = Notice(app_facts(event.text))
+            if event.is_spoken:
+                notice = Notice(app_words(event.text), view.now() + view.rules.notice_ms, words=event.text)
             return [r.NoticeTaken(event_id, notice)]
     return []
 
@@ -295,12 +315,15 @@ def replied(
     speech_text: str,
     *,
     paused: bool = False,
+    usage: tuple[int, int, float] = (0, 0, 0.0),
 ) -> list[r.Record]:
     """Make the records of a whole reply: with calls it opens a round, without calls it ends the turn."""
     # A device that answers a speech before it reads the next call would start the call late.
     has_device_call = any(call.is_device and call.consent == "free" and call.is_open for call in calls)
     in_segments = view.state.turn is not None and bool(view.state.turn.reply_id)
-    reply = r.ReplyLogged(message, calls, "" if has_device_call and not in_segments else speech_text, paused)
+    reply = r.ReplyLogged(
+        message, calls, "" if has_device_call and not in_segments else speech_text, paused, usage
+    )
     if calls or paused:
         return [reply]
     return [reply, r.TurnEnded("answered", follows=view.follows)]

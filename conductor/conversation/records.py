@@ -148,13 +148,14 @@ class ReplyLogged(Fact, frozen=True):
     """The model replied.
 
     ``calls`` are the reply's calls as the gate decided about them. ``speech_text`` is the reply for the ear,
-    without the segments that were spoken already.
+    without the segments that were spoken already. ``usage`` is input tokens, output tokens, and cost.
     """
 
     message: AssistantMessage
     calls: tuple[Call, ...] = ()
     speech_text: str = ""
     paused: bool = False
+    usage: tuple[int, int, float] = (0, 0, 0.0)
 
 
 class CallReleased(Fact, frozen=True):
@@ -249,7 +250,7 @@ class AnswerUnclear(Fact, frozen=True):
 
 
 class QuestionDecided(Fact, frozen=True):
-    """A question was decided, by the words ``text`` of a transcript or by a tap.
+    """A question was decided, by the words ``text`` of a transcript, by a tap, or by a key ``decided_by``.
 
     ``arguments`` and ``digest`` replace those of an edited call. ``grants`` are the session's encoded grants
     after a decision that lasts.
@@ -265,6 +266,12 @@ class QuestionDecided(Fact, frozen=True):
     notes: tuple[str, ...] = ()
     grants: str = ""
     by_voice: bool = False
+    decided_by: str = ""
+
+    @property
+    def channel(self) -> str:
+        """Where the decision came from: ``voice``, ``card``, or the key."""
+        return self.decided_by or ("voice" if self.by_voice else "card")
 
 
 # -- speech, and results after their turn

@@ -15,7 +15,10 @@ from conductor.messages import Message, ToolResult
 from conductor.tools.base import Caution, Effect, OnInterrupt, Risk
 from conductor.tools.outcomes import Outcome, Scope
 
-Cause: TypeAlias = Literal["transcript", "news", "request", "refused"]
+# Notices that wait in a session.
+MAX_NOTICES = 16
+
+Cause: TypeAlias = Literal["transcript", "news", "request", "refused", "words"]
 Consent: TypeAlias = Literal["free", "held", "needed", "asked", "given", "denied"]
 Kind: TypeAlias = Literal[
     "call", "final", "message", "state", "speak", "approval", "resolved", "ended", "flash"
@@ -211,12 +214,16 @@ class Input(Value, frozen=True):
 
 
 class Notice(Value, frozen=True):
-    """A text of the server for the model. Until ``expires_at`` it starts a turn of its own."""
+    """A text of the server for the model. Until ``expires_at`` it starts a turn of its own.
+
+    ``words`` of the app's backend are the whole reply of that turn.
+    """
 
     text: str
     expires_at: int = 0
     untrusted: bool = False
     late: bool = False
+    words: str = ""
 
 
 class Summary(Value, frozen=True):
@@ -249,7 +256,8 @@ class Conversation(Part):
 
     ``claim`` is the token of the owner; ``claims`` maps the last owners to their last revisions, and
     ``claim_times`` are the recent takeovers. Event ids are made of the claim and ``record_count``.
-    ``fields`` belong to tools. ``decided`` are the outcomes of the last questions.
+    ``fields`` belong to tools. ``decided`` are the outcomes of the last questions. ``usage`` sums up the
+    replies: input tokens, output tokens, cost.
     """
 
     revision: int = 0
@@ -275,6 +283,7 @@ class Conversation(Part):
     outbound: dict[str, Event] = {}
     handled_ids: dict[str, None] = {}
     fields: dict[str, str] = {}
+    usage: tuple[int, int, float] = (0, 0, 0.0)
 
     @property
     def log_end(self) -> int:

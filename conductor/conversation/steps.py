@@ -107,9 +107,9 @@ def _begin(view: View) -> Step:
     if not state.notices or floor_at is None:
         return AwaitResults()
     now = view.now()
-    has_notices = any(notice.expires_at > now for notice in state.notices)
-    if has_notices and now >= max(floor_at, view.notices_after) and view.may_start():
-        return StartTurn("news")
+    first = next((notice for notice in state.notices if notice.expires_at > now), None)
+    if first is not None and now >= max(floor_at, view.notices_after) and view.may_start():
+        return StartTurn("words", text=first.words) if first.words else StartTurn("news")
     return AwaitResults()
 
 

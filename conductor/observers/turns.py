@@ -236,7 +236,7 @@ class TurnObserver(SessionObserver):
                     for question in record.questions:
                         self._session.services.metrics.count_request(question.tool, question.source)
                 case r.QuestionDecided():
-                    self._decided(record.question_id, record.outcome, commit.at, by_voice=record.by_voice)
+                    self._decided(record.question_id, record.outcome, commit.at, record.channel)
                     if record.outcome == "edited":
                         self._edited(record)
                 case r.TurnEnded():
@@ -273,20 +273,18 @@ class TurnObserver(SessionObserver):
         start_ns = time.time_ns() - record.took_ms * 1_000_000
         self._step("execute_tool", record.tool, start_ns, error, attributes)
 
-    def _decided(self, question_id: str, outcome: Any, at: int, *, by_voice: bool) -> None:
+    def _decided(self, question_id: str, outcome: Any, at: int, channel: str) -> None:
         question = self._about.get(question_id)
         if not isinstance(question, Question):
             return
         session = self._session
         seconds = max(0.0, (at - question.asked_at) / 1000)
         session.services.metrics.count_decision(
-            question.tool, question.source, outcome, seconds, by_voice=by_voice
+            question.tool, question.source, outcome, seconds, by_voice=channel == "voice"
         )
         spec = session.spec_of(question)
         if spec is not None:
-            self._audit.record_answer(
-                spec, msgspec.json.decode(question.arguments), outcome, by_voice=by_voice
-            )
+            self._audit.record_answer(spec, msgspec.json.decode(question.arguments), outcome, channel)
         allowed = "allowed" if outcome in ("allowed", "edited") else "not allowed"
         self._stats.trace.append(allowed)
         attributes = {"gen_ai.tool.name": question.tool, "conductor.approval.outcome": allowed}
@@ -299,14 +297,14 @@ class TurnObserver(SessionObserver):
         spec = self._session.spec_of(question) if isinstance(question, Question) else None
         if spec is not None:
             arguments = msgspec.json.decode(record.arguments)
-            self._audit.record_answer(spec, arguments, "edited", by_voice=False)
+            self._audit.record_answer(spec, arguments, "edited", record.channel)
 
     def _ended(self, record: r.TurnEnded, at: int) -> None:
         turn = self._about.get("turn")
         if not isinstance(turn, Turn):
             return
         for question_id in record.superseded:
-            self._decided(question_id, "superseded", at, by_voice=False)
+            self._decided(question_id, "superseded", at, "card")
         for finished in record.results:
             self._finished(finished)
         session, stats = self._session, self._stats

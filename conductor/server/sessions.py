@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
+from websockets.frames import CloseCode
 
 from conductor.conversation.core import epoch_ms
 from conductor.conversation.ledger import replay
@@ -16,7 +17,7 @@ from conductor.conversation.services import Services
 from conductor.conversation.session import Session
 from conductor.conversation.state import Conversation
 from conductor.conversation.transport import Transport
-from conductor.errors import StoreError, StoreUnavailable, TooManySessions
+from conductor.errors import Fenced, StoreError, StoreUnavailable, TooManySessions
 from conductor.rate_limit import ANONYMOUS, STILL_S
 from conductor.server.access import Refusals
 from conductor.settings import Limits
@@ -180,8 +181,11 @@ class SessionRegistry:
             raise
         return session, existed
 
-    def unbind(self, key: SessionKey, connection: Peer) -> None:
-        """Note that a connection closed; the last one starts the session's grace period."""
+    def unbind(self, key: SessionKey, connection: Peer, *, at_once: bool = False) -> None:
+        """Note that a connection closed; the last one starts the session's grace period.
+
+        ``at_once``: without a running turn the session is released at once.
+        """
         binding = self._bindings.get(key)
         if binding is None or connection not in binding.connections:
             return
@@ -191,10 +195,25 @@ class SessionRegistry:
             if not binding.connections:
                 self._remove(key)
                 self._put(key, binding)
-                self._arm(key, binding, self._services.limits.session_grace)
+                self._arm(key, binding, 0.0 if at_once else self._services.limits.session_grace)
         elif not binding.connections:
             self._remove(key)
             binding.session.cancel()  # no client waits: a claim now would only fence another process
+
+    def end(self, subject: str, session_id: str | None = None, *, lost: bool = False) -> None:
+        """End sessions of a subject, and close their connections.
+
+        Those that are ``lost`` record nothing more: they are about to be deleted.
+        """
+        for key, binding in list(self._subjects.get(subject, {}).items()):
+            if session_id in (None, key.session_id):
+                if binding.timer is not None:
+                    binding.timer.cancel()
+                self._end(key, binding)
+                for connection in binding.connections:
+                    connection.close(CloseCode.NORMAL_CLOSURE, "the session was ended")
+                if lost and binding.session.done() and binding.session.exception() is None:
+                    binding.session.result().lose(Fenced("The session is deleted."))
 
     def _suspended_for(self, seconds: float) -> None:
         for session in self.sessions:

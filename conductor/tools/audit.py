@@ -64,11 +64,9 @@ class SessionAudit:
             "decision", spec, arguments, decision=verdict.effect, rule=rule, reasons=list(verdict.reasons)
         )
 
-    def record_answer(
-        self, spec: ToolSpec, arguments: Mapping[str, Any], outcome: str, *, by_voice: bool
-    ) -> None:
-        """Record the result of a question to the person."""
-        self._write("answer", spec, arguments, outcome=outcome, by="voice" if by_voice else "card")
+    def record_answer(self, spec: ToolSpec, arguments: Mapping[str, Any], outcome: str, channel: str) -> None:
+        """Record the result of a question to the person, and where it came from."""
+        self._write("answer", spec, arguments, outcome=outcome, by=channel)
 
     def record_end(self, spec: ToolSpec, arguments: Mapping[str, Any], outcome: ToolOutcome) -> None:
         """Record the end of a call that was run."""

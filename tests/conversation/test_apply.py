@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conductor.conversation import records as r
-from conductor.conversation.apply import MAX_HANDLED, MAX_NOTICES, MAX_OUTBOUND, advance
+from conductor.conversation.apply import MAX_HANDLED, MAX_OUTBOUND, advance
 from conductor.conversation.ledger import replay
 from conductor.conversation.state import (
+    MAX_NOTICES,
     Cause,
     Conversation,
     LateCall,

@@ -1,0 +1,116 @@
+"""The endpoints that act in a session: words, facts, decisions, its end."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from conductor.api.requests import ApiCall, ApiError, find_session
+from conductor.api.resources import Accepted, ApprovalOutcome, Ended
+from conductor.conversation.approvals import Refuse
+from conductor.conversation.inbound import record, take_decision
+from conductor.conversation.receive import AppText
+from conductor.conversation.session import Session
+from conductor.conversation.transport import Frame
+from conductor.errors import Fenced, StoreUnavailable
+from conductor.events.client import Decision
+from conductor.events.server import ApprovalResolved
+from conductor.stores.base import SessionKey
+
+_T = TypeVar("_T")
+# Tries while other processes take the session.
+ATTEMPTS = 4
+
+
+class _Visitor:
+    """A connection to a session that shows nothing: the session's client stays attached."""
+
+    resumes = segments = False
+
+    def send(self, frame: Frame) -> None:
+        """Show nothing."""
+
+    def drop_partials(self) -> None:
+        """Hold no partials."""
+
+    def suspend(self) -> None:
+        """Hold no frames."""
+
+    def close(self, code: int, reason: str) -> None:
+        """Leave by itself."""
+
+    def ownership_lost(self, *, stale: bool) -> None:
+        """Learn it by the next commit."""
+
+    async def is_alive(self) -> bool:
+        """Wait for the session."""
+        return True
+
+
+async def in_session(call: ApiCall, work: Callable[[Session], Awaitable[_T]]) -> _T:
+    """Work in the session of the path.
+
+    It is claimed as by a client that reconnects; a client on another process rejoins with its next event,
+    because the claim is released again. Raises `ApiError`, `StoreUnavailable`.
+    """
+    key, _ = await find_session(call)
+    registry, visitor = call.listener.registry, _Visitor()
+    for _ in range(ATTEMPTS):
+        session, _ = await registry.bind(key, visitor)
+        try:
+            return await work(session)
+        except Fenced:
+            continue
+        finally:
+            # In memory a session ends with its release.
+            registry.unbind(key, visitor, at_once=session.durable)
+    raise StoreUnavailable("Other processes keep taking the session.")
+
+
+async def _tell(call: ApiCall, *, is_spoken: bool) -> Accepted:
+    async def tell(session: Session) -> Accepted:
+        is_repeated = call.event_id in session.state.handled_ids
+        response = await record(session, call.event_id, AppText(call.body.text, is_spoken))
+        if isinstance(response, Refuse):
+            raise ApiError(429, response.code, response.message)
+        return Accepted(call.event_id, is_repeated)
+
+    return await in_session(call, tell)
+
+
+async def say(call: ApiCall) -> Accepted:
+    """Say a text to the person, word for word, once nobody speaks; without a client it waits."""
+    return await _tell(call, is_spoken=True)
+
+
+async def add_context(call: ApiCall) -> Accepted:
+    """Tell the model facts for the person's next turn; they are marked as data of the app."""
+    return await _tell(call, is_spoken=False)
+
+
+async def decide(call: ApiCall) -> ApprovalOutcome:
+    """Decide about a question that waits, as the person's card would."""
+    body, question_id = call.body, call.path["approval"]
+    decision = Decision(question_id, body.arguments_digest, body.decision, body.scope, message=body.message)
+
+    async def work(session: Session) -> ApprovalOutcome:
+        channel = f"api:{call.key.name}"
+        for refusal in await take_decision(session, decision, channel):
+            assert isinstance(refusal, ApprovalResolved)
+            if refusal.outcome not in ("allowed", "denied"):
+                raise ApiError(409, refusal.outcome, refusal.message or "It was not decided.")
+        return ApprovalOutcome(question_id, session.state.decided[question_id])
+
+    return await in_session(call, work)
+
+
+async def end_session(call: ApiCall) -> Ended:
+    """End the running turn, and close the person's connection; the history stays."""
+
+    async def work(session: Session) -> SessionKey:
+        await session.end_turn("session_end")
+        return session.key
+
+    key = await in_session(call, work)
+    call.listener.registry.end(key.subject, key.session_id)
+    return Ended(key.session_id)

@@ -1,0 +1,100 @@
+"""What is stored of a person, and its deletion with a receipt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import msgspec
+
+from conductor.api.reports import detail_of
+from conductor.api.requests import ApiCall, ApiError, find_session
+from conductor.api.resources import Deletion, PersonExport, Receipt, Remainder
+from conductor.conversation.ledger import PREFIX, replay
+from conductor.stores.base import SessionKey, Stored
+
+# Sessions of one page.
+PAGE = 200
+# Sessions of an export: more would not fit into one answer.
+MAX_EXPORTED = 500
+_KINDS = {"grants": "always rules"}
+
+
+async def export_person(call: ApiCall) -> PersonExport:
+    """Export what is stored of a person: sessions with their histories, and the fields of tools."""
+    stored = await _stored_of(call, call.path["person"])
+    if len(stored) > MAX_EXPORTED:
+        raise ApiError(413, "too_large", f"More than {MAX_EXPORTED} sessions; read them one by one.")
+    own = {key: value for key, value in stored.items() if not key.never_expires}
+    sessions = [await asyncio.to_thread(detail_of, key, value) for key, value in own.items()]
+    fields = {name: text for value in stored.values() for name, text in _fields(value).items()}
+    return PersonExport(call.path["person"], sessions, fields)
+
+
+async def delete_person(call: ApiCall) -> Receipt:
+    """Delete everything that is stored of a person; the receipt counts it, and says what stays."""
+    return await _delete(call, call.path["person"], None, await _stored_of(call, call.path["person"]))
+
+
+async def delete_session(call: ApiCall) -> Receipt:
+    """Delete a session."""
+    key, stored = await find_session(call)
+    return await _delete(call, key.subject, key.session_id, {key: stored})
+
+
+async def _delete(
+    call: ApiCall, person: str, session_id: str | None, stored: dict[SessionKey, Stored]
+) -> Receipt:
+    services, counts = call.listener.services, Counter[str]()
+    for key, value in stored.items():
+        if not key.never_expires:
+            counts["sessions"] += 1
+            counts["messages"] += len(replay(value.commits(), value.meta.revision).log)
+        for name, text in _fields(value).items():
+            counts[name] += _items(text)
+    # First, so that nothing of this process is written behind the deletion.
+    call.listener.registry.end(person, session_id, lost=True)
+    await services.store.delete(person, session_id)
+    if session_id is None and services.subject_records is not None:
+        services.subject_records.forget(person)
+    deleted = [Deletion(kind, count) for kind, count in sorted(counts.items()) if count]
+    return Receipt(person, deleted, list(_remainders(call)))
+
+
+def _remainders(call: ApiCall) -> list[Remainder]:
+    remainders = [
+        Remainder("log lines", "They name the person by a hash and have no texts; delete them by their age."),
+        Remainder("backups", "They are the operator's; they have what was stored at their time."),
+        Remainder("notes", "NOTES_DIR is one folder for all people; its files name no person."),
+    ]
+    if call.listener.services.audit is not None:
+        why = "The audit log is evidence: it has the hash, tools and digests, and no texts or arguments."
+        remainders.append(Remainder("audit lines", why))
+    return remainders
+
+
+async def _stored_of(call: ApiCall, person: str) -> dict[SessionKey, Stored]:
+    store, stored, after = call.listener.services.store, dict[SessionKey, Stored](), None
+    while keys := await store.keys(person, None, after, PAGE):
+        for after in keys:
+            value = await store.read(after)
+            if value is not None:
+                stored[after] = value
+    if not stored:
+        raise ApiError(404, "not_found", "Nothing is stored of this person.")
+    return stored
+
+
+def _fields(stored: Stored) -> dict[str, str]:
+    """Give the fields of tools, and the "always" rules, by what they are for people."""
+    fields = replay(stored.commits(), stored.meta.revision).fields
+    return {_KINDS.get(name, name.removeprefix(PREFIX)): text for name, text in fields.items()}
+
+
+def _items(text: str) -> int:
+    """Count the items of a field: those of a list, else one."""
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.MsgspecError:
+        return 1
+    return len(value) if isinstance(value, list) else 1

@@ -1,0 +1,61 @@
+"""An authorised request to the API, its errors, and the session that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from conductor.server.api_keys import ApiKey
+from conductor.server.listener import Listener
+from conductor.stores.base import SessionKey, Stored
+
+# Sessions of one id, of different people, that are read to find the only one.
+MAX_NAMESAKES = 16
+
+
+class ApiError(Exception):
+    """A request that fails with an HTTP ``status`` and a stable ``code``."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class ApiCall:
+    """An authorised request. ``query`` and ``body`` are of the route's types.
+
+    ``event_id`` is the same for a repeated request with an Idempotency-Key.
+    """
+
+    listener: Listener
+    key: ApiKey
+    path: Mapping[str, str]
+    query: Any
+    body: Any
+    event_id: str
+
+
+def no_session() -> ApiError:
+    """Make the error for a session that does not exist."""
+    return ApiError(404, "not_found", "There is no such session.")
+
+
+async def find_session(call: ApiCall) -> tuple[SessionKey, Stored]:
+    """Find the session of the path. Raises `ApiError`, `StoreUnavailable`."""
+    store, session_id = call.listener.services.store, call.path["id"]
+    # The server's own records are of no session.
+    if SessionKey("", session_id).never_expires:
+        raise no_session()
+    if call.query.person is not None:
+        keys = [SessionKey(call.query.person, session_id)]
+    else:
+        keys = await store.keys(None, session_id, None, MAX_NAMESAKES)
+    found = [(key, stored) for key in keys if (stored := await store.read(key)) is not None]
+    if not found:
+        raise no_session()
+    if len(found) > 1:
+        raise ApiError(409, "ambiguous", "Several people have a session of this id; name the person.")
+    return found[0]

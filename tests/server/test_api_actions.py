@@ -1,0 +1,187 @@
+"""What the backend does in a session: words, facts, decisions, the end."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conductor.messages import Note, UserMessage
+from conductor.models.base import TextDelta
+from tests.app import App
+from tests.server.api import Backend, backend
+from tests.server.test_takeover_questions import MOVE, move
+from tests.server.wires import until
+
+HELLO, AGAIN = [TextDelta("Good morning.")], [TextDelta("Of course.")]
+PARCEL = "Your parcel is here."
+SAY, CONTEXT = "/v1/sessions/s-1/say", "/v1/sessions/s-1/context"
+
+
+async def history(served: Backend) -> list[tuple[str, str]]:
+    body = (await served.ask("GET", "/v1/sessions/s-1")).body
+    return [(message["role"], message["text"]) for message in body["history"]]
+
+
+# -- words
+
+
+async def test_words_are_spoken_as_they_are_without_the_model() -> None:
+    async with backend() as served, served.phone() as phone:
+        answer = await served.ask("POST", SAY, {"text": PARCEL}, key="say")
+        assert answer.status == 200 and not answer.body["repeated"]
+        await phone.until("tts.speak")
+        await phone.idle()
+        assert phone.speeches() == phone.finals() == [PARCEL] and not phone.events("state thinking")
+        assert (await history(served))[-1] == ("assistant", PARCEL)
+        assert not served.provider.requests
+
+
+async def test_words_wait_for_the_floor() -> None:
+    async with backend([HELLO]) as served, served.phone() as phone:
+        phone.send("user.audio.transcript.partial", {"text": "Good"})
+        await until(lambda: served.listener.registry.sessions[0].view.sends_partials)
+        assert (await served.ask("POST", SAY, {"text": PARCEL})).status == 200
+        await phone.ask("Good morning.")
+        await phone.until("tts.speak", **{})
+        await until(lambda: len(phone.speeches()) == 2)
+        assert phone.speeches() == ["Good morning.", PARCEL]
+
+
+async def test_the_same_key_says_it_once() -> None:
+    async with backend() as served, served.phone() as phone:
+        answers = [
+            await served.ask("POST", SAY, {"text": PARCEL}, Idempotency_Key="order-7") for _ in range(2)
+        ]
+        assert [answer.body["repeated"] for answer in answers] == [False, True]
+        assert answers[0].body["eventId"] == answers[1].body["eventId"]
+        await phone.until("tts.speak")
+        await phone.idle()
+        assert (await served.ask("POST", SAY, {"text": PARCEL}, Idempotency_Key="order-7")).body["repeated"]
+        assert (await served.ask("POST", SAY, {"text": "Bye."}, Idempotency_Key="order-8")).status == 200
+        await until(lambda: len(phone.speeches()) == 2)
+        assert phone.speeches() == [PARCEL, "Bye."]
+
+
+async def test_words_wait_for_a_client(tmp_path: Path) -> None:
+    async with backend(session_store_url=f"sqlite:///{tmp_path}/s.db") as served:
+        async with served.phone():
+            pass
+        await until(lambda: not served.listener.connections)
+        assert (await served.ask("POST", SAY, {"text": PARCEL})).status == 200
+        await until(lambda: not len(served.listener.registry))
+        assert (await served.ask("GET", "/v1/sessions/s-1")).body["waiting"] == 1
+        async with served.phone() as phone:
+            await phone.until("tts.speak")
+            assert phone.speeches() == [PARCEL]
+
+
+async def test_too_many_words_are_refused() -> None:
+    async with backend(limits={"open_microphone": 60.0}) as served, served.phone():
+        statuses = [(await served.ask("POST", SAY, {"text": f"Word {n}."})).status for n in range(18)]
+        assert statuses == [200] * 16 + [429] * 2
+
+
+@pytest.mark.parametrize(
+    "body", [None, b"", b"{", b"\xff", [], {}, {"text": ""}, {"text": "  "}, {"text": 1}, {"words": "x"}]
+)
+async def test_a_malformed_body_is_refused(body: Any) -> None:
+    async with backend() as served, served.phone():
+        answer = await served.ask("POST", SAY, body)
+        assert (answer.status, answer.code) == (400, "invalid_request")
+        assert (await served.ask("POST", SAY, {"text": "x" * 70_000})).status == 413
+
+
+# -- facts
+
+
+async def test_facts_are_in_the_next_request_marked_as_data_and_start_no_turn() -> None:
+    async with backend([HELLO, AGAIN]) as served, served.phone() as phone:
+        await phone.ask("Hello.")
+        for _ in range(2):
+            answer = await served.ask("POST", CONTEXT, {"text": "The cart has 3 items."}, Idempotency_Key="a")
+            assert answer.status == 200
+        assert len(served.provider.requests) == 1
+        await phone.ask("What is in my cart?")
+        *_, note, words = served.provider.requests[1].messages
+        assert words == UserMessage("What is in my cart?")
+        assert isinstance(note, Note) and note.text.count("The cart has 3 items.") == 1
+        assert "data" in note.text and "no instruction" in note.text
+        assert phone.speeches() == ["Good morning.", "Of course."]
+
+
+# -- decisions
+
+
+def cards(served: Backend, session_id: str = "s-1") -> App:
+    start = {"capabilities": ["tools", "approval"], "tools": [MOVE]}
+    return served.phone(session_id, tools={"move_file": lambda _: "moved"}, start_fields=start)
+
+
+async def approve(served: Backend, card: dict[str, Any], decision: str, **fields: Any) -> Any:
+    body = {"decision": decision, "argumentsDigest": card["argumentsDigest"], **fields}
+    return await served.ask("POST", f"/v1/sessions/s-1/approvals/{card['approvalId']}", body, key="approve")
+
+
+@pytest.mark.parametrize(("decision", "outcome", "runs"), [("allow", "allowed", 1), ("deny", "denied", 0)])
+async def test_the_backend_decides_as_a_card_and_is_named(
+    tmp_path: Path, decision: str, outcome: str, runs: int
+) -> None:
+    audit = tmp_path / "audit.jsonl"
+    async with backend(move, audit_log=audit) as served, cards(served) as phone:
+        phone.say("Move it.")
+        card = (await phone.until("approval.request"))["payload"]
+        detail = (await served.ask("GET", "/v1/sessions/s-1")).body
+        (waiting,) = detail["approvals"]
+        assert waiting["argumentsDigest"] == card["argumentsDigest"] and detail["running"]
+        assert (await approve(served, {**card, "argumentsDigest": "0"}, decision)).code == "refused"
+        answer = await approve(served, card, decision)
+        assert answer.status == 200 and answer.body["outcome"] == outcome
+        await phone.until("approval.resolved", outcome=outcome)
+        await phone.until("assistant.speech.final")
+        assert len(phone.runs) == runs
+        (report,) = (await served.ask("GET", "/v1/sessions/s-1")).body["calls"]
+        assert report["decidedBy"] == "api:approve" and report["name"] == "move_file"
+        assert report["outcome"] == ("succeeded" if runs else "failed")
+        assert report["consent"] == ("given" if runs else "denied")
+        assert (await approve(served, card, decision)).status in (200, 409)
+    lines = audit.read_text()
+    assert '"by":"api:approve"' in lines and '"event":"api"' in lines and "key-of-the-backend" not in lines
+
+
+async def test_of_a_card_and_the_backend_at_the_same_time_one_wins() -> None:
+    async with backend(move) as served, cards(served) as phone:
+        phone.say("Move it.")
+        event = await phone.until("approval.request")
+        phone.decide_card(event, "deny")
+        answer = await approve(served, event["payload"], "allow")
+        resolved = await phone.until("approval.resolved")
+        await phone.until("assistant.speech.final")
+        won = resolved["payload"]["outcome"] == "allowed"
+        assert answer.status == (200 if won else 409) and len(phone.runs) == won
+
+
+async def test_there_is_no_such_question() -> None:
+    async with backend() as served, served.phone():
+        answer = await approve(served, {"approvalId": "appr_1", "argumentsDigest": "0"}, "allow")
+        assert answer.status == 409 and answer.code == "refused"
+
+
+# -- the end
+
+
+async def test_the_end_stops_the_turn_and_closes_the_connection(tmp_path: Path) -> None:
+    hold = asyncio.Event()
+    store = f"sqlite:///{tmp_path}/s.db"
+    async with backend([[TextDelta("One moment."), hold]], session_store_url=store) as served:
+        async with served.phone() as phone:
+            phone.say("Hello.")
+            await served.provider.record(0).started.wait()
+            assert (await served.ask("POST", "/v1/sessions/s-1/end")).status == 200
+            await asyncio.wait_for(phone.closed.wait(), 5)
+            assert phone.close_code == 1000
+        assert served.provider.record(0).closed_early
+        detail = (await served.ask("GET", "/v1/sessions/s-1")).body
+        assert not detail["running"] and detail["history"][0]["text"] == "Hello."

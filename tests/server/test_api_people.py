@@ -1,0 +1,102 @@
+"""Deletion and export of a person, and sessions that other processes hold."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from conductor.messages import ToolCall
+from conductor.models.base import TextDelta
+from tests.server.api import backend
+from tests.server.test_api_actions import PARCEL, SAY, cards
+from tests.server.test_takeover_questions import move
+from tests.server.wires import until
+
+HELLO = [TextDelta("Good morning.")]
+ME = "/v1/people/anonymous"
+TOKEN = "a-token-of-a-person"
+REMIND = ToolCall("c-1", "schedule_task", '{"text":"tea","in_minutes":500}')
+TASK = ToolCall("c-2", "add_task", '{"title":"buy tea"}')
+
+
+async def test_a_person_is_deleted_with_a_receipt_while_a_turn_runs(tmp_path: Path) -> None:
+    hold = asyncio.Event()
+    replies = [[REMIND, TASK], HELLO, [TextDelta("One moment."), hold]]
+    rule = tmp_path / "policies.json"
+    rule.write_text('{"version":1,"rules":[{"tool":"schedule_task","effect":"allow"}]}')
+    values: dict[str, Any] = {
+        "session_store_url": f"sqlite:///{tmp_path}/s.db",
+        "auth_tokens": (TOKEN,),
+        "audit_log": tmp_path / "audit.jsonl",
+        "policies_file": rule,
+    }
+    async with backend(replies, **values) as served:
+        bearer = {"Authorization": f"Bearer {TOKEN}"}
+        async with served.phone(headers=bearer) as phone, served.phone("s-2", headers=bearer):
+            await phone.ask("Remind me of tea.")
+            me = (await served.ask("GET", "/v1/sessions")).body["sessions"][0]["person"]
+            exported = (await served.ask("GET", f"/v1/people/{me}")).body
+            assert len(exported["sessions"]) == 2 and "tea" in exported["fields"]["reminders"]
+            phone.say("Are you there?")
+            await served.provider.record(2).started.wait()
+            answer = await served.ask("DELETE", f"/v1/people/{me}", key="admin")
+            assert answer.status == 200 and answer.body["person"] == me
+            deleted = {item["kind"]: item["count"] for item in answer.body["deleted"]}
+            assert deleted == {"sessions": 2, "messages": 6, "reminders": 1, "tasks": 1}
+            assert {item["kind"] for item in answer.body["kept"]} >= {"log lines", "audit lines"}
+            await asyncio.wait_for(phone.closed.wait(), 5)
+        await until(lambda: not (served.listener.connections or served.listener.registry._closing))
+        assert served.provider.record(2).closed_early
+        assert (await served.ask("GET", f"/v1/people/{me}")).status == 404
+        assert (await served.ask("GET", "/v1/sessions")).body["sessions"] == []
+        assert (await served.ask("DELETE", f"/v1/people/{me}")).status == 404
+        # A person who comes back is a new one.
+        async with served.phone(headers=bearer) as phone:
+            assert phone.events("session.started")[0]["payload"]["resumed"] is False
+            assert not served.listener.services.subject_records.get(me, "tool:reminders")  # type: ignore[union-attr] # it has them
+
+
+async def test_a_session_is_deleted_alone(tmp_path: Path) -> None:
+    async with backend([HELLO], session_store_url=f"sqlite:///{tmp_path}/s.db") as served:
+        async with served.phone() as phone, served.phone("s-2"):
+            await phone.ask("Hello.")
+            answer = await served.ask("DELETE", "/v1/sessions/s-1", key="admin")
+            assert {item["kind"]: item["count"] for item in answer.body["deleted"]} == {
+                "sessions": 1,
+                "messages": 2,
+            }
+            listed = (await served.ask("GET", "/v1/sessions")).body["sessions"]
+            assert [item["id"] for item in listed] == ["s-2"]
+
+
+# -- a session of another process
+
+
+async def test_words_reach_a_client_of_another_process_with_its_next_event(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/s.db"
+    async with (
+        backend([HELLO], session_store_url=store) as one,
+        backend([], session_store_url=store) as other,
+    ):
+        async with one.phone(start_fields={"capabilities": ["resume"]}) as phone:
+            assert (await other.ask("POST", SAY, {"text": PARCEL})).status == 200
+            await until(lambda: not (len(other.listener.registry) or other.listener.registry._closing))
+            phone.say("Hello.")
+            await until(lambda: len(phone.speeches()) == 2)
+            assert phone.speeches() == ["Good morning.", PARCEL] and not phone.closed.is_set()
+
+
+async def test_a_decision_at_another_process_counts(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/s.db"
+    async with backend(move, session_store_url=store) as one, backend(move, session_store_url=store) as other:
+        async with cards(one) as phone:
+            phone.say("Move it.")
+            event = await phone.until("approval.request")
+            card = event["payload"]
+            body = {"decision": "deny", "argumentsDigest": card["argumentsDigest"]}
+            path = f"/v1/sessions/s-1/approvals/{card['approvalId']}"
+            assert (await other.ask("POST", path, body)).status == 200
+            phone.decide_card(event, "allow")
+            await phone.until("assistant.speech.final")
+            assert not phone.runs
