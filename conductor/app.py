@@ -14,7 +14,7 @@ import structlog
 from conductor.conversation.ledger import SubjectRecords
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.services import Services
-from conductor.entry_points import AUTH, ENDPOINTS, choose, plugins
+from conductor.entry_points import ENDPOINTS, plugins
 from conductor.models.base import ModelProvider
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import load_profiles
@@ -23,9 +23,8 @@ from conductor.observers.tracing import make_tracer
 from conductor.observers.turns import SessionMetrics, TurnObservers
 from conductor.prompts import identify, load_system_prompt
 from conductor.rate_limit import DailyBudget
-from conductor.reload import reload, watch_policies
+from conductor.reload import make_authenticator, reload, watch_policies
 from conductor.server.api_keys import make_api_keys
-from conductor.server.auth import Authenticator
 from conductor.server.listener import Listener
 from conductor.server.metrics import make_metrics_endpoint
 from conductor.server.page import make_page
@@ -108,7 +107,7 @@ async def running(
     store = services.store
     listener = Listener(
         services,
-        choose(AUTH, settings.auth, "AUTH").make(Authenticator, settings),
+        make_authenticator(settings, store),
         settings.allowed_origins,
         make_metrics_endpoint(settings),
         [ipaddress.ip_network(network) for network in settings.trusted_proxies],

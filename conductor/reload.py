@@ -20,8 +20,10 @@ from conductor.server.api_keys import make_api_keys
 from conductor.server.auth import Authenticator
 from conductor.server.listener import Listener
 from conductor.server.metrics import make_metrics_endpoint
+from conductor.server.one_time import OneTimeTokens
 from conductor.server.page import make_page
 from conductor.settings import Settings
+from conductor.stores.base import SessionLog
 from conductor.tools.device import load_catalog
 from conductor.tools.policies import REREAD_S, lint, lint_allowed
 from conductor.tools.rules import Rule
@@ -32,6 +34,15 @@ log = structlog.get_logger(__name__)
 
 # The settings that a running server takes from an edited ``.env``; the others are those of its start.
 RELOADED = ("auth_tokens", "admin_token", "api_keys")
+
+
+def make_authenticator(settings: Settings, store: SessionLog) -> Authenticator:
+    """Make the authenticator of the settings, with one-time tokens if there is an API that makes them.
+
+    Raises `SettingsError`.
+    """
+    authenticator: Authenticator = choose(AUTH, settings.auth, "AUTH").make(Authenticator, settings)
+    return OneTimeTokens(authenticator, store) if settings.api_keys else authenticator
 
 
 def reload(
@@ -47,7 +58,7 @@ def reload(
         edited = settings if read is None else read()
         settings = settings.model_copy(update={name: getattr(edited, name) for name in RELOADED})
         admin, api_keys = make_metrics_endpoint(settings), make_api_keys(settings)
-        authenticator = choose(AUTH, settings.auth, "AUTH").make(Authenticator, settings)
+        authenticator = make_authenticator(settings, services.store)
         after = _reload_services(settings, services)
     except SettingsError as error:
         log.error("reload failed", reason=str(error))

@@ -7,10 +7,12 @@ from collections import Counter
 
 import msgspec
 
-from conductor.api.reports import detail_of
+from conductor.api.reports import detail_of, iso_time
 from conductor.api.requests import ApiCall, ApiError, find_session
-from conductor.api.resources import Deletion, PersonExport, Receipt, Remainder
+from conductor.api.resources import Deletion, Person, PersonExport, Receipt, Remainder, Token
 from conductor.conversation.ledger import PREFIX, replay
+from conductor.server.auth import person_id
+from conductor.server.one_time import OneTimeTokens
 from conductor.stores.base import SessionKey, Stored
 
 # Sessions of one page.
@@ -18,6 +20,21 @@ PAGE = 200
 # Sessions of an export: more would not fit into one answer.
 MAX_EXPORTED = 500
 _KINDS = {"grants": "always rules"}
+
+
+async def name_person(call: ApiCall) -> Person:
+    """Name a person by the hash under which sessions are listed."""
+    return Person(person_id(call.query.tenant, call.query.id))
+
+
+async def make_token(call: ApiCall) -> Token:
+    """Make a token with which one client of a person connects once."""
+    body, authenticator = call.body, call.listener.access.authenticator
+    if (body.person is None) == (body.id is None) or not isinstance(authenticator, OneTimeTokens):
+        raise ApiError(400, "invalid_request", "Give either person, or tenant and id.")
+    person = body.person or person_id(body.tenant, body.id)
+    token, expires = await authenticator.make(person, body.session, body.seconds)
+    return Token(token, person, body.session, iso_time(expires))
 
 
 async def export_person(call: ApiCall) -> PersonExport:

@@ -12,7 +12,7 @@ from conductor.api.reports import detail_of, summary_of
 from conductor.api.requests import ApiCall, ApiError, find_session
 from conductor.api.resources import SessionDetail, SessionList
 from conductor.server.page import read_replay
-from conductor.stores.base import SessionKey
+from conductor.stores.base import NEVER_EXPIRES, SessionKey
 
 
 async def list_sessions(call: ApiCall) -> SessionList:
@@ -20,7 +20,8 @@ async def list_sessions(call: ApiCall) -> SessionList:
     store, query, sessions = call.listener.services.store, call.query, []
     keys = await store.keys(query.person, None, _position(query.after), query.limit)
     for key in keys:
-        stored = None if key.never_expires else await store.read(key)
+        is_own = key.never_expires or key.subject.startswith(NEVER_EXPIRES)
+        stored = None if is_own else await store.read(key)
         # Else it is a record of the server, or was deleted after the listing.
         if stored is not None and query.open in (None, bool(stored.meta.token)):
             sessions.append(await asyncio.to_thread(summary_of, key, stored))

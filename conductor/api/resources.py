@@ -188,6 +188,21 @@ class PersonExport(Resource, frozen=True):
     fields: dict[str, str]
 
 
+class Person(Resource, frozen=True):
+    """A person by the hash that sessions have."""
+
+    person: str
+
+
+class Token(Resource, frozen=True):
+    """A token that connects one client once, until ``expires``."""
+
+    token: str
+    person: str
+    session: str | None
+    expires: str
+
+
 # -- queries and bodies
 
 
@@ -215,6 +230,23 @@ class RecordsQuery(Body, frozen=True):
 
     person: str | None = None
     number: str | None = None
+
+
+class NameQuery(Body, frozen=True):
+    """A person by names that the backend knows: with AUTH=jwt, the issuer and the claim ``sub``."""
+
+    tenant: str
+    id: Annotated[str, Meta(min_length=1)]
+
+
+class TokenBody(Body, frozen=True):
+    """Whom a token is for: a ``person`` of a list, or a ``tenant`` and an ``id``; and for which session."""
+
+    person: Annotated[str, Meta(min_length=1, pattern="^[^$]")] | None = None
+    tenant: str = ""
+    id: Annotated[str, Meta(min_length=1)] | None = None
+    session: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")] | None = None
+    seconds: Annotated[int, Meta(ge=10, le=7_200)] = 60
 
 
 class TextBody(Body, frozen=True):

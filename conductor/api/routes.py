@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conductor.api.actions import add_context, decide, end_session, say
-from conductor.api.people import delete_person, delete_session, export_person
+from conductor.api.people import delete_person, delete_session, export_person, make_token, name_person
 from conductor.api.reading import list_sessions, show_records, show_session
 from conductor.api.requests import ApiCall
 from conductor.api.resources import (
@@ -17,7 +17,9 @@ from conductor.api.resources import (
     Body,
     Ended,
     ListQuery,
+    NameQuery,
     NoQuery,
+    Person,
     PersonExport,
     PersonQuery,
     Receipt,
@@ -26,6 +28,8 @@ from conductor.api.resources import (
     SessionDetail,
     SessionList,
     TextBody,
+    Token,
+    TokenBody,
 )
 from conductor.server.api_keys import Scope
 
@@ -56,6 +60,8 @@ ROUTES = (
     ),
     Route("POST", f"{_SESSION}/end", "admin", end_session, Ended),
     Route("DELETE", _SESSION, "admin", delete_session, Receipt),
+    Route("GET", "/v1/people", "read", name_person, Person, NameQuery),
+    Route("POST", "/v1/tokens", "admin", make_token, Token, NoQuery, TokenBody),
     Route("GET", _PERSON, "admin", export_person, PersonExport, NoQuery),
     Route("DELETE", _PERSON, "admin", delete_person, Receipt, NoQuery),
 )

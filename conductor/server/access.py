@@ -73,12 +73,13 @@ FORWARDED = (
 class Client:
     """An admitted client. ``address`` is empty if it is not known.
 
-    Its token ends at ``expires``, in epoch seconds.
+    Its token ends at ``expires``, in epoch seconds, and may be good for one ``session`` only.
     """
 
     subject: str
     address: str
     expires: float | None = None
+    session: str | None = None
 
 
 # The client of a connection until its handshake is admitted.
@@ -199,4 +200,4 @@ class Access:
         if address and self._addresses[address] >= limits.max_connections_per_address:
             text = "Too many connections from this address."
             return Refusal(http.HTTPStatus.TOO_MANY_REQUESTS, text, "MAX_CONNECTIONS_PER_ADDRESS")
-        return Client(subject, address, principal.expires)
+        return Client(subject, address, principal.expires, principal.session)

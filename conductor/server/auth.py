@@ -9,16 +9,25 @@ from urllib.parse import parse_qs
 
 from websockets.datastructures import Headers
 
+# The begin of the ids of people whom an identity provider or the app's backend names.
+PERSON = "person-"
+
+
+def person_id(tenant: str, name: str) -> str:
+    """Name a person of a tenant, such as an issuer: the id is in logs, and a name may be a mail address."""
+    return PERSON + hashlib.sha256(f"{tenant}\n{name}".encode(errors="replace")).hexdigest()[:24]
+
 
 @dataclass(frozen=True, slots=True)
 class Principal:
     """A person. Sessions, limits, grants and reminders belong to ``id``, which appears in logs.
 
-    The proof ends at ``expires``, in epoch seconds.
+    The proof ends at ``expires``, in epoch seconds, and may be good for one ``session`` only.
     """
 
     id: str
     expires: float | None = None
+    session: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,6 +294,10 @@ class Connection(Writer):
             if isinstance(event, client.TranscriptFinal):
                 await self._reopen_microphone(None)
             return
+        if self._socket.client.session not in (None, inbound.session_id):
+            message = "This token is for another session."
+            self._send_error("session_mismatch", message, inbound.id, inbound.session_id)
+            return
         if isinstance(event, client.SessionStart) and event.session_id not in (None, inbound.session_id):
             message = "The payload's sessionId is not the envelope's."
             self._send_error("session_mismatch", message, inbound.id, inbound.session_id)

@@ -6,7 +6,6 @@ Settings: JWT_ISSUER, JWT_AUDIENCE, and JWT_KEYS, the URL or the file of the pro
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,7 +18,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from conductor.errors import SettingsError
-from conductor.server.auth import Handshake, Principal
+from conductor.server.auth import Handshake, Principal, person_id
 from conductor.settings import Settings, environment_value, is_loopback
 
 try:
@@ -79,9 +78,7 @@ class JwtAuthenticator:
             return None
         if claims is None or not claims["sub"]:
             return None
-        # The id appears in logs and in the store, and a subject may be a mail address.
-        person = hashlib.sha256(f"{self._issuer}\n{claims['sub']}".encode(errors="replace")).hexdigest()
-        return Principal(f"person-{person[:24]}", float(claims["exp"]) + LEEWAY_S)
+        return Principal(person_id(self._issuer, claims["sub"]), float(claims["exp"]) + LEEWAY_S)
 
     def admits(self, person: str) -> bool:
         """Admit everybody: a token ends by its own time."""

@@ -1,0 +1,120 @@
+"""One-time tokens: used once, by whom they are for, in time, among several processes and after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.exceptions import InvalidStatus
+
+from conductor.models.base import TextDelta
+from conductor.server.auth import person_id
+from conductor.server.one_time import OneTimeTokens
+from conductor.stores.memory import MemoryStore
+from tests.server.api import Backend, backend
+from tests.server.test_replay import bearer
+from tests.server.wires import get, http, until, upgrade
+
+HELLO = [TextDelta("Good morning.")]
+ANNA = {"tenant": "https://id.example", "id": "anna"}
+
+
+async def token_of(served: Backend, **body: Any) -> str:
+    answer = await served.ask("POST", "/v1/tokens", {**ANNA, **body}, key="admin")
+    assert answer.status == 200 and answer.body["person"] == person_id("https://id.example", "anna")
+    return str(answer.body["token"])
+
+
+async def connect(served: Backend, token: str) -> int:
+    return (await http(served.listener.port, upgrade("/ws", bearer(token), "Connection: Upgrade")))[0]
+
+
+async def test_a_token_connects_its_person_once() -> None:
+    async with backend([HELLO], auth_tokens=("a-token-of-a-client",)) as served:
+        token = await token_of(served)
+        async with served.phone(headers={"Authorization": f"Bearer {token}"}) as phone:
+            await phone.ask("Hello.")
+            (session,) = (await served.ask("GET", "/v1/sessions")).body["sessions"]
+            named = (await served.ask("GET", "/v1/people?tenant=https://id.example&id=anna")).body
+            assert session["person"] == named["person"]
+        with pytest.raises(InvalidStatus):
+            await served.phone(headers={"Authorization": f"Bearer {token}"}).open()
+        assert await connect(served, "once-invented") == 401
+        assert await connect(served, "a-token-of-a-client") == 101
+
+
+async def test_of_two_connections_at_once_one_is_admitted() -> None:
+    async with backend(auth_tokens=("a-token-of-a-client",)) as served:
+        token = await token_of(served)
+        statuses = await asyncio.gather(*(connect(served, token) for _ in range(5)))
+        assert sorted(statuses) == [101, 401, 401, 401, 401]
+
+
+async def test_it_works_once_among_workers_and_after_a_restart(tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "session_store_url": f"sqlite:///{tmp_path}/s.db",
+        "auth_tokens": ("a-token-of-a-client",),
+    }
+    async with backend(**values) as served:
+        tokens = [await token_of(served) for _ in range(2)]
+        async with backend(**values) as other:
+            both = await asyncio.gather(connect(served, tokens[0]), connect(other, tokens[0]))
+            assert sorted(both) == [101, 401]
+            assert (await other.ask("GET", "/v1/sessions")).body["sessions"] == []
+    async with backend(**values) as restarted:
+        assert [await connect(restarted, token) for token in tokens] == [401, 101]
+
+
+async def test_an_expired_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with backend(auth_tokens=("a-token-of-a-client",)) as served:
+        token = await token_of(served, seconds=10)
+        monkeypatch.setattr("conductor.server.one_time.time.time", lambda: 4e9)
+        assert await connect(served, token) == 401
+
+
+async def test_an_unused_token_is_deleted_at_its_end() -> None:
+    store = MemoryStore()
+    async with backend(store=store) as served:
+        authenticator = served.listener.access.authenticator
+        assert isinstance(authenticator, OneTimeTokens)
+        await authenticator.make("person-1", None, 0.01)
+        assert len(store) == 1
+        await until(lambda: not len(store))
+
+
+async def test_a_token_of_a_session_opens_no_other() -> None:
+    async with backend(auth_tokens=("a-token-of-a-client",)) as served:
+        headers = {"Authorization": f"Bearer {await token_of(served, session='s-1')}"}
+        phone = served.phone("s-2", headers=headers)
+        await phone.open(start=False)
+        phone.start()
+        await phone.until("error", code="session_mismatch")
+        phone.session_id = "s-1"
+        phone.start()
+        await phone.until("session.started")
+        await phone.close()
+        sessions = (await served.ask("GET", "/v1/sessions")).body["sessions"]
+        assert [item["id"] for item in sessions] == ["s-1"]
+        path = "/replay.json?session=s-2"
+        token = await token_of(served, session="s-1")
+        assert (await http(served.listener.port, get(path, bearer(token))))[0] == 401
+        await until(lambda: not served.listener.connections)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"person": "p", "id": "x"},
+        {"person": "$grants"},
+        {"person": "p", "seconds": 9},
+        {"person": "p", "seconds": 7201},
+        {"person": "p", "session": "a b"},
+    ],
+)
+async def test_a_token_for_nobody_or_for_too_long_is_refused(body: dict[str, Any]) -> None:
+    async with backend() as served:
+        assert (await served.ask("POST", "/v1/tokens", body)).status == 400
+        assert (await served.ask("POST", "/v1/tokens", {"person": "p"}, key="say")).status == 403
