@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conductor.api.actions import add_context, decide, end_session, say
+from conductor.api.openapi import openapi_of
 from conductor.api.people import delete_person, delete_session, export_person, make_token, name_person
 from conductor.api.reading import list_sessions, show_records, show_session
 from conductor.api.requests import ApiCall
@@ -47,9 +48,15 @@ class Route:
     body: type[Body] | None = None
 
 
+async def show_openapi(call: ApiCall) -> Any:
+    """Show this document."""
+    return openapi_of(ROUTES)
+
+
 _SESSION = "/v1/sessions/{id}"
 _PERSON = "/v1/people/{person}"
 ROUTES = (
+    Route("GET", "/v1/openapi.json", "read", show_openapi, Any, NoQuery),
     Route("GET", "/v1/sessions", "read", list_sessions, SessionList, ListQuery),
     Route("GET", _SESSION, "read", show_session, SessionDetail),
     Route("GET", f"{_SESSION}/records", "read", show_records, list[RecordedMoment], RecordsQuery),
