@@ -134,6 +134,8 @@ def _authorise(listener: Listener, route: Route, request: web.Request) -> ApiKey
         if listener.access.refusals.count("/v1 401", address) > WRONG_TOKENS_PER_MINUTE:
             raise ApiError(429, "rate_limited", "Too many wrong keys; wait a minute.")
         raise ApiError(401, "unauthorized", "A valid API key is required.")
+    if request.transport is not None:
+        listener.handshakes.discard(request.transport)
     if route.scope not in key.scopes:
         raise ApiError(403, "forbidden", f"This key needs the scope {route.scope}.")
     return key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from websockets.server import ServerProtocol
 
@@ -24,7 +24,8 @@ class Demultiplexer(asyncio.Protocol):
     The WebSocket library answers one GET a connection, and reads no bodies. An HTTP server in front of both
     would parse each upgrade a second time, and own the transport whose writes `Socket` batches. This costs a
     WebSocket 3 us of a handshake of 700 us, and nothing afterwards.
-    A connection without a target is cut after ``seconds``. The library compares ``protocol`` with its own.
+    A connection without a target, or without an accepted key, is cut after ``seconds``. The library compares
+    ``protocol`` with its own.
     """
 
     protocol: ServerProtocol
@@ -40,10 +41,9 @@ class Demultiplexer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the handshake, and limit its time."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._timer = asyncio.get_running_loop().call_later(self._seconds, transport.abort)
-        self._handshakes.add(transport)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._expire)
+        self._handshakes.add(self._transport)
 
     def data_received(self, data: bytes) -> None:
         """Hand the connection over once the target is known."""
@@ -52,8 +52,11 @@ class Demultiplexer(asyncio.Protocol):
         if len(parts) < 3 and b"\n" not in self._data and len(self._data) < MAX_TARGET_BYTES:
             return
         is_api = len(parts) == 3 and (parts[1] == _PATH or parts[1].startswith((_PATH + b"/", _PATH + b"?")))
-        self.connection_lost(None)
-        protocol = self._http() if is_api else self._websocket()
+        if is_api:  # the API ends the handshake, when it accepts a key
+            protocol = self._http()
+        else:
+            self.connection_lost(None)
+            protocol = self._websocket()
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
         protocol.data_received(self._data)
@@ -62,3 +65,7 @@ class Demultiplexer(asyncio.Protocol):
         """Stop counting."""
         self._timer.cancel()
         self._handshakes.discard(self._transport)
+
+    def _expire(self) -> None:
+        if self._handshakes.discard(self._transport):
+            self._transport.abort()

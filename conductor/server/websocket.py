@@ -168,9 +168,11 @@ class Handshakes:
         elif len(self._transports) > self._most:
             self._cut(next(iter(self._transports)), "too many handshakes")
 
-    def discard(self, transport: asyncio.Transport) -> None:
-        """Stop counting a connection: its handshake is complete, or it closed."""
+    def discard(self, transport: asyncio.Transport) -> bool:
+        """Stop counting a connection: it is admitted, or closed. Tells whether it was counted."""
+        was_counted = transport in self._transports
         self._transports.pop(transport, None)
+        return was_counted
 
     def _cut(self, transport: asyncio.Transport, reason: str) -> None:
         self.discard(transport)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from conductor.errors import SettingsError
 from conductor.models.base import TextDelta
@@ -49,14 +51,26 @@ async def test_a_target_in_pieces_finds_its_protocol() -> None:
             writer.close()
 
 
-async def test_a_connection_without_a_request_is_cut_and_counts_as_a_handshake() -> None:
+async def test_a_connection_without_an_accepted_key_is_cut() -> None:
     async with backend(limits={"handshake_timeout": 0.05}) as served:
-        for first in (b"", b"GET /v1"):
+        assert (await served.ask("GET", "/v1/sessions")).status == 200
+        for first in (b"", b"GET /v1", b"GET /v1/sessions HTTP/1.1\r\nHost: x\r\n"):
             reader, writer = await asyncio.open_connection("127.0.0.1", served.listener.port)
             writer.write(first)
-            assert await reader.read() == b""
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
             writer.close()
-        assert not served.listener.handshakes._transports
+        assert (await served.ask("GET", "/v1/sessions")).status == 200 and len(served.streams) == 1
+
+
+def test_it_runs_on_the_event_loop_of_the_program() -> None:
+    async def run() -> None:
+        async with backend([HELLO]) as served, served.phone() as phone:
+            await phone.ask("Hello.")
+            for path in ("/v1/sessions", "/v1/sessions/s-1"):
+                assert (await served.ask("GET", path)).status == 200
+
+    uvloop.run(run())
 
 
 async def test_without_keys_there_is_no_api() -> None:
