@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from conductor.api.requests import ApiCall, ApiError, find_session
 from conductor.api.resources import Accepted, ApprovalOutcome, Ended
@@ -11,7 +11,6 @@ from conductor.conversation.approvals import Refuse
 from conductor.conversation.inbound import record, take_decision
 from conductor.conversation.receive import AppText
 from conductor.conversation.session import Session
-from conductor.conversation.transport import Frame
 from conductor.errors import Fenced, StoreUnavailable
 from conductor.events.client import Decision
 from conductor.events.server import ApprovalResolved
@@ -27,20 +26,10 @@ class _Visitor:
 
     resumes = segments = False
 
-    def send(self, frame: Frame) -> None:
-        """Show nothing."""
+    def send(self, *_: Any, **__: Any) -> None:
+        """Do nothing: nothing is shown, held or closed here, and a loss is seen by the next commit."""
 
-    def drop_partials(self) -> None:
-        """Hold no partials."""
-
-    def suspend(self) -> None:
-        """Hold no frames."""
-
-    def close(self, code: int, reason: str) -> None:
-        """Leave by itself."""
-
-    def ownership_lost(self, *, stale: bool) -> None:
-        """Learn it by the next commit."""
+    drop_partials = suspend = close = ownership_lost = send
 
     async def is_alive(self) -> bool:
         """Wait for the session."""

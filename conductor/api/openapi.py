@@ -5,15 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from conductor import __version__
+from conductor.api.requests import Route
 from conductor.api.resources import Failure
-
-if TYPE_CHECKING:
-    from conductor.api.routes import Route
 
 _DESCRIPTION = "For the backend of an app whose clients talk to Conductor. Errors have a stable code."
 

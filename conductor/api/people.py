@@ -9,7 +9,7 @@ import msgspec
 
 from conductor.api.reports import detail_of, iso_time
 from conductor.api.requests import ApiCall, ApiError, find_session
-from conductor.api.resources import Deletion, Person, PersonExport, Receipt, Remainder, Token
+from conductor.api.resources import Person, PersonExport, Receipt, Token
 from conductor.conversation.ledger import PREFIX, replay
 from conductor.server.auth import person_id
 from conductor.server.one_time import OneTimeTokens
@@ -20,6 +20,12 @@ PAGE = 200
 # Sessions of an export: more would not fit into one answer.
 MAX_EXPORTED = 500
 _KINDS = {"grants": "always rules"}
+KEPT = {
+    "audit lines": "They are evidence, with the person's hash, tools and digests, and no arguments.",
+    "backups": "They are the operator's, with what was stored at their time.",
+    "log lines": "They have the person's hash and, unless LOG_CONTENT is set, no texts.",
+    "notes": "NOTES_DIR is one folder for all people, and its files name no person.",
+}
 
 
 async def name_person(call: ApiCall) -> Person:
@@ -74,20 +80,7 @@ async def _delete(
     await services.store.delete(person, session_id)
     if session_id is None and services.subject_records is not None:
         services.subject_records.forget(person)
-    deleted = [Deletion(kind, count) for kind, count in sorted(counts.items()) if count]
-    return Receipt(person, deleted, list(_remainders(call)))
-
-
-def _remainders(call: ApiCall) -> list[Remainder]:
-    remainders = [
-        Remainder("log lines", "They name the person by a hash and have no texts; delete them by their age."),
-        Remainder("backups", "They are the operator's; they have what was stored at their time."),
-        Remainder("notes", "NOTES_DIR is one folder for all people; its files name no person."),
-    ]
-    if call.listener.services.audit is not None:
-        why = "The audit log is evidence: it has the hash, tools and digests, and no texts or arguments."
-        remainders.append(Remainder("audit lines", why))
-    return remainders
+    return Receipt(person, dict(sorted((+counts).items())), KEPT)
 
 
 async def _stored_of(call: ApiCall, person: str) -> dict[SessionKey, Stored]:

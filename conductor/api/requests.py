@@ -1,12 +1,13 @@
-"""An authorised request to the API, its errors, and the session that it names."""
+"""An endpoint, an authorised request to it, its errors, and the session that it names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conductor.server.api_keys import ApiKey
+from conductor.api.resources import Body, PersonQuery
+from conductor.server.api_keys import ApiKey, Scope
 from conductor.server.listener import Listener
 from conductor.stores.base import SessionKey, Stored
 
@@ -36,6 +37,19 @@ class ApiCall:
     query: Any
     body: Any
     event_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """An endpoint; ``answer`` is the type of its JSON, and the docstring of ``work`` its summary."""
+
+    method: str
+    path: str
+    scope: Scope
+    work: Callable[[ApiCall], Awaitable[Any]]
+    answer: Any
+    query: type[Body] = PersonQuery
+    body: type[Body] | None = None
 
 
 def no_session() -> ApiError:

@@ -158,26 +158,12 @@ class Ended(Resource, frozen=True):
     id: str
 
 
-class Deletion(Resource, frozen=True):
-    """What was deleted, by its kind."""
-
-    kind: str
-    count: int
-
-
-class Remainder(Resource, frozen=True):
-    """What stays, and why."""
-
-    kind: str
-    reason: str
-
-
 class Receipt(Resource, frozen=True):
-    """What was deleted of a person, and what stays."""
+    """How much of each kind was ``deleted`` of a person; why each other kind was ``kept``."""
 
     person: str
-    deleted: list[Deletion]
-    kept: list[Remainder]
+    deleted: dict[str, int]
+    kept: dict[str, str]
 
 
 class PersonExport(Resource, frozen=True):
@@ -204,10 +190,6 @@ class Token(Resource, frozen=True):
 
 
 # -- queries and bodies
-
-
-class NoQuery(Body, frozen=True):
-    """No parameters."""
 
 
 class PersonQuery(Body, frozen=True):
