@@ -101,5 +101,5 @@ async def end_session(call: ApiCall) -> Ended:
         return session.key
 
     key = await in_session(call, work)
-    call.listener.registry.end(key.subject, key.session_id)
+    await call.listener.registry.end(key.subject, key.session_id)
     return Ended(key.session_id)

@@ -76,10 +76,10 @@ async def _delete(
         for name, text in _fields(value).items():
             counts[name] += _items(text)
     # First, so that nothing of this process is written behind the deletion.
-    call.listener.registry.end(person, session_id, lost=True)
+    await call.listener.registry.end(person, session_id)
     await services.store.delete(person, session_id)
-    if session_id is None and services.subject_records is not None:
-        services.subject_records.forget(person)
+    if services.subject_records is not None:
+        await services.subject_records.load(person)  # again: of a deleted record nothing stays in memory
     return Receipt(person, dict(sorted((+counts).items())), KEPT)
 
 

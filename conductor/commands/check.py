@@ -32,6 +32,7 @@ from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import make_provider
 from conductor.plugins.mcp.config import load_mcp_servers
 from conductor.server.address import check_exposure, reserve
+from conductor.server.api_keys import make_api_keys
 from conductor.server.auth import Authenticator
 from conductor.settings import (
     STORE_FILE,
@@ -219,6 +220,7 @@ async def access_items(settings: Settings, *, insecure: bool) -> AsyncIterator[I
     """Report who may connect, weak tokens, and tokens that some clients cannot send."""
     subject, tokens = "AUTH_TOKENS", settings.auth_tokens
     choose(AUTH, settings.auth, "AUTH").make(Authenticator, settings)
+    make_api_keys(settings)
     check_exposure(settings, insecure=insecure)
     if tokens:
         yield ok(subject, f"{len(tokens)} set; a client needs one of them.")

@@ -67,10 +67,6 @@ class SubjectRecords:
         """Return a field as last read or written here; empty if it is not set, or before `load`."""
         return self._fields.get(subject, {}).get(name, "")
 
-    def forget(self, subject: str) -> None:
-        """Forget what was read: the record is deleted."""
-        self._fields.pop(subject, None)
-
     async def load(self, subject: str) -> None:
         """Read a subject's record. Raises `StoreUnavailable`."""
         stored = await self._store.read(SessionKey(subject, RECORD_ID))

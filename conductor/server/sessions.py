@@ -17,7 +17,7 @@ from conductor.conversation.services import Services
 from conductor.conversation.session import Session
 from conductor.conversation.state import Conversation
 from conductor.conversation.transport import Transport
-from conductor.errors import Fenced, StoreError, StoreUnavailable, TooManySessions
+from conductor.errors import StoreError, StoreUnavailable, TooManySessions
 from conductor.rate_limit import ANONYMOUS, STILL_S
 from conductor.server.access import Refusals
 from conductor.settings import Limits
@@ -200,11 +200,8 @@ class SessionRegistry:
             self._remove(key)
             binding.session.cancel()  # no client waits: a claim now would only fence another process
 
-    def end(self, subject: str, session_id: str | None = None, *, lost: bool = False) -> None:
-        """End sessions of a subject, and close their connections.
-
-        Those that are ``lost`` record nothing more: they are about to be deleted.
-        """
+    async def end(self, subject: str, session_id: str | None = None) -> None:
+        """End a session of a subject, or all of them, and close their connections."""
         for key, binding in list(self._subjects.get(subject, {}).items()):
             if session_id in (None, key.session_id):
                 if binding.timer is not None:
@@ -212,8 +209,8 @@ class SessionRegistry:
                 self._end(key, binding)
                 for connection in binding.connections:
                     connection.close(CloseCode.NORMAL_CLOSURE, "the session was ended")
-                if lost and binding.session.done() and binding.session.exception() is None:
-                    binding.session.result().lose(Fenced("The session is deleted."))
+        if self._closing:
+            await asyncio.wait(self._closing)
 
     def _suspended_for(self, seconds: float) -> None:
         for session in self.sessions:

@@ -13,7 +13,7 @@ from conductor.models.base import TextDelta
 from tests.app import App
 from tests.server.api import Backend, backend
 from tests.server.test_takeover_questions import MOVE, move
-from tests.server.wires import until
+from tests.server.wires import WAIT, until
 
 HELLO, AGAIN = [TextDelta("Good morning.")], [TextDelta("Of course.")]
 PARCEL = "Your parcel is here."
@@ -180,7 +180,7 @@ async def test_the_end_stops_the_turn_and_closes_the_connection(tmp_path: Path) 
             phone.say("Hello.")
             await served.provider.record(0).started.wait()
             assert (await served.ask("POST", "/v1/sessions/s-1/end")).status == 200
-            await asyncio.wait_for(phone.closed.wait(), 5)
+            await asyncio.wait_for(phone.closed.wait(), WAIT)
             assert phone.close_code == 1000
         assert served.provider.record(0).closed_early
         detail = (await served.ask("GET", "/v1/sessions/s-1")).body
