@@ -17,7 +17,7 @@ from conductor.stores.base import SessionLog
 from tests.app import App
 from tests.conftest import IOS_CATALOG
 from tests.models import ScriptedProvider
-from tests.server.wires import WAIT
+from tests.server.wires import WAIT, until
 
 KEYS = {name: f"{name}-key-of-the-backend" for name in ("read", "say", "approve", "admin", "all")}
 API_KEYS = tuple(
@@ -74,6 +74,12 @@ class Backend:
                 assert await reader.read() == b""
                 self.close()
             return Answer(int(head[0].split()[1]), headers, json.loads(data) if data else None)
+
+    async def released(self) -> None:
+        """Wait until no session is held here."""
+        registry = self.listener.registry
+        await until(lambda: not len(registry))
+        await registry.end("nobody")  # it waits for sessions that end already
 
     def close(self) -> None:
         for _, writer in self.streams:

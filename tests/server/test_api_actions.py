@@ -71,7 +71,7 @@ async def test_words_wait_for_a_client(tmp_path: Path) -> None:
             pass
         await until(lambda: not served.listener.connections)
         assert (await served.ask("POST", SAY, {"text": PARCEL})).status == 200
-        await until(lambda: not len(served.listener.registry))
+        await served.released()
         assert (await served.ask("GET", "/v1/sessions/s-1")).body["waiting"] == 1
         async with served.phone() as phone:
             await phone.until("tts.speak")

@@ -15,7 +15,7 @@ from conductor.models.base import TextDelta
 from conductor.server.api_keys import make_api_keys
 from conductor.settings import load_settings
 from tests.server.api import KEYS, Backend, backend
-from tests.server.wires import get, http, until, upgrade
+from tests.server.wires import get, http, upgrade
 
 HELLO = [TextDelta("Good morning.")]
 
@@ -175,7 +175,7 @@ async def test_pages_give_each_session_once_by_person_and_open_or_not(tmp_path: 
         for number in range(5):
             async with served.phone(f"s-{number}"):
                 pass
-        await until(lambda: not (len(served.listener.registry) or served.listener.registry._closing))
+        await served.released()
         async with served.phone("s-5"):
             assert await listed(served, "") == [f"s-{number}" for number in range(6)]
             assert await listed(served, "&person=anonymous") == [f"s-{number}" for number in range(6)]

@@ -82,7 +82,7 @@ async def test_words_reach_a_client_of_another_process_with_its_next_event(tmp_p
     ):
         async with one.phone(start_fields={"capabilities": ["resume"]}) as phone:
             assert (await other.ask("POST", SAY, {"text": PARCEL})).status == 200
-            await until(lambda: not (len(other.listener.registry) or other.listener.registry._closing))
+            await other.released()
             phone.say("Hello.")
             await until(lambda: len(phone.speeches()) == 2)
             assert phone.speeches() == ["Good morning.", PARCEL] and not phone.closed.is_set()
