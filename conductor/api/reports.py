@@ -73,8 +73,11 @@ def iso_time(seconds: float) -> str:
 def summary_of(key: SessionKey, stored: Stored) -> SessionSummary:
     """Describe a session in a list. Raises `StoreUnavailable`."""
     state = replay(stored.commits(), stored.meta.revision)
-    updated, is_open = iso_time(stored.meta.updated), bool(stored.meta.token)
-    return SessionSummary(key.subject, key.session_id, updated, is_open, len(state.log), len(state.questions))
+    return SessionSummary(*_head(key, stored), len(state.log), len(state.questions))
+
+
+def _head(key: SessionKey, stored: Stored) -> tuple[str, str, str, bool]:
+    return key.subject, key.session_id, iso_time(stored.meta.updated), bool(stored.meta.token)
 
 
 def detail_of(key: SessionKey, stored: Stored) -> SessionDetail:
@@ -86,10 +89,7 @@ def detail_of(key: SessionKey, stored: Stored) -> SessionDetail:
             _take_log(calls, state)
         _take_record(calls, moment.record)
     return SessionDetail(
-        key.subject,
-        key.session_id,
-        iso_time(stored.meta.updated),
-        bool(stored.meta.token),
+        *_head(key, stored),
         state.turn is not None,
         len(state.notices) + len(state.queue),
         [_message(position, message) for position, message in _told(state)],

@@ -39,16 +39,18 @@ class Failure(Resource, frozen=True):
     error: Problem
 
 
-class SessionSummary(Resource, frozen=True):
-    """A session of a ``person``, named by a hash.
-
-    ``open``: a process serves it, or has died. ``approvals`` counts the questions that wait for the person.
-    """
+class StoredSession(Resource, frozen=True):
+    """A session of a ``person``, named by a hash; ``open``: a process serves it, or has died."""
 
     person: str
     id: str
     updated: str
     open: bool
+
+
+class SessionSummary(StoredSession, frozen=True):
+    """A session in a list; ``approvals`` counts the questions that wait for the person."""
+
     messages: int
     approvals: int
 
@@ -105,17 +107,13 @@ class ApprovalCard(Resource, frozen=True):
     expires_at: str
 
 
-class SessionDetail(Resource, frozen=True):
+class SessionDetail(StoredSession, frozen=True):
     """A session with its history.
 
     ``running``: a turn runs. ``waiting`` counts the texts that wait to be told. ``cost`` is in the currency
     of the model's prices.
     """
 
-    person: str
-    id: str
-    updated: str
-    open: bool
     running: bool
     waiting: int
     history: list[HistoryMessage]

@@ -11,8 +11,9 @@ from typing import Any
 
 from conductor.app import make_services, running
 from conductor.conversation.ledger import SubjectRecords
+from conductor.conversation.services import Services
 from conductor.server.listener import Listener
-from conductor.settings import load_settings
+from conductor.settings import Settings, load_settings
 from conductor.stores.base import SessionLog
 from tests.app import App
 from tests.conftest import IOS_CATALOG
@@ -44,6 +45,8 @@ class Backend:
 
     listener: Listener
     provider: ScriptedProvider
+    settings: Settings
+    services: Services
     streams: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=list)
 
     def phone(self, session_id: str = "s-1", **options: Any) -> App:
@@ -101,7 +104,7 @@ async def backend(
     if store is not None:
         services = replace(services, store=store, subject_records=SubjectRecords(store))
     async with running(settings, services) as listener:
-        served = Backend(listener, provider)
+        served = Backend(listener, provider, settings, services)
         try:
             yield served
         finally:

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from conductor.conversation.phrases import app_words
+from conductor.conversation.records import NoticeTaken
+from conductor.conversation.state import Notice
 from conductor.messages import Note, UserMessage
 from conductor.models.base import TextDelta
 from tests.app import App
@@ -76,6 +79,16 @@ async def test_words_wait_for_a_client(tmp_path: Path) -> None:
         async with served.phone() as phone:
             await phone.until("tts.speak")
             assert phone.speeches() == [PARCEL]
+
+
+async def test_words_that_nobody_heard_in_time_are_told_to_the_model() -> None:
+    async with backend([HELLO], limits={"open_microphone": 60.0}) as served, served.phone() as phone:
+        (session,) = served.listener.registry.sessions
+        notice = Notice(app_words(PARCEL), session.view.now() - 1, words=PARCEL)
+        await session.decide(lambda: [NoticeTaken("event-1", notice)])
+        await phone.ask("Hello.")
+        assert phone.speeches() == ["Good morning."]
+        assert PARCEL in str(served.provider.requests[0].messages[0])
 
 
 async def test_too_many_words_are_refused() -> None:
@@ -167,6 +180,19 @@ async def test_there_is_no_such_question() -> None:
     async with backend() as served, served.phone():
         answer = await approve(served, {"approvalId": "appr_1", "argumentsDigest": "0"}, "allow")
         assert answer.status == 409 and answer.code == "refused"
+
+
+async def test_calls_before_a_snapshot_keep_their_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conductor.conversation.core.SNAPSHOT_COMMITS", 1)
+    async with backend(move) as served, cards(served) as phone:
+        phone.say("Move it.")
+        phone.decide_card(await phone.until("approval.request"), "allow")
+        await phone.until("assistant.speech.final")
+        await phone.idle()
+        body = (await served.ask("GET", "/v1/sessions/s-1")).body
+        (report,) = body["calls"]
+        assert (report["outcome"], report["consent"], report["decidedBy"]) == ("succeeded", None, None)
+        assert [message["role"] for message in body["history"]] == ["user", "assistant", "assistant"]
 
 
 # -- the end

@@ -12,6 +12,7 @@ import uvloop
 
 from conductor.errors import SettingsError
 from conductor.models.base import TextDelta
+from conductor.reload import reload
 from conductor.server.api_keys import make_api_keys
 from conductor.settings import load_settings
 from tests.server.api import KEYS, Backend, backend
@@ -97,6 +98,15 @@ async def test_a_key_without_the_scope_is_refused() -> None:
     async with backend() as served:
         answer = await served.ask("GET", "/v1/sessions", key="say")
         assert answer.status == 403 and "scope read" in answer.body["error"]["message"]
+
+
+async def test_a_reload_takes_changed_keys() -> None:
+    async with backend() as served:
+        changed = (f"new:{KEYS['say']}-longer:read",)
+        edited = served.settings.model_copy(update={"api_keys": changed})
+        reload(served.settings, served.services, served.listener, lambda: edited)
+        assert (await served.ask("GET", "/v1/sessions", key="all")).status == 401
+        assert (await served.ask("GET", "/v1/sessions", key=f"{KEYS['say']}-longer")).status == 200
 
 
 @pytest.mark.parametrize(
