@@ -20,7 +20,7 @@ PAGE = 200
 # Sessions of an export: more would not fit into one answer.
 MAX_EXPORTED = 500
 _KINDS = {"grants": "always rules"}
-KEPT = {
+REMAINING = {
     "audit lines": "They are evidence, with the person's hash, tools and digests, and no arguments.",
     "backups": "They are the operator's, with what was stored at their time.",
     "log lines": "They have the person's hash and, unless LOG_CONTENT is set, no texts.",
@@ -39,6 +39,8 @@ async def make_token(call: ApiCall) -> Token:
     if (body.person is None) == (body.id is None) or not isinstance(authenticator, OneTimeTokens):
         raise ApiError(400, "invalid_request", "Give either person, or tenant and id.")
     person = body.person or person_id(body.tenant, body.id)
+    if not authenticator.admits(person):
+        raise ApiError(400, "invalid_request", "AUTH admits no such person.")
     token, expires = await authenticator.make(person, body.session, body.seconds)
     return Token(token, person, body.session, iso_time(expires))
 
@@ -80,7 +82,7 @@ async def _delete(
     await services.store.delete(person, session_id)
     if services.subject_records is not None:
         await services.subject_records.load(person)  # again: of a deleted record nothing stays in memory
-    return Receipt(person, dict(sorted((+counts).items())), KEPT)
+    return Receipt(person, dict(sorted((+counts).items())), REMAINING)
 
 
 async def _stored_of(call: ApiCall, person: str) -> dict[SessionKey, Stored]:

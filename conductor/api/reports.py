@@ -47,8 +47,8 @@ def _cursor(key: SessionKey) -> str:
 
 def _position(cursor: str | None) -> SessionKey | None:
     try:
-        place = None if cursor is None else base64.urlsafe_b64decode(cursor.encode())
-        return None if place is None else SessionKey(*msgspec.json.decode(place, type=tuple[str, str]))
+        decoded = None if cursor is None else base64.urlsafe_b64decode(cursor.encode())
+        return None if decoded is None else SessionKey(*msgspec.json.decode(decoded, type=tuple[str, str]))
     except (binascii.Error, UnicodeEncodeError, msgspec.MsgspecError):
         raise ApiError(400, "invalid_request", "after is no cursor of this server.") from None
 
@@ -92,14 +92,14 @@ def detail_of(key: SessionKey, stored: Stored) -> SessionDetail:
         *_head(key, stored),
         state.turn is not None,
         len(state.notices) + len(state.queue),
-        [_message(position, message) for position, message in _told(state)],
+        [_message(position, message) for position, message in _messages(state)],
         list(calls.values()),
         [_card(question) for question in state.questions.values()],
         *state.usage,
     )
 
 
-def _told(state: Conversation) -> list[tuple[int, Message]]:
+def _messages(state: Conversation) -> list[tuple[int, Message]]:
     numbered = enumerate(state.log, state.log_start)
     return [(position, message) for position, message in numbered if not isinstance(message, ToolResult)]
 
@@ -135,11 +135,11 @@ def _take_record(calls: dict[str, CallReport], record: r.Record | None) -> None:
             for finished in record.results:
                 _finish(calls, finished.result, finished.took_ms)
         case r.QuestionDecided() if record.call_id in calls:
-            given = record.outcome in ("allowed", "edited")
+            is_allowed = record.outcome in ("allowed", "edited")
             calls[record.call_id] = msgspec.structs.replace(
                 calls[record.call_id],
                 arguments=record.arguments or calls[record.call_id].arguments,
-                consent="given" if given else record.outcome,
+                consent="given" if is_allowed else record.outcome,
                 decided_by=record.channel,
             )
 

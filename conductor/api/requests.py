@@ -67,9 +67,9 @@ async def find_session(call: ApiCall) -> tuple[SessionKey, Stored]:
         keys = [SessionKey(call.query.person, session_id)]
     else:
         keys = await store.keys(None, session_id, None, MAX_NAMESAKES)
-    found = [(key, stored) for key in keys if (stored := await store.read(key)) is not None]
-    if not found:
+    matches = [(key, stored) for key in keys if (stored := await store.read(key)) is not None]
+    if not matches:
         raise no_session()
-    if len(found) > 1:
+    if len(matches) > 1:
         raise ApiError(409, "ambiguous", "Several people have a session of this id; name the person.")
-    return found[0]
+    return matches[0]

@@ -157,11 +157,11 @@ class Ended(Resource, frozen=True):
 
 
 class Receipt(Resource, frozen=True):
-    """How much of each kind was ``deleted`` of a person; why each other kind was ``kept``."""
+    """How much of each kind was ``deleted`` of a person; why each other kind is ``remaining``."""
 
     person: str
     deleted: dict[str, int]
-    kept: dict[str, str]
+    remaining: dict[str, str]
 
 
 class PersonExport(Resource, frozen=True):

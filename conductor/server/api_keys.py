@@ -44,11 +44,11 @@ class ApiKeys:
 def make_api_keys(settings: Settings) -> ApiKeys:
     """Read API_KEYS: ``name:key:scope+scope`` each. Raises `SettingsError`, which quotes no key."""
     keys = [_read(number, entry) for number, entry in enumerate(settings.api_keys, 1)]
-    others = {token_digest(token) for token in settings.auth_tokens}
+    client_tokens = {token_digest(token) for token in settings.auth_tokens}
     if settings.admin_token is not None:
-        others.add(token_digest(settings.admin_token.get_secret_value()))
+        client_tokens.add(token_digest(settings.admin_token.get_secret_value()))
     for key in keys:
-        if key.digest in others:
+        if key.digest in client_tokens:
             raise SettingsError(f"API_KEYS: the key {key.name!r} is also in AUTH_TOKENS or ADMIN_TOKEN.")
     if len({key.name for key in keys}) < len(keys) or len({key.digest for key in keys}) < len(keys):
         raise SettingsError("API_KEYS: two keys have one name, or two names have one key.")
@@ -56,8 +56,8 @@ def make_api_keys(settings: Settings) -> ApiKeys:
 
 
 def _read(number: int, entry: str) -> ApiKey:
-    name, _, rest = entry.partition(":")
-    secret, _, listed = rest.rpartition(":")
+    name, _, key_and_scopes = entry.partition(":")
+    secret, _, listed = key_and_scopes.rpartition(":")
     scopes = frozenset(listed.split("+"))
     if not (name.isascii() and name.isprintable() and name and scopes <= set(SCOPES)):
         words = f"its scopes are of {', '.join(SCOPES)}"

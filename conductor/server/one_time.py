@@ -38,18 +38,18 @@ class OneTimeTokens:
     that it works once among all processes, and after a restart.
     """
 
-    def __init__(self, other: Authenticator, store: SessionLog) -> None:
-        self._other = other
+    def __init__(self, fallback: Authenticator, store: SessionLog) -> None:
+        self._fallback = fallback
         self._store = store
 
     @property
     def required(self) -> bool:
         """Whether clients need a token."""
-        return self._other.required
+        return self._fallback.required
 
     def admits(self, person: str) -> bool:
         """Admit those whom the backend named; the others are the other authenticator's."""
-        return person.startswith(PERSON) or self._other.admits(person)
+        return person.startswith(PERSON) or self._fallback.admits(person)
 
     async def make(self, person: str, session: str | None, seconds: float) -> tuple[str, float]:
         """Make a token; returns it with its end in epoch seconds. Raises `StoreError`."""
@@ -67,7 +67,7 @@ class OneTimeTokens:
         """Name the person of a token, and use the token up."""
         token = handshake.token
         if token is None or not token.startswith(PREFIX):
-            return await self._other.authenticate(handshake)
+            return await self._fallback.authenticate(handshake)
         grant = await self._use(_key(token))
         if grant is None or grant.expires <= time.time():
             return None

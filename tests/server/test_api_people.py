@@ -44,7 +44,7 @@ async def test_a_person_is_deleted_with_a_receipt_while_a_turn_runs(tmp_path: Pa
             assert answer.status == 200 and answer.body["person"] == me
             deleted = answer.body["deleted"]
             assert deleted == {"sessions": 2, "messages": 6, "reminders": 1, "tasks": 1}
-            assert set(answer.body["kept"]) >= {"log lines", "audit lines"}
+            assert set(answer.body["remaining"]) >= {"log lines", "audit lines"}
             records = served.listener.services.subject_records
             assert records is not None and not records.get(me, "tool:reminders")
             await asyncio.wait_for(phone.closed.wait(), WAIT)

@@ -108,10 +108,11 @@ async def test_a_token_of_a_session_opens_no_other() -> None:
     [
         {},
         {"person": "p", "id": "x"},
+        {"person": "token-of-nobody"},
         {"person": "$grants"},
-        {"person": "p", "seconds": 9},
-        {"person": "p", "seconds": 7201},
-        {"person": "p", "session": "a b"},
+        {"person": "person-1", "seconds": 9},
+        {"person": "person-1", "seconds": 7201},
+        {"person": "person-1", "session": "a b"},
     ],
 )
 async def test_a_token_for_nobody_or_for_too_long_is_refused(body: dict[str, Any]) -> None:
