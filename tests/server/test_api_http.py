@@ -11,11 +11,12 @@ import pytest
 import uvloop
 
 from conductor.errors import SettingsError
-from conductor.models.base import TextDelta
+from conductor.models.base import Finished, TextDelta, Usage
 from conductor.reload import reload
 from conductor.server.api_keys import make_api_keys
 from conductor.settings import load_settings
 from tests.server.api import KEYS, Backend, backend
+from tests.server.test_replay import AwayStore
 from tests.server.wires import get, http, upgrade
 
 HELLO = [TextDelta("Good morning.")]
@@ -163,6 +164,12 @@ async def test_bytes_that_are_no_http_are_refused_and_the_server_lives() -> None
         assert (await served.ask("GET", "/v1/sessions")).status == 200
 
 
+async def test_a_store_that_is_away_is_told() -> None:
+    async with backend(store=AwayStore()) as served:
+        answer = await served.ask("GET", "/v1/sessions/s-1?person=anna")
+        assert (answer.status, answer.code) == (503, "store_unavailable")
+
+
 # -- sessions
 
 
@@ -195,9 +202,11 @@ async def test_pages_give_each_session_once_by_person_and_open_or_not(tmp_path: 
 
 
 async def test_a_session_shows_its_history_and_its_records() -> None:
-    async with backend([HELLO]) as served, served.phone() as phone:
+    reply = [*HELLO, Finished("end_turn", Usage(7, 3), cost=0.5)]
+    async with backend([reply, reply]) as served, served.phone() as phone:
         await phone.ask("Hello.")
         answer = await served.ask("GET", "/v1/sessions/s-1", key="read")
+        assert [answer.body[name] for name in ("inputTokens", "outputTokens", "cost")] == [7, 3, 0.5]
         assert answer.status == 200 and answer.body["person"] == "anonymous" and answer.body["open"]
         texts = [(message["role"], message["text"]) for message in answer.body["history"]]
         assert texts == [("user", "Hello."), ("assistant", "Good morning.")]
