@@ -184,7 +184,7 @@ class SessionRegistry:
     def unbind(self, key: SessionKey, connection: Peer, *, at_once: bool = False) -> None:
         """Note that a connection closed; the last one starts the session's grace period.
 
-        ``at_once``: without a running turn the session is released at once.
+        ``at_once``: without a grace period; the session is released once it is settled.
         """
         binding = self._bindings.get(key)
         if binding is None or connection not in binding.connections:
@@ -195,10 +195,19 @@ class SessionRegistry:
             if not binding.connections:
                 self._remove(key)
                 self._put(key, binding)
-                self._arm(key, binding, 0.0 if at_once else self._services.limits.session_grace)
+                if at_once:
+                    session = binding.session.result()
+                    session.spawn(self._release(key, binding, session))
+                else:
+                    self._arm(key, binding, self._services.limits.session_grace)
         elif not binding.connections:
             self._remove(key)
             binding.session.cancel()  # no client waits: a claim now would only fence another process
+
+    async def _release(self, key: SessionKey, binding: _Binding, session: Session) -> None:
+        await session.settled()
+        if self._bindings.get(key) is binding and not binding.connections:
+            self._end(key, binding)
 
     async def end(self, subject: str, session_id: str | None = None) -> None:
         """End a session of a subject, or all of them, and close their connections."""

@@ -128,9 +128,9 @@ async def test_facts_are_in_the_next_request_marked_as_data_and_start_no_turn() 
 # -- decisions
 
 
-def cards(served: Backend, session_id: str = "s-1") -> App:
-    start = {"capabilities": ["tools", "approval"], "tools": [MOVE]}
-    return served.phone(session_id, tools={"move_file": lambda _: "moved"}, start_fields=start)
+def cards(served: Backend, *capabilities: str) -> App:
+    start = {"capabilities": ["tools", "approval", *capabilities], "tools": [MOVE]}
+    return served.phone(tools={"move_file": lambda _: "moved"}, start_fields=start)
 
 
 async def approve(served: Backend, card: dict[str, Any], decision: str, **fields: Any) -> Any:

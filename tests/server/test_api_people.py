@@ -101,3 +101,19 @@ async def test_a_decision_at_another_process_counts(tmp_path: Path) -> None:
             phone.decide_card(event, "allow")
             await phone.until("assistant.speech.final")
             assert not phone.runs
+
+
+async def test_a_call_that_another_process_allowed_runs_with_the_next_event(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/s.db"
+    async with backend(move, session_store_url=store) as one, backend(move, session_store_url=store) as other:
+        async with cards(one, "resume") as phone:
+            phone.say("Move it.")
+            event = await phone.until("approval.request")
+            card = event["payload"]
+            body = {"decision": "allow", "argumentsDigest": card["argumentsDigest"]}
+            path = f"/v1/sessions/s-1/approvals/{card['approvalId']}"
+            assert (await other.ask("POST", path, body)).status == 200
+            await other.released()
+            phone.decide_card(event, "deny")  # too late
+            await phone.until("assistant.speech.final")
+            assert len(phone.runs) == 1 and not phone.closed.is_set()
