@@ -27,37 +27,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).resolve().parent.parent
 IOS_CATALOG = ROOT / "conductor" / "catalogs" / "ios.json"
 
-
-EXTENDED = (
-    "end_to_end/test_chaos",
-    "end_to_end/test_independent_clients",
-    "end_to_end/test_javascript_client",
-    "end_to_end/test_llama_cpp",
-    "end_to_end/test_local_servers",
-    "end_to_end/test_many_sessions",
-    "end_to_end/test_mcp",
-    "examples/test_openapi",
-    "examples/test_plugins",
-    "server/test_prometheus",
-    "stores/test_outages",
-    "stores/test_postgres.",
-    "stores/test_redis.",
-    "stores/test_redis_c",
-    "stores/test_redis_faults",
-    "stores/test_redis_nodes",
-    "test_nodes",
-    "test_workers",
-    "tools/mcp/test_real_servers",
-    "tools/mcp/test_toolset",
-    "web/",
-)
-"""Files whose tests ``scripts/test --extended`` runs, and ``scripts/test`` does not."""
+pytest_plugins = ["tests.serving"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of these files."""
+    """Mark the tests that ``scripts/test --extended`` runs, and ``scripts/test`` does not."""
     for item in items:
-        if os.path.relpath(item.path, ROOT / "tests").startswith(EXTENDED):
+        if item.path.is_relative_to(ROOT / "tests" / "system"):
             item.add_marker("extended")
 
 

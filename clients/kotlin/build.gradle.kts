@@ -20,4 +20,4 @@ kotlin {
 }
 
 // The frames that the server's own tests hold it to.
-sourceSets.test { resources.srcDir("../../tests/events/golden") }
+sourceSets.test { resources.srcDir("../../tests/unit/events/golden") }

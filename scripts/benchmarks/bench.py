@@ -36,8 +36,8 @@ from conductor.tools.permissions import Gate
 from conductor.tools.redaction import Redactor
 from conductor.tools.rules import Rule, RuleEffect
 from tests.models import AnthropicService, BenchPersona
-from tests.stores.postgres_server import PostgresServer
-from tests.stores.redis_server import RedisServer
+from tests.services.postgres_server import PostgresServer
+from tests.services.redis_server import RedisServer
 
 ECHO = """
 import asyncio, sys, uvloop

@@ -28,10 +28,10 @@ from benchmarks.chaos_nodes import CONTROLS, SHOWN_BY, ChaosNode, Parent
 from benchmarks.cluster import DURABLE
 from benchmarks.nodes import redis_program, stand_in_settings
 from tests.models import AnthropicService
-from tests.stores.postgres_server import PostgresServer
-from tests.stores.redis_cluster import RedisCluster
-from tests.stores.redis_sentinel import SentinelServers
-from tests.stores.redis_server import RedisServer
+from tests.services.postgres_server import PostgresServer
+from tests.services.redis_cluster import RedisCluster
+from tests.services.redis_sentinel import SentinelServers
+from tests.services.redis_server import RedisServer
 
 StoreKind = Literal["redis", "sentinel", "cluster", "sqlite", "postgres"]
 TOOL_TIMEOUT_MS = 3_000

@@ -15,7 +15,7 @@ from typing import Self
 from benchmarks.balancer import Balancer
 from benchmarks.nodes import DidNotStart, Node, redis_program
 from conductor.commands.banner import python_command
-from tests.stores.redis_server import RedisServer
+from tests.services.redis_server import RedisServer
 
 DURABLE = ("--appendonly", "yes", "--save", "")
 """Options of a Redis that writes each command to its folder before it answers."""

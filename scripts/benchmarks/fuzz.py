@@ -15,8 +15,8 @@ from typing import Any
 from benchmarks.nodes import conductor
 from conductor.events.codec import InvalidFrame, decode_event
 from tests.app import App
-from tests.events.mutations import Mutator
 from tests.models import AnthropicService, Reply
+from tests.unit.events.mutations import Mutator
 
 LIMIT_S = 0.05
 """CPU time that one damaged event may take."""

@@ -1,1 +1,1 @@
-"""Tests."""
+"""Tests over sockets on loopback."""

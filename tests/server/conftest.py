@@ -11,7 +11,7 @@ import pytest
 from conductor.plugins.stores.redis import RedisStore
 from conductor.stores.sqlite import SqliteStore
 from tests.server.nodes import Shelf
-from tests.stores.redis_server import RedisServer
+from tests.services.redis_server import RedisServer
 
 _prefixes = itertools.count(1)
 

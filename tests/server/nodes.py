@@ -22,9 +22,9 @@ from conductor.settings import load_settings
 from conductor.stores.base import Claim, SessionKey, SessionLog
 from tests.app import App
 from tests.conftest import IOS_CATALOG
-from tests.end_to_end.conftest import Served
 from tests.models import Script, ScriptedProvider
 from tests.server.wires import WiredStore, until
+from tests.serving import Served
 from tests.shapes import Event
 
 KEY = SessionKey("anonymous", "s-1")

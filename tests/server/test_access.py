@@ -13,9 +13,9 @@ from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.rate_limit import ANONYMOUS
 from conductor.server.access import Access, Client, Refusal, Refusals
 from conductor.settings import Limits
-from tests.end_to_end.conftest import serving
 from tests.models import ScriptedProvider
 from tests.server.wires import get, http, until, upgrade
+from tests.serving import serving
 
 TOKEN = "correct-horse-battery-staple"
 PROXY = "127.0.0.1"

@@ -14,9 +14,9 @@ from websockets.datastructures import Headers
 from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.rate_limit import ANONYMOUS
 from conductor.server.auth import Handshake
-from tests.end_to_end.conftest import serving
 from tests.models import ScriptedProvider
 from tests.server.wires import get, http, upgrade
+from tests.serving import serving
 
 TOKEN = "correct-horse-battery-staple"
 OTHER = "another-token"

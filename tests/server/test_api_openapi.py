@@ -13,8 +13,8 @@ from conductor.api.openapi import openapi_of
 from conductor.api.routes import ROUTES
 from conductor.models.base import TextDelta
 from tests.conftest import ROOT
-from tests.end_to_end.clients.programs import STARTING, missing
 from tests.server.api import KEYS, backend
+from tests.system.clients.programs import STARTING, missing
 
 TOOLS = ROOT / "build" / "openapi" / "venv" / "bin"
 

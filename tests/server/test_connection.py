@@ -23,9 +23,9 @@ from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from tests.app import App
 from tests.conftest import IOS_CATALOG
-from tests.end_to_end.conftest import Served, serving
 from tests.models import ScriptedProvider
 from tests.server.wires import WAIT, WiredStore, until
+from tests.serving import Served, serving
 
 BIG = b'"' + b"x" * 2_000_000 + b'"'
 """A frame; several of them exceed the socket's buffers."""

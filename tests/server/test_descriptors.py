@@ -13,10 +13,10 @@ from structlog.testing import capture_logs
 from conductor.server.access import Refusals
 from conductor.server.address import connections_within, descriptor_limit, raise_descriptor_limit
 from conductor.server.websocket import Handshakes
-from tests.end_to_end.conftest import Served, serving
 from tests.models import ScriptedProvider
 from tests.server.test_websocket_socket import connected
 from tests.server.wires import WAIT, ask, upgrade
+from tests.serving import Served, serving
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

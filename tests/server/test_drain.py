@@ -19,10 +19,10 @@ from conductor.settings import load_settings
 from conductor.stores.base import Claim
 from tests.app import App
 from tests.conftest import IOS_CATALOG
-from tests.end_to_end.conftest import Served, serving
 from tests.models import Script, ScriptedProvider
 from tests.server.nodes import still_open
 from tests.server.wires import WAIT, WiredStore
+from tests.serving import Served, serving
 
 LONG = 60.0
 """Seconds; no test waits that long."""

@@ -12,9 +12,9 @@ from websockets.exceptions import InvalidStatus
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import TextDelta
 from tests.app import App
-from tests.end_to_end.conftest import Served, serving
 from tests.models import ScriptedProvider
 from tests.server.wires import WAIT, get, http, until, upgrade
+from tests.serving import Served, serving
 
 TOKENS = ("first-token", "second-token")
 

@@ -19,10 +19,10 @@ from conductor.stores.base import Claim, SessionKey
 from conductor.stores.memory import MemoryStore
 from conductor.stores.sqlite import SqliteStore
 from tests.app import WAIT
-from tests.conversation import helpers
 from tests.models import Script
 from tests.server.nodes import KEY, LosesReplies, Shelf, calm, echo, moves, node
 from tests.server.wires import until
+from tests.session import helpers
 from tests.shapes import Event
 
 FINISHED = {"agentId": "a", "status": "FINISHED"}

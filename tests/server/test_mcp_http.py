@@ -14,9 +14,9 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-from tests.end_to_end.test_mcp_server import Running, over_http, running, text_of
 from tests.server.wires import WAIT, get, http, until
-from tests.tools.mcp.test_toolset import program, use
+from tests.system.mcp.test_toolset import program, use
+from tests.system.test_mcp_server import Running, over_http, running, text_of
 
 ANN, BOB = "the-token-of-ann", "the-token-of-bob"
 INITIALIZE = {

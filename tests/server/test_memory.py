@@ -12,8 +12,8 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from tests.app import App
+from tests.server.test_cli import Announced, server
 from tests.server.wires import WAIT
-from tests.test_cli import Announced, server
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 MIB = 1024

@@ -23,9 +23,9 @@ from conductor.server.sessions import SessionRegistry
 from conductor.settings import load_settings
 from conductor.stores.base import SessionKey
 from tests.app import App
-from tests.conversation.helpers import later, run, steps
 from tests.models import ScriptedProvider
 from tests.server.wires import WAIT, Wire, WiredStore, until
+from tests.session.helpers import later, run, steps
 
 KEY = SessionKey("subject", "s-1")
 

@@ -10,7 +10,6 @@ import pytest
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
 from tests.app import App
-from tests.conversation.helpers import faults
 from tests.models import Script
 from tests.server.nodes import (
     LosesReplies,
@@ -24,6 +23,7 @@ from tests.server.nodes import (
     two_nodes,
 )
 from tests.server.wires import until
+from tests.session.helpers import faults
 from tests.shapes import Event, shape_of
 
 MOVE = {

@@ -14,11 +14,11 @@ from conductor.conversation.phrases import FAILURES
 from conductor.events.server import SpeechFinal
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
-from tests.conversation.helpers import faults
 from tests.models import Script
 from tests.server.door import Door
 from tests.server.nodes import KEY, LosesReplies, Node, Shelf, node, stored, words
 from tests.server.wires import until
+from tests.session.helpers import faults
 
 STEPS = 40
 LIMIT_S = 10.0

@@ -21,10 +21,10 @@ from conductor.models.base import TextDelta
 from conductor.server.access import Refusals
 from conductor.server.websocket import Handshakes, Socket
 from conductor.settings import Limits
-from tests.end_to_end.conftest import serving
 from tests.links import WebSocket
 from tests.models import ScriptedProvider
 from tests.server.wires import WAIT
+from tests.serving import serving
 
 BIG = b"x" * 1_000_000
 

@@ -9,7 +9,7 @@ from conductor.conversation.transport import Frame
 from conductor.errors import StoreUnavailable
 from conductor.stores.base import Claim, SessionKey, SessionLog
 from conductor.stores.memory import MemoryStore
-from tests.conversation.helpers import StoreProxy
+from tests.session.helpers import StoreProxy
 
 WAIT = 15.0
 """The limit of every wait of a test, in seconds."""

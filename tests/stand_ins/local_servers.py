@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conftest import ROOT
-from tests.stores.redis_server import free_port
+from tests.services.redis_server import free_port
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,7 @@ from aiohttp import web
 
 
 def searxng(count: int = 20) -> Any:
-    """Make the handler of requests (`tests.tools.web_site.site`); each search has ``count`` results."""
+    """Make the handler of requests (`tests.stand_ins.web_site.site`); each search has ``count`` results."""
 
     def answer(request: web.Request) -> web.Response:
         if request.path != "/search" or request.query.get("format") != "json":

@@ -3,7 +3,7 @@ import XCTest
 
 /// A client without a connection reads the server's frames; what it sends is seen by `onEvent`.
 @MainActor final class GoldenTests: XCTestCase {
-    private let folder = URL(fileURLWithPath: #filePath).appendingPathComponent("../../../../../tests/events/golden")
+    private let folder = URL(fileURLWithPath: #filePath).appendingPathComponent("../../../../../tests/unit/events/golden")
         .standardizedFileURL
     private var heard: [String] = []
     private var sent: [Event] = []

@@ -1,0 +1,428 @@
+"""The client library against a scripted server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Request
+
+from conductor.client import (
+    CannotConnect,
+    Client,
+    ClientLimits,
+    ConnectionLost,
+    StartRefused,
+    ToolCancelledError,
+    UnknownEvent,
+    WaitTimeout,
+    connect,
+)
+from conductor.events.server import SpeechFinal, SpeechPartial, ToolCallEvent
+from tests.server.client.extended import play, soon, tool_results
+from tests.stand_ins.scripted_server import LIMIT_S, Json, Peer, scripted_server
+
+
+async def test_a_plain_turn_ends_with_idle_and_keeps_its_events_in_order() -> None:
+    async with scripted_server() as server, connect(server.url) as client:
+        result = await (await client.say("hello")).wait(LIMIT_S)
+    assert result.ok
+    assert result.text == "You said: hello"
+    assert result.partials == ("You", "You said: hello")
+    assert result.speeches == ("You said: hello",)
+    assert result.ending == "idle"
+    kinds = [event.name if isinstance(event, ToolCallEvent) else type(event) for event in result.events]
+    assert kinds == [
+        "convo.setState",
+        "convo.appendMessage",
+        SpeechPartial,
+        SpeechPartial,
+        SpeechFinal,
+        "convo.appendMessage",
+        "convo.setState",
+        "tts.speak",
+        "convo.setState",
+    ]
+    assert client.state == "idle"
+
+
+async def test_every_ui_call_is_acknowledged_once_and_in_order() -> None:
+    async with scripted_server() as server, connect(server.url) as client:
+        await (await client.say("hello")).wait(LIMIT_S)
+    results = [event["payload"] for event in server.heard if event["type"] == "tool.result"]
+    assert [json.loads(result["result"]) for result in results] == [
+        {"ok": True},
+        {"ok": True},
+        {"ok": True},
+        {"ok": True},
+        {"spoken": True},
+        {"ok": True},
+    ]
+    assert len({result["callId"] for result in results}) == 6
+
+
+async def test_session_start_contains_the_options() -> None:
+    declared = [{"name": "notes.add", "inputSchema": {"type": "object"}}]
+    async with scripted_server() as server:
+        async with connect(
+            server.url,
+            "s-1",
+            token="secret",
+            locale="de-DE",
+            time_zone="Europe/Berlin",
+            instructions="Be brief.",
+            model="home",
+            capabilities=("goaway",),
+            tools=declared,
+        ) as client:
+            assert client.started is not None
+            assert client.started.session_id == "s-1"
+        request = server.peers[0].connection.request
+    assert server.heard[0]["payload"] == {
+        "sessionId": "s-1",
+        "locale": "de-DE",
+        "timeZone": "Europe/Berlin",
+        "instructions": "Be brief.",
+        "model": "home",
+        "capabilities": ["goaway", "tools"],
+        "tools": declared,
+    }
+    assert request is not None
+    assert request.headers["Authorization"] == "Bearer secret"
+
+
+# -- calls
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("a string as it is", "a string as it is"),
+        ({"n": [1, None]}, '{"n":[1,null]}'),
+        (None, "null"),
+        ("\ud800 alone", "? alone"),
+    ],
+)
+async def test_a_tool_returns_text_or_json(answer: Any, expected: str) -> None:
+    async def part(peer: Peer) -> None:
+        results.append(await peer.ask("notes.find", {"query": "milk"}))
+
+    def handler(arguments: Json) -> Any:
+        queries.append(arguments)
+        return answer
+
+    queries: list[Json] = []
+    results: list[Json] = []
+    _, result = await play(part, handlers={"notes.find": handler})
+    assert queries == [{"query": "milk"}]
+    assert (results[0]["result"], results[0]["error"]) == (expected, None)
+    assert [call.name for call in result.calls] == ["notes.find"]
+
+
+def fails(_arguments: Json) -> None:
+    raise ValueError("the shelf is empty")
+
+
+async def never_ends(_arguments: Json) -> None:
+    await asyncio.Event().wait()
+
+
+def cancels_itself(_arguments: Json) -> None:
+    raise asyncio.CancelledError
+
+
+def refuses(_arguments: Json) -> None:
+    raise ToolCancelledError("none")
+
+
+@pytest.mark.parametrize(
+    ("handler", "arguments", "error"),
+    [
+        (fails, {}, "the shelf is empty"),
+        (None, {}, "This device has no tool notes.add."),
+        (never_ends, {}, "The device's tool did not end within 0.01 s."),
+        (lambda _: object(), {}, "Encoding objects of type object is unsupported"),
+        (cancels_itself, {}, "The tool was cancelled on the device."),
+        (fails, "[1]", "The arguments are not a JSON object."),
+        (refuses, {}, "The tool was cancelled on the device; effect: none."),
+    ],
+)
+async def test_a_failed_call_is_answered_by_an_error(handler: Any, arguments: Any, error: str) -> None:
+    async def part(peer: Peer) -> None:
+        results.append(await peer.ask("notes.add", arguments))
+
+    results: list[Json] = []
+    handlers = {} if handler is None else {"notes.add": handler}
+    await play(part, handlers=handlers, limits=ClientLimits(tool_s=0.01))
+    assert [result["error"] for result in results] == [error]
+
+
+async def test_a_result_that_exceeds_a_frame_is_truncated() -> None:
+    async def part(peer: Peer) -> None:
+        texts.append((await peer.ask("notes.all", {}))["result"])
+
+    texts: list[str] = []
+    await play(part, handlers={"notes.all": lambda _: "\x01" * 300_000})
+    assert texts[0].endswith("[168928 characters left out by the device]")
+
+
+async def test_a_bridge_call_is_never_answered_and_a_duplicate_runs_once() -> None:
+    async def part(peer: Peer) -> None:
+        await peer.call("bridge.ping", {}, "evt_bridge")
+        for _ in range(2):
+            await peer.call("notes.add", {}, "evt_same")
+
+    runs: list[Json] = []
+    clients: list[Client] = []
+    server, _ = await play(
+        part, clients=clients, handlers={"bridge.ping": runs.append, "notes.add": runs.append}
+    )
+    assert len(runs) == 1 and "evt_same" in clients[0].received_ids
+    assert [call_id for _, call_id in tool_results(server)] == ["call_evt_same"]
+
+
+async def test_events_are_handled_one_at_a_time() -> None:
+    async def part(peer: Peer) -> None:
+        clients[0].on(SpeechPartial, lambda event: order.append(event.text))
+        call_id = await peer.call("notes.slow", {})
+        await peer.send("assistant.speech.partial", {"text": "after"})
+        await peer.arrived()
+        await soon(started)
+        assert order == []
+        release.set()
+        await peer.result(call_id)
+
+    async def slow(_arguments: Json) -> None:
+        started.set()
+        await release.wait()
+        order.append("tool")
+
+    order: list[str] = []
+    clients: list[Client] = []
+    started, release = asyncio.Event(), asyncio.Event()
+    await play(part, clients=clients, handlers={"notes.slow": slow})
+    assert order[:2] == ["tool", "after"]
+
+
+async def test_without_serial_tools_run_concurrently() -> None:
+    async def part(peer: Peer) -> None:
+        first = await peer.call("wait.for_second", {})
+        await peer.result(await peer.call("second", {}))
+        await peer.result(first)
+
+    async def wait_for_second(_arguments: Json) -> None:
+        await second_ran.wait()
+
+    second_ran = asyncio.Event()
+    handlers = {"wait.for_second": wait_for_second, "second": lambda _: second_ran.set()}
+    await play(part, serial=False, handlers=handlers)
+
+
+# -- speech
+
+
+async def test_without_serial_speeches_are_still_sequential() -> None:
+    async def part(peer: Peer) -> None:
+        first, second = [await peer.call("tts.speak", {"text": text}) for text in ("one", "two")]
+        await peer.result(await peer.state("thinking"))
+        go_on.set()
+        await peer.result(first)
+        await peer.result(second)
+
+    async def speak(text: str) -> None:
+        voice.append(f"{text} begins")
+        await go_on.wait()
+        voice.append(f"{text} ends")
+
+    voice, go_on = list[str](), asyncio.Event()
+    await play(part, serial=False, speak=speak)
+    assert voice[:4] == ["one begins", "one ends", "two begins", "two ends"]
+
+
+async def test_an_interruption_stops_the_speech_and_is_sent_before_its_result() -> None:
+    speaking = asyncio.Event()
+    stopped: list[str] = []
+
+    async def speak(text: str) -> None:
+        speaking.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(text)
+
+    async with scripted_server() as server, connect(server.url, speak=speak) as client:
+        turn = await client.say("hello")
+        await soon(speaking)
+        await client.interrupt(reason="barge-in", spoken_text="You", played_ms=120)
+        result = await turn.wait(LIMIT_S)
+    assert stopped == ["You said: hello"]
+    assert result.interrupted
+    types = server.types_heard()
+    index = types.index("audio.output.interrupted")
+    assert server.heard[index]["payload"] == {"reason": "barge-in", "spokenText": "You", "playedMs": 120.0}
+    assert json.loads(server.heard[index + 1]["payload"]["result"]) == {"spoken": True}
+
+
+async def test_a_queued_speech_is_skipped_after_an_interruption() -> None:
+    async def part(peer: Peer) -> None:
+        call_id = await peer.call("notes.slow", {})
+        speech = await peer.call("tts.speak", {"text": "never heard"})
+        await peer.arrived()
+        await soon(started)
+        await clients[0].interrupt()
+        release.set()
+        await peer.result(call_id)
+        assert json.loads((await peer.result(speech))["result"]) == {"spoken": True}
+
+    async def slow(_arguments: Json) -> None:
+        started.set()
+        await release.wait()
+
+    async def speak(text: str) -> None:
+        texts.append(text)
+
+    texts: list[str] = []
+    clients: list[Client] = []
+    started, release = asyncio.Event(), asyncio.Event()
+    await play(part, clients=clients, speak=speak, handlers={"notes.slow": slow})
+    assert texts == ["Done."]
+
+
+async def test_a_failed_voice_is_an_error_result() -> None:
+    async def part(peer: Peer) -> None:
+        results.append(await peer.ask("tts.speak", {"text": "hello"}))
+
+    async def speak(_text: str) -> None:
+        raise OSError("no audio device")
+
+    results: list[Json] = []
+    await play(part, speak=speak)
+    assert results[0]["error"] == "no audio device"
+
+
+# -- callbacks
+
+
+async def test_an_unknown_event_is_delivered() -> None:
+    async def part(peer: Peer) -> None:
+        clients[0].on("tool.activity", activity.append)
+        clients[0].on("*", events.append)
+        await peer.connection.send("not json")
+        await peer.send("tool.activity", {"callId": "c", "status": "started"})
+        await peer.send("assistant.speech.partial", {"text": 7})
+
+    activity: list[Any] = []
+    events: list[Any] = []
+    clients: list[Client] = []
+    await play(part, clients=clients)
+    assert activity == [UnknownEvent("tool.activity", {"callId": "c", "status": "started"})]
+    assert UnknownEvent("assistant.speech.partial", {"text": 7}) in events
+
+
+async def test_a_failed_callback_does_not_affect_others() -> None:
+    def broken(_event: Any) -> None:
+        raise RuntimeError("a bug of the app's")
+
+    texts: list[str] = []
+
+    async def good(event: SpeechFinal) -> None:
+        texts.append(event.text)
+
+    async with scripted_server() as server, connect(server.url) as client:
+        client.on(SpeechFinal, broken)
+        client.on(SpeechFinal, good)
+        assert (await (await client.say("hello")).wait(LIMIT_S)).ok
+    assert texts == ["You said: hello"]
+
+
+# -- connecting
+
+
+async def test_an_unreachable_server_is_an_error_without_the_query() -> None:
+    async with scripted_server() as server:
+        url = server.url
+    with pytest.raises(
+        CannotConnect, match=r"^Cannot connect to ws://127\.0\.0\.1:\d+/ws: [a-z ]+\.$"
+    ) as caught:
+        async with connect(f"{url}?token=secret"):
+            pass
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["localhost:8080", "http://localhost/ws", "ws://localhost:port/ws", ""])
+async def test_an_invalid_url_is_an_error(url: str) -> None:
+    with pytest.raises(CannotConnect, match="not a WebSocket URL"):
+        await connect(url).start()
+
+
+async def test_a_refused_start_raises_the_servers_code() -> None:
+    async def script(peer: Peer) -> None:
+        start = await peer.receive("session.start")
+        await peer.send("error", {"code": "unauthorized", "message": "No.", "eventId": start["id"]})
+        await peer.connection.wait_closed()
+        closed.set()
+
+    closed = asyncio.Event()
+    async with scripted_server(script) as server:
+        with pytest.raises(StartRefused) as caught:
+            await connect(server.url).start()
+        await asyncio.wait_for(closed.wait(), LIMIT_S)
+    assert caught.value.code == "unauthorized"
+
+
+async def test_an_error_about_another_event_does_not_refuse_the_start() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.receive("session.start")
+        await peer.send("error", {"code": "internal_error", "message": "No.", "eventId": "another"})
+        await peer.send("session.started", {"sessionId": peer.session_id, "resumed": False})
+
+    async with scripted_server(script) as server, connect(server.url) as client:
+        assert client.connected
+
+
+async def test_a_client_closed_while_connecting_starts_no_session() -> None:
+    async def hold(_connection: ServerConnection, _request: Request) -> None:
+        requested.set()
+        await released.wait()
+
+    async def listen(connection: ServerConnection) -> None:
+        async for frame in connection:
+            texts.append(frame)
+
+    requested, released, texts = asyncio.Event(), asyncio.Event(), list[str | bytes]()
+    async with serve(listen, "127.0.0.1", 0, process_request=hold) as listener:
+        port = next(iter(listener.sockets)).getsockname()[1]
+        client = connect(f"ws://127.0.0.1:{port}/ws")
+        starting = asyncio.create_task(client.start())
+        await asyncio.wait_for(requested.wait(), LIMIT_S)
+        await client.close()
+        released.set()
+        with pytest.raises(ConnectionLost):
+            await asyncio.wait_for(starting, LIMIT_S)
+    assert not texts
+
+
+async def test_a_missing_answer_to_the_start_is_a_timeout() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.receive("session.start")
+
+    async with scripted_server(script) as server:
+        with pytest.raises(WaitTimeout):
+            await connect(server.url, limits=ClientLimits(start_s=0.01)).start()
+
+
+async def test_a_turn_without_an_end_is_bounded_and_ended_by_close() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        await peer.begin()
+
+    async with scripted_server(script) as server:
+        async with connect(server.url, limits=ClientLimits(turn_s=0.01)) as client:
+            turn = await client.say("hello")
+            with pytest.raises(WaitTimeout):
+                await turn
+        with pytest.raises(ConnectionLost):
+            await turn

@@ -1,0 +1,391 @@
+"""The capability ``resume``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from conductor.client import ClientLimits, Reconnect, ToolRun, connect
+from tests.server.client.extended import cut, payloads, play, soon, start, tool_results
+from tests.stand_ins.scripted_server import Json, Peer, ScriptedServer, scripted_server
+
+AT_ONCE = Reconnect(first_s=0, most_s=0)
+RESUME = ("resume",)
+READ = {"name": "notes.read", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}
+
+
+async def ack(peer: Peer, *event_ids: str) -> None:
+    """Acknowledge events, and wait until the client has read it."""
+    await peer.send("event.ack", {"eventIds": list(event_ids)})
+    await peer.arrived()
+
+
+async def idle(_peer: Peer) -> None:
+    """Do nothing on a connection."""
+
+
+def resumes(server: ScriptedServer) -> list[Json]:
+    """List the ``resume`` of each ``session.start`` after the first."""
+    return [payload["resume"] for payload in payloads(server, "session.start")[1:]]
+
+
+def recorder(runs: list[str], name: str = "added") -> Callable[[Any], str]:
+    """Make a handler that records its runs."""
+
+    def handler(_arguments: Json) -> str:
+        runs.append(name)
+        return name
+
+    return handler
+
+
+# -- the capability
+
+
+@pytest.mark.parametrize(
+    ("options", "is_named"),
+    [({}, True), ({"capabilities": ()}, False), ({"capabilities": ("resume",)}, True)],
+)
+async def test_the_capability_is_named_by_default(options: Json, is_named: bool) -> None:
+    async with scripted_server() as server, connect(server.url, **options) as client:
+        await client.reconnect()
+    starts = payloads(server, "session.start")
+    assert ["resume" in payload.get("capabilities", ()) for payload in starts] == [is_named, is_named]
+    assert ["resume" in payload for payload in starts] == [False, is_named]
+
+
+async def test_a_process_without_an_answer_reports_nothing() -> None:
+    async def silent(peer: Peer) -> None:
+        await peer.receive("session.start")
+
+    async def first(peer: Peer) -> None:
+        await start(peer, "resume")
+
+    async with scripted_server(silent, first) as server:
+        client = connect(server.url, limits=ClientLimits(start_s=0.05))
+        with pytest.raises(TimeoutError):
+            await client.start()
+        await client.start()
+        await client.close()
+    assert ["resume" in payload for payload in payloads(server, "session.start")] == [False, False]
+
+
+# -- results
+
+
+async def test_an_unsent_result_is_part_of_session_start() -> None:
+    async def first(peer: Peer) -> None:
+        await peer.call("notes.add", {}, "evt_add")
+        await soon(started)
+
+    async def second(peer: Peer) -> None:
+        payload = {"callId": "call_evt_add", "name": "notes.add", "arguments": "{}"}
+        await peer.send("tool.call", payload, "evt_add")
+        await peer.send("tool.call", payload, "evt_under_another_id")
+
+    async def add(_arguments: Json) -> str:
+        runs.append("added")
+        started.set()
+        await lost.wait()
+        return "added"
+
+    async def sleep(_seconds: float) -> None:
+        lost.set()
+        for _ in range(50):  # until the client has the result
+            await asyncio.sleep(0)
+
+    started, lost = asyncio.Event(), asyncio.Event()
+    runs: list[str] = []
+    server, _ = await play(
+        first, second, capabilities=RESUME, handlers={"notes.add": add}, reconnect=Reconnect(sleep=sleep)
+    )
+    (resume,) = resumes(server)
+    assert resume["done"] == [{"callId": "call_evt_add", "result": "added"}]
+    assert "pending" not in resume
+    assert runs == ["added"]
+    assert tool_results(server) == []
+
+
+@pytest.mark.parametrize("is_acknowledged", [True, False])
+async def test_a_result_is_kept_until_it_is_acknowledged(is_acknowledged: bool) -> None:
+    async def first(peer: Peer) -> None:
+        await peer.ask("notes.add", {})
+        if is_acknowledged:
+            await ack(peer, "of another client", tool_results(peer.server)[0][0])
+
+    server, _ = await play(first, idle, capabilities=RESUME, handlers={"notes.add": lambda _: "added"})
+    assert ("done" in resumes(server)[0]) is not is_acknowledged
+    assert len(tool_results(server)) == 1
+
+
+async def test_an_unanswered_start_is_repeated() -> None:
+    async def first(peer: Peer) -> None:
+        await start(peer, "resume")
+        await peer.begin()
+        await peer.ask("notes.add", {})
+        cut(peer)
+
+    async def unanswered(peer: Peer) -> None:
+        await peer.receive("session.start")
+        cut(peer)
+
+    async def later(peer: Peer) -> None:
+        await start(peer, "resume", resumed=True)
+        number = len(payloads(peer.server, "session.start"))
+        if number == 5:
+            finished.set()
+        else:
+            await peer.answer("Added.")
+            cut(peer)
+
+    finished = asyncio.Event()
+    async with (
+        scripted_server(first, unanswered, unanswered, later) as server,
+        connect(server.url, handlers={"notes.add": lambda _: "added"}, reconnect=AT_ONCE) as client,
+    ):
+        await client.say("add it")
+        await soon(finished)
+    entries = [[entry["result"] for entry in resume.get("done", ())] for resume in resumes(server)]
+    assert entries == [["added"]] * 3 + [[]]
+    assert len(tool_results(server)) == 1
+
+
+async def test_a_requested_or_large_result_is_sent_again_under_its_id() -> None:
+    async def first(peer: Peer) -> None:
+        for name in ("small", "large"):
+            await peer.result(await peer.call(f"notes.{name}", {}, name))
+
+    async def second(peer: Peer) -> None:
+        assert (await peer.result("call_small"))["result"] == "x"
+        assert (await peer.result("call_large"))["result"] == "x" * 40_000
+
+    names = ["call_small", "call_large"]
+    handlers = {"notes.small": lambda _: "x", "notes.large": lambda _: "x" * 40_000}
+    server, _ = await play(
+        first, second, capabilities=RESUME, fields=[{}, {"resend": names}], handlers=handlers
+    )
+    assert resumes(server)[0]["done"] == [{"callId": names[0], "result": "x"}, {"callId": names[1]}]
+    events = tool_results(server)
+    assert events[:2] == events[2:] and [call_id for _, call_id in events[:2]] == names
+
+
+async def test_a_repeated_call_is_answered_until_its_result_is_acknowledged() -> None:
+    async def part(peer: Peer) -> None:
+        payload = {"callId": "call_1", "name": "notes.add", "arguments": "{}"}
+        for event_id in ("evt_a", "evt_b"):
+            await peer.send("tool.call", payload, event_id)
+            await peer.result("call_1")
+        await ack(peer, tool_results(peer.server)[0][0])
+        await peer.send("tool.call", payload, "evt_c")
+
+    runs: list[str] = []
+    server, _ = await play(part, capabilities=RESUME, handlers={"notes.add": recorder(runs)})
+    assert runs == ["added"]
+    events = tool_results(server)
+    assert len(events) == 2 and events[0] == events[1]
+
+
+# -- pending calls
+
+
+async def test_a_running_call_is_pending_on_each_connection() -> None:
+    async def first(peer: Peer) -> None:
+        await peer.call("notes.slow", {}, "evt_slow")
+        await peer.call("notes.add", {}, "evt_add")  # queued
+        await soon(started)
+        await peer.arrived()
+
+    async def last(peer: Peer) -> None:
+        await peer.call("notes.slow", {}, "evt_slow")
+        release.set()
+        await peer.result("call_evt_slow")
+        await peer.result("call_evt_add")
+
+    async def slow(_arguments: Json) -> str:
+        runs.append("slow")
+        started.set()
+        await release.wait()
+        return "slow"
+
+    started, release = asyncio.Event(), asyncio.Event()
+    runs: list[str] = []
+    handlers = {"notes.slow": slow, "notes.add": recorder(runs)}
+    server, _ = await play(first, Peer.arrived, Peer.arrived, last, capabilities=RESUME, handlers=handlers)
+    names = ["call_evt_slow", "call_evt_add"]
+    assert [(resume["pending"], resume.get("done")) for resume in resumes(server)] == [(names, None)] * 3
+    assert runs == ["slow", "added"]
+    assert [call_id for _, call_id in tool_results(server)] == names
+
+
+async def test_a_dropped_queued_call_does_not_run() -> None:
+    async def first(peer: Peer) -> None:
+        for name in ("slow", "unwanted", "wanted"):
+            await peer.call(f"notes.{name}", {}, name)
+        await soon(started)
+        await peer.arrived()
+
+    async def second(peer: Peer) -> None:
+        await peer.arrived()
+        release.set()
+        await peer.result("call_wanted")
+
+    async def slow(_arguments: Json) -> str:
+        started.set()
+        await release.wait()
+        return "slow"
+
+    started, release = asyncio.Event(), asyncio.Event()
+    runs: list[str] = []
+    handlers = {"notes.slow": slow} | {
+        f"notes.{name}": recorder(runs, name) for name in ("unwanted", "wanted")
+    }
+    server, _ = await play(
+        first, second, idle, capabilities=RESUME, fields=[{}, {"drop": ["call_unwanted"]}], handlers=handlers
+    )
+    assert runs == ["wanted"]
+    assert "call_unwanted" not in str(resumes(server)[1])
+    assert [call_id for _, call_id in tool_results(server)] == ["call_slow", "call_wanted"]
+
+
+@pytest.mark.parametrize(("name", "end"), [("notes.read", "stopped"), ("notes.add", "ended")])
+async def test_a_dropped_running_call_sends_no_result(name: str, end: str) -> None:
+    async def first(peer: Peer) -> None:
+        await peer.call(name, {}, "evt_run")
+        await soon(started)
+
+    async def second(peer: Peer) -> None:
+        await peer.arrived()
+        release.set()
+
+    async def run(_arguments: Json, run: ToolRun) -> str:
+        started.set()
+        try:
+            await release.wait()
+        except asyncio.CancelledError:
+            ends.append("stopped")
+            raise
+        await run.progress("more")
+        ends.append("ended")
+        return "result"
+
+    started, release = asyncio.Event(), asyncio.Event()
+    ends: list[str] = []
+    server, result = await play(
+        first,
+        second,
+        capabilities=("resume", "lease", "cancel"),
+        fields=[{}, {"drop": ["call_evt_run"]}],
+        tools=[READ],
+        handlers={name: run},
+    )
+    assert ends == [end]
+    assert tool_results(server) == []
+    assert not {"tool.cancelled", "tool.progress"} & set(server.types_heard())
+    (call,) = result.calls
+    assert (call.call_id, call.result, call.error) == ("call_evt_run", None, None)
+
+
+async def test_a_dropped_result_is_forgotten() -> None:
+    async def first(peer: Peer) -> None:
+        await peer.result(await peer.call("notes.index", {}, "evt_index"))
+
+    async def index(_arguments: Json, run: ToolRun) -> str:
+        await run.accept("job")
+        return "indexed"
+
+    server, _ = await play(
+        first,
+        idle,
+        idle,
+        capabilities=("resume", "async"),
+        fields=[{}, {"drop": ["call_evt_index"]}],
+        handlers={"notes.index": index},
+    )
+    assert ["done" in resume for resume in resumes(server)] == [True, False]
+    assert len(tool_results(server)) == server.types_heard().count("tool.accepted") == 1
+
+
+# -- transcripts
+
+
+async def test_a_transcript_is_kept_until_it_is_acknowledged() -> None:
+    async def second(peer: Peer) -> None:
+        event = await peer.receive("user.audio.transcript.final")
+        event_ids.append(event["id"])
+        await ack(peer, event["id"])
+
+    event_ids: list[str] = []
+    server, _ = await play(Peer.arrived, second, idle, capabilities=RESUME)
+    ids = [event["id"] for event in server.heard if event["type"] == "user.audio.transcript.final"]
+    assert ids == event_ids * 2
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+async def test_a_recorded_transcript_is_lost_only_with_its_session(resumed: bool) -> None:
+    async def first(peer: Peer) -> None:
+        await start(peer, "resume")
+        event = await peer.receive("user.audio.transcript.final")
+        await ack(peer, event["id"])
+        cut(peer)
+
+    async def second(peer: Peer) -> None:
+        await start(peer, "resume", resumed=resumed)
+        await peer.result(await peer.state("idle"))  # of the previous turn, or of the resume
+        if resumed:
+            await peer.state("thinking")
+            await peer.message("user", "hello")
+            await peer.answer("Hello.")
+
+    async with scripted_server(first, second) as server, connect(server.url, reconnect=AT_ONCE) as client:
+        assert (await (await client.say("hello"))).ending == ("idle" if resumed else "lost")
+    assert server.types_heard().count("user.audio.transcript.final") == 1
+
+
+# -- lastEventId
+
+
+async def test_last_event_id_is_a_replayed_event() -> None:
+    async def part(peer: Peer) -> None:
+        await peer.send("assistant.speech.final", {"text": "Four."}, "evt_final")
+        await peer.send("assistant.speech.partial", {"text": "Mo"})
+        await peer.send("event.ack", {"eventIds": []})
+        await peer.send("session.ping", {})
+        await peer.arrived()
+
+    server, _ = await play(part, idle, capabilities=RESUME)
+    assert resumes(server)[0]["lastEventId"] == "evt_final"
+
+
+@pytest.mark.parametrize(
+    ("name", "serial", "expected"),
+    [
+        ("tts.speak", True, "evt_state"),
+        ("tts.speak", False, "evt_state"),
+        ("notes.add", True, "evt_state"),
+        ("notes.add", False, "evt_idle"),  # a concurrent call is listed as pending
+    ],
+)
+async def test_last_event_id_precedes_unfinished_events(name: str, serial: bool, expected: str) -> None:
+    async def part(peer: Peer) -> None:
+        await peer.result(await peer.call("convo.setState", {"state": "thinking"}, "evt_state"))
+        await peer.call(name, {"text": "hello"}, "evt_long")
+        await soon(started)
+        if not serial:
+            await peer.result(await peer.call("convo.appendMessage", {"role": "assistant"}, "evt_idle"))
+        await peer.arrived()
+
+    async def second(_peer: Peer) -> None:
+        release.set()
+
+    async def wait(_argument: Any) -> None:
+        started.set()
+        await release.wait()
+
+    started, release = asyncio.Event(), asyncio.Event()
+    server, _ = await play(
+        part, second, capabilities=RESUME, speak=wait, handlers={"notes.add": wait}, serial=serial
+    )
+    assert resumes(server)[0]["lastEventId"] == expected

@@ -1,0 +1,151 @@
+"""``conductor check``: the session store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conductor.commands.check import reported, store_items
+from conductor.settings import load_settings
+from conductor.stores.base import SessionKey
+from conductor.stores.sqlite import SqliteStore
+from tests.services.redis_server import RedisServer
+
+PASSWORD = "hunter2-hunter2"
+WAIT = 5.0
+
+
+async def run_checks(min_free: int = 0, seconds: float = WAIT, **values: object) -> list[str]:
+    """Check the store of these settings; return the lines."""
+    items = store_items(load_settings(None, **values), seconds=seconds, min_free=min_free)
+    lines = [str(item) async for item in reported("sessions", items)]
+    assert PASSWORD not in "\n".join(lines)
+    return lines
+
+
+async def test_memory_suits_one_process() -> None:
+    (line,) = await run_checks()
+    assert line.startswith("ok    sessions: in memory: they end with the server")
+
+
+async def test_memory_does_not_suit_several_processes(tmp_path: Path) -> None:
+    (line,) = await run_checks(workers=2)
+    assert line.startswith("fail  sessions: WORKERS is 2, but a store in memory belongs to one process")
+    (line,) = await run_checks(workers=2, data_dir=tmp_path)
+    assert line.startswith("ok ")
+
+
+async def test_a_missing_store_is_tested_without_creating_it(tmp_path: Path) -> None:
+    (line,) = await run_checks(data_dir=tmp_path / "new" / "data")
+    assert line.startswith(
+        f"ok    sessions: {tmp_path}/new/data/conductor.db, not created yet; a write in its folder"
+    )
+    assert line.endswith(" ms.")
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_store_in_use_keeps_its_sessions(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "conductor.db")
+    await store.open()
+    claim = await store.claim(SessionKey("subject", "s-1"))
+    (line,) = await run_checks(data_dir=tmp_path)
+    assert line.startswith(f"ok    sessions: {tmp_path}/conductor.db; a write took ")
+    await store.append(claim, "commit-1", b"1")
+    assert await store.keys(None, None, None, 10) == [SessionKey("subject", "s-1")]
+    await store.aclose()
+
+
+async def test_a_readable_file_is_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "conductor.db"
+    store = SqliteStore(file)
+    await store.open()
+    await store.aclose()
+    file.chmod(0o640)
+    good, loose = await run_checks(data_dir=tmp_path)
+    assert good.startswith("ok ") and loose.startswith("warn  sessions: other users may read ")
+
+
+async def test_little_disk_space_is_a_warning(tmp_path: Path) -> None:
+    for _ in range(2):
+        good, full = await run_checks(data_dir=tmp_path, min_free=1 << 60)
+        assert good.startswith("ok ")
+        assert full.startswith("warn  sessions: only ") and "MB are free" in full
+        store = SqliteStore(tmp_path / "conductor.db")
+        await store.open()
+        await store.aclose()
+
+
+async def test_a_file_in_place_of_the_folder_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for folder in ("file", "file/below"):
+        (line,) = await run_checks(data_dir=tmp_path / folder)
+        assert line.startswith("fail  sessions: ") and line.endswith(": not a directory.")
+
+
+async def test_an_unwritable_folder_fails() -> None:
+    (line,) = await run_checks(data_dir="/proc/none")  # root cannot create a folder there either
+    assert line.startswith(
+        "fail  sessions: The session store's file /proc/none/conductor.db cannot be made: "
+    )
+
+
+async def test_a_file_of_another_format_fails_and_stays_unchanged(tmp_path: Path) -> None:
+    file = tmp_path / "conductor.db"
+    file.write_text("hello " * 1000)
+    (line,) = await run_checks(data_dir=tmp_path)
+    assert line == f"fail  sessions: The session store's file {file} cannot be used: file is not a database."
+    assert file.read_text() == "hello " * 1000
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    options = ("--save", "", "--requirepass", PASSWORD)
+    running = RedisServer(tmp_path_factory.mktemp("redis"), *options)
+    running.start()
+    yield running
+    running.kill()
+
+
+async def test_a_redis_server_without_persistence_is_a_warning(server: RedisServer) -> None:
+    url = f"redis://:{PASSWORD}@127.0.0.1:{server.port}/0"
+
+    def ask(*command: str) -> str:
+        return server.ask(*command, options=("--no-auth-warning", "-a", PASSWORD))
+
+    good, warned = await run_checks(session_store_url=url)
+    assert good.startswith(f"ok    sessions: redis://127.0.0.1:{server.port}/0; a write took ")
+    assert warned == "warn  sessions: appendonly is off: a restart loses unsaved commits."
+    ask("CONFIG", "SET", "appendonly", "yes")
+    assert len(await run_checks(session_store_url=url)) == 1
+    # The test session expires after a second; each request takes a few milliseconds.
+    assert any(ask("KEYS", "*") == "" for _ in range(2_000))
+
+
+async def test_missing_replicas_fail(server: RedisServer) -> None:
+    url = f"redis://:{PASSWORD}@127.0.0.1:{server.port}/0"
+    (line,) = await run_checks(session_store_url=url, session_store_replicas=1)
+    assert line == "fail  sessions: The session store cannot be used: fewer than 1 replicas have it."
+
+
+async def test_a_failed_connection_does_not_print_the_password(server: RedisServer) -> None:
+    (line,) = await run_checks(session_store_url=f"redis://:{PASSWORD}@127.0.0.1:1")
+    assert line.startswith("fail  sessions: SESSION_STORE_URL names redis://127.0.0.1:1, which cannot")
+    (line,) = await run_checks(session_store_url=f"redis://:x{PASSWORD}@127.0.0.1:{server.port}")
+    assert line.startswith(f"fail  sessions: SESSION_STORE_URL names redis://127.0.0.1:{server.port}, ")
+    (line,) = await run_checks(session_store_url=f"redis://:{PASSWORD}@h:port")
+    assert line.startswith("fail  sessions: SESSION_STORE_URL is no Redis address")
+
+
+async def test_a_silent_server_fails_in_time() -> None:
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as silent:
+        port = silent.sockets[0].getsockname()[1]
+        (line,) = await run_checks(session_store_url=f"redis://127.0.0.1:{port}", seconds=0.1)
+    assert line == f"fail  sessions: redis://127.0.0.1:{port} did not store a session within 0.1 s."

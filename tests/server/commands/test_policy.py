@@ -1,0 +1,218 @@
+"""``conductor policy``: list, add, remove and explain rules."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conductor.tools.policies import load
+from conductor.tools.rules import Rule
+from tests.conftest import IOS_CATALOG
+from tests.server.commands.conftest import mistake, run
+
+FILE = Path("policies.json")
+APPLIED = "Running servers apply it within 2 seconds.\n"
+run_policy, policy_mistake = partial(run, "policy"), partial(mistake, "policy")
+
+
+@pytest.fixture(autouse=True)
+def offer_the_catalog(remove_settings: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offer the tools of the iOS app."""
+    monkeypatch.setenv("DEVICE_TOOLS_FILE", str(IOS_CATALOG))
+
+
+def explain(*arguments: str) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(run_policy("explain", *arguments, "--json"))
+    return answer
+
+
+def test_without_a_file_there_are_no_rules() -> None:
+    assert run_policy("list") == "There are no rules: each tool's risk decides.\n"
+    assert json.loads(run_policy("list", "--json")) == {"rules": [], "notes": [], "findings": []}
+    assert not FILE.exists()
+
+
+def test_rules_are_added_listed_and_removed() -> None:
+    run_policy("add", "deny", "agent.cancel")
+    output = run_policy("add", "ask", "agent.*", "--source", "device", "--arg", "limit:eq=3")
+    assert output == f"Added rule 2: ask agent.* from device where limit is 3.\n{APPLIED}"
+    assert [line.split() for line in run_policy("list").splitlines()] == [
+        ["effect", "tool", "source", "when"],
+        ["1", "deny", "agent.cancel", "any", "always"],
+        ["2", "ask", "agent.*", "device", "where", "limit", "is", "3"],
+    ]
+    assert run_policy("remove", "1") == f"Removed rule 1: deny agent.cancel.\n{APPLIED}"
+    assert json.loads(run_policy("list", "--json"))["rules"] == [
+        {"number": 1, "effect": "ask", "tool": "agent.*", "source": "device", "args": {"limit": {"eq": 3}}}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "args"),
+    [
+        (["a:eq=3"], {"a": {"eq": 3}}),
+        (["a:eq=true"], {"a": {"eq": True}}),
+        (["a:eq=x=y:z"], {"a": {"eq": "x=y:z"}}),
+        (['a:eq="3"'], {"a": {"eq": "3"}}),
+        (["a:eq="], {"a": {"eq": ""}}),
+        (["a:in=x, 3,y"], {"a": {"in": ["x", 3, "y"]}}),
+        (['a:in=["x,y"]'], {"a": {"in": ["x,y"]}}),
+        (["a:in="], {"a": {"in": []}}),
+        (["a:glob=3"], {"a": {"glob": "3"}}),
+        (
+            ["a:under=/srv", "a:glob=*.md", "b:max=1.5"],
+            {"a": {"under": "/srv", "glob": "*.md"}, "b": {"max": 1.5}},
+        ),
+        (["a:host=example.org"], {"a": {"host": "example.org"}}),
+    ],
+)
+def test_predicates_are_read_from_options(options: list[str], args: dict[str, Any]) -> None:
+    run_policy("add", "deny", "x", *(part for option in options for part in ("--arg", option)))
+    assert load(FILE).rules == (Rule("deny", "x", args=args),)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--arg", "path"], "--arg 'path' must be NAME:PRED=VALUE, for example path:under=/srv/notes."),
+        (["--arg", ":eq=1"], "--arg ':eq=1' must be NAME:PRED=VALUE, for example path:under=/srv/notes."),
+        (
+            ["--arg", "a:undr=/x"],
+            "The rule: args.a is not valid: it must be 'eq', 'in', 'glob', 'under', 'host' or 'max'.",
+        ),
+        (["--arg", "a:eq=1", "--arg", "a:eq=2"], "--arg a:eq is repeated."),
+        (["--arg", "a:max=x"], "The rule: args.a is not valid: max must be a number."),
+        (
+            ["--expires", "2030-01-01"],
+            "The rule: expires is not valid: it needs its offset, as in 2030-01-31T18:00:00Z.",
+        ),
+    ],
+)
+def test_an_invalid_option_changes_nothing(options: list[str], sentence: str) -> None:
+    assert policy_mistake("add", "deny", "x", *options) == sentence
+    assert not FILE.exists()
+
+
+@pytest.mark.parametrize("options", [["a\x01"], ["a", "--source", "\x1b[31m"], ["a", "--arg", "b\n:eq=1"]])
+def test_a_control_character_in_a_name_is_refused_and_escaped(options: list[str]) -> None:
+    message = policy_mistake("add", "deny", *options)
+    assert "has a character that is not printable" in message and message.isprintable()
+    assert not FILE.exists()
+
+
+def test_a_missing_rule_cannot_be_removed() -> None:
+    assert policy_mistake("remove", "1") == "There is no rule 1: policies.json has no rules."
+
+
+def test_an_ineffective_rule_is_a_warning() -> None:
+    output = run_policy("add", "allow", "agent.status", "--arg", "nme:eq=x")
+    assert "warn  Rule 1 (" in output and "takes the argument nme" in output
+    assert "warn  Rule 1 (" in run_policy("list")
+    assert len(json.loads(run_policy("list", "--json"))["findings"]) == 1
+
+
+@pytest.mark.parametrize(
+    "command", [("list",), ("add", "deny", "x"), ("remove", "1"), ("explain", "calculator")]
+)
+def test_an_invalid_file_is_an_error_and_stays_unchanged(command: tuple[str, ...]) -> None:
+    FILE.write_text('{"version": 1, "rules": [],}')
+    assert policy_mistake(*command).startswith("policies.json is not valid JSON, line 1, column 28: ")
+    assert FILE.read_text() == '{"version": 1, "rules": [],}'
+    assert {path.name for path in Path().iterdir()} <= {"policies.json", "policies.json.lock"}
+
+
+def test_without_rules_the_risk_decides() -> None:
+    answer = explain("calculator", '{"expression": "1+1"}')
+    assert (answer["verdict"], answer["risk"], answer["effect"]) == ("allow", "safe", "read")
+    assert (answer["ruleNumber"], answer["rule"], answer["notes"]) == (None, None, [])
+    assert [(step["step"], step["verdict"]) for step in answer["steps"]] == [
+        ("deny", None),
+        ("ask", None),
+        ("allow", None),
+        ("default", "allow"),
+    ]
+    assert answer["reasons"] == ["It is safe."]
+
+
+def test_the_deciding_rule_and_each_step_have_their_numbers() -> None:
+    run_policy("add", "allow", "agent.*")
+    run_policy("add", "ask", "agent.spawn")
+    run_policy("add", "deny", "agent.spawn", "--arg", "repository:glob=https://github.com/octocat/*")
+    answer = explain("agent.spawn", '{"prompt": "x", "repository": "octocat/a"}')
+    assert (answer["verdict"], answer["ruleNumber"], answer["rule"]["effect"]) == ("deny", 3, "deny")
+    assert [(step["verdict"], step["ruleNumber"]) for step in answer["steps"]] == [
+        ("deny", 3),
+        ("ask", 2),
+        ("allow", 1),
+        ("allow", None),
+    ]
+    answer = explain("agent.spawn", '{"prompt": "x", "repository": "me/a"}')
+    assert (answer["verdict"], answer["ruleNumber"]) == ("ask", 2)
+
+
+def test_an_explanation_in_words() -> None:
+    run_policy("add", "ask", "agent.spawn")
+    assert run_policy("explain", "agent.spawn", '{"prompt": "x", "repository": "me/a"}') == (
+        "agent.spawn: ask (rule 1)\n"
+        "  The operator's rules ask first: ask agent.spawn.\n"
+        "\n"
+        "risk medium, effect write, source device\n"
+        "\n"
+        "deny     -      No rule is to deny it.\n"
+        "ask      ask    The operator's rules ask first: ask agent.spawn. (rule 1)\n"
+        "allow    -      No rule is to allow it.\n"
+        "default  allow  The app declares that it needs no approval.\n"
+        "\n"
+        "Decisions of people in their sessions are not considered.\n"
+    )
+
+
+def test_text_of_third_parties_makes_a_write_ask() -> None:
+    call = ("agent.spawn", '{"prompt": "x", "repository": "me/a"}')
+    assert explain(*call)["verdict"] == "allow"
+    answer = explain(*call, "--tainted")
+    assert (answer["verdict"], answer["tainted"]) == ("ask", True)
+    assert "strangers" in answer["reasons"][0]
+
+
+def test_the_settings_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLOWED_TOOLS", "agent.*")
+    monkeypatch.setenv("DRY_RUN", "true")
+    answer = explain("calculator", '{"expression": "1"}')
+    assert (answer["verdict"], answer["offered"], answer["dryRun"]) == ("deny", False, False)
+    assert "ALLOWED_TOOLS" in answer["reasons"][0]
+    output = run_policy("explain", "agent.spawn", '{"prompt": "x", "repository": "me/a"}')
+    assert "DRY_RUN is set" in output and "does not see" not in output
+
+
+def test_an_unknown_tool_is_an_error() -> None:
+    assert policy_mistake("explain", "agent.spwan") == "There is no tool 'agent.spwan'."
+
+
+@pytest.mark.parametrize("text", ["{", "nope", '{"a":1,"a":2}', "[" * 100_000])
+def test_arguments_must_be_json(text: str) -> None:
+    assert policy_mistake("explain", "calculator", text).startswith("The arguments are not valid JSON: ")
+
+
+def test_arguments_must_be_an_object() -> None:
+    assert policy_mistake("explain", "calculator", "[]").startswith("The arguments must be a JSON object")
+
+
+def test_invalid_arguments_are_explained_with_a_note() -> None:
+    answer = explain("calculator", '{"expresion": "\\ud800"}')
+    assert answer["verdict"] == "allow"
+    assert answer["notes"][0].startswith("Validation refuses the call. Invalid arguments")
+    assert "warn  Validation refuses the call" in run_policy("explain", "calculator", '{"expresion": "1"}')
+
+
+def test_tools_of_the_operators_catalog_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    lamp = {"name": "lamp.on", "inputSchema": {"type": "object"}, "annotations": {"destructiveHint": True}}
+    Path("tools.json").write_text(json.dumps({"tools": [lamp]}))
+    monkeypatch.setenv("DEVICE_TOOLS_FILE", "tools.json")
+    answer = explain("lamp.on")
+    assert (answer["verdict"], answer["warn"], answer["risk"]) == ("ask", True, "high")
+    assert "lamp.on: ask, with a warning\n" in run_policy("explain", "lamp.on")

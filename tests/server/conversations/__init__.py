@@ -1,0 +1,1 @@
+"""Conversations over real sockets."""

@@ -1,0 +1,133 @@
+"""Whatever a client sends, it gets one clear error, keeps its connection, and the next turn works."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from conductor.models.base import TextDelta
+from tests.models import ScriptedProvider
+from tests.serving import serving
+
+
+def event(**changes: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "id": "bad-1",
+        "type": "user.audio.transcript.final",
+        "timestamp": "2026-03-01T12:00:00.000Z",
+        "sessionId": "s-1",
+        "protocolVersion": 1,
+        "payload": {"text": "hi"},
+    }
+    base.update(changes)
+    return {key: value for key, value in base.items() if value is not ...}
+
+
+def raw(**changes: Any) -> str:
+    return json.dumps(event(**changes))
+
+
+nested: Any = "x"
+for _ in range(40):
+    nested = [nested]
+
+BAD: dict[str, tuple[str, str, str]] = {
+    "not JSON": ("{not json", "invalid_event", "invalid_json"),
+    "empty": ("", "invalid_event", "invalid_json"),
+    "an array": ("[]", "invalid_event", "not_an_object"),
+    "binary": ("\x01\x02", "invalid_event", "binary_frame"),
+    "binary JSON": (raw(), "invalid_event", "binary_frame"),
+    "no id": (raw(id=...), "invalid_event", "missing_id"),
+    "no type": (raw(type=...), "invalid_event", "missing_type"),
+    "no timestamp": (raw(timestamp=...), "invalid_event", "missing_timestamp"),
+    "no session": (raw(sessionId=...), "invalid_event", "missing_session_id"),
+    "no payload": (raw(payload=...), "invalid_event", "missing_payload"),
+    "id of another type": (raw(id=7), "invalid_event", "invalid_id"),
+    "long id": (raw(id="x" * 129), "invalid_event", "invalid_id"),
+    "type of another type": (raw(type=["x"]), "invalid_event", "invalid_type"),
+    "timestamp of another type": (raw(timestamp=1.5), "invalid_event", "invalid_timestamp"),
+    "bad session id": (raw(sessionId="a b"), "invalid_event", "invalid_session_id"),
+    "payload of another type": (raw(payload="hi"), "invalid_event", "invalid_payload"),
+    "version of another type": (raw(protocolVersion="1"), "invalid_event", "invalid_protocol_version"),
+    "a newer version": (raw(protocolVersion=2), "unsupported_protocol_version", ""),
+    "no text": (raw(payload={}), "invalid_event", "invalid_payload"),
+    "text of another type": (raw(payload={"text": 1}), "invalid_event", "invalid_payload"),
+    "empty text": (raw(payload={"text": " \n"}), "invalid_transcript", ""),
+    "oversize": (raw(payload={"text": "x" * 70_000}), "invalid_event", "event_too_large:70"),
+    "another session": (raw(sessionId="s-2"), "session_mismatch", ""),
+    "deep nesting": (raw(payload={"text": "hi", "more": nested}), "invalid_event", "too_deep"),
+    "very deep nesting": ("[" * 30_000 + "]" * 30_000, "invalid_event", "too_deep"),
+    "many values": (raw(payload={"text": "hi", "more": [0] * 6_000}), "invalid_event", "too_many_values"),
+    "NaN": (raw(payload={"text": float("nan")}), "invalid_event", "invalid_json"),
+    "infinity": (raw(payload={"text": float("inf")}), "invalid_event", "invalid_json"),
+    "a huge number": (raw(payload={"text": "hi", "n": 2**53}), "invalid_event", "number_out_of_range"),
+    "1e999": (raw().replace('"hi"', "1e999"), "invalid_event", "invalid_json"),
+    "a lone surrogate": (raw().replace("hi", "\\ud800"), "invalid_event", "invalid_json"),
+    "duplicate keys": (raw().replace('{"text"', '{"text":"a","text"'), "invalid_event", "duplicate_key"),
+    "escaped duplicate": (
+        raw().replace('{"text"', '{"\\u0074ext":"a","text"'),
+        "invalid_event",
+        "duplicate_key",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_bad_input_gets_one_error_and_the_next_turn_works(name: str) -> None:
+    data, code, message = BAD[name]
+    provider = ScriptedProvider(lambda _: [TextDelta("Fine.")])
+    async with serving(provider) as served, served.phone() as phone:
+        phone.socket.write(data.encode(), binary=name.startswith("binary"))
+        await phone.until("error")
+        await phone.ask("and now?")
+        errors = phone.errors()
+        assert [error["code"] for error in errors] == [code]
+        assert errors[0]["message"].startswith(message)
+        assert phone.finals() == ["Fine."]
+    assert len(provider.requests) == 1
+
+
+async def test_invalid_utf8_gets_an_error_too() -> None:
+    provider = ScriptedProvider(lambda _: [TextDelta("Fine.")])
+    async with serving(provider) as served, served.phone() as phone:
+        phone.socket.write(b'{"id":"\xff"}')
+        await phone.until("error")
+        await phone.ask("and now?")
+        assert phone.errors()[0]["message"] == "invalid_utf8"
+
+
+@pytest.mark.parametrize("name", ["no text", "empty text", "oversize", "another session"])
+async def test_a_transcript_that_starts_no_turn_reopens_the_microphone(name: str) -> None:
+    async with serving(ScriptedProvider([])) as served, served.phone() as phone:
+        phone.socket.write(BAD[name][0].encode())
+        await phone.until("state idle")
+        assert phone.shapes() == ["session.started", "error", "state idle"]
+
+
+async def test_an_error_names_the_event_it_is_about() -> None:
+    async with serving(ScriptedProvider([])) as served, served.phone() as phone:
+        event_id = phone.say("  ")
+        error = await phone.until("error")
+        assert error["payload"]["eventId"] == event_id
+
+
+async def test_bad_input_before_any_session_gets_an_error() -> None:
+    async with serving(ScriptedProvider([])) as served:
+        phone = served.phone()
+        await phone.open(start=False)
+        phone.socket.write(b"nonsense")
+        error = await phone.until("error")
+        assert error["payload"]["code"] == "invalid_event"
+        phone.start()
+        await phone.until("session.started")
+        await phone.close()
+
+
+async def test_an_unknown_type_is_ignored() -> None:
+    provider = ScriptedProvider(lambda _: [TextDelta("Fine.")])
+    async with serving(provider) as served, served.phone() as phone:
+        phone.send("app.telemetry", {"battery": 0.5})
+        await phone.ask("hi")
+        assert phone.errors() == []

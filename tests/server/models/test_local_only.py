@@ -1,0 +1,121 @@
+"""LOCAL_ONLY: the address of each connection is checked, also after another lookup of its name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from conductor.errors import ModelError, SettingsError
+from conductor.messages import UserMessage
+from conductor.models.base import Finished, ModelEvent, ModelRequest
+from conductor.models.metrics import ModelMetrics
+from conductor.models.profiles import load_profiles
+from conductor.models.registry import make_router
+from conductor.plugins.models.anthropic import AnthropicProvider
+from conductor.plugins.models.anthropic_request import Account
+from conductor.plugins.models.http import HttpPool, Service
+from conductor.settings import Settings
+from conductor.transport import HttpClient, is_local
+from tests.models import AnthropicService, Reply
+from tests.stand_ins.web_site import Names
+
+PUBLIC = "192.0.2.7"  # of a network for documentation, without hosts
+BODY = b'{"model":"m","max_tokens":1,"stream":true,"messages":[{"role":"user","content":"Hi"}]}'
+
+
+class Whole:
+    """A decoder that takes any bytes for a whole reply."""
+
+    finished = False
+
+    def feed(self, chunk: bytes) -> list[ModelEvent]:
+        self.finished = True
+        return [Finished("end_turn")]
+
+    def end(self) -> list[ModelEvent]:
+        return []
+
+
+@pytest.fixture
+async def claude() -> AsyncIterator[AnthropicService]:
+    async with AnthropicService(default=Reply(text="Hello")) as service:
+        yield service
+
+
+def pool_to(base_url: str, *addresses: str) -> HttpPool:
+    headers = {"authorization": "Bearer test-key", "anthropic-version": "2026-10-21"}
+    names = Names(models_example=list(addresses)) if addresses else None
+    client = HttpClient(local_only=True, resolver=names)
+    return HttpPool(client, Service(client, base_url, headers).send)
+
+
+async def open_and_close(pool: HttpPool) -> None:
+    (await pool.open("/v1/messages", BODY, Whole(), 5.0)).close()
+
+
+async def test_a_name_that_resolves_to_a_public_address_is_not_connected_to(claude: AnthropicService) -> None:
+    pool = pool_to(claude.base_url.replace("127.0.0.1", "models.example"), PUBLIC)
+    with pytest.raises(ModelError, match="LOCAL_ONLY is set, and the model is not local"):
+        await open_and_close(pool)
+    await pool.aclose()
+
+
+async def test_the_second_lookup_is_looked_at_as_well(claude: AnthropicService) -> None:
+    pool = pool_to(claude.base_url.replace("127.0.0.1", "models.example"), "127.0.0.1", PUBLIC)
+    await open_and_close(pool)
+    assert claude.received == 1
+    claude.close_idle()
+    with pytest.raises(ModelError, match="LOCAL_ONLY"):
+        await open_and_close(pool)
+    await pool.aclose()
+
+
+async def test_an_address_without_a_name_is_looked_at() -> None:
+    pool = pool_to(f"http://{PUBLIC}:1")
+    with pytest.raises(ModelError, match="LOCAL_ONLY"):
+        await open_and_close(pool)
+    await pool.aclose()
+
+
+async def test_no_proxy_is_asked(claude: AnthropicService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", claude.base_url)
+    pool = pool_to("http://models.example:1", PUBLIC)
+    with pytest.raises(ModelError, match="LOCAL_ONLY"):
+        await open_and_close(pool)
+    assert claude.received == 0
+    await pool.aclose()
+
+
+async def test_it_is_not_tried_again(claude: AnthropicService) -> None:
+    provider = AnthropicProvider(Account("k", f"http://{PUBLIC}:1"), "m", 1, local_only=True)
+    with pytest.raises(ModelError) as caught:
+        await anext(provider.stream(ModelRequest("", [UserMessage("Hi")])))
+    assert caught.value.reason == "protocol"
+    await provider.aclose()
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        *[(a, True) for a in ("127.8.8.8", "10.0.0.1", "172.31.0.1", "192.168.1.1", "::1", "fd12::1")],
+        *[(a, True) for a in ("fe80::1%eth0", "169.254.1.1", "::ffff:10.0.0.1")],
+        *[(a, False) for a in ("8.8.8.8", "172.32.0.1", "192.0.2.7", "2001:db8::1", "100.64.0.1")],
+        *[(a, False) for a in ("::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::", "0.0.0.0", "::")],
+    ],
+)
+def test_local_addresses(address: str, local: bool) -> None:
+    assert is_local(address) == local
+
+
+@pytest.mark.parametrize("provider", ["anthropic", "bedrock", "openai"])
+def test_a_hosted_service_is_refused_at_the_start(provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    values: dict[str, Any] = {f"{provider}_api_key": "key", f"{provider}_model": "m"}
+    settings = Settings(model_provider=provider, local_only=True, **values)
+    with pytest.raises(SettingsError, match="LOCAL_ONLY is set, and .* is hosted elsewhere"):
+        make_router(load_profiles(settings), settings, ModelMetrics())
+    values[f"{provider}_base_url"] = "http://127.0.0.1:1"
+    local = Settings(model_provider=provider, local_only=True, **values)
+    make_router(load_profiles(local), local, ModelMetrics())

@@ -1,0 +1,399 @@
+"""Tests of the OpenAI provider over HTTP: its endpoints, its settings, and how it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from conductor.errors import ModelError, ModelFailure, SettingsError
+from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
+from conductor.models.base import (
+    Finished,
+    ModelProvider,
+    TextDelta,
+    Usage,
+)
+from conductor.models.profiles import ModelProfile, load_profiles
+from conductor.models.registry import as_text
+from conductor.models.retry import RetryPolicy
+from conductor.plugins.models import http
+from conductor.plugins.models.openai import OpenAIProvider, from_profile
+from conductor.settings import load_settings
+from conductor.transport import MAX_ERROR_BYTES
+from tests.models import Break, Call, HttpFailure, OpenAIService, Reply
+from tests.unit.models.replies import SECRET, ask, collect, failure_of, finished_of, text_of
+
+GZIP, STREAM = {"content-encoding": "gzip"}, {"content-type": "text/event-stream"}
+assert http  # imported here: it takes a while, and no test's wait should hold that
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[OpenAIService]:
+    async with OpenAIService() as service:
+        yield service
+
+
+@pytest.fixture
+async def provider(service: OpenAIService) -> AsyncIterator[ModelProvider]:
+    provider = service.provider()
+    yield provider
+    await provider.aclose()
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions", "responses"])
+async def test_words_names_and_usage_come_through_and_thinking_does_not(
+    service: OpenAIService, endpoint: str
+) -> None:
+    provider = service.provider(endpoint=endpoint)
+    calls = () if endpoint == "completions" else (Call("agent_spawn", {"task": "x"}, "t7"),)
+    usage = {"read": 10, "written": 9, "cached": 3 if endpoint != "completions" else 0}
+    service.replies.append(Reply(text="Yes.", calls=calls, thinking="Let me see.", usage=usage))
+    events = await collect(provider)
+    assert events[0] == TextDelta("Yes.")
+    assert events[1:-1] == [ToolCall("t7", "agent.spawn", '{"task":"x"}') for _ in calls]
+    assert finished_of(events).usage == Usage(10 - usage["cached"], 9, usage["cached"])
+    await provider.aclose()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "values"),
+    [("responses", {"thinking": "Hm."}), ("chat", {"thinking": "Hm."}), ("chat", {"redacted": "Hm."})],
+)
+async def test_reasoning_that_is_not_handed_back_is_missed(
+    service: OpenAIService, endpoint: str, values: dict[str, str]
+) -> None:
+    provider = service.provider(endpoint=endpoint)
+    service.replies.append(
+        Reply(
+            calls=(Call("agent_spawn", {}, "t7"),),
+            thinking=values.get("thinking"),
+            redacted=values.get("redacted"),
+        )
+    )
+    call, finished = await collect(provider)
+    assert isinstance(call, ToolCall) and isinstance(finished, Finished)
+    for opaque, refusals in ((finished.opaque, 0), (None, 1)):
+        reply = AssistantMessage("", (call,), opaque, provider.name)
+        try:
+            await collect(provider, ask(UserMessage("Hello."), reply, ToolResult("t7", "ok")))
+        except ModelError as error:
+            assert error.reason == "protocol"
+        assert len(service.refused) == refusals
+    await provider.aclose()
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions", "responses"])
+async def test_thoughts_that_begin_in_the_prompt_are_held_back_after_the_first(
+    service: OpenAIService, endpoint: str
+) -> None:
+    service.default = Reply(text="They greet me. </think> Hello.", delay_s=0.001)
+    provider = service.provider(endpoint=endpoint)
+    assert (await failure_of(provider)).reason == "connection"  # so that the turn asks again
+    assert text_of(await collect(provider)) == "Hello."
+    await provider.aclose()
+
+
+async def test_without_a_key_no_header_is_sent(service: OpenAIService) -> None:
+    service.api_keys = None
+    provider = service.provider(api_key=None)
+    assert await collect(provider)
+    assert "authorization" not in service.headers[0]
+    await provider.aclose()
+
+
+async def test_a_lost_call_is_retried(service: OpenAIService, provider: ModelProvider) -> None:
+    service.replies.append(Reply(stop_reason="tool_use"))
+    service.replies.append(Reply(calls=(Call("agent_spawn", {}, "t1"),)))
+    assert ToolCall("t1", "agent.spawn", "{}") in await collect(provider)
+    assert service.received == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "tries"),
+    [
+        (HttpFailure(401, "invalid_request_error", SECRET), "authentication", 1),
+        (HttpFailure(404, "not_found_error", SECRET), "protocol", 1),
+        (HttpFailure(429, "requests", SECRET, {"retry-after": "0"}), "rate_limited", 3),
+        (HttpFailure(503, "unavailable_error", "Loading model"), "overloaded", 3),
+        (HttpFailure(400, body=b'{"error":"the context length is too small"}'), "context_too_long", 1),
+        (
+            HttpFailure(200, body=b"<html>" + SECRET.encode(), headers={"content-type": "text/html"}),
+            "protocol",
+            1,
+        ),
+        (HttpFailure(200, body=b'{"choices":[]}'), "protocol", 1),
+        (Reply(text="One", broken=Break("error", 0, "server_error")), "overloaded", 3),
+    ],
+)
+async def test_failures(
+    service: OpenAIService, provider: ModelProvider, answer: Any, reason: ModelFailure, tries: int
+) -> None:
+    service.default = answer
+    assert (await failure_of(provider)).reason == reason
+    assert service.received == tries
+
+
+async def test_a_page_instead_of_a_stream_is_one_sentence(
+    service: OpenAIService, provider: ModelProvider
+) -> None:
+    service.default = HttpFailure(200, body=b"<html>", headers={"content-type": "text/html"})
+    assert str(await failure_of(provider)) == "The server at the model service's address sent no stream."
+
+
+WHOLE = b'{"choices":[{"message":{"content":"Hi."},"finish_reason":"stop"}],"usage":{"prompt_tokens":7}}'
+
+QUOTA = b'{"error":{"code":"insufficient_quota"}}'
+
+
+async def test_a_reply_in_one_piece_is_one(service: OpenAIService, provider: ModelProvider) -> None:
+    service.default = HttpFailure(200, body=WHOLE)
+    assert await collect(provider) == [TextDelta("Hi."), Finished("end_turn", Usage(7))]
+
+
+async def test_an_empty_reply_at_the_limit_is_retried(
+    service: OpenAIService, provider: ModelProvider
+) -> None:
+    service.replies.append(Reply(stop_reason="max_tokens"))
+    service.replies.append(Reply(calls=(Call("agent_spawn", {}, "t1"),)))
+    assert ToolCall("t1", "agent.spawn", "{}") in await collect(provider)
+
+
+async def test_a_health_check_of_one_token_may_end_without_words(
+    service: OpenAIService, provider: ModelProvider
+) -> None:
+    service.default = Reply(stop_reason="max_tokens")
+    assert [event.stop for event in await collect(provider, ask(tools=())) if isinstance(event, Finished)]
+
+
+# -- hostile services
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (HttpFailure(400, body=b" " * 1000 + QUOTA), "authentication"),
+        (HttpFailure(400, body=b" " * MAX_ERROR_BYTES + QUOTA), "protocol"),
+        (HttpFailure(500, body=gzip.compress(bytes(1 << 26)), headers=GZIP), "overloaded"),
+        (HttpFailure(200, body=gzip.compress(bytes(1 << 26)), headers=GZIP | STREAM), "protocol"),
+        (HttpFailure(200, body=b'{"choices":[' + b" " * (1 << 20)), "undecodable"),
+        (HttpFailure(200, body=b"data: " + b" " * (1 << 20), headers=STREAM), "undecodable"),
+        (Reply(chunks=["x" * (1 << 16)] * 20), "protocol"),
+        (Reply(calls=(Call("agent_spawn", '"' + "x" * (1 << 20) + '"'),), argument_size=1 << 16), "protocol"),
+        (Reply(chunks=[""] * 2000, pings=True), "protocol"),
+    ],
+    ids=range(9),
+)
+async def test_no_answer_takes_more_than_its_share(
+    service: OpenAIService,
+    provider: ModelProvider,
+    answer: Any,
+    reason: ModelFailure,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if isinstance(answer, Reply) and answer.pings:
+        monkeypatch.setattr(http, "MAX_REPLY_BYTES", 100_000)
+    service.default = answer
+    tracemalloc.start()
+    assert (await failure_of(provider)).reason == reason
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 12 << 20  # of both sides, with the queue
+
+
+async def test_a_service_that_closes_each_connection_is_asked_on_a_new_one_at_once(
+    service: OpenAIService,
+) -> None:
+    policy = RetryPolicy(retries=0)
+    provider = OpenAIProvider("test-key", "m", 512, service.base_url, trust_env=False, retry_policy=policy)
+    for _ in range(5):
+        assert await collect(provider)
+        service.close_idle()
+    await provider.aclose()
+
+
+# Settings
+
+
+def profile(**fields: Any) -> ModelProfile:
+    return load_profiles(load_settings(None, model_provider="openai", **fields)).main
+
+
+LOCAL = {"openai_base_url": "http://127.0.0.1:11434/v1", "openai_model": "qwen3:4b"}
+CLOUD = {"openai_api_key": "k", "openai_model": "gpt-6-luna"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "endpoint"),
+    [
+        (LOCAL, "chat"),
+        (CLOUD, "responses"),
+        ({**CLOUD, "openai_base_url": "https://eu.api.openai.com/v1"}, "responses"),
+        ({**CLOUD, "openai_api": "chat"}, "chat"),
+        ({**LOCAL, "openai_api": "Responses"}, "responses"),
+        ({**LOCAL, "openai_api": "completions"}, "completions"),
+    ],
+)
+async def test_the_endpoint_follows_the_service(fields: dict[str, str], endpoint: str) -> None:
+    provider = from_profile(profile(**fields), load_settings(None))
+    assert provider.endpoint == endpoint
+    await provider.aclose()
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"text_tools": "on"}, {"text_tools": "on", "openai_api": "completions"}]
+)
+async def test_a_model_that_writes_its_calls_may_write_as_much_as_another(
+    service: OpenAIService, fields: dict[str, str]
+) -> None:
+    local = {**LOCAL, "openai_base_url": service.base_url, "openai_api_key": "test-key"}
+    model = profile(**local, **fields, openai_max_tokens=600)
+    native = from_profile(model, load_settings(None))
+    provider = as_text(native, model) if model.kind == "text" else native
+    await collect(provider)
+    assert service.requests[0]["max_tokens"] == 2400
+    await provider.aclose()
+
+
+async def test_a_model_that_writes_its_calls_is_asked_by_chat() -> None:
+    text = profile(**CLOUD).model_copy(update={"kind": "text"})
+    assert from_profile(text, load_settings(None)).endpoint == "chat"
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (
+            {"openai_model": "m"},
+            "OPENAI_API_KEY is not set; OpenAI needs it. For another service set OPENAI_BASE_URL",
+        ),
+        ({"openai_api_key": "k"}, "OPENAI_MODEL is not set"),
+        (
+            {**LOCAL, "openai_base_url": "http://127.0.0.1:1/v1/chat/completions/"},
+            "OPENAI_BASE_URL must not end in /chat/completions",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(fields: dict[str, str], says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        from_profile(profile(**fields), load_settings(None))
+
+
+# -- a service by hand
+
+
+@asynccontextmanager
+async def by_hand(*parts: bytes, pause_s: float = 0.0, listed: bytes | None = b"{}") -> AsyncIterator[str]:
+    """Serve a stream of these parts, the last of which repeats if there is a pause; gives the base URL.
+
+    ``listed`` None never answers who asks for the models.
+    """
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        with suppress(ConnectionError):
+            for part in parts:
+                await response.write(part)
+            while pause_s:
+                await asyncio.sleep(pause_s)
+                await response.write(parts[-1])
+        return response
+
+    async def models(request: web.Request) -> web.StreamResponse:
+        if listed is None:
+            await asyncio.Event().wait()
+        return web.Response(body=listed, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    app.router.add_get("/v1/models", models)
+    runner = web.AppRunner(app, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
+
+
+def provider_at(base_url: str) -> OpenAIProvider:
+    return OpenAIProvider(None, "m", 512, base_url, trust_env=False, retry_policy=RetryPolicy(base_s=0.001))
+
+
+WORDS = b'data: {"choices":[{"delta":{"content":"Hi. "},"finish_reason":null}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (b": keepalive 1/9\n\n",),
+        (b"\n",),
+        (b'data: {"id":"c","choices":[]}\n\n',),
+        (WORDS, b": keepalive 1/9\n\n"),
+    ],
+)
+async def test_keep_alives_do_not_extend_the_silence(parts: tuple[bytes, ...]) -> None:
+    async with by_hand(*parts, pause_s=0.02) as base_url:
+        provider = provider_at(base_url)
+        began = asyncio.get_running_loop().time()
+        assert (await failure_of(provider, ask(silence_s=0.2))).reason == "timeout"
+        assert asyncio.get_running_loop().time() - began < 2
+        await provider.aclose()
+
+
+async def test_an_empty_reply_with_status_200_is_a_prompt_that_is_too_long() -> None:
+    async with by_hand() as base_url:
+        provider = provider_at(base_url)
+        assert (await failure_of(provider)).reason == "context_too_long"
+        await provider.aclose()
+
+
+@pytest.mark.parametrize(
+    ("listed", "window"),
+    [
+        (b'{"data":[{"id":"m","max_model_len":4096}]}', 4096),
+        (b'{"data":[{"id":"x","context_length":1},{"id":"m","context_length":2048}]}', 2048),
+        (b'{"data":[{"id":"other.gguf","meta":{"n_ctx_train":32768,"n_ctx":8192}}]}', 8192),
+        (b'{"data":[{"id":"x","context_length":1},{"id":"y"}]}', None),
+        (b'{"data":[' + b'{"id":"x"},' * 10_000 + b'{"id":"m","n_ctx":512}]}', 512),
+        (b'{"data":[{"id":"m"}]}', None),
+        (b'{"data":7}', None),
+        (b"<html>", None),
+    ],
+)
+async def test_the_context_window_is_the_one_that_the_service_tells(
+    listed: bytes, window: int | None
+) -> None:
+    async with by_hand(listed=listed) as base_url:
+        provider = provider_at(base_url)
+        await provider.start()
+        assert provider.context_window == window
+        await provider.aclose()
+
+
+async def test_a_service_that_does_not_list_its_models_delays_no_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "DOCUMENT_S", 0.1)
+    async with by_hand(listed=None) as base_url:
+        provider = provider_at(base_url)
+        async with asyncio.timeout(2):
+            await provider.start()
+        assert provider.context_window is None
+        await provider.aclose()
+
+
+async def test_a_context_window_of_the_settings_is_not_asked_for() -> None:
+    async with by_hand(listed=b'{"data":[{"id":"m","max_model_len":4096}]}') as base_url:
+        own = profile(openai_base_url=base_url, openai_model="m", openai_context_window=8192)
+        provider = from_profile(own, load_settings(None))
+        await provider.start()
+        assert provider.context_window == 8192
+        await provider.aclose()

@@ -1,0 +1,240 @@
+"""The actions of a rehearsal's person and device, and their record."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections import Counter
+
+import pytest
+
+from conductor.messages import AssistantMessage
+from conductor.models.base import TextDelta
+from conductor.rehearse.player import Backstage, Player
+from conductor.rehearse.script import Rehearsal, holds
+from tests.conftest import IOS_CATALOG
+from tests.models import ScriptedProvider
+from tests.server.rehearse.conftest import Rehearse
+from tests.serving import serving
+
+LAMP = """
+model: scripted
+replies:
+  - calls: [{tool: lamp.switch, arguments: {room: kitchen, on: true}}]
+  - The light is on, and it stays on.
+tools:
+  - name: lamp.switch
+    inputSchema: {type: object}
+    _meta: {conductor: {approval: never}}
+"""
+ASKING = LAMP.replace("never", "ask")
+NINE = """
+model: scripted
+replies:
+  - One two three four five six seven eight nine.
+  - Once more.
+"""
+
+
+@pytest.mark.parametrize("moment", ["transcript", "call", "answer", "speech"])
+def test_a_cut_loses_no_answer_and_repeats_no_call(rehearse: Rehearse, moment: str) -> None:
+    step = f"""
+steps:
+  - say: Light, please.
+    cut: {moment}
+    expect: {{called: [{{tool: lamp.switch, times: 1}}], said: it stays on, state: idle}}
+"""
+    code, out, err = rehearse(LAMP + step)
+    assert (code, err) == (0, ""), out
+    assert f"cut at the {moment}" in out
+
+
+@pytest.mark.parametrize(("seed", "moment"), [("1", "call"), ("2", "transcript")])
+def test_the_seed_determines_the_random_cut(rehearse: Rehearse, seed: str, moment: str) -> None:
+    out = rehearse(LAMP + "steps: [{say: Light., cut: random}]", "--seed", seed)[1]
+    assert f"cut at the {moment}" in out
+
+
+@pytest.mark.parametrize(
+    ("interruption", "text"),
+    [
+        ("{after_characters: 9}", "One two t"),
+        ("{after_characters: 9, heard: One two}", "One two"),
+        ("{after_ms: 20, heard: One}", "One"),
+    ],
+)
+def test_an_interruption_cuts_the_spoken_text(rehearse: Rehearse, interruption: str, text: str) -> None:
+    step = f"""
+steps:
+  - say: Count.
+    interrupt: {interruption}
+    expect: {{said: "^{text}$", state: idle}}
+  - say: Again.
+    expect: {{said: Once more}}
+"""
+    code, out, err = rehearse(NINE + step)
+    assert (code, err) == (0, ""), out
+    assert "interrupted" in out
+
+
+def test_with_segments_the_person_interrupts_between_sentences(rehearse: Rehearse) -> None:
+    text = """
+model: scripted
+segments: true
+replies:
+  - This is a first sentence of some length. This is a second sentence, also of some length. And a third one.
+steps:
+  - say: Talk.
+    interrupt: {after_characters: 60}
+    expect: {said: a second, not_said: third}
+"""
+    code, out, _ = rehearse(text)
+    assert code == 0, out
+
+
+WRONG = """
+model: scripted
+replies:
+  - One two three.
+  - Four five six.
+  - Seven eight nine.
+  - error: refused
+  - error: refused
+  - calls: [{tool: lamp.switch}]
+  - All right.
+  - calls: [{tool: dice, arguments: {sides: 6}}, {tool: dice, arguments: {sides: 7}}]
+  - calls: [{tool: dice, arguments: {sides: 6}}]
+  - Done.
+tools:
+  - {name: lamp.switch, inputSchema: {type: object}, anotations: {}}
+  - name: dice
+    inputSchema: {type: object}
+    annotations: {readOnlyHint: true}
+    answers: [{when: {sides: 6}, error: lost, once: true}, {when: {sides: 6}, result: 4}]
+steps:
+  - {say: Count., cut: call}
+  - {say: Go on., interrupt: {after_characters: 1000}}
+  - {say: Go on., approve: [tap, deny]}
+  - {say: Fail.}
+  - {say: Fail., expect: {errors: [model_provider_failed]}}
+  - {say: Light., expect: {not_called: [lamp.switch]}}
+  - {say: Roll., expect: {called: [{tool: dice, times: 3}, {tool: dice, arguments: {sides: 6}, times: 2}]}}
+"""
+
+
+def test_problems_are_failures_without_an_expectation(rehearse: Rehearse) -> None:
+    code, out, _ = rehearse(WRONG)
+    assert code == 1
+    rows = out.splitlines()[1:]
+    for row, problem in zip(
+        rows,
+        [
+            "The tool 'lamp.switch' has the unknown field 'anotations'.; "
+            "the socket was not cut: there was no call",
+            "the answer was not interrupted: it ended before",
+            "2 of approve were not used",
+            "expected errors none, was model_provider_failed",
+            "errors model_provider_failed",
+            "lamp.switch needs consent, but approve has no further decision",
+            'dice has no answer to {"sides":7}',
+        ],
+        strict=True,
+    ):
+        assert problem in row
+    assert [row.split()[2] for row in rows].count("ok") == 1  # the expected error
+
+
+TWO_CARDS = re.sub(
+    r"calls: .*",
+    "calls: [{tool: lamp.switch, arguments: {room: a}}, {tool: lamp.switch, arguments: {room: b}}]",
+    ASKING,
+)
+HIGH = ASKING.replace("_meta: {conductor: {approval: ask}}", "annotations: {destructiveHint: true}")
+CALCULATED = "{say: what is 17 percent of 2340, cut: %s, expect: {called: [{tool: calculator, times: 1}]}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "phrases"),
+    [
+        (
+            f"model: scripted\nsettings: {{DEVICE_TOOLS_FILE: {IOS_CATALOG}}}\n"
+            "replies: [{calls: [{tool: repositories.list}]}, None.]\nsteps: [{say: List.}]",
+            1,
+            ["repositories.list was called, but is not one of the file's tools"],
+        ),
+        (
+            f"{TWO_CARDS}steps: [{{say: Lights., approve: [deny, tap], cut: card, expect: {{called: "
+            "[{tool: lamp.switch, arguments: {room: b}, times: 1}, {tool: lamp.switch, times: 1}]}}]",
+            0,
+            ["cut at the card"],
+        ),
+        (
+            HIGH + "steps: [{say: Light., approve: voice}]",
+            1,
+            ["an approval request is still open: its answer did not count"],
+        ),
+        (
+            f"{LAMP}    answers: [{{result: 1, delay: 60}}]\nsteps: [{{say: Light.}}, {{say: Thanks.}}]",
+            1,
+            ["it did not end within 0.05 s", "not reached"],
+        ),
+        (
+            f"{ASKING}cards: false\nsteps: [{{say: Light., expect: {{said: May I, not_called: [lamp.switch], "
+            "state: idle}}, {say: 'Yes.', expect: {called: [lamp.switch], said: stays on}}]",
+            0,
+            [],
+        ),
+        (
+            "model: demo\nsteps: [{say: say hello world, limits: "
+            "{seconds: 0.001, input_tokens: 0, output_tokens: 0}}]",
+            1,
+            [" s, was ", " tokens in, was ", " tokens out, was "],
+        ),
+        (f"model: demo\nsteps: [{CALCULATED % 'transcript'}]", 0, ["cut at the transcript"]),
+        (f"model: demo\nsteps: [{CALCULATED % 'call'}]", 0, ["cut at the call"]),
+    ],
+    ids=["foreign tool", "two cards", "ignored", "no end", "spoken", "limits", "cut", "cut in a call"],
+)
+def test_a_rehearsal_passes_or_fails(rehearse: Rehearse, text: str, code: int, phrases: list[str]) -> None:
+    patience = ["--patience", "0.05"] if "delay: 60" in text else []
+    ended, out, err = rehearse(text, *patience)
+    assert (ended, err) == (code, ""), out
+    assert all(phrase in out for phrase in phrases), out
+
+
+def test_a_tool_that_the_server_rejects_is_an_error(rehearse: Rehearse) -> None:
+    code, _, err = rehearse("model: demo\ntools: [{name: convo.x, inputSchema: {}}]\nsteps: [{say: Hi}]")
+    assert code == 2
+    assert err.startswith("conductor: one.yaml: the server rejects the tool convo.x: ")
+
+
+async def test_the_server_continues_while_the_socket_is_cut() -> None:
+    alone = asyncio.Event()
+    provider = ScriptedProvider([[TextDelta("One "), alone, TextDelta("two.")]])
+    rehearsal = Rehearsal.model_validate({"steps": [{"say": "Count.", "cut": "answer"}]})
+    async with serving(provider) as served:
+        player = Player(rehearsal, served.url, None, random.Random(1), Backstage(Counter))
+        playing = asyncio.create_task(player.play())
+        await provider.record(0).started.wait()
+        await served.empty()
+        alone.set()
+        [scene] = await playing
+    assert (scene.speeches, scene.problems, scene.state) == (["One two."], [], "idle")
+
+
+async def test_the_model_receives_the_heard_text() -> None:
+    provider = ScriptedProvider([[TextDelta("One two three four five.")], [TextDelta("Six.")]])
+    steps = [{"say": "Count.", "interrupt": {"after_characters": 7}}, {"say": "Go on."}]
+    async with serving(provider) as served:
+        player = Player(Rehearsal.model_validate({"steps": steps}), served.url, None, random.Random(1))
+        await player.play()
+    [text] = [item.text for item in provider.requests[1].messages if isinstance(item, AssistantMessage)]
+    assert text.startswith("One two") and "three" not in text
+
+
+def test_arguments_match_by_their_parts() -> None:
+    assert holds({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"b": 1}, "d": [1]})
+    assert not holds({"a": {"b": 1}}, {"a": {"b": 2}})
+    assert not holds({"a": 1}, {"a": {"b": 1}})
+    assert not holds({"d": [1, 2]}, {"d": [1]})

@@ -1,0 +1,254 @@
+"""The schemas of the wire: that they are complete, that they are true, and that tools can read them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema_rs import Draft202012Validator, meta
+
+from conductor.commands.protocol_schema import (
+    EVENTS,
+    PAYLOADS,
+    UI_CALLS,
+    Event,
+    asyncapi,
+    json_schema,
+    sent_by,
+)
+from conductor.errors import CODE_MEANINGS, ErrorCode
+from conductor.events import client, server
+from conductor.events.codec import InvalidFrame, decode_event
+from conductor.events.envelope import encode_event
+from conductor.events.server import (
+    CAPABILITIES,
+    STATE_MEANINGS,
+    ConversationState,
+)
+from conductor.events.ui_calls import append_message, is_ui_call, set_state, speak
+from conductor.messages import ToolCall
+from conductor.models.base import TextDelta
+from tests.models import ScriptedProvider
+from tests.serving import serving
+from tests.unit.events.events import CLIENT, SERVER, events_of
+
+SCHEMA = json_schema()
+VALIDATOR = Draft202012Validator(SCHEMA)
+ASYNCAPI = asyncapi()
+EXAMPLES = {event.type: event.example for event in EVENTS}
+
+events = pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.type)
+
+
+def frame(**fields: Any) -> dict[str, Any]:
+    """Make a client's frame with some fields changed; None leaves one out."""
+    event = {**EXAMPLES["user.audio.transcript.final"], **fields}
+    return {name: value for name, value in event.items() if value is not None}
+
+
+def accepted(event: Any) -> bool:
+    """Tell whether the server takes a frame."""
+    try:
+        decode_event(json.dumps(event).encode())
+    except InvalidFrame:
+        return False
+    return True
+
+
+# -- descriptions
+
+
+def test_every_event_of_the_code_is_described_and_no_other() -> None:
+    assert {event.type for event in sent_by("client")} == set(CLIENT)
+    assert {event.type for event in sent_by("server")} == set(SERVER)
+    assert set(get_args(client.ClientEvent)) == set(CLIENT.values())
+    assert set(get_args(server.ServerEvent)) == set(SERVER.values())
+
+
+@events
+def test_an_event_is_described_in_words(event: Event) -> None:
+    assert event.description.endswith(".")
+
+
+def test_every_field_is_described_in_words() -> None:
+    for name, schema in PAYLOADS.items():
+        for field, described in schema["properties"].items():
+            assert described.get("description", "").endswith("."), f"{name}.{field}"
+
+
+def test_every_ui_call_of_the_code_is_described() -> None:
+    calls = [set_state("c", "idle"), append_message("c", "user", "x"), speak("c", "x")]
+    assert [call.name for call in UI_CALLS] == [call.name for call in calls]
+    assert all(is_ui_call(call.name) for call in UI_CALLS)
+
+
+@pytest.mark.parametrize("call", UI_CALLS, ids=lambda call: call.name)
+def test_the_arguments_of_a_ui_call_fit_their_schema(call: Any) -> None:
+    meta.validate(call.arguments)
+    Draft202012Validator(call.arguments).validate(json.loads(call.example["payload"]["arguments"]))
+
+
+def test_a_ui_calls_schema_refuses_another_state() -> None:
+    by_name = {call.name: Draft202012Validator(call.arguments) for call in UI_CALLS}
+    assert not by_name["convo.setState"].is_valid({"state": "error"})
+    assert not by_name["convo.appendMessage"].is_valid({"role": "user", "text": "x", "isPartial": True})
+
+
+def test_every_state_and_code_has_a_meaning() -> None:
+    assert set(STATE_MEANINGS) == set(get_args(ConversationState))
+    assert set(CODE_MEANINGS) == set(get_args(ErrorCode))
+    assert all(re.fullmatch(r"[A-Z].*\.", meaning) for meaning in CODE_MEANINGS.values())
+
+
+# -- JSON Schema
+
+
+def test_the_schemas_are_schemas() -> None:
+    meta.validate(SCHEMA)
+    assert set(references(SCHEMA)) <= {f"#/$defs/{name}" for name in SCHEMA["$defs"]}
+
+
+@events
+def test_a_golden_example_fits_its_schema_and_only_its_own(event: Event) -> None:
+    VALIDATOR.validate(event.example)
+    fits = [
+        other_event.type
+        for other_event in EVENTS
+        if Draft202012Validator({**SCHEMA, "anyOf": [{"$ref": f"#/$defs/{other_event.type}"}]}).is_valid(
+            event.example
+        )
+    ]
+    assert fits == [event.type]
+
+
+@events
+def test_additional_fields_are_allowed_in_the_payload_only(event: Event) -> None:
+    assert not VALIDATOR.is_valid({**event.example, "more": 1})
+    assert VALIDATOR.is_valid({**event.example, "payload": {**event.example["payload"], "more": 1}})
+
+
+@pytest.mark.parametrize("event", sent_by("client"), ids=lambda event: event.type)
+def test_the_server_takes_the_golden_examples_of_clients(event: Event) -> None:
+    inbound = decode_event(json.dumps(event.example).encode())
+    assert isinstance(inbound.event, CLIENT[event.type])
+
+
+@pytest.mark.parametrize("event", sent_by("server"), ids=lambda event: event.type)
+def test_the_server_would_send_the_golden_examples_of_servers(event: Event) -> None:
+    payload: Any = msgspec.convert(event.example["payload"], SERVER[event.type])
+    encoded = json.loads(encode_event(event.example["id"], event.example["sessionId"], payload))
+    assert {**encoded, "timestamp": ""} == {**event.example, "timestamp": ""}
+
+
+@given(st.one_of([events_of(struct) for struct in SERVER.values()]))
+def test_every_event_of_the_server_fits_the_schemas_and_comes_back_as_it_was_written(payload: Any) -> None:
+    frame = encode_event("evt_1", "s-1", payload)
+    read = json.loads(frame)
+    VALIDATOR.validate(read)
+    assert msgspec.convert(read["payload"], SERVER[read["type"]]) == payload
+    assert decode_event(frame, len(frame)).event is None  # the server ignores its own events
+
+
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"protocolVersion": None},
+    {"timestamp": "yesterday"},
+    {"id": "x" * 128},
+    {"id": "x" * 129},
+    {"id": None},
+    {"id": 1},
+    {"timestamp": None},
+    {"timestamp": 5},
+    {"sessionId": "A-z.0_9:"},
+    {"sessionId": "x" * 129},
+    {"sessionId": "a b"},
+    {"sessionId": ""},
+    {"sessionId": None},
+    {"payload": None},
+    {"payload": []},
+    {"payload": {}},
+    {"payload": {"text": 1}},
+    {"payload": {"text": ""}},
+    {"protocolVersion": 2},
+    {"protocolVersion": "1"},
+    {"type": "tool.result", "payload": {"callId": "x"}},
+    {"type": "tool.result", "payload": {"callId": "x" * 129}},
+    {"type": "tool.result", "payload": {"callId": "x", "result": {"a": [None]}}},
+    {"type": "tool.result", "payload": {"callId": "x", "error": 1}},
+    {"type": "audio.output.interrupted", "payload": {"playedMs": -1}},
+    {"type": "audio.output.interrupted", "payload": {"playedMs": 0.5}},
+    {"type": "session.start", "payload": {"locale": "x" * 257}},
+    {"type": "session.start", "payload": {"capabilities": ["x"] * 64}},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: json.dumps(change)[:60])
+def test_the_schema_and_the_server_agree_on_client_events(change: dict[str, Any]) -> None:
+    event = frame(**change)
+    assert VALIDATOR.is_valid(event) is accepted(event)
+
+
+def references(value: Any) -> Iterator[str]:
+    """Find all ``$ref`` in a document."""
+    if isinstance(value, list):
+        for item in value:
+            yield from references(item)
+    elif isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        for item in value.values():
+            yield from references(item)
+
+
+# -- AsyncAPI
+
+
+def resolve(document: Any, reference: str) -> Any:
+    """Follow a reference inside a document. Raises KeyError."""
+    assert reference.startswith("#/")
+    for step in reference[2:].split("/"):
+        document = document[step.replace("~1", "/").replace("~0", "~")]
+    return document
+
+
+def test_the_application_receives_client_events_and_sends_server_events() -> None:
+    operations = {operation["action"]: operation for operation in ASYNCAPI["operations"].values()}
+    for action, structs in (("receive", CLIENT), ("send", SERVER)):
+        names = {
+            resolve(ASYNCAPI, ref["$ref"])["$ref"].split("/")[-1] for ref in operations[action]["messages"]
+        }
+        assert names == set(structs)
+
+
+@events
+def test_a_messages_example_fits_its_payload(event: Event) -> None:
+    message = ASYNCAPI["components"]["messages"][event.type]
+    schema = {**message["payload"], "components": ASYNCAPI["components"]}
+    for example in message["examples"]:
+        Draft202012Validator(schema).validate(example["payload"])
+
+
+def test_the_asyncapi_document_lists_codes_ui_calls_and_capabilities() -> None:
+    messages = ASYNCAPI["components"]["messages"]
+    assert messages["error"]["x-error-codes"] == CODE_MEANINGS
+    assert set(messages["tool.call"]["x-ui-calls"]) == {"convo.setState", "convo.appendMessage", "tts.speak"}
+    capabilities = messages["session.start"]["x-capabilities"]
+    assert capabilities == CAPABILITIES
+
+
+async def test_a_turn_with_a_tool_sends_nothing_that_the_schemas_refuse() -> None:
+    provider = ScriptedProvider([[ToolCall("x", "agent.status", '{"id":"a-77"}')], [TextDelta("Done.")]])
+    async with serving(provider) as served:
+        async with served.phone(tools={"agent.status": lambda _: "FINISHED"}) as phone:
+            await phone.ask("how is it?")
+            phone.send("user.audio.transcript.final", {"text": " "})
+            await phone.until("error")
+        assert len(phone.log) > 10
+        for event in phone.log:
+            VALIDATOR.validate(event)

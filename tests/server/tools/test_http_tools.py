@@ -1,0 +1,238 @@
+"""Tools that are HTTP requests: requests, answers, and mistakes in the file."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from conductor.app import make_services
+from conductor.errors import SettingsError
+from conductor.messages import ToolCall
+from conductor.plugins.tools.definitions import ToolFailure
+from conductor.plugins.tools.http_tools import from_settings, make_body, make_url
+from conductor.settings import Limits, load_settings
+from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.executor import PreparedCall, ToolExecutor
+from conductor.tools.permissions import Gate, GateOptions
+from conductor.tools.rules import Rule
+from tests.models import ScriptedProvider
+from tests.stand_ins.web_site import site
+
+DOCS = Path(__file__).parents[3] / "docs" / "tools.md"
+SCHEMA = """
+[tool.input_schema]
+type = "object"
+additionalProperties = false
+required = ["city"]
+properties.city.type = "string"
+properties.units.type = "string"
+properties.days.type = "integer"
+properties.tags.type = "array"
+properties.tags.items.type = "string"
+"""
+
+
+def write(folder: Path, text: str) -> Any:
+    path = folder / "tools.toml"
+    path.write_text(text)
+    return load_settings(None, http_tools_file=path)
+
+
+def tool(
+    name: str = "weather", url: str = "http://h.example/{city}", more: str = "", schema: str = SCHEMA
+) -> str:
+    entry = f'[[tool]]\nname = "{name}"\ndescription = "Weather."\nurl = "{url}"\n'
+    return f'{entry}allow = ["127.0.0.0/8"]\n{more}{schema}'
+
+
+async def call(settings: Any, name: str, **arguments: Any) -> ToolOutcome:
+    toolset = from_settings(settings)
+    gate = Gate([Rule("allow", "*")], GateOptions())
+    executor = ToolExecutor([toolset], Limits(), gate)
+    ready = executor.prepare(ToolCall("call_1", name, json.dumps(arguments)))
+    assert isinstance(ready, PreparedCall), ready
+    return await executor.run(ready, CallContext("s", "call_1"))
+
+
+# -- requests
+
+
+async def test_a_reading_tool_sends_its_arguments_in_the_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEATHER_KEY", "key-123456")
+    more = 'headers = {Authorization = "Bearer ${WEATHER_KEY}"}\nresponse = "days.0.sky"\n'
+    async with site(lambda request: {"days": [{"sky": "blue"}]}) as server:
+        settings = write(tmp_path, tool(url=server.url("/v1/{city}/now?u={units}"), more=more))
+        outcome = await call(settings, "weather", city="Köln/../x?y#z", days=2, tags=["a", "b&c"])
+        assert outcome.data == "blue"
+        ((method, path, headers, body),) = server.asked
+        assert (method, body) == ("GET", "")
+        assert path == "/v1/K%C3%B6ln%2F..%2Fx%3Fy%23z/now?days=2&tags=a&tags=b%26c"
+        assert headers["Authorization"] == "Bearer key-123456"
+        assert from_settings(settings).secrets() == ("key-123456",)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ('method = "POST"\n', {"days": 2, "tags": ["a"]}),
+        (
+            'method = "PUT"\nbody = {text = "In {city}: {days}", n = "{days}", unit = "{units}", '
+            'fixed = [1, "{tags}"]}\n',
+            {"text": "In Rome: 2", "n": 2, "fixed": [1, ["a"]]},
+        ),
+    ],
+)
+async def test_a_writing_tool_sends_json(tmp_path: Path, more: str, expected: Any) -> None:
+    more += 'idempotency_header = "Idempotency-Key"\n'
+    async with site() as server:
+        settings = write(tmp_path, tool(url=server.url("/{city}"), more=more))
+        assert (await call(settings, "weather", city="Rome", days=2, tags=["a"])).success
+        ((_, path, headers, body),) = server.asked
+        assert (path, json.loads(body)) == ("/Rome", expected)
+        assert (headers["Idempotency-Key"], headers["Content-Type"]) == ("call_1", "application/json")
+
+
+PAYEE = """
+[tool.input_schema]
+type = "object"
+properties.payee.type = "string"
+properties.amount.type = "integer"
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "url", "body", "expected"),
+    [
+        ("GET", "/pay?payee=anna", None, "/pay?payee=anna&amount=5"),
+        ("POST", "/pay", '{payee = "anna"}', {"payee": "anna", "amount": 5}),
+        ("POST", "/pay?payee=anna", None, {"amount": 5}),
+    ],
+)
+async def test_no_argument_replaces_a_constant(
+    tmp_path: Path, method: str, url: str, body: str | None, expected: Any
+) -> None:
+    more = f'method = "{method}"\n' + (f"body = {body}\n" if body else "")
+    async with site() as server:
+        settings = write(tmp_path, tool(url=server.url(url), more=more, schema=PAYEE))
+        assert (await call(settings, "weather", payee="mallory", amount=5)).success
+        ((_, path, _, received),) = server.asked
+        assert (path if method == "GET" else json.loads(received)) == expected
+        outcome = await call(settings, "weather", amount=5, currency="EUR")
+        assert outcome.error_type == "validation_failed" and "'currency'" in (outcome.error_message or "")
+        assert len(server.asked) == 1
+
+
+def test_bodies_and_urls_by_themselves() -> None:
+    assert make_url("https://h/a?x={x}&y=1", {}, {}) == "https://h/a?y=1"
+    assert make_url("https://h/?a=b%20c%26&d=e+f", {}, {}) == "https://h/?a=b+c%26&d=e+f"
+    assert make_url("https://h?x={x}-{y}", {"x": 1, "y": True}, {}) == "https://h?x=1-true"
+    assert make_url("https://h/{a}{b}", {"a": "x", "b": 2}, {"c": None or "d"}) == "https://h/x2?c=d"
+    assert make_body({"a": "{missing}", "b": 1}, {}) == {"b": 1}
+    for bad in ({}, {"a": ""}, {"a": ["x"]}, {"a": ".."}, {"a": "."}):
+        with pytest.raises(ToolFailure):
+            make_url("https://h/x/{a}/y", bad, {})
+
+
+# -- answers
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "kind", "path", "says"),
+    [
+        (200, '{"a": {"b": [1, 2]}}', "application/json", "a.b.1", "2"),
+        (200, "plain", "text/plain", "", "plain"),
+        (404, "no such city", "text/plain", "", "answered 404: no such city"),
+        (500, '{"error": "x"}', "application/json", "", '{"error": "x"}'),
+        (200, "{broken", "application/json", "", "not valid JSON"),
+        (200, '{"a": 1}', "application/json", "a.b", "has no a.b"),
+        (200, "[1]", "application/json", "7", "has no 7"),
+    ],
+)
+async def test_answers(tmp_path: Path, status: int, text: str, kind: str, path: str, says: str) -> None:
+    def answer(request: web.Request) -> web.Response:
+        return web.Response(status=status, text=text, content_type=kind)
+
+    async with site(answer) as server:
+        settings = write(tmp_path, tool(url=server.url("/{city}"), more=f'response = "{path}"\n'))
+        outcome = await call(settings, "weather", city="x")
+        assert says in str(outcome.data if outcome.success else outcome.error_message)
+
+
+async def test_a_write_without_an_answer_is_unknown(tmp_path: Path) -> None:
+    async def hang_up(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async with site(hang_up) as server:
+        look = tool("look", server.url("/{city}"))
+        book = tool("book", server.url("/{city}"), 'method = "POST"\n')
+        outcome = await call(write(tmp_path, look.replace('allow = ["127.0.0.0/8"]\n', "")), "look", city="x")
+        assert outcome.error_type == "io_error" and "not public" in (outcome.error_message or "")
+        assert server.asked == []
+        settings = write(tmp_path, look + book)
+        assert (await call(settings, "look", city="x")).error_type == "io_error"
+        assert (await call(settings, "book", city="x")).error_type == "unknown"
+    assert (await call(settings, "book", city="x")).error_type == "io_error"  # the server is gone
+
+
+def test_risks_follow_the_method_and_are_the_operators(tmp_path: Path) -> None:
+    book, safe = 'method = "POST"\n', 'risk = "safe"\nuntrusted = false\n'
+    text = tool("look") + tool("book", more=book) + tool("safe", more=safe)
+    specs = {spec.name: spec for spec in from_settings(write(tmp_path, text)).specs()}
+    assert (specs["look"].risk, specs["look"].effect, specs["look"].untrusted) == ("medium", "read", True)
+    assert (specs["book"].risk, specs["book"].effect) == ("high", "write")
+    assert (specs["safe"].risk, specs["safe"].untrusted) == ("safe", False)
+    assert all(spec.open_world and spec.source == "http" for spec in specs.values())
+    local = Gate((), GateOptions(local_only=True))
+    assert not any(local.offers(spec) for spec in specs.values())
+
+
+# -- mistakes
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("tool = 1", "must be a list of tables"),
+        ("[[tols]]", 'there is no "tols"'),
+        ("= 1", "is not valid TOML"),
+        ('[[tool]]\nname = "x"', 'tool "x": description is missing'),
+        (tool(url="ftp://h/"), "url must begin with"),
+        (tool(url="https://{city}.example/"), "path and its query only"),
+        (tool(url="https://u:p@h/"), "no user name"),
+        (tool(url="https://h/{town}"), 'has no "town"'),
+        (tool(more='headers = {A = "${NOT_SET_ANYWHERE}"}\n'), "NOT_SET_ANYWHERE is not set"),
+        (tool("tts.speak"), "needs another name"),
+        (tool() + tool(), "the name weather belongs"),
+        (tool(more='method = "FETCH"\n'), "method is not valid"),
+        (tool(schema='[tool.input_schema]\ntype = "text"'), "input_schema is not valid"),
+        (tool(more="colour = 1\n"), "there is no colour"),
+        (tool().replace("127.0.0.0/8", "home"), "allow"),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        make_services(write(tmp_path, text), ScriptedProvider([]))
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+    assert "tools.toml" in str(caught.value)
+    assert from_settings(load_settings(None)).specs() == (), "only a configured file must exist"
+    with pytest.raises(SettingsError, match="no such file"):
+        from_settings(load_settings(None, http_tools_file=tmp_path / "none.toml"))
+
+
+def test_the_http_tools_of_the_documents_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEATHER_KEY", "key")
+    (block,) = re.findall(r"```toml\n(.*?)```", DOCS.read_text(), re.S)
+    path = tmp_path / "tools.toml"
+    path.write_text(block)
+    specs = {spec.name: spec for spec in from_settings(load_settings(None, http_tools_file=path)).specs()}
+    assert list(specs) == ["weather.today", "lights.set"]
+    assert specs["lights.set"].spoken == "set the lights in the {room} to {level} percent"

@@ -1,0 +1,1 @@
+"""Redis and PostgreSQL on loopback, for tests and benchmarks."""

@@ -1,0 +1,268 @@
+"""Histories: thousands of broken ones become valid, and are cut between turns."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conductor.conversation.history import HistoryBudget, cut_point, estimate_tokens, lost_result, repair
+from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
+from conductor.models.base import ModelRequest, ToolDefinition, Usage
+from conductor.models.families import Claude
+from conductor.plugins.models.anthropic_request import body_of
+from conductor.plugins.models.rendering import encode, names_of
+from tests.session.helpers import faults
+from tests.stand_ins.anthropic_rules import check_body
+
+TOOLS = (ToolDefinition("device.do", "Do.", {"type": "object"}),)
+TEXTS = ("", " ", "\n", "hi", "Well. ", "x" * 300, "é ✓", "[The user interrupted here.]")
+ARGUMENTS = ("", "{}", '{"x":1}', '{"x":', "[1]", "null")
+
+
+def random_history(rng: random.Random) -> list[Message]:
+    """Make a sequence of any messages: calls have ids of their own, results any id, also ones to come."""
+    messages: list[Message] = []
+    calls = 0
+    for _ in range(rng.randint(0, 14)):
+        kind = rng.choice(("user", "note", "text", "calls", "result", "result", "result"))
+        text = rng.choice(TEXTS)
+        if kind == "user":
+            messages.append(UserMessage(text))
+        elif kind == "note":
+            messages.append(Note(text))
+        elif kind == "result":
+            messages.append(ToolResult(f"c{rng.randint(0, calls + 1)}", text, rng.random() < 0.3))
+        else:
+            numbers = range(calls, calls + (rng.randint(1, 3) if kind == "calls" else 0))
+            calls += len(numbers)
+            tool_calls = tuple(ToolCall(f"c{n}", "device.do", rng.choice(ARGUMENTS)) for n in numbers)
+            messages.append(AssistantMessage(text, tool_calls))
+    return messages
+
+
+def complaint(messages: Sequence[Message]) -> str | None:
+    """Send it to the strict stand-in for the service."""
+    if not messages or isinstance(messages[-1], AssistantMessage):
+        messages = [*messages, UserMessage("And?")]
+    request = ModelRequest("Be brief.", messages, TOOLS)
+    try:
+        body = body_of(request, names_of(request), Claude("m"), 100)
+        check_body(msgspec.json.decode(encode(body)), {})
+    except Exception as error:
+        return str(error)
+    return None
+
+
+def without_time(messages: Sequence[Message]) -> list[Message]:
+    """Blank out results that were made up, whose text holds the time."""
+    return [
+        ToolResult(m.call_id, "lost", True)
+        if isinstance(m, ToolResult) and "before a result" in m.content
+        else m
+        for m in messages
+    ]
+
+
+def kept_in_order(part: Sequence[Message], all_messages: Sequence[Message]) -> bool:
+    tail = iter(all_messages)
+    return all(any(item == entry for entry in tail) for item in part)
+
+
+def check_repair(history: list[Message]) -> None:
+    before = list(history)
+    repaired = repair(history)
+    assert history == before, "the argument was changed"
+    assert faults(repaired) == []
+    assert complaint(repaired) is None
+    assert repair(repaired) == repaired
+    words = [m for m in repaired if not isinstance(m, ToolResult)]
+    assert kept_in_order(words, history)
+    inputs = [m for m in history if isinstance(m, UserMessage | Note)]
+    assert [m for m in repaired if isinstance(m, UserMessage | Note)] == inputs, "an input is lost"
+    if not faults(history) and not any(m == AssistantMessage("") for m in history):
+        assert repaired == history, "a valid history was changed"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_history_is_mended(seed: int) -> None:
+    rng = random.Random(seed)
+    for number in range(500):
+        history = random_history(rng)
+        try:
+            check_repair(history)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, history {number}: {error}\n{history}") from error
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(st.randoms(use_true_random=False))
+def test_any_history_is_mended_and_shrinks(rng: random.Random) -> None:
+    check_repair(random_history(rng))
+
+
+def test_the_checker_finds_faults() -> None:
+    call = AssistantMessage(calls=(ToolCall("c1", "device.do", "{}"),))
+    broken_ones: list[list[Message]] = [
+        [AssistantMessage("hi")],
+        [UserMessage("a"), call],
+        [UserMessage("a"), call, UserMessage("b"), ToolResult("c1", "x")],
+        [UserMessage("a"), ToolResult("c1", "x")],
+        [UserMessage("a"), call, ToolResult("c1", "x"), ToolResult("c1", "x")],
+    ]
+    assert all(faults(broken) for broken in broken_ones)
+
+
+def test_results_follow_their_calls_and_missing_results_are_added() -> None:
+    calls = AssistantMessage(calls=(ToolCall("c1", "device.do", "{}"), ToolCall("c2", "device.do", "{}")))
+    history: list[Message] = [
+        UserMessage("a"),
+        calls,
+        UserMessage("b"),
+        ToolResult("c2", "two"),
+        ToolResult("c2", "again"),
+    ]
+    repaired = repair(history)
+    assert without_time(repaired) == [
+        UserMessage("a"),
+        calls,
+        ToolResult("c1", "lost", True),
+        ToolResult("c2", "two"),
+        UserMessage("b"),
+    ]
+    assert "may or may not have run" in lost_result("c1").content
+
+
+# -- cutting
+
+
+def turns_of(messages: Sequence[Message]) -> list[int]:
+    """Give the places where turns start: at a user's message or note that follows no other one."""
+    starts = []
+    for index, message in enumerate(messages):
+        opens = isinstance(message, UserMessage | Note)
+        if opens and (index == 0 or not isinstance(messages[index - 1], UserMessage | Note)):
+            starts.append(index)
+    return starts
+
+
+def whole_turns(rng: random.Random, *, notes: bool) -> list[Message]:
+    """Make a valid history; with ``notes`` some turns begin with more than one message."""
+    messages: list[Message] = []
+    for turn in range(rng.randint(0, 12)):
+        if notes and rng.random() < 0.4:
+            messages.append(Note("n" * rng.randint(0, 200)))
+        messages.append(UserMessage("u" * rng.randint(1, 400)))
+        if rng.random() < 0.5:
+            tool_calls = tuple(ToolCall(f"c{turn}.{n}", "device.do", "{}") for n in range(rng.randint(1, 3)))
+            messages.append(AssistantMessage("", tool_calls))
+            messages += [ToolResult(call.call_id, "r" * rng.randint(0, 900)) for call in tool_calls]
+        messages.append(AssistantMessage("a" * rng.randint(1, 400)))
+    return messages
+
+
+def check_cut(messages: list[Message], max_turns: int, max_tokens: int) -> None:
+    starts = turns_of(messages)
+    total = sum(map(estimate_tokens, messages))
+    cut = cut_point(messages, max_turns, max_tokens)
+    if len(starts) <= max_turns and total <= max_tokens:
+        assert cut == 0, "cut without need"
+        return
+    assert cut == 0 or cut in starts, f"cut at {cut} of {starts}"
+    tail = messages[cut:]
+    assert faults(tail) == []
+    if starts:
+        assert cut <= starts[-1], "the last turn is gone"
+    turns = len(turns_of(tail))
+    tokens = sum(map(estimate_tokens, tail))
+    if turns <= 1:
+        return
+    if len(starts) > max_turns:
+        assert turns <= max(1, max_turns // 2)
+    assert turns <= max_turns
+    assert tokens <= (max_tokens // 2 if total > max_tokens else max_tokens)
+    if cut:
+        before = messages[starts[starts.index(cut) - 1] :]
+        too_long = len(turns_of(before)) > (max_turns // 2 if len(starts) > max_turns else max_turns)
+        too_big = sum(map(estimate_tokens, before)) > (max_tokens // 2 if total > max_tokens else max_tokens)
+        assert too_long or too_big, "more was cut than had to be"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_history_is_cut_at_a_turn_to_half_of_the_exceeded_budget(seed: int) -> None:
+    rng = random.Random(seed)
+    for number in range(500):
+        messages = whole_turns(rng, notes=False)
+        max_turns, max_tokens = rng.randint(1, 10), rng.randint(1, 3000)
+        try:
+            check_cut(messages, max_turns, max_tokens)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, history {number}: {error}") from error
+
+
+def test_a_note_is_not_cut_from_its_message() -> None:
+    """A turn is one or more user's messages or notes, and the messages after them."""
+    rng = random.Random(1)
+    for _ in range(500):
+        check_cut(whole_turns(rng, notes=True), rng.randint(1, 10), rng.randint(1, 3000))
+
+
+def test_repairing_cutting_and_repairing_again_leaves_a_valid_history() -> None:
+    rng = random.Random(17)
+    for _ in range(1000):
+        mended = repair(random_history(rng))
+        tail = repair(mended[cut_point(mended, rng.randint(1, 4), rng.randint(1, 400)) :])
+        assert faults(tail) == []
+        assert complaint(tail) is None
+
+
+@pytest.mark.parametrize("max_turns", [1, 2, 3])
+def test_the_last_turn_stays_however_large(max_turns: int) -> None:
+    history: list[Message] = [
+        UserMessage("a"),
+        AssistantMessage("b"),
+        UserMessage("c" * 10_000),
+        AssistantMessage("d"),
+    ]
+    assert cut_point(history, max_turns, 10) == 2
+    assert cut_point(history[2:], max_turns, 10) == 0
+
+
+def test_reasoning_counts_only_while_its_turn_runs() -> None:
+    thought = AssistantMessage("Well.", opaque="x" * 35_000)
+    history: list[Message] = [UserMessage("a"), thought, UserMessage("b"), thought, UserMessage("c")]
+    assert cut_point(history, 10, 1_000) == 0
+    budget = HistoryBudget(8_000)
+    budget.learn(ModelRequest("", history[:2]), Usage(input_tokens=10_000))
+    assert budget.tokens == 8_000
+    budget.learn(ModelRequest("", history[:3]), Usage(input_tokens=10_000))
+    assert budget.tokens == 1_000
+
+
+def test_a_budget_follows_the_services_count() -> None:
+    budget = HistoryBudget(8_000)
+    request = ModelRequest("", [UserMessage("long words " * 1_000)])
+    estimated = estimate_tokens(request.messages[0])
+    budget.learn(request, Usage(input_tokens=estimated, cache_read_tokens=estimated))
+    assert budget.tokens == 4_000
+    budget.learn(request, Usage(input_tokens=100 * estimated))
+    assert budget.tokens == 1_000, "no service counts a hundred tokens for a word"
+    budget.learn(request, Usage(input_tokens=501))
+    assert budget.tokens == 8_000, "one that counts less than there is changes nothing"
+    budget.learn(ModelRequest("", [UserMessage("Hi")]), Usage(input_tokens=400))
+    assert budget.tokens == 8_000, "a short request, most of which is the service's own"
+    budget.learn(request, Usage())
+    assert budget.tokens == 8_000
+
+
+def test_a_history_that_is_too_long_is_halved_except_its_last_turn() -> None:
+    budget = HistoryBudget(60_000)
+    history = [UserMessage("words " * 100) for _ in range(10)]
+    assert budget.halve(history) == 6
+    # Later histories are shorter than this one.
+    assert budget.tokens < sum(map(estimate_tokens, history))
+    assert budget.halve(history[-1:]) == 0

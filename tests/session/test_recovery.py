@@ -1,0 +1,509 @@
+"""A session that continues in another process after a crash at any step: nothing is lost or repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from conductor.conversation.inbound import learn
+from conductor.conversation.phrases import FAILURES
+from conductor.conversation.services import Services
+from conductor.conversation.session import Session
+from conductor.events import client
+from conductor.messages import AssistantMessage, Note, ToolCall, ToolResult, UserMessage
+from conductor.models.base import ModelRequest, TextDelta
+from tests.models import Script
+from tests.session.helpers import (
+    SPOKEN,
+    App,
+    Disk,
+    LocalTools,
+    SlowStore,
+    at_every_step,
+    at_rest,
+    call,
+    die,
+    faults,
+    later,
+    loose_ends,
+    make_services,
+    open_session,
+    steps,
+    tool,
+)
+from tests.shapes import Event, shape_of
+
+
+def three_rounds(request: ModelRequest) -> Script:
+    """Call the device and a local tool, then another local tool, then answer."""
+    since = max(n for n, item in enumerate(request.messages) if isinstance(item, UserMessage))
+    rounds = sum(isinstance(item, AssistantMessage) for item in request.messages[since:])
+    if rounds == 0:
+        return [
+            TextDelta("I look."),
+            call("device.look", '{"x":1}'),
+            call("device.do", '{"x":2}'),
+            call("local.sum", '{"x":3}'),
+        ]
+    if rounds == 1:
+        return [call("local.write", '{"x":4}')]
+    return [TextDelta("All "), TextDelta("done.")]
+
+
+class Phone:
+    """An app with its device, which outlives sessions; with ``resume`` it reports its results."""
+
+    def __init__(
+        self, services: Services, store: SlowStore, *, resume: bool, capabilities: Sequence[str] = ()
+    ) -> None:
+        self.services = services
+        self.ran: Counter[str] = Counter()
+        self.results: dict[str, str] = {}
+        self.resume = resume
+        self.capabilities = [*capabilities, *(["resume"] if resume else [])]
+        self.app = App(self._answer, store)
+
+    def _answer(self, name: str, call_id: str) -> str | None:
+        if not name.startswith("device."):
+            return SPOKEN
+        if self.resume and call_id in self.results:
+            return None
+        self.ran[call_id] += 1
+        self.results[call_id] = f"{name} is done"
+        return self.results[call_id]
+
+    async def connect(self) -> Session:
+        """Claim the session, as another process does, and start it."""
+        session = await open_session(self.services)
+        line = self.app.line
+        resume_answer = None
+        if self.resume and line is not None:
+            last = next((e["id"] for e in reversed(self.app.log) if shape_of(e) not in _UNCOUNTED), None)
+            reports = [client.ResumeDone(call_id, result) for call_id, result in self.results.items()]
+            start = client.SessionStart(
+                capabilities=self.capabilities, resume=client.Resume(last_event_id=last, done=reports)
+            )
+            resume_answer = await learn(session, start)
+            assert resume_answer is not None
+            for call_id in resume_answer.drop:
+                self.results.pop(call_id)
+        self.app.capabilities = self.capabilities
+        await self.app.connect(session, resumed=line is not None, answer=resume_answer)
+        return session
+
+    def writes(self) -> list[str]:
+        return [e["payload"]["callId"] for e in self.app.log if shape_of(e) == "device.do"]
+
+
+_UNCOUNTED = ("assistant.speech.partial", "session.ping", "event.ack")
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("delay", [0, 1, 3])
+def test_a_turn_continues_in_another_process_after_a_crash_at_any_step(delay: int, resume: bool) -> None:
+    async def scenario(after: int) -> bool:
+        store = SlowStore(lambda: delay, lambda: delay)
+        local = LocalTools()
+        local.go.set()
+        services = make_services(three_rounds, store=store, toolsets=[local])
+        phone = Phone(services, store, resume=resume)
+        session = await phone.connect()
+        phone.app.say("go", id="words-1")
+        await steps(after)
+        over = "state idle" in phone.app.shapes() and not loose_ends(session)
+        die(session, phone.app)
+        await steps(3)
+        session = await phone.connect()
+        if "append user" not in phone.app.shapes():
+            phone.app.say("go", id="words-1")  # it may not have arrived: send it again
+        await at_rest(session)
+        await check(session, phone, local)
+        await session.close()
+        await phone.app.close()
+        return over
+
+    at_every_step(scenario)
+
+
+async def check(session: Session, phone: Phone, local: LocalTools) -> None:
+    """Check that the words were answered once, and that nothing that counts was run twice."""
+    app = phone.app
+    assert faults(session.state.log) == []
+    assert [item.text for item in session.state.log if isinstance(item, UserMessage)] == ["go"]
+    assert app.shapes().count("append user") == 1
+    assert app.finals().count("All done.") == 1, app.finals()
+    assert app.states()[-1] == "idle"
+    assert all(number == 1 for number in phone.ran.values()), phone.ran
+    results = {
+        item.call_id: json.loads(item.content) for item in session.state.log if isinstance(item, ToolResult)
+    }
+    (write,) = [results[c.call_id] for c in calls(session) if c.name == "device.do"]
+    if phone.resume:
+        assert write["data"] == "device.do is done"
+        assert len(phone.writes()) == 1
+    else:
+        assert write["data"] == "device.do is done" or write["error_type"] == "unknown"
+    assert local.ran.count("local.write") <= 1
+    state = session.state
+    assert state.turn is None and not state.queue and not state.questions
+
+
+def calls(session: Session) -> list[ToolCall]:
+    return [item for m in session.state.log if isinstance(m, AssistantMessage) for item in m.calls]
+
+
+async def test_waiting_transcripts_are_answered_by_the_next_process() -> None:
+    store, hold = SlowStore(), asyncio.Event()
+
+    def reply(request: ModelRequest) -> Script:
+        text = [item.text for item in request.messages if isinstance(item, UserMessage)][-1]
+        return [hold, TextDelta(f"To {text}.")] if text == "one" else [TextDelta(f"To {text}.")]
+
+    phone = Phone(make_services(reply, store=store, mode="queue"), store, resume=False)
+    session = await phone.connect()
+    phone.app.say("one", id="words-1")
+    await phone.app.until("append user")
+    phone.app.say("two", id="words-2")
+    await steps(20)
+    die(session, phone.app)
+    hold.set()
+    session = await phone.connect()
+    assert phone.app.line is not None
+    phone.app.say("two", id="words-2")  # sent again
+    await at_rest(session)
+    assert phone.app.finals() == ["To one.", "To two."]
+    await session.close()
+    await phone.app.close()
+
+
+async def test_a_turn_is_attempted_at_most_twice() -> None:
+    store, attempts = SlowStore(), 0
+
+    def reply(request: ModelRequest) -> Script:
+        nonlocal attempts
+        attempts += 1
+        return [asyncio.Event()]
+
+    phone = Phone(make_services(reply, store=store), store, resume=False)
+    session = await phone.connect()
+    phone.app.say("go")
+    await phone.app.until("append user")
+    for expected in (1, 2):
+        await steps(20)
+        assert attempts == expected
+        die(session, phone.app)
+        session = await phone.connect()
+    await at_rest(session)
+    assert attempts == 2
+    assert phone.app.finals() == [FAILURES["model_provider_failed"]]
+    assert phone.app.states()[-1] == "idle"
+    await session.close()
+    await phone.app.close()
+
+
+def do_again(request: ModelRequest) -> Script:
+    """Make the same call for each transcript; then reply with the number of unknown results."""
+    if isinstance(request.messages[-1], ToolResult):
+        outcomes = [json.loads(item.content) for item in request.messages if isinstance(item, ToolResult)]
+        return [TextDelta(f"Unknown: {[item['error_type'] for item in outcomes].count('unknown')}.")]
+    return [call("device.do", '{"x":1}')]
+
+
+def reasons(event: Event) -> str:
+    return " ".join(event["payload"]["reasons"])
+
+
+async def test_a_late_result_reaches_the_next_process() -> None:
+    store = SlowStore()
+
+    def reply(request: ModelRequest) -> Script:
+        if isinstance(request.messages[-1], Note):
+            return [TextDelta("It was done.")]
+        return do_again(request)
+
+    services = make_services(reply, store=store)
+    app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
+    session = await open_session(services)
+    await app.connect(session)
+    app.say("go")
+    call = await app.until("device.do")
+    await app.until("assistant.speech.final")
+    await at_rest(session)
+    die(session, app)
+    session = await open_session(services)
+    await app.connect(session, resumed=True)
+    app.result(call["payload"]["callId"], "heron")
+    await at_rest(session)
+    assert app.finals() == ["Unknown: 1.", "It was done."]
+    await session.close()
+    await app.close()
+
+
+async def test_the_next_process_asks_before_it_repeats_a_call_that_may_have_run() -> None:
+    store = SlowStore()
+    services = make_services(do_again, store=store)
+    app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
+    app.capabilities = ["approval"]
+    session = await open_session(services)
+    await app.connect(session)
+    app.say("go")
+    await app.until("assistant.speech.final")
+    await at_rest(session)
+    die(session, app)
+    session = await open_session(services)
+    await app.connect(session, resumed=True)
+    app.say("again")
+    assert "may have happened" in reasons(await app.until("approval.request"))
+    assert app.shapes().count("device.do") == 1
+    await session.close()
+    await app.close()
+
+
+@pytest.mark.parametrize("name", ["device.do", "local.write"])
+async def test_the_next_process_asks_before_it_repeats_a_running_call_of_its_round(
+    name: str,
+) -> None:
+    """The device's call is recorded as unknown already, the other one was running when its process died."""
+    store, local = SlowStore(), LocalTools()
+
+    def reply(request: ModelRequest) -> Script:
+        wait = [call("local.wait")] if isinstance(request.messages[-1], UserMessage) else []
+        return [call(name, '{"x":1}'), *wait]
+
+    do = tool("device.do", effect="write", approval="never", timeout_s=5.0)
+    services = replace(make_services(reply, store=store, toolsets=[local]), catalog=[do])
+    app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
+    app.capabilities = ["approval"]
+    session = await open_session(services)
+    await app.connect(session)
+    app.say("go")
+    await later(6)
+    die(session, app)
+    local.go.set()
+    session = await open_session(services)
+    await app.connect(session, resumed=True)
+    assert "may have happened" in reasons(await app.until("approval.request"))
+    assert app.shapes().count("device.do") <= 1 and "local.write" not in local.ran
+    await session.close()
+    await app.close()
+
+
+async def test_an_interruption_after_a_takeover_truncates_the_reply() -> None:
+    store = SlowStore()
+    services = make_services([[TextDelta("One two three four.")]], store=store)
+    app = App(lambda name, call_id: None if name == "tts.speak" else SPOKEN, store)
+    session = await open_session(services)
+    await app.connect(session)
+    app.say("go")
+    await app.until("tts.speak")
+    await steps(30)
+    die(session, app)
+    session = await open_session(services)
+    await app.connect(session, resumed=True)
+    app.interrupt(spokenText="One two")
+    await steps(50)
+    (reply_text,) = [item.text for item in session.state.log if isinstance(item, AssistantMessage)]
+    assert reply_text.startswith("One two [")
+    await session.close()
+    await app.close()
+
+
+# -- turns that go on elsewhere
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+async def test_an_interrupted_reply_names_actions_of_the_previous_process(rounds: int) -> None:
+    """In the round that was taken over, or in one before it."""
+    store, local = SlowStore(), LocalTools()
+
+    def reply(request: ModelRequest) -> Script:
+        results = sum(isinstance(item, ToolResult) for item in request.messages)
+        if results == 2:
+            return [TextDelta("All done.")]
+        tool_calls = [call("device.do"), call("local.wait")]
+        return [*tool_calls] if rounds == 1 else [tool_calls[results]]
+
+    services = make_services(reply, store=store, toolsets=[local])
+    app = App(lambda name, call_id: None if name == "tts.speak" else SPOKEN, store)
+    session = await open_session(services)
+    await app.connect(session)
+    app.say("go")
+    await local.started.wait()
+    await steps(30)
+    die(session, app)
+    local.go.set()
+    session = await open_session(services)
+    await app.connect(session, resumed=True)
+    await app.until("tts.speak")
+    app.interrupt(spokenText="All")
+    await later(1)
+    (reply_text,) = [
+        item.text for item in session.state.log if isinstance(item, AssistantMessage) and item.text
+    ]
+    assert reply_text.startswith("All [") and "device.do" in reply_text
+    await session.close()
+    await app.close()
+
+
+@pytest.mark.parametrize("bound", [{"max_calls_per_turn": 2}, {"max_tool_rounds": 2}])
+async def test_the_limits_of_a_turn_hold_across_processes(bound: dict[str, Any]) -> None:
+    store, local = SlowStore(), LocalTools()
+
+    def reply(request: ModelRequest) -> Script:
+        if request.tool_choice == "none":
+            return [TextDelta("Enough.")]
+        results = sum(isinstance(item, ToolResult) for item in request.messages)
+        return [call("local.wait" if results == 1 else "local.sum")]
+
+    services = make_services(reply, store=store, toolsets=[local], **bound)
+    app = App(store=store)
+    session = await open_session(services)
+    await app.connect(session)
+    app.say("go")
+    await local.started.wait()
+    while local.ran != ["local.sum"]:
+        await steps(1)
+    await steps(30)
+    die(session, app)
+    local.go.set()
+    session = await open_session(services)
+    await app.connect(session, resumed=True)
+    await at_rest(session)
+    assert app.error_codes() == ["tool_round_limit_exceeded"]
+    assert app.finals() == ["Enough."]
+    assert local.ran == ["local.sum", "local.wait"]
+    await session.close()
+    await app.close()
+
+
+async def test_a_second_refusal_in_the_next_process_ends_the_turn_without_tools() -> None:
+    store = SlowStore()
+
+    def reply(request: ModelRequest) -> Script:
+        results = sum(isinstance(item, ToolResult) for item in request.messages)
+        if request.tool_choice == "none":
+            return [TextDelta("As you wish.")]
+        return [call("device.move", f'{{"x":{results}}}')]
+
+    services = replace(make_services(reply, store=store), catalog=[tool("device.move", risk="medium")])
+    phone = Phone(services, store, resume=True, capabilities=["approval"])
+    session = await phone.connect()
+    phone.app.say("go")
+    for number in range(2):
+        await later(1)
+        cards = [e["payload"] for e in phone.app.log if e["type"] == "approval.request"]
+        assert len(cards) == number + 1
+        if number:
+            die(session, phone.app)
+            session = await phone.connect()
+        assert phone.app.line is not None
+        card = cards[number]
+        phone.app.line.say(client.ApprovalResponse(card["approvalId"], card["argumentsDigest"], "deny"))
+    await at_rest(session)
+    assert phone.app.finals() == ["As you wish."]
+    await session.close()
+    await phone.app.close()
+
+
+async def test_an_orderly_stop_does_not_count_as_an_attempt() -> None:
+    store, hold = Disk(), asyncio.Event()
+    phone = Phone(make_services(lambda _: [hold, TextDelta("Done.")], store=store), store, resume=False)
+    session = await phone.connect()
+    phone.app.say("go")
+    for _ in range(3):
+        await later(1)
+        await session.close()
+        session = await phone.connect()
+    hold.set()
+    await at_rest(session)
+    assert phone.app.error_codes() == [] and phone.app.finals() == ["Done."]
+    await session.close()
+    await phone.app.close()
+
+
+async def test_progress_resets_the_attempts_of_a_turn() -> None:
+    store = SlowStore()
+    hangs: Script = [asyncio.Event()]
+    scripts = [hangs, [call("device.look")], hangs, [TextDelta("Done.")]]
+    phone = Phone(make_services(scripts, store=store), store, resume=False)
+    session = await phone.connect()
+    phone.app.say("go")
+    for _ in range(2):
+        await later(1)
+        die(session, phone.app)
+        session = await phone.connect()
+    await at_rest(session)
+    assert phone.app.error_codes() == [] and phone.app.finals() == ["Done."]
+    await session.close()
+    await phone.app.close()
+
+
+# -- questions
+
+
+def move(request: ModelRequest) -> Script:
+    """Ask for one call that a person must allow, and then say how it went."""
+    last = request.messages[-1]
+    if not isinstance(last, ToolResult):
+        return [call("device.move", '{"x":1}')]
+    return [TextDelta("Moved." if not last.is_error else "Not moved.")]
+
+
+async def at_calm(session: Session) -> None:
+    """Wait until all started commits are recorded."""
+    for _ in range(1_000):
+        await steps(5)
+        if len(session.tasks) == 1:  # the turn's
+            return
+    raise AssertionError("it does not come to rest")
+
+
+def read_and_move(request: ModelRequest) -> Script:
+    """Read untrusted text, then make a call that needs an approval."""
+    reads = not isinstance(request.messages[-1], ToolResult)
+    return [call("device.look", "{}")] if reads else move(ModelRequest("", request.messages[:1]))
+
+
+async def test_a_question_still_warns_of_untrusted_text_in_the_next_process() -> None:
+    store = SlowStore()
+    look = tool("device.look", effect="read", risk="safe", untrusted=True)
+    services = make_services(read_and_move, store=store)
+    phone = Phone(replace(services, catalog=[look, tool("device.move", risk="medium")]), store, resume=False)
+    session = await phone.connect()
+    phone.app.say("go")
+    while len(phone.app.speeches()) < 1:
+        await later(0.01)
+    await at_calm(session)
+    die(session, phone.app)
+    session = await phone.connect()
+    while len(phone.app.speeches()) < 2:
+        await later(0.01)
+    assert ["strangers" in reply_text for reply_text in phone.app.speeches()] == [True, True]
+    await session.close()
+    await phone.app.close()
+
+
+async def test_a_tool_redefined_before_the_takeover_does_not_run() -> None:
+    store = SlowStore()
+    services = replace(make_services(move, store=store), catalog=[tool("device.move", risk="medium")])
+    phone = Phone(services, store, resume=True, capabilities=["approval"])
+    session = await phone.connect()
+    phone.app.say("go")
+    request = (await phone.app.until("approval.request"))["payload"]
+    await at_calm(session)
+    die(session, phone.app)
+    phone.services = replace(services, catalog=[tool("device.move", risk="medium", timeout_s=1.0)])
+    session = await phone.connect()
+    assert phone.app.line is not None
+    phone.app.line.say(client.ApprovalResponse(request["approvalId"], request["argumentsDigest"], "allow"))
+    await at_rest(session)
+    assert phone.app.finals() == ["Not moved."]
+    assert not phone.ran
+    await session.close()
+    await phone.app.close()

@@ -1,0 +1,177 @@
+"""The replay to a client that reconnects, and its order."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from conductor.conversation.inbound import handle, learn
+from conductor.events import client
+from conductor.models.base import TextDelta
+from conductor.stores.memory import MemoryStore
+from tests.models import Script
+from tests.session.helpers import (
+    SPOKEN,
+    SlowStore,
+    call,
+    inbound,
+    later,
+    make_services,
+    open_session,
+    open_stage,
+)
+from tests.shapes import PLAIN_TURN, shape_of
+
+
+def deaf_to_speech(name: str, call_id: str) -> str | None:
+    """Acknowledge all calls except speeches."""
+    return None if name == "tts.speak" else SPOKEN
+
+
+@pytest.mark.parametrize("moves", [False, True])
+async def test_a_relaunched_app_gets_the_speaking_state_before_the_speech(moves: bool) -> None:
+    stage = await open_stage(make_services([[TextDelta("Sure.")]], store=SlowStore()), deaf_to_speech)
+    stage.app.say("hi")
+    await stage.settled()
+    ids = [e["id"] for e in stage.app.log if shape_of(e) in ("state speaking", "tts.speak")]
+    assert stage.app.line is not None
+    stage.app.line.cut()
+    before = stage.session
+    if moves:  # to another process
+        stage.session = await open_session(stage.services)
+    since = len(stage.app.log)
+    stage.app.relaunch()
+    stage.app.reply = lambda name, call_id: SPOKEN
+    await stage.app.connect(stage.session)
+    await stage.quiet()
+    assert stage.app.shapes(since)[-3:] == ["state speaking", "tts.speak", "state idle"]
+    assert [e["id"] for e in stage.app.log][-3:-1] == ids
+    await before.close()
+    await stage.close()
+
+
+@pytest.mark.parametrize("moves", [False, True])
+async def test_a_speech_whose_answer_was_lost_does_not_hold_up_an_idle_session(moves: bool) -> None:
+    script = [[TextDelta("One.")], [TextDelta("Two.")]]
+    stage = await open_stage(make_services(script, store=SlowStore()), deaf_to_speech)
+    stage.app.say("hi")
+    await stage.settled()
+    stage.app.reply = lambda name, call_id: None
+    stage.app.say("and?")
+    await stage.settled()
+    assert stage.app.line is not None
+    stage.app.line.cut()  # all its answers are lost, and an app does not answer an event again
+    before = stage.session
+    if moves:  # to another process
+        stage.session = await open_session(stage.services)
+    since, at = len(stage.app.log), asyncio.get_running_loop().time()
+    stage.app.reply = lambda name, call_id: SPOKEN
+    await stage.app.connect(stage.session)
+    await stage.app.until("tts.speak", since=since)
+    await stage.app.until("state idle", since=since)
+    assert asyncio.get_running_loop().time() - at < 1
+    await before.close()
+    await stage.close()
+
+
+async def test_a_restored_speech_has_the_time_limit_of_its_text() -> None:
+    services = make_services([[TextDelta("One.")]], store=SlowStore())
+    stage = await open_stage(services, deaf_to_speech)
+    stage.app.say("hi")
+    await stage.settled()
+    moved = await open_session(services)
+    at = asyncio.get_running_loop().time()
+    stage.app.relaunch()
+    stage.app.reply = lambda name, call_id: None
+    await stage.app.connect(moved)
+    await moved.settled()
+    limits = services.limits
+    speech = limits.speech_timeout + limits.speech_seconds_per_char * len('{"text":"One."}')
+    assert asyncio.get_running_loop().time() - at < speech + 4 * limits.ui_timeout + 1
+    await stage.session.close()
+    stage.session = moved
+    await stage.close()
+
+
+@pytest.mark.parametrize("store", [MemoryStore, SlowStore])
+async def test_the_idle_of_a_resume_precedes_the_turn_of_a_resent_transcript(
+    store: type[MemoryStore] | type[SlowStore],
+) -> None:
+    stage = await open_stage(make_services([[TextDelta("Sure.")]], store=store()))
+    assert stage.app.line is not None
+    stage.app.line.cut()
+    since = len(stage.app.log)
+    line = stage.app.open_line(stage.session)
+    await stage.session.clients.start(client.SessionStart(), line, resumed=True)
+    await handle(stage.session, inbound(client.TranscriptFinal("hi")), line)
+    await stage.quiet()
+    assert stage.app.shapes(since) == ["session.started", "state idle", *PLAIN_TURN]
+    await stage.close()
+
+
+async def test_the_idle_of_a_resume_precedes_notices() -> None:
+    stage = await open_stage(make_services([[TextDelta("It is done.")]]))
+    assert stage.app.line is not None
+    stage.app.line.say(client.TranscriptPartial("he"))
+    await later(10)
+    stage.app.line.cut()
+    await handle(stage.session, inbound(client.AgentCompleted("a-1", "FINISHED")), stage.app.line)
+    since = len(stage.app.log)
+    await stage.app.connect(stage.session)
+    await stage.quiet()
+    assert stage.app.shapes(since) == ["session.started", "state idle", *PLAIN_TURN[2:]]
+    await stage.close()
+
+
+# -- the capability `resume`
+
+
+async def test_results_of_ui_calls_are_acknowledged_together() -> None:
+    stage = await open_stage(make_services([[TextDelta("Sure.")]] * 2))
+    stage.app.capabilities = ["resume"]
+    assert stage.app.line is not None
+    stage.app.line.cut()
+    line = await stage.app.connect(stage.session)
+    await later(1)
+    for number in (1, 2):
+        stage.app.say("hi", id=f"words-{number}")
+        await stage.quiet()
+        await later(1)
+    acks = [e["payload"]["eventIds"] for e in stage.app.log if e["type"] == "event.ack"]
+    assert [len(ids) for ids in acks] == [1, 1, 6, 1, 6]  # idle, then twice: the words, their UI calls
+    assert [ids[0] for ids in acks[1::2]] == ["words-1", "words-2"]
+    assert set(line.sent_ids) == {event_id for ids in acks for event_id in ids}
+    await stage.close()
+
+
+async def test_a_resume_with_many_old_results_is_bounded() -> None:
+    scripts: list[Script] = [[TextDelta("I look."), call("device.look")], [TextDelta("There it is.")]]
+    stage = await open_stage(
+        make_services(scripts), lambda name, _: None if name == "device.look" else SPOKEN
+    )
+    stage.app.say("look")
+    look = (await stage.app.until("device.look"))["payload"]["callId"]
+    assert stage.app.line is not None
+    stage.app.line.cut()
+    ui_results = [client.ResumeDone(f"shown-{number}", SPOKEN) for number in range(600)]
+    resume = client.Resume(done=[*ui_results, client.ResumeDone(look, "a lamp")])
+    answer = await learn(stage.session, client.SessionStart(capabilities=["resume"], resume=resume))
+    assert answer is not None and answer.resend == [] and look not in answer.drop
+    assert len(answer.drop) == client.MAX_RESUMED
+    await stage.app.connect(stage.session)
+    await stage.quiet()
+    assert stage.app.finals()[-1] == "There it is."
+    await stage.close()
+
+
+async def test_a_resume_neither_requests_nor_drops_ui_calls() -> None:
+    stage = await open_stage(make_services([[TextDelta("Sure.")]]), deaf_to_speech)
+    stage.app.say("hi")
+    speech = (await stage.app.until("tts.speak"))["payload"]["callId"]
+    assert stage.app.line is not None
+    stage.app.line.cut()
+    resume = client.Resume(done=[client.ResumeDone(speech)], pending=[speech])
+    answer = await learn(stage.session, client.SessionStart(capabilities=["resume"], resume=resume))
+    assert answer is not None and (answer.resend, answer.drop) == ([], [])
+    await stage.close()

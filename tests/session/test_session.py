@@ -1,0 +1,622 @@
+"""A session from its first event to its end: every way that a turn can end, at every step it can end at."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+from conductor.conversation.ledger import SubjectRecords
+from conductor.conversation.phrases import FAILURES
+from conductor.conversation.records import CallFinished, ReplyLogged, TurnEnded, TurnStarted
+from conductor.conversation.services import Services
+from conductor.errors import ModelError
+from conductor.events import client
+from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
+from conductor.models.base import ModelRequest, TextDelta
+from conductor.settings import Limits
+from conductor.stores.memory import MemoryStore
+from tests.models import Script
+from tests.session.helpers import (
+    SPOKEN,
+    TURN_S,
+    LocalTools,
+    SlowStore,
+    Stage,
+    at_every_step,
+    call,
+    faults,
+    jump,
+    later,
+    loose_ends,
+    make_services,
+    open_stage,
+    randomly_slow,
+    run,
+    steps,
+    tool,
+)
+from tests.shapes import PLAIN_TURN, Event, shape_of
+
+SEEDS = [11, 23, 37, 53, 71]
+
+
+def opened_calls(store: SlowStore) -> list[str]:
+    """List the calls of all replies."""
+    replies = [record for record in store.records if isinstance(record, ReplyLogged)]
+    return [item.call_id for reply in replies for item in reply.message.calls]
+
+
+def finished_calls(store: SlowStore) -> list[str]:
+    """List the calls that were given a result after their reply."""
+    finished: list[str] = []
+    for record in store.records:
+        if isinstance(record, CallFinished):
+            finished.append(record.result.call_id)
+        elif isinstance(record, TurnEnded):
+            finished += [item.result.call_id for item in record.results]
+    return finished
+
+
+def check_rest(stage: Stage, *, calls: bool = True) -> None:
+    """Check the promises of a session at rest whose app has answered everything."""
+    assert not stage.session.busy
+    assert stage.app.states()[-1] == "idle"
+    assert faults(stage.session.state.log) == []
+    assert loose_ends(stage.session, calls=calls) == {}
+
+
+# -- anything at all
+
+WORDS = ("alpha ", "bravo ", "charlie ", "delta ")
+SENTENCES = (
+    "Alpha is the first of all letters. ",
+    "Bravo, ",
+    "said Charlie to his friend. ",
+    "Delta.\n\n- A river ",
+)
+
+
+NAMES = ("device.look", "device.do", "device.pick", "local.sum", "local.wait", "nobody.home")
+
+
+def random_reply(
+    rng: random.Random, request: ModelRequest, names: Sequence[str] = NAMES, words: Sequence[str] = WORDS
+) -> Script:
+    """Say something, call something, fail, or take time; end after some rounds."""
+    rounds = 0
+    for message in reversed(request.messages):
+        if isinstance(message, UserMessage | Note):
+            break
+        rounds += isinstance(message, AssistantMessage)
+    script: list[Any] = []
+    for _ in range(rng.randint(0, 3)):
+        script += [TextDelta(rng.choice(words)), rng.choice((0.0, 0.0, 0.1, 3.0))]
+    if rng.random() < 0.1:
+        return [*script, ModelError("overloaded", "busy")]
+    if rounds < 3 and rng.random() < 0.5:
+        script += [
+            call(rng.choice(names), rng.choice(("{}", '{"x":1}', "{"))) for _ in range(rng.randint(1, 4))
+        ]
+    return script
+
+
+class Chaos:
+    """A session whose app, store, model and person all do as they like."""
+
+    ACTIONS: ClassVar[Mapping[str, int]] = {
+        "say": 4,
+        "interrupt": 3,
+        "agent": 2,
+        "partial": 1,
+        "cut": 1,
+        "steps": 8,
+        "wait": 6,
+        "twice": 1,
+        "request": 1,
+    }
+
+    def __init__(self, rng: random.Random, stage: Stage, store: SlowStore) -> None:
+        self.rng = rng
+        self.stage = stage
+        self.store = store
+        self.trail: list[str] = []
+        self.requests: list[asyncio.Future[ToolResult]] = []
+
+    async def step(self) -> None:
+        action = self.rng.choices(list(self.ACTIONS), list(self.ACTIONS.values()))[0]
+        self.trail.append(action)
+        app, line = self.stage.app, self.stage.app.line
+        assert line is not None
+        if action == "say":
+            app.say(f"say {len(self.trail)}")
+        elif action == "interrupt":
+            app.interrupt(**self.rng.choice(({}, {"spokenText": "al"}, {"playedMs": 100.0})))
+        elif action == "agent":
+            app.agent_done(f"a-{self.rng.randint(0, 9)}")
+        elif action == "partial":
+            line.say(client.TranscriptPartial("hm"))
+        elif action == "cut":
+            line.cut()
+            await later(self.rng.choice((0.0, 1.0, 20.0)))
+            await app.connect(self.stage.session)
+        elif action == "twice":
+            await app.connect(self.stage.session)  # a second line, while the first one is still there
+        elif action == "request":
+            name = self.rng.choice(("device.do", "local.wait", "nobody.home"))
+            self.requests.append(asyncio.ensure_future(self.stage.session.request(name, "{}")))
+            if self.rng.random() < 0.3:
+                self.rng.choice(self.requests).cancel()
+        elif action == "steps":
+            await steps(self.rng.randint(1, 12))
+        elif action == "wait":
+            await later(self.rng.choice((0.01, 0.2, 4.0, 40.0)))
+        else:
+            self.do(action)
+
+    def do(self, action: str) -> None:
+        """Send an event that only some clients send."""
+        raise AssertionError(action)
+
+    def check(self) -> None:
+        stage = self.stage
+        check_rest(stage, calls=False)
+        assert "internal_error" not in stage.app.error_codes()
+        texts = [m.text for m in stage.session.state.log if isinstance(m, UserMessage)]
+        assert len(texts) == len(set(texts)), f"answered twice: {texts}"
+        records = self.store.records
+        assert [record.text for record in records if isinstance(record, TurnStarted) and record.text] == texts
+        opened = opened_calls(self.store)
+        results = [m.call_id for m in stage.session.state.log if isinstance(m, ToolResult)]
+        assert sorted(opened) == sorted(results)
+        finished = finished_calls(self.store)
+        assert len(finished) == len(set(finished))
+        assert all(request.done() for request in self.requests)
+
+
+def random_device(rng: random.Random) -> Callable[[str, str], str | None | Awaitable[str | None]]:
+    """Answer as a device may: at once, after some time, or never."""
+
+    async def slowly(seconds: float) -> str:
+        await later(seconds)
+        return SPOKEN
+
+    def answer(name: str, call_id: str) -> str | None | Awaitable[str | None]:
+        if name == "tts.speak":
+            return slowly(rng.choice((0.0, 0.5, 3.0)))
+        if name.startswith("convo."):
+            return SPOKEN
+        seconds = rng.choice((0.0, 0.3, 35.0, None))
+        return None if seconds is None else slowly(seconds)
+
+    return answer
+
+
+async def chaos(seed: int, mode: str, stale_speech: float = -1.0, segments: str = "no") -> None:
+    """Do forty things at random, let time pass, and check that nothing is left.
+
+    With a ``stale_speech`` below 0 no speech is ever replayed.
+    """
+    rng = random.Random(seed)
+    store = randomly_slow(rng)
+    local = LocalTools()
+    local.go.set()
+    words = WORDS if segments == "no" else SENTENCES
+    services = make_services(
+        lambda request: random_reply(rng, request, words=words),
+        store=store,
+        toolsets=[local],
+        mode=mode,
+        max_turns=1000,
+        stale_speech=stale_speech,
+    )
+    services = replace(services, speak_segments=segments == "always")
+    stage = await open_stage(services, random_device(rng))
+    if segments == "capable":
+        stage.app.capabilities = ["segments"]
+        await open_with(stage, stage.app.capabilities)
+    world = Chaos(rng, stage, store)
+    try:
+        for _ in range(40):
+            await world.step()
+        await later(2_000)
+        await stage.quiet()
+        await stage.app.connect(stage.session)  # what was lost with a line is made good by the next one
+        await later(100)
+        await stage.quiet()
+        world.check()
+    except AssertionError as error:
+        raise AssertionError(f"seed {seed}: {error}; {world.trail}; {stage.app.shapes()[-30:]}") from error
+    finally:
+        await stage.close()
+
+
+@pytest.mark.parametrize("mode", ["cancel", "queue"])
+@pytest.mark.parametrize("start", range(0, 200, 20))
+def test_nothing_that_can_happen_breaks_a_session(start: int, mode: str) -> None:
+    for seed in range(start, start + 20):
+        run(chaos(seed, mode))
+
+
+def test_nothing_that_can_happen_breaks_a_session_whose_speeches_are_replayed() -> None:
+    for seed in range(140, 160):
+        run(chaos(seed, "cancel", stale_speech=10.0))
+
+
+@pytest.mark.parametrize("segments", ["always", "capable"])
+def test_nothing_that_can_happen_breaks_a_session_that_speaks_in_segments(segments: str) -> None:
+    for seed in range(160, 180):
+        run(chaos(seed, "cancel", stale_speech=10.0, segments=segments))
+
+
+def check_one_idle(stage: Stage, since: int = 0) -> None:
+    states = stage.app.states(since)
+    assert states.count("idle") == 1, states
+    assert states[-1] == "idle"
+
+
+# -- two connections
+
+
+async def test_the_end_of_a_connection_that_was_replaced_leaves_the_new_one_served() -> None:
+    stage = await open_stage(make_services([[TextDelta("Hello.")]]))
+    replaced = stage.app.line
+    assert replaced is not None
+    await stage.app.connect(stage.session)
+    replaced.cut()
+    stage.app.say("hi")
+    await stage.quiet()
+    assert stage.app.finals() == ["Hello."]
+    await stage.close()
+
+
+# -- how turns end
+
+
+@pytest.mark.parametrize("seed", [None, *SEEDS])
+async def test_a_plain_turn_has_the_shape_of_the_protocol(seed: int | None) -> None:
+    store = randomly_slow(random.Random(seed)) if seed is not None else SlowStore()
+    stage = await open_stage(make_services([[TextDelta("Hello "), TextDelta("there.")]], store=store))
+    since = len(stage.app.log)
+    stage.app.say("hi")
+    await stage.quiet()
+    assert stage.app.shapes(since) == PLAIN_TURN
+    assert stage.session.state.log == [
+        UserMessage("hi"),
+        AssistantMessage("Hello there.", provider="scripted"),
+    ]
+    check_rest(stage)
+    since = len(stage.app.log)
+    await stage.app.connect(stage.session)
+    await stage.quiet()
+    assert stage.app.shapes(since) == ["session.started", "state idle"], "nothing is replayed"
+    await stage.close()
+
+
+@pytest.mark.parametrize("seed", [None, *SEEDS])
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ([ModelError("overloaded", "busy")], "model_provider_failed"),
+        ([TextDelta("Let me see"), ModelError("connection", "cut")], "model_provider_failed"),
+        ([TextDelta("x"), 500.0], "turn_timeout"),
+    ],
+)
+@pytest.mark.parametrize("speaks", [True, False])
+async def test_a_turn_that_fails_says_so_once_and_ends_idle(
+    script: Script, code: str, speaks: bool, seed: int | None
+) -> None:
+    store = randomly_slow(random.Random(seed)) if seed is not None else SlowStore()
+    stage = await open_stage(make_services([script], store=store, failures=FAILURES if speaks else {}))
+    since = len(stage.app.log)
+    stage.app.say("hi")
+    await stage.app.until("state idle", since=since)
+    await stage.quiet()
+    assert stage.app.error_codes() == [code]
+    assert len(stage.app.speeches()) == int(speaks)
+    check_one_idle(stage, since)
+    check_rest(stage)
+    await stage.close()
+
+
+LONG: list[Script] = [
+    [TextDelta("Let me "), 0.0, TextDelta("look."), 0.0, call("local.sum", '{"x": 1}')],
+    [
+        TextDelta("Now both."),
+        0.0,
+        call("device.look"),
+        call("device.do"),
+        call("local.wait"),
+        call("nobody.home"),
+    ],
+    [0.0, TextDelta("All "), 0.0, TextDelta("done.")],
+]
+
+
+def long_answer(request: ModelRequest) -> Script:
+    """Answer "stop" at once, and anything else in three rounds."""
+    if request.messages[-1] == UserMessage("stop"):
+        return [TextDelta("Second.")]
+    if isinstance(request.messages[-1], Note):
+        return [TextDelta("So I hear.")]
+    return LONG[sum(isinstance(m, AssistantMessage) for m in request.messages)]
+
+
+def turn_timeout(how: str) -> float:
+    return TURN_S if how == "time out" else Limits().turn_timeout
+
+
+async def end_it(stage: Stage, how: str) -> None:
+    if how == "interrupt":
+        stage.app.interrupt()
+    elif how == "say":
+        stage.app.say("stop")
+    elif how == "hang up":
+        assert stage.app.line is not None
+        stage.app.line.cut()
+        await steps(5)
+        await stage.app.connect(stage.session)
+    else:
+        jump(TURN_S)
+    if stage.app.line is not None:
+        await stage.app.line.drained()
+
+
+def live(stage: Stage, since: int) -> set[str]:
+    """Give the words that were shown as a reply, live or whole."""
+    return {
+        e["payload"]["text"] for e in stage.app.log[since:] if str(e["type"]).startswith("assistant.speech")
+    }
+
+
+async def come_to_rest(stage: Stage) -> None:
+    await later(1000)
+    await stage.quiet()
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+@pytest.mark.parametrize("how", ["interrupt", "say", "time out", "hang up"])
+def test_a_turn_may_be_stopped_at_any_step(how: str, delay: int) -> None:
+    """Stop a turn of three rounds after 0, 1, 2 ... steps of the loop, until it is over before that."""
+
+    async def scenario(after: int) -> bool:
+        store = SlowStore(lambda: delay, lambda: delay)
+        local = LocalTools()
+        local.go.set()
+        services = make_services(
+            long_answer, store=store, toolsets=[local], partial_interval=0.0, turn_timeout=turn_timeout(how)
+        )
+        stage = await open_stage(services)
+        since = len(stage.app.log)
+        stage.app.say("go")
+        await steps(after)
+        at = len(stage.app.log)
+        over = "state idle" in stage.app.shapes(since)
+        await end_it(stage, how)
+        position = len(stage.app.log)
+        await come_to_rest(stage)
+        if delay == 0 and how in ("interrupt", "say"):
+            assert live(stage, position) <= {"Second.", "So I hear."}, (
+                "some of an interrupted answer was shown"
+            )
+        states = stage.app.states(since)
+        assert ("idle", "idle") not in zip(states, states[1:], strict=False) or how == "hang up", states
+        if how == "say" and "All done." not in stage.app.finals(since):
+            idles = 1 + stage.app.finals(at).count("So I hear.")  # a result that came after its turn
+            assert stage.app.states(at).count("idle") == idles, "another turn followed at once"
+        check_rest(stage, calls=False)  # their Futures have a test of their own
+        if how == "say":
+            assert "Second." in stage.app.finals(at), stage.app.shapes(since)
+        await stage.close()
+        return over
+
+    at_every_step(scenario)
+
+
+def test_a_session_may_be_closed_at_any_step() -> None:
+    async def scenario(after: int) -> bool:
+        local = LocalTools()
+        local.go.set()
+        stage = await open_stage(make_services(long_answer, toolsets=[local], partial_interval=0.0))
+        since = len(stage.app.log)
+        stage.app.say("go")
+        await stage.app.until("append user", since=since)  # closing before that has a test of its own
+        await steps(after)
+        over = "state idle" in stage.app.shapes(since)
+        await stage.session.close()
+        count = len(stage.app.log)
+        await later(1000)
+        assert len(stage.app.log) == count, "a closed session is silent"
+        assert faults(stage.session.state.log) == []
+        assert loose_ends(stage.session, calls=False).keys() <= {"open calls"}  # the store has let go of them
+        await stage.close()
+        return over
+
+    at_every_step(scenario)
+
+
+# -- questions
+
+ASKING = (
+    tool("device.look", effect="read", risk="safe"),
+    tool("device.move", effect="write", risk="medium"),
+    tool("device.wipe", effect="irreversible", risk="high"),
+    tool("device.do", effect="write", approval="never", on_interrupt="cancel"),
+)
+ALL = ["approval", "cancel", "lease", "late", "async", "activity"]
+
+
+def asking_services(services: Services) -> Services:
+    return replace(services, catalog=ASKING)
+
+
+async def open_with(stage: Stage, capabilities: Sequence[str]) -> None:
+    assert stage.app.line is not None
+    start = client.SessionStart(capabilities=list(capabilities))
+    await stage.session.clients.start(start, stage.app.line, resumed=False)
+
+
+def check_honest(stage: Stage) -> None:
+    """Check that the history denies no call that the app got, and no call ran without a yes."""
+    call_ids = {e["payload"]["callId"] for e in stage.app.raw if shape_of(e).startswith("device.")}
+    for message in stage.session.state.log:
+        if isinstance(message, ToolResult) and message.call_id in call_ids:
+            outcome = json.loads(message.content)
+            assert outcome["error_type"] not in ("approval_timeout", "permission_denied"), outcome
+            assert "Nothing was run" not in (outcome["error_message"] or ""), outcome
+
+
+async def next_card(stage: Stage) -> Event:
+    return (await stage.app.until("approval.request"))["payload"]  # type: ignore[no-any-return] # parsed JSON
+
+
+def decide(stage: Stage, card: Event, decision: Literal["allow", "deny", "edit"], **fields: Any) -> None:
+    assert stage.app.line is not None
+    answer = client.ApprovalResponse(card["approvalId"], card["argumentsDigest"], decision, **fields)
+    stage.app.line.say(answer)
+
+
+def move_and_look(request: ModelRequest) -> Script:
+    """Answer "stop" at once, and anything else with two calls and then words."""
+    if request.messages[-1] == UserMessage("stop"):
+        return [TextDelta("Second.")]
+    if isinstance(request.messages[-1], UserMessage):
+        return [call("device.move", '{"x":1}'), call("device.look")]
+    return [TextDelta("First.")]
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+@pytest.mark.parametrize("decision", ["allow", "deny", "edit"])
+@pytest.mark.parametrize("how", ["interrupt", "say", "time out", "hang up"])
+def test_a_turn_may_be_stopped_at_any_step_of_a_decision(
+    how: str, decision: Literal["allow", "deny", "edit"], delay: int
+) -> None:
+    async def scenario(after: int) -> bool:
+        store = SlowStore(lambda: delay, lambda: delay)
+        services = make_services(move_and_look, store=store, turn_timeout=turn_timeout(how))
+        stage = await open_stage(asking_services(services))
+        await open_with(stage, ALL)
+        stage.app.say("go")
+        card = await next_card(stage)
+        since = len(stage.app.log)
+        edited = {"edited_arguments": {"x": 2}} if decision == "edit" else {}
+        decide(stage, card, decision, **edited)
+        await steps(after)
+        over = "state idle" in stage.app.shapes(since)
+        await end_it(stage, how)
+        await come_to_rest(stage)
+        check_honest(stage)
+        check_rest(stage)
+        assert stage.session.state.turn is None and not stage.session.state.questions
+        if how == "say":
+            assert "Second." in stage.app.finals(since)
+        await stage.close()
+        return over
+
+    at_every_step(scenario)
+
+
+class Doubts(Chaos):
+    """Chaos, with a client that also decides, cancels and accepts as it likes."""
+
+    ACTIONS: ClassVar[Mapping[str, int]] = {
+        **Chaos.ACTIONS,
+        "decide": 8,
+        "words": 5,
+        "cancelled": 2,
+        "accepted": 2,
+        "alive": 1,
+        "stop": 1,
+    }
+
+    def do(self, action: str) -> None:
+        line, rng = self.stage.app.line, self.rng
+        assert line is not None
+        calls = [e["payload"]["callId"] for e in self.stage.app.log if shape_of(e).startswith("device.")]
+        cards = [e["payload"] for e in self.stage.app.log if e["type"] == "approval.request"]
+        if action == "decide" and cards:
+            card = cards[-rng.randint(1, min(3, len(cards)))]
+            kinds: tuple[Literal["allow", "deny", "edit"], ...] = ("allow", "allow", "deny", "edit")
+            kind = rng.choice(kinds)
+            fields: dict[str, Any] = {"edited_arguments": {"x": 5}} if kind == "edit" else {}
+            if kind == "allow":
+                fields["scope"] = rng.choice(("once", "once", "session", "always"))
+            digest = rng.choice((card["argumentsDigest"], card["argumentsDigest"], "0" * 64))
+            line.say(client.ApprovalResponse(card["approvalId"], digest, kind, **fields))
+        elif action == "words":
+            self.stage.app.say(rng.choice(("yes", "no", "okay", "what?", "yes please", "confirm wipe")))
+        elif action == "cancelled" and calls:
+            line.say(client.ToolCancelled(rng.choice(calls), rng.choice(("none", "partial", "complete"))))
+        elif action == "accepted" and calls:
+            line.say(client.ToolAccepted(rng.choice(calls), "job"))
+        elif action == "alive" and calls:
+            line.say(client.ToolProgress(rng.choice(calls)))
+        elif action == "stop":
+            line.say(client.ResponseCancel())
+
+    def check(self) -> None:
+        check_rest(self.stage)
+        assert "internal_error" not in self.stage.app.error_codes()
+        check_honest(self.stage)
+        opened = opened_calls(self.store)
+        results = [m.call_id for m in self.stage.session.state.log if isinstance(m, ToolResult)]
+        assert sorted(opened) == sorted(results)
+        assert not self.stage.session.state.questions
+        approval_ids = [
+            e["payload"]["approvalId"] for e in self.stage.app.log if e["type"] == "approval.request"
+        ]
+        ended = [
+            e["payload"]["approvalId"]
+            for e in self.stage.app.log
+            if e["type"] == "approval.resolved" and e["payload"]["outcome"] in ENDS
+        ]
+        assert set(ended) <= set(approval_ids)
+        ran = [e["payload"]["callId"] for e in self.stage.app.log if shape_of(e).startswith("device.")]
+        assert len(ran) == len(set(ran)), "a call was sent twice"
+
+
+ENDS = ("allowed", "edited")
+
+
+@pytest.mark.parametrize("capabilities", [[], ["approval"], ALL], ids=["voice", "cards", "all"])
+@pytest.mark.parametrize("start", range(0, 60, 20))
+def test_nothing_that_can_happen_to_questions_breaks_a_session(start: int, capabilities: list[str]) -> None:
+    for seed in range(start, start + 20):
+        run(doubts(seed, capabilities))
+
+
+async def doubts(seed: int, capabilities: list[str]) -> None:
+    """Do sixty things at random with tools that ask, let time pass, and check that nothing is left."""
+    rng = random.Random(seed)
+    store = randomly_slow(rng)
+    names = [spec.name for spec in ASKING]
+    services = make_services(
+        lambda request: random_reply(rng, request, names),
+        store=store,
+        max_turns=1000,
+        stale_speech=-1.0,
+        turns_per_minute=1e6,
+    )
+    services = replace(services, catalog=ASKING, subject_records=SubjectRecords(MemoryStore()))
+    stage = await open_stage(services, random_device(rng))
+    stage.app.capabilities = capabilities
+    await open_with(stage, capabilities)
+    world = Doubts(rng, stage, store)
+    try:
+        for _ in range(60):
+            await world.step()
+        await later(5_000)
+        await stage.quiet()
+        await stage.app.connect(stage.session)
+        await later(100)
+        await stage.quiet()
+        world.check()
+    except AssertionError as error:
+        raise AssertionError(f"seed {seed}: {error}; {world.trail}; {stage.app.shapes()[-30:]}") from error
+    finally:
+        await stage.close()

@@ -1,0 +1,430 @@
+"""One turn: its rounds, its limits, and one result for each of its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from conductor.conversation.phrases import CUT_BEFORE_SPEECH
+from conductor.conversation.services import Services
+from conductor.errors import ModelError, ModelFailure
+from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
+from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason, TextDelta
+from tests.models import Script, ScriptedProvider
+from tests.session.helpers import (
+    SPOKEN,
+    LocalTools,
+    Stage,
+    call,
+    faults,
+    later,
+    make_services,
+    open_stage,
+    run,
+    steps,
+    tool,
+)
+
+
+def silent_tools(name: str, call_id: str) -> str | None:
+    """Acknowledge the interface; leave tools to the test."""
+    return SPOKEN if name.startswith(("convo.", "tts.")) else None
+
+
+def outcomes(stage: Stage) -> list[dict[str, Any]]:
+    return [json.loads(m.content) for m in stage.session.state.log if isinstance(m, ToolResult)]
+
+
+async def test_the_calls_of_a_reply_run_concurrently_and_their_results_keep_the_order() -> None:
+    local = LocalTools()
+    scripts: list[Script] = [
+        [call("local.wait"), call("device.do"), call("local.sum", '{"x": 3}'), call("device.look")],
+        [TextDelta("Done.")],
+    ]
+    stage = await open_stage(make_services(scripts, toolsets=[local]), silent_tools)
+    stage.app.say("go")
+    look = await stage.app.until("device.look")
+    do = await stage.app.until("device.do")
+    await local.started.wait()
+    stage.app.result(look["payload"]["callId"], "looked")
+    await steps(10)
+    stage.app.result(do["payload"]["callId"], "did")
+    await steps(10)
+    local.go.set()
+    await stage.quiet()
+    data = [outcome["data"] for outcome in outcomes(stage)]
+    assert data == [{"ran": "local.wait", "x": None}, "did", {"ran": "local.sum", "x": 3}, "looked"]
+    assert faults(stage.session.state.log) == []
+    request = stage.provider.requests[1]
+    assert faults(request.messages) == []
+    await stage.close()
+
+
+TOO_LONG = ModelError("context_too_long", "too long")
+
+
+@pytest.mark.parametrize("refused", [[TOO_LONG], [Finished("context_window")]])
+async def test_a_history_that_is_too_long_is_halved_and_sent_again(refused: Script) -> None:
+    scripts: list[Script] = [
+        *([TextDelta(f"Answer {n}.")] for n in range(4)),
+        refused,
+        [TextDelta("Yes.")],
+    ]
+    stage = await open_stage(make_services(scripts))
+    for text in ("one", "two", "three", "four", "five"):
+        stage.app.say(text)
+        await stage.quiet()
+    assert stage.session.state.log[-1] == AssistantMessage("Yes.", provider="scripted")
+    requests = [
+        message.text for message in stage.provider.requests[-1].messages if isinstance(message, UserMessage)
+    ]
+    assert requests == ["four", "five"]
+    assert [
+        message.text for message in stage.session.state.log if isinstance(message, UserMessage)
+    ] == requests
+    await stage.close()
+
+
+async def test_a_single_turn_that_is_too_long_fails_with_an_apology() -> None:
+    stage = await open_stage(make_services([[TOO_LONG]]))
+    stage.app.say("one")
+    await stage.quiet()
+    assert len(stage.provider.requests) == 1
+    assert stage.app.error_codes() == ["model_provider_failed"] and len(stage.app.speeches()) == 1
+    await stage.close()
+
+
+def test_the_log_names_the_failed_profile_and_the_reason() -> None:
+    error = ModelError("protocol", "The model service does not know this model or address.")
+    error.profile = "home"
+
+    async def scenario() -> None:
+        stage = await open_stage(make_services([[error]]))
+        stage.app.say("one")
+        await stage.quiet()
+        await stage.close()
+
+    with capture_logs() as lines:
+        run(scenario())
+    (line,) = (line for line in lines if line["event"] == "turn failed")
+    assert (line["profile"], line["reason"], line["error"]) == ("home", "protocol", str(error))
+
+
+CUT = ModelError("connection", "cut")
+LATE = ModelError("timeout", "late")
+
+
+@pytest.mark.parametrize("reason", ["connection", "timeout", "protocol"])
+def test_a_broken_reply_is_requested_once_more_and_discarded(
+    reason: ModelFailure,
+) -> None:
+    cut = ModelError(reason, "cut")
+    cut.profile = "home"
+
+    async def scenario() -> None:
+        scripts: list[Script] = [
+            [TextDelta("Let me think about it"), call("device.do"), cut],
+            [TextDelta("I do it."), call("device.do")],
+            [TextDelta("Done.")],
+        ]
+        stage = await open_stage(make_services(scripts, partial_interval=0.0))
+        since = len(stage.app.log)
+        stage.app.say("go")
+        await stage.quiet()
+        assert stage.app.error_codes() == []
+        assert stage.app.partials() == ["Let me think about it", "I do it.", "Done."]
+        assert stage.app.finals() == ["I do it.", "Done."]
+        assert stage.app.shapes(since).count("device.do") == 1
+        assert [m.text for m in stage.session.state.log if isinstance(m, AssistantMessage)] == [
+            "I do it.",
+            "Done.",
+        ]
+        assert stage.provider.requests[1].messages == stage.provider.requests[0].messages
+        assert [request.avoid for request in stage.provider.requests] == [None, "home", None]
+        await stage.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("scripts", "requests"),
+    [
+        ([[TextDelta("One"), CUT], [TextDelta("Two"), CUT], [TextDelta("Three")]], 2),
+        ([[TextDelta("One"), CUT], [CUT], [TextDelta("Three")]], 2),
+        ([[CUT], [TextDelta("Two")]], 1),  # the provider has tried again already
+        ([[TextDelta("One"), LATE], [TextDelta("Two"), LATE], [TextDelta("Three")]], 2),
+        ([[LATE], [TextDelta("Two")]], 1),
+        ([[TextDelta("One"), ModelError("refused", "no")], [TextDelta("Two")]], 1),
+        ([[TextDelta("One"), ModelError("overloaded", "busy", retry_after=121.0)], [TextDelta("Two")]], 1),
+    ],
+)
+async def test_a_broken_reply_is_retried_only_once_and_within_the_time_limit(
+    scripts: list[Script], requests: int
+) -> None:
+    stage = await open_stage(make_services(scripts, turn_timeout=120.0))
+    stage.app.say("go")
+    await stage.quiet()
+    assert len(stage.provider.requests) == requests
+    assert stage.app.error_codes() == ["model_provider_failed"]
+    assert len(stage.app.speeches()) == 1
+    await stage.close()
+
+
+async def test_a_turn_can_be_interrupted_before_its_retry() -> None:
+    busy = ModelError("overloaded", "busy", retry_after=10.0)
+    stage = await open_stage(make_services([[TextDelta("Let me see"), busy], [TextDelta("x")]]))
+    stage.app.say("go")
+    await stage.app.until("assistant.speech.partial")
+    await later(5)
+    stage.app.interrupt()
+    await stage.quiet()
+    await later(60)
+    assert len(stage.provider.requests) == 1
+    assert stage.app.error_codes() == [] and stage.app.states()[-1] == "idle"
+    (message,) = [m for m in stage.session.state.log if isinstance(m, AssistantMessage)]
+    assert message.text == f"Let me see {CUT_BEFORE_SPEECH}"
+    await stage.close()
+
+
+async def test_at_the_limit_of_rounds_the_model_answers_without_tools() -> None:
+    def reply(request: ModelRequest) -> Script:
+        return [TextDelta("Words."), call("local.sum")]
+
+    stage = await open_stage(make_services(reply, toolsets=[LocalTools()], max_tool_rounds=3))
+    stage.app.say("go")
+    await stage.quiet()
+    assert [r.tool_choice for r in stage.provider.requests] == ["auto"] * 3 + ["none"]
+    assert all(r.tools for r in stage.provider.requests)
+    assert stage.app.error_codes() == ["tool_round_limit_exceeded"]
+    assert stage.app.finals()[-1] == "Words."
+    assert len(outcomes(stage)) == 3
+    await stage.close()
+
+
+async def test_the_limit_of_calls_holds_over_all_rounds() -> None:
+    local = LocalTools()
+
+    def reply(request: ModelRequest) -> Script:
+        return [call("local.sum")] * 3 if request.tool_choice == "auto" else [TextDelta("Enough.")]
+
+    stage = await open_stage(
+        make_services(reply, toolsets=[local], max_calls_per_turn=7, max_calls_per_round=3)
+    )
+    stage.app.say("go")
+    await stage.quiet()
+    assert len(local.ran) == 7
+    assert [o["error_type"] for o in outcomes(stage)] == ["none"] * 7 + ["rate_limited"] * 2
+    assert stage.app.finals() == ["Enough."]
+    await stage.close()
+
+
+@pytest.mark.parametrize("stop", ["end_turn", "tool_use"])
+async def test_an_empty_reply_is_replaced_by_a_sentence(stop: StopReason) -> None:
+    stage = await open_stage(make_services([[TextDelta(" \n"), Finished(stop)]]))
+    stage.app.say("go")
+    await stage.quiet()
+    (text,) = stage.app.finals()
+    assert text.strip()
+    assert stage.app.states()[-1] == "idle"
+    await stage.close()
+
+
+async def test_calls_of_a_cut_off_reply_are_not_run() -> None:
+    scripts: list[Script] = [[call("device.do", '{"x":'), Finished("max_tokens")], [TextDelta("Sorry.")]]
+    stage = await open_stage(make_services(scripts))
+    stage.app.say("go")
+    await stage.quiet()
+    assert "device.do" not in stage.app.shapes()
+    assert [o["error_type"] for o in outcomes(stage)] == ["parse_error"]
+    await stage.close()
+
+
+async def test_a_refusal_of_the_model_is_a_failure() -> None:
+    stage = await open_stage(make_services([[TextDelta("I"), Finished("refusal")]]))
+    stage.app.say("go")
+    await stage.quiet()
+    assert stage.app.error_codes() == ["model_provider_failed"]
+    assert faults(stage.session.state.log) == []
+    await stage.close()
+
+
+async def test_the_turns_clock_stops_during_an_interactive_tool() -> None:
+    scripts: list[Script] = [[call("device.pick")], [5.0, TextDelta("Done.")]]
+    stage = await open_stage(make_services(scripts, turn_timeout=10.0), silent_tools)
+    stage.app.say("go")
+    pick = await stage.app.until("device.pick")
+    await later(500)
+    stage.app.result(pick["payload"]["callId"], "the second")
+    await stage.quiet()
+    assert stage.app.finals() == ["Done."]
+    assert stage.app.error_codes() == []
+    await stage.close()
+
+
+async def test_the_turns_clock_runs_while_a_tool_runs() -> None:
+    scripts: list[Script] = [[call("device.do")]]
+    stage = await open_stage(make_services(scripts, turn_timeout=10.0), silent_tools)
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    stage.app.say("go")
+    await stage.app.until("error")
+    assert loop.time() - start == pytest.approx(10.0)
+    assert stage.app.error_codes() == ["turn_timeout"]
+    assert [o["error_type"] for o in outcomes(stage)] == ["unknown"]
+    await stage.quiet()
+    await stage.close()
+
+
+@pytest.mark.parametrize(("name", "error_type"), [("local.wait", "cancelled"), ("local.write", "unknown")])
+async def test_a_running_call_of_a_stopped_turn_is_cancelled_or_unknown(name: str, error_type: str) -> None:
+    local = LocalTools()
+    stage = await open_stage(make_services([[call(name)]], toolsets=[local]))
+    stage.app.say("go")
+    await local.started.wait()
+    stage.app.interrupt()
+    await stage.quiet()
+    assert [o["error_type"] for o in outcomes(stage)] == [error_type]
+    assert local.ran == []
+    await stage.close()
+
+
+async def test_an_unsent_device_call_of_a_stopped_turn_is_not_run() -> None:
+    stage = await open_stage(make_services([[call("device.do")], [TextDelta("Next.")]]), slow=True)
+    assert stage.app.line is not None
+    stage.app.say("go")
+    await steps(30)
+    stage.app.interrupt()
+    await stage.settled()
+    stage.app.line.slow = False
+    stage.app.line.flush()
+    await stage.quiet()
+    assert "device.do" not in stage.app.shapes()
+    assert [o["error_type"] for o in outcomes(stage)] == ["cancelled"]
+    await stage.close()
+
+
+async def test_an_interrupted_stream_is_closed_and_logged_as_not_heard() -> None:
+    stage = await open_stage(make_services([[TextDelta("Once upon"), asyncio.Event()]]))
+    stage.app.say("go")
+    await stage.app.until("assistant.speech.partial")
+    stage.app.interrupt()
+    await stage.quiet()
+    assert stage.provider.record(0).closed_early
+    last = stage.session.state.log[-1]
+    assert isinstance(last, AssistantMessage)
+    assert last.text.startswith("Once upon [")
+    assert stage.app.finals() == []
+    await stage.close()
+
+
+async def test_no_partial_of_an_interrupted_reply_is_sent() -> None:
+    stage = await open_stage(make_services([[TextDelta("Once upon"), asyncio.Event()]]), slow=True)
+    line = stage.app.line
+    assert line is not None
+    stage.app.say("go")
+    await steps(30)
+    stage.app.interrupt()
+    await steps(30)
+    line.flush()
+    assert "append user" in stage.app.shapes()
+    assert stage.app.partials() == []
+    await stage.close()
+
+
+@pytest.mark.parametrize("arriving", [True, False])
+async def test_a_client_cannot_report_more_than_the_reply(arriving: bool) -> None:
+    reply: Script = [TextDelta("Once upon"), *([asyncio.Event()] if arriving else [])]
+    stage = await open_stage(
+        make_services([reply]), lambda name, call_id: None if name == "tts.speak" else SPOKEN
+    )
+    stage.app.say("go")
+    await stage.app.until("assistant.speech.partial" if arriving else "tts.speak")
+    stage.app.interrupt(spokenText="Once upon a time " * 1_000)
+    await stage.settled()
+    (text,) = [m.text for m in stage.session.state.log if isinstance(m, AssistantMessage)]
+    assert text.startswith("Once upon [")
+    await stage.close()
+
+
+class SlowToClose(ScriptedProvider):
+    """A provider whose connection takes its time to close."""
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        try:
+            async for event in super().stream(request):
+                yield event
+        finally:
+            await later(2)
+
+
+async def test_no_partial_is_sent_while_an_interrupted_stream_closes() -> None:
+    provider = SlowToClose([[TextDelta("Once "), TextDelta("upon "), asyncio.Event()]])
+    stage = await open_stage(make_services(provider, partial_interval=1.0))
+    stage.app.say("go")
+    await stage.app.until("assistant.speech.partial")
+    await steps(10)
+    position = len(stage.app.log)
+    stage.app.interrupt()
+    await stage.quiet()
+    assert stage.app.partials(position) == []
+    assert stage.app.states()[-1] == "idle"
+    await stage.close()
+
+
+async def test_each_request_is_a_valid_history_with_the_input_last() -> None:
+    stage = await open_stage(
+        make_services(
+            lambda r: [call("local.sum")] if isinstance(r.messages[-1], UserMessage) else [TextDelta("ok")],
+            toolsets=[LocalTools()],
+            max_turns=3,
+        )
+    )
+    for number in range(8):
+        stage.app.say(f"q{number}")
+        await stage.quiet()
+    for request in stage.provider.requests:
+        assert faults(request.messages) == []
+        assert isinstance(request.messages[-1], UserMessage | Note | ToolResult)
+        assert sum(isinstance(m, UserMessage) for m in request.messages) <= 3
+    await stage.close()
+
+
+# -- denied calls
+
+
+ASKS = (tool("device.move", effect="write", risk="medium"),)
+
+
+def asking(scripts: list[Script]) -> Services:
+    return replace(make_services(scripts), catalog=ASKS)
+
+
+async def test_an_expired_question_is_not_a_denial() -> None:
+    """An identical call of the same turn asks again."""
+    scripts: list[Script] = [[call("device.move")], [call("device.move")], [TextDelta("Well.")]]
+    stage = await open_stage(asking(scripts))
+    stage.app.capabilities = ["approval"]
+    await stage.app.connect(stage.session, resumed=False)
+    stage.app.say("go")
+    await stage.quiet()
+    assert [o["error_type"] for o in outcomes(stage)] == ["approval_timeout", "approval_timeout"]
+    assert stage.app.shapes().count("approval.request") == 2
+    await stage.close()
+
+
+async def test_two_refused_rounds_end_without_tools() -> None:
+    scripts: list[Script] = [[call("device.move", f'{{"x":{n}}}')] for n in range(3)]
+    stage = await open_stage(asking([*scripts[:2], [TextDelta("Well.")]]))
+    stage.app.capabilities = ["approval"]
+    await stage.app.connect(stage.session, resumed=False)
+    stage.app.say("go")
+    await stage.quiet()
+    assert [request.tool_choice for request in stage.provider.requests] == ["auto", "auto", "none"]
+    assert stage.app.speeches() == ["Well."]
+    await stage.close()

@@ -1,0 +1,1 @@
+"""Tests that need another program, or take long; `scripts/test --extended` runs them."""

@@ -1,0 +1,1 @@
+"""Tests of MCP tools against real servers."""

@@ -1,0 +1,1 @@
+"""Pure tests: no sockets and no other program."""

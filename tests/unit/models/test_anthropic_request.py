@@ -1,0 +1,295 @@
+"""Tests of requests to the Messages API: no history makes one that the service refuses."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from random import Random
+
+import msgspec
+import pytest
+
+from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
+from conductor.models.base import ModelRequest, ToolDefinition
+from conductor.models.families import Claude
+from conductor.plugins.models.anthropic_request import body_of, prefix_of, warming_of
+from conductor.plugins.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
+from conductor.plugins.models.rendering import encode, names_of
+from tests.models import JsonObject
+from tests.stand_ins.anthropic_cache import PromptCache
+from tests.stand_ins.anthropic_rules import check_body
+from tests.stand_ins.anthropic_script import redacted_data, signature_of
+from tests.unit.models.replies import SCHEMA, SPAWN, STATUS, ask
+
+CACHED = {"type": "ephemeral"}
+
+
+def rendered(request: ModelRequest, *, max_tokens: int = 512) -> JsonObject:
+    """Give the body as the service reads it; it must be one that the service accepts."""
+    body = body_of(request, names_of(request), Claude("test-model"), max_tokens)
+    decoded = msgspec.json.decode(encode(body))
+    return check_body(decoded, {})
+
+
+def text(words: str) -> JsonObject:
+    return {"type": "text", "text": words}
+
+
+def plain(message: JsonObject) -> list[JsonObject]:
+    return [
+        {key: value for key, value in block.items() if key != "cache_control"} for block in message["content"]
+    ]
+
+
+def call(call_id: str = "t1", name: str = "agent.spawn", arguments: str = "{}") -> ToolCall:
+    return ToolCall(call_id, name, arguments)
+
+
+def test_neighbours_of_one_role_become_one_message() -> None:
+    messages = rendered(ask(UserMessage("One."), Note("An agent is done."), UserMessage("Two.")))["messages"]
+    assert len(messages) == 1
+    assert plain(messages[0]) == [text("One."), text("[An agent is done.]"), text("Two.")]
+    history = (UserMessage("Hello."), AssistantMessage("One."), AssistantMessage("Two."), UserMessage("Yes."))
+    messages = rendered(ask(*history))["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+    assert plain(messages[1]) == [text("One."), text("Two.")]
+
+
+def test_all_results_of_a_reply_come_first_in_the_next_message() -> None:
+    request = ask(
+        UserMessage("Two agents."),
+        AssistantMessage("Yes.", (call("t1"), call("t2"))),
+        ToolResult("t1", "one"),
+        Note("An agent is done."),
+        ToolResult("t2", "two", is_error=True),
+        UserMessage("And?"),
+    )
+    messages = rendered(request)["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+    assert plain(messages[2]) == [
+        {"type": "tool_result", "tool_use_id": "t1", "content": "one"},
+        {"type": "tool_result", "tool_use_id": "t2", "content": "two", "is_error": True},
+        text("[An agent is done.]"),
+        text("And?"),
+    ]
+
+
+def test_a_call_goes_back_with_its_name_and_arguments() -> None:
+    request = ask(
+        UserMessage("Go."),
+        AssistantMessage(calls=(call(arguments='{"task": "look", "n": [1, null]}'),)),
+        ToolResult("t1", "ok"),
+    )
+    assert rendered(request)["messages"][1]["content"] == [
+        {"type": "tool_use", "id": "t1", "name": "agent_spawn", "input": {"task": "look", "n": [1, None]}}
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments", ["", "[1]", '"text"', "null", '{"task":"cut o', "{} {}", '{"a":"\ud800"}']
+)
+def test_arguments_that_are_no_object_go_back_empty(arguments: str) -> None:
+    request = ask(
+        UserMessage("Go."), AssistantMessage(calls=(call(arguments=arguments),)), ToolResult("t1", "ok")
+    )
+    assert rendered(request)["messages"][1]["content"][0]["input"] == {}
+
+
+def test_an_assistant_s_words_end_without_white_space() -> None:
+    messages = rendered(ask(UserMessage("Hello."), AssistantMessage("I am \n")))["messages"]
+    assert messages[-1]["content"] == [text("I am")]
+
+
+def test_without_tools_on_offer_those_of_the_history_are_switched_off() -> None:
+    request = ask(UserMessage("Go."), AssistantMessage(calls=(call(),)), ToolResult("t1", "ok"), tools=())
+    body = rendered(request)
+    assert [tool["name"] for tool in body["tools"]] == ["agent_spawn"]
+    assert body["tool_choice"] == {"type": "none"}
+
+
+def test_switched_off_tools_stay_in_the_request() -> None:
+    body = rendered(ask(tool_choice="none"))
+    assert [tool["name"] for tool in body["tools"]] == ["agent_spawn"]
+    assert body["tool_choice"] == {"type": "none"}
+    assert "tool_choice" not in rendered(ask())
+    assert "tool_choice" not in rendered(ask(tools=(), tool_choice="none"))
+
+
+@pytest.mark.parametrize(
+    ("configured", "limit"), [(100, 400), (512, 2048), (2000, 4096), (4096, 4096), (8000, 8000)]
+)
+def test_the_limit_is_raised_when_tools_are_offered(configured: int, limit: int) -> None:
+    assert rendered(ask(), max_tokens=configured)["max_tokens"] == limit
+    assert rendered(ask(tool_choice="none"), max_tokens=configured)["max_tokens"] == configured
+    assert rendered(ask(tools=()), max_tokens=configured)["max_tokens"] == configured
+
+
+def test_schemas_are_made_such_as_the_service_accepts() -> None:
+    odd = {"anyOf": [{"required": ["a"]}], "properties": {"a": {}, "b c": {}}, "required": ["a", "b c"]}
+    schema = rendered(ask(tools=(ToolDefinition("odd", " ", odd),)))["tools"][0]["input_schema"]
+    assert schema == {"type": "object", "properties": {"a": {}}, "required": ["a"]}
+
+
+def test_the_cache_ends_at_system_tools_and_the_last_two_of_the_user_s_messages() -> None:
+    history = (
+        UserMessage("One."),
+        AssistantMessage("a"),
+        UserMessage("Two."),
+        AssistantMessage("b"),
+        UserMessage("Three."),
+    )
+    body = rendered(ask(*history, tools=(SPAWN, STATUS)))
+    assert body["system"] == [{**text("Be brief."), "cache_control": CACHED}]
+    assert [tool.get("cache_control") for tool in body["tools"]] == [None, CACHED]
+    marks = [message["content"][-1].get("cache_control") for message in body["messages"]]
+    assert marks == [None, None, CACHED, None, CACHED]
+
+
+def test_the_cache_holds_the_prefix_of_a_turn_whose_thinking_is_dropped() -> None:
+    history: list[Message] = []
+    for number in range(5):
+        history += [UserMessage(f"{number} {'word ' * 200}"), AssistantMessage("Yes.")]
+    history.append(UserMessage("Now work."))
+    cache = PromptCache()
+    before = sum(cache.count(rendered(ask(*history)), 0.0).values())
+    for number in range(11):
+        history += [AssistantMessage(calls=(call(f"t{number}"),)), ToolResult(f"t{number}", "ok")]
+        body = rendered(ask(*history))
+        thinking = {"type": "thinking", "thinking": "Hm.", "signature": signature_of("Hm.")}
+        body["messages"][11]["content"].insert(0, thinking)
+        cache.count(body, 0.0)
+    history += [AssistantMessage("Done."), UserMessage("And now?")]
+    assert cache.count(rendered(ask(*history)), 0.0)["cache_read_input_tokens"] == before > 1000
+
+
+def test_the_next_request_begins_with_this_one() -> None:
+    """A change of the prefix would defeat the service's cache."""
+    history: list[Message] = [
+        UserMessage("Go."),
+        AssistantMessage("Well ", (call(),)),
+        ToolResult("t1", "ok"),
+    ]
+    before = rendered(ask(*history))
+    after = rendered(ask(*history, AssistantMessage("Done."), UserMessage("Thanks.")))
+    assert after["tools"] == before["tools"]
+    assert [plain(m) for m in after["messages"][:3]] == [plain(m) for m in before["messages"]]
+
+
+def test_a_blank_system_prompt_or_description_is_left_out() -> None:
+    body = rendered(ask(system=" ", tools=(ToolDefinition("agent.spawn", " ", SCHEMA),)))
+    assert "system" not in body and "description" not in body["tools"][0]
+
+
+def test_lone_surrogates_become_question_marks() -> None:
+    tool = ToolDefinition(
+        "agent.spawn", "d\udfff", {"type": "object", "properties": {"x": {"enum": ["\ud800"]}}}
+    )
+    body = rendered(ask(UserMessage("a\ud83db"), system="c\udc00", tools=(tool,)))
+    assert plain(body["messages"][0]) == [text("a?b")]
+    assert body["tools"][0]["description"] == "d?"
+    assert body["tools"][0]["input_schema"]["properties"] == {"x": {"enum": ["?"]}}
+    assert body["system"][0]["text"] == "c?"
+
+
+THOUGHT: list[JsonObject] = [
+    {"type": "thinking", "thinking": "Hm.", "signature": signature_of("Hm.")},
+    {"type": "redacted_thinking", "data": redacted_data("Hm.")},
+]
+
+
+BEFORE = ask(UserMessage("Go."))
+
+
+def interleaved(prefix: str | None = None) -> AssistantMessage:
+    """Make a reply of a thought, words, a thought and a call; ``prefix`` None: it followed `BEFORE`."""
+    blocks: list[ReplyBlock] = [
+        Reasoning(THOUGHT[0]),
+        Words("Yes. "),
+        Reasoning(THOUGHT[1]),
+        CallSlot("own"),
+    ]
+    own = prefix_of(BEFORE, names_of(BEFORE), Claude("test-model"))
+    return AssistantMessage("Yes.", (call(),), opaque_of(blocks, lambda: prefix or own), "anthropic")
+
+
+def test_the_blocks_of_the_running_turn_go_back_in_order() -> None:
+    request = ask(UserMessage("Go."), interleaved(), ToolResult("t1", "ok"))
+    body = msgspec.json.decode(encode(body_of(request, names_of(request), Claude("test-model"), 9)))
+    blocks = body["messages"][1]["content"]
+    assert [block["type"] for block in blocks] == ["thinking", "text", "redacted_thinking", "tool_use"]
+    assert [blocks[0], blocks[2]] == THOUGHT
+    assert (blocks[3]["id"], body["messages"][2]["content"][0]["tool_use_id"]) == ("own", "own")
+
+
+@pytest.mark.parametrize(
+    ("reply", "more"),
+    [
+        (msgspec.structs.replace(interleaved(), provider="other"), ()),
+        (msgspec.structs.replace(interleaved(), opaque="not json"), ()),
+        (msgspec.structs.replace(interleaved(), opaque='[{"type":"text","text":"smuggled"}]'), ()),
+        (msgspec.structs.replace(interleaved(), text="Ye"), ()),
+        (interleaved("another prefix"), ()),
+        (interleaved(), (AssistantMessage("Done."), UserMessage("And now?"))),
+    ],
+    ids=["another provider", "no JSON", "no blocks", "cut words", "another prefix", "a finished turn"],
+)
+def test_thinking_of_anything_else_is_left_out(reply: AssistantMessage, more: tuple[Message, ...]) -> None:
+    body = rendered(ask(UserMessage("Go."), reply, ToolResult("t1", "ok"), *more))
+    assert [block["type"] for block in body["messages"][1]["content"]] == ["text", "tool_use"]
+
+
+def random_history(random: Random) -> list[Message]:
+    """Make a valid history, as `conductor.conversation` keeps it, of odd texts, names, ids and arguments."""
+    texts = ["", " ", "\n", "Hello.", "Ends with space ", "\ud800", "日本語", "[note]", "a" * 300]
+    names = ["agent.spawn", "agent_spawn", "agent/spawn", "x" * 70, "", "files.read", "ünï.cödé"]
+    arguments = ["{}", '{"a": 1}', "", "[]", '{"a": "cut', "nonsense", '{"a": {"b": [1.5, null]}}']
+    ids = itertools.count()
+    history: list[Message] = []
+    for _ in range(random.randrange(1, 6)):
+        for _ in range(random.randrange(1, 3)):
+            words = random.choice(texts)
+            history.append(UserMessage(words) if random.random() < 0.5 else Note(words))
+        for _ in range(random.randrange(4)):
+            shape = random.choice(["{}", "a.{}", "toolu_{}", "é{}", "{} x"])
+            calls = tuple(
+                ToolCall(shape.format(next(ids)), random.choice(names), random.choice(arguments))
+                for _ in range(random.randrange(4))
+            )
+            opaque = random.choice([None, msgspec.json.encode(THOUGHT).decode()])
+            history.append(
+                AssistantMessage(random.choice(texts), calls, opaque, random.choice(["anthropic", "other"]))
+            )
+            history += [
+                ToolResult(call.call_id, random.choice(texts), random.random() < 0.2) for call in calls
+            ]
+            if random.random() < 0.2:
+                history.append(Note(random.choice(texts)))
+    return history[random.randrange(2) :] if random.random() < 0.2 else history
+
+
+def test_no_valid_history_makes_a_request_that_is_refused() -> None:
+    seed = 20261121
+    sys.stdout.write(f"seed {seed}\n")
+    random = Random(seed)
+    offered = [
+        SPAWN,
+        STATUS,
+        ToolDefinition("agent_spawn", "", {}),
+        ToolDefinition("ünï.cödé", "x", {"oneOf": []}),
+    ]
+    for _ in range(3000):
+        tools = tuple(random.sample(offered, random.randrange(len(offered) + 1)))
+        choice = random.choice(["auto", "none"])
+        system = random.choice(["", " ", "Be brief.", "\udfff"])
+        rendered(ask(*random_history(random), system=system, tools=tools, tool_choice=choice))
+
+
+@pytest.mark.parametrize("history", [(), (UserMessage("word " * 1000), AssistantMessage("Yes."))])
+def test_a_warming_stores_all_that_the_next_turn_sends_before_its_words(history: tuple[Message, ...]) -> None:
+    cache, system = PromptCache(), "word " * 1100
+    request = ModelRequest(system, history, [SPAWN])
+    warming = encode(warming_of(request, names_of(request), Claude("test-model")))
+    stored = cache.count(check_body(msgspec.json.decode(warming), {}), 0.0)
+    assert stored["cache_creation_input_tokens"] > 1000 and stored["input_tokens"] < 60
+    body = rendered(ask(*history, UserMessage("Hello."), system=system))
+    assert cache.count(body, 0.0)["cache_read_input_tokens"] == stored["cache_creation_input_tokens"]

@@ -1,0 +1,442 @@
+"""The demo model: its calls, and its words about their results."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
+from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition
+from conductor.plugins.models.demo import DemoProvider, output_for
+from conductor.settings import load_settings
+from conductor.tools.base import ToolOutcome, failed, succeeded
+from conductor.tools.toolsets import all_tools
+
+MODELS = Path(__file__).parents[3] / "docs" / "models.md"
+Run = Callable[[Mapping[str, Any]], ToolOutcome]
+TEXT = {"type": "string"}
+
+
+def tool(name: str, description: str = "", /, *optional: str, **required: Any) -> ToolDefinition:
+    properties = required | dict.fromkeys(optional, TEXT)
+    schema = {"type": "object", "properties": properties, "required": list(required)}
+    return ToolDefinition(name, description, schema)
+
+
+CLOCK = tool("get_current_time", "Get the current date and time; by default the user's.", "timezone")
+CALCULATOR = tool("calculator", "Compute an arithmetic expression.", expression=TEXT)
+LAMP = tool(
+    "lamp.switch",
+    "Switch the lamp of a room on or off.",
+    room={"type": "string", "enum": ["hall", "office", "living_room"]},
+    on={"type": "boolean"},
+)
+NOTE = tool("note.delete", "Delete a note.", title=TEXT)
+TOOLS = (
+    CLOCK,
+    CALCULATOR,
+    LAMP,
+    NOTE,
+    tool("door.open", "Open a door.", door=TEXT),
+    tool("roll_dice", "Roll some dice.", sides={"anyOf": [{"type": "null"}, {"type": "integer"}]}),
+    tool("thermostatSet", "Set the temperature.", room=TEXT, degrees={"type": "number"}),
+    tool("messages.send", "", to=TEXT, body=TEXT),
+    tool("weather.today", "Today's weather in a city.", city=TEXT),
+    tool("x7", "List the birds of a pond.", "pond"),
+    ToolDefinition("x8", "", {"type": "object"}, title="Water the roses"),
+    tool("schedule_task", "Remind the user later.", text=TEXT, in_minutes={"type": "number"}),
+    tool("create_file", "Create a file.", path=TEXT, content=TEXT),
+)
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    seed = random.SystemRandom().randrange(2**32)
+    print("seed", seed)  # noqa: T201 # shown by pytest when the test fails
+    return random.Random(seed)
+
+
+class TerminalChat:
+    """A conversation with the demo: the loop of a turn, with tools that are functions."""
+
+    def __init__(self, tools: Sequence[ToolDefinition] = TOOLS, **runs: Run) -> None:
+        self.tools = tools
+        self.runs = {name.replace("__", "."): run for name, run in runs.items()}
+        self.messages: list[Message] = []
+        self.rounds: list[list[ToolCall]] = []
+        self.model = DemoProvider(0)
+
+    async def hear(self, message: Message | str, tool_choice: Any = "auto") -> str:
+        """Give a message, run the calls until the model stops, and return its last words."""
+        self.messages.append(UserMessage(message) if isinstance(message, str) else message)
+        self.rounds = []
+        for _ in range(5):
+            events = await collect(
+                self.model, ModelRequest("Be brief.", tuple(self.messages), self.tools, tool_choice)
+            )
+            text = "".join(event.text for event in events if isinstance(event, TextDelta))
+            calls = [event for event in events if isinstance(event, ToolCall)]
+            self.messages.append(AssistantMessage(text, tuple(calls)))
+            assert isinstance(events[-1], Finished)
+            assert events[-1].stop == ("tool_use" if calls else "end_turn")
+            if not calls:
+                return text
+            self.rounds.append(calls)
+            for call in calls:
+                outcome = self.runs[call.name](msgspec.json.decode(call.arguments))
+                self.messages.append(ToolResult(call.call_id, outcome.content, not outcome.success))
+        raise AssertionError("the model did not come to an end")
+
+    @property
+    def calls(self) -> list[tuple[str, Any]]:
+        """What was called for the last message: names and arguments."""
+        return [(call.name, msgspec.json.decode(call.arguments)) for calls in self.rounds for call in calls]
+
+
+async def collect(model: DemoProvider, request: ModelRequest) -> list[ModelEvent]:
+    async with asyncio.timeout(5):
+        return [event async for event in model.stream(request)]
+
+
+def result_is(value: Any) -> Run:
+    return lambda _: succeeded(value)
+
+
+# -- sentences about any tool
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "arguments"),
+    [
+        ("Switch on the lamp in the hall", "lamp.switch", {"room": "hall", "on": True}),
+        ("Please turn off the living room light.", "lamp.switch", {"room": "living_room", "on": False}),
+        ("Switch on the big lamp in the hall", "lamp.switch", {"room": "hall", "on": True}),
+        ("What is 17% of 2,340?", "calculator", {"expression": "17% of 2340"}),
+        ("Delete the note Milk", "note.delete", {"title": "Milk"}),
+        (
+            "Remove the note \u201cMilk and honey\u201d, please",
+            "note.delete",
+            {"title": "Milk and honey"},
+        ),
+        ("Open the front door", "door.open", {"door": "front"}),
+        ("roll the dice with six sides", "roll_dice", {"sides": 6}),
+        (
+            "Set the thermostat in the den to 7.5 degrees",
+            "thermostatSet",
+            {"room": "den", "degrees": 7.5},
+        ),
+        ("Send a message to Anna saying hello there", "messages.send", {"to": "Anna", "body": "hello there"}),
+        ("What is the weather in Rome?", "weather.today", {"city": "Rome"}),
+        ("show me the birds", "x7", {}),
+        ("which birds are on the pond Otter", "x7", {"pond": "Otter"}),
+        ("water the roses", "x8", {}),
+        ("what time is it", "get_current_time", {}),
+        ("What time is it in S\u00e3o Paulo?", "get_current_time", {"timezone": "America/Sao_Paulo"}),
+        ("what day is it in Asia/Ho_Chi_Minh", "get_current_time", {"timezone": "Asia/Ho_Chi_Minh"}),
+        (
+            "remind me in 2 hours to eat",
+            "schedule_task",
+            {"in_minutes": 120, "text": "eat"},
+        ),
+        (
+            "create a file pond.txt saying feed the heron, and the duck",
+            "create_file",
+            {"path": "pond.txt", "content": "feed the heron, and the duck"},
+        ),
+    ],
+)
+async def test_a_sentence_becomes_a_call_by_the_words_of_the_tool(
+    words: str, name: str, arguments: Mapping[str, Any]
+) -> None:
+    talk = TerminalChat(TOOLS, **{name.replace(".", "__"): result_is("ok")})
+    await talk.hear(words)
+    assert talk.calls == [(name, arguments)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "who wrote the Odyssey?",
+        "help",
+        "The note is nice",
+        "What time is it in Xanadu?",
+        "what is 5",
+        "2 plus",
+        "((3)",
+        "3 4",
+        "delete",
+        "lamp",
+        "turn over the page",
+    ],
+)
+async def test_other_words_call_nothing_and_get_the_truth_about_the_model(words: str) -> None:
+    talk = TerminalChat()
+    answer = await talk.hear(words)
+    assert talk.calls == []
+    assert answer.startswith("I'm the demo model: I match words to tools")
+    assert "Here I have create file, schedule task, x8, x7, weather today" in answer and "8 more" in answer
+    assert answer.endswith("Set ANTHROPIC_API_KEY for Claude.")
+
+
+async def test_a_missing_argument_is_asked_for_with_its_choices() -> None:
+    talk = TerminalChat()
+    assert await talk.hear("Switch on the lamp") == (
+        "For lamp switch I need a room (hall, office, living_room). Please say all in one sentence."
+    )
+    assert talk.calls == []
+
+
+async def test_several_requests_are_called_for_in_one_reply(rng: random.Random) -> None:
+    percent, number = rng.randrange(2, 99), rng.randrange(1000, 9000)
+    value = f"{percent * number / 100:.15g}"
+    moment = {"time": "2031-04-02T17:05:00+09:00", "weekday": "Wednesday"}
+    talk = TerminalChat(get_current_time=result_is(moment), calculator=result_is({"result": value}))
+    words = await talk.hear(f"What is {percent}% of {number}, and what time is it in Tokyo?")
+    assert [name for name, _ in talk.calls] == ["calculator", "get_current_time"]
+    assert len(talk.rounds) == 1
+    assert words == (
+        f"{percent}% of {number} is {value}. "
+        "Get current time answered: time is 17:05 on April 2, 2031 and weekday is Wednesday."
+    )
+
+
+@pytest.mark.parametrize(
+    ("phrase", "expression"),
+    [
+        ("12 times 7", "12 * 7"),
+        ("the square root of 144 plus 3", "sqrt(144) + 3"),
+        ("3 + 4 * (2 - 1)", "3 + 4 * (2 - 1)"),
+        ("1,250,000 divided by 4", "1250000 / 4"),
+        ("5 squared minus 2 to the power of 3", "5 ** 2 - 2 ** 3"),
+        ("10 % 3", "10 % 3"),
+        ("2 \u00d7 8 \u2212 .5", "2 \u00d7 8 \u2212 .5"),
+        ("(6+2) percent of 50", "(6+2)% of 50"),
+        ("how much is two plus two", "2 + 2"),
+    ],
+)
+async def test_a_sum_as_people_say_it_reaches_the_calculator(phrase: str, expression: str) -> None:
+    talk = TerminalChat(calculator=result_is({"result": "8675"}))
+    words = await talk.hear(phrase)
+    assert talk.calls == [("calculator", {"expression": expression})]
+    assert words.endswith(" is 8675.")
+
+
+@pytest.mark.parametrize(
+    ("phrase", "value", "words"),
+    [
+        ("2+2", "4", "2 plus 2 is 4."),
+        ("what is 2 plus 2?", "4", "2 plus 2 is 4."),
+        ("12 - 41", "-29", "12 minus 41 is minus 29."),
+        ("sqrt(16)*2", "8", "The square root of 16 times 2 is 8."),
+    ],
+)
+async def test_a_sum_is_said_in_words(phrase: str, value: str, words: str) -> None:
+    assert await TerminalChat(calculator=result_is({"result": value})).hear(phrase) == words
+
+
+# -- failures
+
+
+async def test_one_failure_among_two_says_which() -> None:
+    talk = TerminalChat(
+        calculator=lambda _: failed("internal_error", "The abacus broke"),
+        get_current_time=result_is("noon"),
+    )
+    words = await talk.hear("what time is it and what is 3 times 3")
+    assert words.startswith("Get current time answered: noon. ")
+    assert words.endswith("Calculator did not work: The abacus broke.")
+
+
+async def test_an_unknown_outcome_is_neither_claimed_nor_denied_nor_repeated() -> None:
+    talk = TerminalChat(
+        door__open=lambda _: failed("unknown", "No answer came.", reason="tool_result_timeout")
+    )
+    words = await talk.hear("open the front door")
+    assert len(talk.calls) == 1
+    assert words.startswith("I don't know whether that happened.")
+    assert "did not work" not in words
+
+
+async def test_a_call_that_was_cut_off_is_an_unknown_outcome() -> None:
+    call = ToolCall("c1", "door.open", '{"door":"front"}')
+    closed = "Interrupted before a result was produced; it may or may not have run."
+    messages = (
+        UserMessage("open the front door"),
+        AssistantMessage("", (call,)),
+        ToolResult("c1", closed, True),
+    )
+    assert "I don't know whether that happened." in output_for(ModelRequest("", messages, TOOLS)).text
+
+
+async def test_a_tool_that_is_not_offered_is_not_called() -> None:
+    talk = TerminalChat(tools=(CLOCK,))
+    assert "I'm the demo model" in await talk.hear("what is 17% of 2340")
+    assert await talk.hear("call add_task") == "The tool add task is not available here."
+    assert talk.calls == []
+
+
+async def test_with_tools_switched_off_it_answers_in_words() -> None:
+    talk = TerminalChat()
+    assert await talk.hear("what time is it", tool_choice="none") == "I may not use any tools just now."
+
+
+# -- results
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (None, "done"),
+        ('{"lamp":"switched"}', "lamp is switched"),
+        ({"deleted": True, "isLast": False}, "deleted is yes and is last is no"),
+        (
+            {"tasks": [{"title": "oil", "status": "in_progress"}, {"id": 4}]},
+            "tasks is oil and id is 4",
+        ),
+        (list("abcdefgh"), "a, b, c, d, e and 3 more"),
+        ([], "none"),
+        (-2.5, "minus 2.5"),
+        ({"a": {"b": [[[1]]], "c": None}}, "a is b is more"),
+        ("word " * 100, f"{'word ' * 59}word, and there is more"),
+    ],
+)
+async def test_a_result_is_said_in_words(data: Any, words: str) -> None:
+    talk = TerminalChat(lamp__switch=result_is(data))
+    assert await talk.hear("switch the hall lamp on") == f"Lamp switch answered: {words}."
+
+
+# -- any tool
+
+
+async def test_any_offered_tool_can_be_called_by_name(rng: random.Random) -> None:
+    arguments, answer = {"level": rng.randrange(10**6), "deep": {"a": [1, "}"]}}, rng.randrange(10**6)
+    talk = TerminalChat((tool("lamp.dim_slowly"),), **{"lamp__dim_slowly": result_is({"brightness": answer})})
+    words = await talk.hear(f"call lamp.dim_slowly with {msgspec.json.encode(arguments).decode()}")
+    assert talk.calls == [("lamp.dim_slowly", arguments)]
+    assert words == f"Lamp dim slowly answered: brightness is {answer}."
+    await talk.hear("call lamp_dim_slowly")
+    assert talk.calls == [("lamp.dim_slowly", {})]
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", "three", '{"a":1,}', "{" * 200_000])
+async def test_arguments_that_are_no_json_object_are_not_sent(arguments: str) -> None:
+    talk = TerminalChat((tool("lamp.dim"),))
+    assert "JSON object" in await talk.hear(f"call lamp.dim with {arguments}")
+    assert talk.calls == []
+
+
+# -- words
+
+
+async def test_say_repeats_the_exact_words(rng: random.Random) -> None:
+    words = "  ".join(f"W{rng.randrange(1000)}, and what time is it?" for _ in range(4)) + "\nÄ 2+2"
+    assert await TerminalChat().hear(f"Say {words}") == words
+
+
+async def test_it_counts_and_streams_the_numbers_one_by_one(rng: random.Random) -> None:
+    last = rng.randrange(50, 1000)
+    events = await collect(DemoProvider(0), ModelRequest("", (UserMessage(f"count to {last}."),), TOOLS))
+    deltas = [event.text for event in events if isinstance(event, TextDelta)]
+    assert [int(delta.strip(" ,.")) for delta in deltas] == list(range(1, last + 1))
+
+
+async def test_it_recalls_what_was_said(rng: random.Random) -> None:
+    words = f"say heron {rng.randrange(10**9)}"
+    talk = TerminalChat()
+    assert await talk.hear("what did I say") == "You have not said anything before that."
+    await talk.hear(words)
+    assert await talk.hear("What did I say?") == f"You said: {words}"
+
+
+@pytest.mark.parametrize("words", ["count to 1001", "count to 0", "count to 999999999"])
+async def test_it_does_not_count_too_far(words: str) -> None:
+    assert await TerminalChat().hear(words) == "I count upwards, and to 1000 at most."
+
+
+async def test_a_note_is_narrated(rng: random.Random) -> None:
+    talk = TerminalChat()
+    await talk.hear("say hello")
+    news = f"The agent Otter {rng.randrange(10**6)} has finished"
+    assert await talk.hear(Note(news)) == f"Here is some news. {news}."
+
+
+def test_a_note_ahead_of_an_utterance_is_only_its_context() -> None:
+    messages = (Note("An agent has finished"), UserMessage("say teal"))
+    assert output_for(ModelRequest("", messages, TOOLS)).text == "teal"
+
+
+# -- as a provider
+
+
+async def test_it_streams_word_by_word_and_counts_tokens() -> None:
+    request = ModelRequest("", (UserMessage("say one two three"),), TOOLS)
+    events = await collect(DemoProvider(0), request)
+    assert [event.text for event in events[:-1] if isinstance(event, TextDelta)] == ["one", " two", " three"]
+    assert isinstance(events[-1], Finished)
+    assert events[-1].usage.input_tokens > 10
+    assert events[-1].usage.output_tokens > 1
+
+
+@pytest.mark.parametrize(
+    ("error_type", "words"),
+    [
+        ("permission_denied", "All right, I left it."),
+        ("approval_timeout", "I had no clear yes from you, so I left it."),
+    ],
+)
+async def test_a_denied_call_is_not_repeated(error_type: Any, words: str) -> None:
+    talk = TerminalChat(create_file=lambda _: failed(error_type, "No."))
+    assert await talk.hear("create a file pond.txt saying quack") == words
+
+
+def test_it_understands_every_phrase_of_the_documentation() -> None:
+    tools = (LAMP, NOTE, *(spec.definition for spec in all_tools(load_settings(None))))
+    section = MODELS.read_text().split("## The demo model")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (\".*?) \| `(.*)` \|$", section, re.M)
+    assert len(rows) > 5
+    for phrases, name in rows:
+        for phrase in re.findall(r'"([^"]+)"', phrases):
+            output = output_for(ModelRequest("", (UserMessage(phrase),), tools))
+            assert [called for called, _ in output.calls] == [name], phrase
+
+
+@given(st.text(max_size=200))
+def test_any_utterance_gets_some_words_or_a_call(text: str) -> None:
+    reply = output_for(ModelRequest("", (UserMessage(text),), TOOLS))
+    assert reply.text or reply.calls
+
+
+@given(
+    st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists, max_leaves=9)
+)
+def test_any_result_gets_words(data: Any) -> None:
+    call = ToolCall("c", "lamp.dim", "{}")
+    messages = (UserMessage("x"), AssistantMessage("", (call,)), ToolResult("c", succeeded(data).content))
+    assert output_for(ModelRequest("", messages, TOOLS)).text.startswith("Lamp dim answered: ")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{}, {"properties": 3, "required": "x"}, {"properties": {"a": True, "b": {"type": ["null", "array"]}}}],
+)
+def test_an_odd_schema_is_no_obstacle(schema: Mapping[str, Any]) -> None:
+    request = ModelRequest("", (UserMessage("dim the lamp"),), (ToolDefinition("lamp.dim", "", schema),))
+    assert output_for(request).calls == (("lamp.dim", "{}"),)
+
+
+@pytest.mark.parametrize("piece", ["and ", "a/", "what ", "note ", "call ", "1 + ", "((", ". ", "in a "])
+def test_a_huge_transcript_is_answered_in_bounded_time(piece: str) -> None:
+    start = time.process_time()
+    reply = output_for(ModelRequest("", (UserMessage(piece * (60_000 // len(piece))),), TOOLS))
+    assert reply.text or reply.calls
+    assert time.process_time() - start < 2

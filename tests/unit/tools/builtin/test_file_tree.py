@@ -1,0 +1,276 @@
+"""``get_file_tree``: entries in order, within limits, and nothing behind a link."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import tempfile
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conductor.plugins.tools import file_tree, walk
+from conductor.plugins.tools.file_tree import MAX_DEPTH, FileTree
+from conductor.plugins.tools.read_file import ReadFile
+from conductor.plugins.tools.sandbox import WALKS, Files, Roots, SandboxPath, open_folder
+from conductor.tools.base import CallContext, ToolOutcome
+from tests.unit.tools.builtin.races import exchange, swapping
+
+CONTEXT = CallContext("s", "c")
+
+
+@pytest.fixture
+def root(root: Path) -> Path:
+    (root / "a").rmdir()
+    return root
+
+
+def make(root: Path, *paths: str) -> None:
+    """Create files, and folders where a path ends in a slash."""
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).mkdir(exist_ok=True) if path.endswith("/") else (root / path).touch()
+
+
+async def tree(*roots: Path, **arguments: Any) -> ToolOutcome:
+    return await FileTree(Files(Roots(roots))).run(arguments, CONTEXT)
+
+
+async def test_folders_come_first_and_all_in_order(root: Path) -> None:
+    make(root, "z.txt", "b/y", "b/x", "b/c/deep", "a/", ".hidden", "B")
+    outcome = await tree(root)
+    assert outcome.data == {
+        "path": ".",
+        "tree": "a/\nb/\n c/\n  deep\n x\n y\n.hidden\nB\nz.txt",
+        "folders": 3,
+        "files": 6,
+        "links": 0,
+        "special": 0,
+        "ignored": 0,
+        "complete": True,
+    }
+    assert outcome.metadata.notes == ()
+    assert (await tree(root, path="a")).data["tree"] == ""
+
+
+@pytest.mark.parametrize("path", ["b", "./b/", "root/b"])
+async def test_a_tree_can_begin_at_a_folder(root: Path, path: str) -> None:
+    make(root, "a", "b/x", "b/c/y")
+    data = (await tree(root, path=path)).data
+    assert (data["path"], data["tree"]) == ("b", "c/\n y\nx")
+
+
+async def test_several_roots_are_shown_by_their_labels(tmp_path: Path) -> None:
+    make(tmp_path, "one/a/x", "two/y")
+    first, second = tmp_path / "one", tmp_path / "two"
+    for path in ("", ".", "/"):
+        assert (await tree(first, second, path=path)).data["tree"] == "one/\n a/\n  x\ntwo/\n y"
+    assert (await tree(first, second, depth=2)).data["tree"] == "one/\n a/ …\ntwo/\n y"
+    assert (await tree(first, second, path="one/a")).data["path"] == "one/a"
+    assert (await tree(tmp_path / "gone", second)).data["tree"] == "gone/ (cannot be read)\ntwo/\n y"
+    assert (await tree(first, second, depth=1)).data["tree"] == "one/ …\ntwo/ …"
+
+
+async def test_links_are_shown_and_not_followed(root: Path) -> None:
+    make(root.parent, "outside/secret")
+    make(root, "a/x")
+    (root / "folder").symlink_to(root.parent / "outside")
+    (root / "loop").symlink_to(root)
+    (root / "a" / "file").symlink_to("/etc/passwd")
+    (root / "dangling").symlink_to("nowhere")
+    os.mkfifo(root / "pipe")
+    data = (await tree(root)).data
+    assert data["tree"] == (
+        "a/\n file (link)\n x\ndangling (link)\nfolder (link)\nloop (link)\npipe (special)"
+    )
+    assert (data["links"], data["special"]) == (4, 1)
+    outcome = await tree(root, path="folder")
+    assert outcome.error_type == "permission_denied"
+    assert outcome.error_message == "'folder' is a link or is behind a link; links are not followed."
+
+
+async def test_gitignore_files_apply_at_every_level(root: Path) -> None:
+    make(
+        root, "a/x.log", "a/keep.log", "a/b/y.log", "build/out", "src/build/z", "src/gen/g.py", ".git/config"
+    )
+    (root / ".gitignore").write_text("*.log\n/build/\n")
+    (root / "a" / ".gitignore").write_text("!keep.log\n")
+    (root / "src" / ".gitignore").write_text("gen\n")
+    data = (await tree(root)).data
+    assert data["tree"] == ("a/\n b/\n .gitignore\n keep.log\nsrc/\n build/\n  z\n .gitignore\n.gitignore")
+    assert data["ignored"] == 4
+    assert (await tree(root, path="a/b")).data["tree"] == ""  # by the rules of the folders above
+    outcome = await tree(root, path="build")
+    assert outcome.data["tree"] == "out"
+    assert outcome.metadata.notes == (
+        "The folder is named in .gitignore; it is shown because it was requested.",
+    )
+
+
+async def test_a_gitignore_that_is_a_link_or_a_pipe_or_huge_is_harmless(root: Path) -> None:
+    make(root, "a/x", "b/x", "c/x")
+    (root.parent / "rules").write_text("x\n")
+    (root / "a" / ".gitignore").symlink_to(root.parent / "rules")
+    os.mkfifo(root / "b" / ".gitignore")
+    (root / "c" / ".gitignore").write_text("x\n" * 1_000_000)
+    outcome = await tree(root)
+    assert outcome.data["tree"] == (
+        "a/\n .gitignore (link)\n x\nb/\n .gitignore (special)\n x\nc/\n .gitignore"
+    )
+    assert "lines of .gitignore files could not be used" in outcome.metadata.notes[0]
+
+
+async def test_names_stay_on_their_line(root: Path) -> None:
+    for name in (b"a\nb", b"\x1b[2J", b"\xff\xfe", "\u202ex".encode()):
+        (root / os.fsdecode(name)).touch()
+    os.mkdir(os.fsencode(root) + b"/\xff")
+    (root / os.fsdecode(b"\xff") / "x").touch()
+    outcome = await tree(root)
+    lines = ["\\xff/", " x", "\\x1b[2J", "a\\nb", "\\u202ex", "\\xff\\xfe"]
+    assert outcome.data["tree"].split("\n") == lines
+    assert outcome.content.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("limit", "depth", "count", "end", "note"),
+    [
+        ((file_tree, "MAX_ENTRIES", 40), 12, 40, "\n …\nc/ …\ntop", "Only 40 entries are shown."),
+        ((walk, "MAX_SCANNED", 50), 12, 50, "\n …\nc/ …\ntop", "Only 50 entries were scanned."),
+        ((file_tree, "BUDGET_S", 0), 12, 0, "…", "The time limit was reached."),
+        ((file_tree, "MAX_ENTRIES", 2000), 1, 4, "a/ …\nb/ …\nc/ …\ntop", "Only 1 level is shown."),
+    ],
+)
+async def test_a_large_tree_is_cut_far_from_the_top(
+    root: Path, monkeypatch: pytest.MonkeyPatch, limit: Any, depth: int, count: int, end: str, note: str
+) -> None:
+    monkeypatch.setattr(*limit)
+    make(root, *(f"{folder}/{file}" for folder in "abc" for file in range(30)), "top")
+    outcome = await tree(root, depth=depth)
+    assert outcome.data["folders"] + outcome.data["files"] == count
+    assert outcome.data["tree"].endswith(end)
+    assert not outcome.data["complete"]
+    assert outcome.metadata.notes == (note,)
+
+
+async def test_a_result_fits_an_observation_with_any_names(root: Path) -> None:
+    for number in range(60):
+        folder = root / f"{number}{'é' * 100}"
+        folder.mkdir()
+        for child in range(60):
+            (folder / f"\x01\x02\x03{child}").mkdir()
+    for depth in (1, 2, 12):
+        outcome = await tree(root, depth=depth)
+        assert len(outcome.content) < 16 * 1024
+        assert not outcome.data["complete"]
+
+
+@pytest.fixture
+def memory_disk() -> Iterator[Path]:
+    """Make a folder on a disk in memory: on other disks 100,000 files take minutes."""
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("no disk in memory here")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        yield Path(name)
+
+
+async def test_a_folder_with_a_hundred_thousand_entries_is_limited(
+    memory_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_tree, "BUDGET_S", 60)
+    (memory_disk / ".gitignore").write_text("*5\n*7\n")
+    numbers = [f"{number:06}" for number in range(100_000)]
+    random.Random(7).shuffle(numbers)
+    for name in numbers:
+        os.close(os.open(memory_disk / name, os.O_CREAT | os.O_WRONLY))
+    thread_start, process_start = time.thread_time(), time.process_time()
+    outcome = await tree(memory_disk)
+    thread_s, process_s = time.thread_time() - thread_start, time.process_time() - process_start
+    assert outcome.data["tree"].startswith(".gitignore\n000000\n000001\n")
+    assert "000005" not in outcome.data["tree"]
+    assert outcome.data["tree"].endswith("\n…")
+    assert thread_s < process_s / 4  # the work is in another thread
+    tracemalloc.start()
+    try:
+        assert (await tree(memory_disk)).data == outcome.data
+        assert tracemalloc.get_traced_memory()[1] < 40e6
+    finally:
+        tracemalloc.stop()
+
+
+async def test_a_deep_tree_is_cut_at_the_greatest_depth(root: Path) -> None:
+    folder = os.open(root, os.O_RDONLY)
+    for _ in range(300):  # deeper than a path can be long
+        os.mkdir("d" * 20, dir_fd=folder)
+        below = os.open("d" * 20, os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = below
+    os.close(folder)
+    try:
+        outcome = await tree(root)
+        assert outcome.data["folders"] == MAX_DEPTH
+        assert outcome.data["tree"].endswith("/ …")
+        assert outcome.metadata.notes == (f"Only {MAX_DEPTH} levels are shown.",)
+    finally:
+        await asyncio.to_thread(subprocess.run, ["rm", "-rf", str(root)], check=True)
+
+
+async def test_a_folder_swapped_for_a_link_never_shows_files_outside(root: Path) -> None:
+    make(root.parent, "outside/b/secret")
+    make(root, "a/b/inside")
+    (root / "link").symlink_to(root.parent / "outside")
+    tool = FileTree(Files(Roots([root])))
+    contents = set()
+    with swapping(lambda: exchange(root / "a", root / "link")) as attempts:
+        for _ in attempts:
+            for path in ("", "a", "a/b"):
+                contents.add((await tool.run({"path": path}, CONTEXT)).content)
+    assert any("inside" in content for content in contents)
+    assert not any("secret" in content for content in contents)
+
+
+async def test_a_walk_waits_for_other_walks_and_a_read_does_not(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "x").write_text("one")
+    files = Files(Roots([root]))
+    started, release = threading.Semaphore(0), threading.Event()
+    walking: list[SandboxPath] = []
+
+    def blocking(location: SandboxPath) -> AbstractContextManager[int]:
+        if not release.is_set():
+            walking.append(location)
+            started.release()
+            release.wait(5)
+        return open_folder(location)
+
+    monkeypatch.setattr(walk, "open_folder", blocking)
+    calls = [asyncio.create_task(FileTree(files).run({}, CONTEXT)) for _ in range(12)]
+    try:
+        for _ in range(WALKS):
+            assert await asyncio.to_thread(started.acquire, timeout=5)
+        async with asyncio.timeout(5):
+            assert (await ReadFile(files).run({"path": "x"}, CONTEXT)).success
+        assert len(walking) == WALKS == 2
+    finally:
+        release.set()
+    assert all([(await call).success for call in calls])
+
+
+async def test_details_are_sizes_and_times(root: Path) -> None:
+    make(root, "src/", "a.txt")
+    (root / "a.txt").write_text("héllo")
+    (root / "link").symlink_to("/etc/passwd")
+    os.utime(root / "link", (0, 0), follow_symlinks=False)
+    for name in ("src", "a.txt"):
+        os.utime(root / name, (0, 0))
+    lines = (await tree(root, depth=1, details=True)).data["tree"].split("\n")
+    times = "1970-01-01T00:00:00Z"
+    assert lines == [f"src/ {times} …", f"a.txt 6 {times}", f"link (link) {times}"]

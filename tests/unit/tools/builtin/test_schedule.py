@@ -1,0 +1,143 @@
+"""The schedule tools: times in a person's words, repetitions by local time, and limits."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pytest
+
+from conductor.plugins.tools.schedule import (
+    MAX_REMINDERS,
+    CancelScheduledTask,
+    ListScheduledTasks,
+    ScheduleTask,
+)
+from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.reminders import FIELD, Reminder, Repeat, epoch_ms, read_reminders, write_reminders
+from tests.unit.tools.builtin.test_tasks import Fields
+
+BERLIN = ZoneInfo("Europe/Berlin")
+NOW = datetime(2026, 3, 27, 9, 30, tzinfo=BERLIN)  # a Friday; the clocks change on Sunday
+
+
+async def schedule(
+    fields: Fields | None, zone: str | None = "Europe/Berlin", **arguments: Any
+) -> ToolOutcome:
+    context = CallContext("s", "c", zone, person=fields)
+    return await ScheduleTask(lambda: NOW).run({"text": "water the plants", **arguments}, context)
+
+
+def stored(fields: Fields) -> tuple[Reminder, ...]:
+    return read_reminders(fields.get(FIELD))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "due"),
+    [
+        ({"in_minutes": 10}, NOW + timedelta(minutes=10)),
+        ({"at": "10:15"}, datetime(2026, 3, 27, 10, 15, tzinfo=BERLIN)),
+        ({"at": "9:30"}, datetime(2026, 3, 28, 9, 30, tzinfo=BERLIN)),
+        ({"at": "08:00"}, datetime(2026, 3, 28, 8, 0, tzinfo=BERLIN)),
+        ({"at": "2026-04-01T07:05"}, datetime(2026, 4, 1, 7, 5, tzinfo=BERLIN)),
+        ({"at": "2026-04-01"}, datetime(2026, 4, 1, tzinfo=BERLIN)),
+        ({"at": "2026-04-01T07:05:00Z"}, datetime(2026, 4, 1, 9, 5, tzinfo=BERLIN)),
+    ],
+)
+async def test_times_are_in_the_persons_zone(arguments: dict[str, Any], due: datetime) -> None:
+    fields = Fields(twice=True)
+    outcome = await schedule(fields, **arguments)
+    (reminder,) = stored(fields)
+    assert reminder.due_ms == epoch_ms(due)
+    assert outcome.data["reminder"] == reminder.view
+    assert reminder.view["id"] == "reminder_1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "either"),
+        ({"in_minutes": 1, "at": "10:00"}, "either"),
+        ({"at": "tomorrow"}, "no time"),
+        ({"at": "25:00"}, "no time"),
+        ({"at": "2026-03-27T09:00"}, "2026-03-27T09:30+01:00"),
+        ({"at": "9999-12-31T23:59"}, "five years"),
+    ],
+)
+async def test_an_invalid_time_is_refused_with_a_reason(arguments: dict[str, Any], words: str) -> None:
+    fields = Fields()
+    outcome = await schedule(fields, **arguments)
+    assert outcome.error_type == "validation_failed" and words in (outcome.error_message or "")
+    assert stored(fields) == ()
+
+
+@pytest.mark.parametrize(
+    ("repeat", "due", "following"),
+    [
+        # The clocks change on the 29th.
+        ("daily", datetime(2026, 3, 28, 8), [datetime(2026, 3, 29, 8), datetime(2026, 3, 30, 8)]),
+        ("weekdays", datetime(2026, 3, 27, 8), [datetime(2026, 3, 30, 8), datetime(2026, 3, 31, 8)]),
+        ("weekends", datetime(2026, 3, 28, 8), [datetime(2026, 3, 29, 8), datetime(2026, 4, 4, 8)]),
+        ("weekly", datetime(2026, 3, 27, 8), [datetime(2026, 4, 3, 8), datetime(2026, 4, 10, 8)]),
+        ("monthly", datetime(2026, 3, 31, 8), [datetime(2026, 5, 31, 8), datetime(2026, 7, 31, 8)]),
+    ],
+)
+def test_repetitions_follow_the_persons_clock(
+    repeat: Repeat, due: datetime, following: list[datetime]
+) -> None:
+    reminder = Reminder("reminder_1", "x", epoch_ms(due.replace(tzinfo=BERLIN)), repeat, "Europe/Berlin")
+    for expected in following:
+        after = reminder.next(reminder.due_ms)
+        assert after is not None
+        reminder = after
+        assert reminder.local == expected.replace(tzinfo=BERLIN)
+
+
+def test_missed_repetitions_are_left_out() -> None:
+    due = datetime(2026, 3, 20, 8, tzinfo=BERLIN)
+    reminder = Reminder("reminder_1", "x", epoch_ms(due), "daily", "Europe/Berlin", "s-1", 5)
+    after = reminder.next(epoch_ms(NOW))
+    assert after is not None and after.local == datetime(2026, 3, 28, 8, tzinfo=BERLIN)
+    assert (after.session, after.taken_ms) == ("", 0)
+    assert msgspec.structs.replace(reminder, repeat=None).next(0) is None
+
+
+async def test_reminders_are_listed_by_time_and_cancelled_by_id() -> None:
+    fields = Fields()
+    await schedule(fields, at="12:00", text="lunch", repeat="weekdays")
+    await schedule(fields, in_minutes=1)
+    context = CallContext("s", "c", person=fields)
+    reminders = (await ListScheduledTasks().run({}, context)).data["reminders"]
+    assert [reminder["id"] for reminder in reminders] == ["reminder_2", "reminder_1"]
+    assert reminders[1] == {
+        "id": "reminder_1",
+        "text": "lunch",
+        "at": "2026-03-27T12:00+01:00",
+        "repeat": "weekdays",
+    }
+    wrong = await CancelScheduledTask().run({"id": "reminder_7"}, context)
+    assert wrong.error_type == "not_found" and "reminder_1, reminder_2" in (wrong.error_message or "")
+    outcome = await CancelScheduledTask().run({"id": "reminder_1"}, context)
+    assert outcome.data["cancelled"]["text"] == "lunch"
+    assert [reminder.id for reminder in stored(fields)] == ["reminder_2"]
+
+
+async def test_the_number_of_reminders_is_bounded_and_an_unknown_zone_is_utc() -> None:
+    full = tuple(Reminder(f"reminder_{number + 1}", "x", 1) for number in range(MAX_REMINDERS))
+    fields = Fields()
+    fields.texts[FIELD] = write_reminders(full)
+    assert (await schedule(fields, in_minutes=1)).error_type == "validation_failed"
+    assert stored(fields) == full
+    fields = Fields()
+    await schedule(fields, zone="Middle/Earth", in_minutes=1)
+    assert stored(fields)[0].zone == "UTC"
+
+
+async def test_a_store_that_fails_is_an_outcome() -> None:
+    assert (await schedule(Fields(fails=True), in_minutes=1)).error_type == "io_error"
+    assert (await schedule(None, in_minutes=1)).error_type == "io_error"
+    nowhere = CallContext("s", "c")
+    assert (await ListScheduledTasks().run({}, nowhere)).error_type == "io_error"
+    assert read_reminders("[{") == ()

@@ -1,0 +1,177 @@
+"""Tests of tools that are Python functions."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conductor.app import make_services
+from conductor.errors import SettingsError
+from conductor.messages import ToolCall
+from conductor.plugins.tools.python_tools import PythonToolset, python_tools
+from conductor.settings import Limits, load_settings
+from conductor.tools.base import CallContext
+from conductor.tools.executor import ApprovalNeeded, PreparedCall, ToolExecutor
+from conductor.tools.permissions import Gate
+
+TEXT = (Path(__file__).parents[3] / "docs" / "tools.md").read_text(encoding="utf-8")
+HEAD = "import threading, datetime\nfrom conductor.tools.base import CallContext\n"
+HEAD += "from conductor.tools import ToolError, tool\n"
+SHOP = TEXT.split("## Tools in Python")[1].split("```python\n")[1].split("```")[0]
+STOCK = """
+@tool(risk="safe", effect="read")
+def stock(item: Annotated[str, Field(description="the plural, as in apples")], context: CallContext) -> int:
+    \"\"\"Tell how many of an item the shop has.\"\"\"
+    return STOCK.get(item, 0)
+"""
+CONTEXT = CallContext("s-1", "c-1", "Europe/Berlin")
+
+
+def toolset(tmp_path: Path, code: str) -> PythonToolset:
+    path = tmp_path / "mine.py"
+    path.write_text(HEAD + code)
+    return PythonToolset(python_tools(path))
+
+
+async def run(tools: PythonToolset, name: str, arguments: str = "{}", **limits: Any) -> Any:
+    executor = ToolExecutor([tools], replace(Limits(), **limits), Gate())
+    ready = executor.prepare(ToolCall("c-1", name, arguments))
+    if isinstance(ready, ApprovalNeeded):
+        ready = ready.ready
+    return await executor.run(ready, CONTEXT) if isinstance(ready, PreparedCall) else ready
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    path = tmp_path / "shop.py"
+    path.write_text(HEAD + SHOP + STOCK)
+    return path
+
+
+def test_a_functions_types_and_docstring_are_its_definition(shop: Path) -> None:
+    order, stock = (python_tool.spec for python_tool in python_tools(shop))
+    assert (stock.name, stock.risk, stock.effect, stock.source) == ("stock", "safe", "read", "python")
+    assert stock.description == "Tell how many of an item the shop has."
+    assert stock.input_schema == {
+        "type": "object",
+        "properties": {"item": {"type": "string", "description": "the plural, as in apples"}},
+        "required": ["item"],
+        "additionalProperties": False,
+    }
+    assert (order.risk, order.effect, order.spoken) == ("medium", "write", "order {count} {item}")
+    assert order.input_schema["properties"]["count"] == {"maximum": 100, "minimum": 1, "type": "integer"}
+
+
+async def test_calls_of_python_tools_pass_the_gate(shop: Path) -> None:
+    tools = PythonToolset(python_tools(shop))
+    executor = ToolExecutor([tools], Limits(), Gate())
+    assert (await run(tools, "stock", '{"item": "apples"}')).data == 12
+    prepared = executor.prepare(ToolCall("c", "order", '{"item": "apples", "count": 2}'))
+    assert isinstance(prepared, ApprovalNeeded)
+    outcome = await executor.run(prepared.ready, CONTEXT)
+    assert outcome.success and outcome.data == 10
+    assert (await run(tools, "order", '{"item": "apples", "count": 0}')).error_type == "validation_failed"
+    outcome = await run(tools, "order", '{"item": "pears", "count": 9}')
+    assert outcome.error_message == "There are only 3 pears."
+
+
+async def test_arguments_arrive_as_their_types(tmp_path: Path) -> None:
+    code = '@tool()\ndef day(when: datetime.date, context: CallContext):\n    "Day."\n'
+    tools = toolset(tmp_path, code + "    return [when.strftime('%A'), context.time_zone, when]\n")
+    outcome = await run(tools, "day", '{"when": "2026-11-23"}')
+    assert outcome.data == ["Monday", "Europe/Berlin", "2026-11-23"]
+    outcome = await run(tools, "day", '{"when": "tomorrow"}')
+    assert outcome.error_type == "validation_failed" and "Nothing was run" in str(outcome.error_message)
+
+
+async def test_an_exception_and_a_result_that_is_not_json_are_failures(tmp_path: Path) -> None:
+    code = '@tool()\ndef fail():\n    "Fail."\n    raise OSError("/etc/secret")\n'
+    code += '@tool()\ndef odd():\n    "Odd."\n    return threading.Lock()\n'
+    tools = toolset(tmp_path, code)
+    outcome = await run(tools, "fail")
+    assert outcome.error_type == "internal_error" and outcome.error_message == "The tool failed."
+    assert "a lock, is not JSON" in str((await run(tools, "odd")).error_message)
+
+
+async def test_a_function_that_hangs_does_not_hold_the_server(tmp_path: Path) -> None:
+    code = 'GO = threading.Event()\n@tool()\ndef hang():\n    "Hang."\n    GO.wait()\n'
+    path = tmp_path / "mine.py"
+    tools = toolset(tmp_path, code)
+    go = python_tools(path)[0].function.__globals__["GO"]
+    assert isinstance(go, threading.Event)
+    try:
+        outcome = await run(tools, "hang", tool_timeout=0.01)
+        assert outcome.error_type == "unknown", "it may still happen"
+        assert await asyncio.sleep(0, "the loop runs") == "the loop runs"
+    finally:
+        go.set()
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("1/0\n", " cannot be imported: ZeroDivisionError: division by zero."),
+        ("def f(:\n", " cannot be imported: SyntaxError"),
+        ("@tool()\ndef f():\n    pass\n", ": the tool f needs a docstring"),
+        ('@tool()\ndef f(x):\n    "F."\n', ": the tool f: the parameter x has no type."),
+        ('@tool()\ndef f(*x: int):\n    "F."\n', ": the tool f takes *x: int"),
+        ('@tool(name="a b")\ndef f():\n    "F."\n', ": the tool a b needs another name"),
+        ('@tool(name="tts.speak")\ndef f():\n    "F."\n', ": the tool tts.speak needs another name"),
+        ('@tool()\ndef f(x: threading.Thread):\n    "F."\n', ": the tool f cannot be offered"),
+        ('@tool()\ndef f(x: "Nowhere"):\n    "F."\n', ": the tool f cannot be offered"),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path: Path, code: str, sentence: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        toolset(tmp_path, code)
+    message = str(raised.value).removeprefix(str(tmp_path / "mine.py"))
+    assert message.startswith(sentence) and "\n" not in message
+
+
+def test_a_folder_is_all_its_files(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(HEAD + '@tool()\ndef a():\n    "A."\ndef helper():\n    "No tool."\n')
+    (tmp_path / "b.py").write_text(HEAD + 'from conductor_tools_a import a\n@tool()\ndef b():\n    "B."\n')
+    assert [python_tool.spec.name for python_tool in python_tools(tmp_path)] == ["a", "b"]
+    with pytest.raises(SettingsError, match="does not exist"):
+        python_tools(tmp_path / "missing")
+
+
+def test_installed_packages_offer_tools_by_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shop.py").write_text(HEAD + SHOP + STOCK)
+    info = tmp_path / "shop-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shop\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[conductor.tools]\nall = shop\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    python_tools.cache_clear()
+    try:
+        assert [python_tool.spec.name for python_tool in python_tools(None)] == ["order", "stock"]
+        (info / "entry_points.txt").write_text("[conductor.tools]\nwrong = shop:STOCK\n")
+        python_tools.cache_clear()
+        with pytest.raises(SettingsError, match="entry point wrong of shop is not a function marked"):
+            python_tools(None)
+    finally:
+        python_tools.cache_clear()
+
+
+def test_a_server_offers_the_tools_of_the_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(SHOP)
+    monkeypatch.setenv("TOOLS_PATH", str(path))
+    services = make_services(load_settings(None))
+    (order,) = [spec for source in services.toolsets for spec in source.specs() if spec.source == "python"]
+    assert order.name == "order" and order.risk == "medium"
+
+
+def test_the_name_of_a_built_in_tool_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text('from conductor.tools import tool\n@tool(name="calculator")\ndef f():\n    "F."\n')
+    with pytest.raises(SettingsError, match='"builtin" and "python" both have a tool calculator'):
+        make_services(load_settings(None, tools_path=path))
