@@ -126,10 +126,6 @@ async def running(
             async with AsyncExitStack() as endpoints:
                 for plugin in plugins(ENDPOINTS).values():
                     await endpoints.enter_async_context(plugin.load()(listener, settings))
-                if settings.api_keys:
-                    from conductor.api.service import serving_api
-
-                    await endpoints.enter_async_context(serving_api(listener))
                 for toolset in services.toolsets:
                     await toolset.start(lambda: listener.reload(listener.services))
                 yield listener

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from conductor.api.openapi import openapi_of
-from conductor.api.routes import ROUTES
 from conductor.models.base import TextDelta
+from conductor.plugins.api.openapi import openapi_of
+from conductor.plugins.api.routes import ROUTES
 from tests.conftest import ROOT
 from tests.server.api import KEYS, backend
 from tests.system.clients.programs import STARTING, missing

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from conductor.api.routes import ROUTES
+from conductor.plugins.api.routes import ROUTES
 from tests.conftest import ROOT, environment
 from tests.server.api import KEYS, backend
 from tests.server.test_api_actions import cards

@@ -40,10 +40,10 @@ for _leaf in ("settings", "prompts", "speech", "segments", "logs", "rate_limit")
 for _sibling in ("events", "models", "stores"):
     BELOW[_sibling] = frozenset(_LEAVES)
 _below = {*_LEAVES, "events", "models", "stores"}
-for _part in ("tools", "conversation", "observers", "server", "api", "reload", "app"):
+for _part in ("tools", "conversation", "observers", "server", "reload", "app"):
     BELOW[_part] = frozenset(_below)
     _below.add(_part)
-BELOW["plugins"] = frozenset(_below - {"app", "reload", "api"})
+BELOW["plugins"] = frozenset(_below - {"app", "reload"})
 _below.add("plugins")
 BELOW["commands"] = frozenset(_below)  # what the command line runs besides the server
 BELOW["client"] = frozenset({"events", "errors"})
@@ -55,7 +55,7 @@ BELOW["__init__"] = frozenset()
 
 HEAVY = ("aiohttp", "anthropic", "mcp", "openai", "boto3", "redis", "opentelemetry")
 LAZY = {
-    "api.service",
+    "plugins.api.service",
     "plugins.models.anthropic_client",
     "plugins.models.http",
     "transport",

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conductor.api.resources import Body, PersonQuery
+from conductor.plugins.api.resources import Body, PersonQuery
 from conductor.server.api_keys import ApiKey, Scope
 from conductor.server.listener import Listener
 from conductor.stores.base import SessionKey, Stored

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from conductor.api.requests import ApiCall, ApiError, find_session
-from conductor.api.resources import Accepted, ApprovalOutcome, Ended
 from conductor.conversation.approvals import Refuse
 from conductor.conversation.inbound import record, take_decision
 from conductor.conversation.receive import AppText
@@ -14,6 +12,8 @@ from conductor.conversation.session import Session
 from conductor.errors import Fenced, StoreUnavailable
 from conductor.events.client import Decision
 from conductor.events.server import ApprovalResolved
+from conductor.plugins.api.requests import ApiCall, ApiError, find_session
+from conductor.plugins.api.resources import Accepted, ApprovalOutcome, Ended
 from conductor.stores.base import SessionKey
 
 _T = TypeVar("_T")

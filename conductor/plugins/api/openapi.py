@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from conductor import __version__
-from conductor.api.requests import Route
-from conductor.api.resources import Failure
+from conductor.plugins.api.requests import Route
+from conductor.plugins.api.resources import Failure
 
 _DESCRIPTION = "For the backend of an app whose clients talk to Conductor. Errors have a stable code."
 

@@ -7,10 +7,10 @@ from collections import Counter
 
 import msgspec
 
-from conductor.api.reports import detail_of, iso_time
-from conductor.api.requests import ApiCall, ApiError, find_session
-from conductor.api.resources import Person, PersonExport, Receipt, Token
 from conductor.conversation.ledger import PREFIX, replay
+from conductor.plugins.api.reports import detail_of, iso_time
+from conductor.plugins.api.requests import ApiCall, ApiError, find_session
+from conductor.plugins.api.resources import Person, PersonExport, Receipt, Token
 from conductor.server.auth import person_id
 from conductor.server.one_time import OneTimeTokens
 from conductor.stores.base import SessionKey, Stored

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from conductor.api.actions import add_context, decide, end_session, say
-from conductor.api.openapi import openapi_of
-from conductor.api.people import delete_person, delete_session, export_person, make_token, name_person
-from conductor.api.reports import list_sessions, show_records, show_session
-from conductor.api.requests import ApiCall, Route
-from conductor.api.resources import (
+from conductor.plugins.api.actions import add_context, decide, end_session, say
+from conductor.plugins.api.openapi import openapi_of
+from conductor.plugins.api.people import delete_person, delete_session, export_person, make_token, name_person
+from conductor.plugins.api.reports import list_sessions, show_records, show_session
+from conductor.plugins.api.requests import ApiCall, Route
+from conductor.plugins.api.resources import (
     Accepted,
     ApprovalBody,
     ApprovalOutcome,

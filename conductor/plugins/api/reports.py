@@ -10,8 +10,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from conductor.api.requests import ApiCall, ApiError, find_session
-from conductor.api.resources import (
+from conductor.conversation import records as r
+from conductor.conversation.ledger import moments, replay
+from conductor.conversation.state import Call, Conversation, Question
+from conductor.messages import AssistantMessage, Message, ToolResult, UserMessage
+from conductor.plugins.api.requests import ApiCall, ApiError, find_session
+from conductor.plugins.api.resources import (
     ApprovalCard,
     CallReport,
     HistoryMessage,
@@ -19,10 +23,6 @@ from conductor.api.resources import (
     SessionList,
     SessionSummary,
 )
-from conductor.conversation import records as r
-from conductor.conversation.ledger import moments, replay
-from conductor.conversation.state import Call, Conversation, Question
-from conductor.messages import AssistantMessage, Message, ToolResult, UserMessage
 from conductor.server.page import read_replay
 from conductor.stores.base import NEVER_EXPIRES, SessionKey, Stored
 from conductor.tools.base import ToolOutcome

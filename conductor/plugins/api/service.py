@@ -18,10 +18,10 @@ from aiohttp.typedefs import Handler
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
-from conductor.api.requests import ApiCall, ApiError, Route
-from conductor.api.resources import Failure, Problem
-from conductor.api.routes import ROUTES
 from conductor.errors import StoreUnavailable, TooManySessions
+from conductor.plugins.api.requests import ApiCall, ApiError, Route
+from conductor.plugins.api.resources import Failure, Problem
+from conductor.plugins.api.routes import ROUTES
 from conductor.server.api_keys import ApiKey
 from conductor.server.listener import WRONG_TOKENS_PER_MINUTE, Listener
 
