@@ -12,7 +12,7 @@ from conductor.plugins.stores.redis import RedisStore
 from conductor.stores.base import SessionKey
 from tests.contract.store import FIRST, KEY, commits, filled
 from tests.services.redis_server import RedisServer
-from tests.unit.stores.conftest import StoreMaker
+from tests.system.stores.conftest import StoreMaker
 
 _prefixes = (f"test-{number}" for number in count(1))
 

@@ -18,7 +18,7 @@ from conductor.plugins.stores.redis import RedisStore
 from tests.contract.store import FIRST, KEY, commits, filled
 from tests.services.redis_server import WAIT, RedisServer, free_port
 from tests.stand_ins.programs import missing
-from tests.unit.stores.conftest import StoreMaker
+from tests.system.stores.conftest import StoreMaker
 
 PASSWORD = "s3cret/p@ss:{word}"
 CODED = "s3cret%2Fp%40ss%3A%7Bword%7D"

@@ -16,8 +16,8 @@ from conductor.plugins.stores.redis_scripts import session_name
 from conductor.stores.base import SessionKey
 from tests.services.redis_cluster import RedisCluster
 from tests.services.redis_server import WAIT, RedisServer
+from tests.system.stores.conftest import StoreMaker
 from tests.system.stores.redis_load import Load
-from tests.unit.stores.conftest import StoreMaker
 
 LONG = 30.0
 

@@ -14,7 +14,7 @@ from conductor.errors import Fenced, Rollback, StoreUnavailable
 from conductor.stores.base import SessionKey
 from tests.contract.store import FIRST, KEY, commits, filled
 from tests.services.redis_server import WAIT, RedisServer
-from tests.unit.stores.conftest import StoreMaker
+from tests.system.stores.conftest import StoreMaker
 
 LONG = 30.0
 """A commit that is retried for this time outlasts every fault of a test."""

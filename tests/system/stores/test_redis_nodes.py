@@ -18,8 +18,8 @@ from tests.contract.store import FIRST, KEY, commits, filled
 from tests.services.redis_cluster import RedisCluster
 from tests.services.redis_sentinel import SENTINEL_PASSWORD, SentinelServers
 from tests.services.redis_server import WAIT
+from tests.system.stores.conftest import StoreMaker
 from tests.system.stores.redis_load import Load
-from tests.unit.stores.conftest import StoreMaker
 
 PASSWORD = "s3cret/p@ss"
 CODED = "s3cret%2Fp%40ss"
