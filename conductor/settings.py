@@ -205,6 +205,7 @@ class Settings(BaseSettings):
     file_roots: _List = ()
     notes_dir: Path | None = None
     knowledge_dir: Path | None = None
+    memory: bool = False
     tools_path: Path | None = None
     audit_log: Path | None = None
     admin_token: SecretStr | None = None

@@ -76,7 +76,7 @@ class SessionCore(ABC):
         self.observer = services.observers.observe(self)
         self.tools = SessionTools(services, self.key, state, self.observer, now)
         self.rules = services.conduct
-        self.view = View(state, self.rules, self.tools, now)
+        self.view = View(state, self.rules, self.tools, now, memories=self._memories)
         self.outbox = Outbox(self.key.session_id, nonce(claim.token), self.view, self._expired)
         self.durable = store.durable
         self.doubtful: Commit | None = None
@@ -155,6 +155,10 @@ class SessionCore(ABC):
         if records is None or subject == ANONYMOUS:
             return Fields(self.state, self.decide)
         return PersonFields(records, subject)
+
+    def _memories(self, words: str) -> str:
+        texts = [toolset.memories(self.person_fields, words) for toolset in self.services.toolsets]
+        return self.services.redactor.text("\n\n".join(filter(None, texts)))
 
     def context(self, call_id: str) -> CallContext:
         """Make the context of a call."""

@@ -86,7 +86,8 @@ class SubjectRecords:
                 claim = await self._store.claim(SessionKey(subject, RECORD_ID))
                 state = replay(claim.commits, claim.revision)
                 value = change(state.fields.get(name, ""))
-                snapshot = len(claim.commits) >= SNAPSHOT_COMMITS
+                size = sum(len(data) for data in claim.commits[1:])
+                snapshot = len(claim.commits) >= SNAPSHOT_COMMITS or size >= SNAPSHOT_BYTES
                 at = time.time_ns() // 1_000_000
                 commit = Commit(claim.token, at, (FieldSet(name, value),), state=state if snapshot else None)
                 try:
@@ -112,6 +113,9 @@ class Fields:
         """Read a field."""
         return self._state.fields.get(PREFIX + name)
 
+    async def refresh(self) -> None:
+        """Do nothing: this process owns the session."""
+
     async def update(self, name: str, change: Callable[[str | None], str]) -> None:
         """Replace a field by the result of ``change``. Raises `StoreError`, and errors of ``change``."""
         await self._decide(lambda: [FieldSet(PREFIX + name, change(self.get(name)))])
@@ -127,6 +131,10 @@ class PersonFields:
     def get(self, name: str) -> str | None:
         """Read a field, as of the last load or update in this process."""
         return self._records.get(self._subject, PREFIX + name) or None
+
+    async def refresh(self) -> None:
+        """Read the record again. Raises `StoreUnavailable`."""
+        await self._records.load(self._subject)
 
     async def update(self, name: str, change: Callable[[str | None], str]) -> None:
         """Replace a field by the result of ``change``. Raises `StoreError`, and errors of ``change``."""

@@ -21,7 +21,7 @@ from conductor.conversation.approvals import word_form, word_questions
 from conductor.conversation.background import Requests
 from conductor.conversation.core import SessionCore
 from conductor.conversation.model import ModelSteps
-from conductor.conversation.receive import new_turn_id, turn_started
+from conductor.conversation.receive import new_turn_id, remembered, turn_started
 from conductor.conversation.state import Call, Question
 from conductor.conversation.steps import (
     AskModel,
@@ -170,7 +170,9 @@ class Loop:
                 )
                 return [turn_started(view, turn_id, step.cause), ending]
             started = turn_started(view, turn_id, step.cause, step.event_id, step.text)
-            return [started, r.TurnEnded("interrupted", follows=True)] if step.passed_over else [started]
+            if step.passed_over:
+                return [started, r.TurnEnded("interrupted", follows=True)]
+            return [*(remembered(view, step.text) if step.text else []), started]
 
         await session.insist(decision)
 

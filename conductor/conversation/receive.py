@@ -38,7 +38,7 @@ from conductor.errors import ErrorCode
 from conductor.events import client
 from conductor.events.envelope import IdGenerator
 from conductor.events.server import ConversationState, EndReason
-from conductor.messages import AssistantMessage
+from conductor.messages import AssistantMessage, UserMessage
 from conductor.speech import for_the_ear
 from conductor.tools.base import ToolOutcome
 from conductor.tools.outcomes import (
@@ -134,7 +134,20 @@ def start(view: View, event_id: str, text: str, turn_id: str) -> Response:
         records = [*withdrawn_speeches(view), end]
     if waits:
         return [*records, r.InputQueued(event_id, text)]
-    return [*(records or (withdrawn_speeches(view) if view.rules.cancels else [])), started]
+    return [
+        *(records or (withdrawn_speeches(view) if view.rules.cancels else [])),
+        *remembered(view, text),
+        started,
+    ]
+
+
+def remembered(view: View, text: str) -> list[r.Record]:
+    """Tell the model with the person's first words what is remembered of them."""
+    state = view.state
+    if state.log_start or any(isinstance(message, UserMessage) for message in state.log):
+        return []
+    memories = view.memories(text)
+    return [r.NoticeTaken("", Notice(memories, untrusted=True, late=True))] if memories else []
 
 
 def turn_started(

@@ -216,7 +216,7 @@ class Input(Value, frozen=True):
 class Notice(Value, frozen=True):
     """A text of the server for the model. Until ``expires_at`` it starts a turn of its own.
 
-    ``words`` of the app's backend are the whole reply of that turn.
+    ``words`` of the app's backend are the whole reply of that turn. ``late``: it is a note of its own.
     """
 
     text: str

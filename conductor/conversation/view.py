@@ -27,6 +27,7 @@ class View:
     ``utterance_began`` and ``speaking_until`` follow the partial transcripts. ``floor_at``: when the
     server may start a turn of its own, None while it may not. ``request_waits``: a program's call waits.
     ``notices_after``: notices wait until then. ``summary``: of everything before a position of the log.
+    ``memories``: what is remembered of the person, fitting to the first words.
     """
 
     state: Conversation
@@ -51,6 +52,7 @@ class View:
     notices_after: int = 0
     summary: tuple[int, Summary] | None = None
     may_start: Callable[[], bool] = lambda: True
+    memories: Callable[[str], str] = lambda words: ""
 
     @cached_property
     def history(self) -> HistoryBudget:

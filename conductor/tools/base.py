@@ -194,6 +194,10 @@ class SessionFields(Protocol):
         """Read a field."""
         ...
 
+    async def refresh(self) -> None:
+        """Read what other processes have written. Raises `StoreError`."""
+        ...
+
     async def update(self, name: str, change: Callable[[str | None], str]) -> None:
         """Replace a field by the result of ``change``, atomically; an empty text deletes it.
 
@@ -260,6 +264,13 @@ class Toolset(ABC):
     def secrets(self) -> Sequence[str]:
         """List texts that are redacted in results and logs."""
         return ()
+
+    def memories(self, person: SessionFields, words: str) -> str:
+        """Give data about the person for a session that begins with these words; empty without any.
+
+        The model reads it as a note that outsiders may have written.
+        """
+        return ""
 
     def health(self) -> Mapping[str, bool]:
         """Tell for each remote server of the tools whether it is ready."""

@@ -10,7 +10,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -270,14 +270,13 @@ class KnowledgeIndex:
         Raises `ToolFailure` if there is no index, and after `QUERY_S`. The query cannot contain FTS5 syntax:
         its words have only letters and digits, and are quoted.
         """
-        words = [f'"{word}"' for word in dict.fromkeys(re.findall(r"[^\W_]+", query.casefold()))]
         deadline = time.monotonic() + QUERY_S
         try:
             source = f"{self._database.resolve().as_uri()}?mode=ro"
             with closing(sqlite3.connect(source, uri=True)) as connection:
                 connection.execute("PRAGMA mmap_size=268435456")
                 connection.set_progress_handler(lambda: stop.is_set() or time.monotonic() > deadline, _STEPS)
-                rows = _best(connection, words[:MAX_WORDS], limit)
+                rows = _best(connection, _words(query), limit)
         except sqlite3.Error as error:
             stop.check()
             log.warning("knowledge base not searched", error=str(error))
@@ -290,6 +289,22 @@ class KnowledgeIndex:
             {"path": path, **({"page": page} if page else {"lines": f"{first}-{last}"}), "text": text}
             for path, first, last, page, text in rows
         ]
+
+
+def rank(texts: Sequence[str], query: str, limit: int) -> list[int]:
+    """Search short texts, each a document of its own; gives the indices of the best ones."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(_SCHEMA)
+        for index, text in enumerate(texts):
+            (number,) = connection.execute(_STORE, (str(index), 0, 0, None)).fetchone()
+            row = (number << _BITS, text)
+            connection.execute("INSERT INTO words(rowid, title, text) VALUES(?, '', ?)", row)
+        return [int(path) for path, *_ in _best(connection, _words(query), limit)]
+
+
+def _words(query: str) -> list[str]:
+    words = dict.fromkeys(re.findall(r"[^\W_]+", query.casefold()))
+    return [f'"{word}"' for word in words][:MAX_WORDS]
 
 
 def _best(connection: sqlite3.Connection, words: list[str], limit: int) -> list[Any]:

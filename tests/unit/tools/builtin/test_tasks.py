@@ -26,6 +26,9 @@ class Fields:
     def get(self, name: str) -> str | None:
         return self.texts.get(name)
 
+    async def refresh(self) -> None:
+        pass
+
     async def update(self, name: str, change: Callable[[str | None], str]) -> None:
         if self.twice:
             change(self.texts.get(name))
