@@ -11,8 +11,8 @@ from typing import Any
 import structlog
 
 from conductor.conversation import records as r
-from conductor.conversation.approvals import Response
 from conductor.conversation.background import warm_cache
+from conductor.conversation.consent import Response
 from conductor.conversation.core import SessionCore
 from conductor.conversation.receive import connected
 from conductor.conversation.state import Profile

@@ -20,7 +20,7 @@ import structlog
 from msgspec.structs import replace
 
 from conductor.conversation.apply import advance
-from conductor.conversation.approvals import Reply, Response
+from conductor.conversation.consent import Reply, Response
 from conductor.conversation.events import encode_payload, nonce, probe_call_id
 from conductor.conversation.ledger import SNAPSHOT_BYTES, SNAPSHOT_COMMITS, Fields, PersonFields, replay
 from conductor.conversation.outbox import Outbox

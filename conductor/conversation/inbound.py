@@ -11,9 +11,9 @@ from typing import Any
 import structlog
 from msgspec.structs import replace
 
-from conductor.conversation.approvals import Later, Refuse, Reply, Response, answer, tapped
 from conductor.conversation.background import warm_cache
 from conductor.conversation.clients import ResumeAnswer, of_ignored, of_tools, of_unknown_call
+from conductor.conversation.consent import Later, Refuse, Reply, Response, answer, tapped
 from conductor.conversation.phrases import MESSAGES
 from conductor.conversation.receive import new_turn_id, receive, too_late
 from conductor.conversation.records import ProfileDeclared, QuestionDecided

@@ -15,10 +15,10 @@ from typing import Any
 
 import structlog
 
-from conductor.conversation import approvals
+from conductor.conversation import consent
 from conductor.conversation import records as r
-from conductor.conversation.approvals import word_form, word_questions
 from conductor.conversation.background import Requests
+from conductor.conversation.consent import word_form, word_questions
 from conductor.conversation.core import SessionCore
 from conductor.conversation.model import ModelSteps
 from conductor.conversation.receive import new_turn_id, remembered, turn_started
@@ -250,7 +250,7 @@ class Loop:
             call_ids = {question.call_id for question in questions}
             without_question = [call for call in calls if call.id not in call_ids and call.is_open]
             refused = [finish(session.view, call, definition_changed()) for call in without_question]
-            return [*refused, *(approvals.ask(state, questions) if questions else [])]
+            return [*refused, *(consent.ask(state, questions) if questions else [])]
 
         await session.take(step, records)
 

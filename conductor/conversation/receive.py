@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from conductor.conversation import approvals
+from conductor.conversation import consent
 from conductor.conversation import records as r
-from conductor.conversation.approvals import Refuse, Response
+from conductor.conversation.consent import Refuse, Response
 from conductor.conversation.history import cut_point
 from conductor.conversation.phrases import (
     CUT_BEFORE_SPEECH,
@@ -99,7 +99,7 @@ def receive(view: View, event_id: str, event: object, turn_id: str) -> Response:
 def _transcript(view: View, event_id: str, text: str, turn_id: str) -> Response:
     if not text:
         return Refuse("invalid_transcript", "The transcript is empty.")
-    answer = approvals.answer(view, event_id, text)
+    answer = consent.answer(view, event_id, text)
     if answer is not None:
         return answer
     if view.draining and not view.rules.durable:
@@ -192,7 +192,7 @@ def barge_in(
     """Take an interruption: it cuts its speech, and ends the turn unless that was another turn's speech."""
     speech = _interrupted(view)
     if speech is not None and speech.question_id:
-        cut = approvals.prompt_cut(view, speech.question_id, event_id)
+        cut = consent.prompt_cut(view, speech.question_id, event_id)
         return cut or [r.EventHandled(event_id)]
     if speech is None and view.state.focus is not None and view.state.focus.repeat_at:
         return [r.EventHandled(event_id)]  # a tap after the voice: the prompt is cut already
@@ -357,7 +357,7 @@ def _report(
         job = late_call(call, now + view.rules.job_ms, job=True) if is_job else None
         return [finish(view, call, outcome, late=job)]
     if late is None or late.expires_at <= now:
-        return approvals.prompt_heard(state, event.call_id) if is_result else []
+        return consent.prompt_heard(state, event.call_id) if is_result else []
     if isinstance(event, client.ToolAccepted):
         return [r.JobAccepted(replace(late, expires_at=now + view.rules.job_ms, job=True))]
     if isinstance(event, client.ToolCancelled) and event.effect == "none" and late.effect == "read":
@@ -387,7 +387,7 @@ def timed_out(view: View, call_id: str, *, was_shown: bool) -> list[r.Record]:
     if call is not None and call.is_device:
         outcome = timeout_outcome(call.effect, view.seconds_since(call.started_at))
         return [finish_without_result(view, call, outcome, starts_turn=True)]
-    return approvals.prompt_heard(view.state, call_id) if was_shown else []
+    return consent.prompt_heard(view.state, call_id) if was_shown else []
 
 
 # -- connections
@@ -429,7 +429,7 @@ def connected(
     # is held behind a speech.
     if unconfirmed and (replay_waits or state.turn is not None):
         records.append(r.StateShown(shown_state, probe=True))
-    questions = approvals.to_client(
+    questions = consent.to_client(
         state,
         profile,
         same_process=same_process,

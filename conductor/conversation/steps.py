@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from conductor.conversation import approvals
+from conductor.conversation import consent
 from conductor.conversation.receive import ended
 from conductor.conversation.records import CallReleased, Record, ReplyBroken, TurnEnded
 from conductor.conversation.state import Call, Cause
@@ -163,10 +163,10 @@ def due(view: View) -> list[Record]:
     for question in view.state.questions.values():
         if question.expires_at <= now:
             outcome = not_answered("expired")
-            return approvals.decided(view, question, "expired", outcome_of=outcome)
+            return consent.decided(view, question, "expired", outcome_of=outcome)
     if focus is not None and not focus.card and focus.repeat_at:
         if now >= max(focus.repeat_at, view.speaking_until):
-            return approvals.present_again(view, focus)
+            return consent.present_again(view, focus)
     if turn is not None and turn.running_since and now >= turn.running_since + turn.left_ms:
         return [ended(view, "timed_out", error="turn_timeout")]
     return []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conductor.conversation import records as r
-from conductor.conversation.approvals import Later, Refuse, Reply, tapped
+from conductor.conversation.consent import Later, Refuse, Reply, tapped
 from conductor.conversation.receive import connected, ended, receive, timed_out, too_late
 from conductor.conversation.services import Rules
 from conductor.conversation.state import Conversation, LateCall, Notice, Profile

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from conductor.conversation import records as r
-from conductor.conversation.approvals import decided, tapped
+from conductor.conversation.consent import decided, tapped
 from conductor.conversation.inbound import handle
 from conductor.conversation.receive import receive
 from conductor.errors import StoreError, StoreUnavailable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from conductor.conversation.approvals import Refuse
+from conductor.conversation.consent import Refuse
 from conductor.conversation.inbound import record, take_decision
 from conductor.conversation.receive import AppText
 from conductor.conversation.session import Session

@@ -128,7 +128,7 @@ def _keys(document: Mapping[str, Any]) -> Mapping[str | None, jwt.PyJWK]:
 
 
 async def _fetch(url: str, *, local_only: bool) -> bytes:
-    from conductor.transport import HttpClient
+    from conductor.http_client import HttpClient
 
     async with asyncio.timeout(FETCH_S), HttpClient(local_only=local_only) as client:
         async with client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response:

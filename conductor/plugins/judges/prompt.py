@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby, islice
 from typing import Any
 
-from conductor.plugins.judges.calls import (
+from conductor.plugins.judges.call_names import (
     addressed,
     asker,
     name_call,

@@ -21,10 +21,10 @@ from conductor.plugins.models.streaming import Post, ReplyStreamer
 from conductor.settings import environment_value
 
 if TYPE_CHECKING:
+    from conductor.http_client import HttpClient
     from conductor.models.profiles import ModelProfile
     from conductor.plugins.models.http import Send
     from conductor.settings import Settings
-    from conductor.transport import HttpClient
 
 _PATH = "/v1/messages"
 # An upper estimate: a prompt near the least length is not cached in vain.

@@ -25,9 +25,9 @@ from anthropic import (
 from anthropic.lib.credentials import AccessTokenAuth, TokenCache
 
 from conductor.errors import ModelError
+from conductor.http_client import HttpClient
 from conductor.plugins.models.anthropic_request import Account
 from conductor.plugins.models.http import HEADERS, Send, Service
-from conductor.transport import HttpClient
 
 log = structlog.get_logger(__name__)
 

@@ -14,9 +14,9 @@ import msgspec
 import structlog
 
 from conductor.errors import ModelError
+from conductor.http_client import Body, HttpClient, NotLocalError
 from conductor.models.base import Finished, ModelEvent, StreamDecoder, TextDelta
 from conductor.models.failures import EmptyReply, failure, from_status, read_problem
-from conductor.transport import Body, HttpClient, NotLocalError
 
 Send: TypeAlias = Callable[[str, bytes | None, Mapping[str, str], httpx2.Timeout], Awaitable[httpx2.Response]]
 """Sends a request as `Service.send` does."""

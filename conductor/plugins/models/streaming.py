@@ -20,8 +20,8 @@ from conductor.models.retry import RetryPolicy, with_retries
 if TYPE_CHECKING:
     import httpx2
 
+    from conductor.http_client import HttpClient
     from conductor.plugins.models.http import HttpPool, ReplyStream, Send
-    from conductor.transport import HttpClient
 
     Connect: TypeAlias = Callable[[HttpClient], Send]
 
@@ -54,7 +54,7 @@ class ReplyStreamer:
     """Streams replies from a service.
 
     ``connect``, called once in a thread, makes the function that sends requests. ``trust_env`` and
-    ``local_only`` are those of `conductor.transport.AiohttpTransport`.
+    ``local_only`` are those of `conductor.http_client.AiohttpTransport`.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class ReplyStreamer:
             return self._pool
 
     def _new_pool(self) -> HttpPool:
+        from conductor.http_client import HttpClient
         from conductor.plugins.models.http import HttpPool
-        from conductor.transport import HttpClient
 
         client = HttpClient(trust_env=self._trust_env, local_only=self._local_only)
         return HttpPool(client, self._connect(client))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from conductor.errors import ModelError, SettingsError
+from conductor.http_client import HttpClient, is_local
 from conductor.messages import UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest
 from conductor.models.metrics import ModelMetrics
@@ -17,7 +18,6 @@ from conductor.plugins.models.anthropic import AnthropicProvider
 from conductor.plugins.models.anthropic_request import Account
 from conductor.plugins.models.http import HttpPool, Service
 from conductor.settings import Settings
-from conductor.transport import HttpClient, is_local
 from tests.models import AnthropicService, Reply
 from tests.stand_ins.web_site import Names
 

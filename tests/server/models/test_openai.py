@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from conductor.errors import ModelError, ModelFailure, SettingsError
+from conductor.http_client import MAX_ERROR_BYTES
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from conductor.models.base import (
     Finished,
@@ -26,7 +27,6 @@ from conductor.models.retry import RetryPolicy
 from conductor.plugins.models import http
 from conductor.plugins.models.openai import OpenAIProvider, from_profile
 from conductor.settings import load_settings
-from conductor.transport import MAX_ERROR_BYTES
 from tests.models import Break, Call, HttpFailure, OpenAIService, Reply
 from tests.unit.models.replies import SECRET, ask, collect, failure_of, finished_of, text_of
 
