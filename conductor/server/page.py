@@ -1,4 +1,4 @@
-"""The page at ``/``: the package's files in ``web/``, and the records of its session.
+"""The page at ``/`` and the viewer at ``/sessions``: the package's files, and the records of a session.
 
 Its headers allow no other host.
 """
@@ -31,6 +31,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 REPLAY_PATH = "/replay.json"
+_PATHS = {"index.html": "/", "sessions.html": "/sessions"}
 _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -47,13 +48,12 @@ class Page:
 
     def __init__(self, *, token_needed: bool, folder: Path = FOLDER) -> None:
         self._files = {
-            f"/{path.name}": (_TYPES[path.suffix], path.read_bytes())
+            _PATHS.get(path.name, f"/{path.name}"): (_TYPES[path.suffix], path.read_bytes())
             for path in folder.iterdir()
             if path.suffix in _TYPES and path.is_file()
         }
         facts = json.dumps({"token": token_needed, "version": __version__})
         self._files["/page.json"] = ("application/json", facts.encode())
-        self._files["/"] = self._files.pop("/index.html")
 
     def file(self, path: str) -> tuple[str, bytes] | None:
         """Return the content type and the content of a request's path, or None."""

@@ -41,7 +41,8 @@ async def served(**values: Any) -> AsyncIterator[int]:
 async def test_every_file_of_the_package_is_served_with_its_type() -> None:
     async with served() as port:
         for path in FOLDER.iterdir():
-            status, answer = await http(port, get(f"/{path.name}" if path.name != "index.html" else "/"))
+            address = {"index.html": "/", "sessions.html": "/sessions"}.get(path.name, f"/{path.name}")
+            status, answer = await http(port, get(address))
             head, _, body = answer.partition("\r\n\r\n")
             assert status == 200 and body == path.read_text(encoding="utf-8"), path.name
             assert f"Content-Type: {TYPES[path.suffix]}" in head

@@ -23,7 +23,7 @@ from conductor.server.listener import Listener
 from conductor.server.page import Page
 from conductor.settings import load_settings
 
-AXE = Path(__file__).resolve().parents[2] / "build" / "clients" / "node_modules" / "axe-core" / "axe.min.js"
+AXE = Path(__file__).resolve().parents[3] / "build" / "clients" / "node_modules" / "axe-core" / "axe.min.js"
 WAIT_MS = 15_000
 SIZE = {"width": 1280, "height": 800}
 
