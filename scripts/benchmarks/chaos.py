@@ -75,7 +75,7 @@ async def run(options: Options, parent: Parent) -> Report:
         folder = _folder(options, stack)
         service = await stack.enter_async_context(AnthropicService(api_keys=None, keep_requests=0))
         service.default = JobModel(book.check_request, options.seed, options.pause_s)
-        store = _store(options, folder, stack, chance)
+        store = open_store(options.store, folder, stack, chance)
         settings = _settings(service.base_url, folder, store)
         if options.segments:
             settings["SPEAK_SEGMENTS"] = "always"
@@ -141,22 +141,23 @@ async def _talk(options: Options, book: Book, switch: Switch[ChaosNode], injecto
         await injector.stop()
 
 
-def _store(options: Options, folder: Path, stack: AsyncExitStack, chance: random.Random) -> Store:
-    if options.store == "sqlite":
+def open_store(kind: StoreKind, folder: Path, stack: AsyncExitStack, chance: random.Random) -> Store:
+    """Start a store of this kind, until ``stack`` ends; its files are in ``folder``."""
+    if kind == "sqlite":
         return Store(f"sqlite:///{folder / 'sessions.db'}")
-    if options.store == "redis":
+    if kind == "redis":
         # Acknowledged writes are in the file, as the store requires.
         server = RedisServer(folder / "redis", *DURABLE, "--appendfsync", "always")
         server.start()
         stack.callback(server.kill)
         return Store(server.url, server.kill, server.start)
-    if options.store == "postgres":
+    if kind == "postgres":
         postgres = PostgresServer()
         postgres.start()
         stack.callback(postgres.stop)
         return Store(postgres.url, postgres.kill, postgres.start)
     servers: SentinelServers | RedisCluster
-    if options.store == "sentinel":
+    if kind == "sentinel":
         servers = SentinelServers(folder / "redis", down_ms=1_500)
     else:
         servers = RedisCluster(folder / "redis", replicas=True)
@@ -239,8 +240,8 @@ class Report:
             "figures": dict(sorted(book.figures.items())),
             "resume_ms": {
                 "count": len(resumes),
-                "p50": _percentile(resumes, 50),
-                "p99": _percentile(resumes, 99),
+                "p50": percentile(resumes, 50),
+                "p99": percentile(resumes, 99),
                 "waited for a call": len(book.resumes) - len(resumes),
                 "delayed claims": len(book.delayed),
             },
@@ -284,7 +285,7 @@ def _print_table(report: Report) -> None:
         print(f"| {': '.join(row):<36} | {report.book.faults[row]:>5} | {cells} |")
 
 
-def _percentile(values: Sequence[float], percent: int) -> float:
+def percentile(values: Sequence[float], percent: int) -> float:
     """Give a percentile of sorted seconds, in milliseconds."""
     if not values:
         return 0.0

@@ -52,9 +52,9 @@ class Plan:
     cuts: int
     stops: int = 0
 
-    def draw(self, chance: random.Random) -> list[Row]:
-        """Draw an order; each step is killed equally often."""
-        faults: list[Row] = [("kill", STEPS[number % len(STEPS)]) for number in range(self.kills)]
+    def draw(self, chance: random.Random, steps: Sequence[str] = STEPS) -> list[Row]:
+        """Draw an order; each of the steps is killed equally often."""
+        faults: list[Row] = [("kill", steps[number % len(steps)]) for number in range(self.kills)]
         faults += [("freeze", "anywhere")] * self.freezes
         faults += [("store kill", "anywhere")] * self.store_kills
         faults += [("cut", "anywhere")] * self.cuts

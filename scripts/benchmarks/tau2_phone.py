@@ -1,0 +1,122 @@
+"""The device of scripts/tau2: runs the tools of a tau2 domain, in the package's own environment.
+
+Each line of its standard input is a request, each line of its output the answer, both JSON: ``tasks`` lists a
+domain's tasks, ``begin`` sets up a task's database under a key, ``call`` runs a tool there, ``end`` gives the
+hash of the database, and the hash that the task's actions must leave; those of a denied task leave nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+SEPARATOR = "."
+"""Between the requestor and the tool's name, in a name of the wire."""
+
+
+@cache
+def _tasks(domain: str) -> dict[str, Any]:
+    registry = import_module("tau2.registry").registry
+    return {str(task.id): task for task in registry.get_tasks_loader(domain)()}
+
+
+@cache
+def _first(domain: str) -> bytes:
+    """Give a domain's environment before any task."""
+    return pickle.dumps(import_module("tau2.registry").registry.get_env_constructor(domain)())
+
+
+def _environment(domain: str, task_id: str) -> Any:
+    environment, state = pickle.loads(_first(domain)), _tasks(domain)[task_id].initial_state
+    environment.set_state(
+        state and state.initialization_data,
+        state and state.initialization_actions,
+        (state and state.message_history) or [],
+    )
+    return environment
+
+
+def _actions(task: Any) -> list[Any]:
+    return (task.evaluation_criteria and task.evaluation_criteria.actions) or []
+
+
+def _call(environment: Any, name: str, arguments: dict[str, Any]) -> Any:
+    requestor, _, tool = name.partition(SEPARATOR)
+    answer = environment.make_tool_call(tool, requestor=requestor, **arguments)
+    environment.sync_tools()
+    return json.loads(environment.to_json_str(answer)) if not isinstance(answer, str) else answer
+
+
+def _hashes(environment: Any) -> str:
+    return f"{environment.get_db_hash()} {environment.get_user_db_hash()}"
+
+
+@cache
+def _ends(domain: str, task_id: str, denied: bool) -> str:
+    """Give the hash after the task's actions, or before them."""
+    environment = _environment(domain, task_id)
+    if denied:
+        return _hashes(environment)
+    for action in _actions(_tasks(domain)[task_id]):
+        try:
+            _call(environment, f"{action.requestor}{SEPARATOR}{action.name}", action.arguments)
+        except Exception:
+            continue
+    return _hashes(environment)
+
+
+def _describe(domain: str) -> dict[str, Any]:
+    environment = pickle.loads(_first(domain))
+    tools = []
+    for requestor, kit in (("assistant", environment.tools), ("user", environment.user_tools)):
+        for name, tool in (kit.get_tools() if kit is not None else {}).items():
+            schema = tool.openai_schema["function"]
+            tools.append(
+                {
+                    "name": f"{requestor}{SEPARATOR}{name}",
+                    "description": schema["description"][:200] or name,
+                    "inputSchema": schema["parameters"],
+                    "reads": kit.tool_type(name).value != "write",
+                }
+            )
+    tasks = {
+        task_id: [
+            [f"{action.requestor}{SEPARATOR}{action.name}", action.arguments] for action in _actions(task)
+        ]
+        for task_id, task in _tasks(domain).items()
+    }
+    return {"tools": tools, "tasks": tasks}
+
+
+def main() -> None:
+    """Answer the requests of the standard input, in order."""
+    environments: dict[str, tuple[Any, str, str]] = {}
+    out, sys.stdout = sys.stdout, sys.stderr  # the package prints
+    for line in sys.stdin:
+        request = json.loads(line)
+        key, answer = request.get("key", ""), {}
+        try:
+            match request["do"]:
+                case "tasks":
+                    answer = _describe(request["domain"])
+                case "begin":
+                    domain, task_id = request["domain"], request["task"]
+                    environments[key] = (_environment(domain, task_id), domain, task_id)
+                case "call":
+                    answer = {"result": _call(environments[key][0], request["name"], request["arguments"])}
+                case "end":
+                    environment, domain, task_id = environments.pop(key)
+                    gold = _ends(domain, task_id, request["denied"])
+                    answer = {"hash": _hashes(environment), "gold": gold}
+        except Exception as error:
+            answer = {"error": str(error)[:500] or type(error).__name__}
+        out.write(json.dumps(answer, default=str) + "\n")
+        out.flush()
+
+
+if __name__ == "__main__":
+    main()
