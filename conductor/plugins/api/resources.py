@@ -172,7 +172,7 @@ class PersonExport(Resource, frozen=True):
     fields: dict[str, str]
 
 
-class Person(Resource, frozen=True):
+class PersonName(Resource, frozen=True):
     """A person by the hash that sessions have."""
 
     person: str

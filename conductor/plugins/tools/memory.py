@@ -130,8 +130,8 @@ class MemoryToolset(BuiltinToolset):
         entries = _read(person.get(FIELD)) if self.specs() else []
         if not entries:
             return ""
-        chosen = list(dict.fromkeys([*_fitting(entries, words), *_newest(entries)]))[:MAX_RESULTS]
-        return f"{_HEADING}\n{msgspec.json.encode(chosen).decode()}"
+        best = list(dict.fromkeys([*_fitting(entries, words), *_newest(entries)]))[:MAX_RESULTS]
+        return f"{_HEADING}\n{msgspec.json.encode(best).decode()}"
 
 
 def from_settings(settings: Settings) -> MemoryToolset:
