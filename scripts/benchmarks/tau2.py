@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -323,6 +324,24 @@ class Options:
     domains: Sequence[str] = DOMAINS
 
 
+def draw_tasks(kits: Mapping[str, Any], chance: random.Random, count: int) -> list[Task]:
+    """Give the tasks of all domains in a random order, ``count`` of them; 0 is all."""
+    tasks = [
+        Task(
+            domain,
+            name,
+            chance.choice(KINDS),
+            calls,
+            frozenset(tool["name"] for tool in kit["tools"] if not tool["reads"]),
+        )
+        for domain, kit in kits.items()
+        for name, calls in kit["tasks"].items()
+        if calls
+    ]
+    chance.shuffle(tasks)
+    return tasks[: count or None]
+
+
 async def run(options: Options, parent: Parent) -> dict[str, Any]:
     """Run once; returns the report. Raises `DidNotStart`."""
     chance, book = random.Random(options.seed), Book()
@@ -330,9 +349,6 @@ async def run(options: Options, parent: Parent) -> dict[str, Any]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="conductor-tau2-")))
         phone = await stack.enter_async_context(Phone())
         kits = {domain: await phone.ask("tasks", domain=domain) for domain in options.domains}
-        actions = {
-            (domain, name): calls for domain, kit in kits.items() for name, calls in kit["tasks"].items()
-        }
         model = GoldModel()
         service = await stack.enter_async_context(AnthropicService(api_keys=None, keep_requests=0))
         service.default = model
@@ -358,21 +374,7 @@ async def run(options: Options, parent: Parent) -> dict[str, Any]:
         injector = Injector(book, nodes, switch, store, chance, options.every_s)
         switch.on_end = injector.note_loss
 
-        def refill() -> list[Task]:
-            tasks = [
-                Task(
-                    domain,
-                    name,
-                    chance.choice(KINDS),
-                    calls,
-                    frozenset(tool["name"] for tool in kits[domain]["tools"] if not tool["reads"]),
-                )
-                for (domain, name), calls in actions.items()
-                if calls
-            ]
-            chance.shuffle(tasks)
-            return tasks[: options.tasks or None]
-
+        refill = partial(draw_tasks, kits, chance, options.tasks)
         tools = {domain: kit["tools"] for domain, kit in kits.items()}
         world = World(
             switch.url,

@@ -10,7 +10,7 @@ import msgspec
 from conductor.conversation.ledger import PREFIX, replay
 from conductor.plugins.api.reports import detail_of, iso_time
 from conductor.plugins.api.requests import ApiCall, ApiError, find_session
-from conductor.plugins.api.resources import PersonName, PersonExport, Receipt, Token
+from conductor.plugins.api.resources import PersonExport, PersonName, Receipt, Token
 from conductor.server.auth import person_id
 from conductor.server.one_time import OneTimeTokens
 from conductor.stores.base import SessionKey, Stored
