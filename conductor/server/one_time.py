@@ -68,6 +68,8 @@ class OneTimeTokens:
         token = handshake.token
         if token is None or not token.startswith(PREFIX):
             return await self._fallback.authenticate(handshake)
+        if not handshake.path:  # a renewal: the connection would lose the end of its first token
+            return None
         grant = await self._use(_key(token))
         if grant is None or grant.expires <= time.time():
             return None

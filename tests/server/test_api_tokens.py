@@ -10,6 +10,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from conductor.models.base import TextDelta
+from conductor.server.access import Client
 from conductor.server.auth import person_id
 from conductor.server.one_time import OneTimeTokens
 from conductor.stores.memory import MemoryStore
@@ -82,6 +83,14 @@ async def test_an_unused_token_is_deleted_at_its_end() -> None:
         await authenticator.make("person-1", None, 0.01)
         assert len(store) == 1
         await until(lambda: not len(store))
+
+
+async def test_a_connection_is_not_renewed_by_a_token_that_connects() -> None:
+    async with backend(auth_tokens=("a-token-of-a-client",)) as served:
+        token = await token_of(served)
+        client = Client(person_id("https://id.example", "anna"), "", expires=4e9)
+        assert await served.listener.access.renew(client, token) is None
+        assert await connect(served, token) == 101
 
 
 async def test_a_token_of_a_session_opens_no_other() -> None:
