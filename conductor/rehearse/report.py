@@ -6,18 +6,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO
 from xml.etree import ElementTree
 
 from conductor.commands.output import as_json, escape, write_table
 from conductor.rehearse.player import Scene
-from conductor.rehearse.script import Call, holds
+from conductor.rehearse.script import holds
 
 _HEADINGS = ("rehearsal", "step", "outcome", "s", "rounds", "tokens in", "out", "expected", "was")
-
-
-Check: TypeAlias = tuple[str, str]
-"""The expectation and the actual result, which is empty if they agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +34,21 @@ def failures(scene: Scene) -> list[str]:
     return scene.problems + [f"expected {expected}, was {was}" for expected, was in checks(scene) if was]
 
 
-def checks(scene: Scene) -> Iterator[Check]:
-    """Compare a step with its expectations."""
+def checks(scene: Scene) -> Iterator[tuple[str, str]]:
+    """Compare a step with its expectations: each, and the actual result, which is empty if they agree."""
     expect, limits = scene.step.expect, scene.step.limits
-    tools = _format_tools(scene) or "no call"
+    calls, spoken = _results(scene)
+    tools, actual = calls or "no call", spoken or "nothing said"
     for call in expect.called:
-        times = sum(use.tool == call.tool and _fits(use.arguments, call) for use in scene.tools)
+        times = sum(
+            use.tool == call.tool and holds(use.arguments or {}, call.arguments) for use in scene.tools
+        )
         right = times >= 1 if call.times is None else times == call.times
         count = "" if call.times is None else " once" if call.times == 1 else f" {call.times} times"
         yield _format_call(call.tool, call.arguments) + count, "" if right else tools
     for name in expect.not_called:
         yield f"no {name}", tools if any(use.tool == name for use in scene.tools) else ""
     speech = " ".join(scene.speeches)
-    actual = _format_speech(scene) or "nothing said"
     if expect.said is not None:
         yield f"said /{expect.said}/", "" if _search(expect.said, speech) else actual
     if expect.not_said is not None:
@@ -73,23 +71,17 @@ def checks(scene: Scene) -> Iterator[Check]:
             yield f"at most {most:g} {name}", f"{value:.4g}" if value > most else ""
 
 
-def _format_tools(scene: Scene) -> str:
-    return ", ".join(_format_call(use.tool, use.arguments) for use in scene.tools)
-
-
 def _summary(scene: Scene) -> str:
     cut = f"cut at the {scene.cut}" if scene.was_cut else ""
     interrupted = "interrupted" if scene.was_interrupted else ""
-    return "; ".join(part for part in (cut, _format_tools(scene), _format_speech(scene), interrupted) if part)
+    return "; ".join(filter(None, (cut, *_results(scene), interrupted)))
 
 
-def _format_speech(scene: Scene) -> str:
+def _results(scene: Scene) -> tuple[str, str]:
+    # The calls, and the spoken text.
     speech = " ".join(scene.speeches)
-    return f"said {speech!r}" if speech else ""
-
-
-def _fits(arguments: Any, call: Call) -> bool:
-    return not call.arguments or (arguments is not None and holds(arguments, call.arguments))
+    calls = ", ".join(_format_call(use.tool, use.arguments) for use in scene.tools)
+    return calls, f"said {speech!r}" if speech else ""
 
 
 def _format_call(tool: str, arguments: Any) -> str:
@@ -100,7 +92,7 @@ def _search(pattern: str, text: str) -> bool:
     return re.search(pattern, text, re.IGNORECASE | re.DOTALL) is not None
 
 
-def _equal(name: str, expected: Sequence[str], was: Sequence[str]) -> Check:
+def _equal(name: str, expected: Sequence[str], was: Sequence[str]) -> tuple[str, str]:
     same = list(expected) == list(was)
     return f"{name} {', '.join(expected) or 'none'}", "" if same else ", ".join(was) or "none"
 
@@ -160,14 +152,9 @@ def write_junit(out: BinaryIO, performances: Sequence[Performance]) -> None:
         name = _plain(performance.name)
         suite = ElementTree.SubElement(suites, "testsuite", name=name, tests=str(len(performance.scenes)))
         for number, scene in enumerate(performance.scenes, 1):
-            case = ElementTree.SubElement(
-                suite,
-                "testcase",
-                classname=name,
-                name=_plain(f"{number} {scene.step.say}"),
-                file=performance.file,
-                time=f"{scene.seconds:.3f}",
-            )
+            title, seconds = _plain(f"{number} {scene.step.say}"), f"{scene.seconds:.3f}"
+            attributes = {"classname": name, "name": title, "file": performance.file, "time": seconds}
+            case = ElementTree.SubElement(suite, "testcase", attributes)
             properties = ElementTree.SubElement(case, "properties")
             for kind, count in scene.usage.items():
                 ElementTree.SubElement(properties, "property", name=kind, value=str(count))
@@ -177,7 +164,7 @@ def write_junit(out: BinaryIO, performances: Sequence[Performance]) -> None:
             elif problems:
                 failure = ElementTree.SubElement(case, "failure", message=_plain(problems[0]))
                 failure.text = _plain("\n".join(problems))
-        suite.set("failures", str(len(suite.findall("testcase/failure"))))
-        suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
+        for kind, tag in (("failures", "failure"), ("skipped", "skipped")):
+            suite.set(kind, str(len(suite.findall(f"testcase/{tag}"))))
         suite.set("time", f"{sum(scene.seconds for scene in performance.scenes):.3f}")
     ElementTree.ElementTree(suites).write(out, encoding="utf-8", xml_declaration=True)

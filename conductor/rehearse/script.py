@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -297,13 +297,6 @@ class Rehearsal(_Part):
         return self
 
 
-class _Tools(_Part):
-    tools: Annotated[tuple[Tool, ...], Field(min_length=1)]
-
-
-_File = TypeVar("_File", Rehearsal, _Tools)
-
-
 def dump(document: dict[str, Any]) -> str:
     """Write the document of a file as YAML."""
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
@@ -312,7 +305,7 @@ def dump(document: dict[str, Any]) -> str:
 def load(path: Path) -> Rehearsal:
     """Load a file. Raises `SettingsError` with the file, the line and the field."""
     root, document = _read(path)
-    rehearsal = _validate(path, root, Rehearsal, document)
+    rehearsal = _validate(path, root, document)
     folder = path.parent
     settings = {name: _absolute(folder, name, value) for name, value in rehearsal.settings.items()}
     return rehearsal.model_copy(update={"name": rehearsal.name or path.stem, "settings": settings})
@@ -321,7 +314,7 @@ def load(path: Path) -> Rehearsal:
 def load_tools(path: Path) -> tuple[Tool, ...]:
     """Load the tools of a file, which may be a rehearsal. Raises `SettingsError`, as `load` does."""
     root, document = _read(path)
-    return _validate(path, root, _Tools, {"tools": document.get("tools")}).tools
+    return _validate(path, root, document | {"steps": [{"say": ""}]}).tools
 
 
 def _read(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:
@@ -340,9 +333,9 @@ def _read(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:
     return root, document
 
 
-def _validate(path: Path, root: yaml.Node | None, kind: type[_File], document: dict[str, Any]) -> _File:
+def _validate(path: Path, root: yaml.Node | None, document: dict[str, Any]) -> Rehearsal:
     try:
-        return kind.model_validate(document)
+        return Rehearsal.model_validate(document)
     except ValidationError as error:
         position = _line(root, error.errors(include_url=False)[0]["loc"])
         raise SettingsError(f"{path}, line {position}: {mistake(error)}.") from None
