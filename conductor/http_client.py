@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import AsyncIterator, Iterator
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -40,11 +41,11 @@ def _url(text: str) -> URL:
     return URL(text, encoded=True)  # as it was signed
 
 
-class NotLocalError(httpx2.ConnectError):
-    """With ``local_only`` the address is neither a loopback nor a private one."""
+class ForbiddenAddressError(httpx2.ConnectError):
+    """The client's ``permits`` refuses the address."""
 
 
-class _NotLocalAddress(OSError):
+class _ForbiddenAddress(OSError):
     pass
 
 
@@ -55,11 +56,11 @@ def is_local(address: str) -> bool:
     return any(ip in network for network in _LOCAL if network.version == ip.version)
 
 
-def _local_socket(info: aiohttp.AddrInfoType) -> socket.socket:
+def _permitted_socket(permits: Callable[[str], bool], info: aiohttp.AddrInfoType) -> socket.socket:
     # Called for each address before the connection, whether a name was resolved or not.
     family, kind, protocol, _, address = info
-    if not is_local(str(address[0])):
-        raise _NotLocalAddress("not a local address")
+    if not permits(str(address[0])):
+        raise _ForbiddenAddress("not a permitted address")
     return socket.socket(family, kind, protocol)
 
 
@@ -68,21 +69,28 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
 
     Bodies are neither decompressed nor longer than `MAX_ERROR_BYTES` if the status is an error. The
     response's extension ``body`` is its `Body`. A request on a connection that the service closed meanwhile
-    is sent once more. With ``trust_env`` the environment's proxy and certificate variables apply. With
-    ``local_only`` a connection is opened to a loopback or private address only, and never through a proxy.
+    is sent once more if the client ``resends``. With ``trust_env`` the environment's proxy and certificate
+    variables apply. With ``permits`` a connection is opened only to an IP address for which it is true, and
+    never through a proxy.
     ``resolver`` replaces the system's, without a cache.
     """
 
     def __init__(
-        self, *, trust_env: bool = True, local_only: bool = False, resolver: AbstractResolver | None = None
+        self,
+        *,
+        trust_env: bool = True,
+        permits: Callable[[str], bool] | None = None,
+        resolver: AbstractResolver | None = None,
+        resends: bool = True,
     ) -> None:
+        self._resends = resends
         # aiohttp would look for a proxy at each request, in a thread. A proxy hides the address behind it.
-        self._proxy = lru_cache(maxsize=256)(_proxy_of) if trust_env and not local_only else lambda _: None
-        self._ssl = httpx2.create_ssl_context(trust_env=trust_env)  # the operating system's certificates
+        self._proxy = lru_cache(maxsize=256)(_proxy_of) if trust_env and permits is None else lambda _: None
+        self._ssl = _certificates(trust_env)
         self._connector_options: dict[str, Any] = {
             "resolver": resolver,
             "use_dns_cache": resolver is None,
-            "socket_factory": _local_socket if local_only else None,
+            "socket_factory": partial(_permitted_socket, permits) if permits else None,
         }
         self._session: aiohttp.ClientSession | None = None
         self._is_closed = False
@@ -115,6 +123,8 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
                 raise
             # The service may have closed an idle connection, as llama.cpp does after each reply.
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                if not self._resends:
+                    raise
                 response = await send()
         is_error = response.status >= 300
         headers = httpx2.Headers(response.raw_headers)
@@ -154,10 +164,8 @@ class HttpClient(httpx2.AsyncClient):
     A request given to its ``transport`` needs less CPU than one by `httpx2.AsyncClient.send`.
     """
 
-    def __init__(
-        self, *, trust_env: bool = True, local_only: bool = False, resolver: AbstractResolver | None = None
-    ) -> None:
-        self.transport = AiohttpTransport(trust_env=trust_env, local_only=local_only, resolver=resolver)
+    def __init__(self, **options: Any) -> None:
+        self.transport = AiohttpTransport(**options)
         jar = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
         super().__init__(transport=self.transport, cookies=jar, follow_redirects=False, trust_env=False)
 
@@ -196,13 +204,20 @@ class Body(httpx2.AsyncByteStream):
         self.close()
 
 
+@lru_cache(maxsize=2)
+def _certificates(trust_env: bool) -> ssl.SSLContext:
+    # Those that the operating system trusts; the context takes 20 ms.
+    return httpx2.create_ssl_context(trust_env=trust_env)
+
+
 @contextmanager
 def _mapped_errors() -> Iterator[None]:
     try:
         yield
-    except aiohttp.ClientConnectorError as error:
+    except (aiohttp.ClientConnectorError, aiohttp.InvalidURL) as error:
         # A refused connection is no timeout, whatever class it has.
-        kind = NotLocalError if isinstance(error.os_error, _NotLocalAddress) else httpx2.ConnectError
+        cause = getattr(error, "os_error", None)
+        kind = ForbiddenAddressError if isinstance(cause, _ForbiddenAddress) else httpx2.ConnectError
         raise kind(str(error)) from error
     except TimeoutError as error:
         raise httpx2.ReadTimeout(str(error)) from error

@@ -128,9 +128,9 @@ def _keys(document: Mapping[str, Any]) -> Mapping[str | None, jwt.PyJWK]:
 
 
 async def _fetch(url: str, *, local_only: bool) -> bytes:
-    from conductor.http_client import HttpClient
+    from conductor.http_client import HttpClient, is_local
 
-    async with asyncio.timeout(FETCH_S), HttpClient(local_only=local_only) as client:
+    async with asyncio.timeout(FETCH_S), HttpClient(permits=is_local if local_only else None) as client:
         async with client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response:
             response.raise_for_status()
             data = b""

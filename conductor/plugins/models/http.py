@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from conductor.errors import ModelError
-from conductor.http_client import Body, HttpClient, NotLocalError
+from conductor.http_client import Body, ForbiddenAddressError, HttpClient
 from conductor.models.base import Finished, ModelEvent, StreamDecoder, TextDelta
 from conductor.models.failures import EmptyReply, failure, from_status, read_problem
 
@@ -204,7 +204,7 @@ class HttpPool:
                 text = await response.aread()
             finally:
                 await response.aclose()
-        except NotLocalError:
+        except ForbiddenAddressError:
             raise ModelError("protocol", "LOCAL_ONLY is set, and the model is not local.") from None
         except httpx2.TransportError as error:
             raise _failure_of(error) from None

@@ -87,10 +87,10 @@ class ReplyStreamer:
             return self._pool
 
     def _new_pool(self) -> HttpPool:
-        from conductor.http_client import HttpClient
+        from conductor.http_client import HttpClient, is_local
         from conductor.plugins.models.http import HttpPool
 
-        client = HttpClient(trust_env=self._trust_env, local_only=self._local_only)
+        client = HttpClient(trust_env=self._trust_env, permits=is_local if self._local_only else None)
         return HttpPool(client, self._connect(client))
 
     async def stream(

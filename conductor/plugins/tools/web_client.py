@@ -1,31 +1,28 @@
-"""HTTP requests of tools, to permitted addresses only; importing this module imports aiohttp."""
+"""HTTP requests of tools, to permitted addresses only, by the process's HTTP client."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import re
-import socket
-import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
-import aiohttp
 import httpx2
 from aiohttp.abc import AbstractResolver
-from yarl import URL
 
+from conductor.http_client import ForbiddenAddressError, HttpClient
 from conductor.tools.addresses import Network, may_connect
 
 # For services that the operator configures.
 EVERYWHERE: Sequence[Network] = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
 MAX_REDIRECTS = 5
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+# Each connection serves one request, so that its address is checked each time.
+_HEADERS = {"Accept-Encoding": "identity", "Connection": "close"}
 # Charsets of the web. Of Python's other codecs some take quadratic time, such as punycode.
 _CHARSET = re.compile(r"(?:utf|us-ascii|ascii|iso|latin|windows|cp|koi8|shift|euc|gb|big5|mac)[\w-]*\Z", re.I)
-_CHUNK = 16_384
 
 
 class WebError(Exception):
@@ -70,49 +67,40 @@ async def fetch(
 ) -> WebResponse:
     """Make a request and follow its redirects, with ``same_host`` to the same origin only.
 
-    The address is checked when a connection opens, so a name cannot change in between. There is no proxy and
-    no cookie. Raises `WebError`.
+    The address is checked when a connection opens, so a name cannot change in between. There is no proxy, no
+    cookie and no second try. Raises `WebError`.
     """
-
-    def permitted(info: aiohttp.AddrInfoType) -> socket.socket:
-        family, kind, protocol, _, address = info
-        if not may_connect(str(address[0]), allowed):
-            raise _ForbiddenError("its address is not public")
-        return socket.socket(family, kind, protocol)
-
-    connector = aiohttp.TCPConnector(
-        ssl=_certificates(),
+    client = HttpClient(
+        trust_env=False,
+        permits=lambda address: may_connect(address, allowed),
         resolver=resolver,
-        use_dns_cache=False,
-        socket_factory=permitted,
-        force_close=True,
+        resends=False,
     )
-    session = aiohttp.ClientSession(
-        connector=connector,
-        timeout=aiohttp.ClientTimeout(total=None),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-    )
-    origin = None
+    origin: tuple[str, str, int | None] | None = None
     try:
-        async with asyncio.timeout(timeout_s), session:
+        async with asyncio.timeout(timeout_s), client:
             for _ in range(MAX_REDIRECTS + 1):
                 target = parse_url(url)
-                origin = origin or target.origin()
-                if same_host and target.origin() != origin:
+                origin = origin or _origin(target)
+                if same_host and _origin(target) != origin:
                     raise WebError(f"It redirects to another host, {target.host}.", was_sent=True)
-                response = await _request(session, method, target, headers or {}, body, max_bytes)
+                request = httpx2.Request(
+                    method, target, headers={**_HEADERS, **(headers or {})}, content=body
+                )
+                response = await _send(client, request, max_bytes)
                 if isinstance(response, WebResponse):
                     return response
-                url = urljoin(str(target), response.location)
-                if response.status == 303 or (response.status in (301, 302) and method == "POST"):
+                url = str(target.join(response.headers["Location"]))
+                if response.status_code == 303 or (response.status_code in (301, 302) and method == "POST"):
                     method, body = "GET", None
     except TimeoutError:
         raise WebError("It did not answer in time.", was_sent=True) from None
+    except httpx2.InvalidURL:  # of a redirect
+        raise WebError("It redirects to an invalid address.", was_sent=True) from None
     raise WebError(f"It redirects more than {MAX_REDIRECTS} times.", was_sent=True)
 
 
-def parse_url(url: str) -> URL:
+def parse_url(url: str) -> httpx2.URL:
     """Read a URL. Raises `WebError` if it is not http or https, or holds credentials."""
     try:
         parts = urlsplit(url)
@@ -124,69 +112,47 @@ def parse_url(url: str) -> URL:
     if parts.username is not None or parts.password is not None:
         raise WebError("The address contains a user name or a password.", was_sent=False)
     try:
-        target = URL(url)
-    except ValueError:
-        target = URL()
+        target = httpx2.URL(url)
+    except httpx2.InvalidURL:
+        target = httpx2.URL("")
     # The connection uses this parser's result; it must agree with the first parser.
-    if target.scheme != parts.scheme or not target.host or target.user is not None:
+    if target.scheme != parts.scheme or not target.host or target.userinfo:
         raise WebError("The address has an invalid host.", was_sent=False)
     return target
 
 
-class _ForbiddenError(OSError):
-    pass
+def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
 
 
-@dataclass(frozen=True, slots=True)
-class _Redirect:
-    status: int
-    location: str
-
-
-async def _request(
-    session: aiohttp.ClientSession,
-    method: str,
-    url: URL,
-    headers: Mapping[str, str],
-    body: bytes | None,
-    max_bytes: int,
-) -> WebResponse | _Redirect:
+async def _send(client: HttpClient, request: httpx2.Request, max_bytes: int) -> WebResponse | httpx2.Response:
+    """Make one request. A redirect is returned as it is."""
     try:
-        async with session.request(
-            method,
-            url,
-            headers={"Accept-Encoding": "identity", **headers},
-            data=body,
-            allow_redirects=False,
-        ) as response:
-            location = response.headers.get("Location")
-            if response.status in _REDIRECTS and location is not None:
-                return _Redirect(response.status, location)
+        response = await client.transport.handle_async_request(request)
+        async with contextlib.aclosing(response):
+            if response.has_redirect_location:
+                return response
             if response.headers.get("Content-Encoding", "identity") != "identity":
                 raise WebError("The server sent a compressed answer, which is not supported.", was_sent=True)
             content = bytearray()
-            while len(content) <= max_bytes and (chunk := await response.content.read(_CHUNK)):
+            async for chunk in response.aiter_raw():
                 content += chunk
-            return WebResponse(
-                response.status,
-                str(url),
-                response.content_type,
-                response.charset or "utf-8",
-                bytes(content[:max_bytes]),
-                cut=len(content) > max_bytes,
-            )
-    except (aiohttp.ClientConnectorError, _ForbiddenError) as error:
-        cause = getattr(error, "os_error", error)
-        reason = "its address is not public" if isinstance(cause, _ForbiddenError) else "no connection"
-        raise WebError(f"{url.host} cannot be reached: {reason}.", was_sent=False) from None
-    except TimeoutError:
+                if len(content) > max_bytes:
+                    break
+    except ForbiddenAddressError:
+        message = f"{request.url.host} cannot be reached: its address is not public."
+        raise WebError(message, was_sent=False) from None
+    except httpx2.ConnectError:
+        raise WebError(f"{request.url.host} cannot be reached: no connection.", was_sent=False) from None
+    except httpx2.TimeoutException:
         raise WebError("It did not answer in time.", was_sent=True) from None
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        was_sent = not isinstance(error, aiohttp.InvalidURL)
-        raise WebError(f"The request failed: {type(error).__name__}.", was_sent=was_sent) from None
-
-
-@lru_cache(maxsize=1)
-def _certificates() -> ssl.SSLContext:
-    # The certificates that the operating system trusts; making it takes 20 ms.
-    return httpx2.create_ssl_context(trust_env=False)
+    except (httpx2.TransportError, ValueError) as error:
+        raise WebError(f"The request failed: {type(error).__name__}.", was_sent=True) from None
+    return WebResponse(
+        response.status_code,
+        str(request.url),
+        response.headers.get("Content-Type", "application/octet-stream").partition(";")[0].strip().lower(),
+        response.charset_encoding or "utf-8",
+        bytes(content[:max_bytes]),
+        cut=len(content) > max_bytes,
+    )

@@ -47,7 +47,7 @@ async def claude() -> AsyncIterator[AnthropicService]:
 def pool_to(base_url: str, *addresses: str) -> HttpPool:
     headers = {"authorization": "Bearer test-key", "anthropic-version": "2026-10-21"}
     names = Names(models_example=list(addresses)) if addresses else None
-    client = HttpClient(local_only=True, resolver=names)
+    client = HttpClient(permits=is_local, resolver=names)
     return HttpPool(client, Service(client, base_url, headers).send)
 
 
