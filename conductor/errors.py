@@ -82,12 +82,6 @@ class ModelError(ConductorError):
         self.profile: str | None = None
 
 
-class TurnTimeout(ConductorError):
-    """A turn used up its machine time (``TURN_TIMEOUT_MS``)."""
-
-    code: ErrorCode = "turn_timeout"
-
-
 class BudgetSpent(ConductorError):
     """A subject has used up its tokens of today (``DAILY_TOKEN_BUDGET``)."""
 

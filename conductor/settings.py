@@ -84,7 +84,6 @@ class Limits:
     open_microphone: float = 4.0  # and in a client that has never sent a partial
     heard_window: float = 0.15  # an interruption this soon after the acknowledgement still counts
     stale_speech: float = 10.0  # an older unacknowledged tts.speak is not replayed
-    max_unacknowledged: int = 256  # interface events kept for replay; calls are never dropped
     max_send_queue: int = 1_024  # frames queued for one socket whose client does not read
     send_timeout: float = 10.0  # a client that does not read for this long is cut
     turns_per_minute: float = 30.0

@@ -11,6 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from conductor.events.envelope import doc
+
 MAX_RESUMED = 256
 """The most call ids in ``drop`` of ``session.started``."""
 MAX_INSTRUCTIONS_BYTES = 4096
@@ -51,9 +53,9 @@ _TOOL = {
 class ResumeDone(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """A call that the client has finished."""
 
-    call_id: Annotated[Id, Meta(description="The call.", examples=["call_5d_1"])]
-    result: Annotated[Any, Meta(description="As in ``tool.result``.", examples=["on"])] = None
-    error: Annotated[str | None, Meta(description="As in ``tool.result``.")] = None
+    call_id: Annotated[Id, doc("The call.", "call_5d_1")]
+    result: Annotated[Any, doc("As in ``tool.result``.", "on")] = None
+    error: Annotated[str | None, doc("As in ``tool.result``.")] = None
 
     def __post_init__(self) -> None:
         _make_text(self)
@@ -64,82 +66,60 @@ class Resume(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
     last_event_id: Annotated[
         str | None,
-        Meta(
-            description="The last event that was handled, apart from partials, pings, ``session.started`` "
+        doc(
+            "The last event that was handled, apart from partials, pings, ``session.started`` "
             "and ``event.ack``. It acknowledges all events before it except calls.",
-            examples=["evt_5d_9"],
+            "evt_5d_9",
         ),
     ] = None
     done: Annotated[
         list[ResumeDone],
-        Meta(
-            description="Finished calls whose result no ``event.ack`` has named. The server asks in "
+        doc(
+            "Finished calls whose result no ``event.ack`` has named. The server asks in "
             "``resend`` for a result that is left out here.",
-            examples=[[{"callId": "call_5d_1", "result": "on"}]],
+            [{"callId": "call_5d_1", "result": "on"}],
         ),
     ] = []
-    pending: Annotated[
-        list[Id],
-        Meta(
-            description="Calls that are waiting or running.",
-            examples=[["call_5d_2"]],
-        ),
-    ] = []
+    pending: Annotated[list[Id], doc("Calls that are waiting or running.", ["call_5d_2"])] = []
 
 
 class SessionStart(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """Creates or resumes the session. Send it after each connect; ``session.started`` answers it."""
 
     TYPE: ClassVar[str] = "session.start"
-    session_id: Annotated[str | None, Meta(description="The envelope's.", examples=["s-1"])] = None
-    github_token: Annotated[str | None, Meta(description="Neither read nor kept.")] = None
-    locale: Annotated[
-        _Short | None, Meta(description="The device's language (BCP 47).", examples=["en-GB"])
-    ] = None
-    time_zone: Annotated[
-        _Short | None, Meta(description="The device's time zone (IANA).", examples=["Europe/London"])
-    ] = None
+    session_id: Annotated[str | None, doc("The envelope's.", "s-1")] = None
+    github_token: Annotated[str | None, doc("Neither read nor kept.")] = None
+    locale: Annotated[_Short | None, doc("The device's language (BCP 47).", "en-GB")] = None
+    time_zone: Annotated[_Short | None, doc("The device's time zone (IANA).", "Europe/London")] = None
     instructions: Annotated[
         str | None,
-        Meta(
-            description=f"Text for the system prompt, at most {MAX_INSTRUCTIONS_BYTES} bytes of UTF-8.",
-            examples=["The user's name is Ada."],
+        doc(
+            f"Text for the system prompt, at most {MAX_INSTRUCTIONS_BYTES} bytes of UTF-8.",
+            "The user's name is Ada.",
         ),
     ] = None
     capabilities: Annotated[
-        list[str],
-        Meta(
-            max_length=64,
-            description="The extensions that the client uses.",
-            examples=[["tools"]],
-        ),
+        list[str], doc("The extensions that the client uses.", ["tools"], max_length=64)
     ] = []
     tools: Annotated[
         list[Any] | None,
-        Meta(
-            description="The device's tools. Without it the declared tools stay.",
-            examples=[[_TOOL]],
-            extra={"needs": "tools"},
-        ),
+        doc("The device's tools. Without it the declared tools stay.", [_TOOL], needs="tools"),
     ] = None
-    resume: Annotated[
-        Resume | None,
-        Meta(description="The client's state.", extra={"needs": "resume"}),
-    ] = None
+    resume: Annotated[Resume | None, doc("The client's state.", needs="resume")] = None
     model: Annotated[
         _Short | None,
-        Meta(
-            description="One of the models that the operator offers. Without it, or with another name, the "
+        doc(
+            "One of the models that the operator offers. Without it, or with another name, the "
             "present choice stays.",
-            examples=["home"],
+            "home",
         ),
     ] = None
     traceparent: Annotated[
         _Short | None,
-        Meta(
-            description="The app's trace (W3C Trace Context), the parent of the server's traces. An invalid "
+        doc(
+            "The app's trace (W3C Trace Context), the parent of the server's traces. An invalid "
             "one is ignored.",
-            examples=["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"],
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
         ),
     ] = None
 
@@ -148,16 +128,10 @@ class SessionUpdate(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
     """Replaces the device's tools, or renews the connection's token. ``tools.changed`` answers new tools."""
 
     TYPE: ClassVar[str] = "session.update"
-    tools: Annotated[
-        list[Any] | None,
-        Meta(description="All of the device's tools.", examples=[[_TOOL]], extra={"needs": "tools"}),
-    ] = None
+    tools: Annotated[list[Any] | None, doc("All of the device's tools.", [_TOOL], needs="tools")] = None
     token: Annotated[
         str | None,
-        Meta(
-            description="A new token of the same person, before the connection's expires.",
-            examples=["eyJhbGciOiJFUzI1NiJ9..."],
-        ),
+        doc("A new token of the same person, before the connection's expires.", "eyJhbGciOiJFUzI1NiJ9..."),
     ] = None
 
 
@@ -165,7 +139,7 @@ class TranscriptPartial(msgspec.Struct, frozen=True, rename="camel"):
     """The transcript so far. The person is speaking; no turn starts."""
 
     TYPE: ClassVar[str] = "user.audio.transcript.partial"
-    text: Annotated[str, Meta(description="The text so far.", examples=["what is seventeen"])]
+    text: Annotated[str, doc("The text so far.", "what is seventeen")]
 
 
 class TranscriptFinal(msgspec.Struct, frozen=True, rename="camel"):
@@ -174,9 +148,9 @@ class TranscriptFinal(msgspec.Struct, frozen=True, rename="camel"):
     TYPE: ClassVar[str] = "user.audio.transcript.final"
     text: Annotated[
         str,
-        Meta(
-            description="The whole text; blank text is the error ``invalid_transcript``.",
-            examples=["What is seventeen percent of 2340?"],
+        doc(
+            "The whole text; blank text is the error ``invalid_transcript``.",
+            "What is seventeen percent of 2340?",
         ),
     ]
 
@@ -185,17 +159,12 @@ class ToolResultEvent(msgspec.Struct, frozen=True, rename="camel"):
     """The result of a ``tool.call``. ``error``, if it is not null, wins over ``result``."""
 
     TYPE: ClassVar[str] = "tool.result"
-    call_id: Annotated[Id, Meta(description="The call.", examples=["call_5d_1"])]
+    call_id: Annotated[Id, doc("The call.", "call_5d_1")]
     result: Annotated[
         Any,
-        Meta(
-            description="The tool's output, a string. Another value counts as its JSON text.",
-            examples=['{"status":"running"}'],
-        ),
+        doc("The tool's output, a string. Another value counts as its JSON text.", '{"status":"running"}'),
     ] = None
-    error: Annotated[
-        str | None, Meta(description="The failure, in words for the person.", examples=[None])
-    ] = None
+    error: Annotated[str | None, doc("The failure, in words for the person.", None)] = None
 
     def __post_init__(self) -> None:
         _make_text(self)
@@ -209,14 +178,11 @@ class OutputInterrupted(msgspec.Struct, frozen=True, rename="camel", omit_defaul
     """
 
     TYPE: ClassVar[str] = "audio.output.interrupted"
-    reason: Annotated[str, Meta(description="For the log.", examples=["user_speech"])] = ""
-    speech_id: Annotated[str | None, Meta(description="The speech; not read.")] = None
-    spoken_text: Annotated[
-        str | None, Meta(description="The spoken part of the text.", examples=["Seventeen percent of"])
-    ] = None
+    reason: Annotated[str, doc("For the log.", "user_speech")] = ""
+    speech_id: Annotated[str | None, doc("The speech; not read.")] = None
+    spoken_text: Annotated[str | None, doc("The spoken part of the text.", "Seventeen percent of")] = None
     played_ms: Annotated[
-        Annotated[float, Meta(ge=0)] | None,
-        Meta(description="Milliseconds of the speech that were played.", examples=[900]),
+        Annotated[float, Meta(ge=0)] | None, doc("Milliseconds of the speech that were played.", 900)
     ] = None
 
 
@@ -224,13 +190,11 @@ class AgentCompleted(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
     """A coding agent has ended; the server tells the person in a turn of its own."""
 
     TYPE: ClassVar[str] = "agent.completed"
-    agent_id: Annotated[Id, Meta(description="The agent.", examples=["a-77"])]
-    status: Annotated[_Short, Meta(description="Its last status.", examples=["FINISHED"])]
-    summary: Annotated[
-        str | None, Meta(description="Its work.", examples=["Fixed the login page and its test."])
-    ] = None
-    name: Annotated[str | None, Meta(description="Its name.", examples=["Fix login"])] = None
-    prompt: Annotated[str | None, Meta(description="Its task.", examples=["Fix the login page."])] = None
+    agent_id: Annotated[Id, doc("The agent.", "a-77")]
+    status: Annotated[_Short, doc("Its last status.", "FINISHED")]
+    summary: Annotated[str | None, doc("Its work.", "Fixed the login page and its test.")] = None
+    name: Annotated[str | None, doc("Its name.", "Fix login")] = None
+    prompt: Annotated[str | None, doc("Its task.", "Fix the login page.")] = None
 
 
 class ResponseCancel(msgspec.Struct, frozen=True, rename="camel"):
@@ -245,12 +209,11 @@ class ToolCancelled(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
 
     TYPE: ClassVar[str] = "tool.cancelled"
     CAPABILITY: ClassVar[str] = "cancel"
-    call_id: Annotated[Id, Meta(description="The call.", examples=["call_5d_1"])]
+    call_id: Annotated[Id, doc("The call.", "call_5d_1")]
     effect: Annotated[
-        Literal["none", "partial", "complete"],
-        Meta(description="How much of the call took effect.", examples=["none"]),
+        Literal["none", "partial", "complete"], doc("How much of the call took effect.", "none")
     ]
-    result: Annotated[Any, Meta(description="The tool's output so far.")] = None
+    result: Annotated[Any, doc("The tool's output so far.")] = None
 
     def __post_init__(self) -> None:
         _make_text(self)
@@ -261,7 +224,7 @@ class ToolStarted(msgspec.Struct, frozen=True, rename="camel"):
 
     TYPE: ClassVar[str] = "tool.started"
     CAPABILITY: ClassVar[str] = "lease"
-    call_id: Annotated[Id, Meta(description="The call.", examples=["call_5d_1"])]
+    call_id: Annotated[Id, doc("The call.", "call_5d_1")]
 
 
 class ToolProgress(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -269,11 +232,9 @@ class ToolProgress(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
 
     TYPE: ClassVar[str] = "tool.progress"
     CAPABILITY: ClassVar[str] = "lease"
-    call_id: Annotated[Id, Meta(description="The call.", examples=["call_5d_1"])]
-    message: Annotated[str | None, Meta(description="The progress, in words.", examples=["3 of 7"])] = None
-    percent: Annotated[
-        Annotated[float, Meta(ge=0, le=100)] | None, Meta(description="The progress.", examples=[42])
-    ] = None
+    call_id: Annotated[Id, doc("The call.", "call_5d_1")]
+    message: Annotated[str | None, doc("The progress, in words.", "3 of 7")] = None
+    percent: Annotated[Annotated[float, Meta(ge=0, le=100)] | None, doc("The progress.", 42)] = None
 
 
 class ToolAccepted(msgspec.Struct, frozen=True, rename="camel"):
@@ -281,8 +242,8 @@ class ToolAccepted(msgspec.Struct, frozen=True, rename="camel"):
 
     TYPE: ClassVar[str] = "tool.accepted"
     CAPABILITY: ClassVar[str] = "async"
-    call_id: Annotated[Id, Meta(description="The call.", examples=["call_5d_1"])]
-    job_id: Annotated[_Short, Meta(description="The device's name for the job.", examples=["job-7"])]
+    call_id: Annotated[Id, doc("The call.", "call_5d_1")]
+    job_id: Annotated[_Short, doc("The device's name for the job.", "job-7")]
 
 
 class ApprovalShown(msgspec.Struct, frozen=True, rename="camel"):
@@ -290,7 +251,7 @@ class ApprovalShown(msgspec.Struct, frozen=True, rename="camel"):
 
     TYPE: ClassVar[str] = "approval.shown"
     CAPABILITY: ClassVar[str] = "approval"
-    approval_id: Annotated[Id, Meta(description="The request.", examples=["appr_5d_1"])]
+    approval_id: Annotated[Id, doc("The request.", "appr_5d_1")]
 
 
 class ToolsList(msgspec.Struct, frozen=True, rename="camel"):
@@ -307,25 +268,18 @@ class Decision(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """
 
     CONDITIONS: ClassVar[Mapping[str, Any]] = {"allOf": _EDITS}
-    approval_id: Annotated[Id, Meta(description="The request.", examples=["appr_5d_1"])]
-    arguments_digest: Annotated[
-        str, Meta(max_length=128, description="The request's digest.", examples=[_DIGEST])
-    ]
+    approval_id: Annotated[Id, doc("The request.", "appr_5d_1")]
+    arguments_digest: Annotated[str, doc("The request's digest.", _DIGEST, max_length=128)]
     decision: Annotated[
-        Literal["allow", "deny", "edit"],
-        Meta(description="``edit`` allows the call with ``editedArguments``.", examples=["allow"]),
+        Literal["allow", "deny", "edit"], doc("``edit`` allows the call with ``editedArguments``.", "allow")
     ]
     scope: Annotated[
-        Literal["once", "session", "always"],
-        Meta(description="One of the request's ``scopes``.", examples=["once"]),
+        Literal["once", "session", "always"], doc("One of the request's ``scopes``.", "once")
     ] = "once"
-    edited_arguments: Annotated[
-        dict[str, Any] | None,
-        Meta(description="All arguments, for ``edit`` only."),
-    ] = None
+    edited_arguments: Annotated[dict[str, Any] | None, doc("All arguments, for ``edit`` only.")] = None
     message: Annotated[
         Annotated[str, Meta(max_length=2_000)] | None,
-        Meta(description="The person's words, for the model.", examples=["no, leave it"]),
+        doc("The person's words, for the model.", "no, leave it"),
     ] = None
 
     def __post_init__(self) -> None:
@@ -356,29 +310,28 @@ class ApprovalResponse(msgspec.Struct, frozen=True, rename="camel", omit_default
             },
         ],
     }
-    approval_id: Annotated[Id | None, Meta(description="The request.", examples=["appr_5d_1"])] = None
+    approval_id: Annotated[Id | None, doc("The request.", "appr_5d_1")] = None
     arguments_digest: Annotated[
         Annotated[str, Meta(max_length=128)] | None,
-        Meta(description="The request's ``argumentsDigest``; another one is refused.", examples=[_DIGEST]),
+        doc("The request's ``argumentsDigest``; another one is refused.", _DIGEST),
     ] = None
     decision: Annotated[
         Literal["allow", "deny", "edit"] | None,
-        Meta(description="``edit`` allows the call with ``editedArguments``.", examples=["allow"]),
+        doc("``edit`` allows the call with ``editedArguments``.", "allow"),
     ] = None
     scope: Annotated[
         Literal["once", "session", "always"],
-        Meta(description="How long an ``allow`` holds; one of the request's ``scopes``."),
+        doc("How long an ``allow`` holds; one of the request's ``scopes``."),
     ] = "once"
     edited_arguments: Annotated[
-        dict[str, Any] | None,
-        Meta(description="All arguments; required for ``edit``, refused with ``allow``."),
+        dict[str, Any] | None, doc("All arguments; required for ``edit``, refused with ``allow``.")
     ] = None
     message: Annotated[
-        Annotated[str, Meta(max_length=2_000)] | None, Meta(description="The person's words, for the model.")
+        Annotated[str, Meta(max_length=2_000)] | None, doc("The person's words, for the model.")
     ] = None
     decisions: Annotated[
         Annotated[list[Decision], Meta(min_length=1, max_length=100)] | None,
-        Meta(description="Several decisions, each with the fields above."),
+        doc("Several decisions, each with the fields above."),
     ] = None
 
     def __post_init__(self) -> None:

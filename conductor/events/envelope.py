@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from itertools import count
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -15,6 +15,12 @@ SUBPROTOCOL = "conductor.v1"
 """A browser names it next to ``bearer.TOKEN``. The token is not echoed."""
 SUPERSEDED = 4409
 """The WebSocket close code of a connection whose session another connection serves."""
+
+
+def doc(text: str, *examples: Any, needs: str = "", max_length: int | None = None) -> msgspec.Meta:
+    """Describe a field for the reference and the schemas; ``needs`` is its capability, if not the event's."""
+    extra = {"needs": needs} if needs else None
+    return msgspec.Meta(description=text, examples=list(examples) or None, extra=extra, max_length=max_length)
 
 
 class Payload(Protocol):
@@ -59,28 +65,6 @@ class IdGenerator:
         """Make the next id, such as ``evt_9f86d081884c7d65_2a``."""
         return f"{self._prefix}_{next(self._count):x}"
 
-    def after(self, event_id: str) -> str:
-        """Make an id that follows an earlier one, such as ``evt_9f86d081884c7d65_2a.3c``.
-
-        An id that is not of this generator counts as the first.
-        """
-        prefix, _, number = event_id.partition(".")[0].rpartition("_")
-        return f"{self._prefix}_{number if prefix == self._prefix else 0}.{next(self._count):x}"
-
-
-def precedes(first: str, second: str) -> bool:
-    """Whether the first id of a generator comes before the second; False for ids of two generators."""
-    prefix, _, numbers = first.rpartition("_")
-    second_prefix, _, second_numbers = second.rpartition("_")
-    try:
-        return prefix == second_prefix and _numbers(numbers) < _numbers(second_numbers)
-    except ValueError:
-        return False
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number, 16) for number in text.split(".")]
-
 
 _second = 0
 _second_text = ""
@@ -99,4 +83,3 @@ def timestamp() -> str:
 
 
 new_call_id = IdGenerator("call")
-new_speech_id = IdGenerator("speech")

@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta
 
 from conductor.errors import ErrorCode
+from conductor.events.envelope import doc
 
 ConversationState: TypeAlias = Literal["idle", "listening", "transcribing", "thinking", "speaking"]
 """The states of ``convo.setState``. Apps also know ``error``, which closes the microphone; never send it."""
@@ -65,72 +65,42 @@ DiagnosticCode: TypeAlias = Literal[
 class RejectedTool(msgspec.Struct, frozen=True, rename="camel"):
     """A declared tool that the model is not offered."""
 
-    name: Annotated[str, Meta(description="The declared name.", examples=["calculator"])]
-    reason: Annotated[
-        str, Meta(description="For the app's author.", examples=["this name is taken by another tool"])
-    ]
+    name: Annotated[str, doc("The declared name.", "calculator")]
+    reason: Annotated[str, doc("For the app's author.", "this name is taken by another tool")]
 
 
 class SessionStarted(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """Answers ``session.start``."""
 
     TYPE: ClassVar[str] = "session.started"
-    session_id: Annotated[str, Meta(description="The envelope's.", examples=["s-1"])]
-    resumed: Annotated[
-        bool, Meta(description="Whether the session existed, with its history.", examples=[False])
-    ]
+    session_id: Annotated[str, doc("The envelope's.", "s-1")]
+    resumed: Annotated[bool, doc("Whether the session existed, with its history.", False)]
     capabilities: Annotated[
         list[str] | None,
-        Meta(
-            description="The accepted capabilities; absent if the client named no capability.",
-            examples=[["tools"]],
-        ),
+        doc("The accepted capabilities; absent if the client named no capability.", ["tools"]),
     ] = None
     accepted_tools: Annotated[
-        list[str] | None,
-        Meta(
-            description="The declared tools that the model is offered.",
-            examples=[["lamp.switch"]],
-            extra={"needs": "tools"},
-        ),
+        list[str] | None, doc("The declared tools that the model is offered.", ["lamp.switch"], needs="tools")
     ] = None
     rejected_tools: Annotated[
-        list[RejectedTool] | None,
-        Meta(description="The other declared tools.", examples=[[]], extra={"needs": "tools"}),
+        list[RejectedTool] | None, doc("The other declared tools.", [], needs="tools")
     ] = None
     reason: Annotated[
         Literal["new", "not_kept"] | None,
-        Meta(
-            description="Why ``resumed`` is false: the session is ``new``, or it is ``not_kept`` any longer.",
-            examples=["new"],
-        ),
+        doc("Why ``resumed`` is false: the session is ``new``, or it is ``not_kept`` any longer.", "new"),
     ] = None
     resend: Annotated[
-        list[str] | None,
-        Meta(
-            description="Calls whose ``tool.result`` the server asks for again.",
-            examples=[[]],
-            extra={"needs": "resume"},
-        ),
+        list[str] | None, doc("Calls whose ``tool.result`` the server asks for again.", [], needs="resume")
     ] = None
     drop: Annotated[
         list[str] | None,
-        Meta(
-            description="Calls that the client must not start and whose results it may forget.",
-            examples=[[]],
-            extra={"needs": "resume"},
-        ),
+        doc("Calls that the client must not start and whose results it may forget.", [], needs="resume"),
     ] = None
     model: Annotated[
         str | None,
-        Meta(
-            description="The model that replies, if the operator named it. Another may stand in for it.",
-            examples=["home"],
-        ),
+        doc("The model that replies, if the operator named it. Another may stand in for it.", "home"),
     ] = None
-    local_only: Annotated[
-        bool | None, Meta(description="True if no data leaves the local network.", examples=[True])
-    ] = None
+    local_only: Annotated[bool | None, doc("True if no data leaves the local network.", True)] = None
 
 
 class EventAck(msgspec.Struct, frozen=True, rename="camel"):
@@ -138,7 +108,7 @@ class EventAck(msgspec.Struct, frozen=True, rename="camel"):
 
     TYPE: ClassVar[str] = "event.ack"
     CAPABILITY: ClassVar[str] = "resume"
-    event_ids: Annotated[list[str], Meta(description="Ids of the client's events.", examples=[["cevt_3"]])]
+    event_ids: Annotated[list[str], doc("Ids of the client's events.", ["cevt_3"])]
 
 
 class SpeechPartial(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -147,15 +117,11 @@ class SpeechPartial(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
     TYPE: ClassVar[str] = "assistant.speech.partial"
     text: Annotated[
         str,
-        Meta(
-            description="The whole text so far. It restarts with each message of the model.",
-            examples=["Seventeen percent of 2340"],
+        doc(
+            "The whole text so far. It restarts with each message of the model.", "Seventeen percent of 2340"
         ),
     ]
-    speech_id: Annotated[
-        str | None,
-        Meta(description="The reply's ``speechId``.", examples=["speech_5d_1"], extra={"needs": "segments"}),
-    ] = None
+    speech_id: Annotated[str | None, doc("The reply's ``speechId``.", "speech_5d_1", needs="segments")] = None
 
 
 class SpeechFinal(msgspec.Struct, frozen=True, rename="camel"):
@@ -164,9 +130,9 @@ class SpeechFinal(msgspec.Struct, frozen=True, rename="camel"):
     TYPE: ClassVar[str] = "assistant.speech.final"
     text: Annotated[
         str,
-        Meta(
-            description="The whole text, with Markdown. It replaces the partials.",
-            examples=["Seventeen percent of 2340 is **397.8**."],
+        doc(
+            "The whole text, with Markdown. It replaces the partials.",
+            "Seventeen percent of 2340 is **397.8**.",
         ),
     ]
 
@@ -175,29 +141,23 @@ class ToolCallEvent(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
     """Runs a tool on the device, or makes a UI call. The client answers with ``tool.result``."""
 
     TYPE: ClassVar[str] = "tool.call"
-    call_id: Annotated[str, Meta(description="The id for the ``tool.result``.", examples=["call_5d_1"])]
-    name: Annotated[str, Meta(description="The tool or UI call.", examples=["agent.status"])]
-    arguments: Annotated[str, Meta(description="A JSON object, as a string.", examples=['{"id":"a-77"}'])]
-    timeout_ms: Annotated[
-        int | None, Meta(description="The silence after which the call times out.", extra={"needs": "lease"})
-    ] = None
+    call_id: Annotated[str, doc("The id for the ``tool.result``.", "call_5d_1")]
+    name: Annotated[str, doc("The tool or UI call.", "agent.status")]
+    arguments: Annotated[str, doc("A JSON object, as a string.", '{"id":"a-77"}')]
+    timeout_ms: Annotated[int | None, doc("The silence after which the call times out.", needs="lease")] = (
+        None
+    )
 
 
 class ErrorEvent(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """An error. The connection stays open."""
 
     TYPE: ClassVar[str] = "error"
-    code: Annotated[
-        ErrorCode, Meta(description="The kind of error; stable.", examples=["invalid_transcript"])
-    ]
-    message: Annotated[
-        str, Meta(description="For people; may change.", examples=["The transcript is empty."])
-    ]
-    event_id: Annotated[str | None, Meta(description="The event that caused it.", examples=["ios-42"])] = None
-    call_id: Annotated[str | None, Meta(description="The call that caused it.")] = None
-    retry_after_ms: Annotated[int | None, Meta(description="Milliseconds to wait before the next try.")] = (
-        None
-    )
+    code: Annotated[ErrorCode, doc("The kind of error; stable.", "invalid_transcript")]
+    message: Annotated[str, doc("For people; may change.", "The transcript is empty.")]
+    event_id: Annotated[str | None, doc("The event that caused it.", "ios-42")] = None
+    call_id: Annotated[str | None, doc("The call that caused it.")] = None
+    retry_after_ms: Annotated[int | None, doc("Milliseconds to wait before the next try.")] = None
 
 
 class ToolsChanged(msgspec.Struct, frozen=True, rename="camel"):
@@ -206,14 +166,13 @@ class ToolsChanged(msgspec.Struct, frozen=True, rename="camel"):
     TYPE: ClassVar[str] = "tools.changed"
     CAPABILITY: ClassVar[str] = "tools"
     accepted_tools: Annotated[
-        list[str],
-        Meta(description="The declared tools that the model is offered.", examples=[["lamp.switch"]]),
+        list[str], doc("The declared tools that the model is offered.", ["lamp.switch"])
     ]
     rejected_tools: Annotated[
         list[RejectedTool],
-        Meta(
-            description="The other declared tools.",
-            examples=[[{"name": "calculator", "reason": "this name is taken by another tool"}]],
+        doc(
+            "The other declared tools.",
+            [{"name": "calculator", "reason": "this name is taken by another tool"}],
         ),
     ]
 
@@ -221,21 +180,16 @@ class ToolsChanged(msgspec.Struct, frozen=True, rename="camel"):
 class ListedTool(msgspec.Struct, frozen=True, rename="camel"):
     """A tool of the session."""
 
-    name: Annotated[str, Meta(description="The tool.", examples=["calculator"])]
-    title: Annotated[str, Meta(description="The name for people.", examples=["Calculator"])]
-    source: Annotated[
-        str, Meta(description="``device``, ``builtin``, ``mcp:NAME`` and others.", examples=["builtin"])
-    ]
-    risk: Annotated[Literal["safe", "medium", "high"], Meta(description="The risk.", examples=["safe"])]
+    name: Annotated[str, doc("The tool.", "calculator")]
+    title: Annotated[str, doc("The name for people.", "Calculator")]
+    source: Annotated[str, doc("``device``, ``builtin``, ``mcp:NAME`` and others.", "builtin")]
+    risk: Annotated[Literal["safe", "medium", "high"], doc("The risk.", "safe")]
     decision: Annotated[
         Literal["allow", "ask", "deny", "disabled"],
-        Meta(description="On a call without arguments; a ``disabled`` tool is hidden.", examples=["allow"]),
+        doc("On a call without arguments; a ``disabled`` tool is hidden.", "allow"),
     ]
-    reason: Annotated[str, Meta(description="Why, in sentences.", examples=["It is safe."])]
-    input_schema: Annotated[
-        Mapping[str, Any],
-        Meta(description="The JSON Schema of the arguments.", examples=[{"type": "object"}]),
-    ]
+    reason: Annotated[str, doc("Why, in sentences.", "It is safe.")]
+    input_schema: Annotated[Mapping[str, Any], doc("The JSON Schema of the arguments.", {"type": "object"})]
 
 
 class ToolsListed(msgspec.Struct, frozen=True, rename="camel"):
@@ -243,15 +197,11 @@ class ToolsListed(msgspec.Struct, frozen=True, rename="camel"):
 
     TYPE: ClassVar[str] = "tools.listed"
     CAPABILITY: ClassVar[str] = "inspect"
-    tools: Annotated[list[ListedTool], Meta(description="The device's tools and the server's.")]
-    model: Annotated[str, Meta(description="The model that replies.", examples=["home"])]
-    prompt_name: Annotated[str, Meta(description="The name of the system prompt.", examples=["voice"])]
-    prompt: Annotated[
-        str, Meta(description="The system prompt of this session.", examples=["You talk with a person."])
-    ]
-    models: Annotated[
-        list[str], Meta(description="What ``session.start.model`` may name.", examples=[["home", "cloud"]])
-    ]
+    tools: Annotated[list[ListedTool], doc("The device's tools and the server's.")]
+    model: Annotated[str, doc("The model that replies.", "home")]
+    prompt_name: Annotated[str, doc("The name of the system prompt.", "voice")]
+    prompt: Annotated[str, doc("The system prompt of this session.", "You talk with a person.")]
+    models: Annotated[list[str], doc("What ``session.start.model`` may name.", ["home", "cloud"])]
 
 
 class ToolCancel(msgspec.Struct, frozen=True, rename="camel"):
@@ -259,10 +209,9 @@ class ToolCancel(msgspec.Struct, frozen=True, rename="camel"):
 
     TYPE: ClassVar[str] = "tool.cancel"
     CAPABILITY: ClassVar[str] = "cancel"
-    call_id: Annotated[str, Meta(description="The call.", examples=["call_5d_1"])]
+    call_id: Annotated[str, doc("The call.", "call_5d_1")]
     reason: Annotated[
-        Literal["barge_in", "superseded", "timeout", "session_end"],
-        Meta(description="The cause.", examples=["barge_in"]),
+        Literal["barge_in", "superseded", "timeout", "session_end"], doc("The cause.", "barge_in")
     ]
 
 
@@ -271,10 +220,9 @@ class ToolLate(msgspec.Struct, frozen=True, rename="camel"):
 
     TYPE: ClassVar[str] = "tool.late"
     CAPABILITY: ClassVar[str] = "late"
-    call_id: Annotated[str, Meta(description="The call.", examples=["call_5d_1"])]
+    call_id: Annotated[str, doc("The call.", "call_5d_1")]
     delivered_as: Annotated[
-        Literal["context", "turn"],
-        Meta(description="With the next turn, or in a turn of its own.", examples=["turn"]),
+        Literal["context", "turn"], doc("With the next turn, or in a turn of its own.", "turn")
     ]
 
 
@@ -283,20 +231,14 @@ class ToolActivity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
 
     TYPE: ClassVar[str] = "tool.activity"
     CAPABILITY: ClassVar[str] = "activity"
-    call_id: Annotated[str, Meta(description="The call.", examples=["call_5d_1"])]
-    name: Annotated[str, Meta(description="The tool.", examples=["calculator"])]
-    source: Annotated[
-        str, Meta(description="``device``, ``builtin``, ``mcp:NAME`` and others.", examples=["builtin"])
-    ]
-    status: Annotated[Literal["started", "finished"], Meta(description="The step.", examples=["finished"])]
-    error_type: Annotated[
-        str | None, Meta(description="The kind of failure, or ``none``.", examples=["none"])
-    ] = None
-    execution_time_ms: Annotated[int | None, Meta(description="The run time.", examples=[2])] = None
-    data_size_bytes: Annotated[int | None, Meta(description="The size of the result.", examples=[21])] = None
-    display: Annotated[
-        str, Meta(description="A line for people.", examples=["calculator: done, 21 bytes, 2 ms"])
-    ] = ""
+    call_id: Annotated[str, doc("The call.", "call_5d_1")]
+    name: Annotated[str, doc("The tool.", "calculator")]
+    source: Annotated[str, doc("``device``, ``builtin``, ``mcp:NAME`` and others.", "builtin")]
+    status: Annotated[Literal["started", "finished"], doc("The step.", "finished")]
+    error_type: Annotated[str | None, doc("The kind of failure, or ``none``.", "none")] = None
+    execution_time_ms: Annotated[int | None, doc("The run time.", 2)] = None
+    data_size_bytes: Annotated[int | None, doc("The size of the result.", 21)] = None
+    display: Annotated[str, doc("A line for people.", "calculator: done, 21 bytes, 2 ms")] = ""
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -304,39 +246,27 @@ class ApprovalRequest(msgspec.Struct, frozen=True, rename="camel", omit_defaults
 
     TYPE: ClassVar[str] = "approval.request"
     CAPABILITY: ClassVar[str] = "approval"
-    approval_id: Annotated[str, Meta(description="The id for the response.", examples=["appr_5d_1"])]
-    batch_id: Annotated[
-        str, Meta(description="Common to all requests of one reply.", examples=["batch_5d_1"])
-    ]
-    call_id: Annotated[str, Meta(description="The waiting call.", examples=["call_5d_1"])]
-    name: Annotated[str, Meta(description="The tool.", examples=["delete_file"])]
-    arguments: Annotated[
-        Mapping[str, Any], Meta(description="The call's arguments.", examples=[{"path": "notes.txt"}])
-    ]
+    approval_id: Annotated[str, doc("The id for the response.", "appr_5d_1")]
+    batch_id: Annotated[str, doc("Common to all requests of one reply.", "batch_5d_1")]
+    call_id: Annotated[str, doc("The waiting call.", "call_5d_1")]
+    name: Annotated[str, doc("The tool.", "delete_file")]
+    arguments: Annotated[Mapping[str, Any], doc("The call's arguments.", {"path": "notes.txt"})]
     arguments_digest: Annotated[
         str,
-        Meta(
-            description="The digest of name and arguments; the response repeats it.",
-            examples=["26fc0e90bc1cb480872c7ff65a4defc1e48ead5b4c78878af9be170aad6b9ff1"],
+        doc(
+            "The digest of name and arguments; the response repeats it.",
+            "26fc0e90bc1cb480872c7ff65a4defc1e48ead5b4c78878af9be170aad6b9ff1",
         ),
     ]
-    risk: Annotated[
-        Literal["safe", "medium", "high"], Meta(description="Show a warning for ``high``.", examples=["high"])
-    ]
-    reasons: Annotated[
-        Sequence[str], Meta(description="Warnings for the person.", examples=[["It cannot be undone."]])
-    ]
-    prompt: Annotated[
-        str, Meta(description="The question.", examples=["May I run delete file, path notes.txt?"])
-    ]
+    risk: Annotated[Literal["safe", "medium", "high"], doc("Show a warning for ``high``.", "high")]
+    reasons: Annotated[Sequence[str], doc("Warnings for the person.", ["It cannot be undone."])]
+    prompt: Annotated[str, doc("The question.", "May I run delete file, path notes.txt?")]
     scopes: Annotated[
         Sequence[Literal["once", "session", "always"]],
-        Meta(description="How long an ``allow`` may hold.", examples=[["once", "session"]]),
+        doc("How long an ``allow`` may hold.", ["once", "session"]),
     ]
-    expires_at: Annotated[
-        str, Meta(description="The end of the request.", examples=["2026-03-01T12:10:00.000Z"])
-    ]
-    preview: Annotated[str, Meta(description="The effect in lines; for a replaced file a unified diff.")] = ""
+    expires_at: Annotated[str, doc("The end of the request.", "2026-03-01T12:10:00.000Z")]
+    preview: Annotated[str, doc("The effect in lines; for a replaced file a unified diff.")] = ""
 
 
 class ApprovalResolved(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -344,15 +274,12 @@ class ApprovalResolved(msgspec.Struct, frozen=True, rename="camel", omit_default
 
     TYPE: ClassVar[str] = "approval.resolved"
     CAPABILITY: ClassVar[str] = "approval"
-    approval_id: Annotated[str, Meta(description="The request.", examples=["appr_5d_1"])]
+    approval_id: Annotated[str, doc("The request.", "appr_5d_1")]
     outcome: Annotated[
         Literal["allowed", "denied", "edited", "expired", "superseded", "refused"],
-        Meta(
-            description="``refused``: the decision does not count, and an open request stays open.",
-            examples=["allowed"],
-        ),
+        doc("``refused``: the decision does not count, and an open request stays open.", "allowed"),
     ]
-    message: Annotated[str | None, Meta(description="The cause, for people.")] = None
+    message: Annotated[str | None, doc("The cause, for people.")] = None
 
 
 class Diagnostic(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -360,18 +287,16 @@ class Diagnostic(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
     TYPE: ClassVar[str] = "diagnostic"
     CAPABILITY: ClassVar[str] = "diagnostics"
-    severity: Annotated[
-        Literal["info", "warning"], Meta(description="A ``warning`` is a mistake.", examples=["warning"])
-    ]
-    code: Annotated[DiagnosticCode, Meta(description="The kind of mistake.", examples=["unknown_field"])]
+    severity: Annotated[Literal["info", "warning"], doc("A ``warning`` is a mistake.", "warning")]
+    code: Annotated[DiagnosticCode, doc("The kind of mistake.", "unknown_field")]
     message: Annotated[
         str,
-        Meta(
-            description="For people; it may quote the client's names.",
-            examples=["'annotations.readonlyHint' of the tool 'lamp.switch' is not known."],
+        doc(
+            "For people; it may quote the client's names.",
+            "'annotations.readonlyHint' of the tool 'lamp.switch' is not known.",
         ),
     ]
-    event_id: Annotated[str | None, Meta(description="The event that caused it.")] = None
+    event_id: Annotated[str | None, doc("The event that caused it.")] = None
 
 
 class TurnEnded(msgspec.Struct, frozen=True, rename="camel"):
@@ -379,12 +304,9 @@ class TurnEnded(msgspec.Struct, frozen=True, rename="camel"):
 
     TYPE: ClassVar[str] = "turn.ended"
     CAPABILITY: ClassVar[str] = "turns"
-    turn_id: Annotated[str, Meta(description="The turn.", examples=["turn_5d_1"])]
-    event_id: Annotated[
-        str,
-        Meta(description="The transcript that started the turn or answered in it.", examples=["ios-42"]),
-    ]
-    reason: Annotated[EndReason, Meta(description="The cause.", examples=["answered"])]
+    turn_id: Annotated[str, doc("The turn.", "turn_5d_1")]
+    event_id: Annotated[str, doc("The transcript that started the turn or answered in it.", "ios-42")]
+    reason: Annotated[EndReason, doc("The cause.", "answered")]
 
 
 class TurnMetrics(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -392,20 +314,14 @@ class TurnMetrics(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
 
     TYPE: ClassVar[str] = "turn.metrics"
     CAPABILITY: ClassVar[str] = "metrics"
-    turn_id: Annotated[str, Meta(description="The turn.", examples=["turn_5d_1"])]
-    tool_ms: Annotated[int, Meta(description="The sum of its calls' run times.", examples=[48])]
-    input_tokens: Annotated[int, Meta(description="Tokens that the model read.", examples=[812])]
-    output_tokens: Annotated[int, Meta(description="Tokens that the model wrote.", examples=[34])]
-    interrupted: Annotated[bool, Meta(description="Whether the person interrupted it.", examples=[False])]
-    first_token_ms: Annotated[
-        int | None, Meta(description="From the start to the model's first output.", examples=[310])
-    ] = None
-    first_speech_ms: Annotated[
-        int | None, Meta(description="From the start to the first ``tts.speak``.", examples=[620])
-    ] = None
-    cost: Annotated[
-        float | None, Meta(description="The cost of the tokens, by the operator's prices.", examples=[0.0003])
-    ] = None
+    turn_id: Annotated[str, doc("The turn.", "turn_5d_1")]
+    tool_ms: Annotated[int, doc("The sum of its calls' run times.", 48)]
+    input_tokens: Annotated[int, doc("Tokens that the model read.", 812)]
+    output_tokens: Annotated[int, doc("Tokens that the model wrote.", 34)]
+    interrupted: Annotated[bool, doc("Whether the person interrupted it.", False)]
+    first_token_ms: Annotated[int | None, doc("From the start to the model's first output.", 310)] = None
+    first_speech_ms: Annotated[int | None, doc("From the start to the first ``tts.speak``.", 620)] = None
+    cost: Annotated[float | None, doc("The cost of the tokens, by the operator's prices.", 0.0003)] = None
 
 
 class SessionGoaway(msgspec.Struct, frozen=True, rename="camel"):
@@ -413,8 +329,8 @@ class SessionGoaway(msgspec.Struct, frozen=True, rename="camel"):
 
     TYPE: ClassVar[str] = "session.goaway"
     CAPABILITY: ClassVar[str] = "goaway"
-    time_left_ms: Annotated[int, Meta(description="The time until the close, at most.", examples=[25_000])]
-    reason: Annotated[str, Meta(description="For the log.", examples=["service restart"])]
+    time_left_ms: Annotated[int, doc("The time until the close, at most.", 25_000)]
+    reason: Annotated[str, doc("For the log.", "service restart")]
 
 
 class SessionPing(msgspec.Struct, frozen=True, rename="camel"):
