@@ -24,7 +24,7 @@ from conductor.events.envelope import new_call_id
 from conductor.events.server import ErrorEvent, SpeechPartial
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult
 from conductor.models.base import CACHE_S, Finished, ModelRequest, TextDelta, ToolDefinition
-from conductor.models.retry import BROKEN_OFF
+from conductor.models.failures import BROKEN_OFF
 from conductor.segments import SegmentSplitter
 from conductor.speech import CODE_PHRASE, TABLE_PHRASE, for_the_ear
 

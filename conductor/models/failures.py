@@ -1,13 +1,8 @@
-"""The errors of HTTP model services, as `ModelError`."""
+"""The failures of models, as `ModelError` with a sentence for people."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
-from typing import Any, NamedTuple
-
-import msgspec
 
 from conductor.errors import ModelError, ModelFailure
 
@@ -24,155 +19,15 @@ _TEXTS: Mapping[ModelFailure, str] = {
     "malformed": "The model wrote an invalid call.",
 }
 
-# https://platform.claude.com/docs/en/api/errors, https://platform.openai.com/docs/guides/error-codes,
-# llama.cpp, Ollama and vLLM.
-_BY_KIND: Mapping[str, ModelFailure] = {
-    "authentication_error": "authentication",
-    "permission_error": "authentication",
-    "billing_error": "authentication",
-    "rate_limit_error": "rate_limited",
-    "overloaded_error": "overloaded",
-    "api_error": "overloaded",
-    "timeout_error": "overloaded",
-    "request_too_large": "context_too_long",
-    "server_error": "overloaded",
-    "unavailable_error": "overloaded",
-    "InternalServerError": "overloaded",
-    "rate_limit_exceeded": "rate_limited",
-}
-# These override the status.
-_DECISIVE: Mapping[str, ModelFailure] = {
-    "insufficient_quota": "authentication",
-    "context_length_exceeded": "context_too_long",
-    "exceed_context_size_error": "context_too_long",
-    "content_filter": "refused",
-    "content_policy_violation": "refused",
-}
-_BY_STATUS: Mapping[int, ModelFailure] = {
-    401: "authentication",
-    402: "authentication",
-    403: "authentication",
-    408: "timeout",
-    413: "context_too_long",
-    424: "overloaded",  # Bedrock: the model failed
-    429: "rate_limited",
-}
-# Parts of messages, for errors without a type of their own.
-_TOO_LONG = (
-    "prompt is too long",
-    "input is too long",
-    "too many input tokens",
-    "input tokens exceeds maximum",
-    "exceed context limit",
-    "context window",
-    "context length",
-    "context size",
-)
-_REASONING = (
-    "bound to a different conversation",
-    "in `thinking` block",
-    "`thinking` or `redacted_thinking` blocks",
-)
-_NO_TOOLS = ("does not support tools", "support tool use", "tool choice requires", "tools param requires")
-
-
-class EmptyReply(ModelError):
-    """The service sent status 200 without a body, as mlx_lm does for a prompt that is too long."""
+RETRYABLE = frozenset({"rate_limited", "overloaded", "connection", "undecodable", "malformed"})
+# Failures after which a turn requests a reply once more.
+BROKEN_OFF = RETRYABLE | {"timeout", "protocol"}
 
 
 class ToolsRefused(ModelError):
     """The model takes no tools."""
 
 
-class ReasoningRefused(ModelError):
-    """The service refused the reasoning that was sent back; the request is accepted without it."""
-
-
-class Problem(NamedTuple):
-    """A service's description of an error. ``message`` is never passed on."""
-
-    kinds: tuple[str, ...] = ()
-    status: int | None = None
-    message: str = ""
-
-
-def read_problem(body: bytes) -> Problem:
-    """Read the body or the event of an error; an unknown shape gives an empty problem."""
-    try:
-        return problem_of(msgspec.json.decode(body))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return Problem()
-
-
-def problem_of(value: Any) -> Problem:
-    """Read a decoded error: ``{"error": {...}}``, ``{"error": "..."}``, or the fields themselves."""
-    error = value.get("error", value) if isinstance(value, dict) else value
-    if isinstance(error, str):
-        return Problem(message=error)
-    if not isinstance(error, dict):
-        return Problem()
-    kind, code, message = error.get("type"), error.get("code"), error.get("message")
-    return Problem(
-        tuple(name for name in (code, kind) if isinstance(name, str)),
-        code if isinstance(code, int) else None,
-        message if isinstance(message, str) else "",
-    )
-
-
 def failure(reason: ModelFailure, *, retry_after: float | None = None) -> ModelError:
     """Make the error with a sentence for people, without the service's text."""
     return ModelError(reason, _TEXTS[reason], retry_after=retry_after)
-
-
-def cut_off() -> ModelError:
-    """Make the error of a reply that ended before it was complete."""
-    return ModelError("connection", "The model service ended its answer before it was complete.")
-
-
-def from_status(status: int, problem: Problem, headers: Mapping[str, str]) -> ModelError:
-    """Map an error status."""
-    if _any_of(_NO_TOOLS, problem.message):
-        return ToolsRefused("protocol", 'The model takes no tools: it needs a profile with kind = "text".')
-    # Not retried: the model's name or the base URL is wrong.
-    if status == 404:
-        return ModelError("protocol", "The model service does not know this model or address.")
-    if status == 400 and _any_of(_REASONING, problem.message):
-        return ReasoningRefused("protocol", _TEXTS["protocol"])
-    reason = _reason_of(_DECISIVE, problem.kinds) or _BY_STATUS.get(status)
-    if reason is None and _any_of(_TOO_LONG, problem.message):
-        reason = "context_too_long"
-    if reason is None:
-        reason = "overloaded" if status >= 500 else "protocol"
-    return failure(reason, retry_after=retry_after_s(headers))
-
-
-def from_event(problem: Problem) -> ModelError:
-    """Map an error event, which may come after status 200."""
-    if problem.status is not None and problem.status >= 400:
-        return from_status(problem.status, problem, {})
-    reason = _reason_of(_DECISIVE, problem.kinds) or _reason_of(_BY_KIND, problem.kinds)
-    if reason is None and _any_of(_TOO_LONG, problem.message):
-        reason = "context_too_long"
-    return failure(reason or ("protocol" if problem.kinds else "overloaded"))
-
-
-def _reason_of(table: Mapping[str, ModelFailure], kinds: tuple[str, ...]) -> ModelFailure | None:
-    return next((table[kind] for kind in kinds if kind in table), None)
-
-
-def _any_of(parts: tuple[str, ...], message: str) -> bool:
-    text = message.lower()
-    return any(part in text for part in parts)
-
-
-def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Read ``retry-after-ms`` (milliseconds) or ``retry-after`` (seconds or a date), else None."""
-    for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
-        try:
-            return max(0.0, float(headers.get(name, "")) / unit)
-        except ValueError:
-            continue
-    try:
-        return max(0.0, parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - time.time())
-    except ValueError:
-        return None

@@ -14,7 +14,7 @@ from typing import Any, Self
 import msgspec
 
 from conductor.models.base import ModelProvider
-from conductor.models.retry import RetryPolicy
+from conductor.plugins.models.retry import RetryPolicy
 from tests.stand_ins.anthropic_script import Answer, HttpFailure, JsonObject, Refused, Reply, ServiceScript
 from tests.stand_ins.http_connection import Connection, HttpRequest
 

@@ -9,8 +9,9 @@ import msgspec
 
 from conductor.messages import ToolCall
 from conductor.models.base import Finished, ModelEvent, StopReason, TextDelta, Usage, token_count
-from conductor.models.failures import cut_off, failure, from_event, problem_of
+from conductor.models.failures import failure
 from conductor.plugins.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
+from conductor.plugins.models.service_errors import cut_off, from_event, problem_of
 from conductor.plugins.models.sse import SSEError, SSEParser
 from conductor.plugins.models.tool_names import ToolNameMap
 

@@ -15,11 +15,12 @@ from botocore.eventstream import EventStreamBuffer, ParserError
 from conductor.errors import ModelError
 from conductor.messages import ToolCall
 from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason, TextDelta, Usage
-from conductor.models.failures import Problem, cut_off, failure, from_status
+from conductor.models.failures import failure
 from conductor.models.families import Claude
 from conductor.plugins.models import anthropic_request
 from conductor.plugins.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.plugins.models.rendering import Json, encode, may_call
+from conductor.plugins.models.service_errors import Problem, cut_off, from_status
 from conductor.plugins.models.thought_filter import ThoughtFilter, ThoughtHabit, without_thoughts
 from conductor.plugins.models.tool_names import ToolNameMap
 

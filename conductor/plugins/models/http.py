@@ -16,7 +16,8 @@ import structlog
 from conductor.errors import ModelError
 from conductor.http_client import Body, ForbiddenAddressError, HttpClient
 from conductor.models.base import Finished, ModelEvent, StreamDecoder, TextDelta
-from conductor.models.failures import EmptyReply, failure, from_status, read_problem
+from conductor.models.failures import failure
+from conductor.plugins.models.service_errors import EmptyReply, from_status, read_problem
 
 Send: TypeAlias = Callable[[str, bytes | None, Mapping[str, str], httpx2.Timeout], Awaitable[httpx2.Response]]
 """Sends a request as `Service.send` does."""

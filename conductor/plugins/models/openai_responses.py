@@ -20,7 +20,6 @@ from conductor.models.base import (
     is_json,
     running_turn,
 )
-from conductor.models.failures import cut_off, from_event, problem_of, read_problem
 from conductor.models.families import Effort
 from conductor.plugins.models.openai_request import PROVIDER, object_parameters
 from conductor.plugins.models.openai_stream import usage
@@ -43,6 +42,7 @@ from conductor.plugins.models.rendering import (
     unicode_of,
     user_text,
 )
+from conductor.plugins.models.service_errors import cut_off, from_event, problem_of, read_problem
 from conductor.plugins.models.sse import SSEError, SSEParser
 from conductor.plugins.models.thought_filter import ThoughtFilter, ThoughtHabit, without_thoughts
 from conductor.plugins.models.tool_names import ToolNameMap

@@ -11,8 +11,9 @@ import msgspec
 from conductor.errors import ModelError
 from conductor.messages import ToolCall
 from conductor.models.base import Finished, ModelEvent, StopReason, TextDelta, Usage, is_json, token_count
-from conductor.models.failures import cut_off, failure, from_event, problem_of
+from conductor.models.failures import failure
 from conductor.plugins.models.openai_request import REASONING, ChatOpaque
+from conductor.plugins.models.service_errors import cut_off, from_event, problem_of
 from conductor.plugins.models.sse import MAX_EVENT_BYTES, SSEError, SSEParser
 from conductor.plugins.models.thought_filter import ThoughtFilter, ThoughtHabit
 from conductor.plugins.models.tool_names import ToolNameMap

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import structlog
 
 from conductor.models.base import ModelEvent, ModelRequest, StreamDecoder
-from conductor.models.failures import EmptyReply, ReasoningRefused, failure
-from conductor.models.retry import RetryPolicy, with_retries
+from conductor.models.failures import failure
+from conductor.plugins.models.retry import RetryPolicy, with_retries
+from conductor.plugins.models.service_errors import EmptyReply, ReasoningRefused
 
 if TYPE_CHECKING:
     import httpx2

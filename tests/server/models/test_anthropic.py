@@ -16,12 +16,12 @@ import pytest
 from conductor.errors import ModelError, ModelFailure
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelEvent, TextDelta, Usage
-from conductor.models.failures import retry_after_s
-from conductor.models.retry import RetryPolicy
 from conductor.plugins.models import anthropic_client
 from conductor.plugins.models.anthropic import AnthropicProvider
 from conductor.plugins.models.anthropic_request import Account
 from conductor.plugins.models.anthropic_stream import ReplyDecoder, WarmingDecoder
+from conductor.plugins.models.retry import RetryPolicy
+from conductor.plugins.models.service_errors import retry_after_s
 from conductor.plugins.models.tool_names import ToolNameMap
 from tests.models import AnthropicService, Break, Call, HttpFailure, JsonObject, Reply
 from tests.stand_ins.anthropic_binding import BOUND_ELSEWHERE

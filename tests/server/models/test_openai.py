@@ -23,9 +23,9 @@ from conductor.models.base import (
 )
 from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import as_text
-from conductor.models.retry import RetryPolicy
 from conductor.plugins.models import http
 from conductor.plugins.models.openai import OpenAIProvider, from_profile
+from conductor.plugins.models.retry import RetryPolicy
 from conductor.settings import load_settings
 from tests.models import Break, Call, HttpFailure, OpenAIService, Reply
 from tests.unit.models.replies import SECRET, ask, collect, failure_of, finished_of, text_of

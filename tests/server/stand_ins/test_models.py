@@ -17,7 +17,7 @@ from conductor.models.base import (
     TextDelta,
     ToolDefinition,
 )
-from conductor.models.retry import RetryPolicy
+from conductor.plugins.models.retry import RetryPolicy
 from tests.models import (
     Answer,
     AnthropicService,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from conductor.errors import ModelFailure
-from conductor.models.failures import Problem, ToolsRefused, from_event, from_status, read_problem
+from conductor.models.failures import ToolsRefused
+from conductor.plugins.models.service_errors import Problem, from_event, from_status, read_problem
 
 # llama.cpp's are recorded; the others are as their projects document or write them.
 ERRORS: list[tuple[int, bytes, ModelFailure]] = [

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from conductor.errors import ModelError, ModelFailure
-from conductor.models.retry import RetryPolicy, with_retries
+from conductor.plugins.models.retry import RetryPolicy, with_retries
 
 
 class Attempts:

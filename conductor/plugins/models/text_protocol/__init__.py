@@ -24,9 +24,8 @@ from conductor.models.base import (
     TextDelta,
     Usage,
 )
-from conductor.models.failures import failure
+from conductor.models.failures import BROKEN_OFF, failure
 from conductor.models.profiles import ModelProfile
-from conductor.models.retry import BROKEN_OFF
 from conductor.plugins.models.rendering import limit_of, may_call
 from conductor.plugins.models.text_protocol.parser import Tools
 from conductor.plugins.models.text_protocol.prompt import STOP, Style, messages, observation, system_prompt

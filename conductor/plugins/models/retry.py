@@ -11,12 +11,9 @@ from typing import TypeVar
 import structlog
 
 from conductor.errors import ModelError
-from conductor.models.failures import failure
+from conductor.models.failures import RETRYABLE, failure
 
 T = TypeVar("T")
-RETRYABLE = frozenset({"rate_limited", "overloaded", "connection", "undecodable", "malformed"})
-# Failures after which a turn requests a reply once more.
-BROKEN_OFF = RETRYABLE | {"timeout", "protocol"}
 
 log = structlog.get_logger(__name__)
 
