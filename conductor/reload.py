@@ -13,7 +13,6 @@ from conductor.conversation.services import Services
 from conductor.entry_points import AUTH, choose
 from conductor.errors import SettingsError
 from conductor.models.profiles import load_profiles
-from conductor.models.registry import check_local
 from conductor.models.router import ModelRouter
 from conductor.prompts import identify, load_system_prompt
 from conductor.server.api_keys import make_api_keys
@@ -106,9 +105,7 @@ def _reload_services(settings: Settings, services: Services) -> Services:
             raise SettingsError(services.policies.problem)
         services = replace(services, rules=services.policies.rules)
     if isinstance(services.provider, ModelRouter):
-        profiles = load_profiles(settings)
-        check_local(profiles, settings)
-        services.provider.reload(profiles)
+        services.provider.reload(load_profiles(settings))
     redactor = make_redactor(settings, toolsets)
     pairs = zip(services.toolsets, toolsets, strict=True)
     toolsets = [toolset.reload(new) for toolset, new in pairs]

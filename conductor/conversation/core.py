@@ -135,11 +135,6 @@ class SessionCore(ABC):
         used_ms = self.view.now() - turn.running_since if turn.running_since else 0
         return max(0.0, (turn.left_ms - used_ms) / 1000)
 
-    @property
-    def specs(self) -> Sequence[ToolSpec]:
-        """The tools of the session."""
-        return self.tools.executor.specs
-
     def spec(self, name: str) -> ToolSpec | None:
         """Find a tool."""
         return self.tools.spec(name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from conductor.entry_points import MODELS, choose, plugins
-from conductor.errors import SettingsError
 from conductor.models.base import ModelProvider
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import ModelProfile, Profiles
@@ -14,9 +13,6 @@ from conductor.settings import Settings
 
 # The wrapper of models that write their calls as text: an entry point of the same group, but no provider.
 TEXT = "text"
-
-# On the internet if they have no base_url.
-_HOSTED = frozenset({"anthropic", "bedrock", "openai"})
 
 
 def make_provider(profile: ModelProfile, settings: Settings) -> ModelProvider:
@@ -38,16 +34,6 @@ def as_text(provider: ModelProvider, profile: ModelProfile) -> ModelProvider:
     return wrap(provider, profile)
 
 
-def check_local(profiles: Profiles, settings: Settings) -> None:
-    """Raise `SettingsError` with LOCAL_ONLY if the default model is a hosted service."""
-    main = profiles.main
-    if settings.local_only and main.provider in _HOSTED and main.base_url is None:
-        raise SettingsError(
-            f"LOCAL_ONLY is set, and {main.title} is hosted elsewhere ({main.label('base_url')})."
-        )
-
-
 def make_router(profiles: Profiles, settings: Settings, metrics: ModelMetrics) -> ModelRouter:
-    """Make the router over all profiles. Raises `SettingsError`, also as `check_local` does."""
-    check_local(profiles, settings)
+    """Make the router over all profiles. Raises `SettingsError`."""
     return ModelRouter(profiles, lambda profile: make_provider(profile, settings), as_text, metrics)

@@ -216,7 +216,7 @@ class McpEndpoint:
     def _specs(self, caller: Caller) -> Sequence[ToolSpec]:
         session = self._session(caller)
         if session is not None:
-            return session.specs
+            return session.tools.executor.specs
         return [spec for spec in self._own_tools(caller).specs if not spec.needs_session]
 
     def _own_tools(self, caller: Caller) -> ToolExecutor:

@@ -62,7 +62,7 @@ def test_a_tool_may_be_disabled_in_one_session() -> None:
 
     async def offered(session_id: str) -> bool:
         session = await open_session(replace(services, rules=rules), SessionKey("ann", session_id))
-        names = [spec.name for spec in session.specs]
+        names = [spec.name for spec in session.tools.executor.specs]
         await session.close()
         return "calculator" in names
 
