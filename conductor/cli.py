@@ -16,8 +16,8 @@ from conductor.logs import configure_logs
 
 _GROUPS = {
     "models": "list models, and test their capabilities and speed",
-    "tools": "list, disable, enable and call tools",
-    "mcp": "list, add, remove and test MCP servers, and serve MCP",
+    "tools": "list and call tools",
+    "mcp": "add and remove MCP servers, log in to them, and serve MCP",
     "rehearse": "play conversations from files as tests, and record them",
     "knowledge": "index the documents of the knowledge base",
     "policy": "list, change and explain the operator's rules",
@@ -43,18 +43,13 @@ _COMMANDS = {
     "models list": ("list the profiles, and their services' models", ".models:list_models", "--offline"),
     "models probe": ("test tool calls, streaming, speed and cancellation", ".models:probe", "profile"),
     "tools list": ("list the tools, and the decision on each", ".tools:list_tools", "--json --session"),
-    "tools disable": ("hide tools from the model, by a rule", ".tools:disable", "tool --source --session"),
-    "tools enable": ("remove such a rule", ".tools:enable", "tool --source --session"),
     "tools call": ("call a tool of the server, by the same rules", ".tools:call", "tool arguments --yes"),
-    "mcp list": ("list the servers of mcp.json", ".mcp:list_servers", ""),
     "mcp add": (
         "add a server to mcp.json, or replace it; options precede the name",
         ".mcp:add",
         "--env --header --trust name place args",
     ),
     "mcp remove": ("remove a server from mcp.json", ".mcp:remove", "name"),
-    "mcp test": ("connect, list the tools, and call a read-only one", ".mcp:test", "name"),
-    "mcp logs": ("print a server's standard error", ".mcp:logs", "name"),
     "mcp login": ("log in to a server with OAuth, in a browser", ".mcp:login", "name"),
     "mcp serve": (
         "serve the tools of a session (default: the newest) on standard input and output",
@@ -63,7 +58,7 @@ _COMMANDS = {
     ),
     "knowledge index": ("index changed documents, as a running server does", ".knowledge:index", ""),
     "policy list": ("list the rules, and problems with them", ".policy:list_rules", "--json"),
-    "policy add": ("append a rule", ".policy:add", "effect tool --source --arg --expires"),
+    "policy add": ("append a rule", ".policy:add", "effect tool --source --session --arg --expires"),
     "policy remove": ("remove a rule", ".policy:remove", "number"),
     "policy explain": (
         "explain the decision on a call",
@@ -162,7 +157,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "--limit": {"type": int, "default": 1000, "help": "maximum of lines (default: %(default)s)"},
     "--log-level": {"help": "debug, info, warning or error (LOG_LEVEL)"},
     "--model": {"help": "the model (ANTHROPIC_MODEL, OPENAI_MODEL; rehearse: PROFILE or PROVIDER:MODEL)"},
-    "--offline": {"action": "store_true", "help": "do not connect to the models' services"},
+    "--offline": {"action": "store_true", "help": "do not connect to the models' services and MCP servers"},
     "-o/--output": {"type": Path, "metavar": "FILE", "help": "write to this file"},
     "--patience": {"type": float, "metavar": "SECONDS", "help": "time limit of a step"},
     "--port": {"help": "the server's port (PORT)"},

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import os
 import re
-import shutil
 import stat
 import tempfile
 import time
@@ -23,6 +22,7 @@ from conductor.app import make_services
 from conductor.commands.banner import REFERRING_FILES
 from conductor.commands.output import Item, fail, ok, warn, write
 from conductor.commands.serve import overrides
+from conductor.commands.tools import started
 from conductor.entry_points import AUTH, NOUNS, Plugin, choose, plugins
 from conductor.env_file import ENV_FILE
 from conductor.errors import ModelError, ModelFailure, SettingsError, StoreUnavailable
@@ -30,7 +30,6 @@ from conductor.messages import UserMessage
 from conductor.models.base import ModelProvider, ModelRequest
 from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import make_provider
-from conductor.plugins.mcp.config import load_mcp_servers
 from conductor.server.address import check_exposure, reserve
 from conductor.server.api_keys import make_api_keys
 from conductor.server.auth import Authenticator
@@ -56,14 +55,10 @@ MODEL_TIMEOUT_S = 10.0
 CLOSE_S = 2.0
 STORE_TIMEOUT_S = 10.0
 BIND_TIMEOUT_S = 5.0
-# Bytes of free disk space; less is a warning.
-MIN_FREE_BYTES = 100_000_000
-# Characters of a token; a shorter one can be guessed.
-MIN_TOKEN_LENGTH = 16
 
 _KEY = SessionKey("$check", "check")  # no client can have this subject
-_SENDABLE = re.compile(r"[A-Za-z0-9_-]+")
-"""Tokens that a header, a subprotocol and a query transport unchanged."""
+_STRONG = re.compile(r"[A-Za-z0-9_-]{16,}")
+"""Tokens that are hard to guess, and that a header, a subprotocol and a query transport unchanged."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -89,8 +84,8 @@ async def check(
 ) -> AsyncIterator[Item]:
     """Run one check after the other; mistakes in the settings end them.
 
-    ``overrides`` take precedence over the environment and ``.env``. ``offline`` skips the model services,
-    ``insecure`` permits connections without tokens.
+    ``overrides`` take precedence over the environment and ``.env``. ``offline`` skips the model services and
+    MCP servers, ``insecure`` permits connections without tokens.
     """
     try:
         reading = read_settings(ENV_FILE, overrides)
@@ -107,7 +102,7 @@ async def check(
     problems: set[str] = set()
     for subject, items in (
         ("plugins", plugin_items()),
-        ("services", service_items(settings)),
+        ("services", service_items(settings, offline=offline)),
         ("address", address_items(settings)),
         ("AUTH_TOKENS", access_items(settings, insecure=insecure)),
         ("sessions", store_items(settings)),
@@ -136,11 +131,7 @@ def settings_items(reading: Reading) -> Iterator[Item]:
     file = reading.file
     names = [name for name in environment_names() if name.lower() in Settings.model_fields]
     text = f"from the environment: {', '.join(names)}" if names else "none from the environment"
-    text = f"{ENV_FILE} is {'read' if file else 'optional and missing'}; {text}"
-    duplicates = [name for name in names if file and name.lower() in file.values]
-    if duplicates:
-        text += f"; the environment takes precedence over the file for {', '.join(duplicates)}"
-    yield ok("settings", f"{text}.")
+    yield ok("settings", f"{ENV_FILE} is {'read' if file else 'optional and missing'}; {text}.")
     for mistake in file.mistakes if file else ():
         yield fail("settings", mistake)
     for name, reason in reading.invalid.items():
@@ -172,34 +163,29 @@ async def plugin_items() -> AsyncIterator[Item]:
         yield ok("plugins", f"{package}: {'; '.join(kinds)}.")
 
 
-async def service_items(settings: Settings) -> AsyncIterator[Item]:
-    """Build the services as the server does, and report the tools, the rules and the MCP servers."""
+async def service_items(settings: Settings, *, offline: bool) -> AsyncIterator[Item]:
+    """Build the services, start the toolsets unless ``offline``, and report the tools and the rules."""
     services = make_services(settings)
     yield ok(
         "prompt", f"{settings.system_prompt_file or 'built in'}, {len(services.system_prompt)} characters."
     )
-    specs = [spec for toolset in services.toolsets for spec in toolset.specs()]
+    async with started(() if offline else services.toolsets) as problems:
+        specs = [spec for toolset in services.toolsets for spec in toolset.specs()]
     counts = Counter(spec.source for spec in (*specs, *services.catalog))
     yield ok("tools", f"{', '.join(f'{count} {source}' for source, count in sorted(counts.items()))}.")
+    for problem in problems:
+        yield fail("tools", problem)
     if replaced := {spec.name for spec in specs} & {spec.name for spec in services.catalog}:
         text = f"replaces built-in tools: {', '.join(sorted(replaced))}. Rename them in the file."
         yield warn("DEVICE_TOOLS_FILE", text)
-    if settings.notes_dir is not None and not os.access(settings.notes_dir, os.W_OK):
-        yield fail("NOTES_DIR", f"the server has no permission to write to {settings.notes_dir}.")
     path, tools = policies_path(settings), all_tools(settings)
     policies = load(path)
-    yield ok(
-        "rules", f"{path}, {f'rules: {len(policies.rules)}' if _exists(path) else 'optional and missing'}."
-    )
+    rules = f"rules: {len(policies.rules)}" if _exists(path) else "optional and missing"
+    yield ok("rules", f"{path}, {rules}.")
     for text in (*policies.notes, *lint(policies.rules, tools, now=time.time())):
         yield warn("rules", text)
     for text in lint_allowed(settings.allowed_tools, tools):
         yield warn("ALLOWED_TOOLS", f"{text}.")
-    for server in load_mcp_servers(settings):
-        if server.enabled and server.command is not None and shutil.which(server.command) is None:
-            yield fail("mcp", f"{server.name}: program not found: {server.command}.")
-        elif server.enabled:
-            yield ok("mcp", f"{server.name}: {server.url or server.command}.")
 
 
 async def address_items(settings: Settings) -> AsyncIterator[Item]:
@@ -231,39 +217,38 @@ async def access_items(settings: Settings, *, insecure: bool) -> AsyncIterator[I
     else:
         yield warn(subject, "not set: every client that reaches this machine can connect.")
     for number, token in enumerate(tokens, 1):  # tokens are secrets
-        which = f"token {number} of {len(tokens)}"
-        if len(token) < MIN_TOKEN_LENGTH:
-            yield warn(subject, f"{which} has fewer than {MIN_TOKEN_LENGTH} characters: use a random one.")
-        if not _SENDABLE.fullmatch(token):
-            text = f'{which} has other characters than letters, digits, "-" and "_": browsers cannot send it.'
-            yield warn(subject, text)
+        if not _STRONG.fullmatch(token):
+            text = (
+                'is weak: use at least 16 random letters, digits, "-" and "_"; browsers cannot send others.'
+            )
+            yield warn(subject, f"token {number} of {len(tokens)} {text}")
 
 
 # -- sessions
 
 
-async def store_items(
-    settings: Settings, *, seconds: float = STORE_TIMEOUT_S, min_free: int = MIN_FREE_BYTES
-) -> AsyncIterator[Item]:
-    """Open the store and write to it, within ``seconds``; less than ``min_free`` bytes is a warning."""
+async def store_items(settings: Settings, *, seconds: float = STORE_TIMEOUT_S) -> AsyncIterator[Item]:
+    """Open the store and write to it, within ``seconds``."""
     name = describe_store(settings)
     check_shared(settings)
     path = settings.store_path if settings.store_kind == "sqlite" else None
     try:
         with ExitStack() as stack:
-            async with asyncio.timeout(seconds):
-                if path is None or _exists(path):
-                    # Some stores keep a tombstone of a deleted session for this time.
-                    store = make_store(settings.model_copy(update={"session_ttl_s": 1.0}))
-                    text = f"{name}; a write took"
-                else:  # not created by the check: a temporary file beside it is tested
-                    folder = tempfile.TemporaryDirectory(prefix=".conductor-", dir=_folder(path))
-                    store = SqliteStore(Path(stack.enter_context(folder)) / STORE_FILE)
-                    text = f"{name}, not created yet; a write in its folder took"
-                async with aclosing(store):
-                    yield ok("sessions", f"{text} {await _round_trip(store):.1f} ms.")
-                    for warning in await store.warnings():
-                        yield warn("sessions", f"{warning}.")
+            if path is None or _exists(path):
+                # Some stores keep a tombstone of a deleted session for this time.
+                store = make_store(settings.model_copy(update={"session_ttl_s": 1.0}))
+                text = f"{name}; a write took"
+            else:  # not created by the check: a temporary file in the folder, or above it, is tested
+                parent = next(folder for folder in path.absolute().parents if _exists(folder))
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".conductor-", dir=parent))
+                store = SqliteStore(Path(folder) / STORE_FILE)
+                text = f"{name}, not created yet; a write in its folder took"
+            async with asyncio.timeout(seconds), aclosing(store):
+                yield ok("sessions", f"{text} {await _round_trip(store):.1f} ms.")
+                for warning in await store.warnings():
+                    yield warn("sessions", f"{warning}.")
+        if path is not None and _exists(path) and stat.S_IMODE(path.stat().st_mode) & 0o077:
+            yield warn("sessions", f"other users may read {path}: run chmod 600.")
     except TimeoutError:
         yield fail("sessions", f"{name} did not store a session within {seconds:g} s.")
     except StoreUnavailable as error:
@@ -271,20 +256,6 @@ async def store_items(
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         yield fail("sessions", f"The session store's file {path} cannot be made: {reason}.")
-    else:
-        if path is None:
-            return
-        if _exists(path) and stat.S_IMODE(path.stat().st_mode) & 0o077:
-            yield warn("sessions", f"other users may read {path}: run chmod 600.")
-        free = shutil.disk_usage(_folder(path)).free
-        if free < min_free:
-            text = f"only {free // 1_000_000} MB are free for {path}; a full disk stores no sessions."
-            yield warn("sessions", text)
-
-
-def _folder(path: Path) -> Path:
-    # The deepest folder above the file that exists.
-    return next((folder for folder in path.absolute().parents if os.path.exists(folder)), Path("/"))
 
 
 def _exists(path: Path) -> bool:
@@ -315,25 +286,23 @@ async def model_items(
         text = f"{profiles.file} has {', '.join(profiles.by_name)}; {profiles.default} is the default."
         yield ok("models", text)
     for profile in profiles.by_name.values():
-        async for item in reported("model", _profile_items(profile, settings, offline, seconds)):
-            yield item
+        yield await _profile_item(profile, settings, offline, seconds)
 
 
-async def _profile_items(
-    profile: ModelProfile, settings: Settings, offline: bool, seconds: float
-) -> AsyncIterator[Item]:
-    # One token: the check must be almost free.
-    provider = make_provider(profile.model_copy(update={"max_tokens": 1}), settings)
+async def _profile_item(profile: ModelProfile, settings: Settings, offline: bool, seconds: float) -> Item:
+    try:
+        # One token: the check must be almost free.
+        provider = make_provider(profile.model_copy(update={"max_tokens": 1}), settings)
+    except SettingsError as error:
+        return fail("model", str(error))
     if profile.provider == "demo":
         text = "the demo, which knows a few sentences and is not a language model"
         if profile.file is None and settings.model_provider is None:
-            yield warn("model", f"{text}; set ANTHROPIC_API_KEY for Claude.")
-        else:
-            yield ok("model", f"{text}.")
-    elif offline:
-        yield ok("model", f"{profile.heading}, not tested (--offline).")
-    else:
-        yield await _ask(provider, profile, seconds)
+            return warn("model", f"{text}; set ANTHROPIC_API_KEY for Claude.")
+        return ok("model", f"{text}.")
+    if offline:
+        return ok("model", f"{profile.heading}, not tested (--offline).")
+    return await _ask(provider, profile, seconds)
 
 
 async def _ask(provider: ModelProvider, profile: ModelProfile, seconds: float) -> Item:

@@ -1,4 +1,4 @@
-"""``conductor mcp``: manage and test MCP servers, and serve MCP on standard input and output."""
+"""``conductor mcp``: edit mcp.json, log in to servers, and serve MCP on standard input and output."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import argparse
 import asyncio
 import json
 import sys
-import time
 import webbrowser
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 from websockets.typing import Subprotocol
 
 from conductor.commands.banner import server_address
-from conductor.commands.output import as_json, private_file, write, write_table
+from conductor.commands.output import private_file, write
 from conductor.errors import SettingsError
 from conductor.plugins.mcp.config import (
     McpServerConfig,
@@ -29,43 +28,13 @@ from conductor.plugins.mcp.config import (
     read_mcp_file,
 )
 from conductor.plugins.mcp.server import McpConnection, check_installed, tokens_path
-from conductor.plugins.mcp.toolset import call_tool
 from conductor.server.listener import MCP_PATH, MCP_SUBPROTOCOL
 from conductor.settings import load_settings
 
-# Seconds for the call of a test.
-CALL_S = 30.0
 # Seconds for a person to log in.
 LOGIN_S = 300.0
-# Lines of a log to print.
-LOG_LINES = 200
 # Bytes of a line or a message of ``serve``.
 MAX_SERVE_BYTES = 4 * 1024 * 1024
-
-
-def list_servers(_options: argparse.Namespace) -> None:
-    """List the servers."""
-    rows = []
-    for server in _servers():
-        address = server.url or " ".join([server.command or "", *server.args])
-        state = "no" if not server.enabled else "trusted" if server.trust else "yes"
-        rows.append((server.name, server.type, address, state))
-    write_table(("server", "type", "place", "used"), rows)
-
-
-def _servers() -> tuple[McpServerConfig, ...]:
-    return load_mcp_servers(load_settings())
-
-
-def _find(name: str) -> McpServerConfig:
-    servers = {server.name: server for server in _servers()}
-    if name not in servers:
-        raise SettingsError(_unknown(name, servers))
-    return servers[name]
-
-
-def _unknown(name: str, names: Iterable[str]) -> str:
-    return f'There is no server "{name}". Servers: {", ".join(names) or "-"}.'
 
 
 def add(options: argparse.Namespace) -> None:
@@ -91,11 +60,15 @@ def remove(options: argparse.Namespace) -> None:
     """Remove a server."""
 
     def drop(servers: dict[str, Any]) -> None:
-        if options.name not in servers:
-            raise SettingsError(_unknown(options.name, servers))
+        _check_name(options.name, servers)
         del servers[options.name]
 
     write(f"{options.name} is no longer in {_edit(drop)}.")
+
+
+def _check_name(name: str, servers: Mapping[str, Any]) -> None:
+    if name not in servers:
+        raise SettingsError(f'There is no server "{name}". Servers: {", ".join(servers) or "-"}.')
 
 
 def _edit(change: Callable[[dict[str, Any]], object]) -> Path:
@@ -114,24 +87,14 @@ def _edit(change: Callable[[dict[str, Any]], object]) -> Path:
     return path
 
 
-def _folder() -> Path:
-    folder = mcp_folder(load_settings())
-    assert folder is not None  # the program has a DATA_DIR
-    return folder
-
-
-def logs(options: argparse.Namespace) -> None:
-    """Print the end of a server's standard error."""
-    path = _folder() / f"{_find(options.name).name}.log"
-    with suppress(OSError):
-        write(*path.read_text(errors="replace").splitlines()[-LOG_LINES:])
-
-
 def login(options: argparse.Namespace) -> int:
     """Log in to a server in a browser; returns 2 on failure."""
-    settings, server = load_settings(), _find(options.name)
+    settings = load_settings()
+    servers = {server.name: server for server in load_mcp_servers(settings)}
+    _check_name(options.name, servers)
     check_installed()
-    folder = _folder()
+    folder, server = mcp_folder(settings), servers[options.name]
+    assert folder is not None  # the program has a DATA_DIR
     if not server.oauth:
         raise SettingsError(f'{server.name} has no "oauth": true in {mcp_config_path(settings)}.')
     return asyncio.run(log_in(server, folder, local_only=settings.local_only))
@@ -156,51 +119,6 @@ async def log_in(server: McpServerConfig, folder: Path, *, local_only: bool = Fa
         write(f"{server.name} failed: {McpConnection(server).describe(error)}")
         return 2
     return 0
-
-
-def test(options: argparse.Namespace) -> int:
-    """Connect, list the tools and call a read-only one; returns 2 on failure."""
-    server, settings = _find(options.name), load_settings()
-    check_installed()
-    return asyncio.run(
-        _test(McpConnection(server, local_only=settings.local_only, folder=mcp_folder(settings)))
-    )
-
-
-async def _test(connection: McpConnection) -> int:
-    name, start = connection.config.name, time.perf_counter()
-    try:
-        async with connection.connected() as client:
-            seconds = time.perf_counter() - start
-            write(f"{name}: connected and listed in {seconds:.2f} s, protocol {client.protocol_version}")
-            rows = [(spec.name, spec.risk, spec.effect, spec.title or "") for spec in connection.specs]
-            write_table(("tool", "risk", "effect", "title"), rows)
-            write(*(f"note: {as_json(note)}" for note in connection.warnings))
-            return await _try(connection)
-    except Exception as error:  # of the package, the system or a program that is not a server
-        write(f"{name} failed: {connection.describe(error)}")
-        return 2
-
-
-async def _try(connection: McpConnection) -> int:
-    harmless = (spec for spec in connection.specs if spec.effect == "read")
-    spec = next((spec for spec in harmless if not spec.input_schema.get("required")), None)
-    if spec is None:
-        write("No tool was called: there is no read-only tool without required arguments.")
-        return 0
-    start = time.perf_counter()
-    try:
-        async with asyncio.timeout(CALL_S):
-            outcome = await call_tool(connection, spec.name, {})
-    except TimeoutError:
-        write(f"{spec.name} returned no result within {CALL_S:g} s")
-        return 2
-    duration = f"in {1000 * (time.perf_counter() - start):.0f} ms"
-    if outcome.success:
-        write(f"{spec.name} answered {outcome.metadata.data_size_bytes} bytes {duration}")
-        return 0
-    write(f"{spec.name} failed {duration}: {as_json(outcome.error_message)}")
-    return 2
 
 
 def serve(options: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from conductor.commands.output import as_json, write, write_json, write_table
 from conductor.config_file import parse_json
 from conductor.errors import SettingsError
-from conductor.settings import Settings, load_settings
+from conductor.settings import load_settings
 from conductor.tools import policies as policy_file
 from conductor.tools.base import ToolSpec
 from conductor.tools.permissions import Gate, GateOptions, Step, Verdict, decide, steps
@@ -48,18 +48,13 @@ def _row(number: int, rule: Rule) -> tuple[str, ...]:
 def add(options: argparse.Namespace) -> None:
     """Append a rule."""
     settings = load_settings()
-    fields = {"effect": options.effect, "tool": options.tool, "source": options.source}
-    rule, number = add_rule(settings, **fields, args=_predicates(options.arg), expires=options.expires)
-    for finding in lint([rule], all_tools(settings), now=time.time()):
-        write(f"warn  {finding.replace('Rule 1', f'Rule {number}', 1)}")
-
-
-def add_rule(settings: Settings, **fields: Any) -> tuple[Rule, int]:
-    """Append a rule of these fields, without those that are None; returns it with its number."""
-    rule = parse_rule({name: value for name, value in fields.items() if value is not None})
+    names = ("effect", "tool", "source", "session", "expires")
+    fields = {name: value for name in names if (value := getattr(options, name)) is not None}
+    rule = parse_rule({**fields, "args": _predicates(options.arg)})
     number = policy_file.add(policies_path(settings), rule)
     write(f"Added rule {number}: {describe(rule)}.", APPLIED)
-    return rule, number
+    for finding in lint([rule], all_tools(settings), now=time.time()):
+        write(f"warn  {finding.replace('Rule 1', f'Rule {number}', 1)}")
 
 
 def _predicates(texts: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""``conductor tools``: list the server's tools, disable and enable them, and call one."""
+"""``conductor tools``: list the server's tools, and call one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from conductor.commands.output import confirm, write, write_json, write_table
-from conductor.commands.policy import APPLIED, add_rule
 from conductor.errors import SettingsError
 from conductor.events.envelope import new_call_id
 from conductor.messages import ToolCall
@@ -19,7 +18,7 @@ from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec
 from conductor.tools.device import load_catalog
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
 from conductor.tools.permissions import Gate, GateOptions
-from conductor.tools.policies import load, policies_path, remove
+from conductor.tools.policies import load, policies_path
 from conductor.tools.rules import Rule
 from conductor.tools.toolsets import make_redactor, make_toolsets
 
@@ -27,9 +26,9 @@ _HEADINGS = ("tool", "source", "risk", "effect", "call", "why")
 
 
 @asynccontextmanager
-async def _started(settings: Settings) -> AsyncIterator[tuple[list[Toolset], list[str]]]:
-    # The server's toolsets, and the problems of remote servers.
-    toolsets, problems = make_toolsets(settings), list[str]()
+async def started(toolsets: Sequence[Toolset]) -> AsyncIterator[list[str]]:
+    """Start toolsets, wait for remote servers, and yield the problems of those."""
+    problems: list[str] = []
     try:
         for toolset in toolsets:
             await toolset.start(lambda: None)
@@ -38,7 +37,7 @@ async def _started(settings: Settings) -> AsyncIterator[tuple[list[Toolset], lis
                 await toolset.ready()
             except SettingsError as error:
                 problems.append(str(error))
-        yield toolsets, problems
+        yield problems
     finally:
         for toolset in toolsets:
             await toolset.aclose()
@@ -51,7 +50,8 @@ def list_tools(options: argparse.Namespace) -> None:
     gate = Gate(rules, GateOptions.of(settings))
 
     async def offered() -> tuple[list[ToolSpec], list[str]]:
-        async with _started(settings) as (toolsets, problems):
+        toolsets = make_toolsets(settings)
+        async with started(toolsets) as problems:
             return [spec for toolset in toolsets for spec in toolset.specs()], problems
 
     specs, problems = asyncio.run(offered())
@@ -71,36 +71,14 @@ def _rules(settings: Settings) -> tuple[Rule, ...]:
     return load(policies_path(settings)).rules
 
 
-def disable(options: argparse.Namespace) -> None:
-    """Add a rule that hides tools from the model."""
-    fields = {"tool": options.tool, "source": options.source, "session": options.session}
-    add_rule(load_settings(), effect="deny", **fields)
-
-
-def enable(options: argparse.Namespace) -> None:
-    """Remove the rules of `disable` with the same options."""
-
-    def disables(rule: Rule) -> bool:
-        scope = (rule.tool, rule.source, rule.session)
-        same_scope = scope == (options.tool, options.source, options.session)
-        return same_scope and rule.effect == "deny" and rule.unconditional
-
-    settings = load_settings()
-    numbers = [number for number, rule in enumerate(_rules(settings), 1) if disables(rule)]
-    if not numbers:
-        raise SettingsError(f"No such rule disables {options.tool}; policy list shows the rules.")
-    for number in reversed(numbers):
-        remove(policies_path(settings), number)
-    write(f"{options.tool} is enabled.", APPLIED)
-
-
 def call(options: argparse.Namespace) -> int:
     """Call a tool of the server; returns 2 if the call failed."""
     return asyncio.run(_call(options, load_settings()))
 
 
 async def _call(options: argparse.Namespace, settings: Settings) -> int:
-    async with _started(settings) as (toolsets, problems):
+    toolsets = make_toolsets(settings)
+    async with started(toolsets) as problems:
         gate = Gate([rule for rule in _rules(settings) if rule.session is None], GateOptions.of(settings))
         redactor = make_redactor(settings, toolsets)
         executor = ToolExecutor(toolsets, settings.limits, gate, redactor)

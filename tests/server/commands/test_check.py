@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from conductor.commands.check import check, report
 from conductor.commands.output import Item, fail, ok, warn
 from conductor.settings import Settings
-from tests.conftest import Main
+from tests.conftest import ROOT, Main
 from tests.models import AnthropicService
 
 SECRET = "hunter2-hunter2"
@@ -88,13 +89,12 @@ async def test_a_binary_settings_file_stops_the_check() -> None:
     assert await lines_of() == ["fail  settings: The file .env cannot be read: it is not UTF-8 text."]
 
 
-async def test_the_environment_takes_precedence_over_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_settings_of_the_environment_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOST", "127.0.0.1")
     monkeypatch.setenv("MAX_TURNS", "8")
     save(".env", "max_turns=1\nexport Log_Level=error\n")
     line, *_ = await lines_of("settings")
-    assert ".env is read; from the environment: HOST, MAX_TURNS;" in line
-    assert line.endswith("the environment takes precedence over the file for MAX_TURNS.")
+    assert line.endswith(".env is read; from the environment: HOST, MAX_TURNS.")
 
 
 async def test_names_that_no_file_refers_to_are_a_warning() -> None:
@@ -139,24 +139,26 @@ async def test_tools_and_rules_are_counted() -> None:
     save("tools.json", json.dumps({"tools": tools}))
     save("policies.json", '{"version": 1, "rules": [{"effect": "deny", "tool": "agent.cancel"}]}')
     os.chmod("policies.json", 0o602)
-    config = {
-        "here": {"command": "true"},
-        "off": {"command": "x", "enabled": False},
-        "gone": {"command": "no"},
-    }
-    save("mcp.json", json.dumps({"mcpServers": config}))
     lines = await lines_of(tools_path="mine.py", device_tools_file="tools.json", allowed_tools="agent.stauts")
-    assert [re.split(": no tool|; a tool", line)[0] for line in lines[3:12]] == [
+    assert [re.split(": no tool|; a tool", line)[0] for line in lines[3:10]] == [
         "ok    tools: 8 builtin, 2 device, 1 python.",
         "warn  DEVICE_TOOLS_FILE: replaces built-in tools: calculator. Rename them in the file.",
         "ok    rules: policies.json, rules: 1.",
         "warn  rules: Every user of this machine may write policies.json. Use chmod 600.",
         "warn  rules: Rule 1 (deny agent.cancel) may never match",
         "warn  ALLOWED_TOOLS: names agent.stauts, but no tool of the catalog or the server has this name",
-        "ok    mcp: here: true.",
-        "fail  mcp: gone: program not found: no.",
         "ok    address: any free port of 127.0.0.1.",
     ]
+
+
+async def test_mcp_servers_are_started_unless_offline() -> None:
+    here = {"command": sys.executable, "args": ["-m", "tests.stand_ins.mcp_server"], "cwd": str(ROOT)}
+    config = {"here": here, "off": {"command": "x", "enabled": False}, "gone": {"command": "no"}}
+    save("mcp.json", json.dumps({"mcpServers": config}))
+    counts, problem = [str(item) async for item in check({"port": 0}) if item.subject == "tools"]
+    assert " mcp:here." in counts
+    assert problem.startswith("fail  tools: the MCP server gone is down: ")
+    assert len(await lines_of("tools")) == 1
 
 
 # -- the address and access
@@ -199,9 +201,8 @@ async def test_other_machines_need_a_token(settings: dict[str, Any], line: str) 
 async def test_weak_tokens_are_identified_by_their_number() -> None:
     tokens = ["fifteen-letters", LONG, "with a space and", "exactly-sixteen-"]
     lines = await lines_of("AUTH_TOKENS", auth_tokens=",".join(tokens))
-    assert [line.partition(": ")[2][:20] for line in lines[1:]] == [
-        "token 1 of 4 has few",
-        "token 3 of 4 has oth",
+    assert [line[:40] for line in lines[1:]] == [
+        f"warn  AUTH_TOKENS: token {number} of 4 is weak:" for number in (1, 3)
     ]
     assert not any(token in line for token in tokens for line in lines)
 
@@ -244,4 +245,4 @@ def test_a_failure_prints_no_secret_and_no_traceback(conductor: Main) -> None:
         code, out, err = conductor("check", "--port", str(listener.getsockname()[1]), **values)
     failed = [line.split(":")[0] for line in out.splitlines() if line.startswith("fail")]
     assert (code, failed, err) == (2, ["fail  address", "fail  model"], "")
-    assert "warn  AUTH_TOKENS: token 1 of 1 has fewer than 16" in out and SECRET not in out
+    assert "warn  AUTH_TOKENS: token 1 of 1 is weak" in out and SECRET not in out

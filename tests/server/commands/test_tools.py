@@ -1,4 +1,4 @@
-"""``conductor tools``: list, disable, enable and call tools."""
+"""``conductor tools``: list and call tools."""
 
 from __future__ import annotations
 
@@ -44,17 +44,16 @@ def test_each_tool_is_listed_with_the_decision_on_a_call() -> None:
     assert run_tools("list").splitlines()[0].split() == ["tool", "source", "risk", "effect", "call", "why"]
 
 
-def test_a_disabled_tool_is_hidden_until_it_is_enabled() -> None:
-    run_tools("disable", "calc*")
+def test_a_denied_tool_is_hidden_until_its_rule_is_removed() -> None:
+    run("policy", "add", "deny", "calc*")
     assert list_tools()["calculator"]["call"] == "disabled"
     assert "is disabled" in tools_mistake("call", "calculator", '{"expression": "1"}')
-    run_tools("enable", "calc*")
+    run("policy", "remove", "1")
     assert list_tools()["calculator"]["call"] == "allow"
-    assert "No such rule disables" in tools_mistake("enable", "calculator")
 
 
-def test_a_tool_may_be_disabled_in_one_session() -> None:
-    run_tools("disable", "calculator", "--session", "s-1")
+def test_a_tool_may_be_denied_in_one_session() -> None:
+    run("policy", "add", "deny", "calculator", "--session", "s-1")
     assert list_tools()["calculator"]["call"] == "allow"
     assert list_tools("--session", "s-1")["calculator"]["call"] == "disabled"
     services = make_services(toolsets=[BuiltinToolset()])
