@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-
-import httpx2
 
 from conductor.commands.output import Item, escape, ok, warn, write, write_table
 from conductor.errors import ModelError, SettingsError
@@ -61,58 +59,56 @@ def list_models(options: argparse.Namespace) -> int:
     """List the profiles and the models of their services; returns 2 if a service gave no list."""
     settings = load_settings()
     profiles = load_profiles(settings)
-    rows = [
-        (
-            profile.name,
-            profile.title,
-            profile.kind,
-            ", ".join(profile.fallback) or "-",
-            f"{profile.prices.input:g}",
-            f"{profile.prices.output:g}",
-            _use(profile.name == profiles.default, profile),
-        )
-        for profile in profiles.by_name.values()
-    ]
+    rows = []
+    for name, profile in profiles.by_name.items():
+        uses = ["by default"] * (name == profiles.default) + [profile.use] * bool(profile.use)
+        prices = f"{profile.prices.input:g}", f"{profile.prices.output:g}"
+        fallback = ", ".join(profile.fallback) or "-"
+        rows.append((name, profile.title, profile.kind, fallback, *prices, ", ".join(uses) or "-"))
     write_table(_HEADINGS, rows, ("price in", "price out"))
     if options.offline:
         return 0
     if settings.local_only:
         write("", "LOCAL_ONLY is set: models of the services are not listed.")
         return 0
+    return asyncio.run(_list_offered(profiles.by_name.values()))
+
+
+async def _list_offered(profiles: Iterable[ModelProfile]) -> int:
+    from conductor.http_client import HttpClient
+
     code = 0
-    for profile in profiles.by_name.values():
-        try:
-            offered = _offered(profile)
-        except Exception as error:  # of two libraries, or an answer without a list
-            write("", f"{profile.name} did not list its models: {type(error).__name__}")
-            code = 2
-            continue
-        if offered is not None:
-            suffix = f" and {len(offered) - MAX_OFFERED} more" if len(offered) > MAX_OFFERED else ""
-            names = escape(", ".join(offered[:MAX_OFFERED]))
-            write("", f"{profile.name} offers {names or 'no model'}{suffix}")
+    async with HttpClient() as client:
+        for profile in profiles:
+            request = _list_request(profile)
+            if request is None:
+                continue
+            url, headers = request
+            try:
+                response = await client.get(url, headers=headers, timeout=LIST_TIMEOUT_S)
+                names = [str(model["id"]) for model in response.raise_for_status().json()["data"]]
+            except Exception as error:  # of the client, or an answer without a list
+                write("", f"{profile.name} did not list its models: {type(error).__name__}")
+                code = 2
+            else:
+                suffix = f" and {len(names) - MAX_OFFERED} more" if len(names) > MAX_OFFERED else ""
+                write(
+                    "",
+                    f"{profile.name} offers {escape(', '.join(names[:MAX_OFFERED])) or 'no model'}{suffix}",
+                )
     return code
 
 
-def _use(is_default: bool, profile: ModelProfile) -> str:
-    return ", ".join(part for part in ("by default" if is_default else "", profile.use or "") if part) or "-"
-
-
-def _offered(profile: ModelProfile) -> list[str] | None:
-    # None for a provider without a list.
-    if profile.provider == profile.platform == "anthropic":
-        import anthropic
-
-        with anthropic.Anthropic(
-            api_key=profile.key, base_url=profile.base_url, timeout=LIST_TIMEOUT_S, max_retries=0
-        ) as client:
-            return [model.id for model in client.models.list(limit=100).data]
+def _list_request(profile: ModelProfile) -> tuple[str, dict[str, str]] | None:
+    # The address and the headers; None for a provider without a list.
+    key = profile.key
+    if profile.provider == profile.platform == "anthropic" and key is not None:
+        url = f"{(profile.base_url or 'https://api.anthropic.com').rstrip('/')}/v1/models?limit=100"
+        return url, {"x-api-key": key, "anthropic-version": "2023-06-01"}
     if profile.provider != "openai":
         return None
-    headers = {"authorization": f"Bearer {profile.key}"} if profile.key else {}
-    base_url = (profile.base_url or DEFAULT_BASE_URL).rstrip("/")
-    response = httpx2.get(f"{base_url}/models", headers=headers, timeout=LIST_TIMEOUT_S)
-    return [str(model["id"]) for model in response.raise_for_status().json()["data"]]
+    url = f"{(profile.base_url or DEFAULT_BASE_URL).rstrip('/')}/models"
+    return url, {"authorization": f"Bearer {key}"} if key else {}
 
 
 async def probe_items(provider: ModelProvider, profile: ModelProfile) -> AsyncIterator[Item]:

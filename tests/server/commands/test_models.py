@@ -121,7 +121,7 @@ def test_profiles_and_models_of_services_are_listed(
 def test_an_unreachable_service_is_an_error(conductor: Main, tmp_path: Path) -> None:
     (tmp_path / "models.toml").write_text(MODELS.format("http://127.0.0.1:1"))
     code, out, err = conductor("models", "list", CLOUD_KEY=SECRET)
-    assert (code, err) == (2, "") and "cloud did not list its models: APIConnectionError" in out
+    assert (code, err) == (2, "") and "cloud did not list its models: ConnectError" in out
     assert SECRET not in out
 
 
