@@ -93,12 +93,12 @@ _COMMANDS = {
     ),
     "sessions backup": (
         "copy the SQLite store to a file, while servers use it",
-        ".backup:back_up",
+        ".sessions:back_up",
         "file --force",
     ),
     "sessions restore": (
         "make a backup the SQLite store, while no server runs",
-        ".backup:restore",
+        ".sessions:restore",
         "file --force",
     ),
     "protocol": (

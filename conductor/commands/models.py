@@ -61,7 +61,7 @@ def list_models(options: argparse.Namespace) -> int:
     profiles = load_profiles(settings)
     rows = []
     for name, profile in profiles.by_name.items():
-        uses = ["by default"] * (name == profiles.default) + [profile.use] * bool(profile.use)
+        uses = filter(None, ("by default" if name == profiles.default else None, profile.use))
         prices = f"{profile.prices.input:g}", f"{profile.prices.output:g}"
         fallback = ", ".join(profile.fallback) or "-"
         rows.append((name, profile.title, profile.kind, fallback, *prices, ", ".join(uses) or "-"))

@@ -1,4 +1,4 @@
-"""``conductor sessions``: list, show, replay, export and delete sessions of a store that a server may use."""
+"""``conductor sessions``: read, delete, back up and restore sessions of a store that a server may use."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing
-from typing import Any, Literal, TextIO, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 from rich import filesize
 
 from conductor.commands.output import as_json, confirm, private_file, write, write_json, write_table
-from conductor.commands.replay import write_moments
 from conductor.conversation.ledger import RECORD_ID, Moment, moments, plain_moment, plain_state
 from conductor.conversation.ledger import replay as replay_commits
 from conductor.conversation.state import Conversation
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.logs import configure_logs
 from conductor.settings import load_settings
+from conductor.stores import sqlite_backup
 from conductor.stores.base import NEVER_EXPIRES, SessionKey, SessionLog, Stored
 from conductor.stores.registry import check_kept, describe_store, make_store
 
@@ -30,6 +31,12 @@ _T = TypeVar("_T")
 _PAGE = 10_000
 _NUMBERS = ("messages", "open calls", "unacked", "size")
 _HEADINGS = ("subject", "session", "last written", *_NUMBERS, "owned")
+# Texts of these fields are printed; others may hold words of people or of the model.
+_PLAIN = frozenset(
+    "event_id turn_id call_id question_id speech_id tool name source effect cause reason consent outcome"
+    " state error_type error event_ids cancelled superseded trim before capabilities locale model probe claim"
+    " follows paused id callId approvalId batchId code errorType status".split()
+)
 
 
 class NoSuchSession(SettingsError):
@@ -38,38 +45,20 @@ class NoSuchSession(SettingsError):
     exit_code = 1
 
 
-class SessionInfo(msgspec.Struct, frozen=True):
-    """A session in a list. ``updated`` is epoch seconds, ``size`` bytes of stored commits.
-
-    ``owned``: a claim is not released; its process may have died. ``calls`` are open, ``outbound`` events
-    not acknowledged.
-    """
-
-    subject: str
-    session_id: str
-    updated: float
-    epoch: int
-    revision: int
-    owned: bool
-    messages: int
-    calls: int
-    outbound: int
-    size: int
-
-
 def list_sessions(options: argparse.Namespace) -> None:
     """List the sessions of a subject, or all. An unreadable one has no messages."""
     limit: int = options.limit
     if limit < 1:
         raise SettingsError("--limit must be at least 1.")
 
-    async def read(store: SessionLog) -> list[SessionInfo]:
-        infos: list[SessionInfo] = []
+    async def read(store: SessionLog) -> list[dict[str, Any]]:
+        infos = []
         async for key, stored in _sessions(store, options.subject, min(limit + 1, _PAGE)):
             try:
-                infos.append(_info(key, stored, _state(stored)))
+                state = _state(stored)
             except StoreUnavailable:
-                infos.append(_info(key, stored, Conversation()))
+                state = Conversation()
+            infos.append(_info(key, stored, state))
             if len(infos) > limit:
                 break
         return infos
@@ -79,10 +68,9 @@ def list_sessions(options: argparse.Namespace) -> None:
         raise _no_sessions(options.subject)
     more = len(infos) > limit
     if options.json:
-        documents = [{**msgspec.to_builtins(info), "kind": kind(info.session_id)} for info in infos[:limit]]
-        write_json({"sessions": documents, "more": more})
+        write_json({"sessions": infos[:limit], "more": more})
         return
-    write_table(_HEADINGS, map(row, infos[:limit]), _NUMBERS)
+    write_table(_HEADINGS, map(_row, infos[:limit]), _NUMBERS)
     if more:
         write(f"There are more sessions; use --limit {2 * limit}.")
 
@@ -99,7 +87,8 @@ def replay(options: argparse.Namespace) -> None:
         for moment in moments:
             write_json(plain_moment(moment), indent=None)
     else:
-        write_moments(moments, text=options.text)
+        rows = _rows(moments, options.text)
+        write_table(("time", "number", "record", "fields"), rows, ("number",))
 
 
 def read_moments(options: argparse.Namespace) -> Iterator[Moment]:
@@ -113,28 +102,23 @@ def read_moments(options: argparse.Namespace) -> Iterator[Moment]:
 
 def export(options: argparse.Namespace) -> None:
     """Write the sessions of a subject, or all, as lines of JSON."""
+    if options.force and options.output is None:
+        raise SettingsError("--force requires --output.")
 
-    def write_to(file: TextIO) -> int:
-        async def write_all(store: SessionLog) -> int:
-            count = 0
-            async for key, stored in _sessions(store, options.subject, _PAGE):
-                file.write(f"{as_json(_document(key, stored))}\n")
-                count += 1
-            return count
+    async def write_all(store: SessionLog) -> int:
+        count = 0
+        async for key, stored in _sessions(store, options.subject, _PAGE):
+            file.write(f"{as_json(_document(key, stored))}\n")
+            count += 1
+        return count
 
+    target = options.output and private_file(options.output, replace=options.force)
+    with target or nullcontext(sys.stdout) as file:
         count = in_store(write_all)
         if not count:
             raise _no_sessions(options.subject)
-        return count
-
-    if options.output is None:
-        if options.force:
-            raise SettingsError("--force requires --output.")
-        write_to(sys.stdout)
-        return
-    with private_file(options.output, replace=options.force) as file:
-        count = write_to(file)
-    write(f"{describe_count(count)} written to {options.output}.")
+    if target:
+        write(f"{_describe_count(count)} written to {options.output}.")
 
 
 def delete(options: argparse.Namespace) -> int:
@@ -145,25 +129,47 @@ def delete(options: argparse.Namespace) -> int:
         raise SettingsError("--all requires --subject.")
     if not options.yes and not sys.stdin.isatty():
         raise SettingsError("The input is not a terminal; use --yes.")
-
-    async def matches(store: SessionLog) -> list[SessionKey]:
-        if not options.all:
-            return [(await _read(store, options))[0]]
-        return [key async for key, _ in _sessions(store, options.subject, _PAGE)]
-
-    keys = in_store(matches)
-    if not keys:
-        raise _no_sessions(options.subject)
-    names = _describe(keys)
+    subject = options.subject
+    if options.all:
+        count = len(in_store(lambda store: store.keys(subject, None, None, sys.maxsize)))
+        if not count:
+            raise _no_sessions(subject)
+        names = f"all data of {subject!r} ({count} record{'' if count == 1 else 's'})"
+    else:
+        subject = in_store(lambda store: _read(store, options))[0].subject
+        names = f"session {options.session!r} of {subject!r}"
     if not options.yes and not confirm(f"Delete {names} permanently?"):
         write("Nothing was deleted.")
         return 1
-    session_id = None if options.all else keys[0].session_id
-    count = in_store(lambda store: store.delete(keys[0].subject, session_id))
-    if not count:
+    if not in_store(lambda store: store.delete(subject, options.session)):
         raise NoSuchSession(f"{names} no longer exists.")
-    write(f"Deleted {names if count == len(keys) else describe_count(count)}.")
+    write(f"Deleted {names}.")
     return 0
+
+
+def back_up(options: argparse.Namespace) -> None:
+    """Copy the SQLite store to a file. Raises `SettingsError`."""
+    store = _sqlite_file()
+    if not store.exists():
+        raise SettingsError(f"There is no session store: {store} does not exist.")
+    count = sqlite_backup.back_up(store, options.file, replace=options.force)
+    write(f"{_describe_count(count)} copied to {options.file}.")
+
+
+def restore(options: argparse.Namespace) -> None:
+    """Make a file the SQLite store. Raises `SettingsError`."""
+    store = _sqlite_file()
+    count = sqlite_backup.restore(options.file, store, replace=options.force)
+    write(f"{_describe_count(count)} restored to {store}.")
+
+
+def _sqlite_file() -> Path:
+    settings = load_settings()
+    check_kept(settings)
+    if settings.store_kind != "sqlite":
+        tools = "back it up with its own tools (redis-cli --rdb, pg_dump)"
+        raise SettingsError(f"The session store is {describe_store(settings)}: {tools}.")
+    return settings.store_path
 
 
 def in_store(work: Callable[[SessionLog], Awaitable[_T]]) -> _T:
@@ -217,54 +223,71 @@ def _state(stored: Stored) -> Conversation:
     return replay_commits(stored.commits(), stored.meta.revision)
 
 
-def _info(key: SessionKey, stored: Stored, state: Conversation) -> SessionInfo:
+def _info(key: SessionKey, stored: Stored, state: Conversation) -> dict[str, Any]:
+    # ``updated`` is epoch seconds, ``size`` bytes of stored commits. ``owned``: a claim is not released; its
+    # process may have died. ``calls`` are open, ``outbound`` events not acknowledged.
     meta = stored.meta
-    return SessionInfo(
-        key.subject,
-        key.session_id,
-        meta.updated,
-        meta.epoch,
-        meta.revision,
-        bool(meta.token),
-        len(state.log),
-        sum(call.is_open for call in state.calls),
-        len(state.outbound),
-        sum(map(len, stored.by_revision.values())),
-    )
+    kind = "record" if key.session_id.startswith(NEVER_EXPIRES) else "conversation"
+    return {
+        "subject": key.subject,
+        "session_id": key.session_id,
+        "kind": "grants" if key.session_id == RECORD_ID else kind,
+        "updated": meta.updated,
+        "epoch": meta.epoch,
+        "revision": meta.revision,
+        "owned": bool(meta.token),
+        "messages": len(state.log),
+        "calls": sum(call.is_open for call in state.calls),
+        "outbound": len(state.outbound),
+        "size": sum(map(len, stored.by_revision.values())),
+    }
 
 
 def _document(key: SessionKey, stored: Stored) -> dict[str, Any]:
     state = _state(stored)
-    return {**msgspec.to_builtins(_info(key, stored, state)), "state": plain_state(state)}
+    return {**_info(key, stored, state), "state": plain_state(state)}
 
 
-def kind(session_id: str) -> Literal["conversation", "grants", "record"]:
-    """Distinguish conversations from records of the server, such as permissions."""
-    if session_id == RECORD_ID:
-        return "grants"
-    return "record" if session_id.startswith(NEVER_EXPIRES) else "conversation"
+def _row(info: dict[str, Any]) -> tuple[object, ...]:
+    size = filesize.decimal(info["size"])
+    updated = time.strftime("%Y-%m-%d %H:%M", time.localtime(info["updated"]))
+    if info["kind"] != "conversation":  # it has no messages and no owner
+        return info["subject"], f"{info['session_id']} ({info['kind']})", updated, "-", "-", "-", size, "-"
+    figures = (info["messages"], info["calls"], info["outbound"], size)
+    return info["subject"], info["session_id"], updated, *figures, "yes" if info["owned"] else "no"
 
 
-def row(info: SessionInfo) -> tuple[object, ...]:
-    """Make a session's row in the list, with its local time."""
-    record, size = kind(info.session_id), filesize.decimal(info.size)
-    updated = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.updated))
-    if record != "conversation":  # it has no messages and no owner
-        return info.subject, f"{info.session_id} ({record})", updated, "-", "-", "-", size, "-"
-    figures = (info.messages, info.calls, info.outbound, size)
-    return info.subject, info.session_id, updated, *figures, "yes" if info.owned else "no"
-
-
-def _describe(keys: list[SessionKey]) -> str:
-    talks = [key.session_id for key in keys if kind(key.session_id) == "conversation"]
-    parts = []
-    if talks:
-        parts.append(f"session {talks[0]!r}" if len(talks) == 1 else describe_count(len(talks)))
-    if any(key.session_id == RECORD_ID for key in keys):
-        parts.append("the permissions")
-    return f"{' and '.join(parts) or 'the records'} of {keys[0].subject!r}"
-
-
-def describe_count(sessions: int) -> str:
-    """Count sessions in words."""
+def _describe_count(sessions: int) -> str:
     return "1 session" if sessions == 1 else f"{sessions} sessions"
+
+
+# -- the table of `replay`: a row for each record, and indented ones for its events
+
+
+def _rows(moments: Iterable[Moment], text: bool) -> Iterator[tuple[object, ...]]:
+    for moment in moments:
+        fields: Any = {"messages": len(moment.state.log)}
+        if moment.record is not None:
+            fields = msgspec.to_builtins(moment.record)
+            fields.get("message", {}).pop("calls", None)  # they follow as parts of the record
+        elif moment.acked:
+            fields = {"id": moment.acked}
+        yield moment.time, moment.number, moment.name, as_json(_plain(fields, text))
+        for event in moment.events:
+            # The arguments of a state are no words of people.
+            values = _plain(
+                {"id": event.id, **msgspec.json.decode(event.payload)}, text or event.kind == "state"
+            )
+            yield "", "", f"  {event.type}", as_json(values)
+
+
+def _plain(value: Any, text: bool, name: str = "") -> Any:
+    # Without empty fields; a text that may be words is replaced by its length.
+    match value:
+        case dict():
+            return {key: _plain(item, text, key) for key, item in value.items() if item and key != "type"}
+        case list() | tuple():
+            return [_plain(item, text, name) for item in value]
+        case str() if not text and name not in _PLAIN:
+            return f"({len(value)} characters)"
+    return value
