@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from conductor.client.approvals import Approval, ApprovalDecision, edit
@@ -36,15 +36,10 @@ LEAVE_WITHIN_S = 2.0
 STOP_S = 2.0
 # Characters of a call's arguments on its line.
 MAX_ARGUMENTS = 200
-# Default speed of the voice, in characters per second.
-VOICE = 15.0
 COMMANDS = {
     "/help": "list the commands",
-    "/tools": "list the tools of --tools and other tools used",
     "/new": "start a new session",
     "/session": "print the session's id, or change to another session: /session [ID]",
-    "/history": "print this conversation",
-    "/voice": "set the voice's speed, or switch it on and off: /voice [CHARACTERS PER SECOND]",
     "/quit": "exit",
 }
 HINT = "Esc or Ctrl-C stops the answer, Ctrl-D exits, /help lists the commands."
@@ -60,22 +55,13 @@ class TerminalChat:
     approval requests are spoken, and the next line answers them.
     """
 
-    def __init__(
-        self,
-        make: Callable[[str | None], Client],
-        voice: float,
-        *,
-        cards: bool = True,
-        tools: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, make: Callable[[str | None], Client], voice: float, *, cards: bool = True) -> None:
         self._make = make
         self._voice = voice
         self._cards = cards
         self._floor = asyncio.Lock()
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._transcript: list[str] = []
-        self._tools = dict.fromkeys(tools, "--tools")
         self._running: dict[str, str] = {}
         self._last_signal = float("-inf")
         self._speech: tuple[str, float] | None = None
@@ -157,7 +143,6 @@ class TerminalChat:
                 name, _, argument = line.strip().partition(" ")
                 await self._command(name, argument.strip() or None)
                 return True
-            self._transcript.append(f"> {line}")
             return await self._finish(await client.say(line))
         except (ClientError, LookupError, ValueError) as error:
             # A lost connection is reported elsewhere, and the turn of a previous session is irrelevant.
@@ -181,8 +166,6 @@ class TerminalChat:
         match name:
             case "/quit":
                 self._leave(DONE)
-            case "/tools":
-                show(_table(dict(sorted(self._tools.items()))) or "No tool was used yet.")
             case "/session" if argument is None:
                 show(self._client.session_id)
             case "/new" | "/session":
@@ -191,17 +174,8 @@ class TerminalChat:
                 self._view.working(None)
                 await self._start(self._client)
                 show(f"Session {self._client.session_id}.")
-            case "/history":
-                show("\n".join(self._transcript) or "The conversation is empty.")
-            case "/voice":
-                self._voice = voice_speed(argument) if argument else (0.0 if self._voice else VOICE)
-                show(
-                    f"The voice speaks {self._voice:g} characters per second."
-                    if self._voice
-                    else "The voice speaks at once."
-                )
             case _:
-                show(f"{HINT}\n{_table(COMMANDS)}")
+                show("\n".join([HINT, *(f"{name:<8}  {about}" for name, about in COMMANDS.items())]))
 
     async def _approve(
         self, approval: Approval, notify_shown: Callable[[], Awaitable[None]]
@@ -241,7 +215,7 @@ class TerminalChat:
         view = self._view
         client.on("*", self._event)
         client.on(server.SpeechPartial, lambda event: view.partial(event.text))
-        client.on(server.SpeechFinal, self._answer)
+        client.on(server.SpeechFinal, lambda event: view.answer(event.text))
         client.on(server.ErrorEvent, lambda event: view.error(f"Error: {event.message} ({event.code})"))
         client.on(server.ToolCallEvent, self._show_call)
         client.on(server.ToolActivity, self._show_activity)
@@ -257,10 +231,6 @@ class TerminalChat:
         # A closed pipe (``talk | head``) is noticed by the next write only.
         if self._view.is_closed:
             self._leave(DONE)
-
-    def _answer(self, event: server.SpeechFinal) -> None:
-        self._transcript.append(event.text)
-        self._view.answer(event.text)
 
     def _show_call(self, call: server.ToolCallEvent) -> None:
         state = state_of(call)
@@ -279,7 +249,6 @@ class TerminalChat:
             self._running[activity.call_id] = activity.name
         else:
             self._running.pop(activity.call_id, None)
-            self._tools[activity.name] = activity.source
             self._view.note(f"· {activity.display or activity.name}")
         self._view.working(", ".join(self._running.values()) or "thinking")
 
@@ -332,11 +301,6 @@ class TerminalChat:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _table(rows: Mapping[str, str]) -> str:
-    width = max(map(len, rows), default=0)
-    return "\n".join(f"{name:<{width}}  {about}" for name, about in rows.items())
 
 
 def voice_speed(text: str) -> float:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import io
-import os
 import threading
 import unicodedata
 from collections.abc import Iterator
@@ -15,7 +13,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-# Characters kept of an incomplete line.
+# Bytes of a line; a longer one is read as several.
 MAX_LINE = 65_536
 _REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -51,20 +49,13 @@ class StdinReader:
 
     def _read(self) -> Iterator[str]:
         try:
-            descriptor = self._stream.fileno()
-        except (OSError, io.UnsupportedOperation):
-            for line in self._stream:
-                yield line.rstrip("\r\n")
+            # Unbuffered: a daemon thread that holds a buffer's lock crashes the interpreter at exit.
+            stream = io.FileIO(self._stream.fileno(), closefd=False)
+        except OSError:  # a stream without a file
+            yield from (line.rstrip("\r\n") for line in self._stream)
             return
-        # Not `stream.readline`: a daemon thread that holds its lock crashes the interpreter at exit.
-        decoder = codecs.getincrementaldecoder(self._stream.encoding or "utf-8")("replace")
-        tail = ""
-        while data := os.read(descriptor, 4096):
-            *lines, tail = (tail + decoder.decode(data)).split("\n")
-            tail = tail[-MAX_LINE:]
-            yield from (line.rstrip("\r") for line in lines)
-        if tail:
-            yield tail
+        while line := stream.readline(MAX_LINE):
+            yield line.decode(self._stream.encoding or "utf-8", "replace").rstrip("\r\n")
 
 
 class Plain:

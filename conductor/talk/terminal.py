@@ -63,9 +63,7 @@ async def talk(
         )
 
     stdin, stdout, stderr = stdin or sys.stdin, stdout or sys.stdout, stderr or sys.stderr
-    chat = TerminalChat(
-        make, voice_chars_per_s, cards=not voice_approvals, tools=[tool.name for tool in tools]
-    )
+    chat = TerminalChat(make, voice_chars_per_s, cards=not voice_approvals)
     plain = Plain(StdinReader(stdin), stdout, stderr, json=json)
     with _on_ctrl_c(chat.signalled):
         if stdin.isatty() and stdout.isatty() and not json:

@@ -122,8 +122,6 @@ async def test_a_running_tool_is_shown_with_its_seconds() -> None:
         await user.sees(" web.read 0 s", "thinking")
         read.set()
         await user.sees("· web.read: done, 2 ms", "Read.", without="web.read 0 s")
-        user.type("/tools")
-        await user.sees("web.read  builtin")
 
 
 async def decided(*lines: str, **fields: Any) -> tuple[Json, str]:
@@ -261,14 +259,12 @@ async def test_pasted_lines_and_commands_with_completion() -> None:
         await user.sees("second line")
         user.type("")
         await user.sees("Both.")
-        user.type("/hi", enter=False)
-        await user.sees("print this conversation", without="start a new session")
+        user.type("/se", enter=False)
+        await user.sees("change to another session", without="start a new session")
         user.type("\t", enter=False)
-        await user.sees("> /history")
+        await user.sees("> /session")
         user.type("")
-        await user.sees("> /history\n> first line\nsecond line\nBoth.", without="print this conversation")
-        user.type("/voice")
-        await user.sees("The voice speaks 15 characters per second.", without="start a new session")
+        await user.sees("> /session\none", without="change to another session")
         user.type("/session two")
         await user.sees("Session two.")
         user.type("/nonsense")
