@@ -114,7 +114,7 @@ _COMMANDS = {
     "rehearse run": (
         "play rehearsals, and compare the results with the expectations",
         "..rehearse.command:run",
-        "files --runs --threshold --model --judge --junit --seed --patience --url --token",
+        "files --runs --threshold --model --person --judge --junit --seed --patience --url --token",
     ),
     "rehearse record": (
         "write the turns since the last snapshot of a stored session as a rehearsal, with all texts",
@@ -149,6 +149,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "--insecure-no-auth": {"action": "store_true", "help": "accept other machines without AUTH_TOKENS"},
     "--json": {"action": "store_true", "help": "print JSON"},
     "--judge": {"metavar": "MODEL", "help": "the model that answers judge questions"},
+    "--person": {"metavar": "MODEL", "help": "the model that plays the person of a file"},
     "--junit": {"type": Path, "metavar": "OUT.xml", "help": "also write JUnit XML"},
     "--lan": {
         "action": "store_true",

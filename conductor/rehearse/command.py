@@ -6,39 +6,32 @@ import argparse
 import asyncio
 import logging
 import random
-import re
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.text import Text
 
 from conductor.app import make_services, running
 from conductor.client.connection import ClientError
 from conductor.commands.output import private_file, write
-from conductor.errors import ModelError, SettingsError
-from conductor.events.envelope import new_call_id
-from conductor.messages import ToolCall, UserMessage
-from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, TextDelta
+from conductor.errors import SettingsError
 from conductor.models.metrics import ModelMetrics
-from conductor.models.profiles import Profiles, load_profiles
-from conductor.models.registry import make_router
-from conductor.rehearse.player import Backstage, Player, Scene, Usage
+from conductor.rehearse.ledger import outcome
+from conductor.rehearse.models import judge, make_model, next_words
+from conductor.rehearse.player import Backstage, Player, Usage
 from conductor.rehearse.report import Performance, pass_rates, write_junit, write_rates, write_report
-from conductor.rehearse.script import OWN_SETTINGS, SCRIPTED, Rehearsal, Reply, load
-from conductor.settings import Settings, load_settings
+from conductor.rehearse.script import OWN_SETTINGS, Rehearsal, load
+from conductor.settings import load_settings
 from conductor.tools.audit import AuditLog
 
-# Seconds between two words of a scripted reply, so that an interruption or a cut falls within it.
-WORD_S = 0.003
 # Seconds for a step.
 PATIENCE_S = 60.0
-_JUDGE = "You judge a part of a conversation. Answer the question about it with yes or no, and nothing else."
 
 
 def run(options: argparse.Namespace) -> int:
@@ -82,35 +75,47 @@ def init(options: argparse.Namespace) -> None:
 async def _play(
     path: Path, rehearsal: Rehearsal, seed: int, options: argparse.Namespace, show: Callable[[str], None]
 ) -> Performance:
-    def begins(number: int) -> None:
-        show(f"{path}, step {number} of {len(rehearsal.steps)}: {ascii(rehearsal.steps[number - 1].say)}")
-
+    plan = rehearsal.person
+    if plan is not None and None in (options.person, options.judge):
+        raise SettingsError(f"{path} has a person: --person and --judge must name their models.")
+    if rehearsal.ledger is not None and options.url is not None:
+        raise SettingsError(f"{path} has a ledger, which a server at --url does not show.")
     show(f"{path}: starting the server")
     chance = random.Random(seed)
+    settings = load_settings()
     try:
-        async with _serving(rehearsal, options) as (url, backstage):
-            player = Player(rehearsal, url, options.token, chance, backstage, options.patience or PATIENCE_S)
-            scenes = await player.play(begins)
-        if options.judge is not None:
-            settings = load_settings()
-            provider = make_router(_profiles(options.judge, settings), settings, ModelMetrics())
-            try:
-                await judge(scenes, provider)
-            finally:
-                await provider.aclose()
+        async with AsyncExitStack() as stack:
+            judging, person = None, None
+            if options.judge is not None:
+                judging = make_model(options.judge, settings)
+                stack.push_async_callback(judging.aclose)
+            if plan is not None:
+                playing = make_model(options.person, settings)
+                stack.push_async_callback(playing.aclose)
+                person = partial(next_words, plan, provider=playing)
+            url, backstage = await stack.enter_async_context(_serving(rehearsal, options))
+            patience_s = options.patience or PATIENCE_S
+            player = Player(rehearsal, url, options.token, chance, backstage, patience_s, person)
+            scenes = await player.play(lambda number: show(f"{path}, step {number}"))
+            entries = backstage.ledger if backstage is not None else []
+            if plan is not None or rehearsal.ledger is not None:
+                scenes.append(outcome(rehearsal, entries))
+            if judging is not None:
+                await judge(scenes, judging, [entry for entry in entries if entry["event"] == "call"])
         return Performance(rehearsal.name, str(path), scenes)
     except (ClientError, SettingsError) as error:
         raise SettingsError(f"{path}: {error}") from None
 
 
 class _CallLog(AuditLog):
-    # The audit log as a list of the server's tools that ran.
-    def __init__(self, names: list[str]) -> None:
-        self._names = names
+    # The audit log as lists: all entries, and the server's tools that ran.
+    def __init__(self, backstage: Backstage) -> None:
+        self._backstage = backstage
 
     def write(self, entry: Mapping[str, Any]) -> None:
+        self._backstage.ledger.append(entry)
         if entry["event"] == "call" and entry["source"] != "device":
-            self._names.append(entry["tool"])
+            self._backstage.calls.append(entry["tool"])
 
 
 @asynccontextmanager
@@ -124,9 +129,11 @@ async def _serving(
     # `load_settings` ignores None.
     unset = {name: None for name, value in values.items() if value is None}
     settings = load_settings(**values).model_copy(update=unset)
-    services = make_services(settings, _provider(rehearsal, options.model or rehearsal.model, settings))
+    model = options.model or rehearsal.model
+    provider = None if model is None else make_model(model, settings, rehearsal.replies)
+    services = make_services(settings, provider)
     backstage = Backstage(lambda: _usage(services.model_metrics))
-    services = replace(services, audit=_CallLog(backstage.calls))
+    services = replace(services, audit=_CallLog(backstage))
     async with running(settings, services) as listener:
         try:
             # A server does not wait for remote tools, but the first step may need them.
@@ -135,69 +142,6 @@ async def _serving(
             yield f"ws://127.0.0.1:{listener.port}/ws", backstage
         finally:
             await listener.stop(drain_s=0)  # a failed step may leave a running turn
-
-
-def _provider(rehearsal: Rehearsal, model: str | None, settings: Settings) -> ModelProvider | None:
-    if model == SCRIPTED:
-        return _ScriptedModel(rehearsal.replies)
-    if model is None:
-        return None
-    return make_router(_profiles(model, settings), settings, ModelMetrics())
-
-
-def _profiles(model: str, settings: Settings) -> Profiles:
-    profiles = load_profiles(settings.model_copy(update={"model_provider": None})).by_name
-    if model in profiles:
-        # Without fallbacks, which would hide its failures.
-        profile = profiles[model].model_copy(update={"fallback": (), "use": None})
-        return Profiles(model, {model: profile})
-    provider, _, name = model.partition(":")
-    update = {"model_provider": provider.lower()} | ({f"{provider.lower()}_model": name} if name else {})
-    return load_profiles(settings.model_copy(update=update))
-
-
-class _ScriptedModel:
-    # Plays the replies of a rehearsal, one a request.
-    name = SCRIPTED
-
-    def __init__(self, replies: Sequence[Reply]) -> None:
-        self._replies = iter(replies)
-
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        reply = next(self._replies, None)
-        if reply is None:
-            raise ModelError("protocol", "The script has no reply left.")
-        await asyncio.sleep(reply.after)
-        for word in re.findall(r"\s*\S+\s*", reply.say):
-            yield TextDelta(word)
-            await asyncio.sleep(WORD_S)
-        for call in reply.calls:
-            yield ToolCall(new_call_id(), call.tool, msgspec.json.encode(call.arguments).decode())
-        if reply.error is not None:
-            raise ModelError(reply.error, "The rehearsal's model fails here.")
-        yield Finished("tool_use" if reply.calls else "end_turn")
-
-    async def start(self) -> None:
-        pass
-
-    async def aclose(self) -> None:
-        pass
-
-
-async def judge(scenes: Sequence[Scene], provider: ModelProvider) -> None:
-    """Put the steps' questions to a model, and record its verdicts. Raises `SettingsError` if it fails."""
-    for scene in scenes:
-        question = scene.step.expect.judge
-        if question is None or not scene.reached:
-            continue
-        dialogue = f"Person: {scene.step.say}\nAssistant: {' '.join(scene.speeches)}"
-        request = ModelRequest(_JUDGE, [UserMessage(f"{dialogue}\n\n{question}")])
-        try:
-            async with aclosing(provider.stream(request)) as events:
-                texts = [event.text async for event in events if isinstance(event, TextDelta)]
-        except ModelError as error:
-            raise SettingsError(f"the judge failed: {error}") from None
-        scene.verdict = "".join(texts)
 
 
 def _usage(metrics: ModelMetrics) -> Usage:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -19,7 +19,7 @@ from conductor.client.connection import ClientError, ConnectionLost, Reconnect
 from conductor.client.turns import Turn
 from conductor.errors import SettingsError
 from conductor.events import server, ui_calls
-from conductor.rehearse.script import MOMENTS, Answers, Decision, Moment, Rehearsal, Step, Tool
+from conductor.rehearse.script import MOMENTS, Answers, Decision, Moment, Person, Rehearsal, Step, Tool
 
 # Seconds to read a card; the server ignores a yes within the first 0.15 s.
 READS_S = 0.4
@@ -37,11 +37,13 @@ Usage: TypeAlias = Counter[str]
 class Backstage:
     """Exact figures of a server in this process, independent of the socket.
 
-    ``usage`` returns the model's total usage, ``calls`` are the names of the server's tools that have run.
+    ``usage`` returns the model's total usage, ``calls`` are the names of the server's tools that have run,
+    and ``ledger`` has the entries of the audit log.
     """
 
     usage: Callable[[], Usage]
     calls: list[str] = field(default_factory=list)
+    ledger: list[Mapping[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ class ToolUse:
 class Scene:
     """The result of one step; ``problems`` fail it without an expectation.
 
-    ``verdict`` is a model's answer to the question ``judge``.
+    ``verdict`` is a model's answer to the question ``judge``. ``is_outcome``: the scene is the result of all
+    before it.
     """
 
     step: Step
@@ -74,12 +77,14 @@ class Scene:
     was_interrupted: bool = False
     reached: bool = True
     verdict: str | None = None
+    is_outcome: bool = False
     turns: list[Turn] = field(default_factory=list)
 
 
 class Player:
     """The person and the device of one rehearsal, connected to the server at ``url``.
 
+    After the steps ``person`` gives its next words from the scenes so far, or None when it has ended.
     Without ``backstage`` usage and calls come from the wire, which has no rounds. A step ends after
     ``patience_s`` seconds, or its own longer limit.
     """
@@ -92,11 +97,14 @@ class Player:
         chance: random.Random,
         backstage: Backstage | None = None,
         patience_s: float = 60.0,
+        person: Callable[[Sequence[Scene]], Awaitable[str | None]] | None = None,
     ) -> None:
         self._rehearsal = rehearsal
+        self._person = person
+        self._chance = chance
         # Before any delay uses a random number, so that the seed determines the cuts.
         self._scenes = [_staged(step, chance) for step in rehearsal.steps]
-        self._scene = self._scenes[0]
+        self._scene = self._scenes[0] if self._scenes else Scene(Step(say=""))
         self._patience_s = patience_s
         self._backstage = backstage
         self._reported_usage: Usage = Counter()
@@ -143,8 +151,26 @@ class Player:
                 if not await self._perform(scene):
                     for later in self._scenes[number:]:
                         later.reached = False
-                    break
+                    return self._scenes
+            if self._person is not None and self._rehearsal.person is not None:
+                await self._improvise(self._rehearsal.person, self._person, begins)
         return self._scenes
+
+    async def _improvise(
+        self,
+        plan: Person,
+        person: Callable[[Sequence[Scene]], Awaitable[str | None]],
+        begins: Callable[[int], None],
+    ) -> None:
+        for _ in range(plan.max_turns):
+            words = await person(self._scenes)
+            if words is None:
+                return
+            self._scene = _staged(Step(say=words, cut=plan.cut), self._chance)
+            self._scenes.append(self._scene)
+            begins(len(self._scenes))
+            if not await self._perform(self._scene):
+                return
 
     async def _perform(self, scene: Scene) -> bool:
         loop = asyncio.get_running_loop()

@@ -6,12 +6,16 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import comb
 from typing import Any, BinaryIO
 from xml.etree import ElementTree
 
-from conductor.commands.output import as_json, escape, write_table
+from conductor.commands.output import as_json, escape, write, write_table
 from conductor.rehearse.player import Scene
 from conductor.rehearse.script import holds
+
+PASS_K = 4
+"""The k of pass@k and pass^k, if there are as many runs."""
 
 _HEADINGS = ("rehearsal", "step", "outcome", "s", "rounds", "tokens in", "out", "expected", "was")
 
@@ -74,7 +78,7 @@ def checks(scene: Scene) -> Iterator[tuple[str, str]]:
 def _summary(scene: Scene) -> str:
     cut = f"cut at the {scene.cut}" if scene.was_cut else ""
     interrupted = "interrupted" if scene.was_interrupted else ""
-    return "; ".join(filter(None, (cut, *_results(scene), interrupted)))
+    return "; ".join(filter(None, (cut, *_results(scene), interrupted, scene.verdict)))
 
 
 def _results(scene: Scene) -> tuple[str, str]:
@@ -114,6 +118,14 @@ def write_report(performances: Sequence[Performance]) -> None:
                 outcome = "not reached"
             rows.append((performance.name, number, outcome, *figures, expected, was))
     write_table(_HEADINGS, rows, ("step", "s", "rounds", "tokens in", "out"), ("rehearsal", "expected"))
+    for performance in performances:
+        differences = (
+            f"first difference of {performance.name}: step {number}, {problem}"
+            for number, scene in enumerate(performance.scenes, 1)
+            for problem in failures(scene)
+        )
+        if (first := next(differences, None)) is not None:
+            write(first)
 
 
 def pass_rates(performances: Sequence[Performance]) -> dict[str, float]:
@@ -122,6 +134,13 @@ def pass_rates(performances: Sequence[Performance]) -> dict[str, float]:
     for performance in performances:
         results.setdefault(performance.file, []).append(not performance.failed)
     return {file: sum(outcomes) / len(outcomes) for file, outcomes in results.items()}
+
+
+def pass_at(runs: Sequence[Performance]) -> dict[str, float]:
+    """Estimate, without bias, that of k runs at least one passes (pass@k), and that all do (pass^k)."""
+    k, passed = min(PASS_K, len(runs)), sum(not run.failed for run in runs)
+    draws = comb(len(runs), k)
+    return {f"pass@{k}": 1 - comb(len(runs) - passed, k) / draws, f"pass^{k}": comb(passed, k) / draws}
 
 
 def write_rates(performances: Sequence[Performance]) -> None:
@@ -136,8 +155,9 @@ def write_rates(performances: Sequence[Performance]) -> None:
             for problem in failures(scene)
         )
         failed = "; ".join(f"{count} times {problem}" for problem, count in problems.most_common())
-        rows.append((runs[0].name, f"{round(rate * len(runs))} of {len(runs)}", failed))
-    write_table(("rehearsal", "passed", "failures"), rows, ("passed",))
+        estimates = ", ".join(f"{name} {value:.2f}" for name, value in pass_at(runs).items())
+        rows.append((runs[0].name, f"{round(rate * len(runs))} of {len(runs)}", estimates, failed))
+    write_table(("rehearsal", "passed", "estimate", "failures"), rows, ("passed",))
 
 
 def _plain(text: str) -> str:
@@ -151,6 +171,9 @@ def write_junit(out: BinaryIO, performances: Sequence[Performance]) -> None:
     for performance in performances:
         name = _plain(performance.name)
         suite = ElementTree.SubElement(suites, "testsuite", name=name, tests=str(len(performance.scenes)))
+        estimates = ElementTree.SubElement(suite, "properties")
+        for kind, value in pass_at([run for run in performances if run.file == performance.file]).items():
+            ElementTree.SubElement(estimates, "property", name=kind, value=f"{value:.4f}")
         for number, scene in enumerate(performance.scenes, 1):
             title, seconds = _plain(f"{number} {scene.step.say}"), f"{scene.seconds:.3f}"
             attributes = {"classname": name, "name": title, "file": performance.file, "time": seconds}

@@ -258,6 +258,33 @@ class Step(_Part):
         return value if isinstance(value, list) else [value]
 
 
+class Person(_Part):
+    """A person played by a model, who speaks after the steps until the ``goal`` is reached or given up.
+
+    ``success`` is a yes-or-no question about the whole conversation for the judge. ``cut`` applies to each
+    turn.
+    """
+
+    persona: str
+    goal: str
+    success: str
+    max_turns: Annotated[int, Field(ge=1, le=100)] = 10
+    cut: Literal[Moment, "random"] | None = None
+
+
+class Ledger(_Part):
+    """Bounds on the calls that the server recorded. A broken one fails a rehearsal, whatever the judge says.
+
+    ``at_most`` counts the calls that ran, by tool; ``never`` are tools that must not run; ``asked_before``
+    are tools of which each call needs an earlier yes; with ``no_unknown`` each outcome must be known.
+    """
+
+    at_most: dict[str, _Count] = {}
+    never: tuple[str, ...] = ()
+    asked_before: tuple[str, ...] = ()
+    no_unknown: bool = False
+
+
 class Rehearsal(_Part):
     """One file. ``model`` None selects the settings' model. Without ``cards`` approvals are by voice."""
 
@@ -270,7 +297,9 @@ class Rehearsal(_Part):
     cards: bool = True
     segments: bool = False
     tools: tuple[Tool, ...] = ()
-    steps: Annotated[tuple[Step, ...], Field(min_length=1)]
+    steps: tuple[Step, ...] = ()
+    person: Person | None = None
+    ledger: Ledger | None = None
 
     @field_validator("settings")
     @classmethod
@@ -286,6 +315,10 @@ class Rehearsal(_Part):
     def _complete(self) -> Rehearsal:
         if (self.model == SCRIPTED) != bool(self.replies):
             raise ValueError(f"replies are required for model: {SCRIPTED}, and not allowed otherwise")
+        if not self.steps and self.person is None:
+            raise ValueError("steps or a person are required")
+        if self.person is not None and self.cards:
+            raise ValueError("a person answers spoken questions: set cards: false")
         if not self.cards and any(step.approve for step in self.steps):
             raise ValueError(
                 "approve needs cards; without cards a step of its own answers the spoken question"

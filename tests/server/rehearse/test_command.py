@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from conductor.app import running
 from conductor.messages import UserMessage
 from conductor.models.base import TextDelta
-from conductor.rehearse.command import judge
+from conductor.rehearse.models import judge
 from conductor.rehearse.player import Scene
 from conductor.rehearse.report import failures
 from conductor.rehearse.script import (
@@ -19,6 +20,8 @@ from conductor.rehearse.script import (
     Decision,
     Expectation,
     Interruption,
+    Ledger,
+    Person,
     Rehearsal,
     Reply,
     Step,
@@ -56,7 +59,10 @@ def test_a_file_of_the_page_passes(rehearse: Rehearse, text: str) -> None:
 
 
 def test_the_page_names_each_field() -> None:
-    parts = (Rehearsal, Reply, Tool, ToolAnswer, Step, Decision, Interruption, Expectation, StepLimits, Call)
+    parts: tuple[type[BaseModel], ...] = (
+        *(Rehearsal, Reply, Tool, ToolAnswer, Step, Decision, Interruption, Expectation, StepLimits, Call),
+        *(Person, Ledger),
+    )
     fields = {name for part in parts for name in part.model_fields}
     prose = re.sub(r"^```.*?^```$", "", PAGE, flags=re.MULTILINE | re.DOTALL)
     words = {word for code in re.findall(r"`([^`]+)`", prose) for word in re.findall(r"\w+", code)}
@@ -133,10 +139,8 @@ def test_a_first_rehearsal_is_written_and_runs_at_once(conductor: Main, tmp_path
 
 
 def test_several_runs_print_a_rate_which_decides_on_the_exit_code(rehearse: Rehearse) -> None:
-    assert rehearse(HELLO, "--runs", "2", MODEL_PROVIDER="demo")[:2] == (
-        0,
-        "rehearsal  passed  failures\none        2 of 2\n",
-    )
+    code, out, _ = rehearse(HELLO, "--runs", "2", MODEL_PROVIDER="demo")
+    assert (code, out.splitlines()[1].split()) == (0, "one 2 of 2 pass@2 1.00, pass^2 1.00".split())
     text = HELLO.replace("said: hello", "said: bye")
     code, out, err = rehearse(text, "--runs", "3", "--threshold", "0.1", MODEL_PROVIDER="demo")
     assert (code, err) == (1, "")

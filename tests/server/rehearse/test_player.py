@@ -126,7 +126,8 @@ steps:
 def test_problems_are_failures_without_an_expectation(rehearse: Rehearse) -> None:
     code, out, _ = rehearse(WRONG)
     assert code == 1
-    rows = out.splitlines()[1:]
+    *rows, difference = out.splitlines()[1:]
+    assert difference.startswith("first difference of one: step 1, The tool 'lamp.switch'")
     for row, problem in zip(
         rows,
         [

@@ -55,8 +55,8 @@ def test_a_rate_counts_the_runs_of_a_file_that_passed(capsys: pytest.CaptureFixt
     write_rates(performances)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines[1:]] == [
-        "a 2 of 4 2 times step 1: it broke".split(),
-        "b 0 of 1".split(),
+        "a 2 of 4 pass@4 1.00, pass^4 0.00 2 times step 1: it broke".split(),
+        "b 0 of 1 pass@1 0.00, pass^1 0.00".split(),
     ]
 
 

@@ -30,8 +30,8 @@ NEEDS_REPLIES = ", line 1: replies are required for model: scripted, and not all
     [
         ("- say: Hello", " must be a mapping of fields."),
         ("steps: [", ", line 1 is not valid YAML: expected the node content, but found '<stream end>'."),
-        ("model: demo", ", line 1: steps is missing."),
-        ("steps: []", ", line 1: steps is empty."),
+        ("model: demo", ", line 1: steps or a person are required."),
+        ("steps: []", ", line 1: steps or a person are required."),
         ("steps: {say: Hello}", ", line 1: steps must be a list."),
         ("steps: [Hello]", ", line 1: steps.1 must be an object."),
         ("steps:\n- say: {[a]: b}", ", line 2 is not valid YAML: found unhashable key."),
