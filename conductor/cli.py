@@ -103,7 +103,7 @@ _COMMANDS = {
     ),
     "protocol": (
         "print the events of the protocol and their schemas",
-        ".protocol:run",
+        ".protocol_reference:run",
         "--format -o/--output",
     ),
     "rehearse init": (

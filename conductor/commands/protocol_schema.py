@@ -10,8 +10,8 @@ import inspect
 import re
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -19,11 +19,7 @@ from conductor import __version__
 from conductor.errors import CODE_MEANINGS
 from conductor.events import client, server
 from conductor.events.envelope import PATH, PROTOCOL_VERSION, SUBPROTOCOL
-from conductor.events.server import (
-    CAPABILITIES,
-    STATE_MEANINGS,
-)
-from conductor.events.ui_calls import append_message, set_state, speak
+from conductor.events.server import CAPABILITIES, STATE_MEANINGS
 from conductor.settings import Settings
 
 Json: TypeAlias = dict[str, Any]
@@ -32,10 +28,7 @@ Direction: TypeAlias = Literal["client", "server"]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 ASYNCAPI_VERSION = "3.0.0"
 _CHANNEL = "session"
-_UNIONS: Mapping[Direction, tuple[str, Any]] = {
-    "client": ("ClientEvent", client.ClientEvent),
-    "server": ("ServerEvent", server.ServerEvent),
-}
+_UNIONS: Mapping[Direction, Any] = {"client": client.ClientEvent, "server": server.ServerEvent}
 
 ENVELOPE: Mapping[str, tuple[Json, str]] = {
     "id": (
@@ -82,16 +75,12 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class UICall:
-    """A UI call; ``properties`` are the schemas of its arguments.
-
-    ``in_segments`` are the schemas of the arguments for clients with ``segments``.
-    """
+    """A UI call; ``properties`` are the schemas of its arguments, ``in_segments`` with ``segments`` only."""
 
     name: str
     description: str
     properties: Json
-    in_segments: Json
-    example: Json
+    in_segments: Json = field(default_factory=dict)
 
     @property
     def arguments(self) -> Json:
@@ -100,11 +89,32 @@ class UICall:
         return {"type": "object", "properties": properties, "required": list(self.properties)}
 
 
+UI_CALLS = (
+    UICall(
+        "convo.setState",
+        "Shows the conversation's state.",
+        {"state": msgspec.json.schema(server.ConversationState)},
+    ),
+    UICall(
+        "convo.appendMessage",
+        "Adds a whole message to the app's transcript.",
+        {"role": {"enum": ["assistant", "user"]}, "text": {"type": "string"}, "isPartial": {"const": False}},
+        {"messageId": {"type": "string"}},
+    ),
+    UICall(
+        "tts.speak",
+        "Speaks a text.",
+        {"text": {"type": "string"}},
+        {"speechId": {"type": "string"}, "segment": {"type": "integer"}, "last": {"type": "boolean"}},
+    ),
+)
+
+
 def json_schema() -> Json:
     """Make the document. It accepts every frame whose type this version knows, sent by either side."""
     definitions = _definitions("#/$defs/")
-    for direction, (name, _) in _UNIONS.items():
-        definitions[name] = {
+    for direction in _UNIONS:
+        definitions[f"{direction.title()}Event"] = {
             "description": f"Any event that the {direction} may send.",
             "oneOf": [{"$ref": f"#/$defs/{event.type}"} for event in sent_by(direction)],
         }
@@ -112,7 +122,7 @@ def json_schema() -> Json:
         "$schema": DIALECT,
         "title": f"Conductor's events, protocol version {PROTOCOL_VERSION}",
         "description": "One frame of the WebSocket. Events of types that are not here are ignored.",
-        "anyOf": [{"$ref": f"#/$defs/{name}"} for name, _ in _UNIONS.values()],
+        "anyOf": [{"$ref": "#/$defs/ClientEvent"}, {"$ref": "#/$defs/ServerEvent"}],
         "$defs": definitions,
     }
 
@@ -144,14 +154,14 @@ def asyncapi() -> Json:
         "info": {
             "title": "Conductor",
             "version": __version__,
-            "description": (f"The WebSocket protocol of Conductor, version {PROTOCOL_VERSION}."),
+            "description": f"The WebSocket protocol of Conductor, version {PROTOCOL_VERSION}.",
         },
         "defaultContentType": "application/json",
         "servers": {
             "local": {
                 "host": f"{host}:{port}",
                 "protocol": "ws",
-                "description": ("The default address; wss behind a proxy with TLS."),
+                "description": "The default address; wss behind a proxy with TLS.",
                 "security": [{"$ref": f"#/components/securitySchemes/{name}"} for name in security],
             }
         },
@@ -178,18 +188,6 @@ def asyncapi() -> Json:
 def sent_by(direction: Direction) -> tuple[Event, ...]:
     """Give the events that one side sends."""
     return tuple(event for event in EVENTS if event.direction == direction)
-
-
-def frame(direction: Direction, event_type: str, payload: Any) -> Json:
-    """Write a whole frame as an example."""
-    return {
-        "id": {"client": "ios-42", "server": "evt_9f86d081884c7d65_2a"}[direction],
-        "type": event_type,
-        "timestamp": "2026-03-01T12:00:00.000Z",
-        "sessionId": "s-1",
-        "protocolVersion": PROTOCOL_VERSION,
-        "payload": payload,
-    }
 
 
 # -- JSON Schema
@@ -219,29 +217,20 @@ def _frame_schema(event: Event, prefix: str) -> Json:
 
 
 def _payloads(prefix: str) -> dict[str, Json]:
-    structs = [struct for _, union in _UNIONS.values() for struct in typing.get_args(union)]
+    structs = [struct for union in _UNIONS.values() for struct in typing.get_args(union)]
     _, components = msgspec.json.schema_components(structs, ref_template=f"{prefix}{{name}}")
     schemas: dict[str, Json] = _plain(components)
     for name, schema in schemas.items():
         struct = getattr(client, name, None) or getattr(server, name)
         schema.update(getattr(struct, "CONDITIONS", {}))
         if hasattr(struct, "CAPABILITY"):
-            schema["description"] += _needing(struct.CAPABILITY)
-        for field, capability in _needs(struct):
-            schema["properties"][field]["description"] += _needing(capability)
-    return schemas
-
-
-def _needs(struct: type[msgspec.Struct]) -> Iterator[tuple[str, str]]:
-    for field in msgspec.structs.fields(struct):
-        if typing.get_origin(field.type) is Annotated:
-            for meta in field.type.__metadata__:
+            schema["description"] += f" Needs the capability `{struct.CAPABILITY}`."
+        for item in msgspec.structs.fields(struct):
+            for meta in getattr(item.type, "__metadata__", ()):
                 if meta.extra is not None:
-                    yield field.encode_name, meta.extra["needs"]
-
-
-def _needing(capability: str) -> str:
-    return f" Needs the capability `{capability}`."
+                    described = schema["properties"][item.encode_name]
+                    described["description"] += f" Needs the capability `{meta.extra['needs']}`."
+    return schemas
 
 
 def _plain(schema: Any) -> Any:
@@ -281,7 +270,7 @@ def _example(schema: Json) -> Any:
 
 
 def _events() -> Iterator[Event]:
-    for direction, (_, union) in _UNIONS.items():
+    for direction, union in _UNIONS.items():
         for struct in typing.get_args(union):
             schema = PAYLOADS[struct.__name__]
             payload = {
@@ -289,7 +278,14 @@ def _events() -> Iterator[Event]:
                 for name, field in schema["properties"].items()
                 if name in schema["required"] or "examples" in field
             }
-            example = frame(direction, struct.TYPE, payload)
+            example = {
+                "id": {"client": "ios-42", "server": "evt_9f86d081884c7d65_2a"}[direction],
+                "type": struct.TYPE,
+                "timestamp": "2026-03-01T12:00:00.000Z",
+                "sessionId": "s-1",
+                "protocolVersion": PROTOCOL_VERSION,
+                "payload": payload,
+            }
             yield Event(struct, struct.TYPE, direction, schema["description"], example)
 
 
@@ -332,33 +328,3 @@ def _message(event: Event) -> Json:
     if event.type == "session.start":
         message["x-capabilities"] = dict(CAPABILITIES)
     return message
-
-
-def _ui_call(
-    call: server.ToolCallEvent, description: str, in_segments: Json | None = None, **properties: Json
-) -> UICall:
-    example = frame("server", call.TYPE, msgspec.to_builtins(call))
-    return UICall(call.name, description, properties, in_segments or {}, example)
-
-
-UI_CALLS = (
-    _ui_call(
-        set_state("call_5d_1", "idle"),
-        "Shows the conversation's state.",
-        state=msgspec.json.schema(server.ConversationState),
-    ),
-    _ui_call(
-        append_message("call_5d_1", "user", "Hello."),
-        "Adds a whole message to the app's transcript.",
-        {"messageId": {"type": "string"}},
-        role={"enum": ["assistant", "user"]},
-        text={"type": "string"},
-        isPartial={"const": False},
-    ),
-    _ui_call(
-        speak("call_5d_1", "Hello."),
-        "Speaks a text.",
-        {"speechId": {"type": "string"}, "segment": {"type": "integer"}, "last": {"type": "boolean"}},
-        text={"type": "string"},
-    ),
-)

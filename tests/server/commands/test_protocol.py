@@ -8,7 +8,7 @@ from typing import Any
 
 from jsonschema_rs import meta
 
-from conductor.commands import protocol
+from conductor.commands import protocol_reference as protocol
 from tests.server.commands.conftest import mistake, run
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "protocol-reference.md"
