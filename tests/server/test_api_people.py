@@ -18,18 +18,22 @@ ME = "/v1/people/anonymous"
 TOKEN = "a-token-of-a-person"
 REMIND = ToolCall("c-1", "schedule_task", '{"text":"tea","in_minutes":500}')
 TASK = ToolCall("c-2", "add_task", '{"title":"buy tea"}')
+REMEMBER = ToolCall("c-3", "remember", '{"text":"I like green tea"}')
 
 
 async def test_a_person_is_deleted_with_a_receipt_while_a_turn_runs(tmp_path: Path) -> None:
     hold = asyncio.Event()
-    replies = [[REMIND, TASK], HELLO, [TextDelta("One moment."), hold]]
+    replies = [[REMIND, TASK, REMEMBER], HELLO, [TextDelta("One moment."), hold]]
     rule = tmp_path / "policies.json"
-    rule.write_text('{"version":1,"rules":[{"tool":"schedule_task","effect":"allow"}]}')
+    rule.write_text(
+        '{"version":1,"rules":[{"tool":"schedule_task","effect":"allow"},{"tool":"remember","effect":"allow"}]}'
+    )
     values: dict[str, Any] = {
         "session_store_url": f"sqlite:///{tmp_path}/s.db",
         "auth_tokens": (TOKEN,),
         "audit_log": tmp_path / "audit.jsonl",
         "policies_file": rule,
+        "memory": True,
     }
     async with backend(replies, **values) as served:
         bearer = {"Authorization": f"Bearer {TOKEN}"}
@@ -38,12 +42,13 @@ async def test_a_person_is_deleted_with_a_receipt_while_a_turn_runs(tmp_path: Pa
             me = (await served.ask("GET", "/v1/sessions")).body["sessions"][0]["person"]
             exported = (await served.ask("GET", f"/v1/people/{me}")).body
             assert len(exported["sessions"]) == 2 and "tea" in exported["fields"]["reminders"]
+            assert "green tea" in exported["fields"]["memory"]
             phone.say("Are you there?")
             await served.provider.record(2).started.wait()
             answer = await served.ask("DELETE", f"/v1/people/{me}", key="admin")
             assert answer.status == 200 and answer.body["person"] == me
             deleted = answer.body["deleted"]
-            assert deleted == {"sessions": 2, "messages": 6, "reminders": 1, "tasks": 1}
+            assert deleted == {"sessions": 2, "messages": 7, "memory": 1, "reminders": 1, "tasks": 1}
             assert set(answer.body["remaining"]) >= {"log lines", "audit lines"}
             records = served.listener.services.subject_records
             assert records is not None and not records.get(me, "tool:reminders")

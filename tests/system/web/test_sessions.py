@@ -89,3 +89,23 @@ async def test_a_key_that_is_refused_is_asked_for_again(browser: Any, address: s
         await viewer.page.locator("#token-problem:not(:empty)").wait_for()
         assert await viewer.page.evaluate("sessionStorage.length") == 0
         viewer.problems = [text for text in viewer.problems if "401" not in text]  # the browser's own line
+
+
+async def test_texts_of_a_session_are_shown_as_text_and_the_list_is_filtered(
+    browser: Any, user: PageUser, address: str
+) -> None:
+    hostile = """<img src="x" onerror="window.ran = 1"></button>"""
+    await user.ask(f"say {hostile}", hostile)
+    session = await user.session()
+    async with visiting(browser) as viewer:
+        page = viewer.page
+        await enter(viewer, address, KEYS["read"])
+        await page.locator("#sessions button", has_text=session).click()
+        await page.locator("#overview", has_text=hostile).wait_for()
+        await page.locator("#tab-overview").press("ArrowRight")
+        await page.locator("#events .turn").first.wait_for()
+        assert await page.locator("img[src=x]").count() == 0
+        assert await page.evaluate("window.ran") is None
+        await page.locator("#person").fill("nobody")
+        await page.keyboard.press("Enter")
+        await page.locator("#note", has_text="No sessions").wait_for()
