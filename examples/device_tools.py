@@ -2,7 +2,7 @@
 
     python examples/device_tools.py [URL] [--token TOKEN]
 
-The demo model matches words to the names and descriptions; another model understands them.
+The demo model knows the two sentences; another model understands any.
 """
 
 from __future__ import annotations

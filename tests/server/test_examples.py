@@ -74,7 +74,7 @@ async def test_the_device_declares_its_tools_and_the_model_calls_both() -> None:
         status, out, err = await run.ends()
     assert (status, err) == (0, "")
     assert out.splitlines() == [
-        'lamp.switch({"room":"kitchen","on":true}) -> {"room":"kitchen","on":true}',
+        'lamp.switch({"on":true,"room":"kitchen"}) -> {"room":"kitchen","on":true}',
         "Lamp switch answered: room is kitchen and on is yes.",
         'lamp.list({}) -> {"on":["kitchen"]}',
         "Lamp list answered: on is kitchen.",
@@ -96,7 +96,7 @@ async def test_a_wrong_answer_sets_the_bots_exit_status(tmp_path: Path) -> None:
         status, out, _ = await run.ends()
     assert status == 1
     assert out.splitlines() == [
-        "FAILED: what is 2 + 2: the answer is '2 plus 2 is 4.'",
+        "FAILED: what is 2 + 2: the answer is '2 + 2 is 4.'",
         "ok: say hello",
     ]
 
@@ -170,7 +170,7 @@ async def test_the_voice_loop_answers_and_can_be_interrupted() -> None:
         await run.shows("... a rather", START_S)
         await run.shows("speaking: a rather")  # for many seconds without an interruption
         await run.type("what is 2 + 2")
-        assert await run.shows("speaking:") == "speaking: 2 plus 2 is 4."
+        assert await run.shows("speaking:") == "speaking: 2 + 2 is 4."
         status, _, err = await run.ends()
     assert (status, err) == (0, "")
 

@@ -1,31 +1,31 @@
-"""The demo model: it needs no key and no network, and matches words of a sentence to the tools on offer.
+"""The demo model: it needs no key and no network, and calls tools by a table of sentences.
 
-It is a demonstration and a test fake, not an assistant. It knows no tool beforehand: names, titles,
-descriptions and parameters are all that it reads.
+It is a demonstration and a test fake, not an assistant.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import operator
 import re
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import suppress
-from datetime import datetime
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zoneinfo import available_timezones
 
 import msgspec
 
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
-from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
-from conductor.plugins.models.demo_match import best_match, spaced
+from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, Usage
 
 if TYPE_CHECKING:
     from conductor.models.profiles import ModelProfile
     from conductor.settings import Settings
 
 # The demo counts aloud up to this number, matches this much of a sentence, and says this much of a result.
-MAX_COUNT, MAX_CHARS, MAX_CLAUSES, MAX_SPOKEN, MAX_ITEMS = 1000, 2000, 8, 300, 5
+MAX_COUNT, MAX_CHARS, MAX_SPOKEN, MAX_ITEMS = 1000, 2000, 300, 5
 
 
 class DemoOutput(NamedTuple):
@@ -33,6 +33,85 @@ class DemoOutput(NamedTuple):
 
     text: str = ""
     calls: tuple[tuple[str, str], ...] = ()
+
+
+# -- values of arguments; None if the words are no such value
+
+_NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve".split()
+_SUM_WORDS = (
+    (r"^.*?\b(?:what(?:'s|\u2019s| is)|how much is|calculate|compute)\s+", ""),
+    *((rf"\b{word}\b", str(number)) for number, word in enumerate(_NUMBERS)),
+    (r"(?<=\d),(?=\d{3}(?!\d))", ""),
+    (r"\bplus\b", " + "),
+    (r"\bminus\b", " - "),
+    (r"\btimes\b", " * "),
+    (r"\bdivided by\b", " / "),
+    (r"\b(?:the )?square root of (\d+(?:\.\d+)?)", r"sqrt(\1)"),
+    (r" ?\bper ?cent\b", "%"),
+)
+
+
+def _sum(text: str) -> str | None:
+    for words, symbol in _SUM_WORDS:
+        text = re.sub(words, symbol, text, flags=re.I)
+    text = " ".join(text.strip(" ?.=,!").split())
+    is_sum = re.fullmatch(r"(?:[\d.+*/%() -]|sqrt\(|of\b)*", text)
+    return text if is_sum and re.search(r"[\d)]%? *(?:[-+*/%]|of )[-*/+ (]*[\d.s]|sqrt\(", text) else None
+
+
+def _zone(text: str) -> str | None:
+    end = "/" + text.casefold().replace(" ", "_")
+    return next((zone for zone in _zones() if f"/{zone}".casefold().endswith(end)), None)
+
+
+def _minutes(text: str) -> float:
+    number, unit = text.casefold().split()
+    return (1 if number[0] == "a" else float(number)) * {"s": 1 / 60, "m": 1, "h": 60, "d": 1440}[unit[0]]
+
+
+_text = operator.methodcaller("strip", "\"'\u201c\u201d")
+_zones = cache(available_timezones)
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    "expression": _sum,
+    "timezone": _zone,
+    "in_minutes": _minutes,
+    "count": int,
+    "on": lambda text: text.casefold() == "on",
+    "room": lambda text: text.casefold().replace(" ", "_"),
+}
+"""By argument; of others the quotes are removed."""
+
+_LAMP = r"(?:lamp|light)s?"
+_LAMP_OF = rf"(?:{_LAMP} in the (?P<room>.+)|(?P<room2>.+) {_LAMP})"
+_WAIT = r"(?P<in_minutes>(?:[\d.]{1,8}|an?) (?:second|minute|hour|day))s?"
+ROWS: Sequence[tuple[str, str]] = (
+    ("calculator", r"(?P<expression>.+)"),
+    ("get_current_time", r"what (?:time|day|date) is it(?: (?:in|at) (?P<timezone>.+))?"),
+    ("lamp.switch", rf"(?:switch|turn) (?P<on>on|off) the {_LAMP_OF}"),
+    ("lamp.switch", rf"(?:switch|turn) the {_LAMP_OF} (?P<on>on|off)"),
+    ("lamp.list", rf"(?:which|what) {_LAMP} are on"),
+    ("photos.delete", r"delete (?:my )?(?P<count>\d{1,6}) newest photos of (?P<album>.+)"),
+    ("note.delete", r"(?:delete|remove) the note (?P<title>.+)"),
+    ("add_task", r"add a task (?:to |called )?(?P<title>.+)"),
+    ("list_tasks", r"(?:list|show)(?: me)? my tasks"),
+    ("schedule_task", rf"remind me in {_WAIT} (?:to |of )?(?P<text>.+)"),
+    ("list_scheduled_tasks", r"(?:list|show)(?: me)? my reminders"),
+    ("read_file", r"read(?: me)? the file (?P<path>\S+)"),
+    ("create_file", r"create a file (?P<path>\S+) (?:saying|with the text)[: ]+(?P<content>.+)"),
+)  # fmt: skip
+"""The tool, and a sentence that calls it; a group is the argument of its name."""
+
+
+def _tool_output(clause: str, request: ModelRequest) -> DemoOutput | None:
+    text = re.sub(r"(?i),? please\Z", "", _POLITE.sub("", clause).strip(" \t\n.,!?"))
+    names = {tool.name for tool in request.tools}
+    for name, pattern in ROWS:
+        if name in names and (match := re.fullmatch(f"(?is){pattern}", text)):
+            groups = [(group.removesuffix("2"), words) for group, words in match.groupdict().items() if words]
+            arguments = {group: _READERS.get(group, _text)(words) for group, words in groups}
+            if None not in arguments.values():
+                return _call_output(name, arguments, request)
+    return None
 
 
 # -- from an utterance to calls and words
@@ -43,29 +122,27 @@ def _call(match: re.Match[str], request: ModelRequest) -> DemoOutput:
     arguments = _decoded(text[: text.rfind("}") + 1] or text or "{}")
     if not isinstance(arguments, dict):
         return DemoOutput("The arguments after the word with must be a JSON object. I called no tool.")
-    name = match["tool"].rstrip(".").replace(".", "_").casefold()  # a person may say an underscore for a dot
-    tools = [tool for tool in request.tools if tool.name.replace(".", "_").casefold() == name]
-    if not tools:
-        return DemoOutput(f"The tool {spaced(match['tool'])} is not available here.")
-    return _call_output(min(tools, key=lambda tool: tool.name != match["tool"]), arguments, request)
+    name = spaced(match["tool"].rstrip("."))  # a person may say an underscore for a dot
+    tools = [tool.name for tool in request.tools if spaced(tool.name).casefold() == name.casefold()]
+    unknown = DemoOutput(f"The tool {name} is not available here.")
+    return _call_output(tools[0], arguments, request) if tools else unknown
 
 
-def _call_output(tool: ToolDefinition, arguments: Mapping[str, Any], request: ModelRequest) -> DemoOutput:
+def _call_output(name: str, arguments: Mapping[str, Any], request: ModelRequest) -> DemoOutput:
     if request.tool_choice == "none":
         return DemoOutput("I may not use any tools just now.")
-    return DemoOutput(calls=((tool.name, msgspec.json.encode(arguments).decode()),))
-
-
-def _count(match: re.Match[str], _: ModelRequest) -> DemoOutput:
-    last = int(match["last"])
-    if not 1 <= last <= MAX_COUNT:
-        return DemoOutput(f"I count upwards, and to {MAX_COUNT} at most.")
-    return DemoOutput(", ".join(str(number) for number in range(1, last + 1)) + ".")
+    return DemoOutput(calls=((name, msgspec.json.encode(arguments).decode()),))
 
 
 def _recall(_: re.Match[str], request: ModelRequest) -> DemoOutput:
     texts = [message.text for message in request.messages if isinstance(message, UserMessage)][:-1]
     return DemoOutput(f"You said: {texts[-1]}" if texts else "You have not said anything before that.")
+
+
+def _count(match: re.Match[str], _: ModelRequest) -> DemoOutput:
+    if not 1 <= int(match["last"]) <= MAX_COUNT:
+        return DemoOutput(f"I count upwards, and to {MAX_COUNT} at most.")
+    return DemoOutput(", ".join(map(str, range(1, int(match["last"]) + 1))) + ".")
 
 
 # Sentences of their own. The first one that matches is taken, before any tool.
@@ -76,77 +153,41 @@ SENTENCES: Sequence[tuple[str, Callable[[re.Match[str], ModelRequest], DemoOutpu
     (r"count\s+(?:up\s+)?to\s+(?P<last>\d{1,9})[.!?\s]*$", _count),
 )
 _POLITE = re.compile(
-    r"(?i)\A\s*(?:(?:please|hey|hi|hello|ok|okay|so|well|now|and|then|also|(?:can|could|would) you)\b"
-    r"[\s,.!:]*){1,6}"
+    r"(?i)\A\s*(?:(?:please|hey|hi|hello|ok|okay|so|and|then|(?:can|could|would) you)\b[\s,.!:]*){1,6}"
 )
-_CUT = re.compile(r"(?i)(?:[;?!]+|[.,](?=\s)|\s(?:and|then|also)(?=\s))\s*")
+_CUT = re.compile(r"(?i)[;?!.,]*\s+(?:and|then|also)\s+|[;?!]+\s*|\.\s+")
 
 
 def understand(text: str, request: ModelRequest) -> list[DemoOutput]:
-    """Read the requests of an utterance; a clause without a request belongs to the former."""
+    """Read the requests of an utterance: all of it, or of each of its clauses if every clause has one."""
     if output := _sentence(text, request):
         return [output]
-    text = text[:MAX_CHARS]
-    cuts = [cut.span() for cut in list(_CUT.finditer(text))[:MAX_CLAUSES]]
-    starts, ends = [0], [len(text)]
-    for (end, start), (following, _) in zip(cuts, [*cuts[1:], (len(text), 0)], strict=False):
-        takes_all = _sentence(text[start:], request)
-        match = best_match(text[start:following], request.tools)
-        if takes_all or (match and not match.missing):
-            starts.append(start)
-            ends.insert(-1, end)
-        if takes_all:
-            break
-    return [_read(text[start:end], request) for start, end in zip(starts, ends, strict=True)]
+    clauses = [clause for clause in _CUT.split(text[:MAX_CHARS], maxsplit=8) if clause.strip()]
+    outputs = [output for clause in clauses if (output := _tool_output(clause, request))]
+    if clauses and len(outputs) == len(clauses):
+        return outputs
+    return [_tool_output(text[:MAX_CHARS], request) or DemoOutput(_help(request))]
 
 
 def _sentence(text: str, request: ModelRequest) -> DemoOutput | None:
-    text = _POLITE.sub("", text).strip()
-    matches = ((re.match(rf"(?is){pattern}", text), read) for pattern, read in SENTENCES)
+    matches = (
+        (re.match(f"(?is){pattern}", _POLITE.sub("", text).strip()), read) for pattern, read in SENTENCES
+    )
     return next((read(match, request) for match, read in matches if match), None)
 
 
-def _read(clause: str, request: ModelRequest) -> DemoOutput:
-    if output := _sentence(clause, request):
-        return output
-    match = best_match(clause, request.tools)
-    if match is None:
-        return DemoOutput(_help(request))
-    if not match.missing:
-        return _call_output(match.tool, match.arguments, request)
-    name = match.missing[0]
-    choices = match.parameters.get(name, {}).get("enum")
-    listed = f" ({', '.join(map(str, choices[:MAX_ITEMS]))})" if isinstance(choices, list) else ""
-    need = f"{spaced(name).lower()}{listed}"
-    return DemoOutput(f"For {spaced(match.tool.name)} I need a {need}. Please say all in one sentence.")
+def spaced(name: str) -> str:
+    """Split an identifier: "battery.level" and "batteryLevel" are "battery level"."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", re.sub(r"[._]", " ", name))
 
 
 def _help(request: ModelRequest) -> str:
-    names = [spaced(tool.name) for tool in reversed(request.tools)]  # a client's tools come last
-    more = [f"{len(names) - MAX_ITEMS} more"] if len(names) > MAX_ITEMS else []
-    offer = f"Here I have {_joined([*names[:MAX_ITEMS], *more])}." if names else "Here I have no tools."
-    return (
-        "I'm the demo model: I match words to tools, and these words match none. "
-        f"{offer} Set ANTHROPIC_API_KEY for Claude."
-    )
+    names = _joined([tool.name for tool in reversed(request.tools)])  # a client's tools come last
+    offer = f"Say call and a name for a tool: {names}. " if names else ""
+    return f"I'm the demo model and know few sentences. {offer}Set ANTHROPIC_API_KEY for Claude."
 
 
 # -- from results to words
-
-
-def _report(messages: Sequence[Message]) -> list[DemoOutput]:
-    results: dict[str, ToolResult] = {}
-    for message in reversed(messages):
-        if isinstance(message, ToolResult):
-            results[message.call_id] = message
-        elif isinstance(message, AssistantMessage):
-            return [
-                DemoOutput(_answer(call, results[call.call_id]))
-                for call in message.calls
-                if call.call_id in results
-            ]
-    return []
-
 
 _FAILURES = {
     "unknown": "I don't know whether that happened. It may have, so I am not trying again.",
@@ -155,39 +196,33 @@ _FAILURES = {
 }
 
 
+def _report(messages: Sequence[Message]) -> list[DemoOutput]:
+    results = {message.call_id: message for message in messages if isinstance(message, ToolResult)}
+    calls = [message.calls for message in messages if isinstance(message, AssistantMessage)][-1:]
+    return [
+        DemoOutput(_answer(call, results[call.call_id])) for call in sum(calls, ()) if call.call_id in results
+    ]
+
+
 def _answer(call: ToolCall, result: ToolResult) -> str:
     """Put a result into words: a tool outcome as JSON, or other text, which is data or an error's message."""
     outcome = _decoded(result.content)
     if not isinstance(outcome, dict) or not isinstance(outcome.get("success"), bool):
         kind = "unknown" if "may or may not" in result.content else "internal_error"
-        error = {"error_type": kind, "error_message": result.content}
-        outcome = {"success": not result.is_error, "data": outcome, **(error if result.is_error else {})}
+        outcome = {"success": not result.is_error, "data": outcome, "error_type": kind}
+        outcome["error_message"] = result.content
     name = spaced(call.name).capitalize()
     if not outcome["success"]:
         kind, message = str(outcome.get("error_type")), str(outcome.get("error_message") or "")
         return _FAILURES[kind] if kind in _FAILURES else f"{name} did not work: {_ended(message or kind)}"
     data = outcome.get("data")
-    data = _decoded(data) if isinstance(data, str) and data[:1] in "{[" else data
+    data = _decoded(data) if isinstance(data, str) else data
     match data, _decoded(call.arguments):
-        case {"result": value}, {"expression": str(expression)}:
-            return _say_sum(expression, str(value))
+        case {"result": value}, {"expression": expression}:
+            return f"{expression} is {value}."
         case str(), _ if re.fullmatch(r"[A-Z].*[.!?]", data.strip(), re.S):  # already a sentence
             return _ended(data)
     return f"{name} answered: {_ended(_in_words(data))}"
-
-
-def _say_sum(text: str, value: str) -> str:
-    # A voice reads "*" as "asterisk".
-    for symbol, word in (("**", "to the power of"), ("*", "times"), ("/", "divided by"), ("+", "plus")):
-        text = text.replace(symbol, f" {word} ")
-    text = re.sub(r"sqrt\(([\d.]+)\)", r"the square root of \1", text.replace(" - ", " minus "))
-    text = " ".join(text.split())
-    return f"{text[:1].upper()}{text[1:]} is {value.replace('-', 'minus ', 1)}."
-
-
-def _say_note(text: str) -> str:
-    reminder = re.match(r"The user asked to be reminded on .*? of this: (.*)$", text, re.M)
-    return f"You asked me to remind you: {_ended(reminder[1])}" if reminder else _ended(text)
 
 
 def _in_words(value: Any, depth: int = 4) -> str:
@@ -196,35 +231,31 @@ def _in_words(value: Any, depth: int = 4) -> str:
             return "done"
         case bool():
             return "yes" if value else "no"
-        case int() | float():
-            return f"{'minus ' if value < 0 else ''}{abs(value):.15g}"
         case list() | dict() if not depth:
             return "more"
         case list():
-            labels = [isinstance(item, dict) and (item.get("name") or item.get("title")) for item in value]
-            words = [_in_words(label or item, depth - 1) for label, item in zip(labels, value, strict=True)]
-            more = [f"{len(words) - MAX_ITEMS} more"] if len(words) > MAX_ITEMS else []
-            return _joined([*words[:MAX_ITEMS], *more]) if words else "none"
+            return _joined([_in_words(item, depth - 1) for item in value[: MAX_ITEMS + 1]]) or "none"
+        case {"name": str(label)} | {"title": str(label)} if label and depth < 4:
+            return label
         case dict():
             parts = [(key, part) for key, part in value.items() if part is not None][:MAX_ITEMS]
-            words = [f"{spaced(str(key)).lower()} is {_in_words(part, depth - 1)}" for key, part in parts]
-            return _joined(words) or "done"
-    with suppress(ValueError):
-        if re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d", str(value)):
-            moment = datetime.fromisoformat(str(value))
-            return f"{moment:%H:%M} on {moment:%B} {moment.day}, {moment.year}"
+            return (
+                _joined([f"{spaced(key).lower()} is {_in_words(part, depth - 1)}" for key, part in parts])
+                or "done"
+            )
     return " ".join(str(value).split())
 
 
 def _joined(words: Sequence[str]) -> str:
-    separator = "; " if any(", " in word for word in words) else ", "
-    return separator.join([*words[:-2], " and ".join(words[-2:])])
+    words = [*words[:MAX_ITEMS], "more"] if len(words) > MAX_ITEMS else words
+    return ", ".join([*words[:-2], " and ".join(words[-2:])])
 
 
 def _ended(text: str) -> str:
     text = " ".join(text.split())
-    text = text if len(text) <= MAX_SPOKEN else f"{text[:MAX_SPOKEN].rpartition(' ')[0]}, and there is more."
-    return text if text.endswith((".", "!", "?", "\u2026")) else f"{text}."
+    if len(text) > MAX_SPOKEN:
+        text = f"{text[:MAX_SPOKEN].rpartition(' ')[0]}, and there is more"
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def _decoded(text: str) -> Any:
@@ -254,9 +285,7 @@ class DemoProvider:
             await asyncio.sleep(self._pace_s)
         for name, arguments in output.calls:
             yield ToolCall(f"call_{uuid.uuid4().hex}", name, arguments)
-        # A token is about four characters.
-        characters = sum(len(repr(part)) for part in (request.system, *request.messages, *request.tools))
-        usage = Usage(1 + characters // 4, 1 + len(repr(output)) // 4)
+        usage = Usage(1 + len(repr(request)) // 4, 1 + len(repr(output)) // 4)  # a token is four characters
         yield Finished("tool_use" if output.calls else "end_turn", usage)
 
     async def start(self) -> None:
@@ -273,20 +302,20 @@ def from_profile(profile: ModelProfile, settings: Settings) -> DemoProvider:
 
 def output_for(request: ModelRequest) -> DemoOutput:
     """Give the output of a request; the same request gives the same output."""
-    messages = request.messages
-    outputs: list[DemoOutput] = []
-    for message in reversed(messages):
-        match message:
-            case Note():
-                outputs.insert(0, DemoOutput(_say_note(message.text)))
-            case UserMessage():
-                outputs += understand(message.text, request)
-                break
-            case _:
-                break
-    if messages and isinstance(messages[-1], Note):
-        outputs.insert(0, DemoOutput("Here is some news."))
-    outputs = outputs or _report(messages)
-    outputs = outputs or [DemoOutput(_help(request))]
+    notes = list(itertools.takewhile(lambda message: isinstance(message, Note), reversed(request.messages)))
+    texts = [note.text for note in reversed(notes) if isinstance(note, Note)]
+    texts = [
+        re.sub(
+            r"(?s)\AThe user asked to be reminded on .*? of this: (.*?)(\n.*)?\Z",
+            r"You asked me to remind you: \1",
+            text,
+        )
+        for text in texts
+    ]
+    outputs = [DemoOutput(_ended(text)) for text in texts]
+    outputs = [DemoOutput("Here is some news."), *outputs] if notes else []
+    if not notes and request.messages and isinstance(last := request.messages[-1], UserMessage):
+        outputs = understand(last.text, request)
+    outputs = outputs or _report(request.messages) or [DemoOutput(_help(request))]
     text = " ".join(dict.fromkeys(output.text for output in outputs if output.text))
     return DemoOutput(text, tuple(dict.fromkeys(call for output in outputs for call in output.calls)))

@@ -42,20 +42,14 @@ LAMP = tool(
     on={"type": "boolean"},
 )
 NOTE = tool("note.delete", "Delete a note.", title=TEXT)
+FILE = tool("create_file", "Create a file.", path=TEXT, content=TEXT)
 TOOLS = (
     CLOCK,
     CALCULATOR,
     LAMP,
     NOTE,
-    tool("door.open", "Open a door.", door=TEXT),
-    tool("roll_dice", "Roll some dice.", sides={"anyOf": [{"type": "null"}, {"type": "integer"}]}),
-    tool("thermostatSet", "Set the temperature.", room=TEXT, degrees={"type": "number"}),
-    tool("messages.send", "", to=TEXT, body=TEXT),
-    tool("weather.today", "Today's weather in a city.", city=TEXT),
-    tool("x7", "List the birds of a pond.", "pond"),
-    ToolDefinition("x8", "", {"type": "object"}, title="Water the roses"),
     tool("schedule_task", "Remind the user later.", text=TEXT, in_minutes={"type": "number"}),
-    tool("create_file", "Create a file.", path=TEXT, content=TEXT),
+    FILE,
 )
 
 
@@ -112,7 +106,7 @@ def result_is(value: Any) -> Run:
     return lambda _: succeeded(value)
 
 
-# -- sentences about any tool
+# -- sentences that call a tool
 
 
 @pytest.mark.parametrize(
@@ -120,34 +114,12 @@ def result_is(value: Any) -> Run:
     [
         ("Switch on the lamp in the hall", "lamp.switch", {"room": "hall", "on": True}),
         ("Please turn off the living room light.", "lamp.switch", {"room": "living_room", "on": False}),
-        ("Switch on the big lamp in the hall", "lamp.switch", {"room": "hall", "on": True}),
+        ("turn the hall light off", "lamp.switch", {"room": "hall", "on": False}),
         ("What is 17% of 2,340?", "calculator", {"expression": "17% of 2340"}),
-        ("Delete the note Milk", "note.delete", {"title": "Milk"}),
-        (
-            "Remove the note \u201cMilk and honey\u201d, please",
-            "note.delete",
-            {"title": "Milk and honey"},
-        ),
-        ("Open the front door", "door.open", {"door": "front"}),
-        ("roll the dice with six sides", "roll_dice", {"sides": 6}),
-        (
-            "Set the thermostat in the den to 7.5 degrees",
-            "thermostatSet",
-            {"room": "den", "degrees": 7.5},
-        ),
-        ("Send a message to Anna saying hello there", "messages.send", {"to": "Anna", "body": "hello there"}),
-        ("What is the weather in Rome?", "weather.today", {"city": "Rome"}),
-        ("show me the birds", "x7", {}),
-        ("which birds are on the pond Otter", "x7", {"pond": "Otter"}),
-        ("water the roses", "x8", {}),
-        ("what time is it", "get_current_time", {}),
-        ("What time is it in S\u00e3o Paulo?", "get_current_time", {"timezone": "America/Sao_Paulo"}),
+        ("Remove the note \u201cMilk and honey\u201d, please", "note.delete", {"title": "Milk and honey"}),
+        ("What time is it in Sao Paulo?", "get_current_time", {"timezone": "America/Sao_Paulo"}),
         ("what day is it in Asia/Ho_Chi_Minh", "get_current_time", {"timezone": "Asia/Ho_Chi_Minh"}),
-        (
-            "remind me in 2 hours to eat",
-            "schedule_task",
-            {"in_minutes": 120, "text": "eat"},
-        ),
+        ("remind me in 2 hours to eat", "schedule_task", {"in_minutes": 120, "text": "eat"}),
         (
             "create a file pond.txt saying feed the heron, and the duck",
             "create_file",
@@ -155,7 +127,7 @@ def result_is(value: Any) -> Run:
         ),
     ],
 )
-async def test_a_sentence_becomes_a_call_by_the_words_of_the_tool(
+async def test_a_sentence_of_the_table_becomes_a_call(
     words: str, name: str, arguments: Mapping[str, Any]
 ) -> None:
     talk = TerminalChat(TOOLS, **{name.replace(".", "__"): result_is("ok")})
@@ -163,37 +135,14 @@ async def test_a_sentence_becomes_a_call_by_the_words_of_the_tool(
     assert talk.calls == [(name, arguments)]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "who wrote the Odyssey?",
-        "help",
-        "The note is nice",
-        "What time is it in Xanadu?",
-        "what is 5",
-        "2 plus",
-        "((3)",
-        "3 4",
-        "delete",
-        "lamp",
-        "turn over the page",
-    ],
-)
+@pytest.mark.parametrize("words", ["help", "The note is nice", "What time is it in Xanadu?", "2 plus", "3 4"])
 async def test_other_words_call_nothing_and_get_the_truth_about_the_model(words: str) -> None:
     talk = TerminalChat()
     answer = await talk.hear(words)
     assert talk.calls == []
-    assert answer.startswith("I'm the demo model: I match words to tools")
-    assert "Here I have create file, schedule task, x8, x7, weather today" in answer and "8 more" in answer
+    assert answer.startswith("I'm the demo model and know few sentences")
+    assert "create_file, schedule_task, note.delete, lamp.switch, calculator and more" in answer
     assert answer.endswith("Set ANTHROPIC_API_KEY for Claude.")
-
-
-async def test_a_missing_argument_is_asked_for_with_its_choices() -> None:
-    talk = TerminalChat()
-    assert await talk.hear("Switch on the lamp") == (
-        "For lamp switch I need a room (hall, office, living_room). Please say all in one sentence."
-    )
-    assert talk.calls == []
 
 
 async def test_several_requests_are_called_for_in_one_reply(rng: random.Random) -> None:
@@ -206,7 +155,7 @@ async def test_several_requests_are_called_for_in_one_reply(rng: random.Random) 
     assert len(talk.rounds) == 1
     assert words == (
         f"{percent}% of {number} is {value}. "
-        "Get current time answered: time is 17:05 on April 2, 2031 and weekday is Wednesday."
+        "Get current time answered: time is 2031-04-02T17:05:00+09:00 and weekday is Wednesday."
     )
 
 
@@ -217,9 +166,7 @@ async def test_several_requests_are_called_for_in_one_reply(rng: random.Random) 
         ("the square root of 144 plus 3", "sqrt(144) + 3"),
         ("3 + 4 * (2 - 1)", "3 + 4 * (2 - 1)"),
         ("1,250,000 divided by 4", "1250000 / 4"),
-        ("5 squared minus 2 to the power of 3", "5 ** 2 - 2 ** 3"),
         ("10 % 3", "10 % 3"),
-        ("2 \u00d7 8 \u2212 .5", "2 \u00d7 8 \u2212 .5"),
         ("(6+2) percent of 50", "(6+2)% of 50"),
         ("how much is two plus two", "2 + 2"),
     ],
@@ -229,19 +176,6 @@ async def test_a_sum_as_people_say_it_reaches_the_calculator(phrase: str, expres
     words = await talk.hear(phrase)
     assert talk.calls == [("calculator", {"expression": expression})]
     assert words.endswith(" is 8675.")
-
-
-@pytest.mark.parametrize(
-    ("phrase", "value", "words"),
-    [
-        ("2+2", "4", "2 plus 2 is 4."),
-        ("what is 2 plus 2?", "4", "2 plus 2 is 4."),
-        ("12 - 41", "-29", "12 minus 41 is minus 29."),
-        ("sqrt(16)*2", "8", "The square root of 16 times 2 is 8."),
-    ],
-)
-async def test_a_sum_is_said_in_words(phrase: str, value: str, words: str) -> None:
-    assert await TerminalChat(calculator=result_is({"result": value})).hear(phrase) == words
 
 
 # -- failures
@@ -259,9 +193,9 @@ async def test_one_failure_among_two_says_which() -> None:
 
 async def test_an_unknown_outcome_is_neither_claimed_nor_denied_nor_repeated() -> None:
     talk = TerminalChat(
-        door__open=lambda _: failed("unknown", "No answer came.", reason="tool_result_timeout")
+        note__delete=lambda _: failed("unknown", "No answer came.", reason="tool_result_timeout")
     )
-    words = await talk.hear("open the front door")
+    words = await talk.hear("delete the note Milk")
     assert len(talk.calls) == 1
     assert words.startswith("I don't know whether that happened.")
     assert "did not work" not in words
@@ -303,9 +237,8 @@ async def test_with_tools_switched_off_it_answers_in_words() -> None:
             {"tasks": [{"title": "oil", "status": "in_progress"}, {"id": 4}]},
             "tasks is oil and id is 4",
         ),
-        (list("abcdefgh"), "a, b, c, d, e and 3 more"),
+        (list("abcdefgh"), "a, b, c, d, e and more"),
         ([], "none"),
-        (-2.5, "minus 2.5"),
         ({"a": {"b": [[[1]]], "c": None}}, "a is b is more"),
         ("word " * 100, f"{'word ' * 59}word, and there is more"),
     ],
@@ -370,11 +303,6 @@ async def test_a_note_is_narrated(rng: random.Random) -> None:
     assert await talk.hear(Note(news)) == f"Here is some news. {news}."
 
 
-def test_a_note_ahead_of_an_utterance_is_only_its_context() -> None:
-    messages = (Note("An agent has finished"), UserMessage("say teal"))
-    assert output_for(ModelRequest("", messages, TOOLS)).text == "teal"
-
-
 # -- as a provider
 
 
@@ -423,15 +351,6 @@ def test_any_result_gets_words(data: Any) -> None:
     call = ToolCall("c", "lamp.dim", "{}")
     messages = (UserMessage("x"), AssistantMessage("", (call,)), ToolResult("c", succeeded(data).content))
     assert output_for(ModelRequest("", messages, TOOLS)).text.startswith("Lamp dim answered: ")
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [{}, {"properties": 3, "required": "x"}, {"properties": {"a": True, "b": {"type": ["null", "array"]}}}],
-)
-def test_an_odd_schema_is_no_obstacle(schema: Mapping[str, Any]) -> None:
-    request = ModelRequest("", (UserMessage("dim the lamp"),), (ToolDefinition("lamp.dim", "", schema),))
-    assert output_for(request).calls == (("lamp.dim", "{}"),)
 
 
 @pytest.mark.parametrize("piece", ["and ", "a/", "what ", "note ", "call ", "1 + ", "((", ". ", "in a "])
