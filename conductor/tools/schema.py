@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote
 
 import jsonschema_rs
@@ -20,21 +20,19 @@ import msgspec
 # Bytes of a schema, and its objects and lists: each takes some 15 µs to check.
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_CONTAINERS = 1024
-# Schemas in a schema and their levels, where a reference counts as its target.
+# Schemas in a schema and their levels, where a reference counts as its target; options of an ``enum`` that
+# are objects or lists count too.
 MAX_NODES = 200
 MAX_DEPTH = 8
 MAX_PATTERN_CHARS = 256
-MAX_PATTERNS_KIB = 256
-# Bounds of a check, 30 ms at most: values times schemas (25 ns), characters times KiB of patterns (0.4 µs).
-MAX_PAIRS = 1_000_000
-MAX_PATTERN_WORK = 75_000
+MAX_PATTERNS_KIB = 64
+# Values that are checked (25 ns for each schema), and characters times KiB of patterns (0.4 µs).
+MAX_VALUES = 5_000
+MAX_PATTERN_WORK = 2 * MAX_SCHEMA_BYTES
 # Values among which numbers may be large: the library compares these with each other, or divides exactly.
 MAX_LARGE_NUMBERS = 300
 MASK = "{value}"
 """Stands for the value in messages of the library."""
-
-SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas")
-"""The keywords whose schemas apply to the value itself, not to a part of it."""
 
 _LARGE_NUMBER = re.compile(r"\d{16}|\d[eE]\+?\d{2}")
 _PATTERN_KIB = (1, 4, 16, 64)
@@ -46,11 +44,6 @@ _PLAIN = frozenset(
     "type enum const multipleOf minimum maximum exclusiveMinimum exclusiveMaximum minLength maxLength "
     "pattern minItems maxItems uniqueItems minContains maxContains minProperties maxProperties required "
     "dependentRequired format description".split()
-)
-_DIALECTS = (
-    "https://json-schema.org/draft/2020-12/schema",
-    "https://json-schema.org/draft/2019-09/schema",
-    "http://json-schema.org/draft-07/schema",
 )
 _REFUSED = frozenset(
     "$id $anchor $dynamicRef $dynamicAnchor $recursiveRef $recursiveAnchor $vocabulary $schema "
@@ -67,18 +60,14 @@ class SchemaError(ValueError):
 class Schema:
     """A compiled schema.
 
-    ``tree`` has neither references nor keywords without effect. ``cost`` is the number of schemas and of
-    listed objects and lists in it. ``patterns`` are the paths of arguments with a pattern and its size in
-    KiB, ``spread_kib`` is the size of the patterns that may apply to several values. ``is_exact``: it divides
-    or compares numbers exactly. ``size`` is its approximate size in bytes.
+    ``tree`` has neither references nor keywords without effect. ``patterns_kib`` is the size of its patterns.
+    ``is_exact``: it divides or compares numbers exactly. ``size`` is its approximate size in bytes.
     """
 
     tree: dict[str, Any] = field(default_factory=dict)
     validator: jsonschema_rs.Draft202012Validator = field(init=False)
-    cost: int = 0
     nodes: int = 0
-    patterns: list[tuple[tuple[str, ...], int]] = field(default_factory=list)
-    spread_kib: int = 0
+    patterns_kib: int = 0
     is_exact: bool = False
     size: int = 0
 
@@ -86,42 +75,29 @@ class Schema:
         """Return whether a value that `allows` has admitted is valid."""
         return self.validator.is_valid(value)
 
-    def allows(self, value: Any, text: str) -> bool:
-        """Return whether the check of a value, decoded from ``text``, is short enough to be made.
+    def allows(self, text: str) -> bool:
+        """Return whether the check of a value, written as ``text``, is short enough to be made.
 
         The library holds the interpreter lock during a check.
         """
         values = count_values(text)
         if values > MAX_LARGE_NUMBERS and self.is_exact and _LARGE_NUMBER.search(text):
             return False
-        work = self.spread_kib * len(text.encode(errors="replace"))
-        work += sum(kib * _text_size(value, path) for path, kib in self.patterns)
-        return values * self.cost <= MAX_PAIRS and work <= MAX_PATTERN_WORK
+        return values <= MAX_VALUES and self.patterns_kib * len(text) <= MAX_PATTERN_WORK
 
-    def add_pattern(self, pattern: str, path: tuple[str, ...] | None) -> None:
-        """Count a pattern for the value at ``path``; None if there may be several values."""
-        kib = pattern_kib(pattern)
-        if path is None:
-            self.spread_kib += kib
-        else:
-            self.patterns.append((path, kib))
+    def count(self, nodes: int = 0, patterns_kib: int = 0) -> None:
+        """Count schemas and patterns. Raises `SchemaError` if they are too many."""
+        self.nodes += nodes
+        self.patterns_kib += patterns_kib
+        if self.nodes > MAX_NODES:
+            raise SchemaError(f"the input schema has more than {MAX_NODES} schemas")
         if self.patterns_kib > MAX_PATTERNS_KIB:
             raise SchemaError("the schema's patterns are too many or too large")
-
-    @property
-    def patterns_kib(self) -> int:
-        return self.spread_kib + sum(kib for _, kib in self.patterns)
 
 
 def count_values(text: str) -> int:
     """Return an upper bound of the number of values in a JSON text."""
     return 1 + text.count(",") + text.count("[") + text.count("{")
-
-
-def _text_size(value: Any, path: Sequence[str]) -> int:
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    return len(value.encode(errors="replace")) if isinstance(value, str) else 0
 
 
 def read_schema(schema: object) -> Schema:
@@ -132,13 +108,11 @@ def read_schema(schema: object) -> Schema:
         raise SchemaError('the input schema must have "type": "object"')
     encoded = _encoded(schema)
     root = msgspec.json.decode(encoded)
-    dialect = root.pop("$schema", _DIALECTS[0])
-    if not isinstance(dialect, str) or dialect.rstrip("#") not in _DIALECTS:
-        raise SchemaError("$schema must name Draft 2020-12")
+    root.pop("$schema", None)  # any dialect is read as Draft 2020-12
     result = Schema()
     try:
         jsonschema_rs.meta.validate(root)  # the code below relies on the shapes of keywords
-        result.tree = _Reader(root, result).read(root, _Position())
+        result.tree = _Reader(root, result).read(root)
         result.validator = compile_validator(result.tree)
     except jsonschema_rs.ValidationError as error:
         path = [str(step) for step in error.instance_path]
@@ -176,86 +150,66 @@ def _encoded(schema: dict[Any, Any]) -> bytes:
     return encoded
 
 
-class _Position(NamedTuple):
-    # ``path`` is that of the argument, None if the schema may apply to several values. ``references`` were
-    # followed.
-    pointer: tuple[str, ...] = ()
-    path: tuple[str, ...] | None = ()
-    depth: int = 1
-    references: tuple[str, ...] = ()
-
-    def below(self, keyword: str, name: str = "") -> _Position:
-        path = self.path if keyword in SAME_VALUE else None
-        if keyword == "properties" and self.path is not None:
-            path = (*self.path, name)
-        return _Position((*self.pointer, keyword, name), path, self.depth + 1, self.references)
-
-
 class _Reader:
     def __init__(self, root: Mapping[str, Any], result: Schema) -> None:
         self._root = root
         self._result = result
 
-    def read(self, node: Any, position: _Position) -> Any:
-        self._result.cost += 1
-        self._result.nodes += 1
-        if self._result.nodes > MAX_NODES:
-            raise SchemaError(f"the input schema has more than {MAX_NODES} schemas")
-        if position.depth > MAX_DEPTH or len(position.references) > MAX_DEPTH:
+    def read(
+        self, node: Any, pointer: tuple[str, ...] = (), depth: int = 1, above: tuple[str, ...] = ()
+    ) -> Any:
+        """Read a schema; ``above`` are the references that were followed to it."""
+        self._result.count(nodes=1)
+        if depth > MAX_DEPTH or len(above) > MAX_DEPTH:
             raise SchemaError(_TOO_DEEP)
         if not isinstance(node, dict):
             return node
-        operands = {keyword: self._operand(keyword, value, position) for keyword, value in node.items()}
-        tree = {
-            keyword: value for keyword, value in operands.items() if value is not None or keyword == "const"
-        }
+
+        def inner(schema: Any, *steps: str) -> Any:
+            return self.read(schema, (*pointer, *steps), depth + 1, above)
+
+        tree: dict[str, Any] = {}
+        for keyword, value in node.items():
+            if keyword in _REFUSED:
+                raise SchemaError(f"{_at(pointer, keyword)} is not supported")
+            if keyword in _ONE:
+                tree[keyword] = inner(value, keyword)
+            elif keyword in _LIST:
+                tree[keyword] = [inner(item, keyword, str(index)) for index, item in enumerate(value)]
+            elif keyword in _MAP:
+                tree[keyword] = {name: inner(item, keyword, name) for name, item in value.items()}
+            elif keyword in _PLAIN:
+                tree[keyword] = value
+            self._count(keyword, value, pointer)
         if "$ref" not in node:
             return tree
-        target = tree.pop("$ref")
+        target = self.read(self._target(node["$ref"], pointer, above), pointer, depth, (*above, node["$ref"]))
         if tree.keys() <= {"description"} and isinstance(target, dict):
             return target | tree
         return tree | {"allOf": [*tree.get("allOf", ()), target]}
 
-    def _operand(self, keyword: str, value: Any, position: _Position) -> Any:
-        # None for a keyword without effect.
-        if keyword in _REFUSED:
-            raise SchemaError(f"{_at(position.pointer, keyword)} is not supported")
-        if keyword == "$ref":
-            return self._target(value, position)
-        if keyword in _ONE:
-            return self.read(value, position.below(keyword))
-        if keyword in _LIST:
-            return [self.read(node, position.below(keyword, str(index))) for index, node in enumerate(value)]
-        if keyword in _MAP:
-            for pattern in value if keyword == "patternProperties" else ():
-                self._result.add_pattern(pattern, None)
-            return {name: self.read(node, position.below(keyword, name)) for name, node in value.items()}
-        if keyword not in _PLAIN:
-            return None
-        self._count(keyword, value, position)
-        return value
-
-    def _count(self, keyword: str, value: Any, position: _Position) -> None:
+    def _count(self, keyword: str, value: Any, pointer: tuple[str, ...]) -> None:
         match keyword:
             case "enum" if not value:
-                raise SchemaError(f"{_at(position.pointer, keyword)} must not be empty")
+                raise SchemaError(f"{_at(pointer, keyword)} must not be empty")
             case "enum":
-                self._result.cost += sum(isinstance(option, list | dict) for option in value)
+                self._result.count(nodes=sum(isinstance(option, list | dict) for option in value))
             case "pattern":
-                self._result.add_pattern(value, position.path)
+                self._result.count(patterns_kib=pattern_kib(value))
+            case "patternProperties":
+                self._result.count(patterns_kib=sum(map(pattern_kib, value)))
             case "multipleOf" | "uniqueItems":
                 self._result.is_exact = True
 
-    def _target(self, reference: str, position: _Position) -> Any:
-        if reference in position.references or reference == "#":
-            raise SchemaError(f"{_at(position.pointer, '$ref')} refers to a schema that contains it")
+    def _target(self, reference: str, pointer: tuple[str, ...], above: tuple[str, ...]) -> Any:
+        if reference in above or reference == "#":
+            raise SchemaError(f"{_at(pointer, '$ref')} refers to a schema that contains it")
         try:
-            target = _resolve(self._root, reference)
+            return _resolve(self._root, reference)
         except (LookupError, StopIteration, TypeError, ValueError):
             raise SchemaError(
-                f"{_at(position.pointer, '$ref')} must point to a schema inside this schema, by #/..."
+                f"{_at(pointer, '$ref')} must point to a schema inside this schema, by #/..."
             ) from None
-        return self.read(target, position._replace(references=(*position.references, reference)))
 
 
 def _resolve(root: Any, reference: str) -> Any:

@@ -107,28 +107,24 @@ def _check(spec: ToolSpec, arguments: Any, text: str) -> Valid | ToolOutcome:
         return Valid(coerced, notes)
     if is_valid:  # without the change
         return Valid(arguments)
-    return _invalid(spec, *explain(schema.tree, arguments))
+    return _invalid(spec, *explain(schema, arguments, text))
 
 
 def _problem(schema: Schema, value: Any, text: str) -> str:
-    if _is_too_deep(value, text):
+    if _is_too_deep(value):
         return _TOO_DEEP
-    return "" if schema.allows(value, text) else _TOO_INVOLVED
+    return "" if schema.allows(text) else _TOO_INVOLVED
 
 
 def _invalid(spec: ToolSpec, *errors: str) -> ToolOutcome:
     return failed("validation_failed", refusal(spec.name, errors))
 
 
-def _is_too_deep(value: Any, text: str) -> bool:
-    # Counting brackets decides in nearly all cases.
-    if text.count("{") + text.count("[") <= MAX_ARGUMENT_DEPTH:
+def _is_too_deep(value: Any, levels: int = MAX_ARGUMENT_DEPTH) -> bool:
+    if not isinstance(value, dict | list):
         return False
-    level: list[Any] = [[value]]
-    for _ in range(MAX_ARGUMENT_DEPTH + 1):
-        holders = [item.values() if isinstance(item, dict) else item for item in level]
-        level = [item for holder in holders for item in holder if isinstance(item, dict | list)]
-    return bool(level)
+    items = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_too_deep(item, levels - 1) for item in items)
 
 
 # -- coercion

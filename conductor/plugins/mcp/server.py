@@ -299,7 +299,7 @@ class McpConnection:
         if schema is None or result.is_error:
             return True
         content = result.structured_content
-        return not schema.allows(content, json.dumps(content)) or schema.is_valid(content)
+        return not schema.allows(json.dumps(content)) or schema.is_valid(content)
 
     def _set(self, state: McpState, problem: str, specs: tuple[ToolSpec, ...]) -> None:
         changed = state != self.state or specs != self.specs
