@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import ipaddress
 import os
-import secrets
 import shlex
 import socket
 import sys
@@ -39,24 +38,21 @@ def banner(settings: Settings, port: int, lan_token: str | None) -> str:
     if servers:
         names = (server.name if server.enabled else f"{server.name} (disabled)" for server in servers)
         lines.append(f"  mcp       {', '.join(names)}")
-    host = _host(settings)
-    if lan_token is None:
-        auth = "bearer token needed" if settings.authenticates else "no token needed"
-        lines.append(f"  connect   ws://{host}:{port}/ws  ({auth})")
-        code = []
-    else:
-        url = phone_url(host, port, lan_token)
-        lines.append(f"  connect   {url}")
+    url = f"ws://{_authority(settings.host, port)}/ws"
+    auth = f"?token={lan_token}" if lan_token else "  (bearer token needed)" * settings.authenticates
+    lines.append(f"  connect   {url}{auth or '  (no token needed)'}")
+    lines.append(f"  try       {shlex.join(_talk(settings, port, lan_token))}")
+    if lan_token is not None:
         # The page reads the token from the fragment, which browsers do not send.
-        code = ["", qr_code(f"{page}#token={lan_token}" if page else url)]
-    return "\n".join([*lines, f"  try       {shlex.join(_talk(settings, port, lan_token))}", *code])
+        lines += ["", qr_code(f"{page}#token={lan_token}" if page else url + auth)]
+    return "\n".join(lines)
 
 
 def facts(settings: Settings, port: int) -> dict[str, Any]:
     """Describe a started server for the log."""
     return {
         "version": __version__,
-        "address": f"ws://{_host(settings)}:{port}/ws",
+        "address": f"ws://{_authority(settings.host, port)}/ws",
         "store": settings.store_kind if settings.store_kind == "memory" else describe_store(settings),
         "models": [profile.heading for profile in load_profiles(settings).by_name.values()],
         "mcp": [server.name for server in load_mcp_servers(settings) if server.enabled],
@@ -65,8 +61,8 @@ def facts(settings: Settings, port: int) -> dict[str, Any]:
     }
 
 
-def _host(settings: Settings) -> str:
-    return f"[{settings.host}]" if ":" in settings.host else settings.host
+def _authority(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 REFERRING_FILES = (load_profiles, load_mcp_servers, http_tools.from_settings)
@@ -82,10 +78,7 @@ def unknown_names(settings: Settings) -> list[str]:
 
 
 def _page(settings: Settings, port: int) -> str | None:
-    if not settings.serves_page:
-        return None
-    host = _reachable(settings.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+    return f"http://{_authority(_reachable(settings.host), port)}/" if settings.serves_page else None
 
 
 def _model(settings: Settings) -> str:
@@ -107,9 +100,9 @@ def _talk(settings: Settings, port: int, lan_token: str | None) -> list[str]:
         command += ["--host", settings.host]
     if str(port) != (values.get("port") or "8080"):
         command += ["--port", str(port)]
-    tokens = [token.strip() for token in values.get("auth_tokens", "").split(",")]
     # A token of the environment is not printed, because terminals keep logs.
-    if settings.auth_tokens and next(filter(None, tokens), None) not in settings.auth_tokens:
+    token = values.get("auth_tokens", "").partition(",")[0].strip()
+    if settings.auth_tokens and token not in settings.auth_tokens:
         command.append(f"--token={lan_token or 'TOKEN'}")  # with =, because a token may begin with a dash
     return command
 
@@ -125,8 +118,7 @@ def server_address(settings: Settings) -> str:
     """Return host and port for a client of the server. Raises `SettingsError`."""
     if not settings.port:
         raise SettingsError("PORT is 0, which is any free port: give the port.")
-    host = _reachable(settings.host)
-    return f"[{host}]:{settings.port}" if ":" in host else f"{host}:{settings.port}"
+    return _authority(_reachable(settings.host), settings.port)
 
 
 def _reachable(host: str) -> str:
@@ -154,16 +146,6 @@ def private_address(address: str) -> str:
     if not parsed.is_private or parsed.is_loopback or parsed.is_unspecified:
         raise SettingsError(f"--lan: {address} is not in a local network; use --host and AUTH_TOKENS.")
     return address
-
-
-def new_token() -> str:
-    """Make a token of 192 random bits."""
-    return secrets.token_urlsafe(24)
-
-
-def phone_url(host: str, port: int, token: str) -> str:
-    """Make the URL for the phone, token included."""
-    return f"ws://{host}:{port}/ws?token={token}"
 
 
 def qr_code(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import secrets
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -12,14 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from conductor.commands.banner import (
-    banner,
-    facts,
-    lan_address,
-    new_token,
-    private_address,
-    unknown_names,
-)
+from conductor.commands.banner import banner, facts, lan_address, private_address, unknown_names
 from conductor.env_file import ENV_FILE
 from conductor.errors import SettingsError
 from conductor.logs import configure_logs
@@ -104,7 +98,8 @@ def _lan(options: argparse.Namespace) -> tuple[str | None, str | None]:
     # The host and the token of ``--lan``; a worker gets both from its supervisor.
     if not options.lan:
         return None, getattr(options, "lan_token", None)
-    return lan_address() if options.host is None else private_address(options.host), new_token()
+    host = lan_address() if options.host is None else private_address(options.host)
+    return host, secrets.token_urlsafe(24)
 
 
 def overrides(options: argparse.Namespace) -> dict[str, Any]:

@@ -46,16 +46,9 @@ def test_the_address_of_this_machine_is_private() -> None:
     assert address is None or banner.private_address(address) == address
 
 
-def test_tokens_are_unique_and_fit_into_a_url() -> None:
-    tokens = {banner.new_token() for _ in range(1_000)}
-    assert len(tokens) == 1_000
-    for token in tokens:
-        assert re.fullmatch(r"[A-Za-z0-9_-]{32}", token), "192 bits, six per character"
-
-
 @pytest.mark.parametrize("host", ["10.0.0.1", "192.168.178.123", "[fd00:1234:5678:9abc:def0:1234:5678:9abc]"])
 def test_a_code_fits_into_a_terminal(host: str) -> None:
-    drawing = banner.qr_code(banner.phone_url(host, 65_535, banner.new_token()))
+    drawing = banner.qr_code(f"ws://{host}:65535/ws?token={'x' * 32}")
     lines = drawing.splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 60
     assert "\x1b" not in drawing, "the output may not support colours"
