@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from conductor.settings import Settings
 from conductor.tools.base import Caution, ToolSpec, literally, matcher
-from conductor.tools.rules import Arguments, GrantScope, Rule, RuleEffect, arguments_digest, describe, match
+from conductor.tools.rules import Arguments, GrantScope, Rule, RuleEffect, arguments_digest, describe, matches
 
 StepName: TypeAlias = Literal["deny", "ask", "allow", "default"]
 Decision: TypeAlias = RuleEffect | Literal["disabled"]
@@ -79,9 +79,8 @@ def steps(
 
     def step(effect: RuleEffect, reasons: tuple[str, ...] = (), hints: tuple[str, ...] = ()) -> Step:
         for rule in rules:
-            result = match(rule, spec, call, now) if rule.effect == effect else "no"
-            if result != "no":
-                reason = _rule_reason(rule, result == "unclear")
+            if rule.effect == effect and matches(rule, spec, call, now):
+                reason = f"{_RULE_WORDS[effect]}: {describe(rule)}."
                 return Step(effect, effect, (reason, *reasons, *hints), rule)
         if reasons:
             return Step(effect, effect, (*reasons, *hints))
@@ -114,11 +113,6 @@ _RULE_WORDS = {
 def _is_tainted(spec: ToolSpec, tainted: bool) -> bool:
     # A read of the open world counts: its arguments leave this machine.
     return tainted and (spec.effect != "read" or spec.open_world)
-
-
-def _rule_reason(rule: Rule, unclear: bool) -> str:
-    doubt = "; an argument can be read that way" if unclear else ""
-    return f"{_RULE_WORDS[rule.effect]}: {describe(rule)}{doubt}."
 
 
 def _refusals(spec: ToolSpec, options: GateOptions) -> tuple[str, ...]:

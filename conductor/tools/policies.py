@@ -176,27 +176,17 @@ def _write(path: Path, document: Mapping[str, Any]) -> None:
         raise SettingsError(f"{path.name} would be larger than {MAX_BYTES} bytes.")
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(encoded)
-                file.flush()
-                os.fsync(descriptor)
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        _sync_folder(path.parent)
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(encoded)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        os.fsync(folder)
+        os.close(folder)
     except OSError as error:
+        temporary.unlink(missing_ok=True)
         raise SettingsError(f"{path.name} cannot be written: {error.strerror}.") from None
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # -- lint
@@ -242,8 +232,6 @@ def _problems(rule: Rule, specs: Sequence[ToolSpec], now: float) -> Iterator[str
         yield f"can never match: no known tool that it covers takes the argument {', '.join(unknown)}"
     if rule.effect == "allow" and rule.unconditional and not rule.tool.strip("*?."):
         yield "is dangerously wide: it allows every tool that no other rule stops"
-    if rule.effect != "allow" and any("max" in predicates for predicates in rule.args.values()):
-        yield "stops small numbers and lets large ones through; max is meant for allow rules"
 
 
 def _takes(spec: ToolSpec, name: str) -> bool:

@@ -1,8 +1,8 @@
-"""Predicates of rules over arguments: strict for allow rules, broad for deny and ask rules.
+"""Predicates of rules over arguments: exact for allow rules, broad for deny and ask rules.
 
-Strict: the value itself must match. Broad: every leaf of a list or object is tested, and strings are compared
-also after NFKC, case folding and removal of blanks and invisible characters. An undecidable value matches, so
-that no spelling evades a deny rule.
+Exact: the value itself must match. Broad, of the predicates in `BROAD`: every leaf of a list or object is
+tested, and strings are compared also after NFKC, case folding and removal of blanks and invisible characters.
+A value that is too large to compare matches.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
-from urllib.parse import unquote
 
 from conductor.tools.base import literally, matcher
 
@@ -30,7 +28,6 @@ MAX_WORK = 2_000_000
 _MAX_PATH = 4_096
 _MAX_PARTS = 32
 _MAX_HOST = 253
-_MAX_QUOTED = 8_192
 # Cost of a leaf in addition to its characters, in characters.
 _LEAF_WORK = 100
 
@@ -54,24 +51,6 @@ class Leaf:
         self.value = value
         self.text = as_text(value)
         self.folded = fold(self.text)
-
-    @cached_property
-    def path(self) -> tuple[str, ...] | None:
-        """The parts of its path; None if it is undecidable."""
-        return _path(self.text, self.folded)
-
-    @cached_property
-    def host(self) -> str | None:
-        """The host of its URL; None if it is not a plain URL."""
-        return _host_of(self.text)
-
-    @cached_property
-    def unquoted(self) -> str | None:
-        """Its folded text with URL escapes resolved; None if that takes too long."""
-        if "%" not in self.text:
-            return (self.folded or "").replace(_IDEOGRAPHIC_DOT, ".")
-        folded = fold(_unquoted(self.text)) if len(self.text) <= _MAX_QUOTED else None
-        return None if folded is None else folded.replace(_IDEOGRAPHIC_DOT, ".")
 
 
 class Argument:
@@ -116,31 +95,16 @@ class Argument:
         """The value itself; None for a list or object."""
         return None if isinstance(self.value, Mapping | list | tuple) else Leaf(self.value)
 
-    @property
-    def text(self) -> Leaf | None:
-        """The value itself if it is a text that is not empty."""
-        return self.leaf if isinstance(self.value, str) and self.value else None
-
 
 class Predicate:
     """A condition on one argument. The constructor raises ValueError with a description of a valid value."""
 
-    # Comparisons with each character of a text.
-    cost = 0
-
     def matches(self, argument: Argument) -> bool:
-        """Return whether the value satisfies the condition (strict)."""
+        """Return whether the value satisfies the condition (exact)."""
         raise NotImplementedError
 
     def may_match(self, argument: Argument) -> bool:
         """Return whether a program could read the value or a part of it as a match (broad)."""
-        if argument.leaves is None:
-            return True
-        if not argument.work.allows(len(argument.leaves) * _LEAF_WORK + argument.size * self.cost):
-            return True
-        return any(map(self._may_be, argument.leaves))
-
-    def _may_be(self, leaf: Leaf) -> bool:
         raise NotImplementedError
 
 
@@ -229,14 +193,17 @@ class _Glob(Predicate):
             raise ValueError(_PILED)
         signs[::2] = [literally(part or "") for part in literals]
         self._exact, self._folded = matcher(pattern), matcher("".join(signs).casefold())
-        self.cost = 2 * len(pattern) if "?" in pattern or "[" in pattern else 2
+        self._cost = 2 * len(pattern) if "?" in pattern or "[" in pattern else 2
 
     def matches(self, argument: Argument) -> bool:
         text = argument.value
-        return isinstance(text, str) and argument.work.allows(len(text) * self.cost) and self._exact(text)
+        return isinstance(text, str) and argument.work.allows(len(text) * self._cost) and self._exact(text)
 
-    def _may_be(self, leaf: Leaf) -> bool:
-        return self._exact(leaf.text) or self._folded(leaf.folded or "")
+    def may_match(self, argument: Argument) -> bool:
+        leaves = argument.leaves
+        if leaves is None or not argument.work.allows(len(leaves) * _LEAF_WORK + argument.size * self._cost):
+            return True
+        return any(self._exact(leaf.text) or self._folded(leaf.folded or "") for leaf in leaves)
 
 
 class _AtMost(Predicate):
@@ -247,11 +214,6 @@ class _AtMost(Predicate):
 
     def matches(self, argument: Argument) -> bool:
         return _number(argument.value) and bool(argument.value <= self._bound)
-
-    def _may_be(self, leaf: Leaf) -> bool:
-        with suppress(ValueError):
-            return bool(float(leaf.folded or "") <= self._bound)
-        return False
 
 
 # -- paths
@@ -264,36 +226,26 @@ _SIGNS = "/.:~\\"
 
 
 class _Under(Predicate):
-    # Decided by the text alone; links are the concern of the tools. Undecidable: a path where only one of the
-    # two is relative, one that leaves the working folder, and one that a program may read in another way.
+    # Decided by the text alone; links are the concern of the tools.
     def __init__(self, path: Any) -> None:
-        folder = Leaf(path).path if isinstance(path, str) and path else None
-        if not folder:
+        folder = _path(path)
+        if folder is None:
             raise ValueError("a folder, written out, with slashes and without ~, $ and %")
-        self._folder, self._folded = folder, _parts(fold(path) or "") or ()
+        self._folder = folder
 
     def matches(self, argument: Argument) -> bool:
-        path = None if argument.text is None else argument.text.path
+        path = _path(argument.value)
         return path is not None and path[: len(self._folder)] == self._folder
 
-    def _may_be(self, leaf: Leaf) -> bool:
-        if not isinstance(leaf.value, str) or not leaf.value:
-            return False
-        # A path that begins elsewhere, relative where the folder is absolute, may lead into it.
-        if leaf.path is None or leaf.path[0] != self._folder[0]:
-            return True
-        folded = _parts(leaf.folded or "")
-        return folded is None or folded[: len(self._folded)] == self._folded
 
-
-def _path(text: str, folded: str | None) -> tuple[str, ...] | None:
-    # None: programs may read this path in different ways.
-    odd = folded is None or len(text) > _MAX_PATH or not text.isprintable() or _EXPANDED.search(text)
-    if odd or (
-        folded and not text.isascii() and any(folded.count(sign) != text.count(sign) for sign in _SIGNS)
-    ):
+def _path(text: Any) -> tuple[str, ...] | None:
+    # None: no path, or programs may read it in different ways.
+    if not isinstance(text, str) or not text or len(text) > _MAX_PATH or not text.isprintable():
         return None
-    return None if _TRIMMED.search(text) else _parts(text)
+    folded = fold(text)
+    if folded is None or _EXPANDED.search(text) or _TRIMMED.search(text):
+        return None
+    return None if any(folded.count(sign) != text.count(sign) for sign in _SIGNS) else _parts(text)
 
 
 def _parts(path: str) -> tuple[str, ...] | None:
@@ -314,13 +266,12 @@ def _parts(path: str) -> tuple[str, ...] | None:
 _URL = re.compile(r"(?:https?|wss?)://([^/?#\\]+)(?:[/?#]|\Z)", re.IGNORECASE)
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?)(?::([0-9]{1,5}))?\Z")
 _NUMERIC = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\Z")
-_IDEOGRAPHIC_DOT = "\u3002"  # IDNA takes it for a dot, NFKC does not
 
 
 class _Host(Predicate):
-    # Programs read odd addresses in different ways, so only a plain one is decided: a web scheme, a host of
+    # Programs read odd addresses in different ways, so only a plain one matches: a web scheme, a host of
     # ASCII letters, no user name, no backslash or percent sign in the host, no control character or space
-    # anywhere. Any other text is taken to mean the hosts that it names. The port does not count.
+    # anywhere. The port does not count.
     def __init__(self, text: Any) -> None:
         host = _rule_host(text) if isinstance(text, str) else None
         if host is None:
@@ -329,26 +280,8 @@ class _Host(Predicate):
             )
         self._host = host
 
-    cost = 1
-
     def matches(self, argument: Argument) -> bool:
-        return argument.text is not None and self._is_at(argument.text.host)
-
-    def _may_be(self, leaf: Leaf) -> bool:
-        if not isinstance(leaf.value, str) or not leaf.value:
-            return False
-        if leaf.host is not None:
-            # An address can be written in IPv4 and in IPv6.
-            are_addresses = _is_address(self._host) and _is_address(leaf.host)
-            return self._is_at(leaf.host) or (are_addresses and (":" in self._host) != (":" in leaf.host))
-        text = leaf.unquoted
-        if text is None or self._host in text:
-            return True
-        if _is_address(self._host):  # it can be written in many ways, as one number too
-            return re.search(r"[\d:]", text) is not None
-        return "xn--" in self._host and not text.isascii()
-
-    def _is_at(self, host: str | None) -> bool:
+        host = _host_of(argument.value) if isinstance(argument.value, str) else None
         return host is not None and f".{host}".endswith(f".{self._host}")
 
 
@@ -380,16 +313,6 @@ def _plain_host(host: str) -> str | None:
     return host
 
 
-def _is_address(host: str) -> bool:
-    return ":" in host or host.replace(".", "").isdigit()
-
-
-def _unquoted(text: str) -> str:
-    for _ in range(3):
-        text = unquote(text)
-    return text
-
-
 PREDICATES: Mapping[PredicateName, Callable[[Any], Predicate]] = {
     "eq": lambda value: _OneOf([value]),
     "in": _OneOf,
@@ -400,3 +323,5 @@ PREDICATES: Mapping[PredicateName, Callable[[Any], Predicate]] = {
 }
 """Conditions on an argument: equal to, one of, a pattern of the whole text, a path inside a folder, an
 address at a host or below it, a maximum."""
+BROAD = frozenset(["eq", "in", "glob"])
+"""The predicates of deny and ask rules."""

@@ -17,11 +17,10 @@ from pydantic.dataclasses import dataclass
 
 from conductor.config_file import check_fields, validate
 from conductor.tools.base import ToolSpec, matcher
-from conductor.tools.predicates import PREDICATES, Argument, ComparisonBudget, Predicate, PredicateName
+from conductor.tools.predicates import BROAD, PREDICATES, Argument, ComparisonBudget, Predicate, PredicateName
 
 RuleEffect: TypeAlias = Literal["allow", "ask", "deny"]
 GrantScope: TypeAlias = Literal["session", "always"]
-Match: TypeAlias = Literal["no", "yes", "unclear"]
 
 
 def parse_expiry(text: str) -> float:
@@ -68,7 +67,8 @@ class Rule:
 
     ``tool`` and ``source`` are globs over the whole dotted name and the source (``device``, ``builtin``,
     ``mcp:<server>``); ``*`` matches any characters, dots too. ``session`` limits the rule to one session id.
-    ``args`` maps the name of an argument to predicates (`PREDICATES`) that must all match.
+    ``args`` maps the name of an argument to predicates (`PREDICATES`) that must all match; those of deny and
+    ask rules are `BROAD`.
     ``arguments_digest`` limits it to exactly these arguments, ``fingerprint`` to one definition of the tool.
     The rule ends at ``expires``, an ISO 8601 time with offset. ``comment`` is not evaluated. Raises
     ValueError; `parse_rule` raises `SettingsError`.
@@ -86,6 +86,9 @@ class Rule:
     comment: str | None = None
 
     def __post_init__(self) -> None:
+        names = {name for predicates in self.args.values() for name in predicates}
+        if self.effect != "allow" and names - BROAD:
+            raise ValueError(f"args of {self.effect} rules may have {', '.join(sorted(BROAD))}")
         _ = self.conditions  # compiled with the file, not on the first call: a long `eq` takes 0.1 s
 
     @property
@@ -133,29 +136,28 @@ class Arguments:
         self.by_name = {name: Argument(value, work) for name, value in values.items()}
 
 
-def match(rule: Rule, spec: ToolSpec, arguments: Arguments, now: float) -> Match:
-    """Match a rule against a call; ``unclear`` if it matches only because an argument is undecidable.
+def matches(rule: Rule, spec: ToolSpec, arguments: Arguments, now: float) -> bool:
+    """Return whether a rule matches a call. Never raises.
 
-    Allow rules are strict, and closed if they have predicates: an argument without a predicate means no
-    match. Deny and ask rules are broad. Never raises.
+    Allow rules are exact, and closed if they have predicates: an argument without a predicate means no
+    match. Deny and ask rules are broad.
     """
     if rule.expired(now) or not rule.covers(spec):
-        return "no"
+        return False
     if rule.arguments_digest not in (None, arguments_digest(spec.name, arguments.values)):
-        return "no"
-    strict = rule.effect == "allow"
-    if strict and rule.args and not arguments.values.keys() <= rule.args.keys():
-        return "no"
-    unclear = False
-    for name, predicates in rule.conditions.items():
-        argument = arguments.by_name.get(name)
-        if argument is None:
-            return "no"
-        for predicate in predicates:
-            if not (predicate.matches(argument) if strict else predicate.may_match(argument)):
-                return "no"
-            unclear = unclear or not (strict or predicate.matches(argument))
-    return "unclear" if unclear else "yes"
+        return False
+    is_exact = rule.effect == "allow"
+    if is_exact and rule.args and not arguments.values.keys() <= rule.args.keys():
+        return False
+    if not rule.conditions.keys() <= arguments.values.keys():
+        return False
+    return all(
+        predicate.matches(arguments.by_name[name])
+        if is_exact
+        else predicate.may_match(arguments.by_name[name])
+        for name, predicates in rule.conditions.items()
+        for predicate in predicates
+    )
 
 
 def arguments_digest(tool_name: str, arguments: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ async def test_rules_deny_ask_and_allow_by_their_arguments(claude: AnthropicServ
         tmp_path,
         {"effect": "allow", "tool": "move_*", "args": {"path": {"under": "notes"}}},
         {"effect": "ask", "tool": "look", "args": {"path": {"glob": "*.key"}}},
-        {"effect": "deny", "tool": "*", "source": "device", "args": {"path": {"under": "secrets"}}},
+        {"effect": "deny", "tool": "*", "source": "device", "args": {"path": {"glob": "*secrets/*"}}},
     )
     claude.replies += [
         calls(("move_file", "notes/a"), ("look", "."), ("look", "./secrets/x"), ("look", "my.key")),

@@ -127,14 +127,6 @@ def test_a_setting_does_not_affect_unrelated_tools(options: GateOptions, name: s
     assert verdict(spec("agent.spawn"), ALLOW, options=options).effect == "ask"
 
 
-def test_the_reason_mentions_an_undecidable_value() -> None:
-    rule = Rule("deny", "*", args={"path": {"under": "/etc"}})
-    decision = verdict(spec(), rule, arguments={"path": "/srv/..\\etc"})
-    assert decision.effect == "deny"
-    assert "can be read that way" in decision.reasons[0]
-    assert "can be read" not in verdict(spec(), rule, arguments={"path": "/etc/x"}).reasons[0]
-
-
 # -- what a card says
 
 
@@ -196,7 +188,7 @@ some_rules = st.lists(
         source=st.sampled_from([None, "device", "mcp:*"]),
         args=st.dictionaries(
             st.sampled_from(["path", "limit", "mode"]),
-            st.sampled_from([{"under": "/srv"}, {"max": 3}, {"eq": "a"}, {"glob": "*"}, {"in": []}]),
+            st.sampled_from([{"eq": 3}, {"eq": "a"}, {"glob": "*"}, {"in": []}]),
             max_size=2,
         ),
         expires=st.sampled_from([None, "2020-01-01T00:00:00Z", "2090-01-01T00:00:00Z"]),
@@ -342,7 +334,7 @@ def test_tools_that_can_never_be_called_are_not_offered() -> None:
     [
         (Rule("deny", "file.*"), False),
         (Rule("deny", "file.*", source="mcp:*"), True),
-        (Rule("deny", "file.*", args={"path": {"under": "/etc"}}), True),
+        (Rule("deny", "file.*", args={"path": {"glob": "/etc*"}}), True),
         (Rule("deny", "file.*", arguments_digest="d"), True),
         (Rule("deny", "file.*", expires="2090-01-01T00:00:00Z"), True),
         (Rule("ask", "file.*"), True),

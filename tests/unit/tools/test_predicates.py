@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from conductor.tools.base import literally, matcher
 from conductor.tools.predicates import (
+    BROAD,
     MAX_LEAVES,
     PREDICATES,
     Argument,
@@ -91,34 +92,32 @@ UNDER = [
     ("/srv/notes", "", "no"),
     ("notes", "notes/../other", "no"),
     # Programs read these paths in different ways.
-    ("notes", "notes/../../notes/a", "unclear"),
-    (".", "..", "unclear"),
-    (".", "/etc/passwd", "unclear"),
-    ("/srv/notes", "notes/a", "unclear"),
-    ("/srv/notes", "/srv/notes/..\\..\\etc", "unclear"),
-    ("/srv/notes", "/srv/notes/%2e%2e/%2e%2e/etc", "unclear"),
-    ("/srv/notes", "/srv/notes/a\0/../../../etc", "unclear"),
-    ("/srv/notes", "/srv/notes/\u202etxt", "unclear"),
-    ("/srv/notes", "/srv/notes/\uff0e\uff0e/\uff0e\uff0e/etc", "unclear"),
-    ("/srv/notes", "/srv/notes/\u2025/etc", "unclear"),
-    ("/srv/notes", "/srv/notes/.. /.. /etc", "unclear"),
-    ("/srv/notes", "/SRV/Notes/a", "unclear"),
+    ("notes", "notes/../../notes/a", "no"),
+    (".", "..", "no"),
+    (".", "/etc/passwd", "no"),
+    ("/srv/notes", "notes/a", "no"),
+    ("/srv/notes", "/srv/notes/..\\..\\etc", "no"),
+    ("/srv/notes", "/srv/notes/%2e%2e/%2e%2e/etc", "no"),
+    ("/srv/notes", "/srv/notes/a\0/../../../etc", "no"),
+    ("/srv/notes", "/srv/notes/\u202etxt", "no"),
+    ("/srv/notes", "/srv/notes/\uff0e\uff0e/\uff0e\uff0e/etc", "no"),
+    ("/srv/notes", "/srv/notes/\u2025/etc", "no"),
+    ("/srv/notes", "/srv/notes/.. /.. /etc", "no"),
+    ("/srv/notes", "/SRV/Notes/a", "no"),
     ("/srv/notes", "/srv/notes" + "/a" * 29, "yes"),
-    ("/srv/notes", "/srv/notes" + "/a" * 30, "unclear"),
-    ("/srv/notes", "/srv/notes/$HOME/a", "unclear"),
-    ("/srv/notes", "file:///srv/notes/a", "unclear"),
-    ("/srv/notes", "/srv/notes/\ud800", "unclear"),
-    (".", "~/a", "unclear"),
-    (".", "C:/Windows", "unclear"),
+    ("/srv/notes", "/srv/notes" + "/a" * 30, "no"),
+    ("/srv/notes", "/srv/notes/$HOME/a", "no"),
+    ("/srv/notes", "file:///srv/notes/a", "no"),
+    ("/srv/notes", "/srv/notes/\ud800", "no"),
+    (".", "~/a", "no"),
+    (".", "C:/Windows", "no"),
     ("/srv/notes", ["/srv/notes/a"], "no"),
 ]
 
 
 @pytest.mark.parametrize(("folder", "path", "expected"), UNDER)
-def test_a_path_is_inside_outside_or_undecidable(folder: str, path: Any, expected: str) -> None:
+def test_a_path_is_inside_a_folder_or_not(folder: str, path: Any, expected: str) -> None:
     assert matches("under", folder, path) == (expected == "yes")
-    if isinstance(path, str):
-        assert may_match("under", folder, path) == (expected != "no")
 
 
 @given(st.lists(st.sampled_from(["..", ".", "a", "notes", "", "srv"]), max_size=8))
@@ -151,70 +150,44 @@ HOST = [
     ("good.com", "", "no"),
     ("good.com", {"url": "https://good.com"}, "no"),
     # Programs read these addresses in different ways.
-    ("good.com", "https://good.com@evil.com/", "unclear"),
-    ("good.com", "https://good.com:80@evil.com/", "unclear"),
-    ("good.com", "https://evil.com\\@good.com/", "unclear"),
-    ("good.com", "https:\\\\good.com/", "unclear"),
-    ("good.com", "https://good.com\t.evil.com", "unclear"),
-    ("good.com", " https://good.com", "unclear"),
-    ("good.com", "https://good.com/\\@evil.com", "unclear"),
-    ("good.com", "https://evil.com /.good.com", "unclear"),
-    ("good.com", "https://evil.com%2f.good.com", "unclear"),
-    ("good.com", "https://ｇood.com/", "unclear"),
-    ("good.com", "https://evil.com\u2100.good.com/", "unclear"),
-    ("good.com", "https://good\u3002com/", "unclear"),
-    ("good.com", "https://g\u00adood.com/", "unclear"),
-    ("good.com", "https://.good.com/", "unclear"),
-    ("good.com", "https://good.com../", "unclear"),
-    ("good.com", "https://good.com:99999/", "unclear"),
-    ("good.com", "https:///good.com/", "unclear"),
-    ("good.com", "//good.com/", "unclear"),
-    ("good.com", "good.com", "unclear"),
-    ("good.com", "javascript://good.com/%0aalert(1)", "unclear"),
-    ("good.com", "file://good.com/etc/passwd", "unclear"),
-    ("good.com", "https://[::1/.good.com", "unclear"),
-    ("127.0.0.1", "http://2130706433/", "unclear"),
-    ("127.0.0.1", "http://0x7f.1/", "unclear"),
-    ("127.0.0.1", "http://127.0.0.01/", "unclear"),
-    ("127.0.0.1", "http://[::ffff:127.0.0.1]/", "unclear"),
-    ("fe80::1", "http://[fe80::1%25eth0]/", "unclear"),
+    ("good.com", "https://good.com@evil.com/", "no"),
+    ("good.com", "https://good.com:80@evil.com/", "no"),
+    ("good.com", "https://evil.com\\@good.com/", "no"),
+    ("good.com", "https:\\\\good.com/", "no"),
+    ("good.com", "https://good.com\t.evil.com", "no"),
+    ("good.com", " https://good.com", "no"),
+    ("good.com", "https://good.com/\\@evil.com", "no"),
+    ("good.com", "https://evil.com /.good.com", "no"),
+    ("good.com", "https://evil.com%2f.good.com", "no"),
+    ("good.com", "https://ｇood.com/", "no"),
+    ("good.com", "https://evil.com\u2100.good.com/", "no"),
+    ("good.com", "https://good\u3002com/", "no"),
+    ("good.com", "https://g\u00adood.com/", "no"),
+    ("good.com", "https://.good.com/", "no"),
+    ("good.com", "https://good.com../", "no"),
+    ("good.com", "https://good.com:99999/", "no"),
+    ("good.com", "https:///good.com/", "no"),
+    ("good.com", "//good.com/", "no"),
+    ("good.com", "good.com", "no"),
+    ("good.com", "javascript://good.com/%0aalert(1)", "no"),
+    ("good.com", "file://good.com/etc/passwd", "no"),
+    ("good.com", "https://[::1/.good.com", "no"),
+    ("127.0.0.1", "http://2130706433/", "no"),
+    ("127.0.0.1", "http://0x7f.1/", "no"),
+    ("127.0.0.1", "http://127.0.0.01/", "no"),
+    ("127.0.0.1", "http://[::ffff:127.0.0.1]/", "no"),
+    ("fe80::1", "http://[fe80::1%25eth0]/", "no"),
 ]
 
 
 @pytest.mark.parametrize(("host", "url", "expected"), HOST)
-def test_an_address_is_at_a_host_elsewhere_or_undecidable(host: str, url: Any, expected: str) -> None:
+def test_an_address_is_at_a_host_or_not(host: str, url: Any, expected: str) -> None:
     assert matches("host", host, url) == (expected == "yes")
-    if isinstance(url, str):
-        assert may_match("host", host, url) == (expected != "no")
 
 
 # -- broad, as in deny and ask rules
 
 DISGUISES: list[tuple[PredicateName, Any, Any]] = [
-    ("under", "/etc", ["/srv/a", {"also": [{"path": "/etc/passwd"}]}]),
-    ("under", "/etc", {"/etc/passwd": {"force": True}}),
-    ("under", "/etc", "/ETC/passwd"),
-    ("under", "/etc", "/e\u200btc/passwd"),
-    ("under", "/etc", "/\uff45tc/passwd"),
-    ("under", "/etc", "/srv/../etc/passwd"),
-    ("under", "/etc", "\\etc\\passwd"),
-    ("under", "/etc", "file:///etc/passwd"),
-    ("under", "/etc", "~root/../etc/passwd"),
-    ("under", "/etc", "/%65tc/passwd"),
-    ("under", "/etc", "passwd"),
-    ("under", "/etc", "/a/" * 2_000),
-    ("under", "/etc", "/a" + "\u0301" * 20_000),
-    ("host", "evil.com", ["https://good.com", "https://evil.com/x"]),
-    ("host", "evil.com", "https://me:secret@evil.com:8443/"),
-    ("host", "evil.com", "//www.evil.com/x"),
-    ("host", "evil.com", "https://\uff45vil.com/"),
-    ("host", "evil.com", "https://evil\u3002com/"),
-    ("host", "evil.com", "https://e%76il.com/"),
-    ("host", "evil.com", "https://e%2576il.com/"),
-    ("host", "evil.com", "https://e\u00advil.com/"),
-    ("host", "evil.com", "https://good.com%cc%81" + "%cc%81" * 40),
-    ("host", "xn--bcher-kva.de", "https://b\u00fccher.de/"),
-    ("host", "127.0.0.1", "http://[::ffff:127.0.0.1]/"),
     ("eq", "secret", " se cret\t"),
     ("eq", "secret", "se\u200bcret"),
     ("eq", "secret", ["a", {"b": "Secret"}]),
@@ -232,8 +205,6 @@ DISGUISES: list[tuple[PredicateName, Any, Any]] = [
     ("glob", "acme/*", ["me/a", "ACME/b"]),
     ("glob", "acme/[a-c]?", "ACME/Bx"),
     ("glob", "*\uff0a*", "a*b"),
-    ("max", 10, [50, [3]]),
-    ("max", 10, "\uff13"),
 ]
 
 
@@ -247,14 +218,11 @@ def test_no_spelling_of_a_value_evades_a_rule(predicate: PredicateName, operand:
 
 
 INNOCENT: list[tuple[PredicateName, Any, Any]] = [
-    ("under", "/etc", ["/srv/a", "/home/etc"]),
-    ("host", "evil.com", {"url": "https://good.com", "method": "GET", "retries": 3}),
     ("eq", "secret", ["secrets", "a secret b"]),
     ("eq", 3, [30, "03", True]),
     ("eq", ["a"], ["a", "b"]),
     ("glob", "rm *", "farm -rf"),
     ("glob", "a?c", "abbc"),
-    ("max", 10, ["x", "nan", 11, True, None, {"a": 10.5}]),
 ]
 
 
@@ -263,7 +231,7 @@ def test_a_clearly_different_value_does_not_match(predicate: PredicateName, oper
     assert not may_match(predicate, operand, value)
 
 
-@pytest.mark.parametrize(("predicate", "operand"), [("eq", "x"), ("glob", "x"), ("under", "/x"), ("max", 0)])
+@pytest.mark.parametrize(("predicate", "operand"), [("eq", "x"), ("glob", "x")])
 def test_a_value_that_is_too_large_or_deep_may_match(predicate: PredicateName, operand: Any) -> None:
     deep: Any = 1
     for _ in range(100_000):
@@ -303,7 +271,7 @@ def test_a_strict_match_is_a_broad_match_at_any_depth(
     predicate: tuple[PredicateName, Any], value: Any
 ) -> None:
     name, operand = predicate
-    if matches(name, operand, value):
+    if name in BROAD and matches(name, operand, value):
         assert may_match(name, operand, value)
         if not isinstance(value, list | dict):
             assert may_match(name, operand, [[value]]) and may_match(name, operand, {"x": [1, value]})
@@ -385,8 +353,9 @@ def test_hundreds_of_predicates_on_64_kib_take_bounded_time(value: Any) -> None:
 
     def judge() -> None:
         argument = Argument(value, ComparisonBudget())
-        for predicate in compiled:
-            predicate.may_match(argument)
+        for (name, _), predicate in zip(RULES * 25, compiled, strict=True):
+            if name in BROAD:
+                predicate.may_match(argument)
             predicate.matches(argument)
 
     assert least_cpu_s(judge, 0.25) < 0.25  # 0.05 at most; without bounds seconds

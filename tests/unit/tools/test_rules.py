@@ -20,16 +20,14 @@ from conductor.tools.rules import (
     decode_rules,
     describe,
     encode_rules,
-    match,
+    matches,
     parse_rule,
 )
 from tests.unit.tools.test_predicates import json_values
 
 NOW = 1_800_000_000.0
 
-predicates = st.sampled_from(
-    [{"eq": "x"}, {"in": [1, {"a": ["é"]}]}, {"glob": "a*"}, {"under": "/srv"}, {"host": "a.b"}, {"max": 1.5}]
-)
+predicates = st.sampled_from([{"eq": "x"}, {"in": [1, {"a": ["é"]}]}, {"glob": "a*"}])
 
 
 def spec(name: str = "file.write", **fields: Any) -> ToolSpec:
@@ -37,7 +35,7 @@ def spec(name: str = "file.write", **fields: Any) -> ToolSpec:
 
 
 def matched(rule: Rule, arguments: dict[str, Any] | None = None, **fields: Any) -> str:
-    return match(rule, spec(**fields), Arguments(arguments or {}), NOW)
+    return "yes" if matches(rule, spec(**fields), Arguments(arguments or {}), NOW) else "no"
 
 
 # -- which tools
@@ -89,7 +87,7 @@ def test_a_rule_ends_when_it_expires(expires: str, expected: str) -> None:
 
 
 def test_all_predicates_of_a_rule_must_hold() -> None:
-    rule = Rule("deny", "*", args={"path": {"under": "/srv", "glob": "*.txt"}, "limit": {"max": 3}})
+    rule = Rule("allow", "*", args={"path": {"under": "/srv", "glob": "*.txt"}, "limit": {"max": 3}})
     assert matched(rule, {"path": "/srv/a.txt", "limit": 3}) == "yes"
     assert matched(rule, {"path": "/srv/a.md", "limit": 3}) == "no"
     assert matched(rule, {"path": "/srv/a.txt", "limit": 4}) == "no"
@@ -99,7 +97,7 @@ def test_all_predicates_of_a_rule_must_hold() -> None:
 def test_only_allow_rules_with_predicates_are_closed() -> None:
     arguments = {"path": "/srv/a", "mode": "append"}
     for effect, expected in (("allow", "no"), ("ask", "yes"), ("deny", "yes")):
-        rule = parse_rule({"effect": effect, "tool": "*", "args": {"path": {"under": "/srv"}}})
+        rule = parse_rule({"effect": effect, "tool": "*", "args": {"path": {"glob": "/srv/*"}}})
         assert matched(rule, arguments) == expected
         assert matched(rule, {"path": "/srv/a"}) == "yes"
     assert matched(Rule("allow", "*"), arguments) == "yes"
@@ -126,17 +124,10 @@ def _plain(value: Any) -> bool:
     return True
 
 
-@pytest.mark.parametrize("value", ["/srv/..\\etc", "passwd", ["/etc/passwd"], "/ETC/passwd"])
-def test_an_undecidable_value_matches_only_ask_and_deny_rules(value: Any) -> None:
-    for effect, expected in (("allow", "no"), ("ask", "unclear"), ("deny", "unclear")):
-        rule = parse_rule({"effect": effect, "tool": "*", "args": {"a": {"under": "/etc"}}})
-        assert matched(rule, {"a": value}) == expected
-        assert matched(rule, {"a": "/etc/passwd"}) == "yes"
-
-
-def test_an_undecidable_value_does_not_override_a_mismatch() -> None:
-    rule = Rule("deny", "*", args={"a": {"under": "/etc"}, "b": {"eq": 1}})
-    assert matched(rule, {"a": "x\\y", "b": 2}) == "no"
+def test_a_disguised_value_matches_only_ask_and_deny_rules() -> None:
+    for effect, expected in (("allow", "no"), ("ask", "yes"), ("deny", "yes")):
+        rule = parse_rule({"effect": effect, "tool": "*", "args": {"a": {"glob": "/etc/*"}}})
+        assert matched(rule, {"a": ["/ETC/ passwd"]}) == expected
 
 
 # -- digests
@@ -188,7 +179,7 @@ def test_a_rule_for_exactly_these_arguments() -> None:
 def test_matching_never_raises(arguments: dict[str, Any]) -> None:
     for effect in ("allow", "deny"):
         parsed = parse_rule({"effect": effect, "tool": "*", "argumentsDigest": "0" * 64})
-        assert matched(parsed, arguments) in ("yes", "no", "unclear")
+        assert matched(parsed, arguments) in ("yes", "no")
 
 
 # -- the form
@@ -216,13 +207,14 @@ REFUSED = [
     ),
     ({"effect": "deny", "tool": "*", "args": {"a": {"in": "x"}}}, "args.a is not valid: in must be a list"),
     ({"effect": "deny", "tool": "*", "args": {"a": {"glob": 1}}}, "args.a is not valid: glob must be text"),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"max": float("inf")}}}, "max must be a number"),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"under": ""}}}, UNDER),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"under": "~/x"}}}, UNDER),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"host": "https://a.b"}}}, HOST),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"host": "a.b:80"}}}, HOST),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"host": "bücher.de"}}}, HOST),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"host": "0x7f.1"}}}, HOST),
+    ({"effect": "allow", "tool": "*", "args": {"a": {"max": float("inf")}}}, "max must be a number"),
+    ({"effect": "deny", "tool": "*", "args": {"a": {"max": 1}}}, "args of deny rules may have eq, glob, in"),
+    ({"effect": "allow", "tool": "*", "args": {"a": {"under": ""}}}, UNDER),
+    ({"effect": "allow", "tool": "*", "args": {"a": {"under": "~/x"}}}, UNDER),
+    ({"effect": "allow", "tool": "*", "args": {"a": {"host": "https://a.b"}}}, HOST),
+    ({"effect": "allow", "tool": "*", "args": {"a": {"host": "a.b:80"}}}, HOST),
+    ({"effect": "allow", "tool": "*", "args": {"a": {"host": "bücher.de"}}}, HOST),
+    ({"effect": "allow", "tool": "*", "args": {"a": {"host": "0x7f.1"}}}, HOST),
     ({"effect": "deny", "tool": "*", "args": {"a": {"eq": "a" + "\u0301" * 40}}}, "without dozens of marks"),
     ({"effect": "deny", "tool": "*", "args": {"a": {"eq": [[1] * 2_000]}}}, "of at most 1000 values each"),
     ({"effect": "deny", "tool": "a\x01"}, r'it has a character that is not printable, "a\u0001"'),
