@@ -118,8 +118,11 @@ async def probe_items(provider: ModelProvider, profile: ModelProfile) -> AsyncIt
     yield await _probe_tools(provider, profile)
     reply = await _ask(provider, _LONG)
     if reply.deltas > 1:
-        speed = f"{reply.tokens_per_s:.3g} tokens a second"
-        yield ok("streaming", f"{reply.deltas} pieces within {reply.seconds:.1f} s, {speed}.")
+        tokens_per_s = max(reply.tokens - 1, 0) / max(reply.seconds - reply.first_s, 1e-9)
+        yield ok(
+            "streaming",
+            f"{reply.deltas} pieces within {reply.seconds:.1f} s, {tokens_per_s:.3g} tokens a second.",
+        )
     else:
         yield warn("streaming", "the reply is one piece: speech starts late.")
     async with aclosing(provider.stream(_request(_LONG))) as events:
@@ -151,10 +154,6 @@ class _Reply:
     seconds: float
     deltas: int
     tokens: int
-
-    @property
-    def tokens_per_s(self) -> float:
-        return max(self.tokens - 1, 0) / max(self.seconds - self.first_s, 1e-9)
 
 
 def _request(text: str) -> ModelRequest:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -20,9 +19,6 @@ from rich.table import Table
 from rich.text import Text
 
 from conductor.errors import SettingsError
-
-_UNSEEN = re.compile("[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
-"""Characters that a terminal interprets, hides or cannot encode."""
 
 
 def write(*lines: object) -> None:
@@ -47,44 +43,35 @@ def write_table(
     On a terminal the last column and the columns named in ``texts`` wrap; otherwise each row is one complete
     line. Cells may come from clients, so control characters are escaped.
     """
-    lines = [headings, *([escape(str(cell)) for cell in row] for row in rows)]
-    if sys.stdout.isatty():
-        _draw(lines, numbers, {headings[-1], *texts})
-        return
-    # Without rich, which takes half a millisecond a row.
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    aligned = [
-        f"{'>' if heading in numbers else '<'}{width}"
-        for heading, width in zip(headings, widths, strict=True)
-    ]
-    write(*("  ".join(map(format, line, aligned)).rstrip() for line in lines))
-
-
-def _draw(lines: Sequence[Sequence[str]], numbers: Collection[str], texts: Collection[str]) -> None:
     table = Table(box=None, pad_edge=False)
-    for heading in lines[0]:
+    for heading in headings:
         # Names stay whole, so that people can copy them.
         justify: Literal["left", "right"] = "right" if heading in numbers else "left"
-        table.add_column(heading, justify=justify, no_wrap=heading not in texts)
-    for line in lines[1:]:
-        table.add_row(*map(Text, line))  # strings would be parsed as markup
-    console = Console(file=sys.stdout)
-    minimum = console.measure(table, options=console.options.update(max_width=1_000_000)).minimum
-    console.width = max(console.width, minimum)
+        table.add_column(heading, justify=justify, no_wrap=heading not in {headings[-1], *texts})
+    for row in rows:
+        table.add_row(*(Text(escape(str(cell))) for cell in row))  # strings would be parsed as markup
+    is_terminal = sys.stdout.isatty()
+    console = Console(file=sys.stdout, color_system="auto" if is_terminal else None)
+    widths = console.measure(table, options=console.options.update(max_width=1_000_000))
+    console.width = max(console.width, widths.minimum) if is_terminal else widths.maximum
     with console.capture() as capture:  # rich would end the process at a closed pipe
         console.print(table)
-    sys.stdout.write(capture.get())
+    write(*(line.rstrip() for line in capture.get().splitlines()))
 
 
-def escape(text: str) -> str:
-    """Escape the characters that are not printable as Python does."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+def escape(text: str, keep: str = "") -> str:
+    """Escape as JSON does the characters that are invisible, reorder the text or control the terminal.
+
+    Those in ``keep`` stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in keep else json.dumps(char)[1:-1] for char in text)
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """Format a value as JSON, on one line without ``indent``, with control characters escaped."""
-    text = json.dumps(value, indent=indent, ensure_ascii=False)
-    return _UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    """Format a value as JSON, on one line without ``indent``, with invisible characters escaped."""
+    return escape(json.dumps(value, indent=indent, ensure_ascii=False), "\n")
 
 
 def progress() -> Progress:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import unicodedata
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -14,6 +11,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from conductor.client.approvals import Approval, ApprovalDecision, Scope, allow, deny
+from conductor.commands.output import as_json, escape
 
 # Visible characters of the arguments; a warning counts the others.
 MAX_VISIBLE = 16_384
@@ -24,20 +22,20 @@ _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 def card(approval: Approval) -> RenderableType:
     """Draw a request: the tool, its arguments, the preview, the risk, the reasons, and the keys."""
-    arguments = _visible_lines(json.dumps(approval.arguments, ensure_ascii=False, indent=2))
+    arguments = as_json(approval.arguments, 2)
     parts: list[RenderableType] = [
-        Text(visible(approval.prompt)),
+        Text(escape(approval.prompt)),
         Padding(Text(arguments[:MAX_VISIBLE], style="bold"), (0, 0, 0, 2)),
     ]
     if len(arguments) > MAX_VISIBLE:
         parts.append(Text(f"WARNING: {len(arguments) - MAX_VISIBLE} more characters are hidden."))
     if approval.preview:
-        parts.append(Padding(Text(_visible_lines(approval.preview)), (0, 0, 0, 2)))
-    parts += [Text(f"- {visible(reason)}", style="dim") for reason in approval.reasons]
+        parts.append(Padding(Text(escape(approval.preview.strip("\n"), "\n")), (0, 0, 0, 2)))
+    parts += [Text(f"- {escape(reason)}", style="dim") for reason in approval.reasons]
     if approval.refused is not None:
-        parts.append(Text(f"The change was refused: {visible(approval.refused)}", style="bold"))
+        parts.append(Text(f"The change was refused: {escape(approval.refused)}", style="bold"))
     parts.append(Text(keys(approval)))
-    title = Text(f"{visible(approval.name)}, {approval.risk} risk")
+    title = Text(f"{escape(approval.name)}, {approval.risk} risk")
     style = "red" if approval.risk == "high" else "yellow"
     return Panel(Group(*parts), title=title, title_align="left", border_style=style)
 
@@ -64,26 +62,9 @@ def decide(line: str, approval: Approval) -> ApprovalDecision | Literal["edit", 
     return "words" if len(line) > 1 and any(map(str.isalpha, line)) else None
 
 
-def arguments_text(arguments: Mapping[str, Any]) -> str:
-    """Format arguments as one line for the editor."""
-    return visible(json.dumps(arguments, ensure_ascii=False))
-
-
 def read_arguments(text: str) -> dict[str, Any]:
     """Parse edited arguments. Raises `ValueError` for anything but a JSON object."""
     try:
         return _decode_object(text)
     except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
         raise ValueError(str(error)) from None
-
-
-def visible(text: str) -> str:
-    """Escape invisible and reordering characters as JSON does."""
-    return "".join(
-        char if char == " " or unicodedata.category(char)[0] not in "CZ" else json.dumps(char)[1:-1]
-        for char in text
-    )
-
-
-def _visible_lines(text: str) -> str:
-    return "\n".join(map(visible, text.strip("\n").split("\n")))

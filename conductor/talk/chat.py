@@ -23,6 +23,7 @@ from conductor.client.connection import (
     wire_type,
 )
 from conductor.client.turns import Turn
+from conductor.commands.output import as_json, escape
 from conductor.events import server, ui_calls
 from conductor.talk import cards
 from conductor.talk.plain import Plain
@@ -201,7 +202,7 @@ class TerminalChat:
                         view.line(cards.keys(approval))
 
     async def _edit(self, view: Screen, approval: Approval) -> dict[str, Any] | None:
-        text = cards.arguments_text(approval.arguments)
+        text = as_json(approval.arguments)
         while text.strip():
             with view.question("arguments> ", text) as answers:
                 text = await answers()
@@ -253,7 +254,7 @@ class TerminalChat:
         self._view.working(", ".join(self._running.values()) or "thinking")
 
     def _show_resolved(self, resolved: server.ApprovalResolved) -> None:
-        reason = f": {cards.visible(resolved.message)}" if resolved.message else ""
+        reason = f": {escape(resolved.message)}" if resolved.message else ""
         self._view.note(f"· {resolved.outcome}{reason}")
 
     def _connection(self, event: Lost | TryFailed | Reconnected | GaveUp) -> None:

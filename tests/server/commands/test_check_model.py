@@ -89,13 +89,6 @@ async def test_an_invalid_key_is_not_sent(claude: AnthropicService, key: str) ->
             {**CLAUDE, "anthropic_base_url": "http://127.0.0.1:1"},
             "fail: Check whether the service runs",
         ),
-        ({**CLAUDE, "anthropic_base_url": "http://[::1"}, "fail: ANTHROPIC_BASE_URL is no address"),
-        (
-            {**CLAUDE, "anthropic_base_url": f"http://user:{SECRET}@h"},
-            "fail: must not contain a user name or a password",
-        ),
-        ({**CLAUDE, "anthropic_base_url": "http://127.0.0.1:1/v1/"}, "fail: must not end in /v1"),
-        ({**CLAUDE, "anthropic_base_url": f"http://127.0.0.1:1/?key={SECRET}"}, "fail: ANTHROPIC_BASE_URL"),
     ],
 )
 async def test_settings_decide_without_a_service(settings: dict[str, Any], text: str) -> None:

@@ -113,7 +113,7 @@ def test_profiles_and_models_of_services_are_listed(
     assert (code, err, blank) == (0, "", "")
     assert home.split()[:4] == ["home", "demo", "native", "cloud"] and home.endswith("by default")
     assert "Claude (claude-test)" in cloud and cloud.split()[-3:] == ["1", "5.5", "-"]
-    assert offer == "cloud offers claude-a, b\\x1b[2J"
+    assert offer == "cloud offers claude-a, b\\u001b[2J"
     assert "offers" not in conductor("models", "list", "--offline", CLOUD_KEY=SECRET)[1]
     assert "are not listed" in conductor("models", "list", CLOUD_KEY=SECRET, LOCAL_ONLY="true")[1]
 

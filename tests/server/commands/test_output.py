@@ -56,7 +56,7 @@ def test_a_name_wider_than_the_terminal_stays_whole(terminal: Terminal) -> None:
 @pytest.mark.parametrize("piped", [True, False])
 def test_control_characters_in_cells_are_escaped(terminal: Terminal, piped: bool) -> None:
     text = "\n".join(lines_of(io.StringIO() if piped else terminal, [(HOSTILE, "1", "[bold]:smile:")]))
-    assert "\\x1b[2J\\x9b\\u202e\\n\\r[red]" in text and "[bold]:smile:" in text
+    assert "\\u001b[2J\\u009b\\u202e\\n\\r[red]" in text and "[bold]:smile:" in text
     assert re.sub("\x1b\\[[0-9;]*m", "", text).replace("\n", "").isprintable()
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import stat
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
@@ -435,49 +432,3 @@ async def test_an_unreachable_store_is_an_error_without_the_password(
 async def test_an_empty_store_is_an_error(store: SessionLog, url: str) -> None:
     sentence = f"There are no sessions in {url}."
     assert await mistake("list") == await mistake("list", "--json") == await mistake("export") == sentence
-
-
-# -- as a process
-
-
-def process(*arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
-    environment = {**os.environ, "DATA_DIR": "data", "PYTHONPATH": str(Path(__file__).parents[3])}
-    environment.pop("PYTHONUNBUFFERED", None)  # output is buffered as a user's output
-    return subprocess.Popen(
-        [sys.executable, "-m", "conductor", "sessions", *arguments],
-        env=environment,
-        stdin=stdin,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-    )
-
-
-async def test_ctrl_c_at_the_question_deletes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("DATA_DIR", "data")
-    store = make_store(load_settings())
-    await store.open()
-    await talk(store, "a", "s-1")
-
-    def interrupt() -> int:
-        keyboard, terminal = os.openpty()
-        try:
-            with process("delete", "s-1", stdin=terminal) as running:
-                assert running.stdout is not None
-                question = "Delete session 's-1' of 'a' permanently? [y/N] "
-                assert running.stdout.read(len(question)) == question
-                running.send_signal(signal.SIGINT)
-                try:
-                    return running.wait(timeout=WAIT)
-                finally:
-                    running.kill()
-        finally:
-            os.close(keyboard)
-            os.close(terminal)
-
-    assert await asyncio.to_thread(interrupt) == 130
-    await store.aclose()
-    assert await list_keys() == [("a", "s-1")]

@@ -39,7 +39,7 @@ def test_junit_has_a_case_for_each_step(rehearse: Rehearse, tmp_path: Path) -> N
     first, second, third = suite.findall("testcase")
     assert (first.get("name"), first.get("file"), len(first)) == ("1 First.", "one.yaml", 1)
     assert [(item.get("name"), item.get("value")) for item in first[0]] == [("rounds", "1")]
-    assert second.get("name") == "2 Second & \\x07last."
+    assert second.get("name") == "2 Second & \\u0007last."
     assert [failure.text for failure in second.findall("failure")] == [
         "expected said /three/, was said 'Two.'\nexpected not said /two/, was said 'Two.'"
     ]

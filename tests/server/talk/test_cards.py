@@ -9,7 +9,8 @@ from msgspec import structs
 from rich.console import Console
 
 from conductor.client.approvals import Approval
-from conductor.talk.cards import card, decide, read_arguments, visible
+from conductor.commands.output import escape
+from conductor.talk.cards import card, decide, read_arguments
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ from conductor.talk.cards import card, decide, read_arguments, visible
     ],
 )
 def test_invisible_characters_become_json_escapes(text: str, escaped: str) -> None:
-    assert visible(text) == escaped
+    assert escape(text) == escaped
     assert json.loads(f'"{escaped}"') == text
 
 
