@@ -6,8 +6,7 @@ Every error's message is one sentence without secrets: a URL is shown without it
 from __future__ import annotations
 
 import asyncio
-import inspect
-import logging
+import contextlib
 import os
 import random
 import re
@@ -15,22 +14,19 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, cast, get_args
-from urllib.parse import urlsplit
+from traceback import extract_tb
+from typing import Any, ClassVar, Protocol, TypeAlias, get_args
 
 import msgspec
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as open_websocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
 
-from conductor.errors import ConductorError, ErrorCode
+from conductor.errors import ConductorError
 from conductor.events.envelope import SUPERSEDED
 from conductor.events.server import ErrorEvent, ServerEvent, SessionStarted, ToolCallEvent
 
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
+MAX_INBOUND_BYTES = 4 * 2**20
 _FINAL_CODES = ("unauthorized", "unsupported_protocol_version", "session_mismatch")
 
 
@@ -69,6 +65,14 @@ class ConnectionLost(ClientError):
         # Two clients would take the session from each other forever.
         self.is_final = close_code == SUPERSEDED
 
+    @classmethod
+    def by(cls, closed: ConnectionClosed) -> ConnectionLost:
+        """Describe the end of a socket."""
+        if closed.rcvd is None:
+            return cls("The connection broke.")
+        code, reason = closed.rcvd.code, f": {closed.rcvd.reason}" if closed.rcvd.reason else ""
+        return cls(f"The server closed the connection ({code}{reason}).", close_code=code)
+
 
 class WaitTimeout(ClientError, TimeoutError):
     """A wait reached its time limit."""
@@ -76,72 +80,36 @@ class WaitTimeout(ClientError, TimeoutError):
 
 def describe_error(error: BaseException) -> str:
     """Give an error's type and location. The message is omitted because it may quote the person."""
-    traceback, location = error.__traceback__, ""
-    while traceback is not None:
-        location = f" in {traceback.tb_frame.f_code.co_name}, line {traceback.tb_lineno}"
-        traceback = traceback.tb_next
+    location = "".join(f" in {f.name}, line {f.lineno}" for f in extract_tb(error.__traceback__)[-1:])
     return f"{type(error).__name__}{location}"
-
-
-async def finish(task: asyncio.Task[T]) -> T | None:
-    """Wait for a task that has its own time limit; None if it was cancelled.
-
-    Cancelling the wait cancels the task. Awaiting it directly would not tell the two cancellations apart.
-    """
-    try:
-        await asyncio.wait({task})
-    finally:
-        task.cancel()
-    return None if task.cancelled() else task.result()
-
-
-async def call_back(callback: Callable[[Any], Any], event: object, seconds: float) -> None:
-    """Call the app with an event, for at most this time. A failure is logged."""
-
-    async def call() -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                if inspect.isawaitable(value := callback(event)):
-                    await value
-        except Exception as error:
-            log.warning("callback for %s failed: %s", type(event).__name__, describe_error(error))
-
-    # In a separate task: a callback may close the client, which cancels the reading task.
-    await finish(asyncio.create_task(call()))
 
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
     """Limits of a client. Times are in seconds.
 
-    ``connect_s``, ``start_s``, ``send_s`` and ``close_s`` bound the steps of a connection: opening the
-    socket, the answer to ``session.start``, sending one frame, closing. ``ping_s`` is the interval of
-    WebSocket pings, and the limit for a pong. ``tool_s`` bounds one tool handler and one speech,
-    ``callback_s`` one callback, ``turn_s`` the wait for a turn, ``approval_s`` one approval handler.
+    ``connect_s``, ``start_s`` and ``close_s`` bound the steps of a connection: opening the socket, the answer
+    to ``session.start``, closing. ``ping_s`` is the interval of WebSocket pings, and the limit for a pong.
+    ``tool_s`` bounds one tool handler and one speech, ``turn_s`` the wait for a turn, ``approval_s`` one
+    approval handler.
 
     ``unconfirmed`` events are kept for the next connection, ``unsent`` transcripts may wait for one, and a
-    transcript older than ``resend_s`` is not repeated. ``jobs`` calls may become jobs, each for ``job_s``.
-    ``progress_s`` is the shortest time between two progress reports. A decision that the server could not
-    record is repeated after ``retry_s``.
+    transcript older than ``resend_s`` is not repeated. ``progress_s`` is the shortest time between two
+    progress reports. An event that the server could not record is repeated after ``retry_s``.
     """
 
     connect_s: float = 10.0
     start_s: float = 10.0
-    send_s: float = 10.0
     close_s: float = 2.0
     ping_s: float = 20.0
     tool_s: float = 600.0
-    callback_s: float = 30.0
     turn_s: float = 180.0
     approval_s: float = 900.0
     unconfirmed: int = 128
     unsent: int = 8
     resend_s: float = 60.0
-    jobs: int = 64
-    job_s: float = 21_600.0
     progress_s: float = 0.25
     retry_s: float = 1.0
-    max_frame_bytes: int = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,24 +133,17 @@ class Reconnect:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def __post_init__(self) -> None:
-        if not 0 <= self.first_s <= self.most_s:
-            raise ValueError("first_s must not be negative, nor above most_s")
-        if not 0 <= self.jitter <= 1:
-            raise ValueError("jitter must be from 0 to 1")
-        if self.tries is not None and self.tries < 0:
-            raise ValueError("tries must not be negative")
+        if not (0 <= self.first_s <= self.most_s and 0 <= self.jitter <= 1 and (self.tries or 0) >= 0):
+            raise ValueError("first_s must be from 0 to most_s, jitter from 0 to 1, and tries not negative")
 
     def delay_s(self, number: int, error: ClientError) -> float:
         """Return the delay in seconds before try ``number`` (from 1), after ``error``.
 
         The server's ``retryAfterMs`` counts, up to ``most_s``.
         """
-        delay = min(self.most_s, self.first_s * 2.0 ** min(number - 1, 64)) * (
-            1 - self.jitter * self.random()
-        )
-        if isinstance(error, StartRefused) and error.event.retry_after_ms is not None:
-            delay = max(delay, min(error.event.retry_after_ms / 1000, self.most_s))
-        return delay
+        delay = min(self.most_s, self.first_s * 2.0 ** min(number - 1, 64))
+        retry_ms = (isinstance(error, StartRefused) and error.event.retry_after_ms) or 0
+        return max(delay * (1 - self.jitter * self.random()), min(retry_ms / 1000, self.most_s))
 
 
 class Typed(Protocol):
@@ -227,37 +188,6 @@ class GaveUp:
     error: ClientError
 
 
-async def restore(
-    policy: Reconnect,
-    wait_lost: Callable[[], Awaitable[ConnectionLost]],
-    connect: Callable[[], Awaitable[SessionStarted]],
-    publish: Callable[[Typed], Awaitable[None]],
-) -> ClientError:
-    """Connect again after each loss, and ``publish`` it; return the error that ends the retries."""
-    loop = asyncio.get_running_loop()
-    failures = 0
-    while True:
-        since = loop.time()
-        loss = await wait_lost()
-        # Only a connection that lasted resets the backoff.
-        if loop.time() - since >= policy.steady_s:
-            failures = 0
-        await publish(Lost(loss))
-        error: ClientError = loss
-        started = None
-        while started is None:
-            if error.is_final or failures == policy.tries:
-                return error
-            failures += 1
-            await policy.sleep(policy.delay_s(failures, error))
-            try:
-                started = await connect()
-            except ClientError as failure:
-                error = failure
-                await publish(TryFailed(failures, error))
-        await publish(Reconnected(started))
-
-
 class UnknownEvent(msgspec.Struct, frozen=True):
     """An event of an unknown type; ``payload`` is its JSON object."""
 
@@ -268,6 +198,10 @@ class UnknownEvent(msgspec.Struct, frozen=True):
 Event: TypeAlias = ServerEvent | UnknownEvent
 
 
+class _UnknownError(ErrorEvent, frozen=True, rename="camel", omit_defaults=True):
+    code: Any  # a newer server may send other codes; the app must still receive the error
+
+
 class _Frame(msgspec.Struct):
     id: str
     type: str
@@ -276,9 +210,10 @@ class _Frame(msgspec.Struct):
 
 _decode_frame = msgspec.json.Decoder(_Frame).decode
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
-_DECODERS: dict[str, msgspec.json.Decoder[ServerEvent]] = {
-    struct.TYPE: msgspec.json.Decoder(struct) for struct in get_args(ServerEvent)
+_DECODERS: dict[str, list[msgspec.json.Decoder[ServerEvent]]] = {
+    struct.TYPE: [msgspec.json.Decoder(struct)] for struct in get_args(ServerEvent)
 }
+_DECODERS[ErrorEvent.TYPE].append(msgspec.json.Decoder(_UnknownError))
 
 
 def decode_frame(frame: bytes) -> tuple[str, Event] | None:
@@ -288,21 +223,12 @@ def decode_frame(frame: bytes) -> tuple[str, Event] | None:
     """
     try:
         envelope = _decode_frame(frame)
-        if (decoder := _DECODERS.get(envelope.type)) is not None:
-            try:
+        for decoder in _DECODERS.get(envelope.type, ()):
+            with contextlib.suppress(msgspec.ValidationError):
                 return envelope.id, decoder.decode(envelope.payload)
-            except msgspec.ValidationError:
-                pass
-        payload = _decode_object(envelope.payload)
+        return envelope.id, UnknownEvent(envelope.type, _decode_object(envelope.payload))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    if envelope.type != ErrorEvent.TYPE:
-        return envelope.id, UnknownEvent(envelope.type, payload)
-    # A newer server may send unknown codes; the app must still receive the error.
-    texts = {key: value for key, value in payload.items() if isinstance(value, str)}
-    code = cast(ErrorCode, texts.get("code") or "internal_error")
-    error = ErrorEvent(code, texts.get("message", ""), texts.get("eventId"), texts.get("callId"))
-    return envelope.id, error
 
 
 def wire_type(event: Event) -> str:
@@ -325,87 +251,44 @@ def state_of(event: Event) -> str | None:
     return None
 
 
-class Socket:
-    """One WebSocket; a reconnect makes another."""
-
-    def __init__(self, connection: ClientConnection, send_s: float) -> None:
-        self._connection = connection
-        self._send_s = send_s
-
-    @classmethod
-    async def open(cls, url: str, token: str | None, proxy: str | None, limits: ClientLimits) -> Socket:
-        """Open a socket. Raises `CannotConnect`."""
-        if token is not None and not re.fullmatch(r"[!-~]+", token):
-            raise CannotConnect("The token contains characters that are not allowed in a header.")
-        try:
-            connection = await open_websocket(
-                url,
-                additional_headers={} if token is None else {"Authorization": f"Bearer {token}"},
-                proxy=proxy,  # None: do not read one from the environment
-                open_timeout=limits.connect_s,
-                ping_interval=limits.ping_s,
-                ping_timeout=limits.ping_s,
-                close_timeout=limits.close_s,
-                max_size=limits.max_frame_bytes,
-            )
-        except (OSError, ValueError, WebSocketException) as error:
-            status = error.response.status_code if isinstance(error, InvalidStatus) else None
-            message = f"Cannot connect to {show_url(url)}: {_reason(error, limits.connect_s)}."
-            raise CannotConnect(message, status=status) from error
-        return cls(connection, limits.send_s)
-
-    async def send(self, frame: bytes) -> None:
-        """Send one text frame. Raises `ConnectionLost`; the frame may still have been sent."""
-        try:
-            async with asyncio.timeout(self._send_s):
-                await self._connection.send(frame, text=True)
-        except TimeoutError:
-            # A cancelled send may have written half a frame: the socket is unusable.
-            self.abort()
-            raise ConnectionLost(f"The server read nothing for {self._send_s:g} s.") from None
-        except ConnectionClosed as closed:
-            raise _loss_of(closed) from None
-
-    async def receive(self) -> bytes:
-        """Wait for the next frame. Pings are answered. Raises `ConnectionLost`."""
-        try:
-            return await self._connection.recv(decode=False)
-        except ConnectionClosed as closed:
-            raise _loss_of(closed) from None
-
-    def abort(self) -> None:
-        """Cut the connection without a close frame."""
-        self._connection.transport.abort()
-
-    async def close(self) -> None:
-        """Close with a close frame, within ``close_s`` seconds."""
-        await self._connection.close()
-
-
-def _loss_of(closed: ConnectionClosed) -> ConnectionLost:
-    if closed.rcvd is None:
-        return ConnectionLost("The connection broke.")
-    code, reason = closed.rcvd.code, f": {closed.rcvd.reason}" if closed.rcvd.reason else ""
-    return ConnectionLost(f"The server closed the connection ({code}{reason}).", close_code=code)
+async def open_socket(
+    url: str, token: str | None, proxy: str | None, limits: ClientLimits
+) -> ClientConnection:
+    """Open a socket. Raises `CannotConnect`."""
+    if token is not None and not re.fullmatch(r"[!-~]+", token):
+        raise CannotConnect("The token contains characters that are not allowed in a header.")
+    try:
+        return await open_websocket(
+            url,
+            additional_headers={} if token is None else {"Authorization": f"Bearer {token}"},
+            proxy=proxy,  # None: do not read one from the environment
+            open_timeout=limits.connect_s,
+            ping_interval=limits.ping_s,
+            ping_timeout=limits.ping_s,
+            close_timeout=limits.close_s,
+            max_size=MAX_INBOUND_BYTES,
+        )
+    except (OSError, ValueError, WebSocketException) as error:
+        status = error.response.status_code if isinstance(error, InvalidStatus) else None
+        message = f"Cannot connect to {show_url(url)}: {_reason(error, limits.connect_s)}."
+        raise CannotConnect(message, status=status) from error
 
 
 def _reason(error: Exception, connect_s: float) -> str:
     match error:
-        case InvalidStatus() if (status := error.response.status_code) in (401, 403):
-            return f"the server answered HTTP {status}: the token is missing or not accepted"
         case InvalidStatus():
-            return f"the server answered HTTP {error.response.status_code}"
+            status = error.response.status_code
+            hint = ": the token is missing or not accepted" if status in (401, 403) else ""
+            return f"the server answered HTTP {status}{hint}"
         case TimeoutError():
             return f"no answer within {connect_s:g} s"
         case socket.gaierror():
             return "unknown host name"
         case ssl.SSLError():
             return f"no secure connection ({error.reason or 'TLS failed'})"
-        case OSError(errno=int() as number):
-            return os.strerror(number).lower()
         case OSError():
             # asyncio joins the failures of several addresses into one message without a number.
-            return "connection refused" if "Connect call failed" in str(error) else "the network failed"
+            return os.strerror(error.errno).lower() if error.errno else "connection refused"
         case InvalidURI() | ValueError():
             return "not a WebSocket URL such as ws://127.0.0.1:8080/ws"
         case _:
@@ -414,9 +297,4 @@ def _reason(error: Exception, connect_s: float) -> str:
 
 def show_url(url: str) -> str:
     """Format a URL without user, password, query and fragment, which may be secret."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return "that address"
-    host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}{parts.path}" if host else url.partition("?")[0]
+    return re.sub("//.*@", "//", re.split("[?#]", url)[0])

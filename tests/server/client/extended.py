@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from conductor.client import Client, Reconnect, TurnResult, connect
 from tests.stand_ins.scripted_server import LIMIT_S, Json, Peer, ScriptedServer, scripted_server
 
-ALL = ("tools", "approval", "cancel", "lease", "late", "async", "activity")
+ALL = ("tools", "approval", "cancel", "lease", "late", "activity")
 
 
 async def start(peer: Peer, *capabilities: str, resumed: bool = False, **fields: Any) -> Json:

@@ -29,7 +29,7 @@ def responses(server: ScriptedServer) -> list[Json]:
 
 
 async def test_capabilities_are_named_by_the_client_and_accepted_by_the_server() -> None:
-    base = ["resume", "cancel", "lease", "late", "async", "activity", "turns", "diagnostics"]
+    base = ["resume", "cancel", "lease", "late", "activity", "turns", "diagnostics"]
     for handler in (None, lambda _: deny()):
         async with scripted_server() as server, connect(server.url, on_approval=handler):
             pass
@@ -407,7 +407,7 @@ async def test_a_decision_without_a_connection_waits_for_the_next() -> None:
 
     async def handler(_approval: Approval) -> Any:
         started.set()
-        await clients[0].wait_lost(LIMIT_S)
+        await asyncio.wait_for(clients[0].wait_lost(), LIMIT_S)
         return deny()
 
     started = asyncio.Event()

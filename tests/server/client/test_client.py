@@ -31,8 +31,8 @@ async def test_a_plain_turn_ends_with_idle_and_keeps_its_events_in_order() -> No
         result = await (await client.say("hello")).wait(LIMIT_S)
     assert result.ok
     assert result.text == "You said: hello"
-    assert result.partials == ("You", "You said: hello")
-    assert result.speeches == ("You said: hello",)
+    assert result.partials == ["You", "You said: hello"]
+    assert result.speeches == ["You said: hello"]
     assert result.ending == "idle"
     kinds = [event.name if isinstance(event, ToolCallEvent) else type(event) for event in result.events]
     assert kinds == [

@@ -39,7 +39,7 @@ def _sample(kind: Any) -> Any:
 
 
 def test_an_unknown_error_code_is_accepted() -> None:
-    payload = {"code": "quota_exhausted", "message": "No.", "eventId": "e1", "callId": 3}
+    payload = {"code": "quota_exhausted", "message": "No.", "eventId": "e1", "callId": "c1"}
     decoded = decode_frame(frame("error", payload))
     assert decoded is not None
     event = decoded[1]
@@ -48,7 +48,7 @@ def test_an_unknown_error_code_is_accepted() -> None:
         "quota_exhausted",
         "No.",
         "e1",
-        None,
+        "c1",
     )
 
 
@@ -85,7 +85,7 @@ def test_an_unknown_type_keeps_its_payload() -> None:
     [
         ("ws://user:pass@host:1/ws?token=t#f", "ws://host:1/ws"),
         ("nonsense?token=t", "nonsense"),
-        ("ws://[bad?token=t", "that address"),
+        ("ws://[bad?token=t", "ws://[bad"),
     ],
 )
 def test_a_url_is_shown_without_its_secrets(url: str, text: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -344,46 +343,3 @@ async def test_an_unconfirmed_result_is_sent_again_under_its_id() -> None:
     ids = [event_id for event_id, _ in tool_results(server)]
     assert len(ids) == 2 and ids[0] == ids[1]
     assert len(runs) == 1
-
-
-@pytest.mark.parametrize("confirm", ["echo", "error"])
-async def test_an_answered_transcript_confirms_earlier_results(confirm: str) -> None:
-    async def first(peer: Peer) -> None:
-        await peer.start()
-        await peer.begin()
-        await peer.ask("notes.add", {})
-        await peer.answer("Added.")
-        if confirm == "echo":
-            await peer.begin()
-        else:
-            event = await peer.receive("user.audio.transcript.final")
-            await peer.send("error", {"code": "rate_limited", "message": "Slow.", "eventId": event["id"]})
-        await peer.send("seen", {})
-        await peer.arrived()
-
-    async def second(peer: Peer) -> None:
-        await peer.start(resumed=True)
-        await peer.state("idle")
-        await peer.begin()
-        await peer.answer("Yes.")
-
-    def count(kind: str) -> int:
-        return sum(event["type"] == kind for event in server.heard)
-
-    handlers: dict[str, Callable[[Any], Any]] = {"notes.add": lambda _: "added"}
-    async with scripted_server(first, second) as server:
-        async with connect(server.url, reconnect=AT_ONCE, handlers=handlers) as client:
-            notified = asyncio.Event()
-            client.on("seen", lambda _: notified.set())
-            await (await client.say("add it")).wait(LIMIT_S)
-            second_turn = await client.say("and now?")
-            await soon(notified)
-            log = EventLog(client)
-            offset = len(server.heard)
-            client.drop()
-            await log.wait(Reconnected)
-            await second_turn.wait(LIMIT_S)
-            assert (await (await client.say("again?")).wait(LIMIT_S)).ok
-    results = [event for event in server.heard[offset:] if event["type"] == "tool.result"]
-    assert not [event for event in results if event["payload"]["result"] == "added"]
-    assert count("session.start") == 2

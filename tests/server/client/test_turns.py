@@ -53,7 +53,7 @@ async def test_the_idle_of_an_earlier_turn_does_not_end_a_new_one() -> None:
     wire.hear(SpeechFinal("of an earlier turn"), IDLE)
     assert not turn.is_done
     wire.hear(THINKING, append_message("c", "user", "now"), SpeechFinal("Yes."), IDLE)
-    assert (await turn).finals == ("Yes.",)
+    assert (await turn).finals == ["Yes."]
 
 
 async def test_a_refused_transcript_ends_with_the_idle_after_its_error() -> None:
@@ -91,9 +91,9 @@ async def test_a_refused_transcript_does_not_take_the_running_turns_events() -> 
     wire.hear(append_message("c", "user", "one"))
     refused = wire.say("two")
     wire.hear(ErrorEvent("rate_limited", "Slow down.", event_id=refused.event_id), SpeechFinal("One."), IDLE)
-    assert (await running).finals == ("One.",)
+    assert (await running).finals == ["One."]
     assert (await running).ok
-    assert (await refused).finals == ()
+    assert (await refused).finals == []
 
 
 async def test_a_turn_ends_when_the_next_starts_without_an_idle() -> None:
@@ -101,8 +101,8 @@ async def test_a_turn_ends_when_the_next_starts_without_an_idle() -> None:
     first, second = wire.say("one"), wire.say("two")
     wire.hear(append_message("c", "user", "one"), SpeechFinal("One."))
     wire.hear(THINKING, append_message("c", "user", "two"), SpeechFinal("Two."), IDLE)
-    assert ((await first).ending, (await first).finals) == ("followed", ("One.",))
-    assert ((await second).ending, (await second).finals) == ("idle", ("Two.",))
+    assert ((await first).ending, (await first).finals) == ("followed", ["One."])
+    assert ((await second).ending, (await second).finals) == ("idle", ["Two."])
 
 
 async def test_an_unprocessed_transcript_is_lost_when_a_later_turn_ends() -> None:
@@ -151,7 +151,7 @@ async def test_a_turn_continues_after_the_idle_for_an_answer() -> None:
     wire.hear(append_message("c", "user", "delete it"), SpeechFinal("Let me see."), QUESTION, IDLE)
     assert not turn.is_done
     wire.hear(ApprovalResolved("appr_1", "allowed"), THINKING, SpeechFinal("Gone."), IDLE)
-    assert (await turn).finals == ("Let me see.", "Gone.")
+    assert (await turn).finals == ["Let me see.", "Gone."]
 
 
 @pytest.mark.parametrize("last", [SpeechFinal("Gone."), ErrorEvent("model_provider_failed", "Down.")])
@@ -175,7 +175,7 @@ async def test_a_named_turn_ends_by_its_event_alone() -> None:
     wire.hear(TurnEnded("turn_1", answer.event_id, "answered"), TurnEnded("turn_1", "of another", "failed"))
     assert (answer.is_done, turn.is_done) == (True, False)
     wire.hear(TurnEnded("turn_1", turn.event_id, "answered"))
-    assert (await turn).finals == (await answer).finals == ("Gone.",)
+    assert (await turn).finals == (await answer).finals == ["Gone."]
     assert ((await turn).ending, (await turn).reason) == ("idle", "answered")
 
 
