@@ -193,12 +193,8 @@ class Calls:
                 await self._session.send(ToolStarted(call.call_id))
         # The call may be cancelled while ``tool.started`` is sent.
         if has_begun := not run.cancelled.is_set() and not run.is_dropped:
-            work = (
-                partial(handler, arguments, run)
-                if takes_two_arguments(handler)
-                else partial(handler, arguments)
-            )
-            run.task = self._session.spawn(self._attempt(call, work))
+            extra = (run,) if takes_two_arguments(handler) else ()
+            run.task = self._session.spawn(self._attempt(call, partial(handler, arguments, *extra)))
             result = await _end_of(run.task)
         del self._runs[call.call_id]
         if not run.cancelled.is_set():
@@ -226,7 +222,8 @@ class Calls:
             return ToolResultEvent(call.call_id, error=_NO_OBJECT)
         if call.name != SPEAK:
             handler = self.handlers.get(call.name, lambda _: {"ok": True})
-            return _as_result(call, await self._attempt(call, partial(handler, arguments)))
+            task = self._session.spawn(self._attempt(call, partial(handler, arguments)))
+            return _as_result(call, await _end_of(task))
         result = None
         async with self._voice:
             if self.speak is not None and number > self._silent_to:

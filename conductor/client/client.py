@@ -22,7 +22,6 @@ from conductor.client.connection import (
     Reconnect,
     Reconnected,
     TryFailed,
-    Typed,
     describe_error,
     state_of,
     wire_type,
@@ -145,12 +144,12 @@ class Client(Session):
     async def _connect(self, *, replaces: bool) -> server.SessionStarted:
         if self._closing is not None:
             raise ConnectionLost(_CLOSED)
-        # One worker for all connections, so that events are handled in their order.
-        if self._worker is None:
-            self._worker = self.spawn(self._work())
         self.expire(self._turns.is_open)  # an outdated transcript must not start a turn
         self._turns.expire(self.has)
         started = await self.open(replaces=replaces)
+        # One worker for all connections, so that events are handled in their order.
+        if self._worker is None:
+            self._worker = self.spawn(self._work())
         await self.flush()
         self._approvals.welcome(resumed=started.resumed)
         if self._policy is not None and not self._retries and self._closing is None:
@@ -284,7 +283,7 @@ class Client(Session):
         """Replace the handler of approval requests; later connections name the capability ``approval``."""
         self._approvals.handler = handler
 
-    def on(self, kind: str | type[Typed], callback: Callable[[Any], Any]) -> None:
+    def on(self, kind: str | type[Any], callback: Callable[[Any], Any]) -> None:
         """Register a callback for a type of event: ``"tool.call"``, `ToolCallEvent`, or ``"*"`` for all.
 
         The next event waits for an async callback. With ``reconnect``, `Lost`, `TryFailed`, `Reconnected` and
@@ -297,7 +296,9 @@ class Client(Session):
             try:
                 if inspect.isawaitable(value := callback(event)):
                     await value
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if self.is_closed:
+                    raise
                 log.warning("callback for %s failed: %s", kind, describe_error(error))
 
     # Reading

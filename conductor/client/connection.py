@@ -15,7 +15,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from traceback import extract_tb
-from typing import Any, ClassVar, Protocol, TypeAlias, get_args
+from typing import Any, ClassVar, TypeAlias, get_args
 
 import msgspec
 from websockets.asyncio.client import ClientConnection
@@ -144,12 +144,6 @@ class Reconnect:
         delay = min(self.most_s, self.first_s * 2.0 ** min(number - 1, 64))
         retry_ms = (isinstance(error, StartRefused) and error.event.retry_after_ms) or 0
         return max(delay * (1 - self.jitter * self.random()), min(retry_ms / 1000, self.most_s))
-
-
-class Typed(Protocol):
-    """An event of the server or of the connection; ``TYPE`` is its name."""
-
-    TYPE: ClassVar[str]
 
 
 # Events of the connection for `Client.on`. They are not part of "*".

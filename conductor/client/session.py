@@ -104,7 +104,7 @@ class Session:
         self._down = asyncio.Event()  # set while no session is started on a socket
         self._down.set()
         self._start: tuple[str, asyncio.Future[server.SessionStarted]] | None = None
-        self._is_closed = False
+        self.is_closed = False
 
     def make_start(self) -> client.SessionStart:
         """Make the event that starts the session on a new socket."""
@@ -130,7 +130,7 @@ class Session:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        if self._is_closed:
+        if self.is_closed:
             task.cancel()
         return task
 
@@ -151,7 +151,7 @@ class Session:
             self._start = self.new_id(), answer
             self.connection += 1
             try:
-                if self._is_closed:
+                if self.is_closed:
                     raise self.missing()
                 # Before the start is sent: the answer may arrive during the send.
                 self._reader = self.spawn(self._read(link))
@@ -171,7 +171,7 @@ class Session:
 
     async def stop(self, reason: ConnectionLost) -> None:
         """End all tasks, and close the socket. No other socket can be opened."""
-        self._is_closed, self.loss = True, reason
+        self.is_closed, self.loss = True, reason
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.limits.close_s):
                 while self._tasks:  # an ending task may start another

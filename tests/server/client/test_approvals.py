@@ -165,23 +165,6 @@ async def test_a_request_is_handled_during_a_tool_and_before_waiting_events(toge
     assert finals == ["waits", "Done."]
 
 
-async def test_a_request_is_handled_after_earlier_events() -> None:
-    async def part(peer: Peer) -> None:
-        clients[0].on(SpeechFinal, lambda event: order.append(event.text))
-        for text in ("one", "two"):
-            await peer.send("assistant.speech.final", {"text": text})
-        await decided(peer)
-
-    def handler(_approval: Approval) -> Any:
-        order.append("asked")
-        return deny()
-
-    order: list[str] = []
-    clients: list[Client] = []
-    await play(part, clients=clients, on_approval=handler)
-    assert order == ["one", "two", "asked", "Done."]
-
-
 async def test_the_idle_for_an_answer_does_not_end_the_turn() -> None:
     async def part(peer: Peer) -> None:
         await peer.send("approval.request", request())

@@ -338,6 +338,15 @@ async def test_a_failed_callback_does_not_affect_others() -> None:
     assert texts == ["You said: hello"]
 
 
+async def test_a_cancelled_callback_does_not_affect_others() -> None:
+    async def cancelled(_event: Any) -> None:
+        raise asyncio.CancelledError
+
+    async with scripted_server() as server, connect(server.url) as client:
+        client.on("*", cancelled)
+        assert (await (await client.say("hello")).wait(LIMIT_S)).ok
+
+
 # -- connecting
 
 
@@ -353,9 +362,11 @@ async def test_an_unreachable_server_is_an_error_without_the_query() -> None:
 
 
 @pytest.mark.parametrize("url", ["localhost:8080", "http://localhost/ws", "ws://localhost:port/ws", ""])
-async def test_an_invalid_url_is_an_error(url: str) -> None:
+async def test_an_invalid_url_is_an_error_and_leaves_no_task(url: str) -> None:
+    before = asyncio.all_tasks()
     with pytest.raises(CannotConnect, match="not a WebSocket URL"):
         await connect(url).start()
+    assert asyncio.all_tasks() == before
 
 
 async def test_a_refused_start_raises_the_servers_code() -> None:
