@@ -118,19 +118,14 @@ class Client(Session):
     # Connecting
 
     async def start(self) -> server.SessionStarted:
-        """Connect and start the session; entering the client does this.
+        """Connect and start the session, or continue it on a new connection.
 
         A failure is not retried, even with ``reconnect``, so that a wrong address fails at once. Raises
         `CannotConnect`, `StartRefused`, `ConnectionLost` and `WaitTimeout`.
         """
-        return await self.reconnect()
-
-    async def reconnect(self) -> server.SessionStarted:
-        """Open a new connection for the same session, closing the present one. Raises as `start` does.
-
-        Unconfirmed events are sent again. It can be called again after a failure.
-        """
         return await self._connect(replaces=True)
+
+    reconnect = start
 
     async def close(self) -> None:
         """Close the socket and stop the handlers. Running turns end with `ConnectionLost`."""
@@ -145,7 +140,7 @@ class Client(Session):
         if self._closing is not None:
             raise ConnectionLost(_CLOSED)
         self.expire(self._turns.is_open)  # an outdated transcript must not start a turn
-        self._turns.expire(self.has)
+        self._turns.lose(lambda t: t.stage == "waiting" and not t.is_recorded and not self.has(t.event_id))
         started = await self.open(replaces=replaces)
         # One worker for all connections, so that events are handled in their order.
         if self._worker is None:
@@ -168,40 +163,35 @@ class Client(Session):
         # The server forgets recorded transcripts with their session.
         self._turns.are_named = "turns" in self.capabilities
         if not started.resumed:
-            self._turns.forget_recorded()
+            self._turns.lose(lambda turn: turn.is_recorded or turn.stage == "running")
         if "resume" in self.capabilities:
             self._calls.drop(started.drop or ())
 
     async def _watch(self, policy: Reconnect) -> None:
-        reason = await self._restore(policy)
-        self._retries = False
-        await self._tell(GaveUp.TYPE, GaveUp(reason))
-        if not self.connected:
-            self._turns.close(ConnectionLost(f"The connection was given up. {reason}"))
-
-    async def _restore(self, policy: Reconnect) -> ClientError:
-        """Connect again after each loss; return the error that ends the retries."""
         now = asyncio.get_running_loop().time
         failures = 0
-        while True:
+        error: ClientError | None = None
+        while error is None:
             since = now()
-            loss = await self.wait_lost()
-            error: ClientError = loss
+            error = loss = await self.wait_lost()
             # Only a connection that lasted resets the backoff.
             failures = 0 if now() - since >= policy.steady_s else failures
             await self._tell(Lost.TYPE, Lost(loss))
-            started = None
-            while started is None:
-                if error.is_final or failures == policy.tries:
-                    return error
+            while error is not None and not error.is_final and failures != policy.tries:
                 failures += 1
                 await policy.sleep(policy.delay_s(failures, error))
                 try:
                     started = await self._connect(replaces=False)
+                    error = None
                 except ClientError as failure:
                     error = failure
                     await self._tell(TryFailed.TYPE, TryFailed(failures, error))
-            await self._tell(Reconnected.TYPE, Reconnected(started))
+            if error is None:
+                await self._tell(Reconnected.TYPE, Reconnected(started))
+        self._retries = False
+        await self._tell(GaveUp.TYPE, GaveUp(error))
+        if not self.connected:
+            self._turns.close(ConnectionLost(f"The connection was given up. {error}"))
 
     # Sending
 

@@ -163,18 +163,12 @@ class Turns:
     def mark_recorded(self, event_ids: Collection[str]) -> None:
         """Mark transcripts that the server will process."""
         for turn in self.open:
-            turn.is_recorded = turn.is_recorded or turn.event_id in event_ids
+            turn.is_recorded |= turn.event_id in event_ids
 
-    def forget_recorded(self) -> None:
-        """End the turns of transcripts that the server had: the session is a new one."""
+    def lose(self, is_lost: Callable[[Turn], bool]) -> None:
+        """End turns that the server will not process."""
         for turn in self.open[:]:
-            if turn.is_recorded or turn.stage == "running":
-                self._end(turn, "lost")
-
-    def expire(self, is_kept: Callable[[str], bool]) -> None:
-        """End the turns of transcripts that the server does not have and that will not be sent again."""
-        for turn in self.open[:]:
-            if turn.stage == "waiting" and not (turn.is_recorded or is_kept(turn.event_id)):
+            if is_lost(turn):
                 self._end(turn, "lost")
 
     def close(self, error: ClientError) -> None:

@@ -208,16 +208,6 @@ async def test_a_refused_transcript_of_a_named_turn_ends_with_the_idle() -> None
     assert not (await turn).ok
 
 
-async def test_a_lost_session_and_a_transcript_that_is_not_sent_again_end_their_turns() -> None:
-    wire = Wire()
-    wire.turns.are_named = True
-    recorded, unsent, kept = wire.say("one"), wire.say("two"), wire.say("three")
-    wire.turns.mark_recorded([recorded.event_id])
-    wire.turns.forget_recorded()
-    wire.turns.expire(lambda event_id: event_id == kept.event_id)
-    assert ((await recorded).ending, (await unsent).ending, kept.is_done) == ("lost", "lost", False)
-
-
 async def test_the_result_contains_the_devices_answers() -> None:
     wire = Wire()
     turn = wire.say("go")
