@@ -156,7 +156,7 @@ def _short_value(leaf: Leaf, call: Call, lang: Vocabulary) -> str:
 
 
 # Parts that may follow the verb: "send | her | the message | about the budget".
-MAX_PARTS = 4
+MAX_PARTS = 6
 
 _FILLED = re.compile(r"(\w+) +\{([^{}]*)\}")
 
@@ -166,7 +166,8 @@ def object_pattern(
 ) -> re.Pattern[str]:
     """Match the tool's own verb with its object, in words of its ``names`` and of the prompt.
 
-    The group ``own`` consents by itself, ``own_stop`` only after a consent: "cancel it", or a verb alone.
+    The group ``own`` consents by itself, ``own_stop`` and ``restated`` only after a consent: "cancel it", a
+    verb alone, or all words of a prompt that holds a "not" or a dictated text.
     """
     sets, action = lang.sets, lang.data["action"]
     nouns = {noun for name in names for noun in name.nouns} - sets["reserved"]
@@ -181,31 +182,42 @@ def object_pattern(
     nouns |= {*_ways("things", map(singular, nouns), lang)}
     prepositions = {name: word for word, name in _FILLED.findall(template) if word in sets["prepositions"]}
     single = [leaf for leaf in _single(leaves, lang) if not sets["origins"] & {*leaf.label}]
-    location_words |= {phrase for leaf in single for phrase in _short_names(leaf, lang)}
+    location_words |= _all_names(single, lang)
     location_words |= {*_ways("things", map(singular, location_words), lang)}
+    location_words |= {*_ways("places", map(singular, nouns), lang)}
     into, adverb = _choice(sets["into"]), _choice(_phrases(action["there"], lang))
     location = f"(?:{into}{the}(?:{_choice(location_words)}){{1,3}}|{adverb})"
     personal = bool({*verbs} & sets["personal"])  # "block her", but not "delete her"
-    people = _people(leaves, lang) if personal else []
+    called = _people(leaves, lang) if personal else []
     objects = [leaf for leaf in single if leaf.argument not in prepositions]
-    objects = [leaf for leaf in objects if leaf in people or not _target(leaf, lang)]
-    noun_phrase = _noun_phrase(call, nouns, objects, leaves, lang, only_pronoun="it" if stops else "")
+    objects = [leaf for leaf in objects if leaf in called or not _target(leaf, lang)]
     switches = _switches(names, leaves, lang)
     unsure = sets["onoff"] if switches is None or switches else frozenset[str]()
-    parts = "|".join([noun_phrase, *_tails(names, prepositions, unsure, leaves, personal, lang)])
-    synonyms = (phrase for phrase in _ways("synonyms", verbs, lang) if not unsure & {*phrase.split()})
+    phrases, whole = _restated(call, switches or set(), leaves, lang)
+    noun_phrase = _noun_phrase(call, nouns, objects, leaves, lang, only_pronoun="it" if stops else "")
+    if not sets["heading"] & {*call.words[1:2]}:
+        noun_phrase = f"(?:{'|'.join([*phrases[:1], noun_phrase])})"
+    parts = "|".join([*phrases, noun_phrase, *_tails(names, prepositions, unsure, leaves, personal, lang)])
+    synonyms = {phrase for phrase in _ways("synonyms", verbs, lang) if not unsure & {*phrase.split()}}
+    numbered = any(map(str.isdigit, "".join(leaf.words for leaf in leaves)))
+    if adjusting := numbered and {*verbs} & sets["adjusting"]:
+        synonyms |= sets["adjusts"]
     verb = _choice([*verbs, *synonyms])
-    particles = {*_ways("tails", verbs, lang)} - unsure | (switches or set())
+    # "Turn it up" is not "turn it to 24".
+    own_switches = (switches or set()) & {*call.words} if adjusting else switches or set()
+    particles = {*_ways("tails", verbs, lang)} - (sets["onoff"] if adjusting else unsure) | own_switches
     turned = f"(?:{_choice(particles)})?"
     served = f"(?:{_choice(sets['served'])})?" if {*verbs} & sets["serving"] else ""  # "book me a table"
     ends = f"(?:{_choice(_phrases(action['ends'], lang))})?"
     own = f"{verb}{served}{turned}(?:(?:{parts}){turned}){{1,{MAX_PARTS}}}"
     idioms = lang.data["idioms"]
+    people = _all_names(_people(leaves, lang), lang) | _persons(leaves, lang)
+    objects_of = {"": noun_phrase, "who": f"(?:my )?{_choice(people)}"}
     for pattern in (pattern for head in verbs for pattern in idioms.get(head, ())):
-        before, placeholder, after = pattern.partition("{}")
-        tail = _choice(_unless(unsure, after, lang))
-        tail = f"(?:{location}|{tail})" if "{place}" in after else tail
-        own = f"{_choice(_unless(unsure, before, lang))}{noun_phrase + tail if placeholder else ''}|{own}"
+        before, *rest = re.split(r"\{(|who)\}", pattern)
+        tail = _choice(_unless(unsure, rest[1], lang)) if rest and rest[1].strip() else ""
+        tail = f"(?:{location}|{tail})" if "{place}" in pattern else tail
+        own = f"{_choice(_unless(unsure, before, lang))}{objects_of[rest[0]] + tail if rest else ''}|{own}"
     own = f"(?:{own}){ends}"
     permits, ahead = (_choice(_phrases(action[key], lang)) for key in ("permits", "ahead"))
     generic = [f"{run} {text}" for run in sets["generic"] for text in ("it", " ".join(call.words))]
@@ -217,7 +229,47 @@ def object_pattern(
     if stops:
         return re.compile(f"(?P<own>{ahead}{own}|{further})|(?P<own_stop>{own})")
     bare = _choice(heads - sets["transitive"])
-    return re.compile(f"(?P<own>(?:{ahead})?{own}|{further})|(?P<own_stop>{bare})")
+    restated = f"(?P<restated>(?:{ahead})?{verb}{turned}{whole})"
+    return re.compile(f"{restated}|(?P<own>(?:{ahead})?{own}|{further})|(?P<own_stop>{bare})")
+
+
+def _restated(call: Call, switches: Set[str], leaves: Sequence[Leaf], lang: Vocabulary) -> tuple[Words, str]:
+    """Match the phrases that follow the verb in the prompt, or all of them where a part means something else.
+
+    "turn | the nursery thermostat | to 24": a phrase keeps its preposition and its order, articles are free.
+    """
+    sets, action, words = lang.sets, lang.data["action"], call.words[1:]
+    verb_first = lang.words(call.text)[:1] == call.words[:1] == (call.verb,)
+    numbers = {*filter(str.isdigit, words)}
+    conflict = numbers and {str(leaf.size) for leaf in leaves if leaf.size} - numbers
+    if conflict or not verb_first or not (call.arguments or sets["reserved"].isdisjoint(words)):
+        return (), "(?!)"
+    text = sets["dictated"] & {"".join(leaf.label[-1:]) for leaf in leaves if leaf.argument in call.arguments}
+    free = sets["articles"] if text else sets["determiners"] | sets["owned"]
+    the = f"(?:{_choice(free)}){{0,2}}"
+    names = {lang.words(leaf.words): _short_names(leaf, lang) for leaf in _people(leaves, lang) if leaf.words}
+    phrases: list[str] = [""]
+    start = 1 if {*words[:1]} & switches else 0
+    # What "and" joins stays together: the rest of "move the note to A and the list to B" is said as a whole.
+    limit = 2 if sets["joining"] & {*words} else len(words)
+    while start < len(words):
+        word = words[start]
+        name = next((name for name in names if words[start : start + len(name)] == name), ())
+        if word in sets["heading"] and len(phrases) < limit:
+            phrases.append("")
+        if name:
+            phrases[-1] += f"(?:my )?{_choice([' '.join(name), *names[name], *_persons(leaves, lang)])}"
+        elif word not in free:
+            alike = action["mirrored"] if start == 0 else action["alike"]
+            unit = f"{the}{_choice(alike.get(word, word).split('|'))}"
+            # "To 24" is "to 24 degrees".
+            is_last = {*words[start + 1 : start + 2]} <= sets["heading"]
+            unit += _units(leaves, lang) if is_last and word in numbers else ""
+            phrases[-1] += f"(?:{unit})?" if is_last and {*words[:start][-1:]} & numbers else unit
+        start += len(name) or 1
+    if text or sets["excepting"] & {*words}:
+        return (), "".join(phrases) or "(?!)"
+    return tuple(filter(None, phrases)), "(?!)"
 
 
 def _noun_phrase(
@@ -238,11 +290,8 @@ def _noun_phrase(
     noun = _choice(forms)
     counted = action["counted"] + (action["both"] if call.count == 2 else [])
     count = _choice(form.format(call.count) for form in counted) if many else "(?!)"
-    people = {
-        phrase for leaf in objects if leaf in _people(leaves, lang) for phrase in _short_names(leaf, lang)
-    }
-    values = {phrase for leaf in objects for phrase in _short_names(leaf, lang)} - people
-    value = {form for phrase in values for form in _forms(phrase, many, plural)}
+    people = _all_names([leaf for leaf in objects if leaf in _people(leaves, lang)], lang)
+    value = {form for name in _all_names(objects, lang) - people for form in _forms(name, many, plural)}
     lasts = [word for leaf in objects for word in lang.words(leaf.words)[-1:]]
     plurals = action["them"] if plural or any(form != singular(form) for form in (*forms, *lasts)) else []
     plurals = plurals + (action["everything"] if every else [])
@@ -280,7 +329,7 @@ def _tails(
     single = _single(leaves, lang)
     targets = [leaf for leaf in single if _target(leaf, lang)]
     for leaf in single:
-        words = {*prepositions.get(leaf.argument, "").split()} | sets["joins"] & {*leaf.label}
+        words = {*prepositions.get(leaf.argument, "").split()} - {"to"} | sets["joins"] & {*leaf.label}
         if leaf in targets:
             words |= {"to"}
         elif not sets["sources"] & {*leaf.label}:
@@ -288,7 +337,12 @@ def _tails(
         yield f"{_choice(words)}{the}{_choice(_short_names(leaf, lang))}"
     numbers = [leaf.words for leaf in leaves if any(map(str.isdigit, leaf.words))]
     if sets["adjusting"] & {name.verb for name in names} and len(numbers) == 1:
-        yield f"to {_choice([' '.join(lang.words(numbers[0]))])}"
+        yield f"(?:to|at) {_choice([' '.join(lang.words(numbers[0]))])}{_units(leaves, lang)}"
+    moving = "|to" if sets["moving"] & {name.verb for name in names} else ""
+    for leaf in single:
+        # A day and a time are said as they are in the prompt.
+        if joins := lang.data["dates"].get(" ".join(leaf.label)):
+            yield f"(?:{joins}{moving}) {the}{_choice([' '.join(lang.words(leaf.words))])}"
 
 
 def addressed(leaves: Sequence[Leaf], lang: Vocabulary) -> frozenset[str]:
@@ -297,6 +351,10 @@ def addressed(leaves: Sequence[Leaf], lang: Vocabulary) -> frozenset[str]:
         return frozenset()
     names = {word for leaf in _people(leaves, lang) for word in lang.words(leaf.words)}
     return frozenset(names | _persons(leaves, lang))
+
+
+def _units(leaves: Sequence[Leaf], lang: Vocabulary) -> str:
+    return f"(?:{_choice(_ways('units', (word for leaf in leaves for word in leaf.label), lang))})?"
 
 
 def _persons(leaves: Sequence[Leaf], lang: Vocabulary) -> set[str]:
@@ -325,6 +383,10 @@ def _people(leaves: Sequence[Leaf], lang: Vocabulary) -> list[Leaf]:
     trip = any(lang.sets["origins"] & {*leaf.label} for leaf in leaves)
     labels = lang.sets["people"] | ({"with"} if trip else {"with", "to"})
     return [leaf for leaf in leaves if labels & {*leaf.label[:1], *leaf.label[-1:]}]
+
+
+def _all_names(leaves: Iterable[Leaf], lang: Vocabulary) -> set[str]:
+    return {name for leaf in leaves for name in _short_names(leaf, lang)}
 
 
 def _short_names(leaf: Leaf, lang: Vocabulary) -> list[str]:

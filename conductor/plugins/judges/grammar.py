@@ -23,6 +23,9 @@ MAX_WORDS = 40
 # First letters that two forms of one word share: "approve", "approval".
 _STEM = 6
 
+# A beginning of a word before the word: "y-yes".
+_STUTTER = re.compile(r"(?i)(?<![\w'])([^\W\d_]|ye|go|th|pl)(?:[-\u2014\u2026]|\.{2,3}) ?(?=\1)")
+
 _LETTERS = {
     "hesitations": "h",
     "openings": "f",
@@ -36,10 +39,15 @@ _LETTERS = {
     "cores": "c",
     "own": "v",
     "own_stop": "w",
+    "restated": "w",
+    "address": "a",
+    "reasons": "r",
+    "departures": "r",
     "addressed": "d",
 }
 _ITEM = "(?:[lp]{0,2}c(?:&?[lp]?w)?|[lp]{0,2}(?:v|d(?=[ep]*$)))"
-_APPROVAL = re.compile(rf"f{{0,2}}[opt]{{0,3}}{_ITEM}(?:[&ot]?{_ITEM}){{0,3}}(?:[ept]{{0,2}}|p?s[pt]?)")
+_END = "(?:[ept]{0,2}[ra]?t?|p?s[pt]?)"
+_APPROVAL = re.compile(rf"f{{0,2}}[opta]{{0,4}}{_ITEM}(?:[&ota]?f?{_ITEM}){{0,3}}{_END}")
 """A pattern of these letters. A core consents, or the tool's own verb with its object; a verb that also
 refuses ("cancel it") counts only after a core. After the recipient of a text the words may be dictated: "text
 her yes"."""
@@ -51,10 +59,10 @@ class Question:
 
     ``action`` describes the call, ``brief`` does so in later attempts. ``action_words`` are the words of the
     description, ``values`` the words of short string arguments, which may be dictated text or a name.
-    ``addressed``: words for the recipient. ``verb`` is the tool's verb; ``objects`` matches it with its
-    object. ``repeat`` must be repeated at high risk and is empty otherwise. ``for_session``: whether the
-    session scope may be granted. ``by_voice`` is False where only a tap may approve. ``asker`` is the
-    untrusted MCP server whose tool it is, which is named first.
+    ``addressed``: words for the recipient. ``dictated``: whether the call holds a text. ``verb`` is the
+    tool's verb; ``objects`` matches it with its object. ``repeat`` must be repeated at high risk and is empty
+    otherwise. ``for_session``: whether the session scope may be granted. ``by_voice`` is False where only a
+    tap may approve. ``asker`` is the untrusted MCP server whose tool it is, which is named first.
     """
 
     risk: Literal["medium", "high"]
@@ -65,6 +73,7 @@ class Question:
     action_words: frozenset[str] = frozenset()
     values: frozenset[str] = frozenset()
     addressed: frozenset[str] = frozenset()
+    dictated: bool = False
     repeat: str = ""
     for_session: bool = False
     irreversible: bool = False
@@ -84,7 +93,7 @@ def classify_answer(utterance: str, question: Question) -> Answer:
     lang = load_vocabulary(question.locale)
     if lang is None:
         return Answer("unclear", "once", _printable(text[:MAX_CHARS]))
-    tokens, words = lang.words(text[:MAX_CHARS]), _printable(text[:MAX_CHARS])
+    tokens, words = _fluent(text[:MAX_CHARS], lang), _printable(text[:MAX_CHARS])
     short = len(text) <= MAX_CHARS and len(tokens) <= MAX_WORDS
     # A long utterance is not an answer, although it may contain a yes.
     scope = _approves(tokens, question, lang) if short else None
@@ -99,6 +108,13 @@ def classify_answer(utterance: str, question: Question) -> Answer:
     return Answer("other" if _is_request(tokens, question, lang) else "unclear", "once", words)
 
 
+def _fluent(text: str, lang: Vocabulary) -> Words:
+    # "Y-yes" is "yes", and "I, I want" is "I want".
+    words = lang.words(_STUTTER.sub("", text))
+    pairs, repeats = zip(words, ("", *words), strict=False), lang.sets["stammered"]
+    return tuple(word for word, last in pairs if word != last or word not in repeats)
+
+
 def _printable(text: str) -> str:
     printable = (c if c.isspace() or unicodedata.category(c)[0] != "C" else "" for c in text)
     return " ".join("".join(printable).split())
@@ -106,10 +122,10 @@ def _printable(text: str) -> str:
 
 def _approves(words: Words, question: Question, lang: Vocabulary) -> Literal["once", "session"] | None:
     # "For this session" is the widest scope that voice grants.
-    letters, start = "", 0
+    letters, start, strong = "", 0, False
     stems = {word[:_STEM] for word in question.action_words if len(word) >= _STEM}
     while start < len(words):
-        own_match = question.objects.match(" ".join(words[start:]) + " ")
+        own_match = _longest(question.objects, words[start:])
         phrase = phrase_at(words, start, lang.consent)
         length = own_match.group().count(" ") if own_match else 0
         if not max(length, len(phrase)):
@@ -117,21 +133,42 @@ def _approves(words: Words, question: Question, lang: Vocabulary) -> Literal["on
         kind = own_match.lastgroup if own_match and length >= len(phrase) else lang.consent[phrase]
         if kind == "own" and words[start + length - 1] in question.addressed:
             kind = "addressed"
+        letter = _LETTERS[kind or ""]
+        if letter in "ra" and not _fits(kind or "", phrase, letters[-1:] if strong else "", question, lang):
+            return None
+        strong = strong or length > 0 or len(phrase) > 1
         # It may end in a value ("yes, you may" with the guest May); a plain "yes" is always an answer.
         last = phrase[-1:]
         if kind == "cores" and question.values & {*last} and lang.consent.get(last) != "cores":
             return None
         # "Approved" may be the folder in question, and "approve the draft" the draft of an approval.
         if kind == "cores" or length >= len(phrase):
-            consent_words = {words[start], *(phrase if kind == "cores" else ())} - {question.verb}
+            consent_words = {*phrase} if kind == "cores" else {words[start]} & lang.sets["assents"]
+            consent_words -= {question.verb}
             if stems & {word[:_STEM] for word in consent_words if len(word) >= _STEM}:
                 return None
-        letters += _LETTERS[kind or ""]
+        letters += letter
         start += max(length, len(phrase))
     # It ends in a hesitation: the sentence goes on.
     if letters.endswith("h") or not _APPROVAL.fullmatch(letters.replace("h", "")):
         return None
     return "session" if "s" in letters else "once"
+
+
+def _fits(kind: str, phrase: Words, before: str, question: Question, lang: Vocabulary) -> bool:
+    # A reason could belong to a dictated text, and "call her, mate" may name another person.
+    if not before or (question.values | question.action_words) & {*phrase} - lang.sets["neutral"]:
+        return False
+    if kind == "address":
+        return before not in "vwd" or (before == "v" and question.verb not in {"", *lang.sets["personal"]})
+    return not question.dictated and (kind == "reasons" or question.verb in lang.sets["removing"])
+
+
+def _longest(pattern: re.Pattern[str], words: Words) -> re.Match[str] | None:
+    # The alternatives overlap: "add it on" begins "add it on Thursday".
+    text = " ".join(words) + " "
+    ends = (end + 1 for end in range(len(text) - 1, 0, -1) if text[end] == " ")
+    return next(filter(None, (pattern.fullmatch(text, 0, end) for end in ends)), None)
 
 
 def _repeats(words: Words, question: Question, lang: Vocabulary) -> bool:

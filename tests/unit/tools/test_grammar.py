@@ -127,6 +127,42 @@ def test_a_consent_that_ends_in_a_value_is_unclear() -> None:
     assert kind("Yes, you may.", ask("event.create", {"guest": "May"})) == "unclear"
 
 
+@pytest.mark.parametrize("text", ["Y-yes, yes.", "D-delete it.", "Yes, I, I want that.", "Yes... yes."])
+def test_a_stutter_is_left_out(text: str) -> None:
+    assert kind(text) == "allow"
+
+
+@pytest.mark.parametrize("text", ["Y-yesterday.", "N-no, don't.", "Y- no."])
+def test_a_word_after_a_stutter_keeps_its_meaning(text: str) -> None:
+    assert kind(text) != "allow"
+
+
+@pytest.mark.parametrize("reason", ["my hands are full", "because I'm in a hurry", "I don't need it anymore"])
+def test_a_reason_follows_more_than_a_bare_yes(reason: str) -> None:
+    assert kind(f"Yes please, {reason}.") == kind(f"Yes, delete it, {reason}.") == "allow"
+    for text in (
+        f"Yes, {reason}.",
+        f"{reason}.",
+        f"Yes please, {reason} until ten.",
+        f"Yes please, not {reason}.",
+    ):
+        assert kind(text) != "allow", text
+    # It could belong to the text of the message.
+    assert kind(f"Yes, send it, {reason}.", SEND) == "unclear"
+
+
+def test_a_reason_with_a_word_of_the_question_is_unclear() -> None:
+    assert kind("Yes please, it is cold.") == "allow"
+    assert kind("Yes please, it is cold.", ask("delete_file", {"path": "cold"})) == "unclear"
+
+
+def test_an_address_counts_after_more_than_a_bare_yes_and_after_no_verb_for_people() -> None:
+    assert kind("Yes please, sir.") == kind("Delete it, mate.") == "allow"
+    call = ask("phone.call", {"contact": "Grace"})
+    for text in ("Yes, boss.", "Yes, call mate.", "Yes, call her, mate."):
+        assert kind(text, call) == "unclear", text
+
+
 # -- scopes
 
 

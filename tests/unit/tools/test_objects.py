@@ -43,6 +43,38 @@ def test_an_object_is_a_pronoun_or_words_of_the_prompt_that_fit_the_call(
     assert kind(text, question) == expected
 
 
+THERMOSTAT = make_question(
+    ToolSpec("climate.set", "", {}, title="Set", spoken="turn the {room} thermostat to {level}"),
+    {"room": "nursery", "level": 24},
+)
+TELL = make_question(
+    ToolSpec("messages.send", "", {}, title="Send message", spoken="tell {to} {text}"),
+    {"to": "Oscar", "text": "do not wait for me"},
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "question", "expected"),
+    [
+        ("Yes, turn the nursery thermostat to 24", THERMOSTAT, "allow"),
+        ("Yes, turn it to 24", THERMOSTAT, "allow"),
+        ("Yes, turn the nursery thermostat to 25", THERMOSTAT, "unclear"),
+        ("Yes, turn the nursery thermostat from 24", THERMOSTAT, "unclear"),
+        ("Yes, turn the thermostat to nursery 24", THERMOSTAT, "unclear"),
+        ("Yes, turn the nursery thermostat up", THERMOSTAT, "unclear"),
+        # What holds a "not" is repeated in full or not at all.
+        ("Yes, tell Oscar do not wait for me", TELL, "allow"),
+        ("Yes, tell Oscar wait for me", TELL, "unclear"),
+        ("Yes, tell Oscar do not", TELL, "unclear"),
+        ("Tell Oscar do not wait for me", TELL, "unclear"),
+        ("Yes, let Oscar know", TELL, "allow"),
+        ("Yes, let Anna know", TELL, "unclear"),
+    ],
+)
+def test_a_consent_may_repeat_the_phrases_of_the_prompt(text: str, question: Question, expected: str) -> None:
+    assert kind(text, question) == expected
+
+
 @pytest.mark.parametrize(
     "value", ["tomorrow", "no", "not", "if", "wait", "later", "do not", "said", "yes but", "me", "Friday"]
 )
