@@ -265,6 +265,25 @@ async def test_the_cancellation_of_an_unknown_or_finished_call_is_ignored() -> N
     assert "tool.cancelled" not in server.types_heard()
 
 
+async def test_a_cancellation_is_sent_again_until_a_later_event_is_acknowledged() -> None:
+    async def first(peer: Peer) -> None:
+        await peer.send("tool.cancel", {"callId": "call_evt_late", "reason": "timeout"})
+        await peer.call("notes.add", {}, "evt_late")
+        await cancellation(peer)
+
+    async def second(peer: Peer) -> None:
+        await cancellation(peer)
+        await peer.ask("notes.add", {})
+        await peer.send("event.ack", {"eventIds": [of_calls(peer.server)[-1]["id"]]})
+        await peer.arrived()
+
+    capabilities = ("resume", "cancel")
+    parts = (first, second, Peer.arrived)
+    server = await conversation(*parts, capabilities=capabilities, handlers={"notes.add": ignore})
+    ids = [event["id"] for event in of_calls(server) if event["type"] == "tool.cancelled"]
+    assert len(ids) == 2 and ids[0] == ids[1]
+
+
 async def test_reports_after_the_end_of_a_call_are_ignored() -> None:
     async def part(peer: Peer) -> None:
         await peer.ask("notes.add", {})

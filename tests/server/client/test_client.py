@@ -49,21 +49,6 @@ async def test_a_plain_turn_ends_with_idle_and_keeps_its_events_in_order() -> No
     assert client.state == "idle"
 
 
-async def test_every_ui_call_is_acknowledged_once_and_in_order() -> None:
-    async with scripted_server() as server, connect(server.url) as client:
-        await (await client.say("hello")).wait(LIMIT_S)
-    results = [event["payload"] for event in server.heard if event["type"] == "tool.result"]
-    assert [json.loads(result["result"]) for result in results] == [
-        {"ok": True},
-        {"ok": True},
-        {"ok": True},
-        {"ok": True},
-        {"spoken": True},
-        {"ok": True},
-    ]
-    assert len({result["callId"] for result in results}) == 6
-
-
 async def test_session_start_contains_the_options() -> None:
     declared = [{"name": "notes.add", "inputSchema": {"type": "object"}}]
     async with scripted_server() as server:
