@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
-import json
 import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import structlog
@@ -27,7 +26,6 @@ from conductor.plugins.mcp.streams import MAX_MESSAGE_BYTES
 from conductor.tools.addresses import is_local
 from conductor.tools.base import ToolSpec
 from conductor.tools.redaction import Redactor
-from conductor.tools.schema import SchemaError, read_schema
 
 if TYPE_CHECKING:
     from httpx2 import Auth
@@ -103,7 +101,6 @@ class McpConnection:
         self._stopped = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._last_error = ""
-        self._outputs: dict[str, Any] = {}
         self.warnings: list[str] = []
         self.asks: list[Ask] = []
 
@@ -280,26 +277,12 @@ class McpConnection:
             cursors.add(cursor)
         # In a thread: compiling the schemas of a hundred tools would block the event loop.
         specs, more = await asyncio.to_thread(make_specs, self.config, tools[:MAX_LISTED])
-        self._outputs = {tool.name: tool.output_schema for tool in tools}
         warnings += more
         if warnings != self.warnings:
             self.warnings = warnings
             for warning in warnings[:20]:
                 log.warning("mcp tool list incomplete", server=self.config.name, problem=warning)
         self._set("ready", "", specs)
-
-    def fits(self, tool: str, result: CallToolResult) -> bool:
-        """Tell whether a result fits the output schema of its tool, if both can be checked."""
-        schema = self._outputs.get(tool)
-        if isinstance(schema, dict):  # compiled at the first result
-            schema = None
-            with suppress(SchemaError):
-                schema = read_schema(self._outputs[tool])
-            self._outputs[tool] = schema
-        if schema is None or result.is_error:
-            return True
-        content = result.structured_content
-        return not schema.allows(json.dumps(content)) or schema.is_valid(content)
 
     def _set(self, state: McpState, problem: str, specs: tuple[ToolSpec, ...]) -> None:
         changed = state != self.state or specs != self.specs

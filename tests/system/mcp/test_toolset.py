@@ -128,11 +128,7 @@ async def test_results_of_every_kind_become_observations(monkeypatch: pytest.Mon
             "inside",
         ]
         assert (await host.call("s.right")).data == {"n": 1}
-        wrong = await host.call("s.wrong")
-        assert wrong.error_type == "parse_error" and "not match its output schema" in (
-            wrong.error_message or ""
-        )
-        assert wrong.data == "n is one"
+        assert (await host.call("s.wrong")).success  # results are not checked against an output schema
         assert (await host.call("s.picture")).data == {
             "image": "[base64, 3 bytes, not shown]",
             "more": ["[base64, 8,250 bytes, not shown]", "[base64, 8,266 bytes, not shown]"],
@@ -246,8 +242,7 @@ async def test_hostile_lists_and_patterns_do_not_block() -> None:
         async with use(*configs, ready="endless.echo") as host:
             await host.until(lambda names: "bad.greedy" in names)
             # Python's own regular expressions would take years for this result.
-            outcome = await host.call("bad.greedy")
-            assert outcome.error_type == "parse_error"
+            assert (await host.call("bad.greedy")).success
 
 
 async def test_over_http_with_headers_and_another_set_of_servers_after_a_reload() -> None:
