@@ -1,19 +1,18 @@
-"""The tool ``get_file_tree``: folders and files as a tree, within limits."""
+"""The tool ``get_file_tree``: the paths of folders and files, within limits."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from conductor.plugins.tools.definitions import argument, definition
-from conductor.plugins.tools.sandbox import CancelFlag, Files, SandboxPath, printable
-from conductor.plugins.tools.walk import MARKS, Chain, Kind, Walk, is_everything
+from conductor.plugins.tools.sandbox import CancelFlag, Files, SandboxPath
+from conductor.plugins.tools.walk import MARKS, Kind, Walk, is_everything
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
 
 # Levels of a tree, and its entries.
@@ -29,8 +28,8 @@ class FileTree:
 
     spec = definition(
         "get_file_tree",
-        "List files and folders as an indented tree; folders end in /. Files that .gitignore names are "
-        "left out. It says when not everything is shown: then ask for a folder by its path.",
+        "List files and folders by their paths; folders end in /. Files that .gitignore names are left "
+        "out. It says when not everything is shown: then ask for a folder by its path.",
         {
             "path": argument(
                 "string", "Folder to list, for example src. Leave it out for everything.", maxLength=4096
@@ -52,92 +51,61 @@ class FileTree:
         self._files = files
 
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
-        """Answer with ``path, tree, folders, files, links, special, ignored, complete``.
+        """Answer with ``tree, folders, files, links, special, ignored, complete``.
 
-        Folders come first, then the other entries, each by name. If not everything fits, the levels nearest
-        to the top are shown; ``…`` stands for the missing entries, and the outcome's notes give the reason.
+        The levels nearest to the top come first; of a folder its folders, then the other entries, each by
+        name. If not everything fits, the outcome's notes give the reason.
         """
-        path, depth = arguments.get("path") or "", arguments.get("depth", MAX_DEPTH)
+        path = arguments.get("path") or ""
 
         def work(stop: CancelFlag) -> ToolOutcome:
-            roots = self._files.roots
             tree = _Tree(self._files, stop, BUDGET_S)
-            tree.has_details = bool(arguments.get("details"))
-            if is_everything(path) and len(roots.all) > 1:
-                return tree.of_roots(depth)
-            return self._files.first(
-                "." if is_everything(path) else path, lambda location: tree.below(location, depth)
-            )
+            depth, details = arguments.get("depth", MAX_DEPTH), bool(arguments.get("details"))
+            if is_everything(path) and len(self._files.roots.all) > 1:
+                for root in self._files.roots.all:
+                    try:
+                        tree.add_below(SandboxPath(root, ()), depth, details)
+                    except OSError:
+                        tree.cut(f"The folder {root.label!r} is not available now.")
+            else:
+                place = "." if is_everything(path) else path
+                self._files.first(place, lambda location: tree.add_below(location, depth, details))
+            return tree.outcome()
 
         return await self._files.run(work, walk=True)
 
 
-@dataclass(slots=True)
-class _Node:
-    """A line of a tree. ``omission`` stands for missing children."""
-
-    location: SandboxPath
-    text: str = ""
-    kind: Kind = "folder"
-    level: int = 0
-    above: Chain | None = None
-    children: list[_Node] = field(default_factory=list)
-    omission: str = ""
-
-    @property
-    def line(self) -> str:
-        """The text without its children."""
-        omission = f" {self.omission}" if self.omission and not self.children else ""
-        return f"{' ' * (self.level - 1)}{self.text}{omission}\n"
-
-    def lines(self) -> Iterator[str]:
-        """Return the lines of the children and of the levels below them."""
-        for child in self.children:
-            yield child.line
-            yield from child.lines()
-        if self.children and self.omission:
-            yield f"{' ' * self.level}{self.omission}\n"
-
-
 class _Tree(Walk):
-    has_details = False
+    def __init__(self, files: Files, stop: CancelFlag, seconds: float) -> None:
+        super().__init__(files, stop, seconds)
+        self._counts: Counter[Kind] = Counter()
+        self._lines: list[str] = []
+        self._text_left = MAX_TEXT_BYTES
 
-    def of_roots(self, depth: int) -> ToolOutcome:
-        roots = self.files.roots.all
-        top = _Node(SandboxPath(roots[0], ()))
-        top.children = [_Node(SandboxPath(root, ()), f"{root.label}/", level=1) for root in roots]
-        return self._grown(top, ".", top.children, depth)
-
-    def below(self, location: SandboxPath, depth: int) -> ToolOutcome:
-        top = _Node(location)
-        return self._grown(top, self.files.roots.path_of(location), [top], depth)
+    def add_below(self, top: SandboxPath, depth: int, details: bool) -> None:
+        """Add the entries below a folder. Raises `OSError` if it cannot be opened."""
+        for folder, kind, entry in self.entries_below(top, depth):
+            if self.full():
+                return
+            line = f"{self.files.roots.path_of(entry)}{MARKS[kind]}"
+            line += _details(folder, entry.name, kind) if details else ""
+            # As JSON, as the limit of an observation is counted.
+            self._text_left -= len(msgspec.json.encode(line))
+            if self._text_left >= 0:
+                self._counts[kind] += 1
+                self._lines.append(line)
 
     def reached_limit(self) -> str:
-        if self._counts.total() >= MAX_ENTRIES:
+        if len(self._lines) >= MAX_ENTRIES:
             return f"Only {MAX_ENTRIES:,} entries are shown."
         return "The entries do not all fit in one result." if self._text_left <= 0 else ""
 
-    def _grown(self, top: _Node, path: str, nodes: list[_Node], depth: int) -> ToolOutcome:
-        self._counts = Counter[Kind](child.kind for child in top.children)
-        self._text_left = MAX_TEXT_BYTES
-        # Breadth first: the levels nearest to the top are shown if not everything fits.
-        queue = deque(nodes)
-        while queue:
-            node = queue.popleft()
-            if node.level >= depth:
-                node.omission = "…"
-                self.cut(f"Only {depth} level{'s are' if depth > 1 else ' is'} shown.")
-            elif self.full() or self.scanned_all:
-                node.omission = "…"
-                self.complete = False
-            else:
-                self._list(node)
-                queue.extend(child for child in node.children if child.kind == "folder")
+    def outcome(self) -> ToolOutcome:
+        """Make the outcome."""
         counts = self._counts
         return succeeded(
             {
-                "path": path,
-                "tree": "".join(top.lines()).rstrip("\n") or top.omission,
+                "tree": "\n".join(self._lines),
                 "folders": counts["folder"],
                 "files": counts["file"],
                 "links": counts["link"],
@@ -147,29 +115,6 @@ class _Tree(Walk):
             },
             notes=self.notes,
         )
-
-    def _list(self, node: _Node) -> None:
-        try:
-            with self.listing(node.location, node.above) as listing:
-                for kind, name, location in listing.entries:
-                    if self.full():
-                        node.omission = "…"
-                        return
-                    text = f"{printable(name)}{MARKS[kind]}" + (
-                        _details(listing.folder, name, kind) if self.has_details else ""
-                    )
-                    child = _Node(location, text, kind, node.level + 1, listing.chain)
-                    # As JSON, as the limit of an observation is counted; a folder may get a mark.
-                    self._text_left -= len(msgspec.json.encode(child.line)) + (4 if kind == "folder" else 0)
-                    self._counts[kind] += 1
-                    node.children.append(child)
-        except OSError:  # no permission; removed or replaced during the walk
-            if node.level == 0:
-                raise
-            node.omission = "(cannot be read)"
-            self.cut("Some folders could not be read.")
-        if self.scanned_all:
-            node.omission = node.omission or "…"
 
 
 def _details(folder: int, name: str, kind: Kind) -> str:

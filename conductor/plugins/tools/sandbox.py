@@ -321,8 +321,8 @@ class Files:
         except ToolFailure:
             return None  # the call will be refused
         for location in locations:
-            if kind := secret_kind((*location.root.parts, *location.parts)):
-                return f"{self.roots.path_of(location)} may hold {kind}"
+            if may_hold_secrets((*location.root.parts, *location.parts)):
+                return f"{self.roots.path_of(location)} may hold secrets"
         return None
 
 
@@ -356,59 +356,48 @@ def described(error: OSError, path: str) -> ToolFailure:
     return ToolFailure(kind, f"{quoted(path)} {words}.")
 
 
-_SECRET_FOLDERS: Mapping[str, str] = {
-    ".ssh": "SSH keys",
-    ".gnupg": "private keys",
-    ".aws": "cloud credentials",
-    ".azure": "cloud credentials",
-    "gcloud": "cloud credentials",
-    ".kube": "cluster credentials",
-    ".docker": "registry credentials",
-    ".password store": "passwords",
-    ".git": "repository credentials and hooks",
-}
-_SECRET_FILES: Mapping[str, tuple[str, ...]] = {
-    "environment secrets": ("env", "envrc", "dotenv"),
-    "a private key": (
-        *("key", "keys", "pem", "p12", "pfx", "p8", "ppk", "jks", "keystore", "keytab", "keychain", "kdbx"),
-        *("gpg", "rsa", "dsa", "ecdsa", "ed25519", "apikey", "wallet dat"),
-    ),
-    "credentials": (
-        *("credential", "credentials", "secret", "secrets", "token", "tokens", "password", "passwords"),
-        *("passwd", "htpasswd", "pgpass", "shadow", "netrc", "npmrc", "yarnrc", "pypirc", "boto", "s3cfg"),
-        *("rclone", "dockercfg", "gitconfig", "kubeconfig", "kube config", "docker config", "aws config"),
-        *("tfvars", "tfstate", "my cnf", "wp config", "auth json", "logins json", "hosts yml"),
-        *("cookies sqlite", "service account", "google services", "gradle properties", "database yml"),
-    ),
-}
-"""Kind -> words in the name of such a file."""
+_SECRET_FOLDERS = (
+    ".ssh",
+    ".gnupg",
+    ".aws",
+    ".azure",
+    "gcloud",
+    ".kube",
+    ".docker",
+    ".password store",
+    ".git",
+)
+_SECRET_FILES = (
+    *("env", "envrc", "dotenv", "key", "keys", "pem", "p12", "pfx", "p8", "ppk", "jks", "keystore", "keytab"),
+    *("keychain", "kdbx", "gpg", "rsa", "dsa", "ecdsa", "ed25519", "apikey", "wallet dat", "credential"),
+    *("credentials", "secret", "secrets", "token", "tokens", "password", "passwords", "passwd", "htpasswd"),
+    *("pgpass", "shadow", "netrc", "npmrc", "yarnrc", "pypirc", "boto", "s3cfg", "rclone", "dockercfg"),
+    *("gitconfig", "kubeconfig", "kube config", "docker config", "aws config", "tfvars", "tfstate", "my cnf"),
+    *("wp config", "auth json", "logins json", "hosts yml", "cookies sqlite", "service account"),
+    *("google services", "gradle properties", "database yml"),
+)
+"""Words in the names of such folders and files."""
 _ORDINARY_IN_CODE = frozenset(("env", "key", "keys", "token", "tokens", "password", "passwords"))
 _CODE = frozenset(
     ("py pyi js jsx mjs cjs ts tsx go rs java kt swift c h cc cpp hpp cs rb css scss html vue svelte").split()
 )
 
 
-def secret_kind(parts: tuple[str, ...]) -> str | None:
-    """Return the kind of secret that a path may contain by its names, or None.
+def may_hold_secrets(parts: tuple[str, ...]) -> bool:
+    """Return whether a path may hold secrets, by its names.
 
     Names are compared by their words, so that copies and backups count: ``.netrc.bak``, ``key.txt``,
     ``id_rsa (1)``. Case and invisible characters are ignored, as some file systems ignore them.
     """
-    for words in map(_words, parts):
-        for name, kind in _SECRET_FOLDERS.items():
-            if f" {name} " in words:
-                return kind
+    if any(f" {name} " in words for words in map(_words, parts) for name in _SECRET_FOLDERS):
+        return True
     file = parts[-1] if parts else ""
     is_code = file.rpartition(".")[2].casefold() in _CODE
     words = _words(file)
-    if words.startswith(" .") and " history " in words:
-        return "typed commands"
+    if words.startswith(" .") and " history " in words:  # typed commands
+        return True
     words = words.replace(".", "")
-    for kind, names in _SECRET_FILES.items():
-        for name in names:
-            if f" {name} " in words and not (is_code and name in _ORDINARY_IN_CODE):
-                return kind
-    return None
+    return any(f" {name} " in words and not (is_code and name in _ORDINARY_IN_CODE) for name in _SECRET_FILES)
 
 
 def _words(name: str) -> str:

@@ -11,7 +11,7 @@ import msgspec
 from conductor.plugins.tools import gitignore
 from conductor.plugins.tools.definitions import ToolFailure, argument, definition
 from conductor.plugins.tools.read_file import read_bytes
-from conductor.plugins.tools.sandbox import CancelFlag, Files, SandboxPath, printable, secret_kind
+from conductor.plugins.tools.sandbox import CancelFlag, Files, SandboxPath, may_hold_secrets, printable
 from conductor.plugins.tools.walk import Walk, is_everything
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
 from conductor.tools.schema import MAX_PATTERN_CHARS, SchemaError, linear_search
@@ -119,7 +119,7 @@ class _Search(Walk):
     def _search_file(self, location: SandboxPath) -> None:
         if self.full():
             return
-        if secret_kind((*location.root.parts, *location.parts)):
+        if may_hold_secrets((*location.root.parts, *location.parts)):
             self._skipped["may hold secrets"] += 1
             return
         try:

@@ -7,11 +7,10 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from conductor.plugins.tools import gitignore
-from conductor.plugins.tools.sandbox import CancelFlag, Files, SandboxPath, open_file, open_folder
+from conductor.plugins.tools.sandbox import MAX_PARTS, CancelFlag, Files, SandboxPath, open_file, open_folder
 
 # Names scanned in one call; names sorted at once.
 MAX_SCANNED = 200_000
@@ -22,17 +21,6 @@ MARKS: Mapping[Kind, str] = {"folder": "/", "file": "", "link": " (link)", "othe
 
 Chain: TypeAlias = tuple[tuple[int, tuple[gitignore.IgnoreRule, ...]], ...]
 """The rules that hold in a folder, from its root down, each with the number of parts of its own folder."""
-
-
-class Listing(NamedTuple):
-    """An open folder, its rules, and the kind, name and path of each entry that they do not ignore.
-
-    Folders come first, then the other entries, each by name.
-    """
-
-    folder: int
-    chain: Chain
-    entries: Iterator[tuple[Kind, str, SandboxPath]]
 
 
 class Walk:
@@ -84,46 +72,44 @@ class Walk:
         count = self._unused_rules
         return (*self._notes, *([f"{count:,} lines of .gitignore files could not be used."] if count else ()))
 
-    @contextmanager
-    def listing(self, location: SandboxPath, above: Chain | None = None) -> Iterator[Listing]:
-        """Open a folder; ``above`` are the rules of the folders that contain it. Raises `OSError`.
+    def entries_below(
+        self, top: SandboxPath, depth: int = MAX_PARTS
+    ) -> Iterator[tuple[int, Kind, SandboxPath]]:
+        """Walk ``depth`` levels from a folder down, nearest first; yield each entry with its open folder.
 
-        Without ``above`` they are read; if they ignore the folder itself, no rules hold in it.
+        Of a folder its folders come first, then the other entries, each by name. Raises `OSError` for
+        ``top``; an unreadable folder below it becomes a note. If rules ignore ``top``, none hold in it.
         """
-        chain = self._rules_above(location) if above is None else above
-        with open_folder(location) as folder:
-            chain = self._add_rules(location, chain)
-            yield Listing(folder, chain, self._entries(location, chain, self._scan(folder)))
-
-    def files_below(self, top: SandboxPath) -> Iterator[tuple[int, SandboxPath]]:
-        """Walk from a folder down, nearest first, and yield each file with its open folder.
-
-        Raises `OSError` for ``top``; an unreadable folder below it becomes a note.
-        """
-        queue: deque[tuple[SandboxPath, Chain | None]] = deque([(top, None)])
+        queue: deque[tuple[SandboxPath, Chain]] = deque([(top, self._rules_above(top))])
         while queue and not self.full():
             location, above = queue.popleft()
             try:
-                with self.listing(location, above) as (folder, chain, entries):
-                    for kind, _, child in entries:
-                        if kind == "folder":
+                with open_folder(location) as folder:
+                    chain = self._add_rules(location, above)
+                    for kind, child in self._entries(location, chain, self._scan(folder)):
+                        yield folder, kind, child
+                        if kind == "folder" and len(child.parts) - len(top.parts) < depth:
                             queue.append((child, chain))
-                        elif kind == "file":
-                            yield folder, child
+                        elif kind == "folder":
+                            self.cut(f"Only {depth} level{'s are' if depth > 1 else ' is'} shown.")
             except OSError:  # no permission; removed or replaced during the walk
                 if location is top:
                     raise
                 self.cut("Some folders could not be read.")
 
+    def files_below(self, top: SandboxPath) -> Iterator[tuple[int, SandboxPath]]:
+        """Yield the files of `entries_below`."""
+        return ((folder, entry) for folder, kind, entry in self.entries_below(top) if kind == "file")
+
     def _entries(
         self, location: SandboxPath, chain: Chain, runs: list[list[tuple[bool, str, Kind]]]
-    ) -> Iterator[tuple[Kind, str, SandboxPath]]:
+    ) -> Iterator[tuple[Kind, SandboxPath]]:
         for _, name, kind in heapq.merge(*runs):
             child = SandboxPath(location.root, (*location.parts, name))
             if _ignored(chain, child, kind == "folder"):
                 self.ignored += 1
             else:
-                yield kind, name, child
+                yield kind, child
 
     def _scan(self, folder: int) -> list[list[tuple[bool, str, Kind]]]:
         # Sorted runs of names, folders first: sorting a very large list holds the interpreter lock.

@@ -21,10 +21,10 @@ from conductor.plugins.tools.sandbox import (
     SandboxPath,
     check_regular,
     described,
+    may_hold_secrets,
     open_folder,
     printable,
     quoted,
-    secret_kind,
 )
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
 
@@ -97,7 +97,7 @@ class CreateFile:
 
 
 def _create(location: SandboxPath, data: bytes, parents: bool, stop: CancelFlag) -> int:
-    mode = 0o600 if secret_kind(location.parts) else 0o644  # the umask may remove more
+    mode = 0o600 if may_hold_secrets(location.parts) else 0o644  # the umask may remove more
     created: list[SandboxPath] = []
     try:
         for length in range(1, len(location.parts) if parents else 0):
@@ -269,9 +269,8 @@ def _head(lines: Iterator[str]) -> list[str]:
 
 def _difference(location: SandboxPath, path: str, old: bytes, new: str) -> str:
     summary = f"Would replace {path!r}, {len(old):,} bytes, by {_size(new)}."
-    kind = secret_kind((*location.root.parts, *location.parts))
-    if kind:
-        return f"{summary} The difference is not shown: it may hold {kind}."
+    if may_hold_secrets((*location.root.parts, *location.parts)):
+        return f"{summary} The difference is not shown: it may hold secrets."
     before, after = old.decode(errors="replace").splitlines(), new.splitlines()
     if max(len(before), len(after)) > MAX_COMPARED_LINES:
         return f"{summary} The texts are too long to be compared."

@@ -169,7 +169,7 @@ async def test_after_a_lasting_grant_only_a_file_that_may_hold_secrets_asks(
         assert len(cards(phone)) == 1
         assert results_of(claude.requests[-1])[0]["data"]["text"] == "and bread"
         request = await ask_deciding(phone, "read the environment", "deny")
-        assert any("environment secrets" in reason for reason in request["payload"]["reasons"])
+        assert any("may hold secrets" in reason for reason in request["payload"]["reasons"])
         assert results_of(claude.requests[-1])[0]["error_type"] == "permission_denied"
         await phone.ask("read the rules")
         assert results_of(claude.requests[-1])[0]["success"] is False

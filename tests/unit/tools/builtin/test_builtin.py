@@ -54,7 +54,7 @@ async def test_file_tools_ask_for_secrets_and_preview_changes(tmp_path: Path) ->
     for name in ("read_file", "create_file", "write_file"):
         sensitive = specs[name].sensitive
         assert sensitive is not None
-        assert sensitive({"path": ".git/config"}) == ".git/config may hold repository credentials and hooks"
+        assert sensitive({"path": ".git/config"}) == ".git/config may hold secrets"
         assert sensitive({"path": "notes.txt"}) is None
     for name in ("create_file", "write_file"):
         preview = specs[name].preview

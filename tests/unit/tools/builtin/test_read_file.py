@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conductor.plugins.tools.read_file import MAX_TEXT_BYTES, ReadFile, cut
-from conductor.plugins.tools.sandbox import CancelFlag, Files, Roots, secret_kind
+from conductor.plugins.tools.sandbox import CancelFlag, Files, Roots, may_hold_secrets
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
 
 CONTEXT = CallContext("s", "c")
@@ -178,7 +178,7 @@ def test_a_file_that_may_hold_secrets_needs_consent(root: Path, path: str) -> No
         reason = tool.sensitive({"path": spelling}) or ""
         assert " may hold " in reason and str(root.parent) not in reason
     tool = ReadFile(Files(Roots([root / ".ssh" / "more"])))
-    assert tool.sensitive({"path": "notes"}) == "notes may hold SSH keys"
+    assert tool.sensitive({"path": "notes"}) == "notes may hold secrets"
 
 
 @pytest.mark.parametrize("path", [*ORDINARY.replace("\n", "|").split("|"), 3])
@@ -188,4 +188,4 @@ def test_other_files_need_no_consent(root: Path, path: str) -> None:
 
 @given(st.lists(st.text(max_size=20), max_size=4).map(tuple))
 def test_no_name_raises(parts: tuple[str, ...]) -> None:
-    assert secret_kind(parts) is None or secret_kind(parts)
+    assert may_hold_secrets(parts) in (True, False)

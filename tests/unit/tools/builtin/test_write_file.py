@@ -132,7 +132,7 @@ async def test_a_preview_is_bounded(root: Path) -> None:
 async def test_a_preview_shows_no_secret_and_no_file_outside(root: Path) -> None:
     (root / ".env").write_text("PASSWORD=heron\n")
     text = await preview(root, ".env")
-    assert "heron" not in text and text.endswith("it may hold environment secrets.")
+    assert "heron" not in text and text.endswith("it may hold secrets.")
     (root / "link").symlink_to("/etc/passwd")
     assert "links are not followed" in await preview(root, "link")
     assert "outside the allowed folders" in await preview(root, "/etc/passwd")
