@@ -16,13 +16,13 @@ from conductor.conversation.phrases import FAILURES
 from conductor.conversation.services import Services
 from conductor.entry_points import ENDPOINTS, plugins
 from conductor.models.base import ModelProvider
+from conductor.models.budget import Amount, DailyBudget
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import load_profiles
 from conductor.models.registry import make_router
 from conductor.observers.tracing import make_tracer
 from conductor.observers.turns import SessionMetrics, TurnObservers
 from conductor.prompts import identify, load_system_prompt
-from conductor.rate_limit import DailyBudget
 from conductor.reload import make_authenticator, reload, watch_policies
 from conductor.server.api_keys import make_api_keys
 from conductor.server.listener import Listener
@@ -31,6 +31,7 @@ from conductor.server.page import make_page
 from conductor.server.terminal import Terminal
 from conductor.server.workers import Worker
 from conductor.settings import Settings
+from conductor.stores.base import SessionLog
 from conductor.stores.health import HealthCheckedStore
 from conductor.stores.registry import make_store, open_store
 from conductor.tools.audit import AuditLog
@@ -88,8 +89,16 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
         observers=observers,
         redactor=make_redactor(settings, toolsets),
         subject_records=SubjectRecords(store),
-        budget=DailyBudget(settings.daily_token_budget) if settings.daily_token_budget else None,
+        budget=_make_budget(settings, store),
     )
+
+
+def _make_budget(settings: Settings, store: SessionLog) -> DailyBudget | None:
+    person = Amount(settings.daily_token_budget, settings.daily_cost_budget)
+    tenant = Amount(settings.tenant_daily_token_budget, settings.tenant_daily_cost_budget)
+    if person == tenant == Amount():
+        return None
+    return DailyBudget(person, tenant, SubjectRecords(store, "$spent"))
 
 
 @asynccontextmanager
@@ -132,6 +141,8 @@ async def running(
         finally:
             # In reverse order of the start: turns end before the model and the store close.
             await listener.stop()
+            if services.budget is not None:
+                await services.budget.aclose()
             await asyncio.to_thread(services.observers.close)
             warming_up.cancel()
             await asyncio.wait([warming_up], timeout=services.limits.close_timeout)

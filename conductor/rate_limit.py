@@ -1,12 +1,10 @@
-"""Token buckets, the queue of expensive work, daily budgets, client addresses and origins, without I/O."""
+"""Token buckets, the queue of expensive work, tenants, client addresses and origins, without I/O."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-import time
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
@@ -15,7 +13,8 @@ STILL_S = 0.5
 
 # The subject of all clients without tokens. Limits by subject do not apply to it.
 ANONYMOUS = "anonymous"
-DAY_S = 86_400
+# The begin of the ids of people whom an identity provider, a proxy or the app's backend names.
+PERSON = "person-"
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -108,33 +107,10 @@ class Admission:
             await asyncio.sleep(0)
 
 
-class DailyBudget:
-    """A daily budget of model tokens for each subject; the day starts at midnight UTC.
-
-    ``now`` returns epoch seconds. Tokens count after a reply, so the last replies may exceed the budget.
-    """
-
-    def __init__(self, tokens: int, now: Callable[[], float] = time.time) -> None:
-        self._tokens = tokens
-        self._now = now
-        self._day = 0
-        self._spent: Counter[str] = Counter()
-
-    def is_spent(self, subject: str) -> bool:
-        """Tell whether a subject has used up today's budget."""
-        return self._today()[subject] >= self._tokens
-
-    def spend(self, subject: str, tokens: int) -> None:
-        """Count used tokens."""
-        self._today()[subject] += tokens
-
-    def _today(self) -> Counter[str]:
-        today = int(self._now() // DAY_S)
-        # A clock that is set back must not reset the budget.
-        if today > self._day:
-            self._day = today
-            self._spent.clear()
-        return self._spent
+def tenant_of(subject: str) -> str:
+    """Give the tenant of a person; empty for one without, such as the person of a static token."""
+    parts = subject.split("-")
+    return f"tenant-{parts[1]}" if len(parts) == 3 and subject.startswith(PERSON) else ""
 
 
 def client_address(peer: str, forwarded: Sequence[str], trusted: Sequence[Network]) -> str | None:
@@ -155,12 +131,20 @@ def client_address(peer: str, forwarded: Sequence[str], trusted: Sequence[Networ
         except ValueError:
             return client
         # On a socket for both families an IPv4 peer is written as IPv6.
-        mapped = getattr(address, "ipv4_mapped", None)
-        address = mapped or address
-        client = str(address)
-        if not any(address in network for network in trusted):
+        client = str(getattr(address, "ipv4_mapped", None) or address)
+        if not is_trusted(client, trusted):
             return client
     return client
+
+
+def is_trusted(address: str, trusted: Sequence[Network]) -> bool:
+    """Tell whether an address is that of a trusted proxy."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return any(ip in network for network in trusted)
 
 
 def origin_allowed(origin: str | None, host: str | None, allowed: Collection[str], *, tokens: bool) -> bool:

@@ -15,11 +15,12 @@ from conductor.errors import SettingsError
 from conductor.models.profiles import load_profiles
 from conductor.models.router import ModelRouter
 from conductor.prompts import identify, load_system_prompt
+from conductor.server.address import check_exposure
 from conductor.server.api_keys import make_api_keys
-from conductor.server.auth import Authenticator
+from conductor.server.auth import Authenticator, Authenticators
 from conductor.server.listener import Listener
 from conductor.server.metrics import make_metrics_endpoint
-from conductor.server.one_time import OneTimeTokens
+from conductor.server.one_time import ONE_TIME
 from conductor.server.page import make_page
 from conductor.settings import Settings
 from conductor.stores.base import SessionLog
@@ -32,16 +33,20 @@ log = structlog.get_logger(__name__)
 
 
 # The settings that a running server takes from an edited ``.env``; the others are those of its start.
-RELOADED = ("auth_tokens", "admin_token", "api_keys")
+RELOADED = ("auth", "auth_tokens", "admin_token", "api_keys")
 
 
-def make_authenticator(settings: Settings, store: SessionLog) -> Authenticator:
-    """Make the authenticator of the settings, with one-time tokens if there is an API that makes them.
-
-    Raises `SettingsError`.
-    """
-    authenticator: Authenticator = choose(AUTH, settings.auth, "AUTH").make(Authenticator, settings)
-    return OneTimeTokens(authenticator, store) if settings.api_keys else authenticator
+def make_authenticator(settings: Settings, store: SessionLog) -> Authenticators:
+    """Make the authenticators of AUTH, in its order. Raises `SettingsError`."""
+    parts = {name: choose(AUTH, name, "AUTH") for name in settings.auth}
+    if ONE_TIME in parts and not settings.api_keys:
+        raise SettingsError("AUTH lists one_time, and one-time tokens need API_KEYS.")
+    return Authenticators(
+        {
+            name: part.make(Authenticator, store if name == ONE_TIME else settings)
+            for name, part in parts.items()
+        }
+    )
 
 
 def reload(
@@ -56,6 +61,8 @@ def reload(
     try:
         edited = settings if read is None else read()
         settings = settings.model_copy(update={name: getattr(edited, name) for name in RELOADED})
+        if former.authenticates:
+            check_exposure(settings, insecure=False)
         admin, api_keys = make_metrics_endpoint(settings), make_api_keys(settings)
         authenticator = make_authenticator(settings, services.store)
         after = _reload_services(settings, services)
@@ -68,6 +75,7 @@ def reload(
     tokens, old_tokens = set(settings.auth_tokens), set(former.auth_tokens)
     changes = {
         "tokens": tokens != old_tokens,
+        "AUTH": settings.auth != former.auth,
         "ADMIN_TOKEN": settings.admin_token != former.admin_token,
         "API_KEYS": settings.api_keys != former.api_keys,
         "prompt": after.system_prompt != before.system_prompt,

@@ -23,16 +23,16 @@ from conductor.commands.banner import REFERRING_FILES
 from conductor.commands.output import Item, fail, ok, warn, write
 from conductor.commands.serve import overrides
 from conductor.commands.tools import started
-from conductor.entry_points import AUTH, NOUNS, Plugin, choose, plugins
+from conductor.entry_points import NOUNS, Plugin, plugins
 from conductor.env_file import ENV_FILE
 from conductor.errors import ModelError, ModelFailure, SettingsError, StoreUnavailable
 from conductor.messages import UserMessage
 from conductor.models.base import ModelProvider, ModelRequest
 from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import make_provider
+from conductor.reload import make_authenticator
 from conductor.server.address import check_exposure, reserve
 from conductor.server.api_keys import make_api_keys
-from conductor.server.auth import Authenticator
 from conductor.settings import (
     STORE_FILE,
     Reading,
@@ -43,6 +43,7 @@ from conductor.settings import (
     referenced_names,
 )
 from conductor.stores.base import SessionKey, SessionLog
+from conductor.stores.memory import MemoryStore
 from conductor.stores.registry import check_shared, describe_store, make_store
 from conductor.stores.sqlite import SqliteStore
 from conductor.tools.policies import lint, lint_allowed, load, policies_path
@@ -205,13 +206,13 @@ async def address_items(settings: Settings) -> AsyncIterator[Item]:
 async def access_items(settings: Settings, *, insecure: bool) -> AsyncIterator[Item]:
     """Report who may connect, weak tokens, and tokens that some clients cannot send."""
     subject, tokens = "AUTH_TOKENS", settings.auth_tokens
-    choose(AUTH, settings.auth, "AUTH").make(Authenticator, settings)
+    make_authenticator(settings, MemoryStore())
     make_api_keys(settings)
     check_exposure(settings, insecure=insecure)
     if tokens:
         yield ok(subject, f"{len(tokens)} set; a client needs one of them.")
     elif settings.authenticates:
-        yield ok("AUTH", f"{settings.auth} authenticates clients.")
+        yield ok("AUTH", f"{', '.join(settings.auth)} authenticates clients.")
     elif is_loopback(settings.host):
         yield ok(subject, "not set, and not needed: only this machine can connect.")
     else:

@@ -13,11 +13,9 @@ from itertools import islice
 import msgspec
 
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
-from conductor.models.base import ModelRequest, ToolDefinition, Usage, running_turn
+from conductor.models.base import CHARS_PER_TOKEN, ModelRequest, ToolDefinition, Usage, running_turn
 from conductor.tools.base import failed
 
-# Characters a token, estimated low for English prose and JSON: the budget must not be exceeded.
-CHARS_PER_TOKEN = 3.5
 # Shorter requests say little about the ratio of counted to estimated tokens.
 _TELLING_TOKENS = 500
 _MAX_RATIO = 8.0

@@ -56,10 +56,11 @@ def read_commits(commits: Sequence[bytes], revision: int | None = None) -> list[
 
 
 class SubjectRecords:
-    """Reads and writes the subjects' records."""
+    """Reads and writes the subjects' records with an id, which begins with a "$"."""
 
-    def __init__(self, store: SessionLog) -> None:
+    def __init__(self, store: SessionLog, record_id: str = RECORD_ID) -> None:
         self._store = store
+        self._record_id = record_id
         self._fields: dict[str, Mapping[str, str]] = {}
         self._lock = asyncio.Lock()
 
@@ -69,7 +70,7 @@ class SubjectRecords:
 
     async def load(self, subject: str) -> None:
         """Read a subject's record. Raises `StoreUnavailable`."""
-        stored = await self._store.read(SessionKey(subject, RECORD_ID))
+        stored = await self._store.read(SessionKey(subject, self._record_id))
         self._fields[subject] = (
             {} if stored is None else replay(stored.commits(), stored.meta.revision).fields
         )
@@ -83,7 +84,7 @@ class SubjectRecords:
         async with self._lock:
             for attempt in range(1, _ATTEMPTS + 1):
                 # The last claim wins: a writer with an earlier one is fenced, and tries again.
-                claim = await self._store.claim(SessionKey(subject, RECORD_ID))
+                claim = await self._store.claim(SessionKey(subject, self._record_id))
                 state = replay(claim.commits, claim.revision)
                 value = change(state.fields.get(name, ""))
                 size = sum(len(data) for data in claim.commits[1:])

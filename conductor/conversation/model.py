@@ -264,7 +264,7 @@ class ModelSteps:
     async def _fail(self, step: AskModel, error: ConductorError) -> None:
         session = self._session
         session.observer.failed(error)
-        # Within a turn only the subject's budget raises ``rate_limited``.
+        # Within a turn only a spent budget raises ``rate_limited``.
         failure = "budget_spent" if error.code == "rate_limited" else error.code
         await session.take(step, lambda: [ended(session.view, "failed", error=error.code, failure=failure)])
 

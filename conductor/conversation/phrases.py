@@ -32,7 +32,7 @@ FAILURES: Mapping[Failure, str] = MappingProxyType(
 MESSAGES: Mapping[ErrorCode, str] = MappingProxyType(
     {
         "model_provider_failed": "The language model's service failed.",
-        "rate_limited": "The model's tokens of this day are used up; the next begins at midnight UTC.",
+        "rate_limited": "The budget of this day is used up; the next begins at midnight UTC.",
         "turn_timeout": "The turn took longer than its time limit.",
         "store_unavailable": "The session store cannot be reached.",
         "internal_error": "The server made a mistake; its log says more.",

@@ -15,10 +15,10 @@ from conductor.errors import ConductorError
 from conductor.events.envelope import Payload
 from conductor.events.server import CAPABILITIES
 from conductor.models.base import Finished, ModelProvider
-from conductor.models.budget import BudgetedProvider
+from conductor.models.budget import BudgetedProvider, DailyBudget
 from conductor.models.metrics import ModelMetrics
 from conductor.models.router import ModelRouter
-from conductor.rate_limit import ANONYMOUS, Admission, DailyBudget, SharedRate, TokenBucket
+from conductor.rate_limit import ANONYMOUS, Admission, SharedRate, TokenBucket, tenant_of
 from conductor.settings import Limits
 from conductor.stores.base import SessionKey, SessionLog
 from conductor.tools.audit import AuditLog
@@ -157,8 +157,8 @@ class Services:
     ``speak_segments``: replies are spoken in segments to all clients. ``bridge_phrases`` are spoken when a
     turn waits long for a tool. ``summarize_history``: the model summarises the dropped part of a history.
     ``rules`` are the operator's, read from ``policies``. ``subject_records`` enable the scope "always".
-    ``turn_rates`` and ``budget`` limit turns and model tokens by subject. With ``local_only`` nothing leaves
-    the local network. ``inspect``: clients may read the tools and the prompt of their session.
+    ``turn_rates`` and ``budget`` limit turns and the model's use by person and tenant. With ``local_only``
+    nothing leaves the local network. ``inspect``: clients may read the tools and the prompt of their session.
     """
 
     store: SessionLog
@@ -195,16 +195,20 @@ class Services:
         return Rules(self.limits, cancels, self.store.durable, self.failures, self.history_tokens)
 
     def turn_rate(self, subject: str, now: float) -> SharedRate:
-        """Make the rate limit of a session's turns, shared with its subject's other sessions."""
+        """Make the rate limit of a session's turns, shared with those of its person and its tenant."""
         limits = self.limits
         own = TokenBucket(limits.turns_per_minute / 60, limits.turns_per_minute, now)
         # Without tokens all people have one subject: a subject's limit would be the server's.
         if subject == ANONYMOUS:
             return SharedRate(own)
-        if subject not in self.turn_rates:
-            most = limits.subject_turns_per_minute
-            self.turn_rates[subject] = TokenBucket(most / 60, most, now)
-        return SharedRate(own, self.turn_rates[subject])
+        shared = {subject: limits.subject_turns_per_minute}
+        if tenant := tenant_of(subject):
+            shared[tenant] = limits.tenant_turns_per_minute
+        buckets = (
+            self.turn_rates.setdefault(name, TokenBucket(most / 60, most, now))
+            for name, most in shared.items()
+        )
+        return SharedRate(own, *buckets)
 
     @property
     def choices(self) -> list[str]:
@@ -231,5 +235,5 @@ class Services:
         return HISTORY_TOKENS if window is None else min(HISTORY_TOKENS, window // 2)
 
     def provider_for(self, subject: str) -> ModelProvider:
-        """Return the model, limited to the subject's budget if one is set."""
+        """Return the model, within the budget of the person and of the tenant if one is set."""
         return self.provider if self.budget is None else BudgetedProvider(self.provider, self.budget, subject)

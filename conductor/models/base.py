@@ -57,6 +57,10 @@ class ModelRequest:
     cache_key: str | None = None
 
 
+CHARS_PER_TOKEN = 3.5
+"""Estimated low for English prose and JSON, so that tokens are estimated high."""
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens of one reply, as reported by the service; ``input_tokens`` are without the cached tokens."""

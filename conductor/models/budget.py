@@ -1,42 +1,200 @@
-"""A model provider with a subject's daily budget of tokens."""
+"""Daily budgets of people and tenants, and a model provider within them."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
 
-from conductor.errors import BudgetSpent
-from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, warm
-from conductor.rate_limit import DailyBudget
+import msgspec
+import structlog
+
+from conductor.errors import BudgetSpent, ModelError, StoreError
+from conductor.models.base import (
+    CHARS_PER_TOKEN,
+    Finished,
+    ModelEvent,
+    ModelProvider,
+    ModelRequest,
+    TextDelta,
+    Usage,
+    warm,
+)
+from conductor.models.router import ModelRouter
+from conductor.rate_limit import tenant_of
+
+log = structlog.get_logger(__name__)
+
+DAY_S = 86_400
+# Seconds from a reply to its record, and for which a record that was read is current.
+WRITE_S = 5.0
+_FIELD = "spent"
+
+
+class Records(Protocol):
+    """The records of people and tenants, as `conductor.conversation.ledger.SubjectRecords`."""
+
+    def get(self, subject: str, name: str) -> str: ...
+
+    async def load(self, subject: str) -> None: ...
+
+    async def update(self, subject: str, name: str, change: Callable[[str], str]) -> None: ...
+
+
+class Amount(msgspec.Struct, frozen=True):
+    """The use of a ``day`` since the epoch; as a limit, 0 is unlimited."""
+
+    tokens: int = 0
+    cost: float = 0.0
+    day: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        """Add a later amount; one of an earlier day counts no more."""
+        if self.day != other.day:
+            return max(self, other, key=lambda amount: amount.day)
+        return Amount(self.tokens + other.tokens, self.cost + other.cost, self.day)
+
+    def reaches(self, limit: Amount) -> bool:
+        """Tell whether a limit is used up."""
+        return 0 < limit.tokens <= self.tokens or 0 < limit.cost <= self.cost
+
+
+class DailyBudget:
+    """Limits the use of each ``person`` and each ``tenant`` in a day, which starts at midnight UTC.
+
+    Amounts count at the end of a reply, so the last replies may exceed a limit. ``records`` keep them across
+    processes and restarts: written ``write_s`` seconds after a reply, and read again at that age. ``now``
+    returns epoch seconds.
+    """
+
+    def __init__(
+        self,
+        person: Amount,
+        tenant: Amount,
+        records: Records,
+        now: Callable[[], float] = time.time,
+        write_s: float = WRITE_S,
+    ) -> None:
+        self._person = person
+        self._tenant = tenant
+        self._records = records
+        self._now = now
+        self._write_s = write_s
+        self._read_at: dict[str, float] = {}
+        self._unwritten: dict[str, Amount] = {}
+        self._writer: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+
+    async def is_spent(self, subject: str) -> bool:
+        """Tell whether the person or the tenant has used up today's budget."""
+        for name, limit in self._limits(subject):
+            if self._now() - self._read_at.get(name, 0.0) >= self._write_s:
+                with suppress(StoreError):  # the turn itself reports a store that is away
+                    await self._records.load(name)
+                    self._read_at[name] = self._now()
+            # A clock that is set back must not reset the budget: the later day counts.
+            spent = Amount(day=self._today) + _decode(self._records.get(name, _FIELD))
+            if (spent + self._unwritten.get(name, Amount())).reaches(limit):
+                return True
+        return False
+
+    def spend(self, subject: str, tokens: int, cost: float) -> None:
+        """Count the use of a reply."""
+        for name, _ in self._limits(subject):
+            self._add(name, Amount(tokens, cost, self._today))
+        if self._unwritten and (self._writer is None or self._writer.done()):
+            self._writer = asyncio.create_task(self._write())
+
+    async def aclose(self) -> None:
+        """Write the amounts that are not written yet."""
+        self._closing.set()
+        if self._writer is not None:
+            await self._writer
+
+    @property
+    def _today(self) -> int:
+        return int(self._now() // DAY_S)
+
+    def _limits(self, subject: str) -> list[tuple[str, Amount]]:
+        limits = ((subject, self._person), (tenant_of(subject), self._tenant))
+        return [(name, limit) for name, limit in limits if name and limit != Amount()]
+
+    def _add(self, name: str, amount: Amount) -> None:
+        self._unwritten[name] = self._unwritten.get(name, Amount()) + amount
+
+    async def _write(self) -> None:
+        while self._unwritten:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), self._write_s)
+            for name in list(self._unwritten):
+                amount = self._unwritten.pop(name)
+                try:
+                    await self._records.update(name, _FIELD, partial(_added, amount))
+                except StoreError as error:
+                    log.warning("spent budget not recorded", error=type(error).__name__)
+                    self._add(name, amount)
+            if self._closing.is_set():
+                return
+
+
+def _decode(text: str) -> Amount:
+    return msgspec.json.decode(text, type=Amount) if text else Amount()
+
+
+def _added(amount: Amount, text: str) -> str:
+    return msgspec.json.encode(_decode(text) + amount).decode()
 
 
 class BudgetedProvider:
-    """Delegates to ``provider`` while the ``subject`` has tokens left, and spends them."""
+    """Delegates to ``provider`` while the ``subject`` has a budget left, and spends it."""
 
     def __init__(self, provider: ModelProvider, budget: DailyBudget, subject: str) -> None:
         self.name = provider.name
         self._provider = provider
         self._budget = budget
         self._subject = subject
+        self._usage: Usage | None = None
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Stream the reply. Raises `BudgetSpent`, and the provider's errors."""
-        if self._budget.is_spent(self._subject):
-            raise BudgetSpent("The tokens of this day are used up.")
-        async with aclosing(self._provider.stream(request)) as events:
-            async for event in events:
-                # A reply that was cut short has no usage.
-                if isinstance(event, Finished):
-                    self._budget.spend(self._subject, event.usage.input_tokens + event.usage.output_tokens)
-                yield event
+        if await self._budget.is_spent(self._subject):
+            raise BudgetSpent("The budget of this day is used up.")
+        size, is_open = 0, True
+        try:
+            async with aclosing(self._provider.stream(request)) as events:
+                async for event in events:
+                    if isinstance(event, Finished):
+                        is_open, self._usage = False, event.usage
+                        self._spend(event.usage, event.cost)
+                    else:
+                        size += len(event.text if isinstance(event, TextDelta) else event.arguments)
+                    yield event
+        except BaseException as error:
+            # No usage comes of a reply that is cut off, and a request that failed costs nothing.
+            if is_open and (size or not isinstance(error, ModelError)):
+                usage, router = self._estimate(request, size), self._provider
+                self._spend(usage, router.cost(request, usage) if isinstance(router, ModelRouter) else 0.0)
+            raise
+
+    def _estimate(self, request: ModelRequest, size: int) -> Usage:
+        """Estimate a reply of ``size`` characters; it read as much as the one before in this session."""
+        usage = self._usage or Usage(int(len(f"{request.system}{request.messages}") / CHARS_PER_TOKEN))
+        return replace(usage, output_tokens=int(size / CHARS_PER_TOKEN))
+
+    def _spend(self, usage: Usage, cost: float) -> None:
+        self._budget.spend(self._subject, usage.input_tokens + usage.output_tokens, cost)
 
     async def warm(self, request: ModelRequest) -> Finished | None:
-        """Have a prompt cached (`base.CacheWarmer`), while there are tokens left."""
-        if self._budget.is_spent(self._subject):
+        """Have a prompt cached (`base.CacheWarmer`), while there is a budget left."""
+        if await self._budget.is_spent(self._subject):
             return None
         finished = await warm(self._provider, request)
         if finished is not None:
-            self._budget.spend(self._subject, finished.usage.input_tokens)
+            self._budget.spend(self._subject, finished.usage.input_tokens, finished.cost)
         return finished
 
     async def start(self) -> None:

@@ -259,6 +259,11 @@ class ModelRouter:
                     raise
                 log.info("model fallback", profile=route.profile.name, reason=error.reason, error=str(error))
 
+    def cost(self, request: ModelRequest, usage: Usage) -> float:
+        """Give the cost of a request by the prices of the profile that comes first."""
+        use = "tools" if request.tools and request.tool_choice != "none" else "voice"
+        return cost_of(usage, self._candidates(request.profile, use, request.avoid)[0].profile)
+
     async def warm(self, request: ModelRequest) -> Finished | None:
         """Have a prompt cached by the service that would reply now (`base.CacheWarmer`)."""
         return await self._candidates(request.profile, "tools")[0].warm(request)

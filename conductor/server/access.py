@@ -12,8 +12,8 @@ import structlog
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
-from conductor.rate_limit import ANONYMOUS, Network, client_address, origin_allowed
-from conductor.server.auth import Authenticator, Handshake
+from conductor.rate_limit import ANONYMOUS, Network, client_address, origin_allowed, tenant_of
+from conductor.server.auth import Authenticator, Handshake, Principal
 from conductor.settings import Limits
 
 log = structlog.get_logger(__name__)
@@ -70,20 +70,19 @@ FORWARDED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
-    """An admitted client. ``address`` is empty if it is not known.
+class Client(Principal):
+    """The person of an admitted client. ``address`` is empty if it is not known."""
 
-    Its token ends at ``expires``, in epoch seconds, and may be good for one ``session`` only.
-    """
+    address: str = ""
 
-    subject: str
-    address: str
-    expires: float | None = None
-    session: str | None = None
+    @property
+    def subject(self) -> str:
+        """The person's id."""
+        return self.id
 
 
 # The client of a connection until its handshake is admitted.
-UNKNOWN_CLIENT = Client("", "")
+UNKNOWN_CLIENT = Client("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ class Refusal:
 
 
 class Access:
-    """Admits upgrades, and counts the connections in total, by subject and by address.
+    """Admits upgrades, and counts the connections in total, by person, tenant and address.
 
     ``origins`` are web pages that may connect; the X-Forwarded-For of ``proxies`` is trusted.
     """
@@ -114,7 +113,7 @@ class Access:
         self._proxies = tuple(proxies)
         self._limits = limits
         self.connections = 0
-        self._subjects: Counter[str] = Counter()
+        self._people: Counter[str] = Counter()
         self._addresses: Counter[str] = Counter()
         self.refusals = Refusals()
 
@@ -147,28 +146,30 @@ class Access:
         if token.isascii() and token.isprintable():  # else no header can have it
             handshake = Handshake("", Headers(Authorization=f"Bearer {token}"), address=client.address)
             principal = await self.authenticator.authenticate(handshake)
-        if principal is None or principal.id != client.subject:
+        # A token that connects once would end what the first token limits.
+        if principal is None or principal.id != client.subject or principal.redeem is not None:
             self.refusals.count("wrong token", client.address)
             return None
-        return replace(client, expires=principal.expires)
+        return replace(client, expires=principal.expires, authenticator=principal.authenticator)
 
     def enter(self, client: Client) -> None:
         """Count a connection."""
         self.connections += 1
-        self._subjects[client.subject] += 1
+        self._people.update((client.subject, tenant_of(client.subject)))
         self._addresses[client.address] += 1
 
     def leave(self, client: Client) -> None:
         """Stop counting a connection."""
         self.connections -= 1
-        for counter, name in ((self._subjects, client.subject), (self._addresses, client.address)):
+        people = [(self._people, name) for name in (client.subject, tenant_of(client.subject))]
+        for counter, name in (*people, (self._addresses, client.address)):
             counter[name] -= 1
             # A counter keeps names at zero: strangers' addresses would fill memory.
             if not counter[name]:
                 del counter[name]
 
     async def _decide(self, request: Request, peer: str, address: str) -> Client | Refusal:
-        headers, limits = request.headers, self._limits
+        headers = request.headers
         if not (self.authenticator.required or self._proxies) and any(name in headers for name in FORWARDED):
             # Loopback needs no token, but every client of a local proxy comes from loopback.
             text = (
@@ -179,9 +180,7 @@ class Access:
         handshake = Handshake(request.path, headers, peer, address)
         principal = await self.authenticator.authenticate(handshake)
         if principal is None:
-            reason = "no token" if handshake.token is None else "wrong token"
-            return Refusal(http.HTTPStatus.UNAUTHORIZED, "A valid bearer token is required.", reason)
-        subject = principal.id
+            return _unauthorized("no token" if handshake.token is None else "wrong token")
         origins, hosts = headers.get_all("Origin"), headers.get_all("Host")
         # A proxy and this server might each use a different one.
         if len(origins) > 1 or len(hosts) > 1:
@@ -191,13 +190,32 @@ class Access:
         if not origin_allowed(origin, host, self._origins, tokens=self.authenticator.required):
             facts = {"origin": (origin or "")[:200]}
             return Refusal(http.HTTPStatus.FORBIDDEN, "This origin is not allowed.", "origin", facts)
+        end, session, by = principal.expires, principal.session, principal.authenticator
+        client = Client(principal.id, end, session, authenticator=by, address=address)
+        full = self._full(client)
+        if full is None and principal.redeem is not None:
+            if not await principal.redeem():
+                return _unauthorized("used token")
+            full = self._full(client)  # others may have connected during the await
+        return full or client
+
+    def _full(self, client: Client) -> Refusal | None:
+        limits, tenant = self._limits, tenant_of(client.subject)
         if self.connections >= limits.max_connections:
             return Refusal(http.HTTPStatus.SERVICE_UNAVAILABLE, "Too many connections.", "MAX_CONNECTIONS")
-        # Anonymous clients are many people.
-        if subject != ANONYMOUS and self._subjects[subject] >= limits.max_connections_per_subject:
-            text = "Too many connections for this token."
-            return Refusal(http.HTTPStatus.TOO_MANY_REQUESTS, text, "MAX_CONNECTIONS_PER_SUBJECT")
-        if address and self._addresses[address] >= limits.max_connections_per_address:
-            text = "Too many connections from this address."
-            return Refusal(http.HTTPStatus.TOO_MANY_REQUESTS, text, "MAX_CONNECTIONS_PER_ADDRESS")
-        return Client(subject, address, principal.expires, principal.session)
+        bounds = [
+            # Anonymous clients are many people.
+            ("of this person", "SUBJECT", self._people[client.subject], client.subject != ANONYMOUS),
+            ("of this tenant", "TENANT", self._people[tenant], bool(tenant)),
+            ("from this address", "ADDRESS", self._addresses[client.address], bool(client.address)),
+        ]
+        for source, name, count, applies in bounds:
+            most = getattr(limits, f"max_connections_per_{name.lower()}")
+            if applies and count >= most:
+                text = f"Too many connections {source}."
+                return Refusal(http.HTTPStatus.TOO_MANY_REQUESTS, text, f"MAX_CONNECTIONS_PER_{name}")
+        return None
+
+
+def _unauthorized(reason: str) -> Refusal:
+    return Refusal(http.HTTPStatus.UNAUTHORIZED, "A valid bearer token is required.", reason)

@@ -1,33 +1,46 @@
-"""The interface of an authenticator, which names the person behind a connection."""
+"""Authenticators, which name the person behind a connection, and the list of them."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 from urllib.parse import parse_qs
 
+import structlog
 from websockets.datastructures import Headers
 
-# The begin of the ids of people whom an identity provider or the app's backend names.
-PERSON = "person-"
+from conductor.rate_limit import PERSON
+
+log = structlog.get_logger(__name__)
 
 
 def person_id(tenant: str, name: str) -> str:
-    """Name a person of a tenant, such as an issuer: the id is in logs, and a name may be a mail address."""
-    return PERSON + hashlib.sha256(f"{tenant}\n{name}".encode(errors="replace")).hexdigest()[:24]
+    """Name a person of a tenant, such as an issuer: the id is in logs, and a name may be a mail address.
+
+    `conductor.rate_limit.tenant_of` gives the tenant of the id.
+    """
+    digests = [
+        hashlib.sha256(text.encode(errors="replace")).hexdigest() for text in (tenant, f"{tenant}\n{name}")
+    ]
+    return f"{PERSON}{digests[0][:12]}-{digests[1][:24]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
     """A person. Sessions, limits, grants and reminders belong to ``id``, which appears in logs.
 
-    The proof ends at ``expires``, in epoch seconds, and may be good for one ``session`` only.
+    The proof ends at ``expires``, in epoch seconds, and may be good for one ``session`` only. A proof that is
+    good for one connection has ``redeem``, which uses it up, and tells whether this client was the first.
+    The list of authenticators sets ``authenticator``.
     """
 
     id: str
     expires: float | None = None
     session: str | None = None
+    redeem: Callable[[], Awaitable[bool]] | None = field(default=None, compare=False)
+    authenticator: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +71,7 @@ class Handshake:
 
 
 class Authenticator(Protocol):
-    """Names the person behind a handshake; the setting AUTH chooses it by its entry point's name."""
+    """Names the person behind a handshake; the setting AUTH lists them by their entry points' names."""
 
     @property
     def required(self) -> bool:
@@ -66,15 +79,45 @@ class Authenticator(Protocol):
         ...
 
     async def authenticate(self, handshake: Handshake) -> Principal | None:
-        """Name the person; None refuses the connection. Must not log the token."""
+        """Name the person; None leaves the decision to the next authenticator. Must not log the token."""
         ...
 
-    def admits(self, person: str) -> bool:
+    def admits(self, principal: Principal) -> bool:
         """Tell whether a connected person may stay.
 
-        After a reload of the settings, a new authenticator is asked about everybody who is connected.
+        After a reload of the settings, a new authenticator is asked about everybody whom the former one of
+        its name admitted.
         """
         ...
+
+
+class Authenticators:
+    """Asks authenticators in order: the first that names a person decides, and is noted in the principal."""
+
+    def __init__(self, by_name: Mapping[str, Authenticator]) -> None:
+        self._by_name = by_name
+
+    @property
+    def required(self) -> bool:
+        """Whether a client must prove who it is."""
+        return all(authenticator.required for authenticator in self._by_name.values())
+
+    async def authenticate(self, handshake: Handshake) -> Principal | None:
+        """Name the person; None if no authenticator does. One that raises an error is passed over."""
+        for name, authenticator in self._by_name.items():
+            try:
+                principal = await authenticator.authenticate(handshake)
+            except Exception as error:  # of a plugin; its text may contain the token
+                log.error("authenticator failed", authenticator=name, error=type(error).__name__)
+                continue
+            if principal is not None:
+                return replace(principal, authenticator=name)
+        return None
+
+    def admits(self, principal: Principal) -> bool:
+        """Ask the authenticator that admitted the person; without it they must go."""
+        authenticator = self._by_name.get(principal.authenticator)
+        return authenticator is not None and authenticator.admits(principal)
 
 
 def token_digest(token: str) -> bytes:

@@ -24,6 +24,7 @@ from conductor.events.envelope import SUPERSEDED, IdGenerator, encode_event, new
 from conductor.events.server import ErrorEvent, SessionPing
 from conductor.events.ui_calls import set_state
 from conductor.server.access import Access
+from conductor.server.auth import Principal
 from conductor.server.event_rate import EventRate
 from conductor.server.expiry import TOKEN_EXPIRES, TokenExpiry
 from conductor.server.sessions import SessionRegistry
@@ -114,8 +115,9 @@ class Connection(Writer):
             await asyncio.wait([writer], timeout=self._limits.close_timeout)
 
     @property
-    def subject(self) -> str:
-        return self._socket.client.subject
+    def principal(self) -> Principal:
+        """The client with its person."""
+        return self._socket.client
 
     def revoke(self, seconds: float) -> None:
         """Close within ``seconds``, and send and read nothing more: the client's token is not valid."""

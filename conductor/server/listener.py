@@ -189,10 +189,11 @@ class Listener:
     def authenticate(self, authenticator: Authenticator) -> int:
         """Use another authenticator; close connections that it does not admit, and return their number."""
         self.access.authenticator = authenticator
-        revoked = [open_ for open_ in self._connections if not authenticator.admits(open_.subject)]
+        admits = authenticator.admits
+        revoked = [open_ for open_ in self._connections if not admits(open_.principal)]
         for connection in revoked:
             connection.revoke(REVOKE_S)
-        sockets = [socket for socket in self._mcp_sockets if not authenticator.admits(socket.client.subject)]
+        sockets = [socket for socket in self._mcp_sockets if not admits(socket.client)]
         for socket in sockets:
             socket.transport.abort()
         return len(revoked) + len(sockets)
@@ -200,7 +201,7 @@ class Listener:
     async def _handle(self, socket: ServerConnection) -> None:
         assert isinstance(socket, Socket)
         self.handshakes.discard(socket.transport)
-        if not self.access.authenticator.admits(socket.client.subject):  # removed during the handshake
+        if not self.access.authenticator.admits(socket.client):  # removed during the handshake
             await socket.close(CloseCode.POLICY_VIOLATION, REVOKED)
             return
         path = socket.request.path if socket.request is not None else PATH

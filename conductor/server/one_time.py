@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import secrets
 import time
+from functools import partial
 
 import msgspec
 import structlog
@@ -14,11 +15,13 @@ from conductor.conversation.ledger import replay
 from conductor.conversation.records import Commit, FieldSet, encode
 from conductor.errors import StoreError
 from conductor.events.envelope import PATH
-from conductor.server.auth import PERSON, Authenticator, Handshake, Principal
+from conductor.server.auth import Handshake, Principal
 from conductor.stores.base import NEVER_EXPIRES, SessionKey, SessionLog
 
 log = structlog.get_logger(__name__)
 
+# Its name in AUTH.
+ONE_TIME = "one_time"
 PREFIX = "once-"
 _FIELD = "token"
 
@@ -32,24 +35,20 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class OneTimeTokens:
-    """Admits one-time tokens, and asks another authenticator about all others.
+    """Admits a client with a one-time token.
 
     A token is a record in the store under its hash. The connection that deletes the record has used it, so
     that it works once among all processes, and after a restart.
     """
 
-    def __init__(self, fallback: Authenticator, store: SessionLog) -> None:
-        self._fallback = fallback
+    required = True
+
+    def __init__(self, store: SessionLog) -> None:
         self._store = store
 
-    @property
-    def required(self) -> bool:
-        """Whether clients need a token."""
-        return self._fallback.required
-
-    def admits(self, person: str) -> bool:
-        """Admit those whom the backend named; the others are the other authenticator's."""
-        return person.startswith(PERSON) or self._fallback.admits(person)
+    def admits(self, principal: Principal) -> bool:
+        """Admit everybody: the backend named them."""
+        return True
 
     async def make(self, person: str, session: str | None, seconds: float) -> tuple[str, float]:
         """Make a token; returns it with its end in epoch seconds. Raises `StoreError`."""
@@ -64,30 +63,27 @@ class OneTimeTokens:
         return token, expires
 
     async def authenticate(self, handshake: Handshake) -> Principal | None:
-        """Name the person of a token, and use the token up."""
+        """Name the person of a token, which is used up by ``redeem``. Raises `StoreUnavailable`."""
         token = handshake.token
         if token is None or not token.startswith(PREFIX):
-            return await self._fallback.authenticate(handshake)
-        if not handshake.path:  # a renewal: the connection would lose the end of its first token
             return None
-        grant = await self._use(_key(token))
+        key = _key(token)
+        stored = await self._store.read(key)
+        fields = {} if stored is None else replay(stored.commits(), stored.meta.revision).fields
+        grant = msgspec.json.decode(fields[_FIELD], type=Grant) if _FIELD in fields else None
         if grant is None or grant.expires <= time.time():
             return None
         # A program or the page would see the person's other sessions.
         if grant.session is not None and handshake.path.partition("?")[0] != PATH:
             return None
-        return Principal(grant.person, session=grant.session)
+        return Principal(grant.person, session=grant.session, redeem=partial(self._use, key))
 
-    async def _use(self, key: SessionKey) -> Grant | None:
+    async def _use(self, key: SessionKey) -> bool:
         try:
-            stored = await self._store.read(key)
-            if stored is None or not await self._store.delete(key.subject, key.session_id):
-                return None
-            fields = replay(stored.commits(), stored.meta.revision).fields
-            return msgspec.json.decode(fields[_FIELD], type=Grant)
-        except (StoreError, KeyError) as error:
-            log.warning("one-time token not read", error=type(error).__name__)
-            return None
+            return bool(await self._store.delete(key.subject, key.session_id))
+        except StoreError as error:
+            log.warning("one-time token not used", error=type(error).__name__)
+            return False
 
 
 def _key(token: str) -> SessionKey:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,7 +19,7 @@ from conductor.conversation.session import Session
 from conductor.conversation.state import Conversation
 from conductor.conversation.transport import Transport
 from conductor.errors import StoreError, StoreUnavailable, TooManySessions
-from conductor.rate_limit import ANONYMOUS, STILL_S
+from conductor.rate_limit import ANONYMOUS, STILL_S, tenant_of
 from conductor.server.access import Refusals
 from conductor.settings import Limits
 from conductor.stores.base import SessionKey
@@ -107,6 +108,7 @@ class SessionRegistry:
         # Both in the order of last use, for eviction: `unbind` moves a session to the end.
         self._bindings: dict[SessionKey, _Binding] = {}
         self._subjects: dict[str, dict[SessionKey, _Binding]] = {}
+        self._tenants: Counter[str] = Counter()
         self._closing: set[asyncio.Task[None]] = set()
         self.ownership_verified = asyncio.Event()
         self.ownership_verified.set()
@@ -267,6 +269,7 @@ class SessionRegistry:
         if self._verifying is not None:
             self._verifying.cancel()
         bindings, self._bindings, self._subjects = self._bindings, {}, {}
+        self._tenants.clear()
         for binding in bindings.values():
             if binding.timer is not None:
                 binding.timer.cancel()
@@ -278,6 +281,7 @@ class SessionRegistry:
     def _put(self, key: SessionKey, binding: _Binding) -> None:
         self._bindings[key] = binding
         self._subjects.setdefault(key.subject, {})[key] = binding
+        self._tenants[tenant_of(key.subject)] += 1
 
     def _remove(self, key: SessionKey) -> None:
         del self._bindings[key]
@@ -285,12 +289,22 @@ class SessionRegistry:
         del own[key]
         if not own:
             del self._subjects[key.subject]
+        tenant = tenant_of(key.subject)
+        self._tenants[tenant] -= 1
+        if not self._tenants[tenant]:
+            del self._tenants[tenant]
 
     def _make_room(self, subject: str) -> None:
         limits, own = self._services.limits, self._subjects.get(subject, {})
         # Without tokens, all clients share one subject, so only the server's limit applies.
+        tenant = tenant_of(subject)
         if subject != ANONYMOUS and len(own) >= limits.max_sessions_per_subject:
-            self._evict(own, subject, "This token has too many sessions in use.")
+            self._evict(own, subject, "This person has too many sessions in use.")
+        elif tenant and self._tenants[tenant] >= limits.max_sessions_per_tenant:
+            of_tenant = {
+                k: binding for k, binding in self._bindings.items() if tenant_of(k.subject) == tenant
+            }
+            self._evict(of_tenant, tenant, "This tenant has too many sessions in use.")
         elif len(self._bindings) >= limits.max_sessions:
             self._evict(self._bindings, "all", "The server has too many sessions in use.")
 

@@ -133,7 +133,7 @@ class Stored:
 
 def too_many(limit: int) -> TooManySessions:
     """Make the error for a new session beyond the subject's limit."""
-    return TooManySessions(f"{limit} sessions of this token are stored; delete some, or let some expire.")
+    return TooManySessions(f"{limit} sessions of this person are stored; delete some, or let some expire.")
 
 
 class SessionLog(Protocol):

@@ -99,3 +99,26 @@ class TestTokens(AuthContract):
     @pytest.fixture
     def refused(self) -> Sequence[Handshake]:
         return [Handshake("/ws", Headers(Authorization=f"Bearer {TOKENS[0]}x"))]
+
+
+class TestHeader(AuthContract):
+    """A header of trusted proxies."""
+
+    @pytest.fixture
+    def authenticator(self) -> Authenticator:
+        settings = load_settings(None, trusted_proxies="10.0.0.0/8")
+        authenticator: Authenticator = plugins(AUTH)["header"].load()(settings)
+        return authenticator
+
+    @pytest.fixture
+    def admitted(self) -> Sequence[Handshake]:
+        return [_from("10.1.2.3", ("X-User", "ada")), _from("::ffff:10.1.2.3", ("X-User", "bob"))]
+
+    @pytest.fixture
+    def refused(self) -> Sequence[Handshake]:
+        twice = _from("10.1.2.3", ("X-User", "ada"), ("X-User", "bob"))
+        return [twice, _from("192.0.2.1", ("X-User", "ada")), _from("10.1.2.3", ("X-User", " "))]
+
+
+def _from(peer: str, *headers: tuple[str, str]) -> Handshake:
+    return Handshake("/ws", Headers(headers), peer)

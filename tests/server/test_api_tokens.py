@@ -10,21 +10,24 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from conductor.models.base import TextDelta
+from conductor.reload import reload
 from conductor.server.access import Client
 from conductor.server.auth import person_id
 from conductor.server.one_time import OneTimeTokens
 from conductor.stores.memory import MemoryStore
 from tests.server.api import Backend, backend
 from tests.server.test_replay import bearer
-from tests.server.wires import get, http, until, upgrade
+from tests.server.wires import WAIT, get, http, until, upgrade
 
 HELLO = [TextDelta("Good morning.")]
+BOTH: dict[str, Any] = {"auth": ("one_time", "tokens"), "auth_tokens": ("a-token-of-a-client",)}
 ANNA = {"tenant": "https://id.example", "id": "anna"}
 
 
 async def token_of(served: Backend, **body: Any) -> str:
-    answer = await served.ask("POST", "/v1/tokens", {**ANNA, **body}, key="admin")
-    assert answer.status == 200 and answer.body["person"] == person_id("https://id.example", "anna")
+    names = {**ANNA, **body}
+    answer = await served.ask("POST", "/v1/tokens", names, key="admin")
+    assert answer.status == 200 and answer.body["person"] == person_id(names["tenant"], names["id"])
     return str(answer.body["token"])
 
 
@@ -33,7 +36,7 @@ async def connect(served: Backend, token: str) -> int:
 
 
 async def test_a_token_connects_its_person_once() -> None:
-    async with backend([HELLO], auth_tokens=("a-token-of-a-client",)) as served:
+    async with backend([HELLO], **BOTH) as served:
         token = await token_of(served)
         async with served.phone(headers={"Authorization": f"Bearer {token}"}) as phone:
             await phone.ask("Hello.")
@@ -47,7 +50,7 @@ async def test_a_token_connects_its_person_once() -> None:
 
 
 async def test_of_two_connections_at_once_one_is_admitted() -> None:
-    async with backend(auth_tokens=("a-token-of-a-client",)) as served:
+    async with backend(**BOTH) as served:
         token = await token_of(served)
         statuses = await asyncio.gather(*(connect(served, token) for _ in range(5)))
         assert sorted(statuses) == [101, 401, 401, 401, 401]
@@ -56,7 +59,7 @@ async def test_of_two_connections_at_once_one_is_admitted() -> None:
 async def test_it_works_once_among_workers_and_after_a_restart(tmp_path: Path) -> None:
     values: dict[str, Any] = {
         "session_store_url": f"sqlite:///{tmp_path}/s.db",
-        "auth_tokens": ("a-token-of-a-client",),
+        **BOTH,
     }
     async with backend(**values) as served:
         tokens = [await token_of(served) for _ in range(2)]
@@ -69,7 +72,7 @@ async def test_it_works_once_among_workers_and_after_a_restart(tmp_path: Path) -
 
 
 async def test_an_expired_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with backend(auth_tokens=("a-token-of-a-client",)) as served:
+    async with backend(**BOTH) as served:
         token = await token_of(served, seconds=10)
         monkeypatch.setattr("conductor.server.one_time.time.time", lambda: 4e9)
         assert await connect(served, token) == 401
@@ -77,24 +80,21 @@ async def test_an_expired_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 async def test_an_unused_token_is_deleted_at_its_end() -> None:
     store = MemoryStore()
-    async with backend(store=store) as served:
-        authenticator = served.listener.access.authenticator
-        assert isinstance(authenticator, OneTimeTokens)
-        await authenticator.make("person-1", None, 0.01)
-        assert len(store) == 1
-        await until(lambda: not len(store))
+    await OneTimeTokens(store).make("person-1", None, 0.01)
+    assert len(store) == 1
+    await until(lambda: not len(store))
 
 
 async def test_a_connection_is_not_renewed_by_a_token_that_connects() -> None:
-    async with backend(auth_tokens=("a-token-of-a-client",)) as served:
+    async with backend(**BOTH) as served:
         token = await token_of(served)
-        client = Client(person_id("https://id.example", "anna"), "", expires=4e9)
+        client = Client(person_id("https://id.example", "anna"), expires=4e9)
         assert await served.listener.access.renew(client, token) is None
         assert await connect(served, token) == 101
 
 
 async def test_a_token_of_a_session_opens_no_other() -> None:
-    async with backend(auth_tokens=("a-token-of-a-client",)) as served:
+    async with backend(**BOTH) as served:
         headers = {"Authorization": f"Bearer {await token_of(served, session='s-1')}"}
         phone = served.phone("s-2", headers=headers)
         await phone.open(start=False)
@@ -117,14 +117,49 @@ async def test_a_token_of_a_session_opens_no_other() -> None:
     [
         {},
         {"person": "p", "id": "x"},
-        {"person": "token-of-nobody"},
+        {"person": "anonymous"},
         {"person": "$grants"},
         {"person": "person-1", "seconds": 9},
         {"person": "person-1", "seconds": 7201},
         {"person": "person-1", "session": "a b"},
     ],
 )
-async def test_a_token_for_nobody_or_for_too_long_is_refused(body: dict[str, Any]) -> None:
-    async with backend() as served:
+async def test_a_token_without_a_person_or_for_too_long_is_refused(body: dict[str, Any]) -> None:
+    async with backend(**BOTH) as served:
         assert (await served.ask("POST", "/v1/tokens", body)).status == 400
         assert (await served.ask("POST", "/v1/tokens", {"person": "p"}, key="say")).status == 403
+
+
+async def test_without_the_authenticator_there_are_no_tokens() -> None:
+    async with backend() as served:
+        answer = await served.ask("POST", "/v1/tokens", ANNA)
+        assert answer.status == 400 and "one_time" in answer.body["error"]["message"]
+
+
+async def test_a_server_may_admit_by_one_time_tokens_only() -> None:
+    async with backend(auth=("one_time",)) as served:
+        assert await connect(served, "a-token-of-a-client") == 401
+        assert await connect(served, await token_of(served)) == 101
+
+
+async def test_a_refusal_for_another_reason_does_not_use_the_token_up() -> None:
+    async with backend(limits={"max_connections_per_tenant": 1}, **BOTH) as served:
+        tokens = [await token_of(served, id=name) for name in ("anna", "bob")]
+        async with served.phone(headers={"Authorization": f"Bearer {tokens[0]}"}):
+            assert await connect(served, tokens[1]) == 429
+            origin = upgrade("/ws", bearer(tokens[1]), "Connection: Upgrade", "Origin: https://evil.example")
+            assert (await http(served.listener.port, origin))[0] == 403
+        await until(lambda: not served.listener.connections)
+        assert await connect(served, tokens[1]) == 101
+
+
+async def test_who_connected_with_a_one_time_token_stays_only_while_it_is_an_authenticator() -> None:
+    async with backend([HELLO], **BOTH) as served:
+        phone = served.phone(headers={"Authorization": f"Bearer {await token_of(served)}"})
+        await phone.open()
+        reload(served.settings, served.services, served.listener, lambda: served.settings)
+        await phone.ask("Hello.")
+        alone = served.settings.model_copy(update={"auth": ("tokens",)})
+        reload(served.settings, served.services, served.listener, lambda: alone)
+        await asyncio.wait_for(phone.closed.wait(), WAIT)
+        assert phone.close_code == 1008

@@ -23,7 +23,7 @@ from websockets.datastructures import Headers
 from conductor.entry_points import AUTH, choose
 from conductor.errors import SettingsError
 from conductor.plugins.auth.jwt import LEEWAY_S, REREAD_S, RETRY_S, JwtAuthenticator
-from conductor.server.auth import Authenticator, Handshake
+from conductor.server.auth import Authenticator, Handshake, person_id
 from conductor.settings import load_settings
 from tests.contract.auth import AuthContract
 
@@ -214,6 +214,20 @@ async def test_keys_that_cannot_be_read_are_read_again_soon(
 async def test_a_single_key_needs_no_name(provider: Provider, authenticator: JwtAuthenticator) -> None:
     provider.document = jwks("RS256")
     assert await authenticator.authenticate(handshake(token(headers={}))) is not None
+    provider.document = jwks("ES256")
+    assert await authenticator.authenticate(handshake(token("ES256", headers={}))) is None
+    provider.time += REREAD_S + 1
+    assert await authenticator.authenticate(handshake(token("ES256", headers={}))) is not None
+    assert await authenticator.authenticate(handshake(token(headers={}))) is None
+    assert provider.reads == 2
+
+
+async def test_the_tenant_is_the_issuer_or_a_claim(provider: Provider) -> None:
+    by_claim = JwtAuthenticator(ISSUER, AUDIENCE, provider.read, tenant="org")
+    person = await by_claim.authenticate(handshake(token(org="shop")))
+    assert person is not None and person.id == person_id("shop", "ada")
+    assert await by_claim.authenticate(handshake(token())) is None
+    assert await by_claim.authenticate(handshake(token(org=7))) is None
 
 
 async def test_the_keys_may_be_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,15 +93,3 @@ async def test_a_program_of_mcp_is_cut_when_its_token_ends(listener: Listener) -
     async with asyncio.timeout(WAIT), connect(url, subprotocols=[Subprotocol("mcp")]) as socket:
         with pytest.raises(ConnectionClosed):
             await socket.recv()
-
-
-async def test_a_token_that_ends_in_a_turn_is_renewed_without_a_loss(listener: Listener) -> None:
-    text = short_token()
-    async with phone(listener, text) as app:
-        app.say("count to ten")
-        app.send("session.update", {"token": token()})
-        await app.idle()
-        assert app.finals() and not app.closed.is_set()
-    async with phone(listener, token(sub="mallory")) as stranger:
-        (started,) = stranger.events("session.started")
-        assert started["payload"]["resumed"] is False

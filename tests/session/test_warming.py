@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from conductor.conversation.ledger import SubjectRecords
 from conductor.errors import ModelError
 from conductor.events import client
 from conductor.messages import AssistantMessage, UserMessage
 from conductor.models.base import CACHE_S, Finished, ModelRequest, TextDelta, Usage
-from conductor.models.budget import BudgetedProvider
-from conductor.rate_limit import DailyBudget
+from conductor.models.budget import Amount, BudgetedProvider, DailyBudget
+from conductor.stores.memory import MemoryStore
 from tests.models import ScriptedProvider
 from tests.session.helpers import (
     App,
@@ -124,9 +125,11 @@ async def test_a_failed_warming_changes_nothing() -> None:
 
 
 async def test_a_spent_budget_prevents_warming() -> None:
-    service, budget = Service(), DailyBudget(10)
+    service = Service()
+    budget = DailyBudget(Amount(10), Amount(), SubjectRecords(MemoryStore(), "$spent"))
     provider = BudgetedProvider(service, budget, "anna")
     request = ModelRequest("", [])
     assert await provider.warm(request) is not None
-    budget.spend("anna", 9)
+    budget.spend("anna", 9, 0.0)
     assert await provider.warm(request) is None and len(service.warmed) == 1
+    await budget.aclose()

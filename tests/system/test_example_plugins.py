@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import os
 import re
 import subprocess
@@ -16,6 +18,7 @@ from tests.conftest import ROOT, environment
 
 PLUGINS = sorted(path.parent for path in (ROOT / "examples" / "plugins").glob("*/pyproject.toml"))
 SECONDS = 120.0
+KEY = "k" * 32
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +69,7 @@ def test_check_names_each_plugin_with_its_package(site: Path, tmp_path: Path) ->
         "conductor-example-folder-store 1.0: stores folder.",
         "conductor-example-house-tools 1.0: toolsets house.",
         "conductor-example-dutch-judge 1.0: judges nl.",
-        "conductor-example-header-auth 1.0: auth header.",
+        "conductor-example-signed-auth 1.0: auth signed.",
     ):
         assert line in run.stdout
 
@@ -75,8 +78,8 @@ async def test_a_turn_uses_them(site: Path, tmp_path: Path) -> None:
     values = {
         "MODEL_PROVIDER": "echo",
         "SESSION_STORE_URL": f"folder://{tmp_path}/sessions",
-        "AUTH": "header",
-        "TRUSTED_PROXIES": "127.0.0.1/32",
+        "AUTH": "signed",
+        "SIGNING_KEY": KEY,
         "PORT": "0",
     }
     server = await asyncio.create_subprocess_exec(
@@ -93,7 +96,8 @@ async def test_a_turn_uses_them(site: Path, tmp_path: Path) -> None:
             while "/ws" not in output:
                 output += (await server.stdout.readline()).decode()
             (url,) = re.findall(r"ws://\S+/ws", output)
-            async with App(url, headers={"X-User": "ada"}) as app:
+            signature = hmac.digest(KEY.encode(), b"ada\n4000000000", hashlib.sha256).hex()
+            async with App(f"{url}?person=ada&until=4000000000&signature={signature}") as app:
                 await app.ask("call house.time")
             assert [reply.split(" {")[0] for reply in app.finals()] == ["You said:"]
     finally:

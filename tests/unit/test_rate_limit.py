@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conductor.rate_limit import (
-    DAY_S,
     Admission,
-    DailyBudget,
     Network,
     SharedRate,
     TokenBucket,
     client_address,
     origin_allowed,
+    tenant_of,
 )
+from conductor.server.auth import person_id
 
 # Powers of two, so that no sum or quotient is rounded.
 RATES = st.sampled_from([0.25, 1.0, 8.0, 64.0])
@@ -241,17 +241,7 @@ def test_a_shared_rate_takes_from_all_buckets_or_does_not_take() -> None:
     assert second.take(1.0) == 0.0
 
 
-def test_a_budget_counts_one_subject_on_one_day() -> None:
-    now = 100.0 * DAY_S + 5.0
-    budget = DailyBudget(100, lambda: now)
-    budget.spend("one", 99)
-    assert not budget.is_spent("one")
-    budget.spend("one", 1)
-    assert budget.is_spent("one") and not budget.is_spent("other")
-    now = 101.0 * DAY_S - 0.001
-    assert budget.is_spent("one")
-    now = 101.0 * DAY_S
-    assert not budget.is_spent("one")
-    budget.spend("one", 100)
-    now = 100.0 * DAY_S
-    assert budget.is_spent("one"), "a clock that is put back gives nothing back"
+def test_a_person_has_a_tenant_and_a_token_is_without() -> None:
+    ada, bob = (person_id("https://id.example", name) for name in ("ada", "bob"))
+    assert tenant_of(ada) == tenant_of(bob) != tenant_of(person_id("https://other.example", "ada"))
+    assert [tenant_of(subject) for subject in ("token-a1-b2", "anonymous", "person-1", "")] == [""] * 4

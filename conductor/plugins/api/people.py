@@ -11,8 +11,9 @@ from conductor.conversation.ledger import PREFIX, replay
 from conductor.plugins.api.reports import detail_of, iso_time
 from conductor.plugins.api.requests import ApiCall, ApiError, find_session
 from conductor.plugins.api.resources import PersonExport, PersonName, Receipt, Token
-from conductor.server.auth import person_id
-from conductor.server.one_time import OneTimeTokens
+from conductor.rate_limit import ANONYMOUS
+from conductor.server.auth import Principal, person_id
+from conductor.server.one_time import ONE_TIME, OneTimeTokens
 from conductor.stores.base import SessionKey, Stored
 
 # Sessions of one page.
@@ -35,13 +36,14 @@ async def name_person(call: ApiCall) -> PersonName:
 
 async def make_token(call: ApiCall) -> Token:
     """Make a token with which one client of a person connects once."""
-    body, authenticator = call.body, call.listener.access.authenticator
-    if (body.person is None) == (body.id is None) or not isinstance(authenticator, OneTimeTokens):
+    body, access = call.body, call.listener.access
+    if (body.person is None) == (body.id is None) or body.person == ANONYMOUS:
         raise ApiError(400, "invalid_request", "Give either person, or tenant and id.")
     person = body.person or person_id(body.tenant, body.id)
-    if not authenticator.admits(person):
-        raise ApiError(400, "invalid_request", "AUTH admits no such person.")
-    token, expires = await authenticator.make(person, body.session, body.seconds)
+    if not access.authenticator.admits(Principal(person, authenticator=ONE_TIME)):
+        raise ApiError(400, "invalid_request", "AUTH does not list one_time.")
+    one_time = OneTimeTokens(call.listener.services.store)
+    token, expires = await one_time.make(person, body.session, body.seconds)
     return Token(token, person, body.session, iso_time(expires))
 
 

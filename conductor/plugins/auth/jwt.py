@@ -1,6 +1,7 @@
 """AUTH=jwt: tokens of an identity provider, checked with its public keys; the person is the claim ``sub``.
 
-Settings: JWT_ISSUER, JWT_AUDIENCE, and JWT_KEYS, the URL or the file of the provider's JWKS.
+Settings: JWT_ISSUER, JWT_AUDIENCE, and JWT_KEYS, the URL or the file of the provider's JWKS. The tenant is
+the issuer, or the claim that JWT_TENANT names.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import structlog
 
 from conductor.errors import SettingsError
+from conductor.plugins.auth.requests import check_url, fetch
 from conductor.server.auth import Handshake, Principal, person_id
-from conductor.settings import Settings, environment_value, is_loopback
+from conductor.settings import Settings, environment_value
 
 try:
     import jwt
@@ -35,16 +36,13 @@ LEEWAY_S = 60
 # Seconds between two reads of the keys, for a key that is not known, and after a read that failed.
 REREAD_S = 60.0
 RETRY_S = 2.0
-# Seconds of the request, and bytes of the answer.
-FETCH_S = 5.0
-MAX_BYTES = 256 * 1024
 MAX_TOKEN = 8_192
 
 
 class JwtAuthenticator:
     """Checks signature, issuer, audience and times of a token.
 
-    ``read`` gives the JWKS: for the first token, and for one whose ``kid`` is not known, at most once in
+    ``read`` gives the JWKS: for the first token, and for one that no known key fits, at most once in
     `REREAD_S`, or after a failure in `RETRY_S`. ``now`` is a clock in seconds.
     """
 
@@ -56,7 +54,9 @@ class JwtAuthenticator:
         audience: str,
         read: Callable[[], Awaitable[bytes]],
         now: Callable[[], float] = time.monotonic,
+        tenant: str | None = None,
     ) -> None:
+        self._tenant = tenant
         self._issuer = issuer
         self._audience = audience
         self._read = read
@@ -71,16 +71,23 @@ class JwtAuthenticator:
         if token is None or len(token) > MAX_TOKEN:
             return None
         try:
-            key = await self._key(jwt.get_unverified_header(token).get("kid"))
-            claims = None if key is None else self._claims(token, key)
+            kid = jwt.get_unverified_header(token).get("kid")
+            key = await self._key(kid)
+            try:
+                claims = None if key is None else self._claims(token, key)
+            # A new key may have the name of the former one, or be without a name as it was.
+            except (jwt.InvalidSignatureError, jwt.InvalidAlgorithmError):
+                newer = await self._key(kid, key)
+                claims = None if newer is None or newer is key else self._claims(token, newer)
         except (jwt.PyJWTError, OverflowError) as error:
             log.debug("token refused", error=type(error).__name__)
             return None
-        if claims is None or not claims["sub"]:
+        tenant = self._issuer if self._tenant is None else (claims or {}).get(self._tenant)
+        if claims is None or not claims["sub"] or not isinstance(tenant, str):
             return None
-        return Principal(person_id(self._issuer, claims["sub"]), float(claims["exp"]) + LEEWAY_S)
+        return Principal(person_id(tenant, claims["sub"]), float(claims["exp"]) + LEEWAY_S)
 
-    def admits(self, person: str) -> bool:
+    def admits(self, principal: Principal) -> bool:
         """Admit everybody: a token ends by its own time."""
         return True
 
@@ -96,8 +103,8 @@ class JwtAuthenticator:
         )
         return claims
 
-    async def _key(self, kid: str | None) -> jwt.PyJWK | None:
-        if kid not in self._keys:
+    async def _key(self, kid: str | None, former: jwt.PyJWK | None = None) -> jwt.PyJWK | None:
+        if self._keys.get(kid) is former:
             if self._reading is None and self._now() >= self._next_read:
                 self._reading = asyncio.create_task(self._reread())
             if self._reading is not None:
@@ -127,25 +134,13 @@ def _keys(document: Mapping[str, Any]) -> Mapping[str | None, jwt.PyJWK]:
     return {**keys, None: next(iter(keys.values()))} if len(keys) == 1 else keys
 
 
-async def _fetch(url: str, *, local_only: bool) -> bytes:
-    from conductor.http_client import HttpClient, is_local
-
-    async with asyncio.timeout(FETCH_S), HttpClient(permits=is_local if local_only else None) as client:
-        async with client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response:
-            response.raise_for_status()
-            data = b""
-            async for chunk in response.aiter_raw():
-                data += chunk
-                if len(data) > MAX_BYTES:
-                    raise ValueError("too long")
-            return data
-
-
 @lru_cache(maxsize=1)  # a reload of the settings does not forget the keys
-def _authenticator(issuer: str, audience: str, keys: str, local_only: bool) -> JwtAuthenticator:
-    if "://" in keys:
-        return JwtAuthenticator(issuer, audience, partial(_fetch, keys, local_only=local_only))
-    return JwtAuthenticator(issuer, audience, partial(asyncio.to_thread, Path(keys).read_bytes))
+def _authenticator(
+    issuer: str, audience: str, keys: str, tenant: str | None, local_only: bool
+) -> JwtAuthenticator:
+    file = partial(asyncio.to_thread, Path(keys).read_bytes)
+    read = partial(fetch, keys, local_only=local_only) if "://" in keys else file
+    return JwtAuthenticator(issuer, audience, read, tenant=tenant)
 
 
 def from_settings(settings: Settings) -> JwtAuthenticator:
@@ -155,10 +150,9 @@ def from_settings(settings: Settings) -> JwtAuthenticator:
         if value is None:
             raise SettingsError(f"AUTH=jwt needs {name}.")
     keys = values["JWT_KEYS"] or ""
-    parts = urlsplit(keys)
-    is_own = parts.scheme == "http" and is_loopback(parts.hostname or "")
-    if "://" in keys and parts.scheme != "https" and not is_own:
-        raise SettingsError("JWT_KEYS must be an https:// address or a file.")
-    if "://" not in keys and not Path(keys).is_file():
+    if "://" in keys:
+        check_url("JWT_KEYS", keys, " or a file")
+    elif not Path(keys).is_file():
         raise SettingsError(f"JWT_KEYS names {keys}, which is no file.")
-    return _authenticator(values["JWT_ISSUER"] or "", values["JWT_AUDIENCE"] or "", keys, settings.local_only)
+    issuer, audience = values["JWT_ISSUER"] or "", values["JWT_AUDIENCE"] or ""
+    return _authenticator(issuer, audience, keys, environment_value("JWT_TENANT"), settings.local_only)

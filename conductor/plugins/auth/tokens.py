@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 
+from conductor.errors import SettingsError
 from conductor.rate_limit import ANONYMOUS
 from conductor.server.auth import Handshake, Principal, token_digest
 from conductor.settings import Settings
@@ -36,11 +37,15 @@ class TokenAuthenticator:
                 match = Principal(subject)
         return match
 
-    def admits(self, person: str) -> bool:
+    def admits(self, principal: Principal) -> bool:
         """Tell whether the person's token is still one of the tokens."""
-        return person in (self._subjects.values() or (ANONYMOUS,))
+        return principal.id in (self._subjects.values() or (ANONYMOUS,))
 
 
 def from_settings(settings: Settings) -> TokenAuthenticator:
-    """Make the authenticator of AUTH_TOKENS."""
+    """Make the authenticator of AUTH_TOKENS. Raises `SettingsError` if others are listed and it is empty."""
+    if len(settings.auth) > 1 and not settings.auth_tokens:
+        raise SettingsError(
+            "AUTH lists tokens with others, and AUTH_TOKENS is empty: every client could connect."
+        )
     return TokenAuthenticator(settings.auth_tokens)

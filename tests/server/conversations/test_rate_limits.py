@@ -194,7 +194,7 @@ async def test_a_session_too_many_is_refused_clearly_and_existing_ones_can_be_re
         refused.start()
         error = await refused.until("error")
         assert error["payload"]["code"] == "rate_limited"
-        assert error["payload"]["message"].startswith("1 sessions of this token are stored")
+        assert error["payload"]["message"].startswith("1 sessions of this person are stored")
         assert error["payload"]["retryAfterMs"] == 60_000
         refused.say("hello?")
         await refused.idle()

@@ -1,20 +1,70 @@
-"""A model within a daily budget."""
+"""Daily budgets: of a person, of a tenant, of cut replies, and of two processes over one store."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
 import pytest
 
-from conductor.errors import BudgetSpent
+from conductor.conversation.ledger import SubjectRecords
+from conductor.errors import BudgetSpent, ModelError, StoreUnavailable
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, Usage
-from conductor.models.budget import BudgetedProvider
-from conductor.rate_limit import DailyBudget
+from conductor.models.budget import DAY_S, Amount, BudgetedProvider, DailyBudget
+from conductor.server.auth import person_id
+from conductor.stores.memory import MemoryStore
 from tests.models import ScriptedProvider
 
-REPLY: list[TextDelta | Finished] = [TextDelta("Hi."), Finished("end_turn", Usage(60, 50, 1_000, 1_000))]
+REPLY: list[TextDelta | Finished] = [
+    TextDelta("Hi."),
+    Finished("end_turn", Usage(60, 50, 1_000, 1_000), cost=0.5),
+]
 REQUEST = ModelRequest("system", [])
+ADA, BOB = (person_id("shop", name) for name in ("ada", "bob"))
+STRANGER = person_id("bank", "ada")
+
+
+class Clock:
+    """Epoch seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.time = 100.0 * DAY_S
+
+    def __call__(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+class Records(SubjectRecords):
+    """Notes a write, and fails as long as it is told to."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store, "$spent")
+        self.written = asyncio.Event()
+        self.is_away = False
+
+    async def update(self, subject: str, name: str, change: Callable[[str], str]) -> None:
+        self.written.set()
+        if self.is_away:
+            raise StoreUnavailable("away")
+        await super().update(subject, name, change)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+async def budget(store: MemoryStore, clock: Clock) -> AsyncIterator[DailyBudget]:
+    budget = DailyBudget(Amount(200), Amount(300, 2.0), Records(store), clock)
+    yield budget
+    await budget.aclose()
 
 
 async def reply(provider: BudgetedProvider) -> list[ModelEvent]:
@@ -22,15 +72,65 @@ async def reply(provider: BudgetedProvider) -> list[ModelEvent]:
         return [event async for event in events]
 
 
-async def test_a_spent_budget_sends_no_request() -> None:
-    inner, budget = ScriptedProvider(lambda _: REPLY), DailyBudget(200)
-    provider = BudgetedProvider(inner, budget, "one")
+async def test_a_spent_budget_sends_no_request(budget: DailyBudget) -> None:
+    inner = ScriptedProvider(lambda _: REPLY)
+    provider = BudgetedProvider(inner, budget, ADA)
     for _ in range(2):
         assert await reply(provider) == REPLY
     with pytest.raises(BudgetSpent):
         await reply(provider)
     assert len(inner.requests) == 2
-    assert await reply(BudgetedProvider(inner, budget, "other")) == REPLY
+    assert await reply(BudgetedProvider(inner, budget, BOB)) == REPLY
+    with pytest.raises(BudgetSpent):
+        await reply(BudgetedProvider(inner, budget, person_id("shop", "eve")))  # of the tenant
+    assert await reply(BudgetedProvider(inner, budget, STRANGER)) == REPLY
+
+
+async def test_money_counts_as_tokens_do(budget: DailyBudget) -> None:
+    budget.spend(ADA, 1, 1.5)
+    assert not await budget.is_spent(BOB)
+    budget.spend(BOB, 1, 0.5)
+    assert await budget.is_spent(ADA) and await budget.is_spent(BOB)
+
+
+async def test_a_budget_is_of_one_day(budget: DailyBudget, clock: Clock) -> None:
+    budget.spend(ADA, 200, 0.0)
+    clock.time += DAY_S - 0.001
+    assert await budget.is_spent(ADA) and not await budget.is_spent(BOB)
+    clock.time = 101.0 * DAY_S
+    assert not await budget.is_spent(ADA)
+    budget.spend(ADA, 200, 0.0)
+    clock.time = 100.0 * DAY_S
+    assert await budget.is_spent(ADA), "a clock that is put back gives nothing back"
+
+
+async def test_two_processes_and_a_restart_share_a_budget(store: MemoryStore, clock: Clock) -> None:
+    def process() -> DailyBudget:
+        return DailyBudget(Amount(), Amount(300), Records(store), clock)
+
+    first, second = process(), process()
+    assert not await first.is_spent(ADA) and not await second.is_spent(BOB)
+    first.spend(ADA, 150, 0.0)
+    second.spend(BOB, 150, 0.0)
+    await asyncio.gather(first.aclose(), second.aclose())
+    clock.time += 5.0
+    for budget in (first, second, process()):
+        assert await budget.is_spent(ADA) and await budget.is_spent(BOB)
+        assert not await budget.is_spent(STRANGER)
+
+
+async def test_replies_are_written_together_and_again_after_a_failure(clock: Clock) -> None:
+    records = Records(MemoryStore())
+    budget = DailyBudget(Amount(100), Amount(), records, clock, write_s=0.01)
+    records.is_away = True
+    for _ in range(10):
+        budget.spend(ADA, 10, 0.0)
+    await records.written.wait()
+    assert await budget.is_spent(ADA), "what is not written counts"
+    records.is_away = False
+    await budget.aclose()
+    clock.time += 5.0
+    assert await DailyBudget(Amount(100), Amount(), records, clock).is_spent(ADA)
 
 
 class Reconnector(ScriptedProvider):
@@ -41,8 +141,27 @@ class Reconnector(ScriptedProvider):
         return self.opened
 
 
-async def test_closing_the_reply_closes_the_request() -> None:
-    inner = Reconnector(lambda _: REPLY)
-    async with aclosing(BudgetedProvider(inner, DailyBudget(1), "one").stream(REQUEST)) as events:
+async def test_closing_the_reply_closes_the_request_and_counts_it(budget: DailyBudget, clock: Clock) -> None:
+    inner = Reconnector(lambda _: [TextDelta("word " * 140), *REPLY])
+    async with aclosing(BudgetedProvider(inner, budget, ADA).stream(REQUEST)) as events:
         await anext(events)
     assert inner.record(0).closed.is_set()
+    assert await budget.is_spent(ADA), "700 characters are 200 tokens"
+
+
+async def test_a_cut_reply_reads_as_much_as_the_one_before(budget: DailyBudget) -> None:
+    provider = BudgetedProvider(ScriptedProvider(lambda _: REPLY), budget, ADA)
+    await reply(provider)  # 110
+    for expected in (False, True):  # 60 and a word each
+        async with aclosing(provider.stream(REQUEST)) as events:
+            await anext(events)
+        assert await budget.is_spent(ADA) is expected
+
+
+async def test_a_request_that_fails_at_once_costs_nothing(budget: DailyBudget) -> None:
+    inner = ScriptedProvider(lambda _: [ModelError("connection", "No.")])
+    long = ModelRequest("x" * 10_000, [])
+    with pytest.raises(ModelError):
+        async with aclosing(BudgetedProvider(inner, budget, ADA).stream(long)) as events:
+            await anext(events)
+    assert not await budget.is_spent(ADA)

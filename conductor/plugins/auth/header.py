@@ -1,0 +1,55 @@
+"""AUTH=header: a proxy of TRUSTED_PROXIES authenticates people and names them in a header, AUTH_HEADER.
+
+AUTH_TENANT_HEADER names their tenants, if there are several.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+
+import structlog
+
+from conductor.errors import SettingsError
+from conductor.rate_limit import Network, is_trusted
+from conductor.server.auth import Handshake, Principal, person_id
+from conductor.settings import Settings, environment_value
+
+log = structlog.get_logger(__name__)
+
+
+class HeaderAuthenticator:
+    """Believes the header of trusted proxies only: any client can write it, too."""
+
+    required = True
+
+    def __init__(self, header: str, tenant_header: str | None, proxies: Sequence[Network]) -> None:
+        self._headers = [header] if tenant_header is None else [header, tenant_header]
+        self._proxies = proxies
+
+    async def authenticate(self, handshake: Handshake) -> Principal | None:
+        """Name the person in the header."""
+        values = [handshake.headers.get_all(header) for header in self._headers]
+        if not values[0]:
+            return None
+        if not is_trusted(handshake.peer, self._proxies):
+            log.info("header ignored: not from a trusted proxy", header=self._headers[0], peer=handshake.peer)
+            return None
+        # A proxy that appends to the header of a client instead of replacing it proves nothing.
+        if any(len(texts) != 1 or not texts[0].strip() for texts in values):
+            return None
+        name, *tenant = (texts[0].strip() for texts in values)
+        return Principal(person_id("".join(tenant), name))
+
+    def admits(self, principal: Principal) -> bool:
+        """Admit everybody: only the proxy knows who may not stay."""
+        return True
+
+
+def from_settings(settings: Settings) -> HeaderAuthenticator:
+    """Make the authenticator. Raises `SettingsError` without TRUSTED_PROXIES."""
+    if not settings.trusted_proxies:
+        raise SettingsError("AUTH=header needs TRUSTED_PROXIES, the proxies that set the header.")
+    header, tenant_header = environment_value("AUTH_HEADER"), environment_value("AUTH_TENANT_HEADER")
+    proxies = [ipaddress.ip_network(proxy) for proxy in settings.trusted_proxies]
+    return HeaderAuthenticator(header or "X-User", tenant_header, proxies)

@@ -1,0 +1,38 @@
+"""Requests of authenticators to an identity service: bounded in time and bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import urlsplit
+
+from conductor.errors import SettingsError
+from conductor.settings import is_loopback
+
+# Seconds of a request, and bytes of its answer.
+REQUEST_S = 5.0
+MAX_BYTES = 256 * 1024
+
+
+def check_url(name: str, url: str, more: str = "") -> None:
+    """Check the address of a setting. Raises `SettingsError` for one that others could answer."""
+    parts = urlsplit(url)
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname or "")):
+        raise SettingsError(f"{name} must be an https:// address{more}.")
+
+
+async def fetch(url: str, content: bytes | None = None, *, local_only: bool) -> bytes:
+    """GET a document, or POST JSON. Raises `httpx2.HTTPError`, `TimeoutError` and `ValueError`."""
+    from conductor.http_client import HttpClient, is_local
+
+    headers = {"Accept-Encoding": "identity", **({"Content-Type": "application/json"} if content else {})}
+    method = "GET" if content is None else "POST"
+    permits = is_local if local_only else None
+    async with asyncio.timeout(REQUEST_S), HttpClient(permits=permits) as client:
+        async with client.stream(method, url, content=content, headers=headers) as response:
+            response.raise_for_status()
+            data = b""
+            async for chunk in response.aiter_raw():
+                data += chunk
+                if len(data) > MAX_BYTES:
+                    raise ValueError("too long")
+            return data
