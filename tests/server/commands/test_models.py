@@ -142,4 +142,4 @@ def test_a_wrong_argument_is_an_error(
 
 def test_the_demo_is_probed(conductor: Main) -> None:
     code, out, _ = conductor("models", "probe", MODEL_PROVIDER="demo")
-    assert code == 0 and out.startswith("default: demo\n") and "ok    tools: called" in out
+    assert code == 0 and out.startswith("default: demo\nok    answers: ") and "ok    streaming: " in out
