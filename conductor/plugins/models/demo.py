@@ -83,7 +83,7 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
 
 _LAMP = r"(?:lamp|light)s?"
 _LAMP_OF = rf"(?:{_LAMP} in the (?P<room>.+)|(?P<room2>.+) {_LAMP})"
-_WAIT = r"(?P<in_minutes>(?:[\d.]{1,8}|an?) (?:second|minute|hour|day))s?"
+_WAIT = r"(?P<in_minutes>(?:\d{1,6}(?:\.\d{1,6})?|an?) (?:second|minute|hour|day))s?"
 ROWS: Sequence[tuple[str, str]] = (
     ("calculator", r"(?P<expression>.+)"),
     ("get_current_time", r"what (?:time|day|date) is it(?: (?:in|at) (?P<timezone>.+))?"),

@@ -135,7 +135,10 @@ async def test_a_sentence_of_the_table_becomes_a_call(
     assert talk.calls == [(name, arguments)]
 
 
-@pytest.mark.parametrize("words", ["help", "The note is nice", "What time is it in Xanadu?", "2 plus", "3 4"])
+@pytest.mark.parametrize(
+    "words",
+    ["help", "The note is nice", "What time is it in Xanadu?", "remind me in 1.2.3 hours to eat", "3 4"],
+)
 async def test_other_words_call_nothing_and_get_the_truth_about_the_model(words: str) -> None:
     talk = TerminalChat()
     answer = await talk.hear(words)
