@@ -74,8 +74,8 @@ async def test_the_device_declares_its_tools_and_the_model_calls_both() -> None:
         status, out, err = await run.ends()
     assert (status, err) == (0, "")
     assert out.splitlines() == [
-        'lamp.switch({"on":true,"room":"kitchen"}) -> {"room":"kitchen","on":true}',
-        "Lamp switch answered: room is kitchen and on is yes.",
+        'lamp.switch({"on":true,"room":"kitchen"}) -> {"on":true,"room":"kitchen"}',
+        "Lamp switch answered: on is yes and room is kitchen.",
         'lamp.list({}) -> {"on":["kitchen"]}',
         "Lamp list answered: on is kitchen.",
     ]

@@ -90,7 +90,7 @@ ROWS: Sequence[tuple[str, str]] = (
     ("lamp.switch", rf"(?:switch|turn) (?P<on>on|off) the {_LAMP_OF}"),
     ("lamp.switch", rf"(?:switch|turn) the {_LAMP_OF} (?P<on>on|off)"),
     ("lamp.list", rf"(?:which|what) {_LAMP} are on"),
-    ("photos.delete", r"delete (?:my )?(?P<count>\d{1,6}) newest photos of (?P<album>.+)"),
+    ("photos.delete", r"delete (?:my )?(?P<count>\d{1,6}) (?:newest )?photos of (?:album )?(?P<album>.+)"),
     ("note.delete", r"(?:delete|remove) the note (?P<title>.+)"),
     ("add_task", r"add a task (?:to |called )?(?P<title>.+)"),
     ("list_tasks", r"(?:list|show)(?: me)? my tasks"),
