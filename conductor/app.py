@@ -13,7 +13,7 @@ import structlog
 
 from conductor.conversation.ledger import SubjectRecords
 from conductor.conversation.phrases import FAILURES
-from conductor.conversation.services import Services
+from conductor.conversation.services import Services, Webhooks
 from conductor.entry_points import ENDPOINTS, plugins
 from conductor.models.base import ModelProvider
 from conductor.models.budget import Amount, DailyBudget
@@ -29,6 +29,7 @@ from conductor.server.listener import Listener
 from conductor.server.metrics import make_metrics_endpoint
 from conductor.server.page import make_page
 from conductor.server.terminal import Terminal
+from conductor.server.webhook_file import load_webhooks
 from conductor.server.workers import Worker
 from conductor.settings import Settings
 from conductor.stores.base import SessionLog
@@ -64,6 +65,7 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
     tracer = make_tracer(settings.otel_exporter_otlp_endpoint, content=settings.log_content)
     observers = TurnObservers(session_metrics, tracer, log_content=settings.log_content)
     observers.prompt = identify(settings.system_prompt_file, system_prompt)
+    webhooks = load_webhooks(settings)
     for spec in (*catalog, *(spec for toolset in toolsets for spec in toolset.specs())):
         _ = spec.definition  # made now, not in the first turn
     return Services(
@@ -87,6 +89,7 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
         gate_options=GateOptions.of(settings),
         audit=AuditLog(settings.audit_log) if settings.audit_log is not None else None,
         observers=observers,
+        webhooks=Webhooks(webhooks.events if webhooks is not None else ()),
         redactor=make_redactor(settings, toolsets),
         subject_records=SubjectRecords(store),
         budget=_make_budget(settings, store),

@@ -22,6 +22,7 @@ _GROUPS = {
     "knowledge": "index the documents of the knowledge base",
     "policy": "list, change and explain the operator's rules",
     "sessions": "list, show, replay, export, delete, back up and restore stored sessions",
+    "webhooks": "list the webhooks that were given up",
 }
 # Command -> its help, its function, and its arguments. Only the module of the given command is imported.
 _COMMANDS = {
@@ -101,6 +102,7 @@ _COMMANDS = {
         ".sessions:restore",
         "file --force",
     ),
+    "webhooks dead": ("list the events that the app's backend did not take in time", ".webhooks:dead", ""),
     "protocol": (
         "print the events of the protocol and their schemas",
         ".protocol_reference:run",

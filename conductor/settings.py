@@ -192,6 +192,7 @@ class Settings(BaseSettings):
     web_search: str | None = None
     http_tools_file: Path | None = None
     mcp_config_file: Path | None = None
+    webhooks_file: Path | None = None
     mcp_server: bool = False
     mcp_port: Annotated[int | None, Field(ge=0, le=65_535)] = None
     session_grace_s: Annotated[float, Field(ge=0, le=86_400)] = 120

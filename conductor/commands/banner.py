@@ -17,6 +17,7 @@ from conductor.errors import SettingsError
 from conductor.models.profiles import load_profiles
 from conductor.plugins.mcp.config import load_mcp_servers
 from conductor.plugins.tools import http_tools
+from conductor.server.webhook_file import load_webhooks
 from conductor.settings import Settings, read_settings, referenced_names
 from conductor.stores.registry import describe_store
 
@@ -65,7 +66,7 @@ def _authority(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-REFERRING_FILES = (load_profiles, load_mcp_servers, http_tools.from_settings)
+REFERRING_FILES = (load_profiles, load_mcp_servers, load_webhooks, http_tools.from_settings)
 """Loaders of the files that refer to names in the environment; each adds them to `referenced_names`."""
 
 

@@ -24,6 +24,7 @@ from conductor.conversation.state import (
     Speech,
     Turn,
 )
+from conductor.conversation.webhooks import take
 from conductor.messages import AssistantMessage, Message, Note, UserMessage
 from conductor.tools.base import truncate
 from conductor.tools.outcomes import Outcome
@@ -46,6 +47,7 @@ def walk(state: Conversation, commit: r.Commit) -> Iterator[tuple[r.Record, list
     """Apply a commit record by record: each step applies one, and gives it with its events."""
     for event_id in commit.acked:
         state.outbound.pop(event_id, None)
+        state.webhook_events.pop(event_id, None)
     state.revision += 1
     state.claims[commit.claim or state.claim] = state.revision
     _bound(state.claims, MAX_CLAIMS)
@@ -57,6 +59,7 @@ def apply(state: Conversation, record: r.Record, at: int) -> list[Event]:
     state.record_count += 1
     _remember(state, getattr(record, "event_id", ""))
     turn = state.turn
+    take(state, record, at)
     _change(state, record, at)
     _run_clock(state, at)
     record_events = events(state, record, at, turn)
@@ -172,10 +175,9 @@ def _declare(state: Conversation, record: r.ProfileDeclared) -> None:
 
 
 def _set_field(state: Conversation, record: r.FieldSet) -> None:
-    if record.value:
-        state.fields[record.name] = record.value
-    else:
-        state.fields.pop(record.name, None)
+    state.fields[record.name] = record.value
+    if not record.value:
+        del state.fields[record.name]
 
 
 def _add_notice(state: Conversation, notice: Notice) -> None:
@@ -275,8 +277,7 @@ def _reply(state: Conversation, turn: Turn, record: r.ReplyLogged, at: int) -> N
 
 
 def _release(state: Conversation, record: r.CallReleased, at: int) -> None:
-    call = state.open_call(record.call_id)
-    if call is not None and call.consent == "held":
+    if (call := state.open_call(record.call_id)) is not None and call.consent == "held":
         call.consent, call.started_at, call.claim = "free", at, state.claim
 
 
@@ -350,8 +351,7 @@ def _ask(state: Conversation, record: r.QuestionsAsked, at: int) -> None:
     for question in record.questions:
         question = state.questions[question.id] = replace(question)
         question.asked_at = question.asked_at or at
-        call = state.open_call(question.call_id)
-        if call is not None and question.form is None:
+        if (call := state.open_call(question.call_id)) is not None and question.form is None:
             call.consent = "asked"
 
 

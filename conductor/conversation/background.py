@@ -21,7 +21,7 @@ from conductor.events.envelope import new_call_id
 from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
 from conductor.models.base import CACHE_S, CacheWarmer, Finished, ModelRequest, TextDelta
 from conductor.tools.base import failed
-from conductor.tools.reminders import FIELD, Reminder, read_reminders, write_reminders
+from conductor.tools.reminders import FIELD, TAKEN_MS, Reminder, read_reminders, write_reminders
 
 log = structlog.get_logger(__name__)
 
@@ -142,8 +142,6 @@ async def _warm(session: SessionCore, provider: CacheWarmer, messages: Sequence[
 _LOOK_S = 60.0
 # Seconds until the next try after the store failed, or while too many notices wait.
 _RETRY_S = 2.0
-# Milliseconds: a session that took a reminder and has not told it since is gone.
-_TAKEN_MS = 10 * 60 * 1000
 
 
 # -- reminders
@@ -197,7 +195,7 @@ class Reminders:
 
     def _may_take(self, reminder: Reminder, now: int) -> bool:
         own = self._session.key.session_id
-        is_taken = reminder.session not in ("", own) and now - reminder.taken_ms < _TAKEN_MS
+        is_taken = reminder.session not in ("", own) and now - reminder.taken_ms < TAKEN_MS
         return reminder.due_ms <= now and not is_taken
 
     async def _tell(self) -> None:

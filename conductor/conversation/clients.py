@@ -179,6 +179,8 @@ class Clients:
         """Make the records of a connection, after ``records`` of its declaration."""
         state, outbox, focus = self._session.state, self._session.outbox, self._session.state.focus
         cards = [question.id for question in state.questions.values() if question.card]
+        if not state.opened and self._session.services.webhooks.events:
+            records.insert(0, r.SessionOpened())
         if is_new and focus is not None and not focus.card and not same_process:
             records.append(r.PromptForgotten(focus.id))
         profiles = (record.profile for record in records if isinstance(record, r.ProfileDeclared))

@@ -78,9 +78,10 @@ class SessionCore(ABC):
         self.rules = services.conduct
         self.view = View(state, self.rules, self.tools, now, memories=self._memories)
         self.outbox = Outbox(self.key.session_id, nonce(claim.token), self.view, self._expired)
+        self.view.is_connected = lambda: self.is_connected
         self.durable = store.durable
         self.doubtful: Commit | None = None
-        self.preface: list[Record] = [Claimed(claim.token)]
+        self.preface: list[Record] = [Claimed(claim.token, services.webhooks.events)]
         self._store = store
         self._claim = claim
         self._fenced: Fenced | None = None
@@ -368,6 +369,12 @@ class SessionCore(ABC):
         self.outbox.put(events, self.state.outbound)
         self._advanced(commit, turn)
         self.observer.applied(commit)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """Have the backend told what waits for it."""
+        if self.state.webhook_events and (delivery := self.services.webhooks.delivery) is not None:
+            delivery.wake(self)
 
     # -- sending
 
@@ -382,12 +389,12 @@ class SessionCore(ABC):
         self.flash(set_state(new_call_id(), "idle"))
 
     def _expired(self, event: Event) -> None:
-        was_shown = True
+        was_shown, was_sent = True, self.outbox.was_sent(event.call_id)
         if event.kind == "speak":
             # A prompt that was not acknowledged counts as heard once its text was shown.
             question = next((q for q in self.state.questions.values() if q.speech_id == event.call_id), None)
             was_shown = question is not None and not self.outbox.is_outstanding(question.message_id)
-        decision = partial(timed_out, self.view, event.call_id, was_shown=was_shown)
+        decision = partial(timed_out, self.view, event.call_id, was_shown=was_shown, was_sent=was_sent)
         self.spawn(self.insist(decision, report_at=2))
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

@@ -262,7 +262,7 @@ def _card(question: Question) -> ApprovalRequest:
         question.reasons,
         question.prompt,
         question.scopes,
-        _iso(question.expires_at),
+        iso_time(question.expires_at),
         question.preview,
     )
 
@@ -331,6 +331,7 @@ def _cancel(state: Conversation, number: int, call_id: str, reason: _CancelReaso
         yield _SLOTS["cancel"] + number, "flash", ToolCancel(call_id, reason)
 
 
-def _iso(at_ms: int) -> str:
+def iso_time(at_ms: int) -> str:
+    """Write a time of epoch milliseconds."""
     time = datetime.fromtimestamp(at_ms / 1000, UTC)
     return f"{time:%Y-%m-%dT%H:%M:%S}.{at_ms % 1000:03d}Z"

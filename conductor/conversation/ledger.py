@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -67,6 +67,11 @@ class SubjectRecords:
     def get(self, subject: str, name: str) -> str:
         """Return a field as last read or written here; empty if it is not set, or before `load`."""
         return self._fields.get(subject, {}).get(name, "")
+
+    @property
+    def subjects(self) -> Collection[str]:
+        """Name the subjects whose records were read."""
+        return self._fields.keys()
 
     async def load(self, subject: str) -> None:
         """Read a subject's record. Raises `StoreUnavailable`."""

@@ -288,10 +288,9 @@ class Outbox(Entries):
                 return
             event = entry.event
             if event.kind in ("call", "speak"):
-                abandoned = event.id not in self._entries
-                self._remove(entry)
-                if not abandoned:
+                if event.id in self._entries:  # else it is abandoned
                     self._expire(event)
+                self._remove(entry)
             else:
                 self._leave(entry)
             self.settle()

@@ -381,11 +381,11 @@ def _outcome(
     return device_outcome(event.result, event.error, took_s)
 
 
-def timed_out(view: View, call_id: str, *, was_shown: bool) -> list[r.Record]:
+def timed_out(view: View, call_id: str, *, was_shown: bool, was_sent: bool = True) -> list[r.Record]:
     """Take the end of the time limit of a call or a speech; ``was_shown``: the speech's text."""
     call = view.state.open_call(call_id)
     if call is not None and call.is_device:
-        outcome = timeout_outcome(call.effect, view.seconds_since(call.started_at))
+        outcome = timeout_outcome(call.effect, view.seconds_since(call.started_at), was_sent=was_sent)
         return [finish_without_result(view, call, outcome, starts_turn=True)]
     return consent.prompt_heard(view.state, call_id) if was_shown else []
 

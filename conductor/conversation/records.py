@@ -38,13 +38,22 @@ class Fact(Value, frozen=True, tag=True):
 
 
 class Claimed(Fact, frozen=True):
-    """A process took the session over."""
+    """A process took the session over; its backend wants the events ``webhooks``."""
 
     claim: str
+    webhooks: tuple[str, ...] = ()
 
 
 class Released(Fact, frozen=True):
     """The owner gave the session up in order."""
+
+
+class SessionOpened(Fact, frozen=True):
+    """A client connected, and the backend does not know yet that the session is open."""
+
+
+class SessionClosed(Fact, frozen=True):
+    """The session was ended, or its grace period is over."""
 
 
 class ProfileDeclared(Fact, frozen=True):
@@ -162,6 +171,12 @@ class CallReleased(Fact, frozen=True):
     """The earlier writes of a held call's reply are decided: it starts."""
 
     call_id: str
+
+
+class DeviceWanted(Fact, frozen=True):
+    """These calls wait for a device that is not connected."""
+
+    calls: tuple[str, ...]
 
 
 class CallFinished(Fact, frozen=True):
@@ -302,6 +317,8 @@ class LateFinished(Fact, frozen=True):
 Record: TypeAlias = (
     Claimed
     | Released
+    | SessionOpened
+    | SessionClosed
     | ProfileDeclared
     | CallsWithheld
     | StateShown
@@ -316,6 +333,7 @@ Record: TypeAlias = (
     | ReplyBroken
     | ReplyLogged
     | CallReleased
+    | DeviceWanted
     | CallFinished
     | TurnEnded
     | QuestionsAsked
@@ -347,8 +365,8 @@ class Commit(Value, frozen=True):
     """Records that happened together: one append to the store.
 
     ``claim`` is its author, empty for that of the commit before, and ``at`` its time in epoch milliseconds.
-    ``acked`` are ids of events that the client has handled since the last commit. A snapshot has the
-    ``state`` before the commit, and replaces all earlier commits.
+    ``acked`` are ids of events that the client or the backend has handled since the last commit. A snapshot
+    has the ``state`` before the commit, and replaces all earlier commits.
     """
 
     claim: str = ""

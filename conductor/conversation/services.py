@@ -89,6 +89,24 @@ class SessionObserver:
         """Take the gate's verdict about a call."""
 
 
+class Delivery(Protocol):
+    """Tells the app's backend what waits in the sessions."""
+
+    def wake(self, session: Observed) -> None:
+        """Deliver what waits in a session."""
+
+    async def settle(self, session: Observed) -> None:
+        """Wait for the delivery of a session's events, if it is under way."""
+
+
+@dataclass
+class Webhooks:
+    """The events that the app's backend wants, and their ``delivery`` while it runs."""
+
+    events: tuple[str, ...] = ()
+    delivery: Delivery | None = None
+
+
 class Observers:
     """Makes the observers of sessions; ``prompt`` is the name and the version of the system prompt."""
 
@@ -180,6 +198,7 @@ class Services:
     gate_options: GateOptions = field(default_factory=GateOptions)
     audit: AuditLog | None = None
     observers: Observers = field(default_factory=Observers)
+    webhooks: Webhooks = field(default_factory=Webhooks)
     judges: Mapping[str, ApprovalJudge[Any]] = field(default_factory=load_judges)
     redactor: Redactor = field(default_factory=lambda: Redactor(()))
     subject_records: SubjectRecords | None = None

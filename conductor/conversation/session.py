@@ -14,7 +14,7 @@ from conductor.conversation.clients import Clients
 from conductor.conversation.core import SessionCore, epoch_ms
 from conductor.conversation.ledger import PREFIX
 from conductor.conversation.loop import Loop
-from conductor.conversation.records import Commit, Record, Released, StateShown
+from conductor.conversation.records import Commit, Record, Released, SessionClosed, StateShown
 from conductor.conversation.services import Services
 from conductor.conversation.state import Conversation, Profile, Turn
 from conductor.conversation.steps import AwaitResults, deadline, due, next_step
@@ -87,6 +87,7 @@ class Session(SessionCore):
             self.outbox.restore(event, is_sent=not unsent)
         if self.state.turn is not None or self.state.queue:
             self.spawn(self._take_over())
+        self._deliver()
 
     async def _take_over(self) -> None:
         """Record the claim before the loop goes on with the turn of another process."""
@@ -252,18 +253,18 @@ class Session(SessionCore):
         continues_elsewhere = self.state.questions or (for_device and not self.is_connected)
         return bool(self._decisions) or (self.busy and not (self.durable and continues_elsewhere))
 
-    async def close(self) -> None:
-        """Stop the turn, and release the session in the store."""
+    async def close(self, *, ends: bool = True) -> None:
+        """Stop the turn, and release the session in the store; it ``ends`` unless the server stops."""
         self.view.closing = True
         self._stop_reminders()
         if self.durable:
             self.is_closed = True
             if self.loop is not None:
                 self.loop.stop()
-            await self._release()
         else:
             await self.end_turn("session_end")
             self.is_closed = True
+        await self._release(ends and self.state.opened)
         self._stop()
         if tasks := self._cancel_tasks():
             await asyncio.wait(tasks, timeout=self.rules.limits.close_timeout)
@@ -285,10 +286,16 @@ class Session(SessionCore):
             task.cancel()
         return tasks
 
-    async def _release(self) -> None:
+    async def _release(self, ends: bool) -> None:
+        def decision() -> list[Record]:
+            released: list[Record] = [Released()] if self.state.turn is not None else []
+            return [*released, SessionClosed()] if ends else released
+
         try:
             async with asyncio.timeout(self.rules.limits.close_timeout):
-                await self.decide(lambda: [Released()] if self.state.turn is not None else [])
+                await self.decide(decision)
+                if ends and (delivery := self.services.webhooks.delivery) is not None:
+                    await delivery.settle(self)
                 await self.flush()
         except (ConductorError, TimeoutError):
             log.debug("session not released in order", session=self.key.session_id)

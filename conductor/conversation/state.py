@@ -53,6 +53,7 @@ class Call(Part):
     on the earlier writes of its reply. Both have the ``fingerprint`` of their tool, which must not change
     meanwhile. From ``started_at`` on a call may be on the wire, or may have run in the process with
     ``claim``. ``reasons`` and ``cautions`` are those of the gate. ``result`` is the only result.
+    ``wanted``: the backend was asked to wake the device.
     """
 
     id: str
@@ -73,6 +74,7 @@ class Call(Part):
     started_at: int = 0
     claim: str = ""
     fingerprint: str = ""
+    wanted: bool = False
     result: ToolResult | None = None
 
     @property
@@ -251,13 +253,23 @@ class Event(Part):
     withheld: bool = False
 
 
+class WebhookEvent(Value, frozen=True):
+    """A fact for the app's backend, with its ``data`` as JSON values."""
+
+    id: str
+    type: str
+    at: int
+    data: dict[str, Any]
+
+
 class Conversation(Part):
     """A session. The first message of ``log`` has the position ``log_start``.
 
     ``claim`` is the token of the owner; ``claims`` maps the last owners to their last revisions, and
     ``claim_times`` are the recent takeovers. Event ids are made of the claim and ``record_count``.
     ``fields`` belong to tools. ``decided`` are the outcomes of the last questions. ``usage`` sums up the
-    replies: input tokens, output tokens, cost.
+    replies: input tokens, output tokens, cost. ``webhooks`` are the events that the app's backend wants, and
+    ``webhook_events`` those that wait for delivery. ``opened``: the backend knows that the session is open.
     """
 
     revision: int = 0
@@ -284,6 +296,9 @@ class Conversation(Part):
     handled_ids: dict[str, None] = {}
     fields: dict[str, str] = {}
     usage: tuple[int, int, float] = (0, 0, 0.0)
+    webhooks: tuple[str, ...] = ()
+    webhook_events: dict[str, WebhookEvent] = {}
+    opened: bool = False
 
     @property
     def log_end(self) -> int:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from conductor.conversation import consent
 from conductor.conversation.receive import ended
-from conductor.conversation.records import CallReleased, Record, ReplyBroken, TurnEnded
+from conductor.conversation.records import CallReleased, DeviceWanted, Record, ReplyBroken, TurnEnded
 from conductor.conversation.state import Call, Cause
 from conductor.conversation.view import View, finish, finish_without_result
 from conductor.tools.outcomes import interrupted_outcome, not_answered
@@ -117,6 +117,10 @@ def _round(view: View, calls: list[Call]) -> Step:
     released = _released(view, calls)
     if released:
         return released
+    if "device.wanted" in view.state.webhooks and not view.is_connected():
+        device = [call for call in calls if call.is_device and call.is_open and call.started_at]
+        if wanted := tuple(call.id for call in device if not call.wanted):
+            return [DeviceWanted(wanted)]
     started = [
         call
         for call in calls

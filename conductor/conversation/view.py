@@ -27,7 +27,8 @@ class View:
     ``utterance_began`` and ``speaking_until`` follow the partial transcripts. ``floor_at``: when the
     server may start a turn of its own, None while it may not. ``request_waits``: a program's call waits.
     ``notices_after``: notices wait until then. ``summary``: of everything before a position of the log.
-    ``memories``: what is remembered of the person, fitting to the first words.
+    ``memories``: what is remembered of the person, fitting to the first words. ``is_connected``: whether a
+    client is attached.
     """
 
     state: Conversation
@@ -53,6 +54,7 @@ class View:
     summary: tuple[int, Summary] | None = None
     may_start: Callable[[], bool] = lambda: True
     memories: Callable[[str], str] = lambda words: ""
+    is_connected: Callable[[], bool] = lambda: True
 
     @cached_property
     def history(self) -> HistoryBudget:

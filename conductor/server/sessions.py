@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 from websockets.frames import CloseCode
@@ -89,6 +89,21 @@ class Peer(Transport, Protocol):
     async def is_alive(self) -> bool: ...
 
 
+class Visitor:
+    """A connection to a session that shows nothing: the session's client stays attached."""
+
+    resumes = segments = False
+
+    def send(self, *_: Any, **__: Any) -> None:
+        """Do nothing: nothing is shown, held or closed here, and a loss is seen by the next commit."""
+
+    drop_partials = suspend = close = ownership_lost = send
+
+    async def is_alive(self) -> bool:
+        """Wait for the session."""
+        return True
+
+
 @dataclass(slots=True)
 class _Binding:
     session: asyncio.Task[Session]
@@ -124,6 +139,10 @@ class SessionRegistry:
     def sessions(self) -> list[Session]:
         tasks = [binding.session for binding in self._bindings.values()]
         return [task.result() for task in tasks if task.done() and task.exception() is None]
+
+    def has(self, key: SessionKey) -> bool:
+        """Tell whether this process has a session."""
+        return key in self._bindings
 
     def connected(self, subject: str, session_id: str | None = None) -> Session | None:
         """Find the subject's newest session with a connected client, or the one of that id."""
@@ -273,7 +292,7 @@ class SessionRegistry:
         for binding in bindings.values():
             if binding.timer is not None:
                 binding.timer.cancel()
-        await asyncio.gather(*(self._close(binding) for binding in bindings.values()))
+        await asyncio.gather(*(self._close(binding, ends=False) for binding in bindings.values()))
         if self._closing:
             await asyncio.wait(self._closing)
         self.ownership_verified.set()  # no session remains that could send
@@ -385,11 +404,11 @@ class SessionRegistry:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    async def _close(self, binding: _Binding) -> None:
+    async def _close(self, binding: _Binding, *, ends: bool = True) -> None:
         try:
             async with asyncio.timeout(self._services.limits.close_timeout):
                 session = await binding.session
-            await session.close()
+            await session.close(ends=ends)
         except StoreError as error:
             log.debug("session not opened or not released", error=type(error).__name__)
         except Exception:

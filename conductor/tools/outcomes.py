@@ -60,8 +60,10 @@ def edits(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return f"The user changed the arguments before allowing the call: {msgspec.json.encode(changed).decode()}"
 
 
-def timeout_outcome(effect: str, took_s: float) -> ToolOutcome:
-    """Make the outcome of a call that timed out; its effect is unknown."""
+def timeout_outcome(effect: str, took_s: float, *, was_sent: bool = True) -> ToolOutcome:
+    """Make the outcome of a call that timed out; its effect is unknown if it was sent."""
+    if not was_sent:
+        return failed("cancelled", _NO_DEVICE, reason="device_not_connected", took_s=took_s)
     text = _NO_ANSWER if effect == "read" else _UNKNOWN
     return failed("unknown", text, reason="tool_result_timeout", took_s=took_s)
 
@@ -70,6 +72,7 @@ _UNKNOWN = (
     "No result came in time. The call may have happened, or may still happen. "
     "Do not repeat it, and do not tell the user that it succeeded or failed."
 )
+_NO_DEVICE = "The device was not connected in time. Nothing was run. Tell the user so."
 _NO_ANSWER = "No result came in time. Do not assume what it would have been."
 
 

@@ -13,6 +13,8 @@ import msgspec
 # Characters of a zone's name; the longest has 32.
 MAX_ZONE_CHARS = 64
 FIELD = "reminders"
+# Milliseconds: a session that took a reminder and has not told it since is gone.
+TAKEN_MS = 10 * 60 * 1000
 
 Repeat: TypeAlias = Literal["daily", "weekdays", "weekends", "weekly", "monthly"]
 
@@ -22,7 +24,8 @@ _WEEKDAYS: Mapping[Repeat, range] = {"daily": range(7), "weekdays": range(5), "w
 class Reminder(msgspec.Struct, frozen=True, omit_defaults=True):
     """A reminder. ``due_ms`` is epoch milliseconds; ``zone`` is the IANA time zone of its repetitions.
 
-    ``session`` is the session that delivers it, since ``taken_ms``.
+    ``session`` is the session that delivers it, since ``taken_ms``. ``announced_ms``: its ``due_ms`` of which
+    the app's backend was told.
     """
 
     id: Annotated[str, msgspec.Meta(pattern=r"^reminder_[1-9][0-9]{0,5}$")]
@@ -32,6 +35,7 @@ class Reminder(msgspec.Struct, frozen=True, omit_defaults=True):
     zone: str = "UTC"
     session: str = ""
     taken_ms: int = 0
+    announced_ms: int = 0
 
     @property
     def view(self) -> dict[str, str]:

@@ -406,6 +406,7 @@ def test_a_snapshot_says_all(records: list[r.Record], cut: int) -> None:
 def test_every_record_can_be_applied_to_nothing() -> None:
     kinds = {type(record) for _, _, records, *_ in TABLE for record in records}
     kinds |= {r.CallsWithheld, r.StateShown, r.NoticeTaken, r.BridgeSpoken, r.PromptSpoken}
+    kinds |= {r.SessionOpened, r.SessionClosed, r.DeviceWanted}
     assert kinds == set(get_args(r.Record))
     for _, _, records, *_ in TABLE:
         assert isinstance(fold(*records).revision, int)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from conductor.conversation.consent import Refuse
 from conductor.conversation.inbound import record, take_decision
@@ -14,26 +14,12 @@ from conductor.events.client import Decision
 from conductor.events.server import ApprovalResolved
 from conductor.plugins.api.requests import ApiCall, ApiError, find_session
 from conductor.plugins.api.resources import Accepted, ApprovalOutcome, Ended
+from conductor.server.sessions import Visitor
 from conductor.stores.base import SessionKey
 
 _T = TypeVar("_T")
 # Tries while other processes take the session.
 ATTEMPTS = 4
-
-
-class _Visitor:
-    """A connection to a session that shows nothing: the session's client stays attached."""
-
-    resumes = segments = False
-
-    def send(self, *_: Any, **__: Any) -> None:
-        """Do nothing: nothing is shown, held or closed here, and a loss is seen by the next commit."""
-
-    drop_partials = suspend = close = ownership_lost = send
-
-    async def is_alive(self) -> bool:
-        """Wait for the session."""
-        return True
 
 
 async def in_session(call: ApiCall, work: Callable[[Session], Awaitable[_T]]) -> _T:
@@ -43,7 +29,7 @@ async def in_session(call: ApiCall, work: Callable[[Session], Awaitable[_T]]) ->
     because the claim is released again. Raises `ApiError`, `StoreUnavailable`.
     """
     key, _ = await find_session(call)
-    registry, visitor = call.listener.registry, _Visitor()
+    registry, visitor = call.listener.registry, Visitor()
     for _ in range(ATTEMPTS):
         session, _ = await registry.bind(key, visitor)
         try:

@@ -7,8 +7,9 @@ from collections import Counter
 
 import msgspec
 
+from conductor.conversation.events import iso_time
 from conductor.conversation.ledger import PREFIX, replay
-from conductor.plugins.api.reports import detail_of, iso_time
+from conductor.plugins.api.reports import detail_of
 from conductor.plugins.api.requests import ApiCall, ApiError, find_session
 from conductor.plugins.api.resources import PersonExport, PersonName, Receipt, Token
 from conductor.rate_limit import ANONYMOUS
@@ -25,6 +26,7 @@ REMAINING = {
     "audit lines": "They are evidence, with the person's hash, tools and digests, and no arguments.",
     "backups": "They are the operator's, with what was stored at their time.",
     "log lines": "They have the person's hash and, unless LOG_CONTENT is set, no texts.",
+    "dead webhooks": "They have the person's hash and the session's id, and no texts.",
     "notes": "NOTES_DIR is one folder for all people, and its files name no person.",
 }
 
@@ -44,7 +46,7 @@ async def make_token(call: ApiCall) -> Token:
         raise ApiError(400, "invalid_request", "AUTH does not list one_time.")
     one_time = OneTimeTokens(call.listener.services.store)
     token, expires = await one_time.make(person, body.session, body.seconds)
-    return Token(token, person, body.session, iso_time(expires))
+    return Token(token, person, body.session, iso_time(round(expires * 1000)))
 
 
 async def export_person(call: ApiCall) -> PersonExport:

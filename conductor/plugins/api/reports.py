@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
 
 from conductor.conversation import records as r
+from conductor.conversation.events import iso_time
 from conductor.conversation.ledger import moments, replay
 from conductor.conversation.state import Call, Conversation, Question
 from conductor.messages import AssistantMessage, Message, ToolResult, UserMessage
@@ -65,11 +65,6 @@ async def show_records(call: ApiCall) -> msgspec.Raw:
     return msgspec.Raw(await asyncio.to_thread(read_replay, stored, call.query.number))
 
 
-def iso_time(seconds: float) -> str:
-    """Write a time of epoch seconds."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def summary_of(key: SessionKey, stored: Stored) -> SessionSummary:
     """Describe a session in a list. Raises `StoreUnavailable`."""
     state = replay(stored.commits(), stored.meta.revision)
@@ -77,7 +72,7 @@ def summary_of(key: SessionKey, stored: Stored) -> SessionSummary:
 
 
 def _head(key: SessionKey, stored: Stored) -> tuple[str, str, str, bool]:
-    return key.subject, key.session_id, iso_time(stored.meta.updated), bool(stored.meta.token)
+    return key.subject, key.session_id, iso_time(round(stored.meta.updated * 1000)), bool(stored.meta.token)
 
 
 def detail_of(key: SessionKey, stored: Stored) -> SessionDetail:
@@ -179,5 +174,5 @@ def _card(question: Question) -> ApprovalCard:
         question.risk,
         list(question.reasons),
         list(question.scopes),
-        iso_time(question.expires_at / 1000),
+        iso_time(question.expires_at),
     )

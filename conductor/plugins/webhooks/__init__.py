@@ -1,0 +1,1 @@
+"""Webhooks for the app's backend."""

@@ -1,0 +1,49 @@
+"""Start the delivery of webhooks, if there is a webhooks.toml."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from conductor.conversation.ledger import SubjectRecords
+from conductor.server.listener import Listener
+from conductor.server.webhook_file import load_webhooks
+from conductor.settings import Settings
+
+# Seconds after which an event is given up, and the part of the time that a session is kept: its events go
+# with it.
+PATIENCE_S, KEPT = 86_400.0, 0.9
+
+
+@asynccontextmanager
+async def serve(listener: Listener, settings: Settings) -> AsyncIterator[None]:
+    """Deliver the events of sessions during the block."""
+    file = load_webhooks(settings)
+    if file is None:
+        yield
+        return
+    # Only here: a server without webhooks does not import the HTTP client.
+    from conductor.http_client import AiohttpTransport, is_local
+    from conductor.plugins.webhooks.delivery import Deliverer
+    from conductor.plugins.webhooks.pickup import Pickup
+
+    services = listener.services
+    transport = AiohttpTransport(permits=is_local if settings.local_only else None)
+    patience_s = min(PATIENCE_S, settings.session_ttl_s * KEPT)
+    deliverer = Deliverer(file, transport, SubjectRecords(services.store), patience_s)
+    services.webhooks.delivery = deliverer
+    for session in listener.registry.sessions:  # that connected before
+        if session.state.webhook_events:
+            deliverer.wake(session)
+    # Sessions in memory end with their process.
+    picking_up = asyncio.create_task(Pickup(listener, deliverer).run()) if services.store.durable else None
+    try:
+        yield
+    finally:
+        if picking_up is not None:
+            picking_up.cancel()
+            await asyncio.wait([picking_up])
+        services.webhooks.delivery = None
+        await deliverer.aclose()
+        await transport.aclose()

@@ -1,0 +1,65 @@
+"""``webhooks.toml``: where the app's backend is told what happens, and what of it."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, HttpUrl
+
+from conductor.config_file import read_toml, validate
+from conductor.conversation.webhooks import EVENTS
+from conductor.settings import Settings, is_loopback, with_environment
+
+NAME = "webhooks.toml"
+PREFIX = "whsec_"
+
+
+def _event(name: str) -> str:
+    if name not in EVENTS:
+        raise ValueError(f"there is no {name}; there are: {', '.join(EVENTS)}")
+    return name
+
+
+def _url(url: HttpUrl) -> HttpUrl:
+    if (url.scheme != "https" and not is_loopback(url.host or "")) or url.username or url.password:
+        raise ValueError("it must be https://, or http:// to this machine, without a user")
+    return url
+
+
+def _key(secret: str) -> bytes:
+    try:
+        key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
+    except ValueError:
+        key = b""
+    if not secret.startswith(PREFIX) or not 24 <= len(key) <= 64:
+        raise ValueError(f"it must be {PREFIX} and 24 to 64 bytes in base64")  # it quotes none of it
+    return key
+
+
+class WebhookFile(BaseModel):
+    """The receiver's URL, the secret of the signatures, and the names of the events that it gets."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: Annotated[HttpUrl, AfterValidator(_url)]
+    secret: Annotated[str, AfterValidator(lambda secret: _key(secret) and secret), Field(repr=False)]
+    events: Annotated[tuple[Annotated[str, AfterValidator(_event)], ...], Field(min_length=1)] = EVENTS
+
+    @property
+    def key(self) -> bytes:
+        """The key of the signatures."""
+        return _key(self.secret)
+
+
+def load_webhooks(settings: Settings) -> WebhookFile | None:
+    """Read WEBHOOKS_FILE; None without a file. Raises `SettingsError`: one sentence with the mistake."""
+    path = settings.webhooks_file or Path(NAME)
+    if settings.webhooks_file is None and not path.exists():
+        return None
+    document = read_toml(path)
+    for name in ("url", "secret"):
+        if isinstance(document.get(name), str):
+            document[name] = with_environment(str(path), document[name], [])
+    return validate(WebhookFile, document, str(path))

@@ -1,0 +1,373 @@
+"""The backend is told what happens: signed, in order, again after failures, also after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import structlog
+from aiohttp import web
+
+from conductor.cli import main
+from conductor.conversation.core import epoch_ms
+from conductor.conversation.ledger import PREFIX, SubjectRecords
+from conductor.conversation.webhooks import EVENTS
+from conductor.errors import SettingsError
+from conductor.messages import ToolCall, ToolResult
+from conductor.models.base import Finished, ModelRequest, TextDelta, Usage
+from conductor.plugins.webhooks import delivery, pickup
+from conductor.plugins.webhooks.delivery import DEAD, DEAD_FIELD, read_dead
+from conductor.server.webhook_file import load_webhooks
+from conductor.settings import load_settings
+from conductor.stores.sqlite import SqliteStore
+from conductor.tools.reminders import FIELD, Reminder, write_reminders
+from tests.conftest import ROOT
+from tests.models import Script
+from tests.server.api import backend
+from tests.server.receiver import SECRET, Receiver, receiving
+from tests.server.test_takeover_questions import MOVE
+from tests.server.wires import until
+
+HELLO = [TextDelta("Good morning.")]
+TURNS = {"events": ["turn.ended"]}
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    async with receiving() as running:
+        yield running
+
+
+def values(receiver: Receiver, folder: Path, **file: Any) -> dict[str, Any]:
+    return {
+        "session_store_url": f"sqlite:///{folder}/s.db",
+        "webhooks_file": receiver.file(folder, **file),
+        "session_grace_s": 0,
+    }
+
+
+def look(request: ModelRequest) -> Script:
+    """Call the device, and tell the outcome."""
+    last = request.messages[-1]
+    if isinstance(last, ToolResult):
+        outcome = json.loads(last.content)
+        return [TextDelta(f"It said {outcome['data'] or outcome['metadata']['reason']}.")]
+    return [ToolCall("c-1", "look", "{}")]
+
+
+LOOK = {
+    "name": "look",
+    "description": "Looks.",
+    "inputSchema": {"type": "object"},
+    "annotations": {"readOnlyHint": True},
+}
+LOOKS = {"capabilities": ["tools"], "tools": [LOOK]}
+
+
+async def test_a_session_and_its_turns_are_told_in_order(receiver: Receiver, tmp_path: Path) -> None:
+    async with backend([HELLO, HELLO], **values(receiver, tmp_path)) as served:
+        async with served.phone() as phone:
+            await phone.ask("Hello.")
+            await phone.ask("Hello again.")
+        await receiver.until("session.started", "turn.ended", "turn.ended", "session.ended")
+        assert len(set(receiver.ids)) == 4
+        first, turn, _, end = (event["data"] for event in receiver.events)
+        assert first == {"person": "anonymous", "session": "s-1", "number": first["number"], "new": True}
+        assert (turn["reason"], turn["cause"], turn["error"]) == ("answered", "transcript", None)
+        numbers = [event["data"]["number"] for event in receiver.events]
+        assert numbers == sorted(numbers) and end["inputTokens"] >= 0
+        await served.released()
+        async with served.phone():
+            data = await receiver.until(
+                *["session.started", "turn.ended", "turn.ended", "session.ended"], "session.started"
+            )
+            assert not data["new"]
+
+
+async def test_a_session_that_ends_has_nothing_left_to_tell(receiver: Receiver, tmp_path: Path) -> None:
+    async with backend([HELLO], **values(receiver, tmp_path)) as served:
+        async with served.phone() as phone:
+            await phone.ask("Hello.")
+        await receiver.until("session.started", "turn.ended", "session.ended")
+        await served.released()
+        assert "webhookEvents" not in (await served.ask("GET", "/v1/sessions/s-1/records")).body
+    async with backend([HELLO], **values(receiver, tmp_path)):
+        await until(lambda: receiver.tries == 3)
+
+
+async def test_an_approval_is_told_and_decided(receiver: Receiver, tmp_path: Path) -> None:
+    replies: Any = lambda request: (  # noqa: E731
+        [TextDelta("Done.")]
+        if isinstance(request.messages[-1], ToolResult)
+        else [ToolCall("c-1", "move_file", "{}")]
+    )
+    start = {"capabilities": ["tools", "approval"], "tools": [MOVE]}
+    events = {"events": ["approval.waiting", "approval.decided"]}
+    async with backend(replies, **values(receiver, tmp_path, **events)) as served:
+        async with served.phone(tools={"move_file": lambda _: "moved"}, start_fields=start) as phone:
+            phone.say("Move it.")
+            await until(lambda: receiver.types() == ["approval.waiting"])
+            waiting = receiver.events[0]["data"]
+            assert (waiting["tool"], waiting["risk"]) == (
+                "move_file",
+                "medium",
+            ) and "arguments" not in waiting
+            body = {"decision": "allow", "argumentsDigest": waiting["argumentsDigest"]}
+            path = f"/v1/sessions/s-1/approvals/{waiting['approval']}"
+            assert (await served.ask("POST", path, body)).status == 200
+            await phone.idle()
+            decided = await receiver.until("approval.waiting", "approval.decided")
+            assert (decided["outcome"], decided["decidedBy"]) == ("allowed", "api:all")
+
+
+async def test_a_receiver_that_fails_gets_each_event_once_it_works(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "RETRY_S", 0.01)
+    receiver.status = 500
+    async with backend([HELLO] * 3, **values(receiver, tmp_path, **TURNS)) as served, served.phone() as phone:
+        for _ in range(3):
+            await phone.ask("Hello.")
+        await until(lambda: receiver.tries > 3)
+        receiver.status = 200
+        await receiver.until(*["turn.ended"] * 3)
+        numbers = [event["data"]["number"] for event in receiver.events]
+        assert numbers == sorted(set(numbers))
+
+
+async def test_a_receiver_that_hangs_holds_up_no_turn_and_no_stop(receiver: Receiver, tmp_path: Path) -> None:
+    receiver.hangs = asyncio.Event()
+    async with asyncio.timeout(delivery.REQUEST_S - 1):
+        async with backend([HELLO] * 3, **values(receiver, tmp_path)) as served, served.phone() as phone:
+            for _ in range(3):
+                await phone.ask("Hello.")
+            assert phone.speeches() == ["Good morning."] * 3
+    receiver.hangs.set()
+
+
+async def test_what_a_stopped_server_left_is_told_by_the_next_one(receiver: Receiver, tmp_path: Path) -> None:
+    receiver.hangs = asyncio.Event()
+    async with backend([HELLO], **values(receiver, tmp_path)) as served, served.phone() as phone:
+        await phone.ask("Hello.")
+    receiver.hangs.set()
+    await until(lambda: bool(receiver.ids))  # of the request that was cut off
+    first = list(receiver.ids)
+    async with backend([HELLO], **values(receiver, tmp_path)) as served:
+        await until(lambda: "session.ended" in receiver.types())
+        await served.released()
+    times = dict(zip(receiver.ids, receiver.types(), strict=True))
+    assert list(times.values()) == ["session.started", "turn.ended", "session.ended"]
+    assert set(first) <= set(times)
+    async with backend([HELLO], **values(receiver, tmp_path)):
+        pass
+    assert len(set(receiver.ids)) == 3
+
+
+async def test_an_old_event_is_given_up_and_shown(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "RETRY_S", 0.01)
+    receiver.status = 410
+    options = {**values(receiver, tmp_path, **TURNS), "session_ttl_s": 1}
+    async with backend([HELLO], **options) as served, served.phone() as phone:
+        await phone.ask("Hello.")
+        (session,) = served.listener.registry.sessions
+        with structlog.testing.capture_logs() as logs:
+            await until(lambda: not session.state.webhook_events)
+        assert SECRET.removeprefix("whsec_") not in str(logs)
+        dead = SubjectRecords(served.services.store)
+        await dead.load(DEAD)
+        (event,) = read_dead(dead.get(DEAD, DEAD_FIELD))
+        assert (event.type, event.session, event.reason) == ("turn.ended", "s-1", "status 410")
+
+
+# -- the device
+
+
+async def test_a_phone_that_is_wanted_and_comes_back_runs_the_call_once(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    gate = asyncio.Event()
+
+    def replies(request: ModelRequest) -> Script:
+        return look(request) if isinstance(request.messages[-1], ToolResult) else [gate, *look(request)]
+
+    options = {**values(receiver, tmp_path, events=["device.wanted"]), "session_grace_s": 60}
+    async with backend(replies, **options) as served:
+        phone = served.phone(tools={"look": lambda _: "a cat"}, start_fields=LOOKS)
+        await phone.open()
+        phone.say("Look.")
+        await until(lambda: bool(served.provider.requests))
+        await phone.cut()
+        await until(lambda: not served.listener.connections)
+        gate.set()
+        wanted = await receiver.until("device.wanted")
+        assert wanted["tool"] == "look" and set(wanted) == {
+            "person",
+            "session",
+            "number",
+            "call",
+            "tool",
+            "expiresAt",
+        }
+        await phone.open()
+        await until(lambda: phone.speeches() == ["It said a cat."])
+        assert phone.runs == [("look", {})] and receiver.tries == 1
+        await phone.close()
+
+
+async def test_a_call_whose_phone_comes_too_late_is_told_as_it_was(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    gate = asyncio.Event()
+
+    def replies(request: ModelRequest) -> Script:
+        return look(request) if isinstance(request.messages[-1], ToolResult) else [gate, *look(request)]
+
+    options = {**values(receiver, tmp_path, events=["device.wanted"]), "session_grace_s": 60}
+    async with backend(replies, limits={"tool_timeout": 0.05}, **options) as served:
+        phone = served.phone(tools={"look": lambda _: "a cat"}, start_fields=LOOKS)
+        await phone.open()
+        phone.say("Look.")
+        await until(lambda: bool(served.provider.requests))
+        await phone.cut()
+        await until(lambda: not served.listener.connections)
+        gate.set()
+        await receiver.until("device.wanted")
+        await until(lambda: len(served.provider.requests) == 2)
+        await phone.open()
+        await until(lambda: phone.speeches() == ["It said device_not_connected."])
+        assert not phone.runs
+        await phone.close()
+
+
+async def test_a_reminder_of_a_person_who_is_away_is_told_once(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pickup, "OFFLINE_MS", 0)
+    monkeypatch.setattr(pickup, "LOOK_S", 0.01)
+    store = SqliteStore(tmp_path / "s.db")
+    await store.open()
+    due = epoch_ms() - 1_000
+    reminder = Reminder("reminder_1", "Call Ann.", due)
+    await SubjectRecords(store).update("ann", PREFIX + FIELD, lambda _: write_reminders((reminder,)))
+    await store.aclose()
+    async with backend(**values(receiver, tmp_path)) as served:
+        data = await receiver.until("reminder.due_offline")
+        assert (data["person"], data["text"]) == ("ann", "Call Ann.")
+        records = served.services.subject_records
+        assert records is not None
+        await until(lambda: '"announced_ms"' in records.get("ann", PREFIX + FIELD))
+    assert receiver.tries == 1
+
+
+async def test_a_spent_budget_is_told(receiver: Receiver, tmp_path: Path) -> None:
+    options = values(receiver, tmp_path, events=["budget.spent"])
+    async with (
+        backend([[*HELLO, Finished("end_turn", Usage(5, 5))]] * 2, daily_token_budget=1, **options) as served,
+        served.phone() as phone,
+    ):
+        await phone.ask("Hello.")
+        await phone.ask("Hello.")
+        assert (await receiver.until("budget.spent"))["turn"]
+
+
+async def test_the_documented_receiver_takes_each_event_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEBHOOK_SECRET", SECRET)
+    page = (ROOT / "docs" / "api.md").read_text()
+    program = re.search(r"```python\n(import os.*?)```", page, re.DOTALL)
+    assert program is not None
+    names: dict[str, Any] = {}
+    exec(program[1], names)
+    runner = web.AppRunner(names["app"])
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    documented = Receiver(f"http://127.0.0.1:{runner.addresses[0][1]}/conductor")
+    async with backend([HELLO], **values(documented, tmp_path)) as served, served.phone() as phone:
+        await phone.ask("Hello.")
+        await until(lambda: len(names["seen"]) == 2)
+    await runner.cleanup()
+    assert "turn.ended s-1" in capsys.readouterr().out.splitlines()
+
+
+def test_dead_events_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SESSION_STORE_URL", f"sqlite:///{tmp_path}/s.db")
+    event = delivery.DeadEvent("msg_1", "turn.ended", "ann", "s-1", 1_000, "status 500")
+
+    async def bury() -> None:
+        store = SqliteStore(tmp_path / "s.db")
+        await store.open()
+        text = msgspec.json.encode([event]).decode()
+        await SubjectRecords(store).update(DEAD, DEAD_FIELD, lambda _: text)
+        await store.aclose()
+
+    asyncio.run(bury())
+    assert main(["webhooks", "dead"]) == 0
+    assert "status 500" in capsys.readouterr().out
+
+
+# -- the file
+
+
+async def test_without_a_file_nothing_is_recorded(tmp_path: Path) -> None:
+    async with (
+        backend([HELLO], session_store_url=f"sqlite:///{tmp_path}/s.db") as served,
+        served.phone() as phone,
+    ):
+        await phone.ask("Hello.")
+        (session,) = served.listener.registry.sessions
+        state = session.state
+        assert not (state.webhooks or state.webhook_events or state.opened)
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        ("", "url is missing"),
+        ("url = 1\nsecret = 'x'", "url is not valid"),
+        ("url = 'https://a.example'", "secret is missing"),
+        (
+            "url = 'https://a.example'\nsecret = 'x'",
+            "secret is not valid: it must be whsec_ and 24 to 64 bytes",
+        ),
+        ("url = 'https://a.example'\nsecret = '${NOT_SET}'", "the variable NOT_SET is not set"),
+        (f"url = 'http://a.example'\nsecret = '{SECRET}'", "url is not valid"),
+        (f"url = 'https://u:p@a.example'\nsecret = '{SECRET}'", "url is not valid: it must be https://"),
+        (f"url = 'https://a.example:x'\nsecret = '{SECRET}'", "url is not valid"),
+        (f"url = 'https://a.example'\nsecret = '{SECRET}'\nevents = ['turn']", "there are: session.started"),
+        (f"url = 'https://a.example'\nsecret = '{SECRET}'\nevents = 1", "events must be a list"),
+        (f"url = 'https://a.example'\nsecret = '{SECRET}'\nmore = 1", "there is no more"),
+        ("url = ", "not valid TOML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_a_sentence(tmp_path: Path, text: str, mistake: str) -> None:
+    path = tmp_path / "webhooks.toml"
+    path.write_text(text)
+    with pytest.raises(SettingsError) as raised:
+        load_webhooks(load_settings(None, webhooks_file=path))
+    assert mistake in str(raised.value) and SECRET not in str(raised.value)
+
+
+def test_a_file_without_events_has_all_of_them_and_hides_its_key(tmp_path: Path) -> None:
+    path = tmp_path / "webhooks.toml"
+    path.write_text(f"url = 'https://a.example'\nsecret = '{SECRET}'")
+    file = load_webhooks(load_settings(None, webhooks_file=path))
+    assert file is not None and file.events == EVENTS
+    assert "the-secret" not in repr(file)
+
+
+async def test_local_only_reaches_no_public_receiver(tmp_path: Path, receiver: Receiver) -> None:
+    options = values(receiver, tmp_path, url="https://192.0.2.1/hook")
+    async with backend([HELLO], local_only=True, **options) as served, served.phone() as phone:
+        await phone.ask("Hello.")
+        delivering: Any = served.services.webhooks.delivery
+        await until(lambda: delivering.problem == "ForbiddenAddressError")
