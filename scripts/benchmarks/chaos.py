@@ -72,7 +72,7 @@ async def run(options: Options, parent: Parent) -> Report:
     chance = random.Random(options.seed)
     start = asyncio.get_running_loop().time()
     async with AsyncExitStack() as stack:
-        folder = _folder(options, stack)
+        folder = keep_folder(options.logs, options.control, stack)
         service = await stack.enter_async_context(AnthropicService(api_keys=None, keep_requests=0))
         service.default = JobModel(book.check_request, options.seed, options.pause_s)
         store = open_store(options.store, folder, stack, chance)
@@ -100,12 +100,12 @@ async def run(options: Options, parent: Parent) -> Report:
     return Report(options.seed, options.store, book, refused, sum(tracebacks), errors, seconds)
 
 
-def _folder(options: Options, stack: AsyncExitStack) -> Path:
+def keep_folder(logs: Path | None, control: str | None, stack: AsyncExitStack) -> Path:
     """Make a folder for logs and stores; it stays if the logs are kept."""
-    if options.logs is None:
+    if logs is None:
         return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="conductor-chaos-")))
-    options.logs.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=f"{options.control or 'run'}-", dir=options.logs)).resolve()
+    logs.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f"{control or 'run'}-", dir=logs)).resolve()
 
 
 async def _talk(options: Options, book: Book, switch: Switch[ChaosNode], injector: Injector) -> None:

@@ -2,7 +2,7 @@
 
 Each line of its standard input is a request, each line of its output the answer, both JSON: ``tasks`` lists a
 domain's tasks, ``begin`` sets up a task's database under a key, ``call`` runs a tool there, ``end`` gives the
-hash of the database, and the hash that the task's actions must leave; those of a denied task leave nothing.
+hash of the database, and the hash that the task's reads leave with the writes of ``effects``, by number.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import pickle
 import sys
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -55,17 +56,19 @@ def _hashes(environment: Any) -> str:
     return f"{environment.get_db_hash()} {environment.get_user_db_hash()}"
 
 
+def _reads(environment: Any, action: Any) -> bool:
+    kit = environment.tools if action.requestor == "assistant" else environment.user_tools
+    return bool(kit.tool_type(action.name).value != "write")
+
+
 @cache
-def _ends(domain: str, task_id: str, denied: bool) -> str:
-    """Give the hash after the task's actions, or before them."""
+def _gold(domain: str, task_id: str, effects: tuple[int, ...]) -> str:
     environment = _environment(domain, task_id)
-    if denied:
-        return _hashes(environment)
-    for action in _actions(_tasks(domain)[task_id]):
-        try:
-            _call(environment, f"{action.requestor}{SEPARATOR}{action.name}", action.arguments)
-        except Exception:
+    for number, action in enumerate(_actions(_tasks(domain)[task_id])):
+        if number not in effects and not _reads(environment, action):
             continue
+        with suppress(Exception):
+            _call(environment, f"{action.requestor}{SEPARATOR}{action.name}", action.arguments)
     return _hashes(environment)
 
 
@@ -110,7 +113,7 @@ def main() -> None:
                     answer = {"result": _call(environments[key][0], request["name"], request["arguments"])}
                 case "end":
                     environment, domain, task_id = environments.pop(key)
-                    gold = _ends(domain, task_id, request["denied"])
+                    gold = _gold(domain, task_id, tuple(request["effects"]))
                     answer = {"hash": _hashes(environment), "gold": gold}
         except Exception as error:
             answer = {"error": str(error)[:500] or type(error).__name__}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,14 +45,23 @@ def question_of(tool: Mapping[str, Any]) -> Question:
     return make_question(spec, tool["arguments"])
 
 
-def judge_set(tools: Path, phrases: Path) -> Judged:
-    """Judge all phrases of a set."""
-    questions = {tool["id"]: question_of(tool) for tool in json.loads(tools.read_text("utf-8"))}
-    judged = Judged()
+def answers(
+    tools: Path, phrases: Path, classify: Callable[[str, Question], Answer] = classify_answer
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], Answer]]:
+    """Give each phrase of a set, its tool, and the answer that ``classify`` takes it for."""
+    kits = {tool["id"]: tool for tool in json.loads(tools.read_text("utf-8"))}
+    questions = {name: question_of(tool) for name, tool in kits.items()}
     for line in phrases.read_text("utf-8").splitlines():
         phrase: Mapping[str, Any] = json.loads(line)
         question = questions[phrase["tool"]]
-        answer = classify_answer(phrase["say"].replace("{words}", question.repeat), question)
+        words = phrase["say"].replace("{words}", question.repeat)
+        yield phrase, kits[phrase["tool"]], classify(words, question)
+
+
+def judge_set(tools: Path, phrases: Path) -> Judged:
+    """Judge all phrases of a set."""
+    judged = Judged()
+    for phrase, _, answer in answers(tools, phrases):
         meaning = phrase["meaning"]
         if is_unsafe(meaning, answer):
             judged.unsafe.append((phrase, answer))
