@@ -130,6 +130,8 @@ class Caller:
         self._relaunch = asyncio.Event()
         self._idle = asyncio.Event()
         """A question was heard to its end, and nothing followed: the person answers."""
+        self._silence = asyncio.timeout(None)
+        """A task is stuck when no call has come for so long."""
         self._is_asked = False
         self._breath: asyncio.TimerHandle | None = None
         self._last: tuple[str, dict[str, Any], str] | None = None
@@ -142,7 +144,7 @@ class Caller:
             self._last = None
             await self._world.phone.ask("begin", key=self.name, domain=task.domain, task=task.name)
             try:
-                async with asyncio.timeout(self._world.options.patience_s):
+                async with asyncio.timeout(self._world.options.patience_s) as self._silence:
                     await self._do(task)
             except TimeoutError:
                 task.is_stuck = True
@@ -208,22 +210,13 @@ class Caller:
                 world.injector.at("final received", self.name)
                 ended.set()
 
-        def notice(event: ToolCallEvent) -> None:
-            world.trace(self.name, f"<- {event.call_id} {event.name} {event.arguments[:120]}")
-            if event.name == "tts.speak":
-                self._listen(is_asked=True)
-            elif event.name == "convo.setState" and '"thinking"' in event.arguments:
-                self._listen(is_asked=False)
-            elif event.name == "convo.setState" and '"idle"' in event.arguments and self._is_asked:
-                self._breath = asyncio.get_running_loop().call_later(BREATH_S, self._answer)
-
         async def resume(event: SessionStarted) -> None:
             world.trace(self.name, f"<- started {event.resumed} {event.resend} {event.drop}")
             if event.resumed and self._last is not None and world.options.control == "replay":
                 await self._write(task, *self._last)
 
         client.on(SpeechFinal, look)
-        client.on(ToolCallEvent, notice)
+        client.on(ToolCallEvent, self._notice)
         client.on(SessionStarted, resume)
         while True:
             try:
@@ -231,6 +224,18 @@ class Caller:
                 return client
             except ClientError:
                 await asyncio.sleep(self._chance.uniform(0.05, 0.2))
+
+    def _notice(self, event: ToolCallEvent) -> None:
+        self._world.trace(self.name, f"<- {event.call_id} {event.name} {event.arguments[:120]}")
+        now_s = asyncio.get_running_loop().time()
+        if not self._silence.expired():
+            self._silence.reschedule(now_s + self._world.options.patience_s)
+        if event.name == "tts.speak":
+            self._listen(is_asked=True)
+        elif event.name == "convo.setState" and '"thinking"' in event.arguments:
+            self._listen(is_asked=False)
+        elif event.name == "convo.setState" and '"idle"' in event.arguments and self._is_asked:
+            self._breath = asyncio.get_running_loop().call_later(BREATH_S, self._answer)
 
     def _listen(self, *, is_asked: bool) -> None:
         self._is_asked = is_asked
