@@ -182,15 +182,14 @@ def object_pattern(
     nouns |= {*_ways("things", map(singular, nouns), lang)}
     prepositions = {name: word for word, name in _FILLED.findall(template) if word in sets["prepositions"]}
     single = [leaf for leaf in _single(leaves, lang) if not sets["origins"] & {*leaf.label}]
-    location_words |= _all_names(single, lang)
+    location_words |= _all_names(single, lang) | {*_ways("places", map(singular, nouns), lang)}
     location_words |= {*_ways("things", map(singular, location_words), lang)}
-    location_words |= {*_ways("places", map(singular, nouns), lang)}
     into, adverb = _choice(sets["into"]), _choice(_phrases(action["there"], lang))
     location = f"(?:{into}{the}(?:{_choice(location_words)}){{1,3}}|{adverb})"
     personal = bool({*verbs} & sets["personal"])  # "block her", but not "delete her"
     called = _people(leaves, lang) if personal else []
-    objects = [leaf for leaf in single if leaf.argument not in prepositions]
-    objects = [leaf for leaf in objects if leaf in called or not _target(leaf, lang)]
+    objects = [leaf for leaf in single if leaf in called or not _target(leaf, lang)]
+    objects = [leaf for leaf in objects if leaf.argument not in prepositions]
     switches = _switches(names, leaves, lang)
     unsure = sets["onoff"] if switches is None or switches else frozenset[str]()
     phrases, whole = _restated(call, switches or set(), leaves, lang)
@@ -199,8 +198,8 @@ def object_pattern(
         noun_phrase = f"(?:{'|'.join([*phrases[:1], noun_phrase])})"
     parts = "|".join([*phrases, noun_phrase, *_tails(names, prepositions, unsure, leaves, personal, lang)])
     synonyms = {phrase for phrase in _ways("synonyms", verbs, lang) if not unsure & {*phrase.split()}}
-    numbered = any(map(str.isdigit, "".join(leaf.words for leaf in leaves)))
-    if adjusting := numbered and {*verbs} & sets["adjusting"]:
+    digits = {*filter(str.isdigit, str([leaf.words for leaf in leaves]))}
+    if adjusting := digits and {*verbs} & sets["adjusting"]:
         synonyms |= sets["adjusts"]
     verb = _choice([*verbs, *synonyms])
     # "Turn it up" is not "turn it to 24".
@@ -210,15 +209,15 @@ def object_pattern(
     served = f"(?:{_choice(sets['served'])})?" if {*verbs} & sets["serving"] else ""  # "book me a table"
     ends = f"(?:{_choice(_phrases(action['ends'], lang))})?"
     own = f"{verb}{served}{turned}(?:(?:{parts}){turned}){{1,{MAX_PARTS}}}"
-    idioms = lang.data["idioms"]
+    idioms, own_idioms = lang.data["idioms"], []
     people = _all_names(_people(leaves, lang), lang) | _persons(leaves, lang)
     objects_of = {"": noun_phrase, "who": f"(?:my )?{_choice(people)}"}
     for pattern in (pattern for head in verbs for pattern in idioms.get(head, ())):
         before, *rest = re.split(r"\{(|who)\}", pattern)
         tail = _choice(_unless(unsure, rest[1], lang)) if rest and rest[1].strip() else ""
         tail = f"(?:{location}|{tail})" if "{place}" in pattern else tail
-        own = f"{_choice(_unless(unsure, before, lang))}{objects_of[rest[0]] + tail if rest else ''}|{own}"
-    own = f"(?:{own}){ends}"
+        own_idioms += [_choice(_unless(unsure, before, lang)) + (objects_of[rest[0]] + tail if rest else "")]
+    own = f"(?:(?:{'|'.join(own_idioms) or '(?!)'})(?:{parts}){{0,2}}|{own}){ends}"
     permits, ahead = (_choice(_phrases(action[key], lang)) for key in ("permits", "ahead"))
     generic = [f"{run} {text}" for run in sets["generic"] for text in ("it", " ".join(call.words))]
     further = (
@@ -255,8 +254,7 @@ def _restated(call: Call, switches: Set[str], leaves: Sequence[Leaf], lang: Voca
     while start < len(words):
         word = words[start]
         name = next((name for name in names if words[start : start + len(name)] == name), ())
-        if word in sets["heading"] and len(phrases) < limit:
-            phrases.append("")
+        phrases += [""] if word in sets["heading"] and len(phrases) < limit else []
         if name:
             phrases[-1] += f"(?:my )?{_choice([' '.join(name), *names[name], *_persons(leaves, lang)])}"
         elif word not in free:
@@ -264,7 +262,6 @@ def _restated(call: Call, switches: Set[str], leaves: Sequence[Leaf], lang: Voca
             unit = f"{the}{_choice(alike.get(word, word).split('|'))}"
             # "To 24" is "to 24 degrees".
             is_last = {*words[start + 1 : start + 2]} <= sets["heading"]
-            unit += _units(leaves, lang) if is_last and word in numbers else ""
             phrases[-1] += f"(?:{unit})?" if is_last and {*words[:start][-1:]} & numbers else unit
         start += len(name) or 1
     if text or sets["excepting"] & {*words}:
@@ -295,7 +292,9 @@ def _noun_phrase(
     lasts = [word for leaf in objects for word in lang.words(leaf.words)[-1:]]
     plurals = action["them"] if plural or any(form != singular(form) for form in (*forms, *lasts)) else []
     plurals = plurals + (action["everything"] if every else [])
-    pronoun = _choice([only_pronoun] if only_pronoun else [*sets["pronouns"], *_phrases(plurals, lang)])
+    pronouns = [only_pronoun] if only_pronoun else [*sets["pronouns"], *_phrases(plurals, lang)]
+    # "Delete it, it is old" names it once.
+    pronoun = "".join(f"(?<!{word} )" for word in pronouns) + _choice(pronouns)
     names = f"{the}{_choice(value)}(?:{noun})?|(?:my )?{_choice(people)}"
     return f"(?:{every}{the}(?:{count})?(?:{noun}){{1,3}}|{names}|{the}{count}|{pronoun})"
 
@@ -337,7 +336,8 @@ def _tails(
         yield f"{_choice(words)}{the}{_choice(_short_names(leaf, lang))}"
     numbers = [leaf.words for leaf in leaves if any(map(str.isdigit, leaf.words))]
     if sets["adjusting"] & {name.verb for name in names} and len(numbers) == 1:
-        yield f"(?:to|at) {_choice([' '.join(lang.words(numbers[0]))])}{_units(leaves, lang)}"
+        units = _choice(_ways("units", (word for leaf in leaves for word in leaf.label), lang))
+        yield f"(?:to|at) {_choice([' '.join(lang.words(numbers[0]))])}(?:{units})?"
     moving = "|to" if sets["moving"] & {name.verb for name in names} else ""
     for leaf in single:
         # A day and a time are said as they are in the prompt.
@@ -351,10 +351,6 @@ def addressed(leaves: Sequence[Leaf], lang: Vocabulary) -> frozenset[str]:
         return frozenset()
     names = {word for leaf in _people(leaves, lang) for word in lang.words(leaf.words)}
     return frozenset(names | _persons(leaves, lang))
-
-
-def _units(leaves: Sequence[Leaf], lang: Vocabulary) -> str:
-    return f"(?:{_choice(_ways('units', (word for leaf in leaves for word in leaf.label), lang))})?"
 
 
 def _persons(leaves: Sequence[Leaf], lang: Vocabulary) -> set[str]:

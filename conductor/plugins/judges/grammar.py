@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Literal
 
 from conductor.plugins.judges.vocabulary import Vocabulary, Words, load_vocabulary, phrase_at
@@ -31,6 +32,7 @@ _LETTERS = {
     "openings": "f",
     "openers": "o",
     "leads": "l",
+    "assured": "cl",
     "please": "p",
     "and": "&",
     "courtesies": "t",
@@ -42,12 +44,15 @@ _LETTERS = {
     "restated": "w",
     "address": "a",
     "reasons": "r",
+    "causes": "?",
     "departures": "r",
     "addressed": "d",
 }
+# After a bare yes an address stands before a core alone, and a reason not at all.
+_WEAK = str.maketrans("ar", "b?")
 _ITEM = "(?:[lp]{0,2}c(?:&?[lp]?w)?|[lp]{0,2}(?:v|d(?=[ep]*$)))"
 _END = "(?:[ept]{0,2}[ra]?t?|p?s[pt]?)"
-_APPROVAL = re.compile(rf"f{{0,2}}[opta]{{0,4}}{_ITEM}(?:[&ota]?f?{_ITEM}){{0,3}}{_END}")
+_APPROVAL = re.compile(rf"f{{0,2}}[optab]{{0,5}}{_ITEM}(?:[&otab]?f?{_ITEM}){{0,3}}{_END}")
 """A pattern of these letters. A core consents, or the tool's own verb with its object; a verb that also
 refuses ("cancel it") counts only after a core. After the recipient of a text the words may be dictated: "text
 her yes"."""
@@ -133,20 +138,20 @@ def _approves(words: Words, question: Question, lang: Vocabulary) -> Literal["on
         kind = own_match.lastgroup if own_match and length >= len(phrase) else lang.consent[phrase]
         if kind == "own" and words[start + length - 1] in question.addressed:
             kind = "addressed"
-        letter = _LETTERS[kind or ""]
-        if letter in "ra" and not _fits(kind or "", phrase, letters[-1:] if strong else "", question, lang):
+        if kind == "causes":
+            phrase += tuple(takewhile(lang.sets["circumstances"].__contains__, words[start + len(phrase) :]))
+            kind = "reasons" if phrase[-1] in lang.sets["states"] else kind
+        letter = _LETTERS[kind or ""].translate({} if strong else _WEAK)
+        if letter in "bra" and not _fits(kind or "", phrase, letters[-1:], question, lang):
             return None
         strong = strong or length > 0 or len(phrase) > 1
         # It may end in a value ("yes, you may" with the guest May); a plain "yes" is always an answer.
-        last = phrase[-1:]
-        if kind == "cores" and question.values & {*last} and lang.consent.get(last) != "cores":
+        if kind == "cores" and question.values & {*phrase[-1:]} and lang.consent.get(phrase[-1:]) != "cores":
             return None
         # "Approved" may be the folder in question, and "approve the draft" the draft of an approval.
-        if kind == "cores" or length >= len(phrase):
-            consent_words = {*phrase} if kind == "cores" else {words[start]} & lang.sets["assents"]
-            consent_words -= {question.verb}
-            if stems & {word[:_STEM] for word in consent_words if len(word) >= _STEM}:
-                return None
+        consent_words = {*phrase} if kind == "cores" else {words[start]} & lang.sets["assents"]
+        if stems & {word[:_STEM] for word in consent_words - {question.verb} if len(word) >= _STEM}:
+            return None
         letters += letter
         start += max(length, len(phrase))
     # It ends in a hesitation: the sentence goes on.
@@ -157,7 +162,7 @@ def _approves(words: Words, question: Question, lang: Vocabulary) -> Literal["on
 
 def _fits(kind: str, phrase: Words, before: str, question: Question, lang: Vocabulary) -> bool:
     # A reason could belong to a dictated text, and "call her, mate" may name another person.
-    if not before or (question.values | question.action_words) & {*phrase} - lang.sets["neutral"]:
+    if (question.values | question.action_words) & {*phrase} - lang.sets["neutral"]:
         return False
     if kind == "address":
         return before not in "vwd" or (before == "v" and question.verb not in {"", *lang.sets["personal"]})
@@ -166,9 +171,8 @@ def _fits(kind: str, phrase: Words, before: str, question: Question, lang: Vocab
 
 def _longest(pattern: re.Pattern[str], words: Words) -> re.Match[str] | None:
     # The alternatives overlap: "add it on" begins "add it on Thursday".
-    text = " ".join(words) + " "
-    ends = (end + 1 for end in range(len(text) - 1, 0, -1) if text[end] == " ")
-    return next(filter(None, (pattern.fullmatch(text, 0, end) for end in ends)), None)
+    texts = (" ".join(words[:end]) + " " for end in range(len(words), 0, -1))
+    return next(filter(None, map(pattern.fullmatch, texts)), None)
 
 
 def _repeats(words: Words, question: Question, lang: Vocabulary) -> bool:
