@@ -28,7 +28,7 @@ MAX_PATTERN_CHARS = 256
 MAX_PATTERNS_KIB = 64
 # Values that are checked (25 ns for each schema), and characters times KiB of patterns (0.4 µs).
 MAX_VALUES = 5_000
-MAX_PATTERN_WORK = 2 * MAX_SCHEMA_BYTES
+MAX_PATTERN_WORK = 120_000
 # Values among which numbers may be large: the library compares these with each other, or divides exactly.
 MAX_LARGE_NUMBERS = 300
 MASK = "{value}"

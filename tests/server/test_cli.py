@@ -305,7 +305,7 @@ async def test_the_first_signal_drains_and_the_second_stops_at_once(
 ) -> None:
     (tmp_path / ".env").write_text(f"DEVICE_TOOLS_FILE={IOS_CATALOG}\n")
     async with terminal(tmp_path) as window, App(window.url) as phone:
-        phone.say("list my repositories")
+        phone.say("call repositories.list")
         await phone.until("repositories.list")  # which this phone does not answer: the turn goes on
         os.write(window.screen, b"\x03")
         line = await window.line("Stopping")

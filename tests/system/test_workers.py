@@ -143,7 +143,7 @@ async def test_the_output_of_a_tool_goes_to_the_standard_error_and_blocks_no_wor
 
 async def test_a_second_signal_to_the_supervisor_stops_all_workers_at_once(tmp_path: Path) -> None:
     async with workers(tmp_path, DEVICE_TOOLS_FILE=str(IOS_CATALOG)) as two, App(two.url) as phone:
-        phone.say("list my repositories")
+        phone.say("call repositories.list")
         await phone.until("repositories.list")  # which this phone does not answer: the turn goes on
         two.served.process.send_signal(signal.SIGINT)
         await two.log("stopping")

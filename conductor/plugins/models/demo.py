@@ -82,7 +82,7 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
 """By argument; of others the quotes are removed."""
 
 _LAMP = r"(?:lamp|light)s?"
-_LAMP_OF = rf"(?:{_LAMP} in the (?P<room>.+)|(?P<room2>.+) {_LAMP})"
+_LAMP_OF = rf"(?:{_LAMP}(?: in the (?P<room>.+))?|(?P<room2>.+) {_LAMP})"
 _WAIT = r"(?P<in_minutes>(?:\d{1,6}(?:\.\d{1,6})?|an?) (?:second|minute|hour|day))s?"
 ROWS: Sequence[tuple[str, str]] = (
     ("calculator", r"(?P<expression>.+)"),
