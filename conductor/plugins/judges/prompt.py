@@ -65,7 +65,7 @@ def make_question(
         verb=call.verb,
         action_words=frozenset(action_words) - lang.sets["small_words"],
         addressed=addressed(leaves, lang),
-        dictated=any(lang.sets["prose"] & {*leaf.label[-1:]} for leaf in leaves),
+        dictated=any((lang.sets["prose"] | lang.sets["dictated"]) & {*leaf.label[-1:]} for leaf in leaves),
         values=_short_values(leaves, lang),
         repeat=repeat,
         for_session="session" in scopes and not is_high,
