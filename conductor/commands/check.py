@@ -30,6 +30,7 @@ from conductor.messages import UserMessage
 from conductor.models.base import ModelProvider, ModelRequest
 from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import make_provider
+from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.reload import make_authenticator
 from conductor.server.address import check_exposure, reserve
 from conductor.server.api_keys import make_api_keys
@@ -45,7 +46,6 @@ from conductor.settings import (
 from conductor.stores.base import SessionKey, SessionLog
 from conductor.stores.memory import MemoryStore
 from conductor.stores.registry import check_shared, describe_store, make_store
-from conductor.stores.sqlite import SqliteStore
 from conductor.tools.policies import lint, lint_allowed, load, policies_path
 from conductor.tools.toolsets import all_tools
 

@@ -21,8 +21,8 @@ from conductor.conversation.ledger import replay as replay_commits
 from conductor.conversation.state import Conversation
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.logs import configure_logs
+from conductor.plugins.stores import sqlite_backup
 from conductor.settings import load_settings
-from conductor.stores import sqlite_backup
 from conductor.stores.base import NEVER_EXPIRES, SessionKey, SessionLog, Stored
 from conductor.stores.registry import check_kept, describe_store, make_store
 

@@ -1,1 +1,1 @@
-"""Session stores: memory, SQLite, Redis and PostgreSQL."""
+"""Session stores: their interface, their choice, and the one in memory."""

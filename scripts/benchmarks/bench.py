@@ -27,9 +27,9 @@ from conductor.conversation.state import Call
 from conductor.messages import AssistantMessage, ToolCall
 from conductor.plugins.stores.postgres import PostgresStore
 from conductor.plugins.stores.redis import RedisStore
+from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.settings import Limits
 from conductor.stores.base import SessionKey, SessionLog
-from conductor.stores.sqlite import SqliteStore
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, succeeded
 from conductor.tools.executor import PreparedCall, ToolExecutor
 from conductor.tools.permissions import Gate

@@ -36,8 +36,7 @@ from conductor.conversation.outbox import Outbox
 from conductor.conversation.records import Commit, Record
 from conductor.conversation.transport import Frame
 from conductor.events.envelope import IdGenerator, encode_frame
-from conductor.plugins.stores import postgres, redis_scripts
-from conductor.stores import sqlite
+from conductor.plugins.stores import postgres, redis_scripts, sqlite
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 SERVER = (
@@ -48,7 +47,7 @@ SERVER = (
     "conductor.plugins.models.http",
     "conductor.plugins.stores.postgres",
     "conductor.plugins.stores.redis",
-    "conductor.stores.sqlite",
+    "conductor.plugins.stores.sqlite",
     "uvloop",
 )
 """The modules that a server imports at its start."""

@@ -22,8 +22,8 @@ from conductor.client.connection import ClientError
 from conductor.conversation.apply import walk
 from conductor.conversation.ledger import read_commits
 from conductor.conversation.state import Conversation
+from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.stores.base import SessionKey
-from conductor.stores.sqlite import SqliteStore
 from tests.models import AnthropicService, BenchPersona
 from tests.server.receiver import SECRET
 from tests.services.redis_server import free_port

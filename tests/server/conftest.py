@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conductor.plugins.stores.redis import RedisStore
-from conductor.stores.sqlite import SqliteStore
+from conductor.plugins.stores.sqlite import SqliteStore
 from tests.server.nodes import Shelf
 from tests.services.redis_server import RedisServer
 

@@ -15,9 +15,9 @@ from conductor.conversation.state import Conversation
 from conductor.errors import StoreUnavailable
 from conductor.messages import Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
+from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.stores.base import Claim, SessionKey
 from conductor.stores.memory import MemoryStore
-from conductor.stores.sqlite import SqliteStore
 from tests.app import WAIT
 from tests.models import Script
 from tests.server.nodes import KEY, LosesReplies, Shelf, calm, echo, moves, node

@@ -16,9 +16,9 @@ from conductor.conversation.records import decode
 from conductor.errors import Fenced
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
+from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.rate_limit import Admission
 from conductor.stores.base import Claim, SessionLog
-from conductor.stores.sqlite import SqliteStore
 from tests.app import WAIT
 from tests.models import Script
 from tests.server.nodes import (

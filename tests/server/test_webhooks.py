@@ -21,11 +21,11 @@ from conductor.conversation.webhooks import EVENTS
 from conductor.errors import SettingsError
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import Finished, ModelRequest, TextDelta, Usage
+from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.plugins.webhooks import delivery, pickup
 from conductor.plugins.webhooks.delivery import DEAD, DEAD_FIELD, read_dead
 from conductor.server.webhook_file import load_webhooks
 from conductor.settings import load_settings
-from conductor.stores.sqlite import SqliteStore
 from conductor.tools.reminders import FIELD, Reminder, write_reminders
 from tests.conftest import ROOT
 from tests.models import Script

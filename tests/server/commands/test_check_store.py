@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from conductor.commands.check import reported, store_items
+from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.settings import load_settings
 from conductor.stores.base import SessionKey
-from conductor.stores.sqlite import SqliteStore
 from tests.services.redis_server import RedisServer
 
 PASSWORD = "hunter2-hunter2"

@@ -20,10 +20,10 @@ from conductor.messages import UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.plugins.stores.redis import RedisStore
 from conductor.plugins.stores.redis_scripts import session_name
+from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.settings import load_settings
 from conductor.stores.base import SessionKey, SessionLog
 from conductor.stores.health import HealthCheckedStore
-from conductor.stores.sqlite import SqliteStore
 from tests.app import WAIT, App
 from tests.conftest import IOS_CATALOG
 from tests.models import Script, ScriptedProvider

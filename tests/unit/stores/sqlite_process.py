@@ -6,8 +6,8 @@ import asyncio
 import sqlite3
 import sys
 
+from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.stores.base import SessionKey
-from conductor.stores.sqlite import SqliteStore
 
 SESSIONS = 40
 

@@ -1,4 +1,4 @@
-"""The engines of the core keep the contract of a session store."""
+"""The engines without a server keep the contract of a session store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from conductor.stores import memory, sqlite
+from conductor.plugins.stores import sqlite
+from conductor.stores import memory
 from tests.contract.store import MakeStore, StoreContract
 
 _numbers = count(1)

@@ -10,11 +10,11 @@ from conductor.entry_points import STORES, plugins
 from conductor.errors import SettingsError
 from conductor.plugins.stores.postgres import PostgresStore
 from conductor.plugins.stores.redis import RedisStore
+from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.settings import Settings, load_settings
 from conductor.stores.base import passwords
 from conductor.stores.memory import MemoryStore
 from conductor.stores.registry import check_kept, describe_store, make_store
-from conductor.stores.sqlite import SqliteStore
 
 PASSWORD = "hunter2-hunter2"
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from conductor.errors import Conflict, Fenced, Rollback, SettingsError, StoreError, StoreUnavailable
+from conductor.plugins.stores import sqlite
+from conductor.plugins.stores.sqlite import SqliteStore
+from conductor.plugins.stores.sqlite_writer import APPLICATION_ID
 from conductor.settings import load_settings
-from conductor.stores import sqlite
 from conductor.stores.base import Claim, SessionKey
 from conductor.stores.memory import MemoryStore
 from conductor.stores.registry import make_store
-from conductor.stores.sqlite import SqliteStore
-from conductor.stores.sqlite_writer import APPLICATION_ID
 from tests.conftest import Main
 from tests.contract.store import FIRST, KEY, commits, filled
 from tests.unit.stores import sqlite_process

@@ -16,10 +16,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from conductor.errors import SettingsError
+from conductor.plugins.stores.sqlite import SqliteStore
+from conductor.plugins.stores.sqlite_backup import back_up, restore
+from conductor.plugins.stores.sqlite_writer import log_size
 from conductor.stores.base import Claim, SessionKey
-from conductor.stores.sqlite import SqliteStore
-from conductor.stores.sqlite_backup import back_up, restore
-from conductor.stores.sqlite_writer import log_size
 from tests.contract.store import FIRST, KEY, commits, filled
 from tests.unit.stores.test_sqlite import opened
 

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from conductor.errors import SettingsError
-from conductor.stores.sqlite_writer import APPLICATION_ID, SCHEMA_VERSION
+from conductor.plugins.stores.sqlite_writer import APPLICATION_ID, SCHEMA_VERSION
 
 # Seconds to wait for a lock of a server.
 _PATIENCE_S = 5.0

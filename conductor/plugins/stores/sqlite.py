@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from conductor.errors import SettingsError, StoreUnavailable, TooManySessions
+from conductor.plugins.stores.sqlite_writer import Writer
 from conductor.stores.base import (
     MAX_SESSIONS,
     Claim,
@@ -24,7 +25,6 @@ from conductor.stores.base import (
     sweep_regularly,
     too_many,
 )
-from conductor.stores.sqlite_writer import Writer
 
 _T = TypeVar("_T")
 
