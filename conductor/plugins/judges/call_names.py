@@ -247,10 +247,10 @@ def _restated(call: Call, switches: Set[str], leaves: Sequence[Leaf], lang: Voca
     free = sets["articles"] if text else sets["determiners"] | sets["owned"]
     the = f"(?:{_choice(free)}){{0,2}}"
     names = {lang.words(leaf.words): _short_names(leaf, lang) for leaf in _people(leaves, lang) if leaf.words}
-    phrases: list[str] = [""]
-    start = 1 if {*words[:1]} & switches else 0
+    phrases, start = [""], 1 if {*words[:1]} & switches else 0
     # What "and" joins stays together: the rest of "move the note to A and the list to B" is said as a whole.
-    limit = 2 if sets["joining"] & {*words} else len(words)
+    joined = sets["joining"] & {*words}
+    limit, strict = 2 if joined else len(words), text or joined or sets["excepting"] & {*words}
     while start < len(words):
         word = words[start]
         name = next((name for name in names if words[start : start + len(name)] == name), ())
@@ -258,11 +258,13 @@ def _restated(call: Call, switches: Set[str], leaves: Sequence[Leaf], lang: Voca
         if name:
             phrases[-1] += f"(?:my )?{_choice([' '.join(name), *names[name], *_persons(leaves, lang)])}"
         elif word not in free:
-            alike = action["mirrored"] if start == 0 else action["alike"]
-            unit = f"{the}{_choice(alike.get(word, word).split('|'))}"
-            # "To 24" is "to 24 degrees".
+            unit = f"{the}{_choice(action['alike' if start else 'mirrored'].get(word, word).split('|'))}"
+            # "To 24" is "to 24 degrees", and "the thermostat" is "the nursery thermostat".
             is_last = {*words[start + 1 : start + 2]} <= sets["heading"]
-            phrases[-1] += f"(?:{unit})?" if is_last and {*words[:start][-1:]} & numbers else unit
+            is_free = not (is_last or strict or phrases[1:] or word in numbers)
+            phrases[-1] += (
+                f"(?:{unit})?" if is_free or (is_last and {*words[:start][-1:]} & numbers) else unit
+            )
         start += len(name) or 1
     if text or sets["excepting"] & {*words}:
         return (), "".join(phrases) or "(?!)"
