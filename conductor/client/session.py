@@ -351,8 +351,8 @@ class Session:
         """Drop transcripts that are too old, and that belong to no open turn."""
         oldest = asyncio.get_running_loop().time() - self.limits.resend_s
         words = [e for e in self.entries if isinstance(e.event, client.TranscriptFinal)]
-        gone = [e for e in words if e.at <= oldest or not is_open(e.event_id)]
-        self.entries = [e for e in self.entries if e not in gone]
+        expired = [e for e in words if e.at <= oldest or not is_open(e.event_id)]
+        self.entries = [e for e in self.entries if e not in expired]
 
     def resume(self, start: client.SessionStart, pending: Sequence[str]) -> client.SessionStart:
         """Add the state to a ``session.start`` that names ``resume``, after the first answer of a server.
@@ -363,11 +363,9 @@ class Session:
         if self.started is None or "resume" not in start.capabilities:
             return start
         results = [e.event.call_id for e in self.entries if isinstance(e.event, client.ToolResultEvent)]
-        done, pending = (
-            [client.ResumeDone(call_id) for call_id in results[-_MAX_RESUMED:]],
-            pending[:_MAX_RESUMED],
-        )
-        start = replace(start, resume=client.Resume(self.last_event_id, done, list(pending)))
+        reports = [client.ResumeDone(call_id) for call_id in results[-_MAX_RESUMED:]]
+        state = client.Resume(self.last_event_id, reports, list(pending[:_MAX_RESUMED]))
+        start = replace(start, resume=state)
         if len(encode(start)) > _MAX_START_BYTES:  # the server repeats calls that are not listed
             start = replace(start, resume=client.Resume(self.last_event_id))
         return start

@@ -372,7 +372,7 @@ class SessionCore(ABC):
         self._deliver()
 
     def _deliver(self) -> None:
-        """Have the backend told what waits for it."""
+        """Start the delivery of waiting webhook events."""
         if self.state.webhook_events and (delivery := self.services.webhooks.delivery) is not None:
             delivery.wake(self)
 

@@ -90,10 +90,10 @@ class SessionObserver:
 
 
 class Delivery(Protocol):
-    """Tells the app's backend what waits in the sessions."""
+    """Delivers the sessions' waiting webhook events."""
 
     def wake(self, session: Observed) -> None:
-        """Deliver what waits in a session."""
+        """Start the delivery of a session's waiting events."""
 
     async def settle(self, session: Observed) -> None:
         """Wait for the delivery of a session's events, if it is under way."""

@@ -53,7 +53,7 @@ class Call(Part):
     on the earlier writes of its reply. Both have the ``fingerprint`` of their tool, which must not change
     meanwhile. From ``started_at`` on a call may be on the wire, or may have run in the process with
     ``claim``. ``reasons`` and ``cautions`` are those of the gate. ``result`` is the only result.
-    ``wanted``: the backend was asked to wake the device.
+    ``notified``: the backend was asked to wake the device.
     """
 
     id: str
@@ -74,7 +74,7 @@ class Call(Part):
     started_at: int = 0
     claim: str = ""
     fingerprint: str = ""
-    wanted: bool = False
+    notified: bool = False
     result: ToolResult | None = None
 
     @property

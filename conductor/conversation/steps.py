@@ -119,8 +119,8 @@ def _round(view: View, calls: list[Call]) -> Step:
         return released
     if "device.wanted" in view.state.webhooks and not view.is_connected():
         device = [call for call in calls if call.is_device and call.is_open and call.started_at]
-        if wanted := tuple(call.id for call in device if not call.wanted):
-            return [DeviceWanted(wanted)]
+        if pending := tuple(call.id for call in device if not call.notified):
+            return [DeviceWanted(pending)]
     started = [
         call
         for call in calls

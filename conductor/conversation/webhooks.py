@@ -20,7 +20,7 @@ _Fact: TypeAlias = tuple[str, dict[str, Any]]
 
 
 def take(state: Conversation, record: r.Record, at: int) -> None:
-    """Add the events of a record that is about to be applied, if the backend wants them."""
+    """Add the events of a record that is about to be applied, if the receiver subscribes to them."""
     match record:
         case r.Claimed():
             state.webhooks = record.webhooks
@@ -28,7 +28,7 @@ def take(state: Conversation, record: r.Record, at: int) -> None:
             state.opened = isinstance(record, r.SessionOpened)
         case r.DeviceWanted():
             for call in state.calls:
-                call.wanted = call.wanted or call.id in record.calls
+                call.notified = call.notified or call.id in record.calls
     if not state.webhooks:
         return
     for number, (kind, data) in enumerate(_facts(state, record, at)):

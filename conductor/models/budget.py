@@ -52,11 +52,11 @@ class Amount(msgspec.Struct, frozen=True):
     cost: float = 0.0
     day: int = 0
 
-    def __add__(self, other: Amount) -> Amount:
-        """Add a later amount; one of an earlier day counts no more."""
-        if self.day != other.day:
-            return max(self, other, key=lambda amount: amount.day)
-        return Amount(self.tokens + other.tokens, self.cost + other.cost, self.day)
+    def __add__(self, later: Amount) -> Amount:
+        """Add an amount; the one of an earlier day no longer counts."""
+        if self.day != later.day:
+            return max(self, later, key=lambda amount: amount.day)
+        return Amount(self.tokens + later.tokens, self.cost + later.cost, self.day)
 
     def reaches(self, limit: Amount) -> bool:
         """Tell whether a limit is used up."""

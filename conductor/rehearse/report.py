@@ -138,9 +138,9 @@ def pass_rates(performances: Sequence[Performance]) -> dict[str, float]:
 
 def pass_at(runs: Sequence[Performance]) -> dict[str, float]:
     """Estimate, without bias, that of k runs at least one passes (pass@k), and that all do (pass^k)."""
-    k, passed = min(PASS_K, len(runs)), sum(not run.failed for run in runs)
+    k, successes = min(PASS_K, len(runs)), sum(not run.failed for run in runs)
     draws = comb(len(runs), k)
-    return {f"pass@{k}": 1 - comb(len(runs) - passed, k) / draws, f"pass^{k}": comb(passed, k) / draws}
+    return {f"pass@{k}": 1 - comb(len(runs) - successes, k) / draws, f"pass^{k}": comb(successes, k) / draws}
 
 
 def write_rates(performances: Sequence[Performance]) -> None:

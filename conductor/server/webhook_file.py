@@ -1,4 +1,4 @@
-"""``webhooks.toml``: where the app's backend is told what happens, and what of it."""
+"""``webhooks.toml``: the receiver of the app's backend, and its events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _key(secret: str) -> bytes:
     except ValueError:
         key = b""
     if not secret.startswith(PREFIX) or not 24 <= len(key) <= 64:
-        raise ValueError(f"it must be {PREFIX} and 24 to 64 bytes in base64")  # it quotes none of it
+        raise ValueError(f"it must be {PREFIX} and 24 to 64 bytes in base64")  # without the secret
     return key
 
 

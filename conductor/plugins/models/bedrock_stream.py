@@ -20,7 +20,7 @@ from conductor.models.families import Claude
 from conductor.plugins.models import anthropic_request
 from conductor.plugins.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.plugins.models.rendering import Json, encode, may_call
-from conductor.plugins.models.service_errors import Problem, cut_off, from_status
+from conductor.plugins.models.service_errors import ServiceProblem, cut_off, from_status
 from conductor.plugins.models.thought_filter import ThoughtFilter, ThoughtHabit, without_thoughts
 from conductor.plugins.models.tool_names import ToolNameMap
 
@@ -274,4 +274,4 @@ def _failed(headers: Json, payload: bytes) -> ModelError:
         message = _decode(payload).message
     except (msgspec.DecodeError, UnicodeDecodeError):
         message = ""
-    return from_status(_STATUS.get(kind, 500), Problem(message=message), {})
+    return from_status(_STATUS.get(kind, 500), ServiceProblem(message=message), {})

@@ -72,7 +72,7 @@ class ReasoningRefused(ModelError):
     """The service refused the reasoning that was sent back; the request is accepted without it."""
 
 
-class Problem(NamedTuple):
+class ServiceProblem(NamedTuple):
     """A service's description of an error. ``message`` is never passed on."""
 
     kinds: tuple[str, ...] = ()
@@ -80,23 +80,23 @@ class Problem(NamedTuple):
     message: str = ""
 
 
-def read_problem(body: bytes) -> Problem:
+def read_problem(body: bytes) -> ServiceProblem:
     """Read the body or the event of an error; an unknown shape gives an empty problem."""
     try:
         return problem_of(msgspec.json.decode(body))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return Problem()
+        return ServiceProblem()
 
 
-def problem_of(value: Any) -> Problem:
+def problem_of(value: Any) -> ServiceProblem:
     """Read a decoded error: ``{"error": {...}}``, ``{"error": "..."}``, or the fields themselves."""
     error = value.get("error", value) if isinstance(value, dict) else value
     if isinstance(error, str):
-        return Problem(message=error)
+        return ServiceProblem(message=error)
     if not isinstance(error, dict):
-        return Problem()
+        return ServiceProblem()
     kind, code, message = error.get("type"), error.get("code"), error.get("message")
-    return Problem(
+    return ServiceProblem(
         tuple(name for name in (code, kind) if isinstance(name, str)),
         code if isinstance(code, int) else None,
         message if isinstance(message, str) else "",
@@ -108,7 +108,7 @@ def cut_off() -> ModelError:
     return ModelError("connection", "The model service ended its answer before it was complete.")
 
 
-def from_status(status: int, problem: Problem, headers: Mapping[str, str]) -> ModelError:
+def from_status(status: int, problem: ServiceProblem, headers: Mapping[str, str]) -> ModelError:
     """Map an error status."""
     if _any_of(_NO_TOOLS, problem.message):
         return ToolsRefused("protocol", 'The model takes no tools: it needs a profile with kind = "text".')
@@ -125,7 +125,7 @@ def from_status(status: int, problem: Problem, headers: Mapping[str, str]) -> Mo
     return failure(reason, retry_after=retry_after_s(headers))
 
 
-def from_event(problem: Problem) -> ModelError:
+def from_event(problem: ServiceProblem) -> ModelError:
     """Map an error event, which may come after status 200."""
     if problem.status is not None and problem.status >= 400:
         return from_status(problem.status, problem, {})

@@ -78,13 +78,13 @@ class Deliverer:
         self._dead = dead
         self._patience_ms = round(patience_s * 1000)
         self._tasks: dict[Observed, asyncio.Task[None]] = {}
-        # Taken by the receiver; the session's next commit removes them from its state.
-        self._taken: WeakKeyDictionary[Observed, set[str]] = WeakKeyDictionary()
+        # Accepted by the receiver; the session's next commit removes them from its state.
+        self._delivered: WeakKeyDictionary[Observed, set[str]] = WeakKeyDictionary()
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self.problem = ""
 
     def wake(self, session: Observed) -> None:
-        """Deliver what waits in a session."""
+        """Start the delivery of a session's waiting events."""
         if session not in self._tasks:
             self._tasks[session] = asyncio.create_task(self._deliver(session))
 
@@ -94,7 +94,7 @@ class Deliverer:
             await asyncio.wait([task], timeout=seconds)
 
     async def aclose(self) -> None:
-        """Deliver no more; what waits is delivered by another process, or after the next start."""
+        """Stop. Another process delivers the waiting events, or this one after its next start."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -103,10 +103,10 @@ class Deliverer:
     async def _deliver(self, session: Observed) -> None:
         assert isinstance(session, Session)
         waiting, failures = session.state.webhook_events, 0
-        taken = self._taken.setdefault(session, set())
-        taken.intersection_update(waiting)
+        delivered = self._delivered.setdefault(session, set())
+        delivered.intersection_update(waiting)
         try:
-            while event := next((event for event in waiting.values() if event.id not in taken), None):
+            while event := next((event for event in waiting.values() if event.id not in delivered), None):
                 if not await self.deliver(session.key, event):
                     if session.is_closed:
                         return
@@ -114,7 +114,7 @@ class Deliverer:
                     failures += 1
                     continue
                 failures = 0
-                taken.add(event.id)
+                delivered.add(event.id)
                 session.outbox.acked.append(event.id)
                 session.clients.flush_soon()
         finally:
@@ -141,9 +141,9 @@ class Deliverer:
             async with self._at_once, asyncio.timeout(REQUEST_S):
                 request = httpx2.Request("POST", str(self._file.url), content=body, headers=headers)
                 response = await self._transport.handle_async_request(request)
-                answer, left = response.extensions["body"], MAX_ANSWER_BYTES
-                while left > 0 and (chunk := await answer.read()):
-                    left -= len(chunk)
+                answer, budget = response.extensions["body"], MAX_ANSWER_BYTES
+                while budget > 0 and (chunk := await answer.read()):
+                    budget -= len(chunk)
                 answer.close()
             problem = "" if 200 <= response.status_code < 300 else f"status {response.status_code}"
         except (httpx2.HTTPError, TimeoutError) as error:
@@ -159,8 +159,8 @@ class Deliverer:
         dead = DeadEvent(event.id, event.type, key.subject, key.session_id, event.at, reason)
 
         def add(text: str) -> str:
-            others = [other for other in read_dead(text) if other.id != dead.id]
-            return msgspec.json.encode([*others, dead][-MAX_DEAD:]).decode()
+            entries = [entry for entry in read_dead(text) if entry.id != dead.id]
+            return msgspec.json.encode([*entries, dead][-MAX_DEAD:]).decode()
 
         try:
             await self._dead.update(DEAD, DEAD_FIELD, add)

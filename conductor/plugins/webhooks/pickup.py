@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 # Seconds between two looks for due reminders, and between two scans.
 LOOK_S, SCAN_S = 5.0, 300.0
-# Milliseconds after which a due reminder was told by no session: nobody is connected.
+# Milliseconds after which a due reminder of a person without a connection is announced.
 OFFLINE_MS = 5_000
 # Keys in a page, seconds for the delivery of a session, and seconds by which clocks may differ.
 PAGE, DELIVERY_S, SKEW_S = 1_000, 30.0, 60.0
@@ -91,11 +91,11 @@ class Pickup:
             self._registry.unbind(key, visitor, at_once=not session.state.opened)
 
     def _is_orphan(self, token: str, waiting_s: float) -> bool:
-        """Tell whether no process tells what waits in a session. If it errs, the client joins again."""
+        """Tell whether no process delivers a session's events. If it errs, the client joins again."""
         node, _, pid = token.rpartition(":")[0].rpartition("-")
         if not token or (node == _NODE and (pid == _PID or not _runs(int(pid)))):
             return True
-        # Its process would have tried meanwhile, and the receiver takes events.
+        # Its process would have retried by now, and the receiver accepts events.
         return waiting_s > 3 * MAX_RETRY_S and not self._deliverer.problem
 
     # -- reminders of people who are not connected
@@ -121,12 +121,12 @@ class Pickup:
         data = {"reminder": reminder.id, "text": reminder.text, "dueAt": iso_time(reminder.due_ms)}
         event = WebhookEvent(f"msg_{digest[:32]}", "reminder.due_offline", reminder.due_ms, data)
         if not await self._deliverer.deliver(SessionKey(person, ""), event):
-            raise StoreUnavailable("The receiver of webhooks takes none.")
+            raise StoreUnavailable("The receiver of webhooks accepts no events.")
         announced = replace(reminder, announced_ms=reminder.due_ms)
 
         def mark(text: str) -> str:
-            others = read_reminders(text)
-            return write_reminders(tuple(announced if other == reminder else other for other in others))
+            items = read_reminders(text)
+            return write_reminders(tuple(announced if item == reminder else item for item in items))
 
         await self._records.update(person, _TEXTS, mark)
 

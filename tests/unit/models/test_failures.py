@@ -6,7 +6,7 @@ import pytest
 
 from conductor.errors import ModelFailure
 from conductor.models.failures import ToolsRefused
-from conductor.plugins.models.service_errors import Problem, from_event, from_status, read_problem
+from conductor.plugins.models.service_errors import ServiceProblem, from_event, from_status, read_problem
 
 # llama.cpp's are recorded; the others are as their projects document or write them.
 ERRORS: list[tuple[int, bytes, ModelFailure]] = [
@@ -73,7 +73,7 @@ ERRORS: list[tuple[int, bytes, ModelFailure]] = [
     ],
 )
 def test_a_model_without_tools_needs_the_text_protocol(status: int, message: str) -> None:
-    error = from_status(status, Problem(message=message), {})
+    error = from_status(status, ServiceProblem(message=message), {})
     assert isinstance(error, ToolsRefused) and 'kind = "text"' in str(error)
 
 

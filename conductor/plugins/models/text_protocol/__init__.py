@@ -29,11 +29,11 @@ from conductor.models.profiles import ModelProfile
 from conductor.plugins.models.rendering import limit_of, may_call
 from conductor.plugins.models.text_protocol.parser import Tools
 from conductor.plugins.models.text_protocol.prompt import STOP, Style, messages, observation, system_prompt
-from conductor.plugins.models.text_protocol.scanner import MAX_CHARS, Problem, ReplyScanner
+from conductor.plugins.models.text_protocol.scanner import MAX_CHARS, ReplyScanner, ServiceProblem
 
 # Rounds of calls for one transcript; then the model must answer. Small models go round in circles.
 MAX_ROUNDS = 4
-_PROBLEMS: dict[Problem, str] = {
+_PROBLEMS: dict[ServiceProblem, str] = {
     "truncated": "Your JSON was cut off, so nothing was run. Write the call again, and shorter.",
     "malformed": "Your call could not be read, so nothing was run. Write it again as one valid JSON object.",
     "misplaced": (
@@ -156,7 +156,7 @@ class _Reply:
             yield words
         self.finished = finished or self.finished
 
-    def problem(self, *, may_call: bool) -> Problem | None:
+    def problem(self, *, may_call: bool) -> ServiceProblem | None:
         """Give the reason for a second reply; None if the reply is valid."""
         problem = self.scanner.problem
         if problem == "empty" and self.finished.stop not in ("end_turn", "tool_use", "max_tokens"):

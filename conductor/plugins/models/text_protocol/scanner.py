@@ -30,7 +30,7 @@ _MAX_SPANS = 64
 # Brackets without a key in these characters are words.
 _MAX_CHARS_TO_KEY = 200
 
-Problem: TypeAlias = Literal["truncated", "malformed", "misplaced", "empty"]
+ServiceProblem: TypeAlias = Literal["truncated", "malformed", "misplaced", "empty"]
 
 _TAGS = r"(?:tool|tool_calls?|functions?|function_calls?)"
 _KEYS = r"(?:type|name|tool|tool_name|function|action|arguments|args|parameters)"
@@ -107,7 +107,7 @@ class ReplyScanner:
 
     def __init__(self, tools: Tools) -> None:
         self.calls: list[WrittenCall] = []
-        self.problem: Problem | None = None
+        self.problem: ServiceProblem | None = None
         self.is_over = False
         self._tools = tools
         self._pending = ""
@@ -166,7 +166,7 @@ class ReplyScanner:
             self._has_words = bool(words) and not self._in_thought
         return "" if self._in_thought else words
 
-    def _fail(self, problem: Problem) -> str:
+    def _fail(self, problem: ServiceProblem) -> str:
         self.problem, self.is_over = problem, True
         return ""
 

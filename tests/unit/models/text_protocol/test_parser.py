@@ -10,7 +10,7 @@ import pytest
 
 from conductor.plugins.models.text_protocol.parser import WrittenCall
 from conductor.plugins.models.text_protocol.prompt import Style, notation
-from conductor.plugins.models.text_protocol.scanner import Problem, ReplyScanner
+from conductor.plugins.models.text_protocol.scanner import ReplyScanner, ServiceProblem
 from conductor.plugins.models.text_protocol.span import MAX_DEPTH
 from tests.cpu import least_cpu_s
 
@@ -26,7 +26,7 @@ class Found(NamedTuple):
 
     calls: tuple[WrittenCall, ...] = ()
     words: str = ""
-    problem: Problem | None = None
+    problem: ServiceProblem | None = None
 
 
 def parse(text: str) -> Found:
@@ -125,7 +125,7 @@ def test_the_table_of_malformed_calls() -> None:
         ('{"type":"tool_call","name":"lamp","arguments":' + '{"a":' * 70 + "1" + "}" * 71, "truncated"),
     ],
 )
-def test_an_invalid_call_is_a_problem(text: str, problem: Problem | None) -> None:
+def test_an_invalid_call_is_a_problem(text: str, problem: ServiceProblem | None) -> None:
     result = parse(text)
     assert result.problem == problem
     if problem is not None:
