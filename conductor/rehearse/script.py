@@ -273,7 +273,7 @@ class Person(_Part):
 
 
 class Ledger(_Part):
-    """Bounds on the calls that the server recorded. A broken one fails a rehearsal, even if the judge says yes.
+    """Bounds on the calls that the server recorded. A broken one fails a rehearsal, also after a judge's yes.
 
     ``at_most`` counts the calls that ran, by tool; ``never`` are tools that must not run; ``asked_before``
     are tools of which each call needs an earlier yes; with ``no_unknown`` each outcome must be known.
