@@ -198,8 +198,7 @@ def object_pattern(
         noun_phrase = f"(?:{'|'.join([*phrases[:1], noun_phrase])})"
     parts = "|".join([*phrases, noun_phrase, *_tails(names, prepositions, unsure, leaves, personal, lang)])
     synonyms = {phrase for phrase in _ways("synonyms", verbs, lang) if not unsure & {*phrase.split()}}
-    digits = {*filter(str.isdigit, str([leaf.words for leaf in leaves]))}
-    if adjusting := digits and {*verbs} & sets["adjusting"]:
+    if adjusting := {*verbs} & sets["adjusting"] and re.search(r"\d", str([leaf.words for leaf in leaves])):
         synonyms |= sets["adjusts"]
     verb = _choice([*verbs, *synonyms])
     # "Turn it up" is not "turn it to 24".
@@ -262,9 +261,8 @@ def _restated(call: Call, switches: Set[str], leaves: Sequence[Leaf], lang: Voca
             # "To 24" is "to 24 degrees", and "the thermostat" is "the nursery thermostat".
             is_last = {*words[start + 1 : start + 2]} <= sets["heading"]
             is_free = not (is_last or strict or phrases[1:] or word in numbers)
-            phrases[-1] += (
-                f"(?:{unit})?" if is_free or (is_last and {*words[:start][-1:]} & numbers) else unit
-            )
+            is_unit = is_last and {*words[:start][-1:]} & numbers
+            phrases[-1] += f"(?:{unit})?" if is_free or is_unit else unit
         start += len(name) or 1
     if text or sets["excepting"] & {*words}:
         return (), "".join(phrases) or "(?!)"
