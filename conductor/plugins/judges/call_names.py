@@ -187,8 +187,8 @@ def object_pattern(
     into, adverb = _choice(sets["into"]), _choice(_phrases(action["there"], lang))
     location = f"(?:{into}{the}(?:{_choice(location_words)}){{1,3}}|{adverb})"
     personal = bool({*verbs} & sets["personal"])  # "block her", but not "delete her"
-    called = _people(leaves, lang) if personal else []
-    objects = [leaf for leaf in single if leaf in called or not _target(leaf, lang)]
+    people = _people(leaves, lang) if personal else []
+    objects = [leaf for leaf in single if leaf in people or not _target(leaf, lang)]
     objects = [leaf for leaf in objects if leaf.argument not in prepositions]
     switches = _switches(names, leaves, lang)
     unsure = sets["onoff"] if switches is None or switches else frozenset[str]()
@@ -208,15 +208,8 @@ def object_pattern(
     served = f"(?:{_choice(sets['served'])})?" if {*verbs} & sets["serving"] else ""  # "book me a table"
     ends = f"(?:{_choice(_phrases(action['ends'], lang))})?"
     own = f"{verb}{served}{turned}(?:(?:{parts}){turned}){{1,{MAX_PARTS}}}"
-    idioms, own_idioms = lang.data["idioms"], []
-    people = _all_names(_people(leaves, lang), lang) | _persons(leaves, lang)
-    objects_of = {"": noun_phrase, "who": f"(?:my )?{_choice(people)}"}
-    for pattern in (pattern for head in verbs for pattern in idioms.get(head, ())):
-        before, *rest = re.split(r"\{(|who)\}", pattern)
-        tail = _choice(_unless(unsure, rest[1], lang)) if rest and rest[1].strip() else ""
-        tail = f"(?:{location}|{tail})" if "{place}" in pattern else tail
-        own_idioms += [_choice(_unless(unsure, before, lang)) + (objects_of[rest[0]] + tail if rest else "")]
-    own = f"(?:(?:{'|'.join(own_idioms) or '(?!)'})(?:{parts}){{0,2}}|{own}){ends}"
+    idioms = _idioms(verbs, unsure, location, noun_phrase, leaves, lang)
+    own = f"(?:(?:{'|'.join(idioms) or '(?!)'})(?:{parts}){{0,2}}|{own}){ends}"
     permits, ahead = (_choice(_phrases(action[key], lang)) for key in ("permits", "ahead"))
     generic = [f"{run} {text}" for run in sets["generic"] for text in ("it", " ".join(call.words))]
     further = (
@@ -226,9 +219,29 @@ def object_pattern(
     # "Cancel it" may mean the call or the question itself.
     if stops:
         return re.compile(f"(?P<own>{ahead}{own}|{further})|(?P<own_stop>{own})")
-    bare = _choice(heads - sets["transitive"])
     restated = f"(?P<restated>(?:{ahead})?{verb}{turned}{whole})"
-    return re.compile(f"{restated}|(?P<own>(?:{ahead})?{own}|{further})|(?P<own_stop>{bare})")
+    bare = f"(?P<own_stop>{_choice(heads - sets['transitive'])})"
+    return re.compile(f"{restated}|(?P<own>(?:{ahead})?{own}|{further})|{bare}")
+
+
+def _idioms(
+    verbs: Sequence[str],
+    unsure: Set[str],
+    location: str,
+    noun_phrase: str,
+    leaves: Sequence[Leaf],
+    lang: Vocabulary,
+) -> list[str]:
+    """Match the everyday forms of the verbs: "put it in the calendar", "let Marcus know"."""
+    people = _all_names(_people(leaves, lang), lang) | _persons(leaves, lang)
+    objects = {"": noun_phrase, "who": f"(?:my )?{_choice(people)}"}
+    idioms = []
+    for pattern in (pattern for verb in verbs for pattern in lang.data["idioms"].get(verb, ())):
+        before, *rest = re.split(r"\{(|who)\}", pattern)
+        tail = _choice(_unless(unsure, rest[1], lang)) if rest and rest[1].strip() else ""
+        tail = f"(?:{location}|{tail})" if "{place}" in pattern else tail
+        idioms.append(_choice(_unless(unsure, before, lang)) + (objects[rest[0]] + tail if rest else ""))
+    return idioms
 
 
 def _restated(call: Call, switches: Set[str], leaves: Sequence[Leaf], lang: Vocabulary) -> tuple[Words, str]:
