@@ -216,7 +216,6 @@ def object_pattern(
         f"{permits}(?:{noun_phrase}|{the}{deed})|{_choice(sets['makes'])}{_choice(sets['determiners'])}{deed}"
         f"|{ahead}{verb}|{_choice(generic)}"
     )
-    # "Cancel it" may mean the call or the question itself.
     if stops:
         return re.compile(f"(?P<own>{ahead}{own}|{further})|(?P<own_stop>{own})")
     restated = f"(?P<restated>(?:{ahead})?{verb}{turned}{whole})"
