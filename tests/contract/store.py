@@ -421,7 +421,7 @@ class StoreContract:
         for key in keys:
             await filled(few, key)
         for _ in range(2):
-            with pytest.raises(TooManySessions, match="2 sessions of this token"):
+            with pytest.raises(TooManySessions, match="2 sessions of this person"):
                 await few.claim(SessionKey("subject", "s-2"))
         for key in keys:
             assert await commits(few, key) == [FIRST]
