@@ -47,6 +47,10 @@ async def test_every_command_of_the_page_runs(tmp_path: Path) -> None:
                     async with served.phone("s-2"):  # the session was deleted above
                         await run(command, served.listener.port, **names)
                     continue
+                if "/v1/tokens" in command:
+                    async with backend(auth=("one_time",)) as other:
+                        await run(command, other.listener.port, **names)
+                    continue
                 answer = await run(command, served.listener.port, **names)
                 if "/approvals/" in command:
                     assert answer["outcome"] == "allowed"

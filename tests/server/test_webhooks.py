@@ -14,7 +14,6 @@ import pytest
 import structlog
 from aiohttp import web
 
-from conductor.cli import main
 from conductor.conversation.core import epoch_ms
 from conductor.conversation.ledger import PREFIX, SubjectRecords
 from conductor.conversation.webhooks import EVENTS
@@ -27,7 +26,7 @@ from conductor.plugins.webhooks.delivery import DEAD, DEAD_FIELD, read_dead
 from conductor.server.webhook_file import load_webhooks
 from conductor.settings import load_settings
 from conductor.tools.reminders import FIELD, Reminder, write_reminders
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Main
 from tests.models import Script
 from tests.server.api import backend
 from tests.server.receiver import SECRET, Receiver, receiving
@@ -298,9 +297,7 @@ async def test_the_documented_receiver_takes_each_event_once(
     assert "turn.ended s-1" in capsys.readouterr().out.splitlines()
 
 
-def test_dead_events_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SESSION_STORE_URL", f"sqlite:///{tmp_path}/s.db")
+def test_dead_events_are_listed(tmp_path: Path, conductor: Main) -> None:
     event = delivery.DeadEvent("msg_1", "turn.ended", "ann", "s-1", 1_000, "status 500")
 
     async def bury() -> None:
@@ -311,8 +308,8 @@ def test_dead_events_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         await store.aclose()
 
     asyncio.run(bury())
-    assert main(["webhooks", "dead"]) == 0
-    assert "status 500" in capsys.readouterr().out
+    code, out, _ = conductor("webhooks", "dead", SESSION_STORE_URL=f"sqlite:///{tmp_path}/s.db")
+    assert code == 0 and "status 500" in out
 
 
 # -- the file
