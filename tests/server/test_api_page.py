@@ -26,8 +26,7 @@ def commands() -> list[str]:
 
 async def run(command: str, port: int, **names: str) -> Any:
     """Run a command; returns its answer."""
-    command = command.replace("127.0.0.1:8080", f"127.0.0.1:{port}")
-    pipe = asyncio.subprocess.PIPE
+    command, pipe = command.replace("127.0.0.1:8080", f"127.0.0.1:{port}"), asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_shell(
         command, stdout=pipe, stderr=pipe, env=environment(KEY=KEYS["all"], **names)
     )
@@ -48,10 +47,10 @@ async def test_every_command_of_the_page_runs(tmp_path: Path) -> None:
                         await run(command, served.listener.port, **names)
                     continue
                 if "/v1/tokens" in command:
-                    async with backend(auth=("one_time",)) as other:
-                        await run(command, other.listener.port, **names)
-                    continue
-                answer = await run(command, served.listener.port, **names)
+                    async with backend(auth=("one_time",)) as server:
+                        answer = await run(command, server.listener.port, **names)
+                else:
+                    answer = await run(command, served.listener.port, **names)
                 if "/approvals/" in command:
                     assert answer["outcome"] == "allowed"
                     await phone.until("assistant.speech.final")
