@@ -173,8 +173,8 @@ def test_a_call_that_is_cut_off_anywhere_is_never_completed() -> None:
 )
 def test_no_text_takes_long(unit: str) -> None:
     text = '{"type":"tool_call","name":"lamp","arguments":{"x":1}' + unit * (70_000 // len(unit))
-    assert least_cpu_s(lambda: parse(text), 0.05) < 0.05
-    assert least_cpu_s(lambda: parse(unit * (70_000 // len(unit))), 0.05) < 0.05
+    assert least_cpu_s(lambda: parse(text), 0.25) < 0.25  # 0.04; quadratic, seconds
+    assert least_cpu_s(lambda: parse(unit * (70_000 // len(unit))), 0.25) < 0.25
 
 
 def test_depth_is_bounded() -> None:
