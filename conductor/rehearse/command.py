@@ -82,15 +82,14 @@ async def _play(
         raise SettingsError(f"{path} has a ledger, which a server at --url does not show.")
     show(f"{path}: starting the server")
     chance = random.Random(seed)
-    settings = load_settings()
     try:
         async with AsyncExitStack() as stack:
             judging, person = None, None
             if options.judge is not None:
-                judging = make_model(options.judge, settings)
+                judging = make_model(options.judge, load_settings())
                 stack.push_async_callback(judging.aclose)
             if plan is not None:
-                playing = make_model(options.person, settings)
+                playing = make_model(options.person, load_settings())
                 stack.push_async_callback(playing.aclose)
                 person = partial(next_words, plan, provider=playing)
             url, backstage = await stack.enter_async_context(_serving(rehearsal, options))

@@ -67,11 +67,7 @@ class Deliverer:
     """
 
     def __init__(
-        self,
-        file: WebhookFile,
-        transport: httpx2.AsyncBaseTransport,
-        dead: SubjectRecords,
-        patience_s: float,
+        self, file: WebhookFile, transport: httpx2.AsyncBaseTransport, dead: SubjectRecords, patience_s: float
     ) -> None:
         self._file = file
         self._transport = transport
@@ -150,9 +146,10 @@ class Deliverer:
             problem = type(error).__name__
         if problem != self.problem:
             self.problem = problem
-            log.warning("webhook not taken; will retry", reason=problem) if problem else log.info(
-                "webhook taken"
-            )
+            if problem:
+                log.warning("webhook not taken; will retry", reason=problem)
+            else:
+                log.info("webhook taken")
         return problem
 
     async def _bury(self, key: SessionKey, event: WebhookEvent, reason: str) -> bool:
