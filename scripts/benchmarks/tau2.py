@@ -20,7 +20,6 @@ from benchmarks.balancer import Switch
 from benchmarks.chaos import keep_folder, open_store, percentile
 from benchmarks.chaos_book import Book, now
 from benchmarks.chaos_faults import Injector, Plan, Store
-from benchmarks.chaos_nodes import CONTROLS as SERVER_CONTROLS
 from benchmarks.chaos_nodes import ChaosNode, Parent
 from benchmarks.nodes import Process, Running, stand_in_settings
 from benchmarks.tau2_callers import DOMAINS, Caller, Options, Phone, World
@@ -31,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("free", "free", "free", "card", "spoken", "denied", "relaunched")
 """How a task's writes are consented to; a ``relaunched`` app ends in the middle and forgets its calls."""
 STEPS = ("call received", "result sent", "transcript sent", "final received")
-CONTROLS = ("replay", "memory", "plain", "emit-first")
+CONTROLS = ("replay", "memory", "plain")
 """Broken parts that the score must find: a phone that runs a call again after a reconnect, sessions in
 memory, the plain loop of examples/proof, a server that sends before it commits."""
 PLAIN = f"{sys.executable} {ROOT / 'examples' / 'proof' / 'plain.py'}"
@@ -125,9 +124,7 @@ def make_node(
     command = PLAIN if options.control == "plain" else options.server
     if command is not None:
         return CommandNode(name, parent, folder, settings, command)
-    return ChaosNode(
-        name, parent, folder, settings, options.control if options.control in SERVER_CONTROLS else None
-    )
+    return ChaosNode(name, parent, folder, settings, None)
 
 
 def report(options: Options, model: GoldModel, book: Book, seconds: float) -> dict[str, Any]:
