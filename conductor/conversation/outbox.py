@@ -288,6 +288,7 @@ class Outbox(Entries):
                 return
             event = entry.event
             if event.kind in ("call", "speak"):
+                entry.frame.withdrawn = True  # else a call could run after the model was told that it did not
                 if event.id in self._entries:  # else it is abandoned
                     self._expire(event)
                 self._remove(entry)

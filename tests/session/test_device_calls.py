@@ -774,6 +774,25 @@ async def test_a_call_that_no_socket_had_is_not_cancelled_there() -> None:
     await stage.close()
 
 
+async def test_a_late_call_that_no_socket_had_is_not_sent_any_more() -> None:
+    stage = await open_stage(make_services(ONE_CALL), silent_tools, slow=True)
+    line = stage.app.line
+    assert line is not None
+    stage.app.say("go")
+    await steps(20)
+    assert b"device.do" in line.queue[-1].data
+    for _ in range(1_000):
+        if results(stage):
+            break
+        await later(0.5)
+    assert '"reason":"device_not_connected"' in json.dumps(results(stage), separators=(",", ":"))
+    line.slow = False
+    line.flush()
+    await stage.quiet()
+    assert "device.do" not in stage.app.shapes()
+    await stage.close()
+
+
 @pytest.mark.parametrize(
     ("effect", "success", "error_type"),
     [("none", False, "cancelled"), ("partial", False, "cancelled"), ("complete", True, "none")],
