@@ -1,50 +1,39 @@
-"""A file system that changes while a tool works."""
+"""A file system that changes at a chosen moment of a tool's work."""
 
 from __future__ import annotations
 
-import ctypes
 import itertools
+import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-SWAPS = 100
+from typing import Any
 
 
 @contextmanager
-def swapping(swap: Callable[[], object], seconds: float = 0.5) -> Iterator[Iterator[int]]:
-    """Repeat ``swap`` in a thread during the block; yields numbers, one an attempt.
+def interrupted(*steps: tuple[int, Callable[[], object]]) -> Iterator[Iterator[int]]:
+    """Count the calls of the system in the block, and in the threads that it starts; yields the counter.
 
-    They last for ``seconds``, and on a busy machine until there were `SWAPS`.
+    A step is taken before the call of its number, from 0, or else at the end of the block.
     """
-    over, swaps = threading.Event(), 0
+    waiting, numbers = list(steps), itertools.count()
 
-    def repeat() -> None:
-        nonlocal swaps
-        while not over.is_set():
-            swap()
-            swaps += 1
+    def profile(frame: object, event: str, function: Any) -> None:
+        if event == "c_call" and function.__module__ == "posix":
+            number = next(numbers)
+            while waiting and waiting[0][0] <= number:
+                waiting.pop(0)[1]()
 
-    thread = threading.Thread(target=repeat)
-    thread.start()
-    deadline = time.monotonic() + seconds
+    threading.setprofile(profile)
+    sys.setprofile(profile)
     try:
-        yield itertools.takewhile(
-            lambda _: time.monotonic() < deadline or (swaps < SWAPS and thread.is_alive()), itertools.count()
-        )
+        yield numbers
     finally:
-        over.set()
-        thread.join()
-    assert swaps >= SWAPS
-
-
-def exchange_at_once(path: Path, link: Path) -> None:
-    """Exchange two names, with no moment in which one is missing."""
-    folder, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    if ctypes.CDLL(None).renameat2(folder, bytes(path), folder, bytes(link), exchange):
-        raise OSError("not exchanged")
+        sys.setprofile(None)
+        threading.setprofile(None)
+        for _, step in waiting:
+            step()
 
 
 def exchange(path: Path, link: Path) -> None:
@@ -52,5 +41,4 @@ def exchange(path: Path, link: Path) -> None:
     aside = link.with_name("aside")
     path.rename(aside)
     link.rename(path)
-    path.rename(link)
-    aside.rename(path)
+    aside.rename(link)

@@ -6,8 +6,8 @@ import asyncio
 import os
 import resource
 import stat
-import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from conductor.plugins.tools.sandbox import CancelFlag, Files, Roots
 from conductor.plugins.tools.write_file import MAX_CONTENT_BYTES, CreateFile, write_new
 from conductor.tools.base import CallContext, ToolOutcome
 from tests.unit.tools.builtin.conftest import paths_in
-from tests.unit.tools.builtin.races import exchange_at_once, swapping
+from tests.unit.tools.builtin.races import exchange, interrupted
 
 CONTEXT = CallContext("s", "c")
 
@@ -158,16 +158,17 @@ def test_a_name_taken_at_the_last_moment_is_not_replaced(
     assert paths_in(root) == ["a", "x"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs renameat2")
 async def test_a_link_swapped_in_while_creating_never_leads_outside(root: Path) -> None:
     (root / "link").symlink_to(root.parent / "outside")
-    tool = CreateFile(Files(Roots([root])))
+    with interrupted() as calls:
+        await create(root, "a/b/x", parents=True)
     created = 0
-    with swapping(lambda: exchange_at_once(root / "a", root / "link")) as attempts:
-        for _ in attempts:
-            arguments = {"path": f"a/b{created}/x", "content": "x", "parents": True}
-            created += (await tool.run(arguments, CONTEXT)).success
-    assert paths_in(root.parent / "outside") == ["file"]
+    for start in range(next(calls) + 1):
+        for end in (start + 1, start + 1000):
+            steps = [(number, partial(exchange, root / "a", root / "link")) for number in (start, end)]
+            with interrupted(*steps):
+                created += (await create(root, f"a/{start}-{end}/x", parents=True)).success
+            assert paths_in(root.parent / "outside") == ["file"]
     assert created > 0
     assert not [name for name in paths_in(root) if name.endswith(".tmp")]
 

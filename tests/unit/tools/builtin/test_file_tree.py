@@ -12,6 +12,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from conductor.plugins.tools.file_tree import MAX_DEPTH, FileTree
 from conductor.plugins.tools.read_file import ReadFile
 from conductor.plugins.tools.sandbox import WALKS, Files, Roots, SandboxPath, open_folder
 from conductor.tools.base import CallContext, ToolOutcome
-from tests.unit.tools.builtin.races import exchange, swapping
+from tests.unit.tools.builtin.races import exchange, interrupted
 
 CONTEXT = CallContext("s", "c")
 
@@ -226,12 +227,14 @@ async def test_a_folder_swapped_for_a_link_never_shows_files_outside(root: Path)
     make(root.parent, "outside/b/secret")
     make(root, "a/b/inside")
     (root / "link").symlink_to(root.parent / "outside")
-    tool = FileTree(Files(Roots([root])))
-    contents = set()
-    with swapping(lambda: exchange(root / "a", root / "link")) as attempts:
-        for _ in attempts:
-            for path in ("", "a", "a/b"):
-                contents.add((await tool.run({"path": path}, CONTEXT)).content)
+    contents = []
+    with interrupted() as calls:
+        await tree(root, path="a")
+    for start in range(next(calls) + 1):
+        for end in (start + 1, start + 1000):
+            steps = [(number, partial(exchange, root / "a", root / "link")) for number in (start, end)]
+            with interrupted(*steps):
+                contents.append((await tree(root, path="a")).content)
     assert any("inside" in content for content in contents)
     assert not any("secret" in content for content in contents)
 

@@ -8,7 +8,9 @@ import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import combinations_with_replacement
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from conductor.plugins.tools.definitions import ToolFailure
 from conductor.plugins.tools.sandbox import DirectoryMissing, Roots, open_file, printable, split
-from tests.unit.tools.builtin.races import exchange, swapping
+from tests.unit.tools.builtin.races import exchange, interrupted
 
 SECRET = b"secret"
 
@@ -164,32 +166,39 @@ def test_a_missing_file_is_not_found(root: Path) -> None:
 def test_a_link_swapped_in_while_reading_never_shows_a_file_outside(
     root: Path, outside: Path, at: str
 ) -> None:
+    """The link comes before any call of the system, and goes before any later one."""
     link, file, spare = root / "link", root / "a" / "b" / "file", root / "spare"
 
-    def swap() -> None:
-        if at != "hard link":
+    def swap_in() -> None:
+        if at == "hard link":
+            file.unlink()
+            os.link(outside / "file", file)
+        else:
             exchange(root / at, link)
-            return
-        file.unlink()
-        os.link(outside / "file", file)
-        spare.write_bytes(b"inside")
-        spare.replace(file)
+
+    def swap_out() -> None:
+        if at == "hard link":
+            spare.write_bytes(b"inside")
+            spare.replace(file)
+        else:
+            exchange(root / at, link)
 
     link.symlink_to(outside / at.partition("a")[2].lstrip("/"))
-    contents, roots = set(), Roots([root])
-    with swapping(swap) as attempts:
-        for _ in attempts:
-            with suppress(OSError):
-                contents.add(read(roots, "a/b/file"))
-    assert SECRET not in contents and b"inside" in contents
+    contents, roots = list[bytes](), Roots([root])
+    with interrupted() as calls:
+        read(roots, "a/b/file")
+    for start, end in combinations_with_replacement(range(next(calls) + 1), 2):
+        with interrupted((start, swap_in), (end, swap_out)), suppress(OSError):
+            contents.append(read(roots, "a/b/file"))
+    assert set(contents) == {b"inside"}
 
 
-@pytest.mark.parametrize("kind", ["symbolic", "hard"])
+@pytest.mark.parametrize("kind", ["symbolic", "hard", "hard, and its name goes after its count"])
 def test_a_link_of_a_moment_is_refused(
     root: Path, outside: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """The file is a link when it is opened, and neither when it is looked at before nor after that."""
-    file, really_open = root / "file", os.open
+    file, really_open, really_stat = root / "file", os.open, os.stat
 
     def swap_and_open(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if path != "file":
@@ -202,9 +211,14 @@ def test_a_link_of_a_moment_is_refused(
             file.unlink()
             file.write_bytes(b"inside")
 
+    def late_stat(path: str, **options: Any) -> os.stat_result:
+        return really_stat(outside / "file") if path == "file" else really_stat(path, **options)
+
     roots = Roots([root])
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", swap_and_open)
+        if "count" in kind:
+            patched.setattr(os, "stat", late_stat)
         assert refusal(roots, "file") == ("ELOOP" if kind == "symbolic" else "EAGAIN")
     assert read(roots, "file") == b"inside"
 
