@@ -103,11 +103,6 @@ _COMMANDS = {
         "file --force",
     ),
     "webhooks dead": ("list the events that the app's backend did not take in time", ".webhooks:dead", ""),
-    "protocol": (
-        "print the events of the protocol and their schemas",
-        ".protocol_reference:run",
-        "--format -o/--output",
-    ),
     "rehearse init": (
         "write a first rehearsal, which runs at once",
         "..rehearse.command:init",
@@ -141,11 +136,6 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "--env": {"action": "append", "default": [], "metavar": "NAME=VALUE", "help": "for a command"},
     "--expires": {"metavar": "TIME", "help": "end of validity, for example 2030-01-31T18:00:00Z"},
     "--force": {"action": "store_true", "help": "replace an existing file"},
-    "--format": {
-        "choices": ("asyncapi", "schema", "markdown"),
-        "default": "asyncapi",
-        "help": "an AsyncAPI 3.0 document (the default), JSON Schemas, or a reference for people",
-    },
     "--header": {"action": "append", "default": [], "metavar": "NAME=VALUE", "help": "for a URL"},
     "--host": {"help": "the server's address (HOST)"},
     "--insecure-no-auth": {"action": "store_true", "help": "accept other machines without AUTH_TOKENS"},

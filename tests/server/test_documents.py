@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from protocol_schema import PAYLOADS, sent_by
 
-from conductor.commands.protocol_schema import PAYLOADS, sent_by
 from conductor.events.codec import decode_event
 from tests.conftest import ROOT, environment
 from tests.system.clients.programs import STARTING, node_packages, program

@@ -12,22 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator, meta
-
-from conductor.commands.protocol_schema import (
+from protocol_schema import (
     EVENTS,
     PAYLOADS,
     UI_CALLS,
     Event,
-    asyncapi,
     json_schema,
     sent_by,
 )
+
 from conductor.errors import CODE_MEANINGS, ErrorCode
 from conductor.events import client, server
 from conductor.events.codec import InvalidFrame, decode_event
 from conductor.events.envelope import encode_event
 from conductor.events.server import (
-    CAPABILITIES,
     STATE_MEANINGS,
     ConversationState,
 )
@@ -40,7 +38,6 @@ from tests.unit.events.events import CLIENT, SERVER, events_of
 
 SCHEMA = json_schema()
 VALIDATOR = Draft202012Validator(SCHEMA)
-ASYNCAPI = asyncapi()
 EXAMPLES = {event.type: event.example for event in EVENTS}
 
 events = pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.type)
@@ -200,42 +197,6 @@ def references(value: Any) -> Iterator[str]:
             yield value["$ref"]
         for item in value.values():
             yield from references(item)
-
-
-# -- AsyncAPI
-
-
-def resolve(document: Any, reference: str) -> Any:
-    """Follow a reference inside a document. Raises KeyError."""
-    assert reference.startswith("#/")
-    for step in reference[2:].split("/"):
-        document = document[step.replace("~1", "/").replace("~0", "~")]
-    return document
-
-
-def test_the_application_receives_client_events_and_sends_server_events() -> None:
-    operations = {operation["action"]: operation for operation in ASYNCAPI["operations"].values()}
-    for action, structs in (("receive", CLIENT), ("send", SERVER)):
-        names = {
-            resolve(ASYNCAPI, ref["$ref"])["$ref"].split("/")[-1] for ref in operations[action]["messages"]
-        }
-        assert names == set(structs)
-
-
-@events
-def test_a_messages_example_fits_its_payload(event: Event) -> None:
-    message = ASYNCAPI["components"]["messages"][event.type]
-    schema = {**message["payload"], "components": ASYNCAPI["components"]}
-    for example in message["examples"]:
-        Draft202012Validator(schema).validate(example["payload"])
-
-
-def test_the_asyncapi_document_lists_codes_ui_calls_and_capabilities() -> None:
-    messages = ASYNCAPI["components"]["messages"]
-    assert messages["error"]["x-error-codes"] == CODE_MEANINGS
-    assert set(messages["tool.call"]["x-ui-calls"]) == {"convo.setState", "convo.appendMessage", "tts.speak"}
-    capabilities = messages["session.start"]["x-capabilities"]
-    assert capabilities == CAPABILITIES
 
 
 async def test_a_turn_with_a_tool_sends_nothing_that_the_schemas_refuse() -> None:

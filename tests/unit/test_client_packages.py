@@ -1,4 +1,4 @@
-"""The packages in ``clients/`` against the AsyncAPI document: no event and no field is forgotten in silence.
+"""The packages in ``clients/`` against the schema: no event and no field is forgotten in silence.
 
 The libraries for Swift and Kotlin are not compiled here; their own tests read the frames in
 ``tests/unit/events/golden``.
@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from conductor.commands.protocol_schema import asyncapi
+from protocol_schema import EVENTS, PAYLOADS, UI_CALLS
 
 ROOT = Path(__file__).resolve().parents[2] / "clients"
 SOURCES = {"js": ("*.js", "*.d.ts"), "kotlin": ("src/main/**/*.kt",), "swift": ("Sources/**/*.swift",)}
@@ -54,27 +53,25 @@ NOT_USED = {
 
 def events() -> Iterator[tuple[str, set[str]]]:
     """Yield each event's type with the names of its fields, those of the objects in them included."""
-    document = asyncapi()
-    schemas = document["components"]["schemas"]
 
     def fields(schema: Any) -> Iterator[str]:
         if isinstance(schema, dict):
             if "$ref" in schema:
-                yield from fields(schemas[schema["$ref"].rpartition("/")[2]])
+                yield from fields(PAYLOADS[schema["$ref"].rpartition("/")[2]])
             properties = schema.get("properties", {})
             yield from properties
             for part in (*properties.values(), schema.get("items"), *schema.get("anyOf", ())):
                 yield from fields(part)
 
-    for name, message in document["components"]["messages"].items():
-        names = set(fields(schemas[name]["properties"]["payload"]))
-        for call in message.get("x-ui-calls", {}).values():
-            names |= set(call["arguments"]["properties"])
-        yield name, names
+    for event in EVENTS:
+        names = set(fields(PAYLOADS[event.struct.__name__]))
+        for call in UI_CALLS if event.type == "tool.call" else ():
+            names |= set(call.arguments["properties"])
+        yield event.type, names
 
 
 def required() -> list[str]:
-    """List the events and ``event.field``s that a client needs, by the document and ``NOT_USED``."""
+    """List the events and ``event.field``s that a client needs, by the schema and ``NOT_USED``."""
     return [
         path
         for name, fields in events()

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from protocol_reference import markdown
 
-from conductor.commands.protocol_reference import markdown
 from conductor.messages import ToolCall
 from conductor.models.base import TextDelta
 from tests.app import App

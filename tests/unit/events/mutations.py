@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from conductor.commands.protocol_schema import sent_by
+from protocol_schema import sent_by
+
 from tests.unit.events.events import VALID
 
 Tree: TypeAlias = Any

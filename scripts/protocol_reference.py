@@ -1,28 +1,17 @@
-"""``conductor protocol``: schemas of the wire, and a reference made from a template and the events."""
+"""The reference of the protocol, made from a template and the events."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from importlib import resources
+from pathlib import Path
 from typing import Any, get_args
 
-from conductor.commands.protocol_schema import (
-    ENVELOPE,
-    PAYLOADS,
-    UI_CALLS,
-    Event,
-    Json,
-    UICall,
-    asyncapi,
-    json_schema,
-    sent_by,
-)
-from conductor.errors import CODE_MEANINGS, SettingsError
+from protocol_schema import ENVELOPE, PAYLOADS, UI_CALLS, Event, Json, UICall, sent_by
+
+from conductor.errors import CODE_MEANINGS
 from conductor.events.codec import MAX_DEPTH, MAX_INTEGER, MAX_NODES
 from conductor.events.server import CAPABILITIES, STATE_MEANINGS, DiagnosticCode
 from conductor.settings import Limits
@@ -30,29 +19,9 @@ from conductor.settings import Limits
 _NEEDS = "Needs the capability "
 
 
-def run(options: argparse.Namespace) -> None:
-    """Print or write the description. Raises `SettingsError` for a file error."""
-    text = render(options.format)
-    if options.output is None:
-        sys.stdout.write(text)
-        return
-    try:
-        options.output.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise SettingsError(f"{options.output} cannot be written: {error.strerror}.") from None
-
-
-def render(output_format: str) -> str:
-    """Describe the protocol as ``asyncapi``, ``schema`` or ``markdown``."""
-    if output_format == "markdown":
-        return markdown()
-    document = json_schema() if output_format == "schema" else asyncapi()
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-
-
 def markdown() -> str:
     """Fill the template: ``{{name}}`` stands for a value of `_values`."""
-    template = resources.files("conductor.commands").joinpath("reference.md.in").read_text(encoding="utf-8")
+    template = Path(__file__).with_name("protocol-reference.md.in").read_text(encoding="utf-8")
     values = _values()
     return re.sub(r"\{\{([\w.]+)\}\}", lambda match: values[match[1]], template)
 

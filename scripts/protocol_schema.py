@@ -1,4 +1,4 @@
-"""The wire as JSON Schema, Draft 2020-12, and as an AsyncAPI 3.0 document, made from the events' structs.
+"""The wire as JSON Schema, Draft 2020-12, made from the events' structs.
 
 Some facts have no type: ``CAPABILITY`` of an event, ``needs`` in the ``Meta`` of a field that a capability
 adds, and ``CONDITIONS``, which are further keywords of the schema.
@@ -7,7 +7,6 @@ adds, and ``CONDITIONS``, which are further keywords of the schema.
 from __future__ import annotations
 
 import inspect
-import re
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,19 +14,13 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from conductor import __version__
-from conductor.errors import CODE_MEANINGS
 from conductor.events import client, server
-from conductor.events.envelope import PATH, PROTOCOL_VERSION, SUBPROTOCOL
-from conductor.events.server import CAPABILITIES, STATE_MEANINGS
-from conductor.settings import Settings
+from conductor.events.envelope import PROTOCOL_VERSION
 
 Json: TypeAlias = dict[str, Any]
 Direction: TypeAlias = Literal["client", "server"]
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-ASYNCAPI_VERSION = "3.0.0"
-_CHANNEL = "session"
 _UNIONS: Mapping[Direction, Any] = {"client": client.ClientEvent, "server": server.ServerEvent}
 
 ENVELOPE: Mapping[str, tuple[Json, str]] = {
@@ -124,64 +117,6 @@ def json_schema() -> Json:
         "description": "One frame of the WebSocket. Events of types that are not here are ignored.",
         "anyOf": [{"$ref": "#/$defs/ClientEvent"}, {"$ref": "#/$defs/ServerEvent"}],
         "$defs": definitions,
-    }
-
-
-def asyncapi() -> Json:
-    """Make the document. The application is the server: it *receives* the events of a client.
-
-    https://www.asyncapi.com/docs/reference/specification/v3.0.0
-    """
-    host, port = (Settings.model_fields[name].get_default() for name in ("host", "port"))
-    security = {
-        "bearer": {
-            "type": "http",
-            "scheme": "bearer",
-            "description": (
-                "One of the server's AUTH_TOKENS, if it has any. Browsers send it as the "
-                f"subprotocol bearer.TOKEN next to {SUBPROTOCOL}."
-            ),
-        },
-        "query": {
-            "type": "httpApiKey",
-            "in": "query",
-            "name": "token",
-            "description": "The same, from a client that can send neither a header nor a subprotocol.",
-        },
-    }
-    return {
-        "asyncapi": ASYNCAPI_VERSION,
-        "info": {
-            "title": "Conductor",
-            "version": __version__,
-            "description": f"The WebSocket protocol of Conductor, version {PROTOCOL_VERSION}.",
-        },
-        "defaultContentType": "application/json",
-        "servers": {
-            "local": {
-                "host": f"{host}:{port}",
-                "protocol": "ws",
-                "description": "The default address; wss behind a proxy with TLS.",
-                "security": [{"$ref": f"#/components/securitySchemes/{name}"} for name in security],
-            }
-        },
-        "channels": {
-            _CHANNEL: {
-                "address": PATH,
-                "description": "One connection serves one session; each text frame is one event, UTF-8 JSON.",
-                "messages": {event.type: {"$ref": f"#/components/messages/{event.type}"} for event in EVENTS},
-                "bindings": {"ws": {"method": "GET", "bindingVersion": "0.1.0"}},
-            }
-        },
-        "operations": {
-            "receiveClientEvents": _operation("receive", "Events of the client.", "client"),
-            "sendServerEvents": _operation("send", "Events of the server.", "server"),
-        },
-        "components": {
-            "messages": {event.type: _message(event) for event in EVENTS},
-            "schemas": _definitions("#/components/schemas/"),
-            "securitySchemes": security,
-        },
     }
 
 
@@ -291,40 +226,3 @@ def _events() -> Iterator[Event]:
 
 PAYLOADS = _payloads("#/$defs/")
 EVENTS = tuple(_events())
-
-
-# -- AsyncAPI
-
-
-def _operation(action: str, summary: str, direction: Direction) -> Json:
-    return {
-        "action": action,
-        "channel": {"$ref": f"#/channels/{_CHANNEL}"},
-        "summary": summary,
-        # The specification wants the channel's messages here, not the components'.
-        "messages": [
-            {"$ref": f"#/channels/{_CHANNEL}/messages/{event.type}"} for event in sent_by(direction)
-        ],
-    }
-
-
-def _message(event: Event) -> Json:
-    message: Json = {
-        "name": event.type,
-        "title": event.type,
-        "summary": re.split(r"(?<=\.)\s", event.description, maxsplit=1)[0],
-        "description": event.description,
-        "contentType": "application/json",
-        "payload": {"$ref": f"#/components/schemas/{event.type}"},
-        "examples": [{"name": event.type, "payload": event.example}],
-    }
-    if event.type == "tool.call":
-        message["x-ui-calls"] = {
-            call.name: {"description": call.description, "arguments": call.arguments} for call in UI_CALLS
-        }
-        message["x-states"] = dict(STATE_MEANINGS)
-    if event.type == "error":
-        message["x-error-codes"] = dict(CODE_MEANINGS)
-    if event.type == "session.start":
-        message["x-capabilities"] = dict(CAPABILITIES)
-    return message
