@@ -194,7 +194,6 @@ class Settings(BaseSettings):
     mcp_config_file: Path | None = None
     webhooks_file: Path | None = None
     mcp_server: bool = False
-    mcp_port: Annotated[int | None, Field(ge=0, le=65_535)] = None
     session_grace_s: Annotated[float, Field(ge=0, le=86_400)] = 120
     auth_tokens: Annotated[_List, Field(repr=False)] = ()
     auth: Annotated[_List, BeforeValidator(_lower)] = ("tokens",)

@@ -1,37 +1,70 @@
-"""The target of a first request decides the protocol: HTTP for the API, WebSockets for the rest."""
+"""The head of a first request decides the protocol: HTTP for the API and MCP, WebSockets for the rest."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TypeAlias, cast
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from websockets.server import ServerProtocol
 
 from conductor.server.websocket import Handshakes
 
-API_PATH = "/v1"
-_PATH = API_PATH.encode()
-# Bytes in which the target of a request must end; one that is longer is not the API's.
-MAX_TARGET_BYTES = 8_192
+if TYPE_CHECKING:
+    from aiohttp.web import Application
+
+# Bytes in which a head must end to be an HTTP server's.
+MAX_HEAD_BYTES = 8_192
+# Seconds for requests to end at the stop.
+STOP_S = 2.0
+_ROOT = re.compile(rb"\S+ (/\w+)[/? ]")
+_UPGRADE = re.compile(rb"\nupgrade:\s*websocket", re.I)
 
 MakeProtocol: TypeAlias = Callable[[], asyncio.Protocol]
 
 
-class Demultiplexer(asyncio.Protocol):
-    """Reads the target of the first request, and gives the connection to ``http`` or ``websocket``.
+@asynccontextmanager
+async def serving_http(
+    servers: MutableMapping[bytes, MakeProtocol], root: bytes, application: Application, **options: Any
+) -> AsyncIterator[None]:
+    """Serve an application below ``root``, such as ``/v1``, during the block."""
+    from aiohttp.web import AppRunner  # takes half a second
 
-    The WebSocket library answers one GET a connection, and reads no bodies. An HTTP server in front of both
+    # A stranger's bytes that are no HTTP are no error of the server.
+    silent = logging.Logger("http", logging.CRITICAL)
+    runner = AppRunner(application, access_log=None, logger=silent, shutdown_timeout=STOP_S, **options)
+    await runner.setup()
+    assert runner.server is not None
+    servers[root] = runner.server
+    try:
+        yield
+    finally:
+        del servers[root]
+        await runner.cleanup()
+
+
+class Demultiplexer(asyncio.Protocol):
+    """Reads the first request, and gives the connection to one of ``http`` or to ``websocket``.
+
+    ``http`` are servers by the first segment of the path; an upgrade is the WebSocket library's, which
+    answers one GET a connection, and reads no bodies. An HTTP server in front of both
     would parse each upgrade a second time, and own the transport whose writes `Socket` batches. This costs a
     WebSocket 3 us of a handshake of 700 us, and nothing afterwards.
-    A connection without a target, or without an accepted key, is cut after ``seconds``. The library compares
-    ``protocol`` with its own.
+    A connection without a head, or not admitted by its HTTP server, is cut after ``seconds``. The library
+    compares ``protocol`` with its own.
     """
 
     protocol: ServerProtocol
 
     def __init__(
-        self, http: MakeProtocol, websocket: MakeProtocol, handshakes: Handshakes, seconds: float
+        self,
+        http: Mapping[bytes, MakeProtocol],
+        websocket: MakeProtocol,
+        handshakes: Handshakes,
+        seconds: float,
     ) -> None:
         self._http = http
         self._websocket = websocket
@@ -46,14 +79,16 @@ class Demultiplexer(asyncio.Protocol):
         self._handshakes.add(self._transport)
 
     def data_received(self, data: bytes) -> None:
-        """Hand the connection over once the target is known."""
+        """Hand the connection over once its protocol is known."""
         self._data += data
-        parts = self._data.split(b" ", 2)
-        if len(parts) < 3 and b"\n" not in self._data and len(self._data) < MAX_TARGET_BYTES:
+        root = _ROOT.match(self._data)
+        http = self._http.get(root[1]) if root is not None else None
+        head, end, _ = self._data.partition(b"\r\n\r\n")
+        is_known = end if http is not None else root is not None or b"\n" in head
+        if not is_known and len(self._data) < MAX_HEAD_BYTES:
             return
-        is_api = len(parts) == 3 and (parts[1] == _PATH or parts[1].startswith((_PATH + b"/", _PATH + b"?")))
-        if is_api:  # the API ends the handshake, when it accepts a key
-            protocol = self._http()
+        if http is not None and not _UPGRADE.search(head):  # it ends the handshake, when it admits the client
+            protocol = http()
         else:
             self.connection_lost(None)
             protocol = self._websocket()

@@ -53,8 +53,8 @@ WRONG_TOKENS_PER_MINUTE = 10
 class Listener:
     """Serves ``/ws``, ``/healthz``, ``/readyz``, the ``page`` and, with ``admin``, ``/metrics``.
 
-    While ``serve_mcp`` is set, it serves WebSockets at ``/mcp``; while ``serve_api`` is, HTTP below ``/v1``
-    for the ``api_keys``.
+    While ``serve_mcp`` is set, it serves WebSockets at ``/mcp``. ``http`` are HTTP servers by the first
+    segment of the path: ``/v1``, for the ``api_keys``, and ``/mcp``.
 
     ``worker`` is the number of this process if there are several; metrics are each worker's own.
     """
@@ -83,7 +83,7 @@ class Listener:
         self._connections: set[Connection] = set()
         self.serve_mcp: Callable[[Socket, str], Awaitable[None]] | None = None
         self._mcp_sockets: set[Socket] = set()
-        self.serve_api: MakeProtocol | None = None
+        self.http: dict[bytes, MakeProtocol] = {}
         self.api_keys = ApiKeys(())
         self._ready = False
 
@@ -134,9 +134,9 @@ class Listener:
     def _make_connection(self, protocol: ServerProtocol, *args: Any, **options: Any) -> asyncio.Protocol:
         limits, handshakes = self.services.limits, self.handshakes
         make_socket = partial(Socket, protocol, *args, limits=limits, handshakes=handshakes, **options)
-        if self.serve_api is None:
+        if not self.http:
             return make_socket()
-        demultiplexer = Demultiplexer(self.serve_api, make_socket, handshakes, limits.handshake_timeout)
+        demultiplexer = Demultiplexer(self.http, make_socket, handshakes, limits.handshake_timeout)
         demultiplexer.protocol = protocol
         return demultiplexer
 

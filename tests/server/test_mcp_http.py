@@ -1,4 +1,4 @@
-"""MCP_PORT: limits of requests, sessions and rates, by person."""
+"""MCP over HTTP: limits of requests, sessions and rates, by person."""
 
 from __future__ import annotations
 

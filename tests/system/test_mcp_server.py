@@ -25,7 +25,6 @@ from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
 from conductor.app import make_services
-from conductor.errors import SettingsError
 from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.plugins.mcp.config import McpServerConfig
 from conductor.plugins.mcp.endpoint import McpEndpoint
@@ -44,11 +43,15 @@ WAIT = 30.0
 
 @dataclass
 class Running:
-    """A server with its MCP endpoint; ``http`` is the endpoint's port."""
+    """A server with its MCP endpoint."""
 
     listener: Listener
-    http: int
     endpoint: McpEndpoint
+
+    @property
+    def http(self) -> int:
+        """The port."""
+        return self.listener.port
 
     def phone(self, **options: Any) -> App:
         return App(f"ws://127.0.0.1:{self.listener.port}/ws", **options)
@@ -73,10 +76,9 @@ async def running(
     await services.store.open()
     await listener.start("127.0.0.1", 0)
     endpoint = McpEndpoint(listener, check_s=0.02, progress_s=progress_s, idle_s=idle_s)
-    listener.serve_mcp = endpoint.serve_socket
     try:
-        async with endpoint.serving_http("127.0.0.1", 0) as port, asyncio.timeout(WAIT):
-            yield Running(listener, port, endpoint)
+        async with endpoint.serving(), asyncio.timeout(WAIT):
+            yield Running(listener, endpoint)
     finally:
         await listener.stop(drain_s=0)
         await services.store.aclose()
@@ -291,14 +293,6 @@ async def test_a_page_of_tools_follows_the_other() -> None:
         )
         with pytest.raises(MCPError):
             await client.list_tools(cursor="nonsense")
-
-
-async def test_a_port_that_is_taken_is_one_sentence() -> None:
-    async with running() as server:
-        endpoint = McpEndpoint(server.listener)
-        with pytest.raises(SettingsError, match="MCP_PORT"):
-            async with endpoint.serving_http("127.0.0.1", server.http):
-                pass
 
 
 async def test_conductor_uses_another_conductor_over_a_websocket() -> None:

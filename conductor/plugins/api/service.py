@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -23,16 +22,16 @@ from conductor.plugins.api.requests import ApiCall, ApiError, Route
 from conductor.plugins.api.resources import Failure, Problem
 from conductor.plugins.api.routes import ROUTES
 from conductor.server.api_keys import ApiKey
+from conductor.server.demultiplexer import serving_http
 from conductor.server.listener import WRONG_TOKENS_PER_MINUTE, Listener
 
 log = structlog.get_logger(__name__)
 
 MAX_BODY_BYTES = 65_536
 MAX_KEY_CHARS = 128
-# Seconds until a request must be answered, an idle connection is closed, and requests end at the stop.
+# Seconds until a request must be answered, and an idle connection is closed.
 REQUEST_S = 30.0
 KEEP_ALIVE_S = 75.0
-STOP_S = 2.0
 _CODES = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "too_large"}
 
 
@@ -42,22 +41,8 @@ async def serving_api(listener: Listener) -> AsyncIterator[None]:
     application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_answer])
     for route in ROUTES:
         application.router.add_route(route.method, route.path, partial(_work, listener, route))
-    # A stranger's bytes that are no HTTP are no error of the server.
-    silent = logging.Logger("api", logging.CRITICAL)
-    runner = web.AppRunner(
-        application,
-        access_log=None,
-        logger=silent,
-        keepalive_timeout=KEEP_ALIVE_S,
-        shutdown_timeout=STOP_S,
-    )
-    await runner.setup()
-    listener.serve_api = runner.server
-    try:
+    async with serving_http(listener.http, b"/v1", application, keepalive_timeout=KEEP_ALIVE_S):
         yield
-    finally:
-        listener.serve_api = None
-        await runner.cleanup()
 
 
 @web.middleware

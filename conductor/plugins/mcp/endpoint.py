@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
@@ -117,9 +117,21 @@ class McpEndpoint:
         """The number of connections and subscriptions that get changes of the tools."""
         return len(self._watchers)
 
-    # -- WebSocket
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Serve WebSockets and, unless processes share the port, HTTP at ``/mcp`` during the block."""
+        self._listener.serve_mcp = self._serve_socket
+        server = self._server(_caller_of_request)
+        server.middleware.append(self._count_session)
+        door = HttpServer(self._listener, self._person, server, self._idle_s)
+        try:
+            # A session over HTTP is known to one process.
+            async with door.serving() if self._listener.worker is None else nullcontext():
+                yield
+        finally:
+            self._listener.serve_mcp = None
 
-    async def serve_socket(self, socket: Socket, path: str) -> None:
+    async def _serve_socket(self, socket: Socket, path: str) -> None:
         """Serve one WebSocket with the subprotocol ``mcp`` until it closes."""
         peer = socket.remote_address[0] if socket.remote_address else ""
         caller = caller_of(socket.client, peer, path.partition("?")[2])
@@ -134,20 +146,6 @@ class McpEndpoint:
         server = self._server(lambda _: caller)
         async with socket_streams(socket, admit, self._limits.send_timeout) as (read, write):
             await server.run(read, write, server.create_initialization_options())
-
-    # -- streamable HTTP
-
-    @asynccontextmanager
-    async def serving_http(self, host: str, port: int) -> AsyncIterator[int]:
-        """Serve ``/mcp`` over streamable HTTP during the block, which gets the port.
-
-        Raises `SettingsError` if it cannot be bound.
-        """
-        server = self._server(_caller_of_request)
-        server.middleware.append(self._count_session)
-        door = HttpServer(self._listener, self._person, self._idle_s)
-        async with door.serving(server, host, port) as bound:
-            yield bound
 
     async def _count_session(self, ctx: _Context, call_next: CallNext) -> HandlerResult:
         if ctx.method == "initialize":
