@@ -63,7 +63,7 @@ class _Head:
 
 
 class _LargeHead(msgspec.Struct, rename="camel"):
-    # The fields that are read of a frame that is too large.
+    # The fields that are read of a frame before its values are built.
     id: str = ""
     type: str = ""
     session_id: str = ""
@@ -85,9 +85,10 @@ def decode_event(frame: bytes, max_bytes: int = 65_536) -> Inbound:
     if frame.startswith(BINARY_MARK):
         _refuse("binary_frame", head)
     if len(frame) > max_bytes:
-        return _decode_large(frame, max_bytes, head)
-    # Counting commas costs a hundredth of building the values between them.
-    if frame.count(b",") > MAX_NODES and _STRING.sub(b"", frame).count(b",") > MAX_NODES:
+        _read_head(frame, head)
+        if head.type != client.ToolResultEvent.TYPE:
+            _refuse(f"event_too_large:{len(frame)}", head)
+    if _has_too_many_values(frame):
         _read_head(frame, head)
         _refuse("too_many_values", head)
     value = _parse(frame, head)
@@ -99,69 +100,17 @@ def decode_event(frame: bytes, max_bytes: int = 65_536) -> Inbound:
     return Inbound(head.id, head.type, head.session_id, len(frame), event)
 
 
+def _has_too_many_values(frame: bytes) -> bool:
+    # Counting commas costs a hundredth of building the values between them.
+    if frame.count(b",") <= MAX_NODES:
+        return False
+    # A value has at most four quotes, those of its key included; fewer strings are soon taken out.
+    quotes = frame.count(b'"') - frame.count(b'\\"')
+    return quotes > 4 * MAX_NODES or _STRING.sub(b"", frame).count(b",") > MAX_NODES
+
+
 def _refuse(message: str, head: _Head, code: ErrorCode = "invalid_event") -> NoReturn:
     raise InvalidFrame(code, message, head) from None
-
-
-class _LargeResult(msgspec.Struct, rename="camel"):
-    # The payload of a `_Large`; the result's values are not built.
-    call_id: client.Id
-    result: msgspec.Raw = msgspec.Raw(b"null")
-    error: str | None = None
-
-
-class _Large(msgspec.Struct, rename="camel"):
-    # A large ``tool.result``: the values of other fields are not built.
-    id: str | None = None
-    type: str | None = None
-    timestamp: str | None = None
-    session_id: str | None = None
-    protocol_version: int = PROTOCOL_VERSION
-    payload: _LargeResult | None = None
-
-
-_decode_large_result = msgspec.json.Decoder(_Large).decode
-_decode_text = msgspec.json.Decoder(str).decode
-
-
-def _decode_large(frame: bytes, max_bytes: int, head: _Head) -> Inbound:
-    # Building all values of a hostile megabyte would hold the loop for longer than all other work together.
-    _read_head(frame, head)
-    if head.type != client.ToolResultEvent.TYPE:
-        _refuse(f"event_too_large:{len(frame)}", head)
-    try:
-        large = _decode_large_result(frame)
-        event = None if large.payload is None else _result_of(large.payload)
-    except UnicodeDecodeError:
-        _refuse("invalid_utf8", head)
-    except msgspec.ValidationError as error:
-        _refuse(f"invalid_payload: {error}", head)
-    except (msgspec.MsgspecError, RecursionError):
-        _refuse("invalid_json", head)
-    envelope: dict[str, Any] = {
-        "id": large.id,
-        "type": large.type,
-        "timestamp": large.timestamp,
-        "sessionId": large.session_id,
-        "protocolVersion": large.protocol_version,
-        "payload": None if large.payload is None else {},
-    }
-    _check_envelope(envelope, head)
-    # Keys are checked if the frame is large because of its result.
-    if large.payload is not None and len(frame) - len(_encode(large.payload)) <= max_bytes:
-        _check_keys(frame.replace(bytes(large.payload.result), b"null", 1), head)
-    assert head.id is not None and head.session_id is not None
-    return Inbound(head.id, head.type, head.session_id, len(frame), event)
-
-
-def _result_of(large: _LargeResult) -> client.ToolResultEvent:
-    raw = bytes(large.result)
-    result: str | None
-    if raw == b"null":
-        result = None
-    else:
-        result = _decode_text(raw) if raw.startswith(b'"') else raw.decode()
-    return client.ToolResultEvent(large.call_id, result, large.error)
 
 
 def _read_head(frame: bytes, head: _Head) -> None:
@@ -250,10 +199,9 @@ def _check_keys(frame: bytes, head: _Head) -> None:
 
 def _check_envelope(value: dict[str, Any], head: _Head) -> dict[str, Any]:
     # In this order: the client gets the first fault.
-    for key, name in _REQUIRED:
-        field = value.get(key)
-        if field is None or (field == "" and key in ("id", "sessionId")):
-            _refuse(f"missing_{name}", head)
+    for key in ("id", "type", "timestamp", "sessionId", "payload"):
+        if value.get(key) is None or (value[key] == "" and key in ("id", "sessionId")):
+            _refuse(f"missing_{'session_id' if key == 'sessionId' else key}", head)
     if head.id is None:
         _refuse("invalid_id", head)
     if head.type is None:
@@ -273,15 +221,6 @@ def _check_envelope(value: dict[str, Any], head: _Head) -> dict[str, Any]:
         message = f"This server speaks protocol version {PROTOCOL_VERSION}."
         _refuse(message, head, "unsupported_protocol_version")
     return payload
-
-
-_REQUIRED = (
-    ("id", "id"),
-    ("type", "type"),
-    ("timestamp", "timestamp"),
-    ("sessionId", "session_id"),
-    ("payload", "payload"),
-)
 
 
 def _convert(payload: dict[str, Any], struct: type[ClientEvent], head: _Head) -> ClientEvent:

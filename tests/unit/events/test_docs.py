@@ -47,7 +47,7 @@ def refusals_in_the_code() -> Iterator[str]:
             case ast.Constant(value=str(text)):
                 yield text
             case ast.JoinedStr(values=[ast.Constant(value="missing_"), _]):
-                yield from (f"missing_{name}" for _, name in codec._REQUIRED)
+                yield from (f"missing_{name}" for name in "id type timestamp session_id payload".split())
             case ast.JoinedStr(values=[ast.Constant(value=str(text)), _]):
                 yield text + ("<bytes>" if text.endswith(":") else "<reason>")
 
