@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
-import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -43,14 +41,15 @@ def canonical_json(value: Any) -> bytes:
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """Compile a glob (``*``, ``?``, ``[...]``) to a test of whole strings."""
-    # Only these patterns need backtracking; `ComparisonBudget` counts their cost.
-    if "?" in pattern or "[" in pattern:
-        match = re.compile(fnmatch.translate(pattern)).match
-        return lambda text: match(text) is not None
-    first, *middle = pattern.split("*")
+    """Compile a glob, in which ``*`` is the only wildcard, to a test of whole strings."""
+    return matcher_of(pattern.split("*"))
+
+
+def matcher_of(parts: Sequence[str]) -> Callable[[str], bool]:
+    """Compile a glob that is split at its wildcards."""
+    first, *middle = parts
     if not middle:
-        return pattern.__eq__
+        return first.__eq__
     last = middle.pop()
 
     def matches(text: str) -> bool:
@@ -66,11 +65,6 @@ def matcher(pattern: str) -> Callable[[str], bool]:
         return True
 
     return matches
-
-
-def literally(text: str) -> str:
-    """Escape a string: as a glob it matches only itself."""
-    return re.sub(r"[*?[]", r"[\g<0>]", text)
 
 
 @dataclass(frozen=True)

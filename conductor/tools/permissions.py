@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from conductor.settings import Settings
-from conductor.tools.base import Caution, ToolSpec, literally, matcher
-from conductor.tools.rules import Arguments, GrantScope, Rule, RuleEffect, arguments_digest, describe, matches
+from conductor.tools.base import Caution, ToolSpec, matcher
+from conductor.tools.predicates import Argument
+from conductor.tools.rules import GrantScope, Rule, RuleEffect, arguments_digest, describe, matches
 
 StepName: TypeAlias = Literal["deny", "ask", "allow", "default"]
 Decision: TypeAlias = RuleEffect | Literal["disabled"]
@@ -75,7 +76,7 @@ def steps(
     epoch seconds. ``tainted``: untrusted output is in the history window, so a write, an irreversible call or
     a read of the open world asks even if a rule, a grant or the declaration allows it. Never raises.
     """
-    call = Arguments(arguments)
+    call = {name: Argument(value) for name, value in arguments.items()}
 
     def step(effect: RuleEffect, reasons: tuple[str, ...] = (), hints: tuple[str, ...] = ()) -> Step:
         for rule in rules:
@@ -155,8 +156,8 @@ def grant(spec: ToolSpec, arguments: Mapping[str, Any], *, scope: GrantScope) ->
     digest = arguments_digest(spec.name, arguments) if spec.risk == "high" else None
     return Rule(
         "allow",
-        literally(spec.name),
-        source=literally(spec.source),
+        spec.name,
+        source=spec.source,
         scope=scope,
         fingerprint=spec.fingerprint,
         arguments_digest=digest,

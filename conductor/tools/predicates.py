@@ -1,7 +1,8 @@
 """Predicates of rules over arguments: exact for allow rules, broad for deny and ask rules.
 
 Exact: the value itself must match. Broad, of the predicates in `BROAD`: every leaf of a list or object is
-tested, and strings are compared also after NFKC, case folding and removal of blanks and invisible characters.
+tested, and strings are compared also after NFKD, case folding and removal of blanks, accents and invisible
+characters.
 A value that is too large to compare matches.
 """
 
@@ -13,87 +14,51 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, TypeAlias
 
-from conductor.tools.base import literally, matcher
+from conductor.tools.base import matcher, matcher_of
 
 PredicateName: TypeAlias = Literal["eq", "in", "glob", "under", "host", "max"]
 
-# Leaves and levels of a value that rules examine; a larger value is undecidable.
+# Scalars of a value that rules examine; a larger value is undecidable.
 MAX_LEAVES = 1_000
-MAX_DEPTH = 64
-# Characters that all rules may compare in one call: about 20 ms.
-MAX_WORK = 2_000_000
 _MAX_PATH = 4_096
 _MAX_PARTS = 32
 _MAX_HOST = 253
-# Cost of a leaf in addition to its characters, in characters.
-_LEAF_WORK = 100
-
-
-class ComparisonBudget:
-    """Bounds the time of all comparisons of one call."""
-
-    def __init__(self, characters: int = MAX_WORK) -> None:
-        self._remaining = characters
-
-    def allows(self, characters: int) -> bool:
-        """Spend some of the budget; False once it is exhausted."""
-        self._remaining -= characters
-        return self._remaining > 0
-
-
-class Leaf:
-    """A scalar, and the forms of it that rules compare, each computed once."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-        self.text = as_text(value)
-        self.folded = fold(self.text)
 
 
 class Argument:
-    """One argument of a call."""
+    """One argument of a call, and the forms of it that rules compare, each computed once."""
 
-    def __init__(self, value: Any, work: ComparisonBudget | None = None) -> None:
+    def __init__(self, value: Any) -> None:
         self.value = value
-        self.work = work or ComparisonBudget()
+        self.is_scalar = not isinstance(value, Mapping | list | tuple)
 
     @cached_property
-    def leaves(self) -> list[Leaf] | None:
-        """Scalars at any depth, and keys that are not plain names; None if any cannot be decided."""
+    def texts(self) -> list[str] | None:
+        """Scalars at any depth, and keys that are not plain names, as texts; None if they are too many."""
         values: list[Any] = []
-        stack: list[tuple[int, Any]] = [(0, self.value)]
+        stack: list[Any] = [self.value]
         while stack:
-            depth, item = stack.pop()
+            item = stack.pop()
             # Counted before it is unpacked: one list may exceed the limit.
             size = len(item) if isinstance(item, Mapping | list | tuple) else 0
-            if depth > MAX_DEPTH or len(values) + len(stack) + size > MAX_LEAVES:
+            if len(values) + len(stack) + size > MAX_LEAVES:
                 return None
             if isinstance(item, Mapping):
                 # A key may be a URL or a path that a rule names; a plain name cannot.
                 values += [name for name in item if not name.replace("-", "_").isidentifier()]
-                stack += [(depth + 1, inner) for inner in item.values()]
+                stack += item.values()
             elif isinstance(item, list | tuple):
-                stack += [(depth + 1, inner) for inner in item]
+                stack += item
             else:
                 values.append(item)
-        leaves = [Leaf(value) for value in values]
-        return None if any(leaf.folded is None for leaf in leaves) else leaves
+        return [as_text(value) for value in values]
 
     @cached_property
-    def size(self) -> int:
-        return sum(len(leaf.text) for leaf in self.leaves or ())
-
-    @cached_property
-    def words(self) -> frozenset[str | None]:
-        return frozenset(leaf.folded for leaf in self.leaves or ())
-
-    @cached_property
-    def leaf(self) -> Leaf | None:
-        """The value itself; None for a list or object."""
-        return None if isinstance(self.value, Mapping | list | tuple) else Leaf(self.value)
+    def folded(self) -> frozenset[str]:
+        return frozenset(map(fold, self.texts or ()))
 
 
 class Predicate:
@@ -116,32 +81,18 @@ _UNSEEN = re.compile(
     "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]+"
 )
 """Blanks, controls, and the default ignorable characters of Unicode."""
-# Marks in an aligned block: a run of twice as many holds one, and the longest that is allowed is 30.
-_PILE = 16
-# The only letters of combining class 0 that decompose to marks alone; they are never composed again.
-_TWO_MARKS = str.maketrans({"\u0f73": "\u0f71\u0f72", "\u0f75": "\u0f71\u0f74", "\u0f81": "\u0f71\u0f80"})
-_LONG_SIGN = "\ufdfa"  # one sign, which NFKC makes 18 of
-_PILED = "text without dozens of marks on one letter"
 
 
-def fold(text: str) -> str | None:
-    """Normalize a string for the comparison of deny and ask rules; None if that takes too long.
+def fold(text: str) -> str:
+    """Normalize a string for the comparison of deny and ask rules: without blanks, accents and case."""
+    return _UNSEEN.sub("", text).casefold() if text.isascii() else "".join(map(_folded, text))
 
-    NFKC takes quadratic time in the length of a run of combining marks. UAX #15 ("Stream-Safe Text Format")
-    allows 30 in a row.
-    """
-    text = _UNSEEN.sub("", text)
-    if text.isascii():
-        return text.casefold()
-    text = text.translate(_TWO_MARKS)
-    blocks = range(0, len(text) - _PILE + 1, _PILE)
-    if any(all(map(unicodedata.combining, text[start : start + _PILE])) for start in blocks):
-        return None
-    # A text of these alone would grow to 18 times its length.
-    if text.count(_LONG_SIGN) > _PILE:
-        return None
-    # Twice, since NFKC makes blanks of some signs.
-    return _UNSEEN.sub("", unicodedata.normalize("NFKC", text)).casefold()
+
+@lru_cache(maxsize=4_096)
+def _folded(char: str) -> str:
+    # Character by character: NFKC of a text takes quadratic time for a run of accents.
+    signs = unicodedata.normalize("NFKD", char)
+    return _UNSEEN.sub("", "".join(sign for sign in signs if not unicodedata.combining(sign))).casefold()
 
 
 def as_text(leaf: Any) -> str:
@@ -162,17 +113,17 @@ class _OneOf(Predicate):
             raise ValueError("a list")
         self._values = values
         arguments = [Argument(value) for value in values]
-        if any(argument.leaves is None for argument in arguments):
-            raise ValueError(f"{_PILED}, of at most {MAX_LEAVES} values each, and nested less deep")
-        self._scalars = {argument.leaf.folded for argument in arguments if argument.leaf}
-        self._structures = {argument.words for argument in arguments if not argument.leaf}
+        if any(argument.texts is None for argument in arguments):
+            raise ValueError(f"of at most {MAX_LEAVES} values each")
+        self._scalars = {text for argument in arguments if argument.is_scalar for text in argument.folded}
+        self._structures = {argument.folded for argument in arguments if not argument.is_scalar}
 
     def matches(self, argument: Argument) -> bool:
         return any(_same(value, argument.value) for value in self._values)
 
     def may_match(self, argument: Argument) -> bool:
-        is_same = argument.leaf is None and argument.words in self._structures
-        return is_same or argument.leaves is None or not self._scalars.isdisjoint(argument.words)
+        is_same = not argument.is_scalar and argument.folded in self._structures
+        return is_same or argument.texts is None or not self._scalars.isdisjoint(argument.folded)
 
 
 def _same(first: Any, second: Any) -> bool:
@@ -185,25 +136,19 @@ def _same(first: Any, second: Any) -> bool:
 
 class _Glob(Predicate):
     def __init__(self, pattern: Any) -> None:
-        if not isinstance(pattern, str) or len(pattern) > _MAX_PATH:
-            raise ValueError(f"text of at most {_MAX_PATH} characters")
-        signs = re.split(r"(\*|\?|\[!?\]?[^\]]*\])", pattern)
-        literals = [fold(part) for part in signs[::2]]
-        if None in literals:
-            raise ValueError(_PILED)
-        signs[::2] = [literally(part or "") for part in literals]
-        self._exact, self._folded = matcher(pattern), matcher("".join(signs).casefold())
-        self._cost = 2 * len(pattern) if "?" in pattern or "[" in pattern else 2
+        if not isinstance(pattern, str) or len(pattern) > _MAX_PATH or "[" in pattern:
+            raise ValueError(
+                f"text of at most {_MAX_PATH} characters without [, where * is the only wildcard"
+            )
+        self._exact = matcher(pattern)
+        self._folded = matcher_of([fold(part) for part in pattern.split("*")])
 
     def matches(self, argument: Argument) -> bool:
-        text = argument.value
-        return isinstance(text, str) and argument.work.allows(len(text) * self._cost) and self._exact(text)
+        return isinstance(argument.value, str) and self._exact(argument.value)
 
     def may_match(self, argument: Argument) -> bool:
-        leaves = argument.leaves
-        if leaves is None or not argument.work.allows(len(leaves) * _LEAF_WORK + argument.size * self._cost):
-            return True
-        return any(self._exact(leaf.text) or self._folded(leaf.folded or "") for leaf in leaves)
+        texts = argument.texts
+        return texts is None or any(map(self._exact, texts)) or any(map(self._folded, argument.folded))
 
 
 class _AtMost(Predicate):
@@ -243,7 +188,7 @@ def _path(text: Any) -> tuple[str, ...] | None:
     if not isinstance(text, str) or not text or len(text) > _MAX_PATH or not text.isprintable():
         return None
     folded = fold(text)
-    if folded is None or _EXPANDED.search(text) or _TRIMMED.search(text):
+    if _EXPANDED.search(text) or _TRIMMED.search(text):
         return None
     return None if any(folded.count(sign) != text.count(sign) for sign in _SIGNS) else _parts(text)
 

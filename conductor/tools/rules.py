@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from conductor.config_file import check_fields, validate
 from conductor.tools.base import ToolSpec, matcher
-from conductor.tools.predicates import BROAD, PREDICATES, Argument, ComparisonBudget, Predicate, PredicateName
+from conductor.tools.predicates import BROAD, PREDICATES, Argument, Predicate, PredicateName
 
 RuleEffect: TypeAlias = Literal["allow", "ask", "deny"]
 GrantScope: TypeAlias = Literal["session", "always"]
@@ -127,16 +127,7 @@ class Rule:
         return matcher(self.source or "*")
 
 
-class Arguments:
-    """The arguments of one call. The forms that rules compare are computed once."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.values = values
-        work = ComparisonBudget()
-        self.by_name = {name: Argument(value, work) for name, value in values.items()}
-
-
-def matches(rule: Rule, spec: ToolSpec, arguments: Arguments, now: float) -> bool:
+def matches(rule: Rule, spec: ToolSpec, arguments: Mapping[str, Argument], now: float) -> bool:
     """Return whether a rule matches a call. Never raises.
 
     Allow rules are exact, and closed if they have predicates: an argument without a predicate means no
@@ -144,17 +135,15 @@ def matches(rule: Rule, spec: ToolSpec, arguments: Arguments, now: float) -> boo
     """
     if rule.expired(now) or not rule.covers(spec):
         return False
-    if rule.arguments_digest not in (None, arguments_digest(spec.name, arguments.values)):
-        return False
+    if rule.arguments_digest is not None:
+        values = {name: argument.value for name, argument in arguments.items()}
+        if rule.arguments_digest != arguments_digest(spec.name, values):
+            return False
     is_exact = rule.effect == "allow"
-    if is_exact and rule.args and not arguments.values.keys() <= rule.args.keys():
+    if is_exact and rule.args and not arguments.keys() <= rule.args.keys():
         return False
-    if not rule.conditions.keys() <= arguments.values.keys():
-        return False
-    return all(
-        predicate.matches(arguments.by_name[name])
-        if is_exact
-        else predicate.may_match(arguments.by_name[name])
+    return rule.conditions.keys() <= arguments.keys() and all(
+        predicate.matches(arguments[name]) if is_exact else predicate.may_match(arguments[name])
         for name, predicates in rule.conditions.items()
         for predicate in predicates
     )

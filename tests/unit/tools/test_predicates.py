@@ -11,13 +11,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from conductor.tools.base import literally, matcher
+from conductor.tools.base import matcher
 from conductor.tools.predicates import (
     BROAD,
     MAX_LEAVES,
     PREDICATES,
     Argument,
-    ComparisonBudget,
     PredicateName,
     fold,
 )
@@ -203,7 +202,6 @@ DISGUISES: list[tuple[PredicateName, Any, Any]] = [
     ("glob", "rm *", "RM  -rf"),
     ("glob", "rm *", "r\u200bm -rf"),
     ("glob", "acme/*", ["me/a", "ACME/b"]),
-    ("glob", "acme/[a-c]?", "ACME/Bx"),
     ("glob", "*\uff0a*", "a*b"),
 ]
 
@@ -222,7 +220,6 @@ INNOCENT: list[tuple[PredicateName, Any, Any]] = [
     ("eq", 3, [30, "03", True]),
     ("eq", ["a"], ["a", "b"]),
     ("glob", "rm *", "farm -rf"),
-    ("glob", "a?c", "abbc"),
 ]
 
 
@@ -232,27 +229,15 @@ def test_a_clearly_different_value_does_not_match(predicate: PredicateName, oper
 
 
 @pytest.mark.parametrize(("predicate", "operand"), [("eq", "x"), ("glob", "x")])
-def test_a_value_that_is_too_large_or_deep_may_match(predicate: PredicateName, operand: Any) -> None:
-    deep: Any = 1
-    for _ in range(100_000):
-        deep = [deep]
-    for value in (deep, [1] * (MAX_LEAVES + 1), {str(index): 1 for index in range(MAX_LEAVES + 1)}):
+def test_a_value_that_is_too_large_may_match(predicate: PredicateName, operand: Any) -> None:
+    for value in ([1] * (MAX_LEAVES + 1), {str(index): 1 for index in range(MAX_LEAVES + 1)}):
         assert may_match(predicate, operand, value) and not matches(predicate, operand, value)
-    assert may_match(predicate, operand, "\ufdfa" * 17), "each expands to 18 letters"
-
-
-def test_patterns_beyond_the_budget_of_a_call_may_match() -> None:
-    argument = Argument("a" * 600, ComparisonBudget(3_000))
-    rules = [PREDICATES["glob"]("b*") for _ in range(5)]
-    assert [rule.may_match(argument) for rule in rules] == [False, False, True, True, True]
-    rule, argument = PREDICATES["glob"]("a*"), Argument("a" * 600, ComparisonBudget(3_000))
-    assert [rule.matches(argument) for _ in range(3)] == [True, True, False]
 
 
 OPERANDS: dict[PredicateName, st.SearchStrategy[Any]] = {
     "eq": plain_values,
     "in": st.lists(plain_values, max_size=3),
-    "glob": st.text("[]!-^&|~*?\\ab:", max_size=12),
+    "glob": st.text("]!-^&|~*?\\ab:", max_size=12),
     "under": st.sampled_from(["/", ".", "/srv/notes", "notes", "a/../b"]),
     "host": st.sampled_from(["good.com", "127.0.0.1", "::1", "localhost"]),
     "max": st.integers() | st.floats(allow_nan=False, allow_infinity=False),
@@ -292,8 +277,9 @@ def disguised(text: str, rng: random.Random) -> str:
 def test_a_disguised_text_is_recognised(text: str, rng: random.Random) -> None:
     disguise = disguised(text, rng)
     assert fold(disguise) == fold(text)
-    assert may_match("eq", text, disguise) and may_match("glob", literally(text), [disguise])
-    assert may_match("glob", f"*{literally(text)}*", f"before {disguise} after")
+    assert may_match("eq", text, disguise)
+    if not set(text) & set("*["):
+        assert may_match("glob", f"*{text}*", f"before {disguise} after")
 
 
 # -- patterns
@@ -304,13 +290,6 @@ def test_a_disguised_text_is_recognised(text: str, rng: random.Random) -> None:
 def test_a_pattern_with_stars_matches_like_a_regular_expression(pattern: str, text: str) -> None:
     expected = re.fullmatch(".*".join(pattern.split("*")), text) is not None
     assert matcher(pattern)(text) == expected
-
-
-@given(st.text())
-@example("a[b]")
-def test_an_escaped_text_matches_only_itself(text: str) -> None:
-    assert matcher(literally(text))(text)
-    assert not matcher(literally(text))(text + "x")
 
 
 # -- bounds
@@ -337,8 +316,6 @@ HEAVY: list[Any] = [
 RULES: list[tuple[PredicateName, Any]] = [
     ("eq", "x"),
     ("in", ["x", "y", ["z"]]),
-    ("glob", "*a?a?a?b*"),
-    ("glob", "*" + "?" * 60 + "x"),
     ("glob", "*a" * 30 + "b"),
     ("under", "/srv/notes"),
     ("host", "evil.com"),
@@ -352,7 +329,7 @@ def test_hundreds_of_predicates_on_64_kib_take_bounded_time(value: Any) -> None:
     compiled = [PREDICATES[name](operand) for name, operand in RULES * 25]
 
     def judge() -> None:
-        argument = Argument(value, ComparisonBudget())
+        argument = Argument(value)
         for (name, _), predicate in zip(RULES * 25, compiled, strict=True):
             if name in BROAD:
                 predicate.may_match(argument)
@@ -369,5 +346,5 @@ def test_a_maximum_is_a_finite_number(operand: Any) -> None:
 
 def test_the_length_of_a_glob_is_limited() -> None:
     with pytest.raises(ValueError, match="at most 4096 characters"):
-        PREDICATES["glob"]("?" * 4_097)
-    assert PREDICATES["glob"]("x" * 4_096).matches(Argument("x" * 4_096, ComparisonBudget()))
+        PREDICATES["glob"]("x" * 4_097)
+    assert PREDICATES["glob"]("x" * 4_096).matches(Argument("x" * 4_096))

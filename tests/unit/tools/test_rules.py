@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from conductor.config_file import parse_json
 from conductor.errors import SettingsError
 from conductor.tools.base import ToolSpec
+from conductor.tools.predicates import Argument
 from conductor.tools.rules import (
-    Arguments,
     Rule,
     arguments_digest,
     decode_rules,
@@ -35,7 +35,8 @@ def spec(name: str = "file.write", **fields: Any) -> ToolSpec:
 
 
 def matched(rule: Rule, arguments: dict[str, Any] | None = None, **fields: Any) -> str:
-    return "yes" if matches(rule, spec(**fields), Arguments(arguments or {}), NOW) else "no"
+    values = {name: Argument(value) for name, value in (arguments or {}).items()}
+    return "yes" if matches(rule, spec(**fields), values, NOW) else "no"
 
 
 # -- which tools
@@ -215,7 +216,7 @@ REFUSED = [
     ({"effect": "allow", "tool": "*", "args": {"a": {"host": "a.b:80"}}}, HOST),
     ({"effect": "allow", "tool": "*", "args": {"a": {"host": "bücher.de"}}}, HOST),
     ({"effect": "allow", "tool": "*", "args": {"a": {"host": "0x7f.1"}}}, HOST),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"eq": "a" + "\u0301" * 40}}}, "without dozens of marks"),
+    ({"effect": "deny", "tool": "*", "args": {"a": {"glob": "[ab]*"}}}, "where * is the only wildcard"),
     ({"effect": "deny", "tool": "*", "args": {"a": {"eq": [[1] * 2_000]}}}, "of at most 1000 values each"),
     ({"effect": "deny", "tool": "a\x01"}, r'it has a character that is not printable, "a\u0001"'),
     ({"effect": "deny", "tool": "a\u200b"}, "tool is not valid: it has a character that is not printable"),
