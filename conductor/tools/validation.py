@@ -1,7 +1,8 @@
-"""Validation of the arguments that a model wrote as JSON text."""
+"""Validation of the arguments that a model wrote as JSON text, and errors in words for a model."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -10,11 +11,28 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import msgspec
+from jsonschema_rs import ValidationError, ValidationErrorKind
 
 from conductor.tools.base import ToolOutcome, ToolSpec, failed
-from conductor.tools.schema import Schema, SchemaError, compile_validator, count_values, read_schema
-from conductor.tools.schema_errors import MAX_ERRORS, explain
+from conductor.tools.schema import (
+    MASK,
+    Schema,
+    SchemaError,
+    compile_validator,
+    count_values,
+    read_schema,
+    required_choice,
+)
 
+# Errors in one message: a model corrects these before it reads more.
+MAX_ERRORS = 5
+# Values times schemas for which the library lists its errors, 30 µs each.
+_MAX_PAIRS = 2_000
+# Limits of the values, names or options, forms and messages that a text quotes.
+_VALUE_CHARS = 80
+_LISTED = 12
+_LISTED_FORMS = 3
+_MESSAGE_CHARS = 160
 # Bytes and depth of a call's arguments.
 MAX_ARGUMENT_BYTES = 64 * 1024
 MAX_ARGUMENT_DEPTH = 32
@@ -125,6 +143,74 @@ def _is_too_deep(value: Any, levels: int = MAX_ARGUMENT_DEPTH) -> bool:
         return False
     items = value.values() if isinstance(value, dict) else value
     return levels == 0 or any(_is_too_deep(item, levels - 1) for item in items)
+
+
+# -- errors in words for a model
+
+
+def explain(schema: Schema, value: Any, text: str) -> list[str]:
+    """Describe at most `MAX_ERRORS` different errors of a value written as ``text``, one clause each."""
+    if count_values(text) * schema.nodes > _MAX_PAIRS:
+        return ["they do not fit the tool's schema; send fewer values to learn the reason"]
+    errors = (
+        clause for error in schema.validator.iter_errors(value) for clause in _clauses(schema.tree, error)
+    )
+    return list(dict.fromkeys(itertools.islice(errors, 4 * MAX_ERRORS)))[:MAX_ERRORS]
+
+
+def _clauses(tree: Any, error: ValidationError) -> Iterator[str]:
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path)
+    location = "".join(steps).removeprefix(".")[:_VALUE_CHARS]
+    inside, name = f"{location}: " if location else "", location or "the arguments"
+    value, (*path, keyword) = _quoted(error.instance), error.schema_path or [""]
+    holder = tree
+    for step in path:
+        holder = holder[step]
+    match error.kind:
+        case ValidationErrorKind.Required(missing):
+            yield f"{inside}missing required argument {missing[:_VALUE_CHARS]!r}"
+        case ValidationErrorKind.AdditionalProperties(unexpected):
+            allowed = _listed(list(holder.get("properties", ()))) or "none"
+            for unknown in unexpected:
+                yield f"{inside}unknown argument {unknown[:_VALUE_CHARS]!r} (allowed: {allowed})"
+        case ValidationErrorKind.FalseSchema() if keyword == "additionalProperties":
+            yield f"{inside}no argument is taken"
+        case ValidationErrorKind.Type():
+            types = holder[keyword]
+            yield f"{name} must be {types if isinstance(types, str) else ' or '.join(types)}, got {value}"
+        case ValidationErrorKind.Enum(options):
+            yield f"{name} must be one of {_listed(list(map(_quoted, options)))}, got {value}"
+        case ValidationErrorKind.OneOfMultipleValid() if choice := required_choice(holder["oneOf"]):
+            yield f"{inside}needs exactly one of {choice}, but more than one fits"
+        case ValidationErrorKind.AnyOf(branches) | ValidationErrorKind.OneOfNotValid(branches):
+            if choice := required_choice(holder[keyword]):
+                yield f"{inside}needs {choice}"
+                return
+            # Branches inside branches are left out: there can be many.
+            firsts = [first for first, *_ in branches if not hasattr(first.kind, "context")]
+            forms = [next(_clauses(tree, first)) for first in firsts[:_LISTED_FORMS]]
+            yield ", or ".join(dict.fromkeys(forms)) or f"{name} fits none of its forms"
+        case _:
+            text = error.message[:_MESSAGE_CHARS]
+            text = text.replace(MASK, name) if MASK in text else inside + text
+            hint = holder.get("description", "")[:_MESSAGE_CHARS] if keyword == "pattern" else ""
+            yield f"{text}, got {value}{f' ({hint})' if hint else ''}"
+
+
+def _listed(names: list[str]) -> str:
+    more = f" (and {len(names) - _LISTED} more)" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
+
+
+def _quoted(value: Any) -> str:
+    # Cut before encoding: a value may be as long as all arguments together.
+    if isinstance(value, str):
+        value = value[:_VALUE_CHARS]
+    elif isinstance(value, dict):
+        return f"an object with {len(value)} fields"
+    elif isinstance(value, list):
+        return f"a list of {len(value)}"
+    return json.dumps(value, ensure_ascii=False)[:_VALUE_CHARS]
 
 
 # -- coercion

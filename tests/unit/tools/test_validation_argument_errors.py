@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from conductor.tools.schema import read_schema
-from conductor.tools.schema_errors import explain
-from conductor.tools.validation import refusal
+from conductor.tools.validation import explain, refusal
 
 
 def explained(schema: dict[str, Any], arguments: Any) -> list[str]:
@@ -34,7 +33,11 @@ def explained(schema: dict[str, Any], arguments: Any) -> list[str]:
         ),
         ({"pattern": "^a$"}, "b", 'v does not match "^a$", got "b"'),
         ({"pattern": "^a$", "description": "Just an a"}, "b", 'v does not match "^a$", got "b" (Just an a)'),
-        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "x", 'v must be integer or null, got "x"'),
+        (
+            {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "x",
+            'v must be integer, got "x", or v must be null, got "x"',
+        ),
         (
             {"anyOf": [{"type": "integer"}, {"enum": ["all"]}]},
             "all!",
@@ -43,10 +46,10 @@ def explained(schema: dict[str, Any], arguments: Any) -> list[str]:
         (
             {"oneOf": [{"minimum": 1}, {"minimum": 2}]},
             3,
-            "v: needs exactly one of its forms, but more than one fits",
+            "v is valid under more than one of the schemas listed in the 'oneOf' keyword, got 3",
         ),
         ({"not": {"type": "integer"}}, 1, '{"type":"integer"} is not allowed for v, got 1'),
-        ({"prefixItems": [{}], "items": False}, [1, 2], "v[1]: 2 is not allowed"),
+        ({"prefixItems": [{}], "items": False}, [1, 2], "False schema does not allow v[1], got 2"),
         ({"required": ["a", "b"]}, {"a": 1}, "v: missing required argument 'b'"),
         (
             {"anyOf": [{"required": ["a"], "properties": {"a": {"type": "integer"}}}, {"type": "string"}]},
@@ -64,7 +67,7 @@ def explained(schema: dict[str, Any], arguments: Any) -> list[str]:
             {"ab": 1},
             'v: "ab" is longer than 1 character, got an object with 1 fields',
         ),
-        ({"items": {"properties": {"w": False}}}, [{"w": 1}], "v[0].w: 1 is not allowed"),
+        ({"items": {"properties": {"w": False}}}, [{"w": 1}], "False schema does not allow v[0].w, got 1"),
     ],
 )
 def test_each_rule_has_its_words(schema: dict[str, Any], value: Any, message: str) -> None:
