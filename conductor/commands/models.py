@@ -75,7 +75,7 @@ def list_models(options: argparse.Namespace) -> int:
 
 
 async def _list_offered(profiles: Iterable[ModelProfile]) -> int:
-    from conductor.http_client import HttpClient
+    from conductor.plugins.http_client import HttpClient
 
     code = 0
     async with HttpClient() as client:

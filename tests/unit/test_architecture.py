@@ -30,9 +30,8 @@ _LEAVES = (
     "segments",
     "logs",
     "rate_limit",
-    "http_client",
 )
-BELOW["errors"] = BELOW["messages"] = BELOW["http_client"] = frozenset()
+BELOW["errors"] = BELOW["messages"] = frozenset()
 BELOW["entry_points"] = BELOW["config_file"] = frozenset({"errors"})
 BELOW["env_file"] = frozenset({"errors", "config_file"})
 for _leaf in ("settings", "prompts", "speech", "segments", "logs", "rate_limit"):
@@ -58,7 +57,7 @@ LAZY = {
     "plugins.api.service",
     "plugins.models.anthropic_client",
     "plugins.models.http",
-    "http_client",
+    "plugins.http_client",
     "plugins.mcp.endpoint",
     "plugins.mcp.endpoint_http",
     "plugins.stores.redis",

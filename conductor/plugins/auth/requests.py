@@ -22,7 +22,7 @@ def check_url(name: str, url: str, more: str = "") -> None:
 
 async def fetch(url: str, content: bytes | None = None, *, local_only: bool) -> bytes:
     """GET a document, or POST JSON. Raises `httpx2.HTTPError`, `TimeoutError` and `ValueError`."""
-    from conductor.http_client import HttpClient, is_local
+    from conductor.plugins.http_client import HttpClient, is_local
 
     headers = {"Accept-Encoding": "identity", **({"Content-Type": "application/json"} if content else {})}
     method = "GET" if content is None else "POST"

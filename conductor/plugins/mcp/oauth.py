@@ -24,8 +24,8 @@ from mcp.shared.auth import (
 )
 from pydantic import AnyUrl, BaseModel, ValidationError
 
+from conductor.plugins.addresses import LOCAL, is_local
 from conductor.plugins.tools.web_client import WebError, fetch
-from conductor.tools.addresses import LOCAL, is_local
 
 # Seconds for a person to log in.
 LOGIN_S = 300.0

@@ -18,12 +18,12 @@ import structlog
 from websockets.typing import Subprotocol
 
 from conductor.errors import SettingsError
+from conductor.plugins.addresses import is_local
 from conductor.plugins.mcp.config import McpServerConfig
 from conductor.plugins.mcp.http import CURRENT_CALL, Ask, http_streams
 from conductor.plugins.mcp.specs import clean, make_question, make_specs
 from conductor.plugins.mcp.stdio import stdio_streams
 from conductor.plugins.mcp.streams import MAX_MESSAGE_BYTES
-from conductor.tools.addresses import is_local
 from conductor.tools.base import ToolSpec
 from conductor.tools.redaction import Redactor
 

@@ -21,8 +21,8 @@ from conductor.plugins.models.streaming import Post, ReplyStreamer
 from conductor.settings import environment_value
 
 if TYPE_CHECKING:
-    from conductor.http_client import HttpClient
     from conductor.models.profiles import ModelProfile
+    from conductor.plugins.http_client import HttpClient
     from conductor.plugins.models.http import Send
     from conductor.settings import Settings
 

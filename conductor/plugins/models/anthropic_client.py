@@ -25,7 +25,7 @@ from anthropic import (
 from anthropic.lib.credentials import AccessTokenAuth, TokenCache
 
 from conductor.errors import ModelError
-from conductor.http_client import HttpClient
+from conductor.plugins.http_client import HttpClient
 from conductor.plugins.models.anthropic_request import Account
 from conductor.plugins.models.http import HEADERS, Send, Service
 

@@ -14,9 +14,9 @@ import msgspec
 import structlog
 
 from conductor.errors import ModelError
-from conductor.http_client import Body, ForbiddenAddressError, HttpClient
 from conductor.models.base import Finished, ModelEvent, StreamDecoder, TextDelta
 from conductor.models.failures import failure
+from conductor.plugins.http_client import Body, ForbiddenAddressError, HttpClient
 from conductor.plugins.models.service_errors import EmptyReply, from_status, read_problem
 
 Send: TypeAlias = Callable[[str, bytes | None, Mapping[str, str], httpx2.Timeout], Awaitable[httpx2.Response]]

@@ -21,7 +21,7 @@ from conductor.plugins.models.service_errors import EmptyReply, ReasoningRefused
 if TYPE_CHECKING:
     import httpx2
 
-    from conductor.http_client import HttpClient
+    from conductor.plugins.http_client import HttpClient
     from conductor.plugins.models.http import HttpPool, ReplyStream, Send
 
     Connect: TypeAlias = Callable[[HttpClient], Send]
@@ -55,7 +55,7 @@ class ReplyStreamer:
     """Streams replies from a service.
 
     ``connect``, called once in a thread, makes the function that sends requests. ``trust_env`` and
-    ``local_only`` are those of `conductor.http_client.AiohttpTransport`.
+    ``local_only`` are those of `conductor.plugins.http_client.AiohttpTransport`.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ReplyStreamer:
             return self._pool
 
     def _new_pool(self) -> HttpPool:
-        from conductor.http_client import HttpClient, is_local
+        from conductor.plugins.http_client import HttpClient, is_local
         from conductor.plugins.models.http import HttpPool
 
         client = HttpClient(trust_env=self._trust_env, permits=is_local if self._local_only else None)

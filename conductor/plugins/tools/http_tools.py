@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from conductor.config_file import check_fields, read_toml, validate
 from conductor.errors import SettingsError
+from conductor.plugins.addresses import Network
 from conductor.plugins.tools.definitions import ToolFailure, web_client
 from conductor.settings import Settings, with_environment
-from conductor.tools.addresses import Network
 from conductor.tools.base import CallContext, Effect, Risk, ToolOutcome, Toolset, ToolSpec, failed, succeeded
 from conductor.tools.declarations import NAME, SERVER_PREFIXES
 from conductor.tools.schema import SchemaError, read_schema

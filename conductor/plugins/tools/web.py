@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from conductor.errors import SettingsError
+from conductor.plugins.addresses import Network
 from conductor.plugins.tools.definitions import ToolFailure, argument, definition, web_client
-from conductor.tools.addresses import Network
 from conductor.tools.base import CallContext, ToolOutcome, failed, succeeded
 
 # Bytes of a page, and characters of its text in one result.

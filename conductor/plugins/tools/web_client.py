@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import httpx2
 from aiohttp.abc import AbstractResolver
 
-from conductor.http_client import ForbiddenAddressError, HttpClient
-from conductor.tools.addresses import Network, may_connect
+from conductor.plugins.addresses import Network, may_connect
+from conductor.plugins.http_client import ForbiddenAddressError, HttpClient
 
 # For services that the operator configures.
 EVERYWHERE: Sequence[Network] = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))

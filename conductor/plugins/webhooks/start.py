@@ -24,7 +24,7 @@ async def serve(listener: Listener, settings: Settings) -> AsyncIterator[None]:
         yield
         return
     # Only here: a server without webhooks does not import the HTTP client.
-    from conductor.http_client import AiohttpTransport, is_local
+    from conductor.plugins.http_client import AiohttpTransport, is_local
     from conductor.plugins.webhooks.delivery import Deliverer
     from conductor.plugins.webhooks.pickup import Pickup
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from conductor.errors import ModelError, SettingsError
-from conductor.http_client import HttpClient, is_local
 from conductor.messages import UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import load_profiles
 from conductor.models.registry import make_router
+from conductor.plugins.http_client import HttpClient, is_local
 from conductor.plugins.models.anthropic import AnthropicProvider
 from conductor.plugins.models.anthropic_request import Account
 from conductor.plugins.models.http import HttpPool, Service

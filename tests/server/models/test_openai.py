@@ -13,7 +13,6 @@ import pytest
 from aiohttp import web
 
 from conductor.errors import ModelError, ModelFailure, SettingsError
-from conductor.http_client import MAX_ERROR_BYTES
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from conductor.models.base import (
     Finished,
@@ -23,6 +22,7 @@ from conductor.models.base import (
 )
 from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import as_text
+from conductor.plugins.http_client import MAX_ERROR_BYTES
 from conductor.plugins.models import http
 from conductor.plugins.models.openai import OpenAIProvider, from_profile
 from conductor.plugins.models.retry import RetryPolicy

@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from conductor.tools.addresses import may_connect
+from conductor.plugins.addresses import may_connect
 
 FORBIDDEN = [
     *("127.0.0.1", "127.8.9.1", "0.0.0.0", "10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1"),
