@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import ipaddress
-import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -14,7 +12,8 @@ import structlog
 from conductor.conversation.ledger import SubjectRecords
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.services import Services, Webhooks
-from conductor.entry_points import ENDPOINTS, plugins
+from conductor.entry_points import AUTH, ENDPOINTS, choose, plugins
+from conductor.errors import SettingsError
 from conductor.models.base import ModelProvider
 from conductor.models.budget import Amount, DailyBudget
 from conductor.models.metrics import ModelMetrics
@@ -23,14 +22,13 @@ from conductor.models.registry import make_router
 from conductor.observers.tracing import make_tracer
 from conductor.observers.turns import SessionMetrics, TurnObservers
 from conductor.prompts import identify, load_system_prompt
-from conductor.reload import make_authenticator, reload, watch_policies
 from conductor.server.api_keys import make_api_keys
+from conductor.server.auth import Authenticator, Authenticators
 from conductor.server.listener import Listener
 from conductor.server.metrics import make_metrics_endpoint
+from conductor.server.one_time import ONE_TIME
 from conductor.server.page import make_page
-from conductor.server.terminal import Terminal
 from conductor.server.webhook_file import load_webhooks
-from conductor.server.workers import Worker
 from conductor.settings import Settings
 from conductor.stores.base import SessionLog
 from conductor.stores.health import HealthCheckedStore
@@ -43,10 +41,6 @@ from conductor.tools.policies import PolicyFile, policies_path
 from conductor.tools.toolsets import make_redactor, make_toolsets
 
 log = structlog.get_logger(__name__)
-
-# Thresholds of the three gc generations, in new objects and in collections of the generation below. Reference
-# counts free most of a turn's objects, so the collector may run rarely.
-GC_THRESHOLDS = (10_000, 20, 50)
 
 
 def make_services(settings: Settings, provider: ModelProvider | None = None) -> Services:
@@ -104,16 +98,29 @@ def _make_budget(settings: Settings, store: SessionLog) -> DailyBudget | None:
     return DailyBudget(person, tenant, SubjectRecords(store, "$spent"))
 
 
+def make_authenticator(settings: Settings, store: SessionLog) -> Authenticators:
+    """Make the authenticators of AUTH, in its order. Raises `SettingsError`."""
+    parts = {name: choose(AUTH, name, "AUTH") for name in settings.auth}
+    if ONE_TIME in parts and not settings.api_keys:
+        raise SettingsError("AUTH lists one_time, and one-time tokens need API_KEYS.")
+    return Authenticators(
+        {
+            name: part.make(Authenticator, store if name == ONE_TIME else settings)
+            for name, part in parts.items()
+        }
+    )
+
+
 @asynccontextmanager
 async def running(
     settings: Settings,
     services: Services | None = None,
     when_warm: Callable[[], None] = lambda: None,
-    worker: Worker | None = None,
+    worker: int | None = None,
 ) -> AsyncIterator[Listener]:
     """Run a server during the block; ``when_warm`` is called when the model provider is loaded.
 
-    ``worker`` is this process, if it is one of several. Raises `SettingsError`.
+    ``worker`` is the number of this process, if there are several. Raises `SettingsError`.
     """
     services = services or make_services(settings)
     store = services.store
@@ -123,7 +130,7 @@ async def running(
         settings.allowed_origins,
         make_metrics_endpoint(settings),
         [ipaddress.ip_network(network) for network in settings.trusted_proxies],
-        worker.number if worker else None,
+        worker,
         lambda: not isinstance(store, HealthCheckedStore) or store.available,
         make_page(settings),
     )
@@ -163,58 +170,3 @@ async def _warm_up(provider: ModelProvider, when_warm: Callable[[], None]) -> No
         # The first request tries again and reports the error to the client.
         log.exception("model provider did not start", provider=provider.name)
     when_warm()
-
-
-def settle_memory() -> None:
-    """Exempt all imported objects from garbage collection, and collect less often.
-
-    A full collection blocks the event loop for a tenth of a second.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
-
-
-async def serve(
-    settings: Settings,
-    read: Callable[[], Settings],
-    announce: Callable[[Listener], None],
-    worker: Worker | None = None,
-    on_stop: Callable[[int], None] = lambda _: None,
-) -> None:
-    """Serve until SIGTERM or SIGINT, then let running turns end. Raises `SettingsError`.
-
-    ``read`` reads the settings again. ``on_stop`` gets the number of running turns. A second signal kills the
-    process, except a ``worker``: its supervisor kills it. A worker also ends when its supervisor has ended.
-    """
-    stop, terminal = asyncio.Event(), Terminal()
-    loop = asyncio.get_running_loop()
-
-    def interrupt(signum: signal.Signals) -> None:
-        if stop.is_set() and worker is None:
-            signal.signal(signum, signal.SIG_DFL)
-            signal.raise_signal(signum)
-        stop.set()
-
-    def hang_up() -> None:
-        nonlocal settings
-        if terminal.is_closed():
-            stop.set()
-        else:
-            settings = reload(settings, services, listener, read)
-
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, interrupt, signum)
-    if worker is not None:
-        worker.watch(stop.set)
-    services = make_services(settings)
-    async with running(settings, services, settle_memory, worker) as listener:
-        loop.add_signal_handler(signal.SIGHUP, hang_up)
-        watching = asyncio.create_task(watch_policies(settings, listener))
-        announce(listener)
-        await stop.wait()
-        watching.cancel()
-        turns = sum(session.busy for session in listener.registry.sessions)
-        log.info("stopping", sessions=len(listener.registry), connections=listener.connections, turns=turns)
-        on_stop(turns)
-    log.info("stopped")

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from conductor.app import make_services, running
+from conductor.commands.reload import reload
 from conductor.conversation.services import Services
 from conductor.models.base import ModelProvider
 from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.plugins.models.anthropic import AnthropicProvider
-from conductor.reload import reload
 from conductor.server.listener import Listener
 from conductor.settings import Settings, load_settings
 from tests.app import App

@@ -18,11 +18,12 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from conductor.app import make_services
+from conductor.app import make_authenticator, make_services
 from conductor.commands.banner import REFERRING_FILES
 from conductor.commands.output import Item, fail, ok, warn, write
 from conductor.commands.serve import overrides
 from conductor.commands.tools import started
+from conductor.commands.workers import reserve
 from conductor.entry_points import NOUNS, Plugin, plugins
 from conductor.env_file import ENV_FILE
 from conductor.errors import ModelError, ModelFailure, SettingsError, StoreUnavailable
@@ -31,8 +32,7 @@ from conductor.models.base import ModelProvider, ModelRequest
 from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import make_provider
 from conductor.plugins.stores.sqlite import SqliteStore
-from conductor.reload import make_authenticator
-from conductor.server.address import check_exposure, reserve
+from conductor.server.address import check_exposure
 from conductor.server.api_keys import make_api_keys
 from conductor.settings import (
     STORE_FILE,

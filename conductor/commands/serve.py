@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from conductor.commands.banner import banner, facts, lan_address, private_address, unknown_names
+from conductor.commands.workers import Supervisor, Worker, join
 from conductor.env_file import ENV_FILE
 from conductor.errors import SettingsError
 from conductor.logs import configure_logs
 from conductor.server.address import check_exposure, connections_within, raise_descriptor_limit
-from conductor.server.workers import Supervisor, Worker, join
 from conductor.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -77,7 +77,9 @@ def _serve(
                 lambda: _say(settings, _STOPPING.format("running turns")),
             )
         )
-    from conductor.app import serve as serve_sessions  # not in the supervisor, which needs less memory
+    from conductor.commands.process import (
+        serve as serve_sessions,  # not in the supervisor, which needs less memory
+    )
 
     def ready(listener: Listener) -> None:
         if worker is None:

@@ -53,37 +53,6 @@ def check_exposure(settings: Settings, *, insecure: bool) -> None:
     )
 
 
-def reserve(host: str, port: int) -> list[socket.socket]:
-    """Bind a socket to each address of ``host``, for a server of several processes; port 0 is any free one.
-
-    With SO_REUSEPORT alone, two servers of one user would share a port silently. These sockets are bound
-    without it and get it afterwards, so that only this server's workers can join. Raises `SettingsError`.
-    """
-    sockets: list[socket.socket] = []
-    with contextlib.ExitStack() as on_error:
-        try:
-            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            for family, kind, protocol, _, address in dict.fromkeys(infos):
-                reserved = on_error.enter_context(socket.socket(family, kind, protocol))
-                if family == socket.AF_INET6:
-                    reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for ports in TIME_WAIT
-                try:
-                    reserved.bind((address[0], port, *address[2:]))
-                except OSError as error:
-                    if family == socket.AF_INET6 and error.errno == errno.EADDRNOTAVAIL and sockets:
-                        continue  # localhost on a machine without IPv6
-                    raise
-                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                port = int(reserved.getsockname()[1])
-                sockets.append(reserved)
-        except (OSError, UnicodeError) as error:
-            raise not_bound(host, port, error) from None
-        on_error.pop_all()
-    return sockets
-
-
 def not_bound(host: str, port: int, error: OSError | UnicodeError) -> SettingsError:
     """Make the error for an address that cannot be bound."""
     return SettingsError(": ".join(why_not_bound(host, port, error)))

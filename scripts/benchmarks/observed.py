@@ -14,7 +14,7 @@ from pathlib import Path
 
 import uvloop
 
-from conductor.app import serve
+from conductor.commands.process import serve
 from conductor.logs import configure_logs
 from conductor.server.listener import Listener
 from conductor.settings import load_settings

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from conductor.commands.reload import reload
 from conductor.errors import SettingsError
 from conductor.models.base import Finished, TextDelta, Usage
-from conductor.reload import reload
 from conductor.server.api_keys import make_api_keys
 from conductor.settings import load_settings
 from tests.server.api import KEYS, Backend, backend

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from websockets.exceptions import InvalidStatus
 
+from conductor.commands.reload import reload
 from conductor.models.base import TextDelta
-from conductor.reload import reload
 from conductor.server.access import Client
 from conductor.server.auth import person_id
 from conductor.server.one_time import OneTimeTokens

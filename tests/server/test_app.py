@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 import conductor
-from conductor.app import GC_THRESHOLDS, make_services, running, settle_memory
+from conductor.app import make_services, running
+from conductor.commands.process import GC_THRESHOLDS, settle_memory
+from conductor.commands.reload import reload
 from conductor.errors import SettingsError
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta
 from conductor.plugins.tools.folders import file_roots, knowledge_index, notes_dir
 from conductor.plugins.tools.knowledge_index import KnowledgeIndex, Update
 from conductor.plugins.tools.sandbox import CancelFlag
-from conductor.reload import reload
 from conductor.server.address import check_exposure
 from conductor.settings import Settings, is_loopback, load_settings
 from conductor.tools.base import CallContext

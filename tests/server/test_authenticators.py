@@ -10,13 +10,13 @@ import pytest
 from structlog.testing import capture_logs
 from websockets.datastructures import Headers
 
-from conductor.app import make_services, running
+from conductor.app import make_authenticator, make_services, running
+from conductor.commands.reload import reload
 from conductor.entry_points import AUTH, choose
 from conductor.errors import SettingsError
 from conductor.plugins.auth.hook import CACHE_S, MAX_CACHED, HookAuthenticator
 from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.rate_limit import tenant_of
-from conductor.reload import make_authenticator, reload
 from conductor.server.auth import Authenticator, Authenticators, Handshake, Principal, person_id
 from conductor.settings import load_settings
 from conductor.stores.memory import MemoryStore

@@ -16,11 +16,11 @@ from websockets.datastructures import Headers
 
 from conductor import __version__
 from conductor.app import make_services, running
+from conductor.commands.reload import reload
 from conductor.conversation.services import Services
 from conductor.errors import SettingsError
 from conductor.models.base import TextDelta
 from conductor.plugins.mcp.toolset import McpToolset
-from conductor.reload import reload
 from conductor.server.listener import Listener
 from conductor.server.metrics import MetricsEndpoint, make_metrics_endpoint
 from conductor.settings import Settings, load_settings

@@ -11,8 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from conductor.app import make_services, running
+from conductor.commands.reload import reload
 from conductor.errors import SettingsError
-from conductor.reload import reload
 from conductor.server.address import check_exposure
 from conductor.settings import Settings, load_settings
 from tests.app import App

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from conductor.app import make_services, running
+from conductor.commands.reload import reload
 from conductor.errors import SettingsError
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.plugins.mcp.toolset import McpToolset
-from conductor.reload import reload
 from conductor.settings import Settings, load_settings
 from conductor.tools.base import CallContext
 from tests.app import App

@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 
+from conductor.commands.workers import Supervisor, reserve
 from conductor.errors import SettingsError
-from conductor.server.address import reserve
-from conductor.server.workers import Supervisor
 from conductor.settings import load_settings
 from tests.app import App
 from tests.conftest import IOS_CATALOG, ROOT, Main

@@ -39,10 +39,10 @@ for _leaf in ("settings", "prompts", "speech", "segments", "logs", "rate_limit")
 for _sibling in ("events", "models", "stores"):
     BELOW[_sibling] = frozenset(_LEAVES)
 _below = {*_LEAVES, "events", "models", "stores"}
-for _part in ("tools", "conversation", "observers", "server", "reload", "app"):
+for _part in ("tools", "conversation", "observers", "server", "app"):
     BELOW[_part] = frozenset(_below)
     _below.add(_part)
-BELOW["plugins"] = frozenset(_below - {"app", "reload"})
+BELOW["plugins"] = frozenset(_below - {"app"})
 _below.add("plugins")
 BELOW["commands"] = frozenset(_below)  # what the command line runs besides the server
 BELOW["client"] = frozenset({"events", "errors"})

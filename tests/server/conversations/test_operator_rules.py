@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conductor.reload import watch_policies
+from conductor.commands.reload import watch_policies
 from conductor.tools.policies import add, remove
 from conductor.tools.rules import Rule
 from tests.dialogues import (

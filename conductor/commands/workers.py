@@ -1,12 +1,14 @@
-"""Worker processes that share one port by SO_REUSEPORT, and their supervisor."""
+"""Worker processes that share one port by SO_REUSEPORT, their supervisor, and its terminal."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
+import socket
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping
@@ -16,8 +18,7 @@ from typing import Any
 import structlog
 
 from conductor.errors import SettingsError
-from conductor.server.address import reserve
-from conductor.server.terminal import Terminal
+from conductor.server.address import not_bound
 from conductor.settings import Settings
 from conductor.stores.registry import check_shared
 
@@ -33,6 +34,58 @@ STOP_S = 30.0
 QUICK_S = 10.0
 # The first pause, which doubles with each further quick death, and the longest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 15.0
+
+
+class Terminal:
+    """The standard streams that are a terminal now, at the start."""
+
+    def __init__(self) -> None:
+        self._streams = [stream for stream in (0, 1, 2) if os.isatty(stream)]
+
+    def is_closed(self) -> bool:
+        """Tell whether there was a terminal and it is gone, for the handler of SIGHUP.
+
+        The kernel ends the terminal before it sends the signal. The streams then lead nowhere, since writing
+        to them would fail.
+        """
+        if not self._streams or any(map(os.isatty, self._streams)):
+            return False
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in self._streams:
+            os.dup2(nowhere, stream)
+        os.close(nowhere)
+        return True
+
+
+def reserve(host: str, port: int) -> list[socket.socket]:
+    """Bind a socket to each address of ``host``, for a server of several processes; port 0 is any free one.
+
+    With SO_REUSEPORT alone, two servers of one user would share a port silently. These sockets are bound
+    without it and get it afterwards, so that only this server's workers can join. Raises `SettingsError`.
+    """
+    sockets: list[socket.socket] = []
+    with contextlib.ExitStack() as on_error:
+        try:
+            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for family, kind, protocol, _, address in dict.fromkeys(infos):
+                reserved = on_error.enter_context(socket.socket(family, kind, protocol))
+                if family == socket.AF_INET6:
+                    reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for ports in TIME_WAIT
+                try:
+                    reserved.bind((address[0], port, *address[2:]))
+                except OSError as error:
+                    if family == socket.AF_INET6 and error.errno == errno.EADDRNOTAVAIL and sockets:
+                        continue  # localhost on a machine without IPv6
+                    raise
+                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                port = int(reserved.getsockname()[1])
+                sockets.append(reserved)
+        except (OSError, UnicodeError) as error:
+            raise not_bound(host, port, error) from None
+        on_error.pop_all()
+    return sockets
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,21 +9,18 @@ from dataclasses import replace
 
 import structlog
 
+from conductor.app import make_authenticator
 from conductor.conversation.services import Services
-from conductor.entry_points import AUTH, choose
 from conductor.errors import SettingsError
 from conductor.models.profiles import load_profiles
 from conductor.models.router import ModelRouter
 from conductor.prompts import identify, load_system_prompt
 from conductor.server.address import check_exposure
 from conductor.server.api_keys import make_api_keys
-from conductor.server.auth import Authenticator, Authenticators
 from conductor.server.listener import Listener
 from conductor.server.metrics import make_metrics_endpoint
-from conductor.server.one_time import ONE_TIME
 from conductor.server.page import make_page
 from conductor.settings import Settings
-from conductor.stores.base import SessionLog
 from conductor.tools.device import load_catalog
 from conductor.tools.policies import REREAD_S, lint, lint_allowed
 from conductor.tools.rules import Rule
@@ -34,19 +31,6 @@ log = structlog.get_logger(__name__)
 
 # The settings that a running server takes from an edited ``.env``; the others are those of its start.
 RELOADED = ("auth", "auth_tokens", "admin_token", "api_keys")
-
-
-def make_authenticator(settings: Settings, store: SessionLog) -> Authenticators:
-    """Make the authenticators of AUTH, in its order. Raises `SettingsError`."""
-    parts = {name: choose(AUTH, name, "AUTH") for name in settings.auth}
-    if ONE_TIME in parts and not settings.api_keys:
-        raise SettingsError("AUTH lists one_time, and one-time tokens need API_KEYS.")
-    return Authenticators(
-        {
-            name: part.make(Authenticator, store if name == ONE_TIME else settings)
-            for name, part in parts.items()
-        }
-    )
 
 
 def reload(
