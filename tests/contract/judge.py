@@ -88,7 +88,7 @@ class JudgeContract:
         question = self.question(judge, HIGH)
         assert "allow" not in [judge.classify(utterance, question).kind for utterance in consents]
 
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
     @given(utterance=st.text(max_size=700))
     def test_any_text_is_classified(self, judge: ApprovalJudge[Any], utterance: str) -> None:
         for spec in (MEDIUM, HIGH):

@@ -455,5 +455,5 @@ class StoreContract:
         await asyncio.to_thread(
             run_state_machine_as_test,
             lambda: History(make(StoreOptions())),  # type: ignore[arg-type] # any callable that makes one
-            settings=settings(max_examples=30, stateful_step_count=30, deadline=None),
+            settings=settings(max_examples=15, stateful_step_count=30, deadline=None),
         )

@@ -892,8 +892,6 @@ async def test_an_identical_write_asks_while_the_outcome_of_the_first_one_is_unk
 
 
 async def test_time_stands_still_for_the_turn_but_the_question_has_its_own_end() -> None:
-    before = time.monotonic()
-
     async with scene(capabilities=ALL, turn_timeout=10.0) as on:
         await on.card()
         await later(599)
@@ -901,7 +899,6 @@ async def test_time_stands_still_for_the_turn_but_the_question_has_its_own_end()
         await later(2)
         await on.over()
         assert isinstance(on.stage.session.state.log[-1], AssistantMessage)
-    assert time.monotonic() - before < 30
 
 
 # -- what a reviewer would try

@@ -88,7 +88,7 @@ def check_repair(history: list[Message]) -> None:
         assert repaired == history, "a valid history was changed"
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(2))
 def test_any_history_is_mended(seed: int) -> None:
     rng = random.Random(seed)
     for number in range(500):
@@ -99,7 +99,7 @@ def test_any_history_is_mended(seed: int) -> None:
             raise AssertionError(f"seed {seed}, history {number}: {error}\n{history}") from error
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
 @given(st.randoms(use_true_random=False))
 def test_any_history_is_mended_and_shrinks(rng: random.Random) -> None:
     check_repair(random_history(rng))
@@ -192,7 +192,7 @@ def check_cut(messages: list[Message], max_turns: int, max_tokens: int) -> None:
         assert too_long or too_big, "more was cut than had to be"
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_history_is_cut_at_a_turn_to_half_of_the_exceeded_budget(seed: int) -> None:
     rng = random.Random(seed)
     for number in range(500):

@@ -43,7 +43,7 @@ from tests.session.helpers import (
 )
 from tests.shapes import PLAIN_TURN, Event, shape_of
 
-SEEDS = [11, 23, 37, 53, 71]
+SEEDS = [11, 23]
 
 
 def opened_calls(store: SlowStore) -> list[str]:
@@ -237,7 +237,7 @@ async def chaos(seed: int, mode: str, stale_speech: float = -1.0, segments: str 
 
 
 @pytest.mark.parametrize("mode", ["cancel", "queue"])
-@pytest.mark.parametrize("start", range(0, 200, 20))
+@pytest.mark.parametrize("start", range(0, 100, 20))
 def test_nothing_that_can_happen_breaks_a_session(start: int, mode: str) -> None:
     for seed in range(start, start + 20):
         run(chaos(seed, mode))
@@ -584,7 +584,7 @@ ENDS = ("allowed", "edited")
 
 
 @pytest.mark.parametrize("capabilities", [[], ["approval"], ALL], ids=["voice", "cards", "all"])
-@pytest.mark.parametrize("start", range(0, 60, 20))
+@pytest.mark.parametrize("start", range(0, 40, 20))
 def test_nothing_that_can_happen_to_questions_breaks_a_session(start: int, capabilities: list[str]) -> None:
     for seed in range(start, start + 20):
         run(doubts(seed, capabilities))

@@ -12,7 +12,7 @@ import pytest
 from conductor.events.codec import Inbound, InvalidFrame, decode_event
 from tests.unit.events.mutations import Mutator, valid_events
 
-COUNT = 5_000
+COUNT = 2_000
 NAMED = re.compile(r"[a-z0-9_]+(: .*|:\d+)?|This server speaks protocol version 1\.", re.DOTALL)
 """A refusal's message: a name, and the reason."""
 

@@ -185,7 +185,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(JSON)
 def test_an_accepted_schema_is_valid_by_the_meta_schema(schema: Any) -> None:
     if isinstance(schema, dict):

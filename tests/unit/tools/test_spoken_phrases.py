@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ LEAST: dict[str, dict[str, float]] = json.loads((FOLDER / "manifest.json").read_
 SETS = sorted(path.stem for path in FOLDER.glob("*.jsonl"))
 
 
+@cache
 def judged(name: str) -> Judged:
     return judge_set(FOLDER / f"{name}.tools.json", FOLDER / f"{name}.jsonl")
 

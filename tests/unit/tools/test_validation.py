@@ -381,7 +381,7 @@ SCHEMAS: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(SCHEMAS, JSON | st.text(max_size=30))
 @example({"type": "object"}, "\ud800")
 def test_validation_never_raises_and_accepted_arguments_are_valid(schema: Any, value: Any) -> None:

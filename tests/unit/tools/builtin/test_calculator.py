@@ -153,7 +153,7 @@ NUMBERS = st.integers(0, 60).map(str) | st.floats(0, 1e6, allow_subnormal=False)
 TREES = st.recursive(NUMBERS, combined, max_leaves=10)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(TREES)
 def test_it_agrees_with_python(expression: str) -> None:
     try:
@@ -182,7 +182,7 @@ SYMBOLS = st.sampled_from(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(SYMBOLS, max_size=60).map("".join) | st.text(max_size=40))
 @example("1_0")
 @example("0x10")

@@ -176,19 +176,18 @@ async def test_a_result_fits_an_observation_with_any_names(root: Path) -> None:
 
 @pytest.fixture
 def memory_disk() -> Iterator[Path]:
-    """Make a folder on a disk in memory: on other disks 100,000 files take minutes."""
+    """Make a folder on a disk in memory: on other disks many files take minutes."""
     if not os.access("/dev/shm", os.W_OK):
         pytest.skip("no disk in memory here")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         yield Path(name)
 
 
-async def test_a_folder_with_a_hundred_thousand_entries_is_limited(
-    memory_disk: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_folder_with_very_many_entries_is_limited(
+    memory_disk: Path,
 ) -> None:
-    monkeypatch.setattr(file_tree, "BUDGET_S", 60)
     (memory_disk / ".gitignore").write_text("*5\n*7\n")
-    numbers = [f"{number:06}" for number in range(100_000)]
+    numbers = [f"{number:06}" for number in range(20_000)]
     random.Random(7).shuffle(numbers)
     for name in numbers:
         os.close(os.open(memory_disk / name, os.O_CREAT | os.O_WRONLY))
@@ -196,13 +195,13 @@ async def test_a_folder_with_a_hundred_thousand_entries_is_limited(
     outcome = await tree(memory_disk)
     thread_s, process_s = time.thread_time() - thread_start, time.process_time() - process_start
     assert outcome.data["tree"].startswith(".gitignore\n000000\n000001\n")
-    assert "000005" not in outcome.data["tree"]
+    assert "000015" not in outcome.data["tree"]
     assert not outcome.data["complete"]
     assert thread_s < process_s / 4  # the work is in another thread
     tracemalloc.start()
     try:
         assert (await tree(memory_disk)).data == outcome.data
-        assert tracemalloc.get_traced_memory()[1] < 40e6
+        assert tracemalloc.get_traced_memory()[1] < 10e6
     finally:
         tracemalloc.stop()
 
