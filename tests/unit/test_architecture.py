@@ -60,6 +60,7 @@ LAZY = {
     "plugins.http_client",
     "plugins.mcp.endpoint",
     "plugins.mcp.endpoint_http",
+    "plugins.mcp.http",
     "plugins.stores.redis",
     "plugins.mcp.oauth",
     "plugins.mcp.websocket",

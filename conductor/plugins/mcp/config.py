@@ -60,7 +60,7 @@ def mcp_config_path(settings: Settings) -> Path:
 
 
 def mcp_folder(settings: Settings) -> Path | None:
-    """Return the folder for tokens and standard error of MCP servers; None without DATA_DIR."""
+    """Return the folder for tokens of MCP servers; None without DATA_DIR."""
     return None if settings.data_dir is None else settings.data_dir / "mcp"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -24,8 +24,7 @@ from mcp.shared.auth import (
 )
 from pydantic import AnyUrl, BaseModel, ValidationError
 
-from conductor.plugins.addresses import LOCAL, is_local
-from conductor.plugins.tools.web_client import WebError, fetch
+from conductor.plugins.addresses import LOCAL, is_local, may_connect
 
 # Seconds for a person to log in.
 LOGIN_S = 300.0
@@ -89,49 +88,13 @@ def with_tokens(url: str, path: Path) -> httpx2.Auth:
     return provider
 
 
-class CheckedAuth(httpx2.Auth):
-    """``auth``, whose requests to other origins than ``url`` reach permitted addresses only.
+async def permitted_addresses(url: str, *, local_only: bool) -> Callable[[str], bool]:
+    """Make the check of IP addresses for a server with a login, which names addresses itself.
 
-    The server chooses these addresses: they must be public, or local if the server is; with ``local_only``
-    they must be local. Requests raise `WebError`.
+    They must be public, or local if the server is; with ``local_only`` they must be local.
     """
-
-    def __init__(self, auth: httpx2.Auth, url: str, *, local_only: bool) -> None:
-        self._auth = auth
-        self._url = httpx2.URL(url)
-        self._local_only = local_only
-
-    async def async_auth_flow(
-        self, request: httpx2.Request
-    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """Yield the requests to the server itself, and send the requests to other origins."""
-        flow = self._auth.async_auth_flow(request)
-        try:
-            outgoing = await flow.__anext__()
-            while True:
-                response = (yield outgoing) if self._is_own(outgoing.url) else await self._fetch(outgoing)
-                outgoing = await flow.asend(response)
-        except StopAsyncIteration:
-            return
-        finally:
-            await flow.aclose()
-
-    def _is_own(self, url: httpx2.URL) -> bool:
-        return (url.scheme, url.host, url.port) == (self._url.scheme, self._url.host, self._url.port)
-
-    async def _fetch(self, request: httpx2.Request) -> httpx2.Response:
-        if self._local_only and not await is_local(request.url.host):
-            raise WebError(f"LOCAL_ONLY is set, and {request.url.host} is not local.", was_sent=False)
-        names = ("Accept", "Authorization", "Content-Type", "MCP-Protocol-Version")
-        response = await fetch(
-            request.method,
-            str(request.url),
-            headers={name: request.headers[name] for name in names if name in request.headers},
-            body=await request.aread() or None,
-            allowed=LOCAL if await is_local(self._url.host) else (),
-        )
-        headers = {"Content-Type": response.content_type}
-        return httpx2.Response(response.status, headers=headers, content=response.body, request=request)
+    allowed = LOCAL if local_only or await is_local(urlsplit(url).hostname or "") else ()
+    return lambda address: may_connect(address, allowed) and not (local_only and may_connect(address))
 
 
 async def login(

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
-import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -20,10 +18,9 @@ from websockets.typing import Subprotocol
 from conductor.errors import SettingsError
 from conductor.plugins.addresses import is_local
 from conductor.plugins.mcp.config import McpServerConfig
-from conductor.plugins.mcp.http import CURRENT_CALL, Ask, http_streams
 from conductor.plugins.mcp.specs import clean, make_question, make_specs
 from conductor.plugins.mcp.stdio import stdio_streams
-from conductor.plugins.mcp.streams import MAX_MESSAGE_BYTES
+from conductor.plugins.mcp.streams import CURRENT_CALL, MAX_MESSAGE_BYTES, Ask
 from conductor.tools.base import ToolSpec
 from conductor.tools.redaction import Redactor
 
@@ -51,8 +48,6 @@ MAX_RETRY_S = 60.0
 MAX_PAGES = 50
 MAX_LISTED = 1_000
 _PROBLEM_CHARS = 300
-# Bytes of a log of a program's standard error.
-MAX_LOG_BYTES = 1024 * 1024
 
 
 def check_installed() -> None:
@@ -66,7 +61,7 @@ class McpConnection:
 
     ``specs`` are the tools offered now, empty while the server is down; ``problem`` is the reason it is down.
     ``warnings`` are sentences about omitted tools.
-    ``folder`` stores tokens, and logs of standard error; ``auth`` replaces the stored tokens.
+    ``folder`` stores tokens; ``auth`` replaces the stored tokens.
     ``roots`` are the folders that the server may list. With ``local_only`` a URL must be of this machine or
     the local network.
     """
@@ -165,7 +160,7 @@ class McpConnection:
         Raises exceptions of the package and of the system.
         """
         # In a thread: the import takes a second.
-        await asyncio.to_thread(importlib.import_module, "mcp.client.streamable_http")
+        await asyncio.to_thread(importlib.import_module, "conductor.plugins.mcp.http")
         from mcp import Client
 
         self._is_lost = self._is_noisy = False
@@ -302,7 +297,10 @@ class McpConnection:
         if self.config.type == "stdio":
             transport = stdio_streams(self.config, self._log_errors, self._note_end)
         elif self.config.type == "http":
-            transport = http_streams(url, self.config.headers, self._checked_auth(url), use_proxy=use_proxy)
+            from conductor.plugins.mcp.http import http_streams
+
+            auth, permits = await self._login(url)
+            transport = http_streams(url, self.config.headers, auth, use_proxy=use_proxy, permits=permits)
         else:
             transport = self._websocket(url)
         async with transport as streams:
@@ -315,20 +313,19 @@ class McpConnection:
                 if text:
                     self._last_error = text
                     log.debug("mcp stderr", server=self.config.name, line=text)
-                    if self._folder is not None:
-                        append_line(self._folder / f"{self.config.name}.log", text)
 
-    def _checked_auth(self, url: str) -> Auth | None:
+    async def _login(self, url: str) -> tuple[Auth | None, Callable[[str], bool] | None]:
+        # The authentication, and the check of addresses.
         if self._auth is None and not self.config.oauth:
-            return None
-        from conductor.plugins.mcp.oauth import CheckedAuth, with_tokens
+            return None, None
+        from conductor.plugins.mcp.oauth import permitted_addresses, with_tokens
 
         auth = self._auth
         if auth is None:
             if self._folder is None:
                 raise OSError("its login needs DATA_DIR for the tokens, and DATA_DIR is not set")
             auth = with_tokens(url, tokens_path(self._folder, self.config.name))
-        return CheckedAuth(auth, url, local_only=self._local_only)
+        return auth, await permitted_addresses(url, local_only=self._local_only)
 
     @asynccontextmanager
     async def _websocket(self, url: str) -> AsyncGenerator[TransportStreams, None]:
@@ -375,16 +372,3 @@ async def _accept(name: str, result: CallToolResult) -> None:
 def tokens_path(folder: Path, server: str) -> Path:
     """Return the file of a server's tokens."""
     return folder / f"{server}.oauth.json"
-
-
-def append_line(path: Path, line: str) -> None:
-    """Add a line with its time to a log; a log of `MAX_LOG_BYTES` is emptied first. Errors are ignored."""
-
-    def opener(name: str, flags: int) -> int:
-        return os.open(name, flags, 0o600)
-
-    with suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mode = "a" if not path.exists() or path.stat().st_size < MAX_LOG_BYTES else "w"
-        with open(path, mode, encoding="utf-8", opener=opener) as file:
-            file.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {line}\n")

@@ -1,10 +1,14 @@
-"""The messages of a transport: their limits, and the streams of the package's clients and servers."""
+"""The messages of a transport: their limits, their call, and the streams of clients and servers."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from conductor.tools.base import PersonQuestion
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
@@ -14,6 +18,8 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 # 50,000 values are parsed in about 50 ms; 4 MiB can contain 40 times as many.
 MAX_VALUES = 50_000
 _PIECE = 65_536
+
+Ask: TypeAlias = Callable[[PersonQuestion], Awaitable[Mapping[str, Any] | None]]
 
 
 def is_dense(message: bytes | bytearray) -> bool:
@@ -28,6 +34,25 @@ def is_dense(message: bytes | bytearray) -> bool:
         is_string ^= (len(parts) - 1) % 2
         values += code.count(b",") + code.count(b"[") + code.count(b"{")
     return values > MAX_VALUES
+
+
+@dataclass(slots=True)
+class McpCall:
+    """A call in progress; ``ask`` asks the person.
+
+    ``refusal`` is the reason that the call did not run; empty if it may have run. ``session_lost``: the
+    server no longer has the session. ``is_accepted``: the server accepted the call, so a failure of a later
+    message, such as the person's answer, does not mean that the call did not run.
+    """
+
+    ask: Ask | None = None
+    refusal: str = ""
+    session_lost: bool = False
+    is_accepted: bool = False
+
+
+CURRENT_CALL: ContextVar[McpCall | None] = ContextVar("call", default=None)
+"""The call of the current task."""
 
 
 @asynccontextmanager

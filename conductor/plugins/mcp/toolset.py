@@ -14,9 +14,9 @@ import msgspec
 
 from conductor.errors import SettingsError
 from conductor.plugins.mcp.config import McpServerConfig, load_mcp_servers, mcp_config_path, mcp_folder
-from conductor.plugins.mcp.http import CURRENT_CALL, McpCall
 from conductor.plugins.mcp.server import RETRY_S, McpConnection, check_installed
 from conductor.plugins.mcp.specs import clean
+from conductor.plugins.mcp.streams import CURRENT_CALL, McpCall
 from conductor.plugins.tools.folders import file_roots
 from conductor.settings import Settings
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, failed, succeeded
@@ -58,7 +58,7 @@ def from_settings(settings: Settings) -> McpToolset:
 class McpToolset(Toolset):
     """The tools of all servers that are connected, named ``server.tool``.
 
-    ``folder`` stores tokens, and logs of standard error. Raises `SettingsError` if the package ``mcp`` is
+    ``folder`` stores tokens. Raises `SettingsError` if the package ``mcp`` is
     needed and not installed.
     """
 

@@ -331,13 +331,12 @@ async def test_a_session_may_have_its_own_server() -> None:
             os.kill(int(process), 0)
 
 
-async def test_standard_error_of_a_program_is_logged(tmp_path: Path) -> None:
+async def test_the_last_line_of_a_programs_standard_error_is_the_problem() -> None:
     config = McpServerConfig(
         name="s", type="stdio", command="sh", args=("-c", "echo broken \x1b[2Jthing >&2; exit 1")
     )
-    connection = McpConnection(config, folder=tmp_path / "mcp", retry_s=100.0)
+    connection = McpConnection(config, retry_s=100.0)
     connection.start()
     await connection.wait_for_attempt()
     await end(connection)
-    path = tmp_path / "mcp" / "s.log"
-    assert path.read_text().endswith("Z broken thing\n") and path.stat().st_mode & 0o777 == 0o600
+    assert connection.problem.endswith("standard error: broken thing")

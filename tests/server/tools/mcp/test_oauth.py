@@ -8,7 +8,7 @@ import json
 import secrets
 import time
 import webbrowser
-from contextlib import AbstractAsyncContextManager, nullcontext, redirect_stdout
+from contextlib import AbstractAsyncContextManager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,8 @@ from pydantic import AnyHttpUrl
 
 from conductor.commands import mcp as command
 from conductor.plugins.mcp.config import McpServerConfig, load_mcp_servers
-from conductor.plugins.mcp.oauth import CheckedAuth, with_tokens
+from conductor.plugins.mcp.oauth import permitted_addresses
 from conductor.plugins.mcp.server import McpConnection, tokens_path
-from conductor.plugins.tools.web_client import WebError
 from conductor.settings import load_settings
 from tests.stand_ins.mcp_server import stand_in
 from tests.system.mcp.test_toolset import serving
@@ -172,33 +171,37 @@ async def test_without_a_login_the_error_names_the_command(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("server", "target", "local_only", "error"),
+    ("server", "target", "local_only", "permitted"),
     [
-        ("https://mcp.example/mcp", "http://127.0.0.1:{port}/", False, "not public"),
-        ("http://127.0.0.1:1/mcp", "http://169.254.169.254/latest", False, "not public"),
-        ("http://127.0.0.1:1/mcp", "http://1.1.1.1/", True, "LOCAL_ONLY"),
-        ("http://127.0.0.1:1/mcp", "http://127.0.0.1:{port}/", True, None),
+        ("https://mcp.example/mcp", "127.0.0.1", False, False),
+        ("https://mcp.example/mcp", "1.1.1.1", False, True),
+        ("http://127.0.0.1:1/mcp", "169.254.169.254", False, False),
+        ("http://127.0.0.1:1/mcp", "1.1.1.1", True, False),
+        ("http://127.0.0.1:1/mcp", "127.0.0.1", True, True),
     ],
 )
 async def test_a_login_only_reaches_addresses_that_a_server_may_name(
-    tmp_path: Path, server: str, target: str, local_only: bool, error: str | None
+    server: str, target: str, local_only: bool, permitted: bool
 ) -> None:
-    requests = []
+    permits = await permitted_addresses(server, local_only=local_only)
+    assert permits(target) is permitted
+
+
+async def test_a_metadata_address_of_a_cloud_is_not_asked_for_a_login(tmp_path: Path) -> None:
+    challenge = b'WWW-Authenticate: Bearer resource_metadata="http://169.254.169.254/latest"\r\n'
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        requests.append(await reader.readline())
-        writer.write(b"HTTP/1.1 503 Unavailable\r\nContent-Length: 0\r\n\r\n")
+        await reader.readline()
+        writer.write(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n" + challenge + b"\r\n")
         writer.close()
 
     listening = await asyncio.start_server(handle, "127.0.0.1", 0)
-    async with listening, asyncio.timeout(5):
-        address = target.format(port=listening.sockets[0].getsockname()[1])
-        auth = CheckedAuth(with_tokens(server, tmp_path / "tokens"), server, local_only=local_only)
-        flow = auth.async_auth_flow(httpx2.Request("POST", server))
-        challenge = {"WWW-Authenticate": f'Bearer resource_metadata="{address}"'}
-        request = await flow.__anext__()
-        # Having had its answer, the permitted login asks the server itself.
-        with pytest.raises(WebError, match=error) if error else nullcontext():
-            await flow.asend(httpx2.Response(401, headers=challenge, request=request))
-        await flow.aclose()
-    assert len(requests) == (error is None)
+    async with listening, asyncio.timeout(30):
+        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/mcp"
+        connection = McpConnection(
+            McpServerConfig(name="s", type="http", url=url, oauth=True), folder=tmp_path
+        )
+        with pytest.raises(Exception) as caught:
+            async with connection.connected():
+                pass
+        assert "address not permitted" in connection.describe(caught.value)
