@@ -41,7 +41,7 @@ _COMMANDS = {
         ".check:run",
         "--host --port --provider --model --offline --insecure-no-auth",
     ),
-    "models list": ("list the profiles, and their services' models", ".models:list_models", "--offline"),
+    "models list": ("list the profiles", ".models:list_models", ""),
     "models probe": ("test tool calls, streaming, speed and cancellation", ".models:probe", "profile"),
     "tools list": ("list the tools, and the decision on each", ".tools:list_tools", "--json --session"),
     "tools call": ("call a tool of the server, by the same rules", ".tools:call", "tool arguments --yes"),
@@ -69,7 +69,7 @@ _COMMANDS = {
     "sessions list": (
         "list sessions by subject and id",
         ".sessions:list_sessions",
-        "--limit --json --subject",
+        "--json --subject",
     ),
     "sessions show": (
         "print the state of a session as JSON, with the conversation",
@@ -147,7 +147,6 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
         "action": "store_true",
         "help": "listen on the local network with a new token; prints the address and a QR code",
     },
-    "--limit": {"type": int, "default": 1000, "help": "maximum of lines (default: %(default)s)"},
     "--log-level": {"help": "debug, info, warning or error (LOG_LEVEL)"},
     "--model": {"help": "the model (ANTHROPIC_MODEL, OPENAI_MODEL; rehearse: PROFILE or PROVIDER:MODEL)"},
     "--offline": {"action": "store_true", "help": "do not connect to the models' services and MCP servers"},

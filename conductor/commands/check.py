@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import ExitStack, aclosing, suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,14 +28,12 @@ from conductor.entry_points import NOUNS, Plugin, plugins
 from conductor.env_file import ENV_FILE
 from conductor.errors import ModelError, ModelFailure, SettingsError, StoreUnavailable
 from conductor.messages import UserMessage
-from conductor.models.base import ModelProvider, ModelRequest
+from conductor.models.base import ModelRequest
 from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import make_provider
-from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.server.address import check_exposure
 from conductor.server.api_keys import make_api_keys
 from conductor.settings import (
-    STORE_FILE,
     Reading,
     Settings,
     environment_names,
@@ -43,7 +41,7 @@ from conductor.settings import (
     read_settings,
     referenced_names,
 )
-from conductor.stores.base import SessionKey, SessionLog
+from conductor.stores.base import SessionKey
 from conductor.stores.memory import MemoryStore
 from conductor.stores.registry import check_shared, describe_store, make_store
 from conductor.tools.policies import lint, lint_allowed, load, policies_path
@@ -51,11 +49,9 @@ from conductor.tools.toolsets import all_tools
 
 log = structlog.get_logger(__name__)
 
-# Seconds for the request to a model, for closing its provider, for the store, and to resolve HOST.
+# Seconds for the request to a model, and for the store.
 MODEL_TIMEOUT_S = 10.0
-CLOSE_S = 2.0
 STORE_TIMEOUT_S = 10.0
-BIND_TIMEOUT_S = 5.0
 
 _KEY = SessionKey("$check", "check")  # no client can have this subject
 _STRONG = re.compile(r"[A-Za-z0-9_-]{16,}")
@@ -95,11 +91,19 @@ async def check(
         return
     for item in settings_items(reading):
         yield item
-    if reading.invalid or (reading.file and reading.file.mistakes):
-        for item in unknown_items(reading):
+    if not (reading.invalid or (reading.file and reading.file.mistakes)):
+        async for item in server_items(reading.settings, offline=offline, insecure=insecure):
             yield item
-        return
-    settings = reading.settings
+    for refer in REFERRING_FILES:  # plugins and other files refer to some names
+        with suppress(SettingsError):  # reported with the services
+            refer(reading.settings)
+    for name in reading.file.unknown if reading.file else ():
+        if name not in referenced_names:
+            yield warn("settings", f"{name} in {ENV_FILE} is not a setting.")
+
+
+async def server_items(settings: Settings, *, offline: bool, insecure: bool) -> AsyncIterator[Item]:
+    """Check all that valid settings name; a `SettingsError` becomes a failed item, once."""
     problems: set[str] = set()
     for subject, items in (
         ("plugins", plugin_items()),
@@ -114,8 +118,6 @@ async def check(
             if item.level != "fail" or item.text not in problems:
                 yield item
             problems.add(item.text)
-    for item in unknown_items(reading):
-        yield item
 
 
 async def reported(subject: str, items: AsyncIterator[Item]) -> AsyncIterator[Item]:
@@ -139,16 +141,6 @@ def settings_items(reading: Reading) -> Iterator[Item]:
         yield fail(name.upper(), f"{reason} See .env.example.")
 
 
-def unknown_items(reading: Reading) -> Iterator[Item]:
-    """Report the names in ``.env`` that nothing has read: plugins and other files refer to some."""
-    for refer in REFERRING_FILES:
-        with suppress(SettingsError):  # reported with the services
-            refer(reading.settings)
-    for name in reading.file.unknown if reading.file else ():
-        if name not in referenced_names:
-            yield warn("settings", f"{name} in {ENV_FILE} is not a setting.")
-
-
 async def plugin_items() -> AsyncIterator[Item]:
     """Name the plugins of each installed package, with its version; each other package's is imported."""
     by_package: dict[str, list[Plugin]] = {}
@@ -167,9 +159,6 @@ async def plugin_items() -> AsyncIterator[Item]:
 async def service_items(settings: Settings, *, offline: bool) -> AsyncIterator[Item]:
     """Build the services, start the toolsets unless ``offline``, and report the tools and the rules."""
     services = make_services(settings)
-    yield ok(
-        "prompt", f"{settings.system_prompt_file or 'built in'}, {len(services.system_prompt)} characters."
-    )
     async with started(() if offline else services.toolsets) as problems:
         specs = [spec for toolset in services.toolsets for spec in toolset.specs()]
     counts = Counter(spec.source for spec in (*specs, *services.catalog))
@@ -192,13 +181,7 @@ async def service_items(settings: Settings, *, offline: bool) -> AsyncIterator[I
 async def address_items(settings: Settings) -> AsyncIterator[Item]:
     """Bind the address as the server would, without listening, and release it."""
     host, port = settings.host, settings.port
-    try:
-        # HOST may be a name, and resolving it may take a minute.
-        async with asyncio.timeout(BIND_TIMEOUT_S):
-            sockets = await asyncio.to_thread(reserve, host, port)
-    except TimeoutError:
-        raise SettingsError(f"The lookup of {host} took longer than {BIND_TIMEOUT_S:g} s.") from None
-    for bound in sockets:
+    for bound in await asyncio.to_thread(reserve, host, port):
         bound.close()
     yield ok("address", f"{host}:{port} is free." if port else f"any free port of {host}.")
 
@@ -229,26 +212,26 @@ async def access_items(settings: Settings, *, insecure: bool) -> AsyncIterator[I
 
 
 async def store_items(settings: Settings, *, seconds: float = STORE_TIMEOUT_S) -> AsyncIterator[Item]:
-    """Open the store and write to it, within ``seconds``."""
+    """Open the store and write to it, within ``seconds``. A missing SQLite file is not created."""
     name = describe_store(settings)
     check_shared(settings)
     path = settings.store_path if settings.store_kind == "sqlite" else None
     try:
-        with ExitStack() as stack:
-            if path is None or _exists(path):
-                # Some stores keep a tombstone of a deleted session for this time.
-                store = make_store(settings.model_copy(update={"session_ttl_s": 1.0}))
-                text = f"{name}; a write took"
-            else:  # not created by the check: a temporary file in the folder, or above it, is tested
-                parent = next(folder for folder in path.absolute().parents if _exists(folder))
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".conductor-", dir=parent))
-                store = SqliteStore(Path(folder) / STORE_FILE)
-                text = f"{name}, not created yet; a write in its folder took"
-            async with asyncio.timeout(seconds), aclosing(store):
-                yield ok("sessions", f"{text} {await _round_trip(store):.1f} ms.")
-                for warning in await store.warnings():
-                    yield warn("sessions", f"{warning}.")
-        if path is not None and _exists(path) and stat.S_IMODE(path.stat().st_mode) & 0o077:
+        if path is not None and not _exists(path):
+            with tempfile.TemporaryFile(dir=next(filter(_exists, path.absolute().parents))):
+                yield ok("sessions", f"{name}, not created yet.")
+            return
+        # Some stores keep a tombstone of a deleted session for this time.
+        store = make_store(settings.model_copy(update={"session_ttl_s": 1.0}))
+        async with asyncio.timeout(seconds), aclosing(store):
+            await store.open()
+            start = time.perf_counter()
+            await store.release(await store.claim(_KEY))
+            await store.delete(_KEY.subject, _KEY.session_id)
+            yield ok("sessions", f"{name}; writes took {(time.perf_counter() - start) * 1000:.1f} ms.")
+            for warning in await store.warnings():
+                yield warn("sessions", f"{warning}.")
+        if path is not None and stat.S_IMODE(path.stat().st_mode) & 0o077:
             yield warn("sessions", f"other users may read {path}: run chmod 600.")
     except TimeoutError:
         yield fail("sessions", f"{name} did not store a session within {seconds:g} s.")
@@ -261,18 +244,6 @@ async def store_items(settings: Settings, *, seconds: float = STORE_TIMEOUT_S) -
 
 def _exists(path: Path) -> bool:
     return os.path.exists(path)  # False also for a folder without permission
-
-
-async def _round_trip(store: SessionLog) -> float:
-    # Milliseconds.
-    await store.open()
-    await store.claim(_KEY)  # prepares statements; the second claim is timed
-    start = time.perf_counter()
-    claim = await store.claim(_KEY)
-    duration = (time.perf_counter() - start) * 1000
-    await store.release(claim)
-    await store.delete(_KEY.subject, _KEY.session_id)
-    return duration
 
 
 # -- models
@@ -291,43 +262,37 @@ async def model_items(
 
 
 async def _profile_item(profile: ModelProfile, settings: Settings, offline: bool, seconds: float) -> Item:
+    if profile.provider == "demo":
+        is_chosen = profile.file is not None or settings.model_provider is not None
+        text = "the demo, which knows a few sentences and is not a language model"
+        return (
+            ok("model", f"{text}.")
+            if is_chosen
+            else warn("model", f"{text}; set ANTHROPIC_API_KEY for Claude.")
+        )
+    start = time.monotonic()
     try:
         # One token: the check must be almost free.
         provider = make_provider(profile.model_copy(update={"max_tokens": 1}), settings)
-    except SettingsError as error:
-        return fail("model", str(error))
-    if profile.provider == "demo":
-        text = "the demo, which knows a few sentences and is not a language model"
-        if profile.file is None and settings.model_provider is None:
-            return warn("model", f"{text}; set ANTHROPIC_API_KEY for Claude.")
-        return ok("model", f"{text}.")
-    if offline:
-        return ok("model", f"{profile.heading}, not tested (--offline).")
-    return await _ask(provider, profile, seconds)
-
-
-async def _ask(provider: ModelProvider, profile: ModelProfile, seconds: float) -> Item:
-    started = time.monotonic()
-    try:
-        async with asyncio.timeout(seconds):
+        if offline:
+            return ok("model", f"{profile.heading}, not tested (--offline).")
+        request = ModelRequest("", [UserMessage("Hello")], silence_s=seconds, deadline_s=seconds)
+        async with aclosing(provider), asyncio.timeout(seconds):
             await provider.start()
-            request = ModelRequest("", [UserMessage("Hello")], silence_s=seconds, deadline_s=seconds)
             async with aclosing(provider.stream(request)) as stream:
                 async for _ in stream:
                     pass
+    except SettingsError as error:
+        return fail("model", str(error))
     except TimeoutError:
         return _failed(profile, ModelError("timeout", f"No answer within {seconds:g} s."))
     except ModelError as error:
         return _failed(profile, error)
     except Exception as error:
-        log.exception("model provider failed", provider=provider.name)
+        log.exception("model provider failed", provider=profile.provider)
         text = f"{profile.heading}: the provider has a bug, {type(error).__name__}; see the log."
         return fail("model", text)
-    finally:
-        with suppress(TimeoutError):  # the process is about to end
-            async with asyncio.timeout(CLOSE_S):
-                await provider.aclose()
-    return ok("model", f"{profile.heading} answered in {time.monotonic() - started:.1f} s.")
+    return ok("model", f"{profile.heading} answered in {time.monotonic() - start:.1f} s.")
 
 
 _WRONG_NAME = "Check {model}, and {base_url} if it is set."

@@ -5,25 +5,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from conductor.commands.output import Item, escape, ok, warn, write, write_table
+from conductor.commands.output import Item, ok, warn, write, write_table
 from conductor.errors import ModelError, SettingsError
 from conductor.messages import UserMessage
 from conductor.models.base import Finished, ModelProvider, ModelRequest, TextDelta
 from conductor.models.health import calls_tools
 from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import as_text, make_provider
-from conductor.plugins.models.openai import DEFAULT_BASE_URL
 from conductor.settings import load_settings
 
-# Seconds for a service's list of models, and for one request of a probe.
-LIST_TIMEOUT_S = 10.0
+# Seconds for one request of a probe.
 TRIAL_TIMEOUT_S = 120.0
-# Models of a service to list; hosted services offer hundreds.
-MAX_OFFERED = 20
 
 _LONG = "Count from one to sixty in words, separated by commas."
 _HEADINGS = ("profile", "model", "kind", "fallback", "price in", "price out", "used")
@@ -55,10 +51,9 @@ def probe(options: argparse.Namespace) -> None:
     asyncio.run(run())
 
 
-def list_models(options: argparse.Namespace) -> int:
-    """List the profiles and the models of their services; returns 2 if a service gave no list."""
-    settings = load_settings()
-    profiles = load_profiles(settings)
+def list_models(_options: argparse.Namespace) -> None:
+    """List the profiles."""
+    profiles = load_profiles(load_settings())
     rows = []
     for name, profile in profiles.by_name.items():
         uses = filter(None, ("by default" if name == profiles.default else None, profile.use))
@@ -66,49 +61,6 @@ def list_models(options: argparse.Namespace) -> int:
         fallback = ", ".join(profile.fallback) or "-"
         rows.append((name, profile.title, profile.kind, fallback, *prices, ", ".join(uses) or "-"))
     write_table(_HEADINGS, rows, ("price in", "price out"))
-    if options.offline:
-        return 0
-    if settings.local_only:
-        write("", "LOCAL_ONLY is set: models of the services are not listed.")
-        return 0
-    return asyncio.run(_list_offered(profiles.by_name.values()))
-
-
-async def _list_offered(profiles: Iterable[ModelProfile]) -> int:
-    from conductor.plugins.http_client import HttpClient
-
-    code = 0
-    async with HttpClient() as client:
-        for profile in profiles:
-            request = _list_request(profile)
-            if request is None:
-                continue
-            url, headers = request
-            try:
-                response = await client.get(url, headers=headers, timeout=LIST_TIMEOUT_S)
-                names = [str(model["id"]) for model in response.raise_for_status().json()["data"]]
-            except Exception as error:  # of the client, or an answer without a list
-                write("", f"{profile.name} did not list its models: {type(error).__name__}")
-                code = 2
-            else:
-                suffix = f" and {len(names) - MAX_OFFERED} more" if len(names) > MAX_OFFERED else ""
-                write(
-                    "",
-                    f"{profile.name} offers {escape(', '.join(names[:MAX_OFFERED])) or 'no model'}{suffix}",
-                )
-    return code
-
-
-def _list_request(profile: ModelProfile) -> tuple[str, dict[str, str]] | None:
-    # The address and the headers; None for a provider without a list.
-    key = profile.key
-    if profile.provider == profile.platform == "anthropic" and key is not None:
-        url = f"{(profile.base_url or 'https://api.anthropic.com').rstrip('/')}/v1/models?limit=100"
-        return url, {"x-api-key": key, "anthropic-version": "2023-06-01"}
-    if profile.provider != "openai":
-        return None
-    url = f"{(profile.base_url or DEFAULT_BASE_URL).rstrip('/')}/models"
-    return url, {"authorization": f"Bearer {key}"} if key else {}
 
 
 async def probe_items(provider: ModelProvider, profile: ModelProfile) -> AsyncIterator[Item]:

@@ -31,6 +31,8 @@ _T = TypeVar("_T")
 _PAGE = 10_000
 _NUMBERS = ("messages", "open calls", "unacked", "size")
 _HEADINGS = ("subject", "session", "last written", *_NUMBERS, "owned")
+
+
 # Texts of these fields are printed; others may hold words of people or of the model.
 _PLAIN = frozenset(
     "event_id turn_id call_id question_id speech_id tool name source effect cause reason consent outcome"
@@ -47,32 +49,24 @@ class NoSuchSession(SettingsError):
 
 def list_sessions(options: argparse.Namespace) -> None:
     """List the sessions of a subject, or all. An unreadable one has no messages."""
-    limit: int = options.limit
-    if limit < 1:
-        raise SettingsError("--limit must be at least 1.")
 
     async def read(store: SessionLog) -> list[dict[str, Any]]:
         infos = []
-        async for key, stored in _sessions(store, options.subject, min(limit + 1, _PAGE)):
+        async for key, stored in _sessions(store, options.subject):
             try:
                 state = _state(stored)
             except StoreUnavailable:
                 state = Conversation()
             infos.append(_info(key, stored, state))
-            if len(infos) > limit:
-                break
         return infos
 
     infos = in_store(read)
     if not infos:
         raise _no_sessions(options.subject)
-    more = len(infos) > limit
     if options.json:
-        write_json({"sessions": infos[:limit], "more": more})
-        return
-    write_table(_HEADINGS, map(_row, infos[:limit]), _NUMBERS)
-    if more:
-        write(f"There are more sessions; use --limit {2 * limit}.")
+        write_json({"sessions": infos})
+    else:
+        write_table(_HEADINGS, map(_row, infos), _NUMBERS)
 
 
 def show(options: argparse.Namespace) -> None:
@@ -87,8 +81,7 @@ def replay(options: argparse.Namespace) -> None:
         for moment in moments:
             write_json(plain_moment(moment), indent=None)
     else:
-        rows = _rows(moments, options.text)
-        write_table(("time", "number", "record", "fields"), rows, ("number",))
+        write_table(("time", "number", "record", "fields"), _rows(moments, options.text), ("number",))
 
 
 def read_moments(options: argparse.Namespace) -> Iterator[Moment]:
@@ -107,7 +100,7 @@ def export(options: argparse.Namespace) -> None:
 
     async def write_all(store: SessionLog) -> int:
         count = 0
-        async for key, stored in _sessions(store, options.subject, _PAGE):
+        async for key, stored in _sessions(store, options.subject):
             file.write(f"{as_json(_document(key, stored))}\n")
             count += 1
         return count
@@ -189,12 +182,10 @@ def in_store(work: Callable[[SessionLog], Awaitable[_T]]) -> _T:
     return asyncio.run(run())
 
 
-async def _sessions(
-    store: SessionLog, subject: str | None, page: int
-) -> AsyncIterator[tuple[SessionKey, Stored]]:
+async def _sessions(store: SessionLog, subject: str | None) -> AsyncIterator[tuple[SessionKey, Stored]]:
     # Pages start after the last key, so that no session comes twice.
     after: SessionKey | None = None
-    while keys := await store.keys(subject, None, after, page):
+    while keys := await store.keys(subject, None, after, _PAGE):
         for after in keys:
             stored = await store.read(after)
             if stored is not None:  # else it was deleted after the listing

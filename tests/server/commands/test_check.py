@@ -48,7 +48,6 @@ async def test_an_empty_folder_passes_all_checks() -> None:
     assert [line.split()[:2] for line in lines] == [
         ["ok", "settings:"],
         ["ok", "plugins:"],
-        ["ok", "prompt:"],
         ["ok", "tools:"],
         ["ok", "rules:"],
         ["ok", "address:"],
@@ -140,7 +139,7 @@ async def test_tools_and_rules_are_counted() -> None:
     save("policies.json", '{"version": 1, "rules": [{"effect": "deny", "tool": "agent.cancel"}]}')
     os.chmod("policies.json", 0o602)
     lines = await lines_of(tools_path="mine.py", device_tools_file="tools.json", allowed_tools="agent.stauts")
-    assert [re.split(": no tool|; a tool", line)[0] for line in lines[3:10]] == [
+    assert [re.split(": no tool|; a tool", line)[0] for line in lines[2:9]] == [
         "ok    tools: 8 builtin, 2 device, 1 python.",
         "warn  DEVICE_TOOLS_FILE: replaces built-in tools: calculator. Rename them in the file.",
         "ok    rules: policies.json, rules: 1.",
@@ -227,15 +226,15 @@ def test_the_command_takes_the_options_of_serve(conductor: Main) -> None:
     options = ["--host", "0.0.0.0", "--port", "0", "--insecure-no-auth", "--provider", "demo", "--model", "m"]
     code, out, err = conductor("check", *options)
     assert (code, err) == (0, "") and "warn  AUTH_TOKENS" in out
-    assert out.endswith("\n8 ok, 1 warning, 0 failed\n")
+    assert out.endswith("\n7 ok, 1 warning, 0 failed\n")
 
 
 async def test_the_model_is_asked_unless_offline() -> None:
     async with AnthropicService() as claude:
         overrides = {"port": 0, "anthropic_api_key": "test-key", "anthropic_base_url": claude.base_url}
-        assert [item.level async for item in check(overrides, offline=True)].count("ok") == 9
+        assert [item.level async for item in check(overrides, offline=True)].count("ok") == 8
         assert claude.received == 0
-        assert [item.level async for item in check(overrides)].count("ok") == 9
+        assert [item.level async for item in check(overrides)].count("ok") == 8
         assert claude.received == 1
 
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,36 +17,6 @@ SECRET = "sk-hunter2-hunter2"
 HOME = ModelProfile(name="home", provider="demo")
 CALL: Script = [ToolCall("c", "get_weather", '{"place":"Berlin"}')]
 WORDS: Script = [TextDelta("one, "), TextDelta("two"), Finished("end_turn", Usage(5, 2))]
-
-
-@pytest.fixture
-def service() -> Iterator[Callable[[Any], str]]:
-    """Serve a JSON answer at ``/v1/models``; returns its address."""
-    servers: list[ThreadingHTTPServer] = []
-
-    def serve(answer: Any) -> str:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                is_list = self.path.startswith("/v1/models")
-                body = json.dumps(answer).encode()
-                self.send_response(200 if is_list else 404)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                """Do not log."""
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_address[1]}"
-
-    yield serve
-    for server in servers:
-        server.shutdown()
-        server.server_close()
 
 
 def replies(tools: Script, words: Script = WORDS) -> ScriptedProvider:
@@ -103,26 +68,13 @@ prices = {{ input = 1, output = 5.5 }}
 """
 
 
-def test_profiles_and_models_of_services_are_listed(
-    conductor: Main, tmp_path: Path, service: Callable[[Any], str]
-) -> None:
-    url = service({"data": [{"id": "claude-a", "type": "model"}, {"id": "b\x1b[2J", "type": "model"}]})
-    (tmp_path / "models.toml").write_text(MODELS.format(url))
-    code, out, err = conductor("models", "list", CLOUD_KEY=SECRET)
-    head, home, cloud, blank, offer = out.splitlines()
-    assert (code, err, blank) == (0, "", "")
-    assert home.split()[:4] == ["home", "demo", "native", "cloud"] and home.endswith("by default")
-    assert "Claude (claude-test)" in cloud and cloud.split()[-3:] == ["1", "5.5", "-"]
-    assert offer == "cloud offers claude-a, b\\u001b[2J"
-    assert "offers" not in conductor("models", "list", "--offline", CLOUD_KEY=SECRET)[1]
-    assert "are not listed" in conductor("models", "list", CLOUD_KEY=SECRET, LOCAL_ONLY="true")[1]
-
-
-def test_an_unreachable_service_is_an_error(conductor: Main, tmp_path: Path) -> None:
+def test_profiles_are_listed(conductor: Main, tmp_path: Path) -> None:
     (tmp_path / "models.toml").write_text(MODELS.format("http://127.0.0.1:1"))
     code, out, err = conductor("models", "list", CLOUD_KEY=SECRET)
-    assert (code, err) == (2, "") and "cloud did not list its models: ConnectError" in out
-    assert SECRET not in out
+    head, home, cloud = out.splitlines()
+    assert (code, err) == (0, "")
+    assert home.split()[:4] == ["home", "demo", "native", "cloud"] and home.endswith("by default")
+    assert "Claude (claude-test)" in cloud and cloud.split()[-3:] == ["1", "5.5", "-"]
 
 
 @pytest.mark.parametrize(

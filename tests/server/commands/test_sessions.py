@@ -155,19 +155,6 @@ async def test_sessions_of_one_subject_are_listed(store: SessionLog) -> None:
     assert await missing("list", "--subject", "c") == "There is no session of 'c'."
 
 
-async def test_a_list_has_a_limit(store: SessionLog) -> None:
-    keys = [("a", f"s-{number}") for number in range(5)]
-    for key in keys:
-        await talk(store, *key)
-    assert await list_keys("--limit", "2") == keys[:2]
-    assert json.loads(await run_async("list", "--json", "--limit", "2"))["more"] is True
-    assert json.loads(await run_async("list", "--json", "--limit", "5"))["more"] is False
-    lines = (await run_async("list", "--limit", "2")).splitlines()
-    assert len(lines) == 4 and lines[-1] == "There are more sessions; use --limit 4."
-    assert len((await run_async("list", "--limit", "5")).splitlines()) == 6
-    assert await mistake("list", "--limit", "0") == "--limit must be at least 1."
-
-
 # -- show and export
 
 
