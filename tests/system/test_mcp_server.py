@@ -295,9 +295,9 @@ async def test_a_page_of_tools_follows_the_other() -> None:
             await client.list_tools(cursor="nonsense")
 
 
-async def test_conductor_uses_another_conductor_over_a_websocket() -> None:
+async def test_conductor_uses_another_conductor() -> None:
     async with running() as server, server.phone(tools={"look": lambda a: "seen"}) as phone:
         await begin(phone, tools=[LOOK])
-        config = McpServerConfig(name="s", type="ws", url=f"ws://127.0.0.1:{server.listener.port}/mcp")
+        config = McpServerConfig(name="s", type="http", url=f"http://127.0.0.1:{server.http}/mcp")
         async with use(config, ready="s.look") as toolset:
             assert (await toolset.call("s.look", path="here")).data == "seen"

@@ -63,7 +63,6 @@ LAZY = {
     "plugins.mcp.http",
     "plugins.stores.redis",
     "plugins.mcp.oauth",
-    "plugins.mcp.websocket",
     "plugins.tools.web_client",
 }
 """Modules that import a heavy SDK at their top. Only each other may import them at the top."""

@@ -36,7 +36,7 @@ class McpServerConfig(BaseModel):
     model_config = _STRICT
 
     name: str
-    type: Literal["stdio", "http", "ws"]
+    type: Literal["stdio", "http"]
     command: Annotated[str | None, Field(min_length=1)] = None
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = {}
@@ -93,8 +93,7 @@ def _server(path: Path, name: str, values: Any) -> McpServerConfig:
         raise SettingsError(f"{location} must be a JSON object.")
     fields = [field for field in McpServerConfig.model_fields if field not in ("name", "secrets")]
     check_fields(values, fields, location)
-    by_url = "ws" if str(values.get("url")).startswith(("ws:", "wss:")) else "http"
-    kind = values.get("type", by_url if "url" in values else "stdio")
+    kind = values.get("type", "http" if "url" in values else "stdio")
     values = {**values, "name": name, "type": _TYPES.get(kind, kind) if isinstance(kind, str) else kind}
     config = validate(McpServerConfig, values, location)
     _check_transport(location, config)
@@ -120,11 +119,10 @@ def _check_transport(location: str, config: McpServerConfig) -> None:
         return
     try:
         url = urlsplit(config.url)
-        schemes = ("ws", "wss") if config.type == "ws" else ("http", "https")
-        is_valid = url.scheme in schemes and bool(url.hostname) and url.port != 0
+        is_valid = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
     except ValueError:  # an invalid port or IPv6 address
         is_valid = False
     if not is_valid:
-        raise SettingsError(f"{location}: url must begin with {schemes[1]}:// or {schemes[0]}:// and a host.")
+        raise SettingsError(f"{location}: url must begin with https:// or http:// and a host.")
     if url.username is not None or url.password is not None:
         raise SettingsError(f"{location}: url must not contain a user name or a password; use headers.")

@@ -37,13 +37,14 @@ from mcp.types import (
     ToolAnnotations,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from websockets.exceptions import ConnectionClosed
 
 from conductor import __version__
 from conductor.conversation.session import Session
 from conductor.events.envelope import new_call_id
 from conductor.messages import ToolCall
 from conductor.plugins.mcp.endpoint_http import SESSION_IDLE_S, Caller, HttpServer, Person, caller_of
-from conductor.plugins.mcp.websocket import socket_streams
+from conductor.plugins.mcp.streams import message_streams
 from conductor.server.connection import POLICY_VIOLATION
 from conductor.server.listener import Listener
 from conductor.server.websocket import Socket
@@ -136,15 +137,26 @@ class McpEndpoint:
         peer = socket.remote_address[0] if socket.remote_address else ""
         caller = caller_of(socket.client, peer, path.partition("?")[2])
 
-        async def admit(size: int) -> bool:
-            await self._listener.services.admission.enter()
-            if await self._person(caller.person).rate.admit(size):
-                return True
-            await socket.close(POLICY_VIOLATION, "too many messages")
-            return False
+        async def messages() -> AsyncIterator[bytes]:
+            with suppress(ConnectionClosed):
+                while True:
+                    text = await socket.recv(decode=False)
+                    await self._listener.services.admission.enter()
+                    if not await self._person(caller.person).rate.admit(len(text)):
+                        await socket.close(POLICY_VIOLATION, "too many messages")
+                        return
+                    yield text
+
+        async def send(text: str) -> None:
+            try:
+                async with asyncio.timeout(self._limits.send_timeout):
+                    await socket.send(text)
+            except (TimeoutError, ConnectionClosed) as error:
+                socket.transport.abort()  # the program does not read
+                raise ConnectionError from error
 
         server = self._server(lambda _: caller)
-        async with socket_streams(socket, admit, self._limits.send_timeout) as (read, write):
+        async with message_streams(messages(), send) as (read, write):
             await server.run(read, write, server.create_initialization_options())
 
     async def _count_session(self, ctx: _Context, call_next: CallNext) -> HandlerResult:

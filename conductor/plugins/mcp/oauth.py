@@ -9,11 +9,11 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
-from http import HTTPStatus
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import httpx2
+from aiohttp import web
 from mcp.client.auth import OAuthClientProvider
 from mcp.shared.auth import (
     AuthorizationCodeResult,
@@ -106,20 +106,12 @@ async def login(
     """
     result: asyncio.Future[AuthorizationCodeResult] = asyncio.get_running_loop().create_future()
 
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        line = (await reader.readline()).decode("ascii", "replace")
-        query = {name: values[0] for name, values in parse_qs(urlsplit(line.split(" ")[1]).query).items()}
-        has_code = "code" in query
-        status = HTTPStatus.OK if has_code else HTTPStatus.BAD_REQUEST
-        text = "You may close this page.\n" if has_code else "There is no code in this address.\n"
-        writer.write(
-            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: text/plain\r\n"
-            f"Content-Length: {len(text)}\r\nConnection: close\r\n\r\n{text}".encode()
-        )
-        await writer.drain()
-        writer.close()
-        if has_code and not result.done():
-            result.set_result(AuthorizationCodeResult.model_validate(query))
+    async def handle(request: web.BaseRequest) -> web.Response:
+        if "code" not in request.query:
+            return web.Response(status=400, text="There is no code in this address.\n")
+        if not result.done():
+            result.set_result(AuthorizationCodeResult.model_validate(dict(request.query)))
+        return web.Response(text="You may close this page.\n")
 
     async def redirect(address: str) -> None:
         show(address)
@@ -127,19 +119,20 @@ async def login(
     async def callback() -> AuthorizationCodeResult:
         return await result
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server, asyncio.timeout(LOGIN_S):
+    runner = web.ServerRunner(web.Server(handle, access_log=None))
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        address = f"http://127.0.0.1:{runner.addresses[0][1]}/callback"
         file = TokenFile(path, register=True)
         provider = OAuthClientProvider(
-            url,
-            _metadata(f"http://127.0.0.1:{port}/callback"),
-            file,
-            redirect_handler=redirect,
-            callback_handler=callback,
+            url, _metadata(address), file, redirect_handler=redirect, callback_handler=callback
         )
-        await use(provider)
+        async with asyncio.timeout(LOGIN_S):
+            await use(provider)
         file.write(file.read().model_copy(update={"metadata": provider.context.oauth_metadata}))
+    finally:
+        await runner.cleanup()
 
 
 def _metadata(redirect_uri: str) -> OAuthClientMetadata:

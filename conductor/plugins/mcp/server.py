@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import structlog
-from websockets.typing import Subprotocol
 
 from conductor.errors import SettingsError
 from conductor.plugins.addresses import is_local
 from conductor.plugins.mcp.config import McpServerConfig
 from conductor.plugins.mcp.specs import clean, make_question, make_specs
 from conductor.plugins.mcp.stdio import stdio_streams
-from conductor.plugins.mcp.streams import CURRENT_CALL, MAX_MESSAGE_BYTES, Ask
+from conductor.plugins.mcp.streams import CURRENT_CALL, Ask
 from conductor.tools.base import ToolSpec
 from conductor.tools.redaction import Redactor
 
@@ -296,13 +295,11 @@ class McpConnection:
             raise OSError("LOCAL_ONLY is set, and its address is not in the local network")
         if self.config.type == "stdio":
             transport = stdio_streams(self.config, self._log_errors, self._note_end)
-        elif self.config.type == "http":
+        else:
             from conductor.plugins.mcp.http import http_streams
 
             auth, permits = await self._login(url)
             transport = http_streams(url, self.config.headers, auth, use_proxy=use_proxy, permits=permits)
-        else:
-            transport = self._websocket(url)
         async with transport as streams:
             yield streams
 
@@ -326,25 +323,6 @@ class McpConnection:
                 raise OSError("its login needs DATA_DIR for the tokens, and DATA_DIR is not set")
             auth = with_tokens(url, tokens_path(self._folder, self.config.name))
         return auth, await permitted_addresses(url, local_only=self._local_only)
-
-    @asynccontextmanager
-    async def _websocket(self, url: str) -> AsyncGenerator[TransportStreams, None]:
-        from websockets.asyncio.client import connect
-
-        from conductor.plugins.mcp.websocket import socket_streams
-
-        async with (
-            connect(
-                url,
-                additional_headers=dict(self.config.headers),
-                subprotocols=[Subprotocol("mcp")],
-                max_size=MAX_MESSAGE_BYTES,
-                compression=None,
-                proxy=None if self._local_only else True,
-            ) as socket,
-            socket_streams(socket, on_end=self._note_end) as streams,
-        ):
-            yield streams
 
     def describe(self, error: BaseException) -> str:
         """Describe for people why the connection failed."""
