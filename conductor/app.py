@@ -22,12 +22,8 @@ from conductor.models.registry import make_router
 from conductor.observers.tracing import make_tracer
 from conductor.observers.turns import SessionMetrics, TurnObservers
 from conductor.prompts import identify, load_system_prompt
-from conductor.server.api_keys import make_api_keys
-from conductor.server.auth import Authenticator, Authenticators
+from conductor.server.auth import ONE_TIME, Authenticator, Authenticators
 from conductor.server.listener import Listener
-from conductor.server.metrics import make_metrics_endpoint
-from conductor.server.one_time import ONE_TIME
-from conductor.server.page import make_page
 from conductor.server.webhook_file import load_webhooks
 from conductor.settings import Settings
 from conductor.stores.base import SessionLog
@@ -128,13 +124,12 @@ async def running(
         services,
         make_authenticator(settings, store),
         settings.allowed_origins,
-        make_metrics_endpoint(settings),
         [ipaddress.ip_network(network) for network in settings.trusted_proxies],
         worker,
         lambda: not isinstance(store, HealthCheckedStore) or store.available,
-        make_page(settings),
     )
-    listener.api_keys = make_api_keys(settings)
+    # Their settings are validated before the port is open; they start behind it.
+    endpoints = [plugin.load()(listener, settings) for plugin in plugins(ENDPOINTS).values()]
     # Before listening: clients must not connect to a server that cannot save.
     await open_store(store, settings)
     try:
@@ -142,9 +137,9 @@ async def running(
         # Listen first: importing a model's library may take seconds, and /healthz must answer.
         warming_up = asyncio.create_task(_warm_up(services.provider, when_warm))
         try:
-            async with AsyncExitStack() as endpoints:
-                for plugin in plugins(ENDPOINTS).values():
-                    await endpoints.enter_async_context(plugin.load()(listener, settings))
+            async with AsyncExitStack() as stack:
+                for endpoint in endpoints:
+                    await stack.enter_async_context(endpoint)
                 for toolset in services.toolsets:
                     await toolset.start(lambda: listener.reload(listener.services))
                 yield listener

@@ -31,8 +31,8 @@ from conductor.messages import UserMessage
 from conductor.models.base import ModelRequest
 from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import make_provider
+from conductor.plugins.api.keys import read_keys
 from conductor.server.address import check_exposure
-from conductor.server.api_keys import make_api_keys
 from conductor.settings import (
     Reading,
     Settings,
@@ -190,7 +190,7 @@ async def access_items(settings: Settings, *, insecure: bool) -> AsyncIterator[I
     """Report who may connect, weak tokens, and tokens that some clients cannot send."""
     subject, tokens = "AUTH_TOKENS", settings.auth_tokens
     make_authenticator(settings, MemoryStore())
-    make_api_keys(settings)
+    read_keys(settings)
     check_exposure(settings, insecure=insecure)
     if tokens:
         yield ok(subject, f"{len(tokens)} set; a client needs one of them.")

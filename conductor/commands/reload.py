@@ -16,10 +16,7 @@ from conductor.models.profiles import load_profiles
 from conductor.models.router import ModelRouter
 from conductor.prompts import identify, load_system_prompt
 from conductor.server.address import check_exposure
-from conductor.server.api_keys import make_api_keys
 from conductor.server.listener import Listener
-from conductor.server.metrics import make_metrics_endpoint
-from conductor.server.page import make_page
 from conductor.settings import Settings
 from conductor.tools.device import load_catalog
 from conductor.tools.policies import REREAD_S, lint, lint_allowed
@@ -47,14 +44,15 @@ def reload(
         settings = settings.model_copy(update={name: getattr(edited, name) for name in RELOADED})
         if former.authenticates:
             check_exposure(settings, insecure=False)
-        admin, api_keys = make_metrics_endpoint(settings), make_api_keys(settings)
+        endpoint_changes = listener.prepare(settings)
         authenticator = make_authenticator(settings, services.store)
         after = _reload_services(settings, services)
     except SettingsError as error:
         log.error("reload failed", reason=str(error))
         return former
     listener.reload(after)
-    listener.admin, listener.api_keys, listener.page = admin, api_keys, make_page(settings)
+    for change in endpoint_changes:
+        change()
     closed = listener.authenticate(authenticator)
     tokens, old_tokens = set(settings.auth_tokens), set(former.auth_tokens)
     changes = {

@@ -19,6 +19,8 @@ from conductor.settings import Limits
 log = structlog.get_logger(__name__)
 
 
+# Wrong tokens of an operator or a backend per minute and address before the answer is 429.
+WRONG_TOKENS_PER_MINUTE = 10
 # Pairs of reason and source that are counted separately; further pairs share the source "many".
 MAX_KINDS = 100
 

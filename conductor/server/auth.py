@@ -15,6 +15,9 @@ from conductor.rate_limit import PERSON
 
 log = structlog.get_logger(__name__)
 
+# The authenticator that is made with the store of the sessions.
+ONE_TIME = "one_time"
+
 
 def person_id(tenant: str, name: str) -> str:
     """Name a person of a tenant, such as an issuer: the id is in logs, and a name may be a mail address.

@@ -6,11 +6,9 @@ import asyncio
 import http
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
-from urllib.parse import parse_qs
+from typing import Any, TypeAlias
 
 import structlog
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.frames import CloseCode
@@ -19,21 +17,17 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from conductor.conversation.services import Services
-from conductor.errors import StoreUnavailable
 from conductor.events.envelope import PATH, SUBPROTOCOL
 from conductor.rate_limit import Network
 from conductor.server.access import Access, Refusal
 from conductor.server.address import RESERVED_DESCRIPTORS, descriptor_limit, not_bound
-from conductor.server.api_keys import ApiKeys
 from conductor.server.auth import Authenticator
 from conductor.server.connection import REVOKED, Connection
 from conductor.server.demultiplexer import Demultiplexer, MakeProtocol
 from conductor.server.expiry import TokenExpiry
-from conductor.server.metrics import METRICS_PATH, MetricsEndpoint
-from conductor.server.page import HEADERS, REPLAY_PATH, Page, read_replay
 from conductor.server.sessions import SessionRegistry
 from conductor.server.websocket import Handshakes, Socket
-from conductor.stores.base import SessionKey
+from conductor.settings import Settings
 
 log = structlog.get_logger(__name__)
 
@@ -46,17 +40,19 @@ REVOKE_S = 0.5
 MCP_PATH = "/mcp"
 MCP_SUBPROTOCOL = "mcp"
 _SUBPROTOCOLS = (Subprotocol(SUBPROTOCOL), Subprotocol(MCP_SUBPROTOCOL))
-# Wrong ADMIN_TOKENs per minute and address before the answer is 429.
-WRONG_TOKENS_PER_MINUTE = 10
+
+
+Route: TypeAlias = Callable[[Request, str], Awaitable[Response]]
+"""Answers a request; the text is the socket's remote address."""
+Prepare: TypeAlias = Callable[[Settings], Callable[[], None]]
 
 
 class Listener:
-    """Serves ``/ws``, ``/healthz``, ``/readyz``, the ``page`` and, with ``admin``, ``/metrics``.
+    """Serves ``/ws``, ``/healthz``, ``/readyz``, and the routes of endpoints.
 
-    While ``serve_mcp`` is set, it serves WebSockets at ``/mcp``. ``http`` are HTTP servers by the first
-    segment of the path: ``/v1``, for the ``api_keys``, and ``/mcp``.
-
-    ``worker`` is the number of this process if there are several; metrics are each worker's own.
+    ``routes`` answer a request by its path; None is no route. ``http`` are HTTP servers by the first segment
+    of the path, ``/v1`` and ``/mcp``. While ``serve_mcp`` is set, it serves WebSockets at ``/mcp``.
+    ``worker`` is the number of this process if there are several.
     """
 
     def __init__(
@@ -64,18 +60,16 @@ class Listener:
         services: Services,
         authenticator: Authenticator,
         origins: Collection[str] = (),
-        admin: MetricsEndpoint | None = None,
         proxies: Sequence[Network] = (),
         worker: int | None = None,
         store_available: Callable[[], bool] = lambda: True,
-        page: Page | None = None,
     ) -> None:
         self.registry = SessionRegistry(services)
         self.services = services
         self.access = Access(authenticator, origins, proxies, services.limits)
-        self.admin = admin
         self.worker = worker
-        self.page = page
+        self.routes: dict[str, Route | None] = {}
+        self._preparations: list[Prepare] = []
         self._store_available = store_available
         self._server: Server | None = None
         descriptors = descriptor_limit() - RESERVED_DESCRIPTORS // 2
@@ -84,7 +78,6 @@ class Listener:
         self.serve_mcp: Callable[[Socket, str], Awaitable[None]] | None = None
         self._mcp_sockets: set[Socket] = set()
         self.http: dict[bytes, MakeProtocol] = {}
-        self.api_keys = ApiKeys(())
         self._ready = False
 
     @property
@@ -181,6 +174,15 @@ class Listener:
         for task in late:
             task.cancel()
 
+    def configure(self, prepare: Prepare, settings: Settings) -> None:
+        """Apply an endpoint's settings now, and edited ones at a reload; ``prepare`` returns the change."""
+        self._preparations.append(prepare)
+        prepare(settings)()
+
+    def prepare(self, settings: Settings) -> list[Callable[[], None]]:
+        """Validate edited settings for the endpoints; returns the changes. Raises `SettingsError`."""
+        return [prepare(settings) for prepare in self._preparations]
+
     def reload(self, services: Services) -> None:
         """Use other services from now on, in existing sessions as well."""
         self.services = services
@@ -237,10 +239,9 @@ class Listener:
             await self.services.admission.enter()
         path = request.path.partition("?")[0]
         peer = socket.remote_address[0] if socket.remote_address else ""
-        if path == METRICS_PATH and self.admin is not None:
-            return await self._answer_operator(self.admin, request, peer)
-        if path == REPLAY_PATH and self.page is not None and request.method == "GET":
-            return await self._answer_replay(request, peer)
+        route = self.routes.get(path)
+        if route is not None:
+            return await route(request, peer)
         return await self._answer(socket, path, request, peer)
 
     async def _answer(
@@ -248,75 +249,34 @@ class Listener:
     ) -> Response | None:
         # Before authentication: orchestrators probe without a token.
         if path == "/healthz":
-            return _text(http.HTTPStatus.OK, "ok\n")
+            return text_response(http.HTTPStatus.OK, "ok\n")
         if path == "/readyz":
             if self._ready and self._store_available():
                 invalid = self.services.policies is not None and self.services.policies.problem
                 note = ", but the rules file is not valid: the earlier rules hold" if invalid else ""
-                return _text(http.HTTPStatus.OK, f"ready{note}\n")
-            return _text(http.HTTPStatus.SERVICE_UNAVAILABLE, "not ready\n")
-        if self.page is not None and (file := self.page.file(path)) is not None:
-            if request.method not in ("GET", "HEAD"):
-                return _text(http.HTTPStatus.METHOD_NOT_ALLOWED, "Only GET.\n", {"Allow": "GET, HEAD"})
-            content_type, body = file
-            headers = {"Content-Type": content_type, **HEADERS}
-            return _response(http.HTTPStatus.OK, body, headers, head=request.method == "HEAD")
+                return text_response(http.HTTPStatus.OK, f"ready{note}\n")
+            return text_response(http.HTTPStatus.SERVICE_UNAVAILABLE, "not ready\n")
         if path != PATH and not (path == MCP_PATH and self.serve_mcp is not None):
-            return _text(http.HTTPStatus.NOT_FOUND, f"Connect a WebSocket to {PATH}.\n")
+            return text_response(http.HTTPStatus.NOT_FOUND, f"Connect a WebSocket to {PATH}.\n")
         decision = await self.access.decide(request, peer)
         if isinstance(decision, Refusal):
-            return _text(decision.status, f"{decision.text}\n")
+            return text_response(decision.status, f"{decision.text}\n")
         assert isinstance(socket, Socket)
         socket.client = decision
         return None
 
-    async def _answer_replay(self, request: Request, peer: str) -> Response:
-        client = await self.access.decide_read(request, peer)
-        if isinstance(client, Refusal):
-            return _text(client.status, f"{client.text}\n")
-        query = parse_qs(request.path.partition("?")[2])
-        key = SessionKey(client.subject, query.get("session", [""])[0])
-        await self.services.admission.enter()
-        try:
-            # The server's own records are of no session.
-            stored = None if key.never_expires else await self.services.store.read(key)
-            if stored is None:
-                return _text(http.HTTPStatus.NOT_FOUND, "There is no such session.\n")
-            # In a thread: a long history would block the event loop for too long.
-            body = await asyncio.to_thread(read_replay, stored, query.get("number", [None])[0])
-        except StoreUnavailable as error:
-            return _text(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n")
-        return _response(http.HTTPStatus.OK, body, {"Content-Type": "application/json", **HEADERS})
 
-    async def _answer_operator(self, admin: MetricsEndpoint, request: Request, peer: str) -> Response:
-        refusal = admin.refusal(request.headers)
-        if refusal is None:
-            # In a thread: with hundreds of tools it would block the event loop for too long.
-            counts = (
-                ("sessions", "Loaded sessions.", len(self.registry)),
-                ("connections", "Open WebSocket connections.", self.connections),
-                ("mcp_connections", "Open WebSockets of MCP clients.", self.mcp_connections),
-            )
-            text = await asyncio.to_thread(admin.metrics, self.services, self.worker, counts)
-            return _text(http.HTTPStatus.OK, text, {"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
-        status, text = refusal
-        address = self.access.address(request, peer) or peer
-        count = self.access.refusals.count(f"{METRICS_PATH} {status.value}", address)
-        if status is http.HTTPStatus.UNAUTHORIZED and count > WRONG_TOKENS_PER_MINUTE:
-            status, text = http.HTTPStatus.TOO_MANY_REQUESTS, "Too many wrong tokens.\n"
-            return _text(status, text, {"Retry-After": "60"})
-        return _text(status, text)
-
-
-def _text(status: http.HTTPStatus, text: str, more: Mapping[str, str] | None = None) -> Response:
+def text_response(status: http.HTTPStatus, text: str, more: Mapping[str, str] | None = None) -> Response:
+    """Make a response of plain text, with ``more`` headers."""
     headers = {"Content-Type": "text/plain; charset=utf-8"}
     if status is http.HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
-    return _response(status, text.encode(), {**headers, **(more or {})})
+    return response(status, text.encode(), {**headers, **(more or {})})
 
 
-def _response(
+def response(
     status: http.HTTPStatus, body: bytes, more: Mapping[str, str], *, head: bool = False
 ) -> Response:
+    """Make a response with ``more`` headers, which ends its connection; without its body for a HEAD."""
     headers = {"Content-Length": str(len(body)), "Cache-Control": "no-store", "Connection": "close", **more}
     return Response(status.value, status.phrase, Headers(headers), b"" if head else body)

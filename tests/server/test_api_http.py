@@ -13,7 +13,7 @@ import uvloop
 from conductor.commands.reload import reload
 from conductor.errors import SettingsError
 from conductor.models.base import Finished, TextDelta, Usage
-from conductor.server.api_keys import make_api_keys
+from conductor.plugins.api.keys import read_keys
 from conductor.settings import load_settings
 from tests.server.api import KEYS, Backend, backend
 from tests.server.test_replay import AwayStore
@@ -125,7 +125,7 @@ async def test_a_reload_takes_changed_keys() -> None:
 def test_a_mistake_in_the_keys_is_a_sentence_that_quotes_none(entry: str, reason: str) -> None:
     settings = load_settings(None, api_keys=entry, auth_tokens="the-token-of-a-client")
     with pytest.raises(SettingsError, match=re.escape(reason)) as refused:
-        make_api_keys(settings)
+        read_keys(settings)
     assert "long-enough" not in str(refused.value) and "short" not in str(refused.value)
     assert "long-enough" not in repr(settings)
 

@@ -11,9 +11,9 @@ from websockets.exceptions import InvalidStatus
 
 from conductor.commands.reload import reload
 from conductor.models.base import TextDelta
+from conductor.plugins.auth.one_time import OneTimeTokens
 from conductor.server.access import Client
 from conductor.server.auth import person_id
-from conductor.server.one_time import OneTimeTokens
 from conductor.stores.memory import MemoryStore
 from tests.server.api import Backend, backend
 from tests.server.test_replay import bearer
@@ -74,7 +74,7 @@ async def test_it_works_once_among_workers_and_after_a_restart(tmp_path: Path) -
 async def test_an_expired_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async with backend(**BOTH) as served:
         token = await token_of(served, seconds=10)
-        monkeypatch.setattr("conductor.server.one_time.time.time", lambda: 4e9)
+        monkeypatch.setattr("conductor.plugins.auth.one_time.time.time", lambda: 4e9)
         assert await connect(served, token) == 401
 
 

@@ -21,8 +21,8 @@ from conductor.conversation.services import Services
 from conductor.errors import SettingsError
 from conductor.models.base import TextDelta
 from conductor.plugins.mcp.toolset import McpToolset
+from conductor.plugins.metrics import MetricsEndpoint, check_admin_token
 from conductor.server.listener import Listener
-from conductor.server.metrics import MetricsEndpoint, make_metrics_endpoint
 from conductor.settings import Settings, load_settings
 from tests.app import App
 from tests.models import ScriptedProvider
@@ -118,7 +118,7 @@ async def test_a_page_in_a_browser_may_not_read_it(origin: str, token: str) -> N
         assert status == 403 and "sessions" not in answer and "Access-Control" not in answer
 
 
-def test_tokens_are_compared_as_hashes_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tokens_are_compared_as_hashes_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
     compare_digest = hmac.compare_digest
 
@@ -127,7 +127,8 @@ def test_tokens_are_compared_as_hashes_in_constant_time(monkeypatch: pytest.Monk
         return compare_digest(left_digest, right_digest)
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
-    admin = MetricsEndpoint(TOKEN)
+    async with served() as server:
+        admin = MetricsEndpoint(TOKEN, server.listener)
     for token in (TOKEN, WRONG, "x"):
         assert (admin.refusal(Headers({"Authorization": f"Bearer {token}"})) is None) is (token == TOKEN)
     assert [(len(left_digest), len(right_digest)) for left_digest, right_digest in compared] == [(32, 32)] * 3
@@ -135,16 +136,15 @@ def test_tokens_are_compared_as_hashes_in_constant_time(monkeypatch: pytest.Monk
 
 
 def test_the_operators_token_must_not_be_a_clients_token() -> None:
-    settings = load_settings(None, admin_token=CLIENT, auth_tokens=(CLIENT,))
     with pytest.raises(SettingsError, match=r"^ADMIN_TOKEN is one of AUTH_TOKENS; .*\.$") as caught:
-        make_metrics_endpoint(settings)
+        check_admin_token(CLIENT, [CLIENT])
     assert CLIENT not in str(caught.value)
 
 
 @pytest.mark.parametrize("token", ["schlüssel", "a\tb", "a\nb"])
 def test_a_token_that_does_not_fit_a_header_is_refused(token: str) -> None:
     with pytest.raises(SettingsError, match=r"^ADMIN_TOKEN ") as caught:
-        make_metrics_endpoint(load_settings(None, admin_token=token))
+        check_admin_token(token, ())
     assert token not in str(caught.value)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from conductor.app import make_services, running
-from conductor.server.page import FOLDER, Page
+from conductor.plugins.page import FOLDER, read_files
 from conductor.settings import Settings, load_settings
 from tests.models import ScriptedProvider
 from tests.server.wires import get, http
@@ -129,9 +129,7 @@ def test_only_files_of_known_kinds_are_read(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not for the web")
     (tmp_path / "folder.js").mkdir()
     (tmp_path / "gone.js").symlink_to(tmp_path / "nowhere.js")
-    page = Page(token_needed=False, folder=tmp_path)
-    assert page.file("/") == ("text/html; charset=utf-8", b"hello")
-    assert page.file("/notes.txt") is page.file("/folder.js") is page.file("/gone.js") is None
+    assert read_files(tmp_path) == {"/": ("text/html; charset=utf-8", b"hello")}
 
 
 def test_the_page_contains_no_other_host_and_no_markup_from_text() -> None:

@@ -12,9 +12,9 @@ from conductor.conversation.ledger import PREFIX, replay
 from conductor.plugins.api.reports import detail_of
 from conductor.plugins.api.requests import ApiCall, ApiError, find_session
 from conductor.plugins.api.resources import PersonExport, PersonName, Receipt, Token
+from conductor.plugins.auth.one_time import OneTimeTokens
 from conductor.rate_limit import ANONYMOUS
-from conductor.server.auth import Principal, person_id
-from conductor.server.one_time import ONE_TIME, OneTimeTokens
+from conductor.server.auth import ONE_TIME, Principal, person_id
 from conductor.stores.base import SessionKey, Stored
 
 # Sessions of one page.

@@ -23,7 +23,7 @@ from conductor.plugins.api.resources import (
     SessionList,
     SessionSummary,
 )
-from conductor.server.page import read_replay
+from conductor.plugins.page import read_replay
 from conductor.stores.base import NEVER_EXPIRES, SessionKey, Stored
 from conductor.tools.base import ToolOutcome
 

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from conductor.plugins.api.keys import ApiKey, Scope
 from conductor.plugins.api.resources import Body, PersonQuery
-from conductor.server.api_keys import ApiKey, Scope
 from conductor.server.listener import Listener
 from conductor.stores.base import SessionKey, Stored
 

@@ -18,12 +18,13 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request
 
 from conductor.errors import StoreUnavailable, TooManySessions
+from conductor.plugins.api.keys import ApiKey, ApiKeys
 from conductor.plugins.api.requests import ApiCall, ApiError, Route
 from conductor.plugins.api.resources import Failure, Problem
 from conductor.plugins.api.routes import ROUTES
-from conductor.server.api_keys import ApiKey
+from conductor.server.access import WRONG_TOKENS_PER_MINUTE
 from conductor.server.demultiplexer import serving_http
-from conductor.server.listener import WRONG_TOKENS_PER_MINUTE, Listener
+from conductor.server.listener import Listener
 
 log = structlog.get_logger(__name__)
 
@@ -36,11 +37,11 @@ _CODES = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "too
 
 
 @asynccontextmanager
-async def serving_api(listener: Listener) -> AsyncIterator[None]:
+async def serving_api(listener: Listener, keys: ApiKeys) -> AsyncIterator[None]:
     """Serve the API on the listener's port during the block."""
     application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_answer])
     for route in ROUTES:
-        application.router.add_route(route.method, route.path, partial(_work, listener, route))
+        application.router.add_route(route.method, route.path, partial(_work, listener, keys, route))
     async with serving_http(listener.http, b"/v1", application, keepalive_timeout=KEEP_ALIVE_S):
         yield
 
@@ -79,8 +80,8 @@ def _json(value: Any, status: int = 200) -> web.Response:
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
 
-async def _work(listener: Listener, route: Route, request: web.Request) -> web.Response:
-    key = _authorise(listener, route, request)
+async def _work(listener: Listener, keys: ApiKeys, route: Route, request: web.Request) -> web.Response:
+    key = _authorise(listener, keys, route, request)
     try:
         query = msgspec.convert(dict(request.query), route.query, strict=False)
         data = await request.read()
@@ -110,8 +111,8 @@ def _event_id(key: ApiKey, idempotency_key: str | None) -> str:
     return f"api:{key.name}:{idempotency_key}"
 
 
-def _authorise(listener: Listener, route: Route, request: web.Request) -> ApiKey:
-    key = listener.api_keys.find(request.headers.get("Authorization", ""))
+def _authorise(listener: Listener, keys: ApiKeys, route: Route, request: web.Request) -> ApiKey:
+    key = keys.find(request.headers.get("Authorization", ""))
     if key is None:
         peer = request.remote or ""
         address = listener.access.address(Request("", Headers(request.headers.items())), peer) or peer

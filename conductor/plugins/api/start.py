@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, nullcontext
 
+from conductor.plugins.api.keys import ApiKeys
 from conductor.server.listener import Listener
 from conductor.settings import Settings
 
 
-@asynccontextmanager
-async def serve(listener: Listener, settings: Settings) -> AsyncIterator[None]:
-    """Serve the app's backend during the block."""
+def serve(listener: Listener, settings: Settings) -> AbstractAsyncContextManager[None]:
+    """Serve the app's backend during the block. Raises `SettingsError`."""
+    keys = ApiKeys()
+    listener.configure(keys.prepare, settings)
     if not settings.api_keys:
-        yield
-        return
+        return nullcontext()
     # Only here: a server without keys does not import the HTTP server.
     from conductor.plugins.api.service import serving_api
 
-    async with serving_api(listener):
-        yield
+    return serving_api(listener, keys)

@@ -19,8 +19,8 @@ import pytest
 from conductor.app import make_services
 from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.plugins.models.demo import DemoProvider
+from conductor.plugins.page import serve
 from conductor.server.listener import Listener
-from conductor.server.page import Page
 from conductor.settings import load_settings
 
 AXE = Path(__file__).resolve().parents[3] / "build" / "clients" / "node_modules" / "axe-core" / "axe.min.js"
@@ -89,9 +89,11 @@ async def chromium() -> AsyncIterator[Any]:
 async def serving(token: str | None = None, models: Path | None = None) -> AsyncIterator[str]:
     """Run a server with the demo model, or ``models``, and the page; gives the page's address."""
     tokens = (token,) if token else ()
-    settings = load_settings(None, session_rate_limit_per_min=1_000, models_file=models)
+    values = {"auth_tokens": tokens} if tokens else {}
+    settings = load_settings(None, session_rate_limit_per_min=1_000, models_file=models, **values)
     services = make_services(settings, None if models else DemoProvider(pace_s=0.005))
-    listener = Listener(services, TokenAuthenticator(tokens), page=Page(token_needed=bool(tokens)))
+    listener = Listener(services, TokenAuthenticator(tokens))
+    serve(listener, settings)
     await listener.start("127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{listener.port}/"

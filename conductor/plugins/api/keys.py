@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias, cast, get_args
 
 from conductor.errors import SettingsError
@@ -26,10 +27,14 @@ class ApiKey:
 
 
 class ApiKeys:
-    """Finds keys by their hashes, in constant time."""
+    """Finds the keys of the settings by their hashes, in constant time."""
 
-    def __init__(self, keys: Iterable[ApiKey]) -> None:
-        self._keys = tuple(keys)
+    def __init__(self) -> None:
+        self._keys: tuple[ApiKey, ...] = ()
+
+    def prepare(self, settings: Settings) -> Callable[[], None]:
+        """Read the keys of edited settings; returns the change. Raises `SettingsError`."""
+        return partial(setattr, self, "_keys", read_keys(settings))
 
     def find(self, authorization: str) -> ApiKey | None:
         """Find the key of an ``Authorization`` header."""
@@ -41,9 +46,9 @@ class ApiKeys:
         return match
 
 
-def make_api_keys(settings: Settings) -> ApiKeys:
+def read_keys(settings: Settings) -> tuple[ApiKey, ...]:
     """Read API_KEYS: ``name:key:scope+scope`` each. Raises `SettingsError`, which quotes no key."""
-    keys = [_read(number, entry) for number, entry in enumerate(settings.api_keys, 1)]
+    keys = tuple(_read(number, entry) for number, entry in enumerate(settings.api_keys, 1))
     client_tokens = {token_digest(token) for token in settings.auth_tokens}
     if settings.admin_token is not None:
         client_tokens.add(token_digest(settings.admin_token.get_secret_value()))
@@ -52,7 +57,7 @@ def make_api_keys(settings: Settings) -> ApiKeys:
             raise SettingsError(f"API_KEYS: the key {key.name!r} is also in AUTH_TOKENS or ADMIN_TOKEN.")
     if len({key.name for key in keys}) < len(keys) or len({key.digest for key in keys}) < len(keys):
         raise SettingsError("API_KEYS: two keys have one name, or two names have one key.")
-    return ApiKeys(keys)
+    return keys
 
 
 def _read(number: int, entry: str) -> ApiKey:

@@ -5,18 +5,22 @@ It needs ADMIN_TOKEN in the ``Authorization`` header. Tokens of clients and requ
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import http
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection
+from contextlib import AbstractAsyncContextManager, nullcontext
 
-from prometheus_client import CollectorRegistry, Gauge, Info, generate_latest
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Gauge, Info, generate_latest
 from websockets.datastructures import Headers
+from websockets.http11 import Request, Response
 
 from conductor import __version__
-from conductor.conversation.services import Services
 from conductor.errors import SettingsError
+from conductor.server.access import WRONG_TOKENS_PER_MINUTE
 from conductor.server.auth import token_digest
+from conductor.server.listener import Listener, text_response
 from conductor.settings import Settings
 
 METRICS_PATH = "/metrics"
@@ -24,11 +28,41 @@ METRICS_PATH = "/metrics"
 _STARTED = time.monotonic()
 
 
+def serve(listener: Listener, settings: Settings) -> AbstractAsyncContextManager[None]:
+    """Serve the metrics while ADMIN_TOKEN is set. Raises `SettingsError`."""
+
+    def prepare(settings: Settings) -> Callable[[], None]:
+        route = None
+        if settings.admin_token is not None:
+            token = settings.admin_token.get_secret_value()
+            check_admin_token(token, settings.auth_tokens)
+            route = MetricsEndpoint(token, listener).answer
+        return lambda: listener.routes.update({METRICS_PATH: route})
+
+    listener.configure(prepare, settings)
+    return nullcontext()
+
+
 class MetricsEndpoint:
     """Serves ``/metrics`` to the operator; stores the token as a hash."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, listener: Listener) -> None:
         self._digest = token_digest(token)
+        self._listener = listener
+
+    async def answer(self, request: Request, peer: str) -> Response:
+        """Answer with the metrics, or refuse."""
+        refusal = self.refusal(request.headers)
+        if refusal is None:
+            # In a thread: with hundreds of tools it would block the event loop for too long.
+            text = await asyncio.to_thread(self._metrics)
+            return text_response(http.HTTPStatus.OK, text, {"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+        (status, text), access = refusal, self._listener.access
+        count = access.refusals.count(f"{METRICS_PATH} {status.value}", access.address(request, peer) or peer)
+        if status is http.HTTPStatus.UNAUTHORIZED and count > WRONG_TOKENS_PER_MINUTE:
+            status, text = http.HTTPStatus.TOO_MANY_REQUESTS, "Too many wrong tokens.\n"
+            return text_response(status, text, {"Retry-After": "60"})
+        return text_response(status, text)
 
     def refusal(self, headers: Headers) -> tuple[http.HTTPStatus, str] | None:
         """Return status and text for a request that is not the operator's; None if it is.
@@ -44,18 +78,17 @@ class MetricsEndpoint:
             return http.HTTPStatus.UNAUTHORIZED, "The operator's bearer token is required.\n"
         return None
 
-    def metrics(self, services: Services, worker: int | None, counts: Iterable[tuple[str, str, int]]) -> str:
-        """Return the ``counts`` of the process and the metrics of its services in Prometheus' text format.
-
-        A count has a name, a meaning and a number.
-        """
+    def _metrics(self) -> str:
+        services, worker = self._listener.services, self._listener.worker
         process = CollectorRegistry()
         labels = {"version": __version__} | ({"worker": str(worker)} if worker else {})
         Info("conductor", "The version and, if there are several, the worker.", registry=process).info(labels)
         is_invalid = services.policies is not None and bool(services.policies.problem)
         for name, meaning, value in (
             ("uptime_seconds", "Seconds since the server started.", time.monotonic() - _STARTED),
-            *counts,
+            ("sessions", "Loaded sessions.", len(self._listener.registry)),
+            ("connections", "Open WebSocket connections.", self._listener.connections),
+            ("mcp_connections", "Open WebSockets of MCP clients.", self._listener.mcp_connections),
             ("policy_rules", "The operator's rules in force.", len(services.rules)),
             ("policy_problem", "1 if the rules file is not valid and the earlier rules hold.", is_invalid),
         ):
@@ -70,18 +103,6 @@ class MetricsEndpoint:
             for name, is_ready in toolset.health().items():
                 up.labels(name).set(is_ready)
         return (generate_latest(process) + generate_latest(services.metrics.registry)).decode()
-
-
-def make_metrics_endpoint(settings: Settings) -> MetricsEndpoint | None:
-    """Make the operator's endpoint, or None without ADMIN_TOKEN.
-
-    Raises `SettingsError` if the token is also a client's, or does not fit into a header.
-    """
-    if settings.admin_token is None:
-        return None
-    token = settings.admin_token.get_secret_value()
-    check_admin_token(token, settings.auth_tokens)
-    return MetricsEndpoint(token)
 
 
 def check_admin_token(token: str, client_tokens: Collection[str]) -> None:

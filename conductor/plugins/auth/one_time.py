@@ -20,8 +20,6 @@ from conductor.stores.base import NEVER_EXPIRES, SessionKey, SessionLog
 
 log = structlog.get_logger(__name__)
 
-# Its name in AUTH.
-ONE_TIME = "one_time"
 PREFIX = "once-"
 _FIELD = "token"
 
