@@ -19,7 +19,6 @@ from conductor.models.budget import Amount, DailyBudget
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import load_profiles
 from conductor.models.registry import make_router
-from conductor.observers.tracing import make_tracer
 from conductor.observers.turns import SessionMetrics, TurnObservers
 from conductor.prompts import identify, load_system_prompt
 from conductor.server.auth import ONE_TIME, Authenticator, Authenticators
@@ -52,8 +51,7 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
     store = HealthCheckedStore(make_store(settings), committed=session_metrics.commits.observe)
     model_metrics = ModelMetrics(metrics.registry)
     system_prompt = load_system_prompt(settings.system_prompt_file)
-    tracer = make_tracer(settings.otel_exporter_otlp_endpoint, content=settings.log_content)
-    observers = TurnObservers(session_metrics, tracer, log_content=settings.log_content)
+    observers = TurnObservers(session_metrics, log_content=settings.log_content)
     observers.prompt = identify(settings.system_prompt_file, system_prompt)
     webhooks = load_webhooks(settings)
     for spec in (*catalog, *(spec for toolset in toolsets for spec in toolset.specs())):

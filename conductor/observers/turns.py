@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 import structlog
@@ -14,10 +15,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from conductor.conversation import records as r
 from conductor.conversation.services import Observed, Observers, Output, SessionObserver, SessionStart
 from conductor.conversation.state import Call, Question, Turn
-from conductor.errors import ConductorError
+from conductor.errors import ConductorError, ErrorCode
 from conductor.events.server import EndReason, TurnMetrics
-from conductor.models.base import Finished
-from conductor.observers.tracing import Step, TurnStats, TurnTracer, request_attributes
+from conductor.models.base import Finished, Usage
+from conductor.stores.base import SessionKey
 from conductor.tools.audit import SessionAudit
 from conductor.tools.base import ToolOutcome, ToolSpec
 from conductor.tools.permissions import Verdict
@@ -27,6 +28,61 @@ log = structlog.get_logger(__name__)
 BOUNDS_S = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 COMMIT_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 """Upper bounds of the histograms' buckets in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A part of a turn; times are nanoseconds since the epoch. ``error`` is a code, empty for a success."""
+
+    kind: Literal["chat", "execute_tool", "approval"]
+    name: str
+    start_ns: int
+    end_ns: int
+    error: str = ""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class TurnStats:
+    """The figures of a turn. ``first_s``: seconds until its first outputs."""
+
+    trace: list[str] = field(default_factory=list)
+    transcript: str = ""
+    reply: str = ""
+    rounds: int = 0
+    usage: Usage = field(default_factory=Usage)
+    cost: float = 0.0
+    models: list[str] = field(default_factory=list)
+    first_s: dict[Output, float] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    tool_s: float = 0.0
+    started: float = field(default_factory=time.monotonic)
+
+
+class Tracer(Protocol):
+    """Makes traces of turns."""
+
+    def describe_request(self, provider: str, finished: Finished | None) -> tuple[str, Mapping[str, Any]]:
+        """Return the model's name and the attributes of its request; ``provider`` is the default one."""
+        ...
+
+    def end_turn(
+        self,
+        turn_id: str,
+        cause: str,
+        stats: TurnStats,
+        prompt: tuple[str, str],
+        reason: EndReason,
+        error: ErrorCode | None,
+        key: SessionKey,
+        traceparent: str | None,
+    ) -> None:
+        """Make the spans of a turn that has ended."""
+        ...
+
+    def close(self) -> None:
+        """Send the remaining traces. May block for a few seconds."""
+        ...
 
 
 class SessionMetrics:
@@ -92,7 +148,7 @@ class TurnObservers(Observers):
     def __init__(
         self,
         metrics: SessionMetrics | None = None,
-        tracer: TurnTracer | None = None,
+        tracer: Tracer | None = None,
         *,
         log_content: bool = False,
     ) -> None:
@@ -180,7 +236,9 @@ class TurnObserver(SessionObserver):
 
     def requested(self, start_ns: int, first_ns: int, finished: Finished | None, error: str) -> None:
         """Note the end of a request to the model."""
-        name, attributes = request_attributes(self._session.provider.name, finished)
+        if self._observers.tracer is None:
+            return
+        name, attributes = self._observers.tracer.describe_request(self._session.provider.name, finished)
         if first_ns:
             first_s = (first_ns - start_ns) / 1e9
             attributes = {**attributes, "gen_ai.response.time_to_first_chunk": first_s}

@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager, nullcontext
 from threading import Thread
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from conductor.conversation.services import Output
 from conductor.errors import ErrorCode, SettingsError
 from conductor.events.server import EndReason
-from conductor.models.base import Finished, Usage
+from conductor.models.base import Finished
+from conductor.observers.turns import TurnObservers, TurnStats
+from conductor.server.listener import Listener
+from conductor.settings import Settings
 from conductor.stores.base import SessionKey
 
 if TYPE_CHECKING:
@@ -29,33 +31,12 @@ CLOSE_S = 3.0
 _PROVIDERS = {"bedrock": "aws.bedrock"}
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A part of a turn; times are nanoseconds since the epoch. ``error`` is a code, empty for a success."""
-
-    kind: Literal["chat", "execute_tool", "approval"]
-    name: str
-    start_ns: int
-    end_ns: int
-    error: str = ""
-    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class TurnStats:
-    """The figures of a turn. ``first_s``: seconds until its first outputs."""
-
-    trace: list[str] = field(default_factory=list)
-    transcript: str = ""
-    reply: str = ""
-    rounds: int = 0
-    usage: Usage = field(default_factory=Usage)
-    cost: float = 0.0
-    models: list[str] = field(default_factory=list)
-    first_s: dict[Output, float] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
-    tool_s: float = 0.0
-    started: float = field(default_factory=time.monotonic)
+def serve(listener: Listener, settings: Settings) -> AbstractAsyncContextManager[None]:
+    """Trace turns, if OTEL_EXPORTER_OTLP_ENDPOINT is set. Raises `SettingsError` without the extra."""
+    observers = listener.services.observers
+    if settings.otel_exporter_otlp_endpoint is not None and isinstance(observers, TurnObservers):
+        observers.tracer = make_tracer(settings.otel_exporter_otlp_endpoint, content=settings.log_content)
+    return nullcontext()
 
 
 class TurnTracer:
@@ -127,6 +108,27 @@ class TurnTracer:
             span.end(step.end_ns)
         root.end(end_ns)
 
+    def describe_request(
+        self, provider: str, finished: Finished | None
+    ) -> tuple[str, Mapping[str, AttributeValue]]:
+        """Return the model's name and the attributes of its request; ``provider`` is the default one."""
+        if finished is None:
+            return provider, {"gen_ai.provider.name": _PROVIDERS.get(provider, provider)}
+        provider, usage = finished.provider or provider, finished.usage
+        model = finished.model or finished.profile or provider
+        return model, {
+            "gen_ai.provider.name": _PROVIDERS.get(provider, provider),
+            "gen_ai.request.model": model,
+            "gen_ai.request.stream": True,
+            # The conventions count cached tokens as input, too.
+            "gen_ai.usage.input_tokens": usage.read_tokens,
+            "gen_ai.usage.output_tokens": usage.output_tokens,
+            "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
+            "gen_ai.usage.cache_write.input_tokens": usage.cache_write_tokens,
+            "gen_ai.response.finish_reasons": [finished.stop],
+            "conductor.model.profile": finished.profile or "",
+        }
+
     def close(self, seconds: float = CLOSE_S) -> None:
         """Send the remaining traces, and stop. Blocks for ``seconds`` at most; unsent traces are lost."""
         # The package waits up to 30 s for a collector that does not answer.
@@ -135,13 +137,11 @@ class TurnTracer:
         closing.join(seconds)
 
 
-def make_tracer(endpoint: str | None, *, content: bool) -> TurnTracer | None:
-    """Make the tracer that sends to ``endpoint`` by OTLP over HTTP; None without one.
+def make_tracer(endpoint: str, *, content: bool) -> TurnTracer:
+    """Make the tracer that sends to ``endpoint`` by OTLP over HTTP.
 
     The package reads the other variables ``OTEL_*`` by itself. Raises `SettingsError` without the extra.
     """
-    if endpoint is None:
-        return None
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
@@ -156,26 +156,6 @@ def make_tracer(endpoint: str | None, *, content: bool) -> TurnTracer | None:
     exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return TurnTracer(provider, content=content)
-
-
-def request_attributes(provider: str, finished: Finished | None) -> tuple[str, Mapping[str, AttributeValue]]:
-    """Return the model's name and the attributes of its request; ``provider`` is the default one."""
-    if finished is None:
-        return provider, {"gen_ai.provider.name": _PROVIDERS.get(provider, provider)}
-    provider, usage = finished.provider or provider, finished.usage
-    model = finished.model or finished.profile or provider
-    return model, {
-        "gen_ai.provider.name": _PROVIDERS.get(provider, provider),
-        "gen_ai.request.model": model,
-        "gen_ai.request.stream": True,
-        # The conventions count cached tokens as input, too.
-        "gen_ai.usage.input_tokens": usage.read_tokens,
-        "gen_ai.usage.output_tokens": usage.output_tokens,
-        "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
-        "gen_ai.usage.cache_write.input_tokens": usage.cache_write_tokens,
-        "gen_ai.response.finish_reasons": [finished.stop],
-        "conductor.model.profile": finished.profile or "",
-    }
 
 
 def _message(role: str, text: str) -> str:
