@@ -14,8 +14,9 @@ from conductor.errors import ModelError, SettingsError
 from conductor.messages import UserMessage
 from conductor.models.base import Finished, ModelProvider, ModelRequest, TextDelta
 from conductor.models.health import calls_tools
-from conductor.models.profiles import ModelProfile, load_profiles
+from conductor.models.profiles import ModelProfile, Prices, load_profiles
 from conductor.models.registry import as_text, make_provider
+from conductor.plugins.models.families import prices_of
 from conductor.settings import load_settings
 
 # Seconds for one request of a probe.
@@ -57,7 +58,8 @@ def list_models(_options: argparse.Namespace) -> None:
     rows = []
     for name, profile in profiles.by_name.items():
         uses = filter(None, ("by default" if name == profiles.default else None, profile.use))
-        prices = f"{profile.prices.input:g}", f"{profile.prices.output:g}"
+        known = profile.prices or prices_of(profile) or Prices()
+        prices = f"{known.input:g}", f"{known.output:g}"
         fallback = ", ".join(profile.fallback) or "-"
         rows.append((name, profile.title, profile.kind, fallback, *prices, ", ".join(uses) or "-"))
     write_table(_HEADINGS, rows, ("price in", "price out"))

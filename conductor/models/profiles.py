@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from conductor.config_file import read_toml, validate
 from conductor.errors import SettingsError
-from conductor.models.families import PRICES, Effort, Thinking, refusal_of
 from conductor.settings import Settings, environment_value
 
 MODELS_NAME = "models.toml"
@@ -25,6 +24,8 @@ _STRICT = ConfigDict(extra="forbid", frozen=True)
 _Price = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 
 
+Thinking: TypeAlias = Literal["disabled", "between_tools", "adaptive"]
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Platform: TypeAlias = Literal["anthropic", "foundry", "aws", "mantle", "google_cloud"]
 
 
@@ -48,8 +49,8 @@ class ModelProfile(BaseModel):
     (``voice``) or with tools (``tools``). ``timeout_s``, the longest silence of the service, replaces
     MODEL_TIMEOUT_MS. Without ``thinking`` and ``effort`` the model thinks as little as it allows. ``slots``,
     requests at once, and ``threads`` of the CPU are for llama_cpp, ``region`` is for
-    bedrock and, like ``platform``, for Claude. Default
-    ``prices`` are those of `conductor.models.families`. ``file`` is the path of the profiles.
+    bedrock and, like ``platform``, for Claude. Without ``prices`` those
+    of the provider count. ``file`` is the path of the profiles.
     """
 
     model_config = _STRICT
@@ -74,7 +75,7 @@ class ModelProfile(BaseModel):
     effort: Effort | None = None
     slots: Annotated[int, Field(ge=1, le=64)] = 1
     threads: Annotated[int | None, Field(ge=1, le=256)] = None
-    prices: Prices = Prices()
+    prices: Prices | None = None
     file: str | None = None
 
     def label(self, field: str) -> str:
@@ -168,7 +169,7 @@ def load_profiles(settings: Settings) -> Profiles:
         name="default", provider=settings.provider, **_inherited(settings, settings.provider)
     )
     _check(profile)
-    return Profiles(profile.name, {profile.name: _priced(profile)})
+    return Profiles(profile.name, {profile.name: profile})
 
 
 def _inherited(settings: Settings, provider: str) -> dict[str, Any]:
@@ -230,37 +231,15 @@ def _profile(path: Path, number: int, values: dict[str, Any], settings: Settings
             raise SettingsError(f"{label}: {profile.api_key_env}, which api_key_env names, is not set.")
         profile = profile.model_copy(update={"api_key": SecretStr(key)})
     _check(profile)
-    return _priced(profile)
-
-
-def _priced(profile: ModelProfile) -> ModelProfile:
-    # Other addresses and other providers of a model have their own prices.
-    own = profile.provider in ("anthropic", "openai") and profile.platform == "anthropic"
-    if (
-        not own
-        or profile.base_url is not None
-        or "prices" in profile.model_fields_set
-        or profile.model not in PRICES
-    ):
-        return profile
-    return profile.model_copy(update={"prices": Prices(**PRICES[profile.model])})
-
-
-def _check_reasoning(profile: ModelProfile) -> None:
-    for field, providers in _REASONING.items():
-        if getattr(profile, field) is not None and profile.provider not in providers:
-            raise SettingsError(f"{profile.label(field)} is for {', '.join(providers)} only.")
-    if profile.provider in _CLAUDE:
-        refusal = refusal_of(profile.model or "", profile.thinking, profile.effort)
-        if refusal is not None:
-            field, reason = refusal
-            raise SettingsError(f"{profile.label(field)} {reason}")
+    return profile
 
 
 def _check(profile: ModelProfile) -> None:
     if profile.platform != "anthropic" and profile.provider != "anthropic":
         raise SettingsError(f"{profile.label('platform')} is for anthropic only.")
-    _check_reasoning(profile)
+    for field, providers in _REASONING.items():
+        if getattr(profile, field) is not None and profile.provider not in providers:
+            raise SettingsError(f"{profile.label(field)} is for {', '.join(providers)} only.")
     # Such a key fails only as a lost connection.
     key = profile.key
     if key and (not (key.isascii() and key.isprintable()) or " " in key or key[:1] in "'\""):

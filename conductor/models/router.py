@@ -15,7 +15,7 @@ from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequ
 from conductor.models.failures import failure
 from conductor.models.health import CircuitBreaker, calls_tools, is_healthy, is_malformed
 from conductor.models.metrics import ModelMetrics
-from conductor.models.profiles import ModelProfile, Profiles
+from conductor.models.profiles import ModelProfile, Prices, Profiles
 
 # Malformed replies in a row after which an ``auto`` model writes its calls as text.
 _MAX_MALFORMED = 2
@@ -119,7 +119,7 @@ class Route:
             profile=profile.name,
             provider=self.provider.name,
             model=model,
-            cost=cost_of(event.usage, profile),
+            cost=self.cost(event.usage),
         )
 
     async def _ready(self) -> ModelProvider:
@@ -136,6 +136,18 @@ class Route:
             log.warning("model calls tools as text", profile=self.profile.name)
             self._using = self._as_text(self.provider, self.profile)
 
+    def cost(self, usage: Usage) -> float:
+        """Give the cost of the tokens, by the prices of the profile, else of the provider."""
+        prices: Prices | None = self.profile.prices or getattr(self.provider, "prices", None)
+        if prices is None:
+            return 0.0
+        return (
+            usage.input_tokens * prices.input
+            + usage.output_tokens * prices.output
+            + usage.cache_read_tokens * prices.cache_read
+            + usage.cache_write_tokens * prices.cache_write
+        ) / 1_000_000
+
     async def check(self, every_s: float) -> None:
         """Check the health, unless a reply runs or ended in the last ``every_s`` seconds."""
         now = asyncio.get_running_loop().time()
@@ -147,17 +159,6 @@ class Route:
         if healthy != self.is_healthy:
             log.info("model health changed", profile=self.profile.name, healthy=healthy)
         self.is_healthy = healthy
-
-
-def cost_of(usage: Usage, profile: ModelProfile) -> float:
-    """Give the cost of the tokens, in the currency of the profile's prices."""
-    prices = profile.prices
-    return (
-        usage.input_tokens * prices.input
-        + usage.output_tokens * prices.output
-        + usage.cache_read_tokens * prices.cache_read
-        + usage.cache_write_tokens * prices.cache_write
-    ) / 1_000_000
 
 
 class ModelRouter:
@@ -262,7 +263,7 @@ class ModelRouter:
     def cost(self, request: ModelRequest, usage: Usage) -> float:
         """Give the cost of a request by the prices of the profile that comes first."""
         use = "tools" if request.tools and request.tool_choice != "none" else "voice"
-        return cost_of(usage, self._candidates(request.profile, use, request.avoid)[0].profile)
+        return self._candidates(request.profile, use, request.avoid)[0].cost(usage)
 
     async def warm(self, request: ModelRequest) -> Finished | None:
         """Have a prompt cached by the service that would reply now (`base.CacheWarmer`)."""

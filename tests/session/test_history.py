@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from conductor.conversation.history import HistoryBudget, cut_point, estimate_tokens, lost_result, repair
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, ToolDefinition, Usage
-from conductor.models.families import Claude
 from conductor.plugins.models.anthropic_request import body_of
+from conductor.plugins.models.families import Claude
 from conductor.plugins.models.rendering import encode, names_of
 from tests.session.helpers import faults
 from tests.stand_ins.anthropic_rules import check_body

@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 
 from conductor.errors import SettingsError
 from conductor.models.base import CACHE_S, Finished, ModelEvent, ModelRequest
-from conductor.models.families import Claude, Effort, Thinking, family_of
+from conductor.models.profiles import Effort, Prices, Thinking
 from conductor.plugins.models.anthropic_request import Account, body_of, prefix_of, warming_of
 from conductor.plugins.models.anthropic_stream import ReplyDecoder, WarmingDecoder
+from conductor.plugins.models.families import Claude, check_claude, family_of, prices_of
 from conductor.plugins.models.rendering import encode, names_of
 from conductor.plugins.models.streaming import Post, ReplyStreamer
 from conductor.settings import environment_value
@@ -61,6 +62,7 @@ class AnthropicProvider:
     """
 
     name = "anthropic"
+    prices: Prices | None = None
 
     def __init__(
         self,
@@ -132,10 +134,11 @@ def _connect(account: Account, client: HttpClient) -> Send:
 def from_profile(profile: ModelProfile, settings: Settings) -> AnthropicProvider:
     """Make the provider of a profile. Raises `SettingsError` without credentials, or for a wrong address."""
     profile.check_local(settings)
+    check_claude(profile)
     account = _direct(profile) if profile.platform == "anthropic" else _on_platform(profile)
     if settings.local_only and account.key is None:
         raise SettingsError(f"{profile.label('api_key')} is not set; LOCAL_ONLY allows no other credentials.")
-    return AnthropicProvider(
+    provider = AnthropicProvider(
         account,
         profile.model or settings.anthropic_model,
         profile.max_tokens,
@@ -143,6 +146,8 @@ def from_profile(profile: ModelProfile, settings: Settings) -> AnthropicProvider
         profile.effort,
         local_only=settings.local_only,
     )
+    provider.prices = prices_of(profile)
+    return provider
 
 
 def _direct(profile: ModelProfile) -> Account:

@@ -11,7 +11,8 @@ import msgspec
 
 from conductor.messages import AssistantMessage, Message, Note, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, ToolDefinition, running_turn
-from conductor.models.families import Claude, Thinking
+from conductor.models.profiles import Thinking
+from conductor.plugins.models.families import Claude
 from conductor.plugins.models.reasoning import (
     CallSlot,
     Reasoning,

@@ -16,8 +16,9 @@ import httpx2
 
 from conductor.errors import ModelError, SettingsError
 from conductor.models.base import ModelEvent, ModelRequest
-from conductor.models.families import Claude, Effort, Thinking
+from conductor.models.profiles import Effort, Thinking
 from conductor.plugins.models.anthropic_request import prefix_of
+from conductor.plugins.models.families import Claude, check_claude
 from conductor.plugins.models.rendering import encode, names_of
 from conductor.plugins.models.streaming import Post, ReplyStreamer, service_at
 from conductor.plugins.models.thought_filter import ThoughtHabit
@@ -128,6 +129,7 @@ def _import_all() -> None:
 def from_profile(profile: ModelProfile, settings: Settings) -> BedrockProvider:
     """Make the provider of a profile. Raises `SettingsError` without a model, a region or the extra."""
     profile.check_local(settings)
+    check_claude(profile)
     model = profile.required_model()
     region = profile.region or environment_value("AWS_REGION") or environment_value("AWS_DEFAULT_REGION")
     if region is None:

@@ -16,8 +16,8 @@ from conductor.errors import ModelError
 from conductor.messages import ToolCall
 from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason, TextDelta, Usage
 from conductor.models.failures import failure
-from conductor.models.families import Claude
 from conductor.plugins.models import anthropic_request
+from conductor.plugins.models.families import Claude
 from conductor.plugins.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.plugins.models.rendering import Json, encode, may_call
 from conductor.plugins.models.service_errors import ServiceProblem, cut_off, from_status

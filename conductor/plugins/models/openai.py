@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 from conductor.errors import SettingsError
 from conductor.models.base import ModelEvent, ModelRequest, StreamDecoder
-from conductor.models.families import Effort, family_of
+from conductor.models.profiles import Effort, Prices
+from conductor.plugins.models.families import family_of, prices_of
 from conductor.plugins.models.openai_request import PROVIDER, chat_body, completions_body
 from conductor.plugins.models.openai_responses import ResponsesDecoder, prefix_of, responses_body
 from conductor.plugins.models.openai_stream import ChatDecoder
@@ -38,6 +39,7 @@ class OpenAIProvider:
     """
 
     name = PROVIDER
+    prices: Prices | None = None
 
     def __init__(
         self,
@@ -132,7 +134,7 @@ def from_profile(profile: ModelProfile, settings: Settings) -> OpenAIProvider:
             f"{profile.label('endpoint')} cannot be chat with {model} at effort {effort}: OpenAI "
             "calls functions there only at effort none; use responses."
         )
-    return OpenAIProvider(
+    provider = OpenAIProvider(
         profile.key,
         model,
         profile.max_tokens,
@@ -142,6 +144,8 @@ def from_profile(profile: ModelProfile, settings: Settings) -> OpenAIProvider:
         profile.context_window,
         local_only=settings.local_only,
     )
+    provider.prices = prices_of(profile)
+    return provider
 
 
 def _endpoint(profile: ModelProfile, official: bool) -> Endpoint:

@@ -9,7 +9,7 @@ import msgspec
 
 from conductor.messages import AssistantMessage, Message, ToolResult
 from conductor.models.base import ModelRequest, ToolDefinition, running_turn
-from conductor.models.families import Effort
+from conductor.models.profiles import Effort
 from conductor.plugins.models.rendering import (
     BEGINNING,
     Json,

@@ -20,7 +20,7 @@ from conductor.models.base import (
     is_json,
     running_turn,
 )
-from conductor.models.families import Effort
+from conductor.models.profiles import Effort
 from conductor.plugins.models.openai_request import PROVIDER, object_parameters
 from conductor.plugins.models.openai_stream import usage
 from conductor.plugins.models.reasoning import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conductor.models.families import PRICES
+from conductor.plugins.models.families import PRICES
 from tests.models import AnthropicService, Call, JsonObject, Reply
 from tests.serving import provider_for, serving
 

@@ -22,11 +22,11 @@ from conductor.conversation.history import repair
 from conductor.errors import ModelError, SettingsError
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
-from conductor.models.families import Claude
 from conductor.models.profiles import ModelProfile
 from conductor.plugins.models.anthropic_request import prefix_of
 from conductor.plugins.models.bedrock import BedrockProvider, Signer, from_profile
 from conductor.plugins.models.bedrock_stream import ConverseDecoder, converse_body
+from conductor.plugins.models.families import Claude
 from conductor.plugins.models.rendering import encode, names_of
 from conductor.settings import Settings
 from tests.models import Call, HttpFailure, Reply

@@ -11,8 +11,8 @@ import pytest
 
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, ToolDefinition
-from conductor.models.families import Claude
 from conductor.plugins.models.anthropic_request import body_of, prefix_of, warming_of
+from conductor.plugins.models.families import Claude
 from conductor.plugins.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.plugins.models.rendering import encode, names_of
 from tests.models import JsonObject

@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from conductor.errors import SettingsError
-from conductor.models.families import Claude, Effort, Thinking, family_of
-from conductor.models.profiles import load_profiles
+from conductor.models.profiles import Effort, Thinking, load_profiles
+from conductor.models.registry import make_provider
 from conductor.plugins.models.anthropic_request import body_of
 from conductor.plugins.models.bedrock_stream import converse_body
+from conductor.plugins.models.families import Claude, family_of
 from conductor.plugins.models.openai import from_profile
 from conductor.plugins.models.openai_request import chat_body
 from conductor.plugins.models.openai_responses import responses_body
@@ -153,7 +154,7 @@ OPENAI = {"model_provider": "openai", "openai_api_key": "k", "openai_api": "chat
 def test_a_wrong_setting_is_one_sentence(values: dict[str, str], says: str) -> None:
     with pytest.raises(SettingsError) as refused:
         settings = load_settings(None, **values)
-        from_profile(load_profiles(settings).main, settings)
+        make_provider(load_profiles(settings).main, settings)
     assert str(refused.value).startswith(says)
 
 
@@ -168,4 +169,5 @@ def test_in_a_file_a_setting_is_for_the_profiles_that_know_it(tmp_path: Path) ->
     with pytest.raises(
         SettingsError, match='^effort of "claude" in .*models.toml cannot be none with Claude'
     ):
-        load_profiles(load_settings(None, **values))
+        settings = load_settings(None, **values)
+        make_provider(load_profiles(settings).by_name["claude"], settings)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from conductor.errors import SettingsError
-from conductor.models.profiles import ModelProfile, Profiles, load_profiles
+from conductor.models.profiles import ModelProfile, Prices, Profiles, load_profiles
+from conductor.plugins.models.anthropic import from_profile
+from conductor.plugins.models.families import prices_of
 from conductor.settings import load_settings
 from tests.conftest import ROOT, Main
 
@@ -64,7 +66,7 @@ def test_a_file_gives_its_profiles(load: Callable[..., Profiles], monkeypatch: p
     assert (home.kind, home.style, home.endpoint, home.use) == ("text", "xml", "completions", "voice")
     assert home.fallback == ("cloud",) and key_of(home) == SECRET
     assert home.title == "qwen3:4b (openai) at 127.0.0.1" and SECRET not in repr(home)
-    assert cloud.timeout_s == 12 and cloud.prices.cache_write == 1.25
+    assert cloud.timeout_s == 12 and cloud.prices and cloud.prices.cache_write == 1.25
     assert key_of(cloud) == "cloud-key" and cloud.title == "Claude (claude-haiku-5-5)"
 
 
@@ -111,12 +113,14 @@ def test_a_model_has_the_prices_of_its_own_service(
 ) -> None:
     model = "" if "model" in more else 'model = "claude-sonnet-5-5"'
     text = f'default = "a"\n[[profile]]\nname = "a"\nprovider = "anthropic"\n{model}\n{more}'
-    assert load(text, anthropic_api_key=SECRET).main.prices.input == price
+    main = load(text, anthropic_api_key=SECRET).main
+    assert (main.prices or prices_of(main) or Prices()).input == price
 
 
 def test_the_default_model_has_a_price(load: Callable[..., Profiles]) -> None:
     settings = load_settings(None, anthropic_api_key=SECRET)
-    assert load_profiles(settings).main.prices.cache_write == 0.125
+    prices = from_profile(load_profiles(settings).main, settings).prices
+    assert prices is not None and prices.cache_write == 0.125
 
 
 def test_the_provider_of_the_settings_wins_over_the_file(load: Callable[..., Profiles]) -> None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
-Thinking: TypeAlias = Literal["disabled", "between_tools", "adaptive"]
-Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+from conductor.errors import SettingsError
+from conductor.models.profiles import Effort, ModelProfile, Prices, Thinking
 
 PRICES: dict[str, dict[str, float]] = {
     "claude-haiku-5-5": {"input": 0.10, "output": 0.50, "cache_read": 0.01, "cache_write": 0.125},
@@ -85,13 +84,25 @@ def family_of(model: str) -> Family:
     return next((family for pattern, family in _FAMILIES if pattern.match(model)), Family())
 
 
-def refusal_of(model: str, thinking: Thinking | None, effort: Effort | None) -> tuple[str, str] | None:
-    """Give the field that Claude refuses, and the reason; None if it accepts both."""
-    modes = family_of(model).thinking
+def prices_of(profile: ModelProfile) -> Prices | None:
+    """Give the prices of a profile's model at its service's own address; None if they are not known."""
+    is_own = profile.provider in ("anthropic", "openai") and profile.platform == "anthropic"
+    if not is_own or profile.base_url is not None or profile.model not in PRICES:
+        return None
+    return Prices(**PRICES[profile.model])
+
+
+def check_claude(profile: ModelProfile) -> None:
+    """Raise `SettingsError` for a thinking or an effort that the Claude model of a profile refuses."""
+    thinking, effort = profile.thinking, profile.effort
+    modes = family_of(profile.model or "").thinking
     if effort is not None and effort not in CLAUDE_EFFORTS:
-        return "effort", f"cannot be {effort} with Claude, which takes {', '.join(CLAUDE_EFFORTS)}."
+        efforts = ", ".join(CLAUDE_EFFORTS)
+        raise SettingsError(
+            f"{profile.label('effort')} cannot be {effort} with Claude, which takes {efforts}."
+        )
     if thinking is not None and modes and thinking not in modes:
-        return "thinking", f"cannot be {thinking} with {model}, which takes {' or '.join(modes)}."
+        reason = f"cannot be {thinking} with {profile.model}, which takes {' or '.join(modes)}"
+        raise SettingsError(f"{profile.label('thinking')} {reason}.")
     if thinking in ("disabled", "between_tools") and effort in _LONG_EFFORTS:
-        return "effort", f"cannot be {effort} where thinking is {thinking}."
-    return None
+        raise SettingsError(f"{profile.label('effort')} cannot be {effort} where thinking is {thinking}.")
