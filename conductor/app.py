@@ -11,7 +11,7 @@ import structlog
 
 from conductor.conversation.ledger import SubjectRecords
 from conductor.conversation.phrases import FAILURES
-from conductor.conversation.services import Services, Webhooks
+from conductor.conversation.services import Services
 from conductor.entry_points import AUTH, ENDPOINTS, choose, plugins
 from conductor.errors import SettingsError
 from conductor.models.base import ModelProvider
@@ -23,7 +23,6 @@ from conductor.observers.turns import SessionMetrics, TurnObservers
 from conductor.prompts import identify, load_system_prompt
 from conductor.server.auth import ONE_TIME, Authenticator, Authenticators
 from conductor.server.listener import Listener
-from conductor.server.webhook_file import load_webhooks
 from conductor.settings import Settings
 from conductor.stores.base import SessionLog
 from conductor.stores.health import HealthCheckedStore
@@ -53,7 +52,6 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
     system_prompt = load_system_prompt(settings.system_prompt_file)
     observers = TurnObservers(session_metrics, log_content=settings.log_content)
     observers.prompt = identify(settings.system_prompt_file, system_prompt)
-    webhooks = load_webhooks(settings)
     for spec in (*catalog, *(spec for toolset in toolsets for spec in toolset.specs())):
         _ = spec.definition  # made now, not in the first turn
     return Services(
@@ -77,7 +75,6 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
         gate_options=GateOptions.of(settings),
         audit=AuditLog(settings.audit_log) if settings.audit_log is not None else None,
         observers=observers,
-        webhooks=Webhooks(webhooks.events if webhooks is not None else ()),
         redactor=make_redactor(settings, toolsets),
         subject_records=SubjectRecords(store),
         budget=_make_budget(settings, store),

@@ -17,7 +17,7 @@ from conductor.errors import SettingsError
 from conductor.models.profiles import load_profiles
 from conductor.plugins.mcp.config import load_mcp_servers
 from conductor.plugins.tools import http_tools
-from conductor.server.webhook_file import load_webhooks
+from conductor.plugins.webhooks.file import load_webhooks
 from conductor.settings import Settings, read_settings, referenced_names
 from conductor.stores.registry import describe_store
 

@@ -32,6 +32,7 @@ from conductor.models.base import ModelRequest
 from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import make_provider
 from conductor.plugins.api.keys import read_keys
+from conductor.plugins.webhooks.file import load_webhooks
 from conductor.server.address import check_exposure
 from conductor.settings import (
     Reading,
@@ -191,6 +192,7 @@ async def access_items(settings: Settings, *, insecure: bool) -> AsyncIterator[I
     subject, tokens = "AUTH_TOKENS", settings.auth_tokens
     make_authenticator(settings, MemoryStore())
     read_keys(settings)
+    load_webhooks(settings)
     check_exposure(settings, insecure=insecure)
     if tokens:
         yield ok(subject, f"{len(tokens)} set; a client needs one of them.")

@@ -23,7 +23,7 @@ from conductor.models.base import Finished, ModelRequest, TextDelta, Usage
 from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.plugins.webhooks import delivery, pickup
 from conductor.plugins.webhooks.delivery import DEAD, DEAD_FIELD, read_dead
-from conductor.server.webhook_file import load_webhooks
+from conductor.plugins.webhooks.file import load_webhooks
 from conductor.settings import load_settings
 from conductor.tools.reminders import FIELD, Reminder, write_reminders
 from tests.conftest import ROOT, Main

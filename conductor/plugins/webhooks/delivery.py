@@ -20,7 +20,7 @@ from conductor.conversation.services import Observed
 from conductor.conversation.session import Session
 from conductor.conversation.state import WebhookEvent
 from conductor.errors import StoreError
-from conductor.server.webhook_file import WebhookFile
+from conductor.plugins.webhooks.file import WebhookFile
 from conductor.stores.base import NEVER_EXPIRES, SessionKey
 
 log = structlog.get_logger(__name__)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 from conductor.conversation.ledger import SubjectRecords
+from conductor.plugins.webhooks.file import WebhookFile, load_webhooks
 from conductor.server.listener import Listener
-from conductor.server.webhook_file import load_webhooks
 from conductor.settings import Settings
 
 # Seconds after which an event is given up, and the part of the time that a session is kept: its events go
@@ -16,13 +16,17 @@ from conductor.settings import Settings
 PATIENCE_S, KEPT = 86_400.0, 0.9
 
 
-@asynccontextmanager
-async def serve(listener: Listener, settings: Settings) -> AsyncIterator[None]:
-    """Deliver the events of sessions during the block."""
+def serve(listener: Listener, settings: Settings) -> AbstractAsyncContextManager[None]:
+    """Deliver the events of sessions during the block. Raises `SettingsError`."""
     file = load_webhooks(settings)
     if file is None:
-        yield
-        return
+        return nullcontext()
+    listener.services.webhooks.events = file.events
+    return _delivering(listener, settings, file)
+
+
+@asynccontextmanager
+async def _delivering(listener: Listener, settings: Settings, file: WebhookFile) -> AsyncIterator[None]:
     # Only here: a server without webhooks does not import the HTTP client.
     from conductor.plugins.http_client import AiohttpTransport, is_local
     from conductor.plugins.webhooks.delivery import Deliverer
