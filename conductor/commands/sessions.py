@@ -35,7 +35,7 @@ _HEADINGS = ("subject", "session", "last written", *_NUMBERS, "owned")
 
 # Texts of these fields are printed; others may hold words of people or of the model.
 _PLAIN = frozenset(
-    "event_id turn_id call_id question_id speech_id tool name source effect cause reason consent outcome"
+    "event_id call_id question_id speech_id tool name source effect cause reason consent outcome"
     " state error_type error event_ids cancelled superseded trim before capabilities locale model probe claim"
     " follows paused id callId approvalId batchId code errorType status".split()
 )

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from conductor.conversation import records as r
-from conductor.conversation.events import events, reply_id, segments_id, speech_id, ui_call_id
+from conductor.conversation.events import events, reply_id, segments_id, slot_id, speech_id, ui_call_id
 from conductor.conversation.phrases import CONTINUE
 from conductor.conversation.state import (
     MAX_NOTICES,
@@ -205,7 +205,7 @@ def _start(state: Conversation, record: r.TurnStarted, at: int) -> None:
     if record.text:
         state.log.append(UserMessage(record.text))
     transcripts = [record.event_id] if record.event_id else []
-    state.turn = Turn(record.turn_id, record.cause, record.limit_ms, transcripts, started_at=at)
+    state.turn = Turn(f"turn_{slot_id(state)}", record.cause, record.limit_ms, transcripts, started_at=at)
 
 
 def _take_notices(state: Conversation, record: r.TurnStarted, at: int) -> list[Message]:

@@ -26,7 +26,17 @@ from conductor.conversation.ledger import SNAPSHOT_BYTES, SNAPSHOT_COMMITS, Fiel
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.phrases import MESSAGES
 from conductor.conversation.receive import ended, timed_out
-from conductor.conversation.records import Claimed, Commit, Record, closed_calls, encode
+from conductor.conversation.records import (
+    CallFinished,
+    Claimed,
+    Commit,
+    QuestionDecided,
+    Record,
+    ReplyLogged,
+    TurnEnded,
+    closed_calls,
+    encode,
+)
 from conductor.conversation.services import Services
 from conductor.conversation.state import Conversation, Event, Question, Turn
 from conductor.conversation.steps import Step, next_step
@@ -51,8 +61,8 @@ def epoch_ms() -> int:
 class SessionCore(ABC):
     """A session's state under its claim, and everything that changes or reads it.
 
-    ``doubtful`` is the commit that failed and may be recorded; ``preface`` are the records that precede those
-    of the first decision.
+    ``pending`` are the Futures of calls and questions. ``doubtful`` is the commit that failed and may be
+    recorded; ``preface`` are the records that precede those of the first decision.
     """
 
     def __init__(
@@ -86,6 +96,7 @@ class SessionCore(ABC):
         self._claim = claim
         self._fenced: Fenced | None = None
         self._lock = asyncio.Lock()
+        self.pending: dict[str, asyncio.Future[Any]] = {}
         self._decisions: set[asyncio.Task[Response]] = set()
         self._commits = len(claim.commits)
         self._bytes = sum(len(data) for data in claim.commits[1:])
@@ -367,6 +378,7 @@ class SessionCore(ABC):
         events = advance(self.state, commit)
         self.outbox.deciding = False
         self.outbox.put(events, self.state.outbound)
+        self._resolve(commit.records)
         self._advanced(commit, turn)
         self.observer.applied(commit)
         self._deliver()
@@ -375,6 +387,41 @@ class SessionCore(ABC):
         """Start the delivery of waiting webhook events."""
         if self.state.webhook_events and (delivery := self.services.webhooks.delivery) is not None:
             delivery.wake(self)
+
+    # -- what is waited for
+
+    def expect(self, key: str) -> asyncio.Future[Any]:
+        """Give the Future of a call, which gets its `ToolResult`, or of a question.
+
+        A question's gets the arguments of a yes, or None. It is recorded before the Future is set: the state
+        decides, the Future only wakes its waiter.
+        """
+        if key not in self.pending:
+            self.pending[key] = asyncio.get_running_loop().create_future()
+            self.pending[key].add_done_callback(lambda _: self.pending.pop(key, None))
+        return self.pending[key]
+
+    def _resolve(self, records: Sequence[Record]) -> None:
+        for record in records:
+            match record:
+                case ReplyLogged():
+                    for call in record.calls:
+                        if call.result is not None:
+                            self._answer(call.id, call.result)
+                case CallFinished():
+                    self._answer(record.result.call_id, record.result)
+                case TurnEnded():
+                    self._resolve(record.results)
+                    for question_id in record.superseded:
+                        self._answer(question_id, None)
+                case QuestionDecided():
+                    allowed = record.outcome in ("allowed", "edited")
+                    self._answer(record.question_id, record.arguments if allowed else None)
+
+    def _answer(self, key: str, value: object) -> None:
+        future = self.pending.get(key)
+        if future is not None and not future.done():
+            future.set_result(value)
 
     # -- sending
 

@@ -15,7 +15,7 @@ from conductor.conversation.background import warm_cache
 from conductor.conversation.clients import ResumeAnswer, of_ignored, of_tools, of_unknown_call
 from conductor.conversation.consent import Later, Refuse, Reply, Response, answer, tapped
 from conductor.conversation.phrases import MESSAGES
-from conductor.conversation.receive import new_turn_id, receive, too_late
+from conductor.conversation.receive import receive, too_late
 from conductor.conversation.records import ProfileDeclared, QuestionDecided
 from conductor.conversation.session import Session
 from conductor.conversation.transport import Transport
@@ -122,8 +122,8 @@ async def record(session: Session, event_id: str, event: object, question_id: st
     def decision() -> Response:
         focus = session.state.focus
         if question_id and (focus is None or focus.id != question_id or focus.card):
-            return too_late(session.view, event_id, event, question_id, new_turn_id())
-        return receive(session.view, event_id, event, new_turn_id())
+            return too_late(session.view, event_id, event, question_id)
+        return receive(session.view, event_id, event)
 
     response = await session.decide(decision)
     if isinstance(response, Later):
@@ -155,7 +155,7 @@ async def _take_result(session: Session, event_id: str, event: client.ToolResult
     else:
         expected = outbox.acknowledge(event.call_id)
         may_matter = bool(state.questions) or event.call_id in state.late_calls
-        if may_matter and receive(session.view, "", event, ""):
+        if may_matter and receive(session.view, "", event):
             await record(session, "", event)
     session.changed()
     if expected and session.loop is None and not outbox.outstanding:
@@ -176,7 +176,7 @@ async def record_result(session: Session, event: client.ToolResultEvent) -> None
 
 
 async def _insist_result(session: Session, event: client.ToolResultEvent) -> None:
-    if await session.insist(lambda: receive(session.view, "", event, "")):
+    if await session.insist(lambda: receive(session.view, "", event)):
         session.outbox.acknowledge(event.call_id)
         session.changed()
 

@@ -1,14 +1,14 @@
 """The loop of a session: it does the next step of the conversation, commits its records, and asks again.
 
 It remembers no place in a turn. After a takeover it does the same with the same state. It waits for the app's
-results and for the person's answers in one map of Futures.
+results and for the person's answers by the Futures of its session.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,11 +17,10 @@ import structlog
 
 from conductor.conversation import consent
 from conductor.conversation import records as r
-from conductor.conversation.background import Requests
 from conductor.conversation.consent import word_form, word_questions
 from conductor.conversation.core import SessionCore
 from conductor.conversation.model import ModelSteps
-from conductor.conversation.receive import new_turn_id, remembered, turn_started
+from conductor.conversation.receive import turn_started
 from conductor.conversation.state import Call, Question
 from conductor.conversation.steps import (
     AskModel,
@@ -29,7 +28,6 @@ from conductor.conversation.steps import (
     AwaitResults,
     PrepareRequest,
     RunCalls,
-    StartTurn,
     Step,
     next_step,
 )
@@ -44,23 +42,14 @@ log = structlog.get_logger(__name__)
 
 
 class Loop:
-    """Runs while a turn runs or waits; an idle session has no loop.
+    """Runs while a turn runs or waits; an idle session has no loop."""
 
-    ``pending`` are the Futures of calls and questions. A result is recorded before its Future is set: the
-    state decides, the Future only wakes its waiter.
-    """
-
-    def __init__(
-        self, session: SessionCore, requests: Callable[[], Requests], on_end: Callable[[], None]
-    ) -> None:
-        self.pending: dict[str, asyncio.Future[Any]] = {}
+    def __init__(self, session: SessionCore, on_end: Callable[[], None]) -> None:
         self._session = session
-        self._requests = requests
         self._on_end = on_end
         self._model = ModelSteps(session)
         self._work: asyncio.Task[None] | None = None
         self._calls: dict[str, asyncio.Task[None]] = {}
-        self._round_at = 0
         self._changed = asyncio.Event()
 
     def wake(self) -> None:
@@ -75,33 +64,6 @@ class Loop:
             if task is not asyncio.current_task():
                 task.cancel()
         self._model.stop()
-
-    def resolve(self, records: Sequence[r.Record]) -> None:
-        """Set the Futures of the calls and questions that records have closed."""
-        for record in records:
-            match record:
-                case r.CallFinished():
-                    self._answer(record.result.call_id, record.result.content)
-                case r.TurnEnded():
-                    for finished in record.results:
-                        self._answer(finished.result.call_id, finished.result.content)
-                    for question_id in record.superseded:
-                        self._answer(question_id, None)
-                case r.QuestionDecided():
-                    allowed = record.outcome in ("allowed", "edited")
-                    self._answer(record.question_id, record.arguments if allowed else None)
-                case r.ReplyLogged():
-                    self._round_at = self._session.view.now()
-
-    def _answer(self, key: str, value: str | None) -> None:
-        future = self.pending.pop(key, None)
-        if future is not None and not future.done():
-            future.set_result(value)
-
-    def _expect(self, key: str) -> asyncio.Future[Any]:
-        if key not in self.pending:
-            self.pending[key] = asyncio.get_running_loop().create_future()
-        return self.pending[key]
 
     async def run(self) -> None:
         """Do the steps until nothing is to be done."""
@@ -125,8 +87,6 @@ class Loop:
     async def _do(self, step: Step) -> None:
         session = self._session
         match step:
-            case StartTurn():
-                await self._start_turn(step)
             case AskModel():
                 await self._cancellable(self._model.ask(step))
             case PrepareRequest():
@@ -146,36 +106,6 @@ class Loop:
         step = next_step(self._session.view)
         return step if isinstance(step, list) else []
 
-    async def _start_turn(self, step: StartTurn) -> None:
-        """Record the start of a turn."""
-        session, state, turn_id = self._session, self._session.state, new_turn_id()
-        if step.cause == "request":
-            await self._requests().start(turn_id)
-            return
-        if step.cause in ("news", "words"):
-            session.take_rate()
-
-        def decision() -> list[r.Record]:
-            if state.turn is not None:
-                return []
-            view = session.view
-            if step.cause in ("refused", "words"):
-                view.refused_input = view.refused_input and step.cause == "words"
-                sentence = step.text or view.rules.failures.get("rate_limited", "")
-                ending = r.TurnEnded(
-                    "answered",
-                    apology=sentence,
-                    speech_text=for_the_ear(sentence),
-                    follows=bool(state.queue),
-                )
-                return [turn_started(view, turn_id, step.cause), ending]
-            started = turn_started(view, turn_id, step.cause, step.event_id, step.text)
-            if step.passed_over:
-                return [started, r.TurnEnded("interrupted", follows=True)]
-            return [*(remembered(view, step.text) if step.text else []), started]
-
-        await session.insist(decision)
-
     async def _cancellable(self, work: Any) -> None:
         self._work = self._session.spawn(work)
         try:
@@ -190,7 +120,7 @@ class Loop:
         """Wait for the first result, another change, or the moment for a bridging phrase."""
         session = self._session
         changed = asyncio.ensure_future(self._changed.wait())
-        waits = {self._expect(call_id) for call_id in step.calls}
+        waits = {self._session.expect(call_id) for call_id in step.calls}
         try:
             done, _ = await asyncio.wait(
                 {changed, *waits},
@@ -215,7 +145,7 @@ class Loop:
         has_spoken = any(speech.turn_id == turn.id for speech in session.state.speeches.values())
         if (device and not transport.segments) or has_spoken:
             return None  # the app would say it after the call
-        due_ms = self._round_at + round(session.rules.limits.bridge_after * 1000)
+        due_ms = min(call.started_at for call in calls) + round(session.rules.limits.bridge_after * 1000)
         return max(0.0, (due_ms - session.view.now()) / 1000)
 
     def _bridge(self) -> list[r.Record]:
@@ -228,14 +158,14 @@ class Loop:
     # -- a program's call
 
     async def _prepare_request(self, step: PrepareRequest) -> None:
-        session = self._session
-        call = self._requests().call_of(step.turn_id)
-        if call is None:
-            await session.take(step, lambda: [r.TurnEnded("answered")], gives_up=False)
-            return
+        session, call = self._session, step.call
         prepared = await session.tools.prepare([call], is_whole=True)
-        message = AssistantMessage("", (call,))
-        await session.take(step, lambda: [r.ReplyLogged(message, prepared)], gives_up=False)
+
+        def records() -> list[r.Record]:
+            started = turn_started(session.view, "request", tool=call.name)
+            return [started, r.ReplyLogged(AssistantMessage("", (call,)), prepared)]
+
+        await session.take(step, records, gives_up=False)
 
     # -- questions
 
@@ -261,7 +191,7 @@ class Loop:
             return None  # text by outsiders is never spoken
         expires_at = session.view.now() + session.rules.question_ms
         question = word_form(session.tools, call, request, expires_at)
-        answer = self._expect(question.id)
+        answer = session.expect(question.id)
 
         def decision() -> list[r.Record]:
             if session.state.open_call(call.id) is None:
@@ -271,7 +201,7 @@ class Loop:
 
         await session.insist(decision)
         if question.id not in session.state.questions and not answer.done():
-            del self.pending[question.id]
+            answer.cancel()
             return None
         arguments = await answer
         return None if arguments is None else self._checked(question, arguments)

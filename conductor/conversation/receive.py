@@ -36,7 +36,6 @@ from conductor.conversation.state import (
 from conductor.conversation.view import View, finish, finish_without_result, late_call
 from conductor.errors import ErrorCode
 from conductor.events import client
-from conductor.events.envelope import IdGenerator
 from conductor.events.server import ConversationState, EndReason
 from conductor.messages import AssistantMessage, UserMessage
 from conductor.speech import for_the_ear
@@ -61,19 +60,13 @@ class AppText:
     is_spoken: bool
 
 
-new_turn_id = IdGenerator("turn")
-
-
-def receive(view: View, event_id: str, event: object, turn_id: str) -> Response:
-    """Make the records of one event; no records if it was handled before, or has no meaning now.
-
-    ``turn_id`` is for a turn that the event starts.
-    """
+def receive(view: View, event_id: str, event: object) -> Response:
+    """Make the records of one event; no records if it was handled before, or has no meaning now."""
     if event_id in view.state.handled_ids:
         return []
     match event:
         case client.TranscriptFinal():
-            return _transcript(view, event_id, event.text.strip(), turn_id)
+            return _transcript(view, event_id, event.text.strip())
         case client.OutputInterrupted():
             return barge_in(view, event_id, event.spoken_text, event.played_ms)
         case client.ResponseCancel() if view.state.turn is not None:
@@ -96,7 +89,7 @@ def receive(view: View, event_id: str, event: object, turn_id: str) -> Response:
 # -- the person's words
 
 
-def _transcript(view: View, event_id: str, text: str, turn_id: str) -> Response:
+def _transcript(view: View, event_id: str, text: str) -> Response:
     if not text:
         return Refuse("invalid_transcript", "The transcript is empty.")
     answer = consent.answer(view, event_id, text)
@@ -104,24 +97,24 @@ def _transcript(view: View, event_id: str, text: str, turn_id: str) -> Response:
         return answer
     if view.draining and not view.rules.durable:
         return Refuse("rate_limited", "The server restarts.", _RETRY_S)
-    return start(view, event_id, text, turn_id)
+    return start(view, event_id, text)
 
 
-def too_late(view: View, event_id: str, event: object, question_id: str, turn_id: str) -> list[r.Record]:
+def too_late(view: View, event_id: str, event: object, question_id: str) -> list[r.Record]:
     """Take words about a question that is closed by now: they decide nothing, and the model gets no turn."""
     assert isinstance(event, client.TranscriptFinal)
     if event_id in view.state.handled_ids:
         return []
     if view.state.turn is not None:
         return [r.AnswerUnclear(question_id, event_id, event.text.strip(), counts=False)]
-    started = turn_started(view, turn_id, "transcript", event_id, event.text.strip())
+    started = turn_started(view, "transcript", event_id, event.text.strip())
     return [started, r.TurnEnded("interrupted", follows=view.follows)]
 
 
-def start(view: View, event_id: str, text: str, turn_id: str) -> Response:
+def start(view: View, event_id: str, text: str) -> Response:
     """Answer a transcript: at once, in place of the running turn, or after it."""
     state = view.state
-    started = turn_started(view, turn_id, "transcript", event_id, text)
+    started = turn_started(view, "transcript", event_id, text)
     records: list[r.Record] = []
     # An unanswered question is superseded in every mode.
     supersedes = state.turn is not None and (view.rules.cancels or bool(state.questions))
@@ -151,12 +144,7 @@ def remembered(view: View, text: str) -> list[r.Record]:
 
 
 def turn_started(
-    view: View,
-    turn_id: str,
-    cause: Cause,
-    event_id: str = "",
-    text: str = "",
-    tool: str = "",
+    view: View, cause: Cause, event_id: str = "", text: str = "", tool: str = ""
 ) -> r.TurnStarted:
     """Make the start of a turn; it drops the old part of a long history."""
     state = view.state
@@ -166,7 +154,7 @@ def turn_started(
     if view.summary is not None and view.summary[0] > state.log_start:
         trim, summary = max(trim, view.summary[0]), view.summary[1]
     trim = trim if trim > state.log_start else 0
-    return r.TurnStarted(turn_id, cause, view.rules.turn_ms, event_id, text, tool, trim, summary)
+    return r.TurnStarted(cause, view.rules.turn_ms, event_id, text, tool, trim, summary)
 
 
 def withdrawn_speeches(view: View) -> list[r.Record]:

@@ -114,7 +114,6 @@ class TurnStarted(Fact, frozen=True):
     Messages before the position ``trim`` are dropped; ``summary`` covers them.
     """
 
-    turn_id: str
     cause: Cause
     limit_ms: int
     event_id: str = ""

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import structlog
 
-from conductor.conversation.background import HistorySummarizer, Reminders, Requests
+from conductor.conversation.background import HistorySummarizer, Reminders
 from conductor.conversation.clients import Clients
 from conductor.conversation.core import SessionCore, epoch_ms
+from conductor.conversation.history import lost_result
 from conductor.conversation.ledger import PREFIX
 from conductor.conversation.loop import Loop
-from conductor.conversation.records import Commit, Record, Released, SessionClosed, StateShown
+from conductor.conversation.receive import ended
+from conductor.conversation.records import (
+    Commit,
+    Record,
+    Released,
+    ReplyLogged,
+    SessionClosed,
+    StateShown,
+    TurnStarted,
+)
 from conductor.conversation.services import Services
 from conductor.conversation.state import Conversation, Profile, Turn
 from conductor.conversation.steps import AwaitResults, deadline, due, next_step
 from conductor.errors import ConductorError, Fenced, StoreError
 from conductor.events.envelope import new_call_id
 from conductor.events.ui_calls import set_state
-from conductor.messages import ToolResult
+from conductor.messages import ToolCall, ToolResult
 from conductor.rate_limit import ANONYMOUS
 from conductor.stores.base import Claim, SessionLog
+from conductor.tools.base import failed
 from conductor.tools.declarations import Reading
 from conductor.tools.reminders import FIELD as REMINDERS
 
@@ -31,6 +42,8 @@ log = structlog.get_logger(__name__)
 
 # Finished speeches to remember; an interruption concerns only the last ones.
 _MAX_FINISHED = 32
+# Calls of programs that wait for their turn.
+MAX_REQUESTS = 16
 _LOOK_S = 0.1
 
 
@@ -67,11 +80,6 @@ class Session(SessionCore):
     # -- made when they are needed: most sessions are idle
 
     @cached_property
-    def requests(self) -> Requests:
-        """The calls of programs."""
-        return Requests(self)
-
-    @cached_property
     def _reminders(self) -> Reminders:
         return Reminders(self)
 
@@ -97,16 +105,20 @@ class Session(SessionCore):
     # -- after a commit
 
     def _advanced(self, commit: Commit, former: Turn | None) -> None:
-        if self.loop is not None:
-            self.loop.resolve(commit.records)
+        for record in commit.records:
+            match record:
+                case TurnStarted(cause="refused"):
+                    self.view.refused_input = False
+                case TurnStarted(cause="news" | "words"):
+                    self.take_rate()
+                case ReplyLogged() if self.view.requests:
+                    started = {call.id for call in record.calls}
+                    self.view.requests = [call for call in self.view.requests if call.call_id not in started]
         turn = self.state.turn
         if turn is former:
             return
-        if former is not None:
-            if self.loop is not None:
-                self.loop.stop()
-            if former.cause == "request":
-                self.requests.answer(former.id)
+        if self.loop is not None:
+            self.loop.stop()
         if turn is not None:
             self.view.summary = None
             if self._summarizer is not None:
@@ -140,8 +152,29 @@ class Session(SessionCore):
             self.flash(set_state(new_call_id(), "idle"))
 
     async def request(self, name: str, arguments: str) -> ToolResult:
-        """Make a call for a program of the person; see `Requests.make`."""
-        return await self.requests.make(name, arguments)
+        """Make a call for a program of the person after the running turn; ``arguments`` is JSON.
+
+        It passes the same rules and questions as a call of the model. Cancelling stops it. It is refused if
+        too many wait, or the server is about to stop.
+        """
+        view, call = self.view, ToolCall(new_call_id(), name, arguments)
+        if view.draining or self.is_closed or len(view.requests) >= MAX_REQUESTS:
+            refused = failed("rate_limited", "Too many calls wait, or the server stops. Nothing was run.")
+            return self.tools.executor.to_result(call.call_id, refused)
+        answer = self.expect(call.call_id)
+        view.requests = [*view.requests, call]
+        self.changed()
+        try:
+            result: ToolResult = await answer
+            return result
+        finally:
+            if answer.cancelled():
+                self.spawn(self.insist(partial(self._request_cancelled, call)))
+            view.requests = [waiting for waiting in view.requests if waiting is not call]
+
+    def _request_cancelled(self, call: ToolCall) -> list[Record]:
+        is_running = self.state.open_call(call.call_id) is not None
+        return [ended(self.view, "interrupted")] if is_running else []
 
     def _loop_ended(self) -> None:
         """Look at everything that waits for the end of a turn."""
@@ -182,7 +215,7 @@ class Session(SessionCore):
         if self.loop is not None:
             self.loop.wake()
         elif not self.preface and next_step(self.view) != AwaitResults():
-            self.loop = Loop(self, lambda: self.requests, self._loop_ended)
+            self.loop = Loop(self, self._loop_ended)
             self.spawn(self.loop.run())
 
     @property
@@ -278,7 +311,9 @@ class Session(SessionCore):
         self._stop_reminders()
         self._stop_timer()
         self.clients.close()
-        self.requests.close()
+        for call_id, future in self.pending.items():  # the programs'; all other waiters are cancelled
+            if not future.done():
+                future.set_result(lost_result(call_id))
 
     def _cancel_tasks(self) -> list[asyncio.Task[Any]]:
         tasks = [task for task in self.tasks if task is not asyncio.current_task()]

@@ -6,21 +6,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from conductor.conversation import consent
-from conductor.conversation.receive import ended
+from conductor.conversation.receive import ended, remembered, turn_started
 from conductor.conversation.records import CallReleased, DeviceWanted, Record, ReplyBroken, TurnEnded
 from conductor.conversation.state import Call, Cause
 from conductor.conversation.view import View, finish, finish_without_result
+from conductor.messages import ToolCall
+from conductor.speech import for_the_ear
 from conductor.tools.outcomes import interrupted_outcome, not_answered
-
-
-@dataclass(frozen=True, slots=True)
-class StartTurn:
-    """A turn is to start, about a transcript or the notices; ``passed_over``: another input follows."""
-
-    cause: Cause
-    event_id: str = ""
-    text: str = ""
-    passed_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +27,9 @@ class AskModel:
 
 @dataclass(frozen=True, slots=True)
 class PrepareRequest:
-    """The gate is to decide about the call of a program."""
+    """The gate is to decide about the call of a program, which then starts a turn."""
 
-    turn_id: str
+    call: ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +53,7 @@ class AwaitResults:
     calls: tuple[str, ...] = ()
 
 
-Step: TypeAlias = list[Record] | StartTurn | AskModel | PrepareRequest | RunCalls | AskPerson | AwaitResults
+Step: TypeAlias = list[Record] | AskModel | PrepareRequest | RunCalls | AskPerson | AwaitResults
 
 
 def next_step(view: View) -> Step:
@@ -72,9 +64,7 @@ def next_step(view: View) -> Step:
     if turn.calls:
         return _round(view, turn.calls)
     if turn.cause == "request":
-        if turn.rounds or view.request != (turn.id, 0, 0):
-            return [TurnEnded("answered", follows=view.follows)]
-        return PrepareRequest(turn.id)
+        return [TurnEnded("answered", follows=view.follows)]
     if turn.attempts > view.rules.max_attempts:
         return [ended(view, "failed", error="model_provider_failed")]
     if turn.reply_text and view.request != (turn.id, turn.rounds, turn.retries):
@@ -94,23 +84,32 @@ def _begin(view: View) -> Step:
         return AwaitResults()
     if state.queue:
         waiting = state.queue[0]
-        # The person has spoken again: earlier words stay in the history, and only the last are answered.
-        passed_over = view.rules.cancels and len(state.queue) > 1
-        return StartTurn("transcript", waiting.event_id, waiting.text, passed_over)
+        started = turn_started(view, "transcript", waiting.event_id, waiting.text)
+        if view.rules.cancels and len(state.queue) > 1:
+            # The person has spoken again: earlier words stay in the history, and only the last are answered.
+            return [started, TurnEnded("interrupted", follows=True)]
+        return [*remembered(view, waiting.text), started]
     if view.refused_input:
-        return StartTurn("refused")
+        return _speak(view, "refused", view.rules.failures.get("rate_limited", ""))
     if view.draining:
         return AwaitResults()
-    if view.request_waits:
-        return StartTurn("request")
+    if view.requests:
+        return PrepareRequest(view.requests[0])
     floor_at = view.floor_at
     if not state.notices or floor_at is None:
         return AwaitResults()
     now = view.now()
     first = next((notice for notice in state.notices if notice.expires_at > now), None)
     if first is not None and now >= max(floor_at, view.notices_after) and view.may_start():
-        return StartTurn("words", text=first.words) if first.words else StartTurn("news")
+        return _speak(view, "words", first.words) if first.words else [turn_started(view, "news")]
     return AwaitResults()
+
+
+def _speak(view: View, cause: Cause, sentence: str) -> list[Record]:
+    """Make a turn that speaks a sentence."""
+    speech_text = for_the_ear(sentence)
+    end = TurnEnded("answered", apology=sentence, speech_text=speech_text, follows=bool(view.state.queue))
+    return [turn_started(view, cause), end]
 
 
 def _round(view: View, calls: list[Call]) -> Step:

@@ -11,6 +11,7 @@ from conductor.conversation.records import CallFinished
 from conductor.conversation.services import Rules
 from conductor.conversation.state import Call, Conversation, LateCall, Summary, UnknownCall
 from conductor.conversation.tools import SessionTools
+from conductor.messages import ToolCall
 from conductor.tools.base import ToolOutcome
 from conductor.tools.executor import with_timing
 
@@ -25,7 +26,7 @@ class View:
     ``finished_speeches``: speech id -> when it was acknowledged. ``visible_cards``: question id -> since
     when. ``told_outcomes``: questions whose outcome was sent to the present connection.
     ``utterance_began`` and ``speaking_until`` follow the partial transcripts. ``floor_at``: when the
-    server may start a turn of its own, None while it may not. ``request_waits``: a program's call waits.
+    server may start a turn of its own, None while it may not. ``requests``: the calls of programs that wait.
     ``notices_after``: notices wait until then. ``summary``: of everything before a position of the log.
     ``memories``: what is remembered of the person, fitting to the first words. ``is_connected``: whether a
     client is attached.
@@ -48,7 +49,7 @@ class View:
     floor_at: int | None = None
     draining: bool = False
     closing: bool = False
-    request_waits: bool = False
+    requests: list[ToolCall] = field(default_factory=list)
     refused_input: bool = False
     notices_after: int = 0
     summary: tuple[int, Summary] | None = None

@@ -536,7 +536,7 @@ def loose_ends(session: Session, *, calls: bool = True) -> dict[str, int]:
     Without ``calls`` it leaves the Futures out that calls wait on: they hold nothing up.
     """
     counts = {
-        "waiting calls": len(session.loop.pending) if calls and session.loop is not None else 0,
+        "waiting calls": len(session.pending) if calls else 0,
         "tasks": len(session.tasks),
         "open calls": sum(call.is_open for call in session.state.calls),
         "events that wait": int(session.outbox.outstanding),

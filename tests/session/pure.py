@@ -105,7 +105,7 @@ def shapes(events: Sequence[Event]) -> list[str]:
 
 # -- parts of a story
 
-STARTED = r.TurnStarted("turn_1", "transcript", 120_000, "words-1", "go")
+STARTED = r.TurnStarted("transcript", 120_000, "words-1", "go")
 
 
 def device(call_id: str = "c1", effect: Any = "write", **fields: Any) -> Call:

@@ -76,14 +76,14 @@ TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], Callable[[Any], objec
     (
         "a summary",
         fold(STARTED, ENDED),
-        (r.TurnStarted("t", "transcript", 9, trim=1, summary=Summary("s")),),
+        (r.TurnStarted("transcript", 9, trim=1, summary=Summary("s")),),
         lambda s: (s.log, s.log_start, s.summary),
         ([], 1, Summary("s")),
     ),
     (
         "a program's turn",
         Conversation(),
-        (r.TurnStarted("t", "request", 9, tool="x"),),
+        (r.TurnStarted("request", 9, tool="x"),),
         lambda s: type(s.log[0]),
         Note,
     ),
@@ -361,7 +361,7 @@ RECORDS: st.SearchStrategy[r.Record] = st.one_of(
     st.sampled_from(
         [r.InputQueued("e1", "hi"), r.EventHandled("e2"), r.NoticeTaken("e3", Notice("n", NOW + 9))]
     ),
-    CAUSES.map(lambda c: r.TurnStarted(f"t-{c}", c, 9, text="go")),
+    CAUSES.map(lambda c: r.TurnStarted(c, 9, text="go")),
     st.sampled_from(
         [r.SegmentSpoken("One. ", "One."), r.BridgeSpoken("Wait."), r.ReplyBroken("One."), r.ReplyBroken()]
     ),

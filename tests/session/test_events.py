@@ -54,7 +54,7 @@ TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], list[str]]] = [
         (STARTED, replied(text="Yes.", speech_text="Yes."), r.TurnEnded("answered")),
         PLAIN_TURN,
     ),
-    ("a turn about notices", fold(), (r.TurnStarted("t", "news", 9),), []),
+    ("a turn about notices", fold(), (r.TurnStarted("news", 9),), []),
     ("a shown state", fold(), (r.StateShown("idle"),), ["state idle"]),
     ("a reply without sound", TURN, (replied(text="```x```"),), FINAL),
     ("a device call", TURN, (replied(device()),), ["device.do"]),

@@ -16,7 +16,7 @@ from conductor.messages import AssistantMessage
 AT = 1_772_366_400_123
 COMMITS = (
     r.Commit("node:1", AT, (r.Claimed("node:1"), r.InputQueued("in-1", "hello"))),
-    r.Commit("node:1", AT + 1, (r.TurnStarted("turn-1", "transcript", 30_000, "in-1", "hello"),)),
+    r.Commit("node:1", AT + 1, (r.TurnStarted("transcript", 30_000, "in-1", "hello"),)),
     r.Commit(
         "node:1", AT + 2, (r.ReplyLogged(AssistantMessage("Hi."), speech_text="Hi."), r.TurnEnded("answered"))
     ),

@@ -33,6 +33,7 @@ from tests.session.pure import (
 )
 
 TURN = fold(STARTED)
+TURN_ID = TURN.turn.id if TURN.turn is not None else ""
 CALLED = fold(replied(device()), state=TURN)
 READ = fold(replied(device(effect="read")), state=TURN)
 LATE = fold(finished(late=LateCall("c1", "device.do", "write", NOW + 600_000, NOW)), state=CALLED)
@@ -161,24 +162,24 @@ TABLE: list[tuple[str, Conversation, dict[str, Any], Rules, client.ClientEvent, 
 def test_an_event_makes_its_records(
     state: Conversation, facts: dict[str, Any], rules: Rules, event: client.ClientEvent, records: list[str]
 ) -> None:
-    response = receive(view(state, rules, **facts), "event-1", event, "turn_2")
+    response = receive(view(state, rules, **facts), "event-1", event)
     assert isinstance(response, list)
     assert [type(record).__name__ for record in response] == records
 
 
 def test_an_event_means_nothing_the_second_time() -> None:
     for _, state, facts, rules, event, _ in TABLE:
-        response = receive(view(state, rules, **facts), "event-1", event, "turn_2")
+        response = receive(view(state, rules, **facts), "event-1", event)
         assert isinstance(response, list)
         after = fold(*response, state=state)
         if "event-1" in after.handled_ids:
-            assert receive(view(after, rules, **facts), "event-1", event, "turn_3") == []
+            assert receive(view(after, rules, **facts), "event-1", event) == []
 
 
 def test_deciding_changes_nothing() -> None:
     for _, state, facts, rules, event, _ in TABLE:
         before = fold(state=state)
-        receive(view(state, rules, **facts), "event-1", event, "turn_2")
+        receive(view(state, rules, **facts), "event-1", event)
         assert state == before
 
 
@@ -193,26 +194,26 @@ def test_deciding_changes_nothing() -> None:
 def test_words_may_be_refused(
     state: Conversation, facts: dict[str, Any], rules: Rules, text: str, code: str
 ) -> None:
-    response = receive(view(state, rules, **facts), "event-1", words(text), "turn_2")
+    response = receive(view(state, rules, **facts), "event-1", words(text))
     assert isinstance(response, Refuse) and response.code == code
 
 
 def test_a_yes_right_after_the_prompt_is_decided_later() -> None:
     state = fold(r.PromptHeard("q1"), at=NOW - 100, state=asking(question()))
-    assert receive(view(state), "event-1", words("yes"), "t") == Later(NOW + 50, "q1")
+    assert receive(view(state), "event-1", words("yes")) == Later(NOW + 50, "q1")
 
 
 def test_words_about_a_question_that_is_closed_by_then_belong_to_the_running_turn() -> None:
     state = fold(STARTED)
-    (record,) = too_late(view(state), "event-2", words("yes"), "q1", "t2")
+    (record,) = too_late(view(state), "event-2", words("yes"), "q1")
     assert record == r.AnswerUnclear("q1", "event-2", "yes", counts=False)
     turn = fold(record, state=state).turn
     assert turn is not None and turn.transcripts == ["words-1", "event-2"]
-    assert too_late(view(fold(record, state=state)), "event-2", words("yes"), "q1", "t2") == []
+    assert too_late(view(fold(record, state=state)), "event-2", words("yes"), "q1") == []
 
 
 def test_words_about_a_question_of_a_turn_that_has_ended_have_an_end_of_their_own() -> None:
-    started, end = too_late(view(Conversation()), "event-2", words("yes"), "q1", "t2")
+    started, end = too_late(view(Conversation()), "event-2", words("yes"), "q1")
     assert isinstance(started, r.TurnStarted) and started.event_id == "event-2"
     assert end == r.TurnEnded("interrupted")
 
@@ -246,7 +247,7 @@ def test_only_a_call_that_was_on_the_wire_is_cancelled_there() -> None:
 
 
 def test_an_unheard_reply_is_kept_and_marked() -> None:
-    writing = view(TURN, draft="Let me see", request=("turn_1", 0, 0))
+    writing = view(TURN, draft="Let me see", request=(TURN_ID, 0, 0))
     assert ended(writing, "interrupted").text.startswith("Let me see [")
     assert ended(view(TURN, draft="Let me see"), "interrupted").text == ""
 
@@ -254,7 +255,7 @@ def test_an_unheard_reply_is_kept_and_marked() -> None:
 def test_a_failed_turn_apologises_but_a_programs_does_not() -> None:
     end = ended(view(TURN), "failed", error="turn_timeout")
     assert end.apology == end.speech_text == RULES.failures["turn_timeout"]
-    program = fold(r.TurnStarted("t", "request", 9, tool="x"))
+    program = fold(r.TurnStarted("request", 9, tool="x"))
     end = ended(view(program), "failed", error="turn_timeout")
     assert (end.apology, end.error) == ("", None)
 

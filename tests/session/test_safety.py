@@ -160,7 +160,7 @@ async def test_a_form_ends_with_its_tool() -> None:
 def test_only_a_call_that_was_sent_can_be_cancelled_or_accepted() -> None:
     state = asking(question(), profile=CARDS)
     for event in (client.ToolCancelled("c1", "none"), client.ToolAccepted("c1", "job")):
-        assert receive(view(state), "", event, "") == []
+        assert receive(view(state), "", event) == []
 
 
 def test_a_tap_after_the_expiry_allows_nothing() -> None:

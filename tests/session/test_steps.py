@@ -16,11 +16,11 @@ from conductor.conversation.steps import (
     AwaitResults,
     PrepareRequest,
     RunCalls,
-    StartTurn,
     deadline,
     due,
     next_step,
 )
+from conductor.messages import ToolCall
 from tests.session.pure import (
     CARDS,
     CLAIM,
@@ -45,27 +45,40 @@ NEWS = fold(r.NoticeTaken("e", Notice("n", NOW + 1_000)))
 FREE: dict[str, Any] = {"floor_at": NOW}
 ROUND = fold(replied(device(), local("c2")), state=TURN)
 LOST = fold(r.Claimed("b"), state=fold(replied(local(effect="write")), state=TURN))
-REQUEST = fold(r.TurnStarted("turn_1", "request", 9, tool="x"))
-ASK = AskModel("turn_1", 0, 0, with_tools=True)
+REQUEST = fold(r.TurnStarted("request", 9, tool="x"))
+TURN_ID = TURN.turn.id if TURN.turn is not None else ""
+ASK = AskModel(TURN_ID, 0, 0, with_tools=True)
+CALL = ToolCall("c1", "x", "{}")
+FIRST = r.TurnStarted("transcript", RULES.turn_ms, "e1", "one")
+REFUSED = RULES.failures["rate_limited"]
 NOTHING = AwaitResults()
 
 STEPS: list[tuple[str, Conversation, dict[str, Any], Rules, object]] = [
     ("nothing", fold(), {}, RULES, NOTHING),
-    ("an input", QUEUED, {}, QUEUE, StartTurn("transcript", "e1", "one")),
+    ("an input", QUEUED, {}, QUEUE, [FIRST]),
     (
         "an input that another one replaces",
         QUEUED,
         {},
         RULES,
-        StartTurn("transcript", "e1", "one", passed_over=True),
+        [FIRST, r.TurnEnded("interrupted", follows=True)],
     ),
     ("an input at the end", QUEUED, {"closing": True}, QUEUE, NOTHING),
     ("an input for another process", QUEUED, {"draining": True}, replace(DURABLE, cancels=False), NOTHING),
-    ("an input before the stop", QUEUED, {"draining": True}, QUEUE, StartTurn("transcript", "e1", "one")),
-    ("a refused input", fold(), {"refused_input": True}, RULES, StartTurn("refused")),
-    ("a program's call", fold(), {"request_waits": True}, RULES, StartTurn("request")),
-    ("a program's call before the stop", fold(), {"request_waits": True, "draining": True}, RULES, NOTHING),
-    ("news", NEWS, FREE, RULES, StartTurn("news")),
+    ("an input before the stop", QUEUED, {"draining": True}, QUEUE, [FIRST]),
+    (
+        "a refused input",
+        fold(),
+        {"refused_input": True},
+        RULES,
+        [
+            r.TurnStarted("refused", RULES.turn_ms),
+            r.TurnEnded("answered", apology=REFUSED, speech_text=REFUSED),
+        ],
+    ),
+    ("a program's call", fold(), {"requests": [CALL]}, RULES, PrepareRequest(CALL)),
+    ("a program's call before the stop", fold(), {"requests": [CALL], "draining": True}, RULES, NOTHING),
+    ("news", NEWS, FREE, RULES, [r.TurnStarted("news", RULES.turn_ms)]),
     ("news without the floor", NEWS, {}, RULES, NOTHING),
     ("news while the person speaks", NEWS, {"floor_at": NOW + 1}, RULES, NOTHING),
     ("news after a failure", NEWS, {**FREE, "notices_after": NOW + 1}, RULES, NOTHING),
@@ -148,8 +161,7 @@ STEPS: list[tuple[str, Conversation, dict[str, Any], Rules, object]] = [
         RULES,
         AwaitResults(("c1",)),
     ),
-    ("a program's turn", REQUEST, {"request": ("turn_1", 0, 0)}, RULES, PrepareRequest("turn_1")),
-    ("a program's turn of another process", REQUEST, {}, RULES, [r.TurnEnded("answered")]),
+    ("a program's turn after its call", REQUEST, {}, RULES, [r.TurnEnded("answered")]),
     (
         "segments of another process",
         fold(r.SegmentSpoken("One. ", "One."), r.Claimed("b"), state=TURN),

@@ -84,7 +84,7 @@ async def talk(store: SessionLog, subject: str, session_id: str, transcript: str
         r.Claimed(claim.token),
         r.ProfileDeclared(Profile(("tools", "resume"), instructions="Speak of secret things.")),
         r.InputQueued("in-1", transcript),
-        r.TurnStarted("turn-1", "transcript", 30_000, "in-1", transcript),
+        r.TurnStarted("transcript", 30_000, "in-1", transcript),
         r.ReplyLogged(
             AssistantMessage("", (ToolCall("c-1", "agent.status", arguments),)),
             (Call("c-1", "agent.status", arguments, source="device"),),
@@ -189,7 +189,7 @@ async def test_a_replay_has_a_row_for_each_record_and_for_each_event(store: Sess
     call = {"id": "c-1", "name": "agent.status", "arguments": "(21 characters)", "source": "device"}
     text = "(20 characters)"
     profile = {"capabilities": ["tools", "resume"], "instructions": "(23 characters)"}
-    turn = {"turn_id": "turn-1", "cause": "transcript", "limit_ms": 30_000, "event_id": "in-1", "text": text}
+    turn = {"cause": "transcript", "limit_ms": 30_000, "event_id": "in-1", "text": text}
     finished = {"tool": "agent.status", "source": "device", "took_ms": 12}
     records = [(*row[1:3], json.loads(row[3])) for row in rows if row[0] == NOON]
     assert records == [

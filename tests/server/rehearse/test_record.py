@@ -170,7 +170,7 @@ def document(*records: r.Record, state: Conversation | None = None) -> dict[str,
 
 
 def started(text: str = "Light.", turn_id: str = "turn-1") -> r.TurnStarted:
-    return r.TurnStarted(turn_id, "transcript", 30_000, f"in-{turn_id}", text)
+    return r.TurnStarted("transcript", 30_000, f"in-{turn_id}", text)
 
 
 def reply(tool: str = "lamp.switch", **fields: Any) -> r.ReplyLogged:
@@ -207,7 +207,7 @@ def test_a_call_without_a_result_has_no_answer() -> None:
 
 
 def test_a_turn_without_a_person_is_no_step_but_its_answers_count() -> None:
-    news = r.TurnStarted("turn-2", "news", 30_000)
+    news = r.TurnStarted("news", 30_000)
     rehearsal = document(
         r.ProfileDeclared(LAMP),
         started(),
