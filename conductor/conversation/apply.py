@@ -137,8 +137,6 @@ def _change_question(state: Conversation, question: Question, record: r.Record, 
             _prompt(state, question, record)
         case r.PromptHeard():
             question.presented_at, question.repeat_at = at, 0
-        case r.PromptForgotten():
-            question.presented_at = 0
         case r.PromptCut():
             question.presented_at, question.repeat_at = 0, record.repeat_at
             _silence(state, question.speech_id)

@@ -145,16 +145,22 @@ class Clients:
 
             def decision() -> Response:
                 nonlocal probe
-                connection = self._connection(
-                    transport, records(), resumed=resumed, same_process=same_process, is_new=is_new
+                declared = records()
+                profiles = (record.profile for record in declared if isinstance(record, r.ProfileDeclared))
+                connection = connected(
+                    view,
+                    outbox.replay(transport),
+                    next(profiles, view.state.profile),
+                    resumed=resumed,
+                    same_process=same_process,
+                    is_new=is_new,
                 )
-                probes = (
-                    session.probe_call_id(number)
-                    for number, record in enumerate(connection, 1)
-                    if isinstance(record, r.StateShown) and record.probe
-                )
-                probe = next(probes, "")
-                return connection
+                if not view.state.opened and session.services.webhooks.events:
+                    declared.insert(0, r.SessionOpened())
+                for number, record in enumerate([*declared, *connection], 1):
+                    if isinstance(record, r.StateShown) and record.probe:
+                        probe = session.probe_call_id(number)
+                return [*declared, *connection]
 
             if started is not None and is_new:
                 outbox.stop_sending()
@@ -164,40 +170,8 @@ class Clients:
                 session.flash(started, first=True)
                 outbox.transport = previous if not is_new else None
             if is_new:
-                outbox.attach(transport, states=True, probe=probe)
+                outbox.attach(transport, probe=probe)
             session.changed()
-
-    def _connection(
-        self,
-        transport: Transport,
-        records: list[r.Record],
-        *,
-        resumed: bool,
-        same_process: bool,
-        is_new: bool,
-    ) -> list[r.Record]:
-        """Make the records of a connection, after ``records`` of its declaration."""
-        state, outbox, focus = self._session.state, self._session.outbox, self._session.state.focus
-        cards = [question.id for question in state.questions.values() if question.card]
-        if not state.opened and self._session.services.webhooks.events:
-            records.insert(0, r.SessionOpened())
-        if is_new and focus is not None and not focus.card and not same_process:
-            records.append(r.PromptForgotten(focus.id))
-        profiles = (record.profile for record in records if isinstance(record, r.ProfileDeclared))
-        speeches = outbox.replayed_speeches
-        waits = len(speeches) > 1 and not transport.segments
-        return records + connected(
-            self._session.view,
-            next(profiles, state.profile),
-            resumed=resumed,
-            same_process=same_process,
-            new=is_new,
-            replayed_speeches=speeches,
-            replay_waits=waits,
-            has_card=[card for card in cards if outbox.is_outstanding(card) or same_process],
-            unconfirmed=is_new and outbox.unconfirmed and not transport.resumes,
-            shown_state="speaking" if waits else outbox.last_state,
-        )
 
     def detach(self, transport: Transport) -> None:
         """Take note of a closed connection; the running turn continues."""

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from conductor.conversation import records as r
-from conductor.conversation.state import Call, Conversation, Form, Profile, Question
+from conductor.conversation.state import Call, Conversation, Form, Question
 from conductor.conversation.tools import FORM, SessionTools, form_spec
 from conductor.conversation.view import View, finish
 from conductor.errors import ErrorCode
@@ -141,38 +141,6 @@ def ask(state: Conversation, questions: Sequence[Question]) -> list[r.Record]:
     if card:
         return [record]
     return [record, r.PromptSpoken(questions[0].id, questions[0].prompt)]
-
-
-def to_client(
-    state: Conversation,
-    profile: Profile,
-    *,
-    same_process: bool,
-    new: bool,
-    replayed_speeches: Sequence[str],
-    has_card: Sequence[str],
-) -> list[r.Record]:
-    """Ask the open questions of a client that has just connected, unless its replay does.
-
-    ``has_card``: ids of the questions whose cards are replayed, or shown still.
-    """
-    focus = state.focus
-    if focus is None:
-        return []
-    if "approval" in profile.capabilities:
-        missing = [
-            question
-            for question in state.questions.values()
-            if not question.card or question.id not in has_card
-        ]
-        return (
-            [r.QuestionsAsked(tuple(replace(question, card=True) for question in missing))] if missing else []
-        )
-    if focus.speech_id in replayed_speeches:
-        return []
-    if focus.presentations == 0 or (new and not (same_process and focus.presented_at)):
-        return [r.PromptSpoken(focus.id, focus.prompt, counts=False)]
-    return []
 
 
 # -- words

@@ -96,6 +96,15 @@ def probe_call_id(state: Conversation, claim: str, number: int) -> str:
     return f"call_{nonce(claim)}_{count << _SLOT_BITS | _SLOTS['state']:x}"
 
 
+def place_of(event_id: str) -> tuple[str, tuple[int, ...]]:
+    """Read the claim and the place among its events from an event's id."""
+    claim, _, numbers = event_id.rpartition("_")
+    try:
+        return claim, tuple(int(number, 16) for number in numbers.split("."))
+    except ValueError:
+        return "", ()
+
+
 def events(state: Conversation, record: r.Record, at: int, turn: Turn | None) -> list[Event]:
     """Make the events of a record, in the order of the wire.
 

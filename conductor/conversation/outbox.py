@@ -13,11 +13,14 @@ from itertools import takewhile
 
 import msgspec
 
+from conductor.conversation.events import place_of
 from conductor.conversation.state import Event
-from conductor.conversation.transport import UI_CALLS, Entries, Entry, Frame, Transport, place_of
-from conductor.conversation.view import View
+from conductor.conversation.transport import Entry, Frame, Transport
+from conductor.conversation.view import Replay, View
 from conductor.events.envelope import encode_frame
+from conductor.events.server import ConversationState
 
+_UI_CALLS = ("state", "message", "speak")
 # Kinds that a client has handled once it answers a later event.
 _READ_IN_ORDER = ("state", "message", "final", "resolved", "ended")
 # Unanswered UI calls (a turn sends four before its speech) of a client that acknowledges nothing.
@@ -28,17 +31,25 @@ _SUSPENDED_MS = 500
 _UNREAD_MS = 1_000
 
 
-class Outbox(Entries):
+class Outbox:
     """The unacknowledged events of one session, and the transport that carries them.
 
-    ``nonce`` is that of the claim. ``acked`` are the ids for the next commit. ``on_expired`` is called for
-    each call that timed out, and each speech that will not be acknowledged. ``shown_at`` is the time at which
-    the client was last connected, sent a UI call, or answered one. While ``deciding``, no event that a
-    decision rests on is sent. ``deadline``: when the first call of the line is late.
+    ``nonce`` is that of the claim. ``acked`` are the ids for the next commit. Calls without an answer are in
+    a line. The backlog waits for the end of a speech. ``on_expired`` is called for each call that timed out,
+    and each speech that will not be acknowledged. ``shown_at`` is the time at which the client was last
+    connected, sent a UI call, or answered one. While ``deciding``, no event that a decision rests on is sent.
+    ``deadline``: when the first call of the line is late.
     """
 
     def __init__(self, session_id: str, nonce: str, view: View, on_expired: Callable[[Event], None]) -> None:
-        super().__init__(view)
+        self.acked: list[str] = []
+        self._view = view
+        self._limits = view.rules.limits
+        self._entries: dict[str, Entry] = {}
+        self._by_call: dict[str, Entry] = {}
+        self._line: dict[str, Entry] = {}
+        self._backlog: list[Entry | Frame] = []
+        self._last_state: Event | None = None
         self._session_id = session_id
         self._nonce = nonce
         self._on_expired = on_expired
@@ -54,6 +65,50 @@ class Outbox(Entries):
         self._probe = ""
         view.was_sent = self.was_sent
 
+    # -- facts
+
+    @property
+    def speaking(self) -> Entry | None:
+        """The speech that is being played."""
+        return next((entry for entry in self._line.values() if entry.event.kind == "speak"), None)
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether the client owes an answer, or events are held."""
+        return bool(self._line or self._backlog)
+
+    def replay(self, transport: Transport) -> Replay:
+        """List what `attach` will send to a new connection."""
+        state: ConversationState = "thinking"
+        if self._last_state is not None:
+            arguments = msgspec.json.decode(self._last_state.payload)["arguments"]
+            state = msgspec.json.decode(arguments)["state"]
+        entries = self._entries.values()
+        speeches = [e.event.call_id for e in entries if e.event.kind == "speak" and not self._is_stale(e)]
+        cards = [entry.event.call_id for entry in entries if entry.event.kind == "approval"]
+        is_sent = any(entry.is_sent and entry.event.kind in _UI_CALLS for entry in entries)
+        waits = len(speeches) > 1 and not transport.segments
+        return Replay(speeches, cards, is_sent and not transport.resumes, waits, state)
+
+    def was_sent(self, call_id: str) -> bool:
+        """Tell whether a call was ever written to a socket: one that is not outstanding was."""
+        entry = self._by_call.get(call_id)
+        return entry is None or entry.frame.is_written
+
+    def is_ui_call(self, call_id: str) -> bool:
+        """Tell whether it is an unanswered UI call."""
+        entry = self._by_call.get(call_id)
+        return entry is not None and entry.event.kind in _UI_CALLS
+
+    def is_outstanding(self, call_id: str) -> bool:
+        """Tell whether a call has not been answered."""
+        return call_id in self._by_call
+
+    def has_had(self, event_id: str) -> bool:
+        """Tell whether an event was written or acknowledged."""
+        entry = self._entries.get(event_id)
+        return entry.frame.is_written if entry is not None else event_id in self.acked
+
     # -- from the conversation
 
     def restore(self, event: Event, *, is_sent: bool) -> None:
@@ -62,7 +117,7 @@ class Outbox(Entries):
         entry.is_sent = entry.frame.is_written = is_sent
         if event.kind == "call":
             entry.limit_ms = max(_UNREAD_MS, entry.limit_ms - (self._view.now() - event.at))
-            self._join(entry)
+            self._line.setdefault(entry.event.id, entry)
 
     def put(self, events: list[Event], outbound: dict[str, Event]) -> None:
         """Send the events of a commit, and drop the events that the state has dropped."""
@@ -83,25 +138,17 @@ class Outbox(Entries):
                 entry.frame.withdrawn = True
                 self._withheld.append(entry)
 
-    def _offer_withheld(self) -> None:
-        """Send them after all: their commit was not recorded."""
-        withheld, self._withheld = self._withheld, []
-        for entry in withheld:
-            if entry.event.id in self._entries and self.transport is not None:
-                entry.frame = Frame(entry.frame.data)
-                self._offer(entry)
-
     def _put(self, event: Event) -> None:
         former = self._by_call.get(event.call_id)
         if event.kind == "approval" and former is not None:
-            self._remove(former)  # a new card replaces the former one
+            self._finish(former)  # a new card replaces the former one
         entry = self._make(event)
         if self.transport is not None:
             if event.kind == "resolved":
                 self._view.told_outcomes.add(event.call_id)
             self._offer(entry)
         elif event.kind == "call":
-            self._join(entry)
+            self._line.setdefault(entry.event.id, entry)
 
     def _make(self, event: Event) -> Entry:
         frame = Frame(encode_frame(event.id, event.type, self._session_id, event.payload))
@@ -110,7 +157,7 @@ class Outbox(Entries):
             self._last_state = event
         last = next(reversed(self._entries.values()), None)
         if event.kind == "speak" and last is not None and last.event.kind == "state":
-            entry.state, last.speech = last, entry
+            entry.partner, last.partner = last, entry
         self._entries[event.id] = entry
         if event.call_id:
             self._by_call[event.call_id] = entry
@@ -120,12 +167,11 @@ class Outbox(Entries):
         """Give the milliseconds within which the client must answer."""
         if event.kind == "call":
             return event.limit_ms
+        limits, seconds = self._limits, self._limits.ui_timeout
         if event.kind == "speak":
             characters = len(msgspec.json.decode(event.payload)["arguments"])
-            return round(
-                (self._limits.speech_timeout + characters * self._limits.speech_seconds_per_char) * 1000
-            )
-        return round(self._limits.ui_timeout * 1000)
+            seconds = limits.speech_timeout + characters * limits.speech_seconds_per_char
+        return round(seconds * 1000)
 
     def flash(self, type_: str, payload: bytes, *, partial: bool = False, first: bool = False) -> None:
         """Send an event that may be lost; it keeps its place among held events.
@@ -166,7 +212,7 @@ class Outbox(Entries):
                 self._finish(earlier)
             elif earlier.event.kind == "speak" and earlier.replayed and not self._queues_speeches:
                 self._lose(earlier)  # its answer was lost with the old connection
-        if entry.event.kind in UI_CALLS:
+        if entry.event.kind in _UI_CALLS:
             self._client_acknowledges, self.shown_at = True, self._view.now()
         is_speech = entry.event.kind == "speak"
         self._finish(entry)
@@ -180,19 +226,15 @@ class Outbox(Entries):
     def expect_no_acknowledgements(self) -> None:
         """Stop waiting for acknowledgements if a whole turn brought no acknowledgement."""
         entries = [entry for entry in self._entries.values() if entry.frame.is_written]
+        if self._client_acknowledges is None:
+            unanswered = sum(entry.event.kind in _UI_CALLS for entry in entries)
+            self._client_acknowledges = False if unanswered >= _SIGNS_OF_SILENCE else None
         if self._client_acknowledges is False:
-            for entry in entries:
-                if entry.event.kind == "speak":
-                    self._lose(entry)
-            return
-        unanswered = sum(entry.event.kind in UI_CALLS for entry in entries)
-        if self._client_acknowledges is None and unanswered >= _SIGNS_OF_SILENCE:
-            self._client_acknowledges = False
-            for entry in list(self._line.values()):
+            for entry in [*entries, *self._line.values()]:
                 if entry.event.kind == "speak":
                     self._lose(entry)
                 elif entry.event.kind != "call":
-                    self._leave(entry)
+                    self._line.pop(entry.event.id, None)
             self.settle()
 
     def extend(self, call_id: str) -> None:
@@ -218,18 +260,17 @@ class Outbox(Entries):
 
     # -- connections
 
-    def attach(self, transport: Transport, *, states: bool, probe: str) -> None:
+    def attach(self, transport: Transport, *, probe: str) -> None:
         """Send to this transport from now on, and replay the unacknowledged events to it.
 
-        Replays only the latest state, and only with ``states``, but each speech with its ``speaking``. Drops
-        stale speeches. The call ``probe`` is sent first among held events: its answer shows that all replayed
-        events before it were handled.
+        Replays only the latest state, but each speech with its ``speaking``. Drops stale speeches. The call
+        ``probe`` is sent first among held events: its answer shows that all replayed events before it were
+        handled.
         """
         self.transport = transport
         self.shown_at = self._view.now()
         self.last_written = ""
         self._backlog.clear()
-        self._speaking = None
         self._probe = ""
         # Requeue the calls in the order of the events; abandoned ones stay in front.
         self._line = {key: entry for key, entry in self._line.items() if key not in self._entries}
@@ -241,12 +282,12 @@ class Outbox(Entries):
             if probe and entry.event.call_id == probe:
                 self._probe = probe
                 self._write(entry)
-            elif kind == "state" and not (entry is latest and states) and not self._opens_speech(entry):
-                self._remove(entry)
+            elif kind == "state" and entry is not latest and not self._opens_speech(entry):
+                self._finish(entry)
             elif kind == "speak" and self._is_stale(entry):
                 self._lose(entry)
             elif entry.event.withheld:
-                self._join(entry)  # its result is awaited
+                self._line.setdefault(entry.event.id, entry)  # its result is awaited
             else:
                 self._offer(entry)
         self.settle()
@@ -254,12 +295,11 @@ class Outbox(Entries):
     def detach(self) -> None:
         """Drop the transport. Time limits of tool calls run on; those of UI calls stop."""
         self.stop_sending()
-        self._speaking = None
         for entry in list(self._entries.values()):
             if entry.event.kind == "call":
-                self._join(entry)
+                self._line.setdefault(entry.event.id, entry)
             else:
-                self._leave(entry)
+                self._line.pop(entry.event.id, None)
         self.settle()
 
     def stop_sending(self) -> None:
@@ -286,14 +326,10 @@ class Outbox(Entries):
             if late > _SUSPENDED_MS:
                 self.deadline = now + max(_UNREAD_MS, min(late, entry.limit_ms))
                 return
-            event = entry.event
-            if event.kind in ("call", "speak"):
-                entry.frame.withdrawn = True  # else a call could run after the model was told that it did not
-                if event.id in self._entries:  # else it is abandoned
-                    self._expire(event)
-                self._remove(entry)
+            if entry.event.kind in ("call", "speak"):
+                self._lose(entry)
             else:
-                self._leave(entry)
+                self._line.pop(entry.event.id, None)
             self.settle()
 
     # -- inside
@@ -301,7 +337,11 @@ class Outbox(Entries):
     def settle(self) -> None:
         """Send the held events that no longer have to wait."""
         if self._withheld and not self.deciding:
-            self._offer_withheld()
+            withheld, self._withheld = self._withheld, []
+            for entry in withheld:  # their commit was not recorded
+                if entry.event.id in self._entries and self.transport is not None:
+                    entry.frame = Frame(entry.frame.data)
+                    self._offer(entry)
         while self._backlog and self.transport is not None and not self.deciding:
             first = self._backlog[0]
             if isinstance(first, Entry) and self._waits_for_speech(first):
@@ -330,22 +370,14 @@ class Outbox(Entries):
             for earlier in self._before(entry):
                 if earlier.event.kind == "speak":
                     self._lose(earlier)
-        if kind == "call" or (kind in UI_CALLS and self._client_acknowledges is not False):
-            self._join(entry)
-            if kind == "speak":
-                self._speaking = self._speaking or entry
-        if kind in UI_CALLS:
+        if kind == "call" or (kind in _UI_CALLS and self._client_acknowledges is not False):
+            self._line.setdefault(entry.event.id, entry)
+        if kind in _UI_CALLS:
             self.shown_at = max(self.shown_at, entry.event.at)
         entry.is_sent = True
         self.transport.send(entry.frame)
         if entry.event.call_id != self._probe or not self._probe:
             self.last_written = entry.event.id
-
-    def _join(self, entry: Entry) -> None:
-        self._line.setdefault(entry.event.id, entry)
-
-    def _leave(self, entry: Entry) -> None:
-        self._line.pop(entry.event.id, None)
 
     def _before(self, entry: Entry) -> Iterator[Entry]:
         return takewhile(lambda earlier: earlier is not entry, list(self._entries.values()))
@@ -356,67 +388,60 @@ class Outbox(Entries):
 
     def _waits_for_speech(self, entry: Entry) -> bool:
         speaks = entry.event.kind == "speak" and not self._queues_speeches
-        return speaks and self._speaking not in (None, entry)
+        return speaks and self.speaking not in (None, entry)
+
+    def _is_stale(self, entry: Entry) -> bool:
+        return self._view.now() - entry.event.at >= self._limits.stale_speech * 1000
 
     def _opens_speech(self, entry: Entry) -> bool:
-        speech = entry.speech
+        speech = entry.partner if entry.event.kind == "state" else None
         return speech is not None and speech.event.id in self._entries and not self._is_stale(speech)
 
     def _pass_probed(self) -> None:
         self._probe = ""
-        backlog = {id(entry) for entry in self._backlog}
+        backlog, speaking = {id(entry) for entry in self._backlog}, self.speaking
         for entry in list(self._entries.values()):
-            if not entry.replayed or entry.event.kind not in UI_CALLS or id(entry) in backlog:
+            if not entry.replayed or entry.event.kind not in _UI_CALLS or id(entry) in backlog:
                 continue
             if entry.event.kind != "speak":
-                self._remove(entry)
-            elif entry is self._speaking and not self._queues_speeches:
+                self._finish(entry)
+            elif entry is speaking and not self._queues_speeches:
                 self._lose(entry)
 
     def _finish(self, entry: Entry) -> None:
-        if self._opens_speech(entry):
-            self._leave(entry)
-        else:
-            self._remove(entry)
+        """Acknowledge an event. The state before a speech stays, to be replayed with it."""
+        self._line.pop(entry.event.id, None)
+        if not self._opens_speech(entry):
+            if self._entries.pop(entry.event.id, None) is not None:
+                self.acked.append(entry.event.id)
+            self._forget(entry)
 
-    def _remove(self, entry: Entry) -> None:
+    def _forget(self, entry: Entry) -> None:
+        self._line.pop(entry.event.id, None)
         if self._by_call.get(entry.event.call_id) is entry:
             del self._by_call[entry.event.call_id]
-        if self._entries.pop(entry.event.id, None) is not None:
-            self.acked.append(entry.event.id)
-        self._drop(entry)
-
-    def _drop(self, entry: Entry) -> None:
-        self._leave(entry)
-        if self._speaking is entry:
-            speeches = (e for e in self._entries.values() if e.event.kind == "speak" and e.frame.is_written)
-            self._speaking = next(speeches, None) if self._queues_speeches else None
-        if entry.state is not None:
-            state, entry.state = entry.state, None
-            state.speech = None
+        state, entry.partner = entry.partner, None
+        if entry.event.kind == "speak" and state is not None:
+            state.partner = None
             if state.event.id in self._entries:
                 state.frame.withdrawn = True  # no effect on a frame that was written
-                self._remove(state)
+                self._finish(state)
 
     def _abandon(self, entry: Entry) -> None:
         """Forget an event that the state has dropped.
 
         The device may still work on a call: the calls behind it wait until it is answered or late.
         """
-        self._entries.pop(entry.event.id, None)
-        if entry.event.kind == "call" and entry.frame.is_written and entry.event.id in self._line:
-            return
-        if self._by_call.get(entry.event.call_id) is entry:
-            del self._by_call[entry.event.call_id]
-        entry.frame.withdrawn = True
-        self._drop(entry)
+        del self._entries[entry.event.id]
+        if entry.event.kind != "call" or not entry.frame.is_written or entry.event.id not in self._line:
+            entry.frame.withdrawn = True
+            self._forget(entry)
 
     def _lose(self, entry: Entry) -> None:
-        entry.frame.withdrawn = True
-        self._remove(entry)
-        self._expire(entry.event)
-
-    def _expire(self, event: Event) -> None:
-        if event.kind == "speak":
-            self._view.finished_speeches.setdefault(event.call_id, 0)
-        self._on_expired(event)
+        """Give up an event: its answer is late, or was lost."""
+        entry.frame.withdrawn = True  # else a call could run after the model was told that it did not
+        if entry.event.id in self._entries:  # else it is abandoned
+            if entry.event.kind == "speak":
+                self._view.finished_speeches.setdefault(entry.event.call_id, 0)
+            self._on_expired(entry.event)
+        self._finish(entry)

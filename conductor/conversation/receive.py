@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -33,10 +32,10 @@ from conductor.conversation.state import (
     Speech,
     Turn,
 )
-from conductor.conversation.view import View, finish, finish_without_result, late_call
+from conductor.conversation.view import Replay, View, finish, finish_without_result, late_call
 from conductor.errors import ErrorCode
 from conductor.events import client
-from conductor.events.server import ConversationState, EndReason
+from conductor.events.server import EndReason
 from conductor.messages import AssistantMessage, UserMessage
 from conductor.speech import for_the_ear
 from conductor.tools.base import ToolOutcome
@@ -382,27 +381,15 @@ def timed_out(view: View, call_id: str, *, was_shown: bool, was_sent: bool = Tru
 
 
 def connected(
-    view: View,
-    profile: Profile,
-    *,
-    resumed: bool,
-    same_process: bool,
-    new: bool,
-    replayed_speeches: Sequence[str],
-    replay_waits: bool,
-    has_card: Sequence[str],
-    unconfirmed: bool,
-    shown_state: ConversationState,
+    view: View, replay: Replay, profile: Profile, *, resumed: bool, same_process: bool, is_new: bool
 ) -> list[r.Record]:
     """Make the records of a client's connection, before any event is sent to it.
 
-    ``profile`` is its declaration, which is not recorded yet.
-    ``replay_waits``: until the end of a speech, for a part of the replay. ``unconfirmed``: the client may
-    have handled replayed events. ``shown_state`` is the state that it sees.
+    ``profile`` is its declaration, which is not recorded yet. ``is_new``: it is not the connection before.
     """
-    state = view.state
+    state, focus = view.state, view.state.focus
     records: list[r.Record] = []
-    if new and not (same_process and "resume" in profile.capabilities):
+    if is_new and not (same_process and "resume" in profile.capabilities):
         # A relaunched app would run them again, now and whenever it reconnects.
         withheld = [
             event.id
@@ -415,19 +402,28 @@ def connected(
         records += [r.CallsWithheld(tuple(withheld))] if withheld else []
     # The answer to a probe shows that the replay was handled. Without a turn ``idle`` serves, unless it
     # is held behind a speech.
-    if unconfirmed and (replay_waits or state.turn is not None):
-        records.append(r.StateShown(shown_state, probe=True))
-    questions = consent.to_client(
-        state,
-        profile,
-        same_process=same_process,
-        new=new,
-        replayed_speeches=replayed_speeches,
-        has_card=has_card,
-    )
-    if questions:
+    if is_new and replay.unconfirmed and (replay.waits or state.turn is not None):
+        records.append(r.StateShown("speaking" if replay.waits else replay.state, probe=True))
+    if questions := _questions(view, replay, profile, same_process=same_process, is_new=is_new):
         return [*records, *questions]
     # A transcript lost with the old socket has left the app waiting for ``idle``.
-    if resumed and (state.turn is None or (state.focus is not None and new)):
+    if resumed and (state.turn is None or (focus is not None and is_new)):
         return [*records, r.StateShown("idle")]
     return records
+
+
+def _questions(
+    view: View, replay: Replay, profile: Profile, *, same_process: bool, is_new: bool
+) -> list[r.Record]:
+    """Ask the open questions of a client that has just connected, unless it shows them or the replay does."""
+    focus, questions = view.state.focus, view.state.questions.values()
+    if focus is None:
+        return []
+    if "approval" in profile.capabilities:
+        shown = [q.id for q in questions if q.card and (same_process or q.id in replay.cards)]
+        missing = tuple(replace(question, card=True) for question in questions if question.id not in shown)
+        return [r.QuestionsAsked(missing)] if missing else []
+    is_presented = focus.presentations and not (is_new and not (same_process and focus.presented_at))
+    if focus.speech_id in replay.speeches or is_presented:
+        return []
+    return [r.PromptSpoken(focus.id, focus.prompt, counts=False)]

@@ -240,12 +240,6 @@ class PromptHeard(Fact, frozen=True):
     question_id: str
 
 
-class PromptForgotten(Fact, frozen=True):
-    """A relaunched client has not heard the question."""
-
-    question_id: str
-
-
 class PromptCut(Fact, frozen=True):
     """A spoken question was interrupted; it is repeated in the silence after ``repeat_at``."""
 
@@ -338,7 +332,6 @@ Record: TypeAlias = (
     | QuestionsAsked
     | PromptSpoken
     | PromptHeard
-    | PromptForgotten
     | PromptCut
     | AnswerUnclear
     | QuestionDecided

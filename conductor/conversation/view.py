@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,9 +11,25 @@ from conductor.conversation.records import CallFinished
 from conductor.conversation.services import Rules
 from conductor.conversation.state import Call, Conversation, LateCall, Summary, UnknownCall
 from conductor.conversation.tools import SessionTools
+from conductor.events.server import ConversationState
 from conductor.messages import ToolCall
 from conductor.tools.base import ToolOutcome
 from conductor.tools.executor import with_timing
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The events for a new connection: their speeches and cards, in their order.
+
+    ``unconfirmed``: the client may have handled UI calls among them, and cannot tell. ``waits``: a part is
+    held until the end of a speech. ``state`` is the last one, shown or held.
+    """
+
+    speeches: Sequence[str] = ()
+    cards: Sequence[str] = ()
+    unconfirmed: bool = False
+    waits: bool = False
+    state: ConversationState = "thinking"
 
 
 @dataclass

@@ -252,13 +252,6 @@ TABLE: list[tuple[str, Conversation, tuple[r.Record, ...], Callable[[Any], objec
         (0, NOW + 5, {}),
     ),
     (
-        "a forgotten prompt",
-        fold(r.PromptHeard("q1"), state=asking(question())),
-        (r.PromptForgotten("q1"),),
-        lambda s: s.focus.presented_at,
-        0,
-    ),
-    (
         "an unclear answer",
         asking(question()),
         (r.AnswerUnclear("q1", "e", "hm", counts=True),),

@@ -39,7 +39,6 @@ SILENT: list[r.Record] = [
     r.HistoryTrimmed(1),
     r.ReplyBroken(),
     r.PromptHeard("q1"),
-    r.PromptForgotten("q1"),
     r.PromptCut("q1", "e", NOW),
     r.SpeechCut("s", "One"),
 ]

@@ -12,6 +12,7 @@ from conductor.conversation.consent import Later, Refuse, Reply, tapped
 from conductor.conversation.receive import connected, ended, receive, timed_out, too_late
 from conductor.conversation.services import Rules
 from conductor.conversation.state import Conversation, LateCall, Notice, Profile
+from conductor.conversation.view import Replay
 from conductor.events import client
 from tests.session.pure import (
     CARDS,
@@ -322,17 +323,9 @@ RESUME = Profile(("resume",))
 def joined(
     state: Conversation, profile: Profile = VOICE, live: dict[str, Any] | None = None, **facts: Any
 ) -> list[str]:
-    defaults: dict[str, Any] = {
-        "resumed": True,
-        "same_process": False,
-        "new": True,
-        "replayed_speeches": (),
-        "has_card": (),
-        "unconfirmed": False,
-        "replay_waits": False,
-        "shown_state": "thinking",
-    }
-    records = connected(view(state, **live or {}), profile, **{**defaults, **facts})
+    known = {name: facts.pop(name) for name in ("resumed", "same_process", "is_new") if name in facts}
+    known = {"resumed": True, "same_process": False, "is_new": True, **known}
+    records = connected(view(state, **live or {}), Replay(**facts), profile, **known)
     return [
         f"probe {m.state}" if isinstance(m, r.StateShown) and m.probe else type(m).__name__ for m in records
     ]
@@ -343,7 +336,7 @@ def test_a_connection_opens_the_microphone_unless_a_turn_runs() -> None:
     assert joined(fold(), resumed=False) == []
     assert joined(TURN) == []
     assert joined(TURN, unconfirmed=True) == ["probe thinking"]
-    assert joined(fold(), unconfirmed=True, replay_waits=True, shown_state="speaking") == [
+    assert joined(fold(), unconfirmed=True, waits=True) == [
         "probe speaking",
         "StateShown",
     ]
@@ -358,11 +351,11 @@ def test_a_write_that_was_sent_is_withheld_from_a_relaunched_app() -> None:
 
 def test_a_question_is_asked_again_as_the_client_can_show_it() -> None:
     assert joined(HEARD, CARDS) == ["QuestionsAsked"]
-    assert joined(ONE_CARD, CARDS, has_card=("q1",)) == ["StateShown"]
+    assert joined(ONE_CARD, CARDS, cards=("q1",)) == ["StateShown"]
     assert joined(HEARD) == ["PromptSpoken"]
     assert joined(HEARD, same_process=True) == ["StateShown"]
     prompt = HEARD.questions["q1"].speech_id
-    assert joined(HEARD, replayed_speeches=(prompt,)) == ["StateShown"]
+    assert joined(HEARD, speeches=(prompt,)) == ["StateShown"]
 
 
 def test_rules_are_read_where_things_are_decided() -> None:
