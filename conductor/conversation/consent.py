@@ -12,15 +12,15 @@ from msgspec.structs import replace
 
 from conductor.conversation import records as r
 from conductor.conversation.state import Call, Conversation, Form, Question
-from conductor.conversation.tools import FORM, SessionTools, form_spec
+from conductor.conversation.tools import FORM, Edit, SessionTools, form_spec
 from conductor.conversation.view import View, finish
 from conductor.errors import ErrorCode
 from conductor.events.client import Decision
 from conductor.events.envelope import IdGenerator
-from conductor.events.server import ApprovalResolved, ServerEvent
+from conductor.events.server import ApprovalResolved
 from conductor.tools.base import PersonQuestion, ToolOutcome
 from conductor.tools.judge import Answer
-from conductor.tools.outcomes import SCOPES, Outcome, Scope, denied, not_answered
+from conductor.tools.outcomes import SCOPES, NoAnswer, Outcome, Scope, denied, not_answered
 from conductor.tools.rules import arguments_digest
 
 new_approval_id = IdGenerator("appr")
@@ -120,15 +120,7 @@ class Refuse:
     retry_after_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """Records, and events that answer at once and may be lost."""
-
-    records: list[r.Record]
-    events: Sequence[ServerEvent] = ()
-
-
-Response: TypeAlias = list[r.Record] | Reply | Later | Refuse
+Response: TypeAlias = list[r.Record] | Later | Refuse | ApprovalResolved
 
 
 # -- asking
@@ -157,7 +149,7 @@ def answer(view: View, event_id: str, text: str) -> Response | None:
     if answer.kind == "other":
         return None
     if answer.kind == "deny":
-        return decided(view, focus, "denied", event_id, text, outcome_of=denied(answer.words), voice=True)
+        return decided(view, focus, "denied", event_id, text, words=answer.words)
     if answer.kind != "allow" or not focus.presented_at:
         return present_again(view, focus, event_id, text)
     if view.now() < focus.presented_at + view.rules.window_ms:  # it may be an echo of the prompt
@@ -167,16 +159,8 @@ def answer(view: View, event_id: str, text: str) -> Response | None:
 
 def _allowed(view: View, question: Question, answer: Answer, event_id: str, text: str) -> list[r.Record]:
     lasts = answer.scope == "session" and question.risk != "high" and "session" in question.scopes
-    return decided(
-        view,
-        question,
-        "allowed",
-        event_id,
-        text,
-        words=answer.words,
-        scope="session" if lasts else "once",
-        voice=True,
-    )
+    scope: Scope = "session" if lasts else "once"
+    return decided(view, question, "allowed", event_id, text, words=answer.words, scope=scope)
 
 
 def _answer_cards(view: View, event_id: str, text: str, answer: Answer) -> list[r.Record] | None:
@@ -193,18 +177,9 @@ def _answer_cards(view: View, event_id: str, text: str, answer: Answer) -> list[
         return None
     records: list[r.Record] = []
     for card in cards:
-        if not any(
-            isinstance(record, r.QuestionDecided) and record.question_id == card.id for record in records
-        ):
-            records += decided(
-                view,
-                card,
-                "denied",
-                "" if records else event_id,
-                "" if records else text,
-                outcome_of=denied(answer.words),
-                voice=not records,
-            )
+        if all(getattr(record, "question_id", "") != card.id for record in records):
+            records += decided(view, card, "denied", event_id, text, words=answer.words)
+            event_id = text = ""
     return records
 
 
@@ -212,12 +187,10 @@ def present_again(view: View, question: Question, event_id: str = "", text: str 
     """Repeat a question that was not heard, or was answered unclearly, a limited number of times."""
     presented = bool(question.presented_at)
     if presented and not view.tools.by_voice(question):
-        outcome = not_answered("screen")
-        return decided(view, question, "expired", event_id, text, outcome_of=outcome, voice=True)
+        return decided(view, question, "expired", event_id, text, missing="screen")
     unclear = question.unclear + presented
     if unclear > view.rules.max_unclear or question.presentations >= view.rules.max_presentations:
-        outcome = not_answered("unclear")
-        return decided(view, question, "expired", event_id, text, outcome_of=outcome, voice=bool(text))
+        return decided(view, question, "expired", event_id, text, missing="unclear")
     prompt = r.PromptSpoken(question.id, view.tools.prompt(question, 1 + unclear))
     return [r.AnswerUnclear(question.id, event_id, text, presented), prompt] if text else [prompt]
 
@@ -242,55 +215,39 @@ def prompt_cut(view: View, question_id: str, event_id: str) -> list[r.Record]:
 # -- taps
 
 
-def tapped(view: View, decision: Decision) -> Reply:
-    """Take a decision about a card; one that is refused is answered."""
-    question_id = decision.approval_id
-    question = view.state.questions.get(question_id)
+def tapped(view: View, decision: Decision, decided_by: str = "") -> list[r.Record] | ApprovalResolved:
+    """Take a decision about a card, of the client or of the key ``decided_by``, or answer it."""
+    question = view.state.questions.get(decision.approval_id)
     if question is None:
-        return Reply([], [_closed(view, decision)])
+        return _closed(view, decision)
     if decision.arguments_digest != question.digest:
-        text = "This decision is about arguments that differ from the question's."
-        return _refused(question_id, text)
-    if decision.decision == "deny":
-        return Reply(decided(view, question, "denied", outcome_of=denied(decision.message)))
+        return _refused(question.id, "This decision is about arguments that differ from the question's.")
+    edit: Edit | None = None
     if decision.decision == "edit":
-        return _edit(view, question, decision)
+        arguments: dict[str, Any] = decision.edited_arguments or {}
+        # A client may return the card's redacted arguments unchanged: the placeholder is no value.
+        if "[REDACTED:" in str(arguments) and "[REDACTED:" not in question.arguments:
+            text = "What was withheld from the card must be written out, or left to an unedited allow."
+            return _refused(question.id, text)
+        edited = view.tools.edited(question, arguments)
+        if isinstance(edited, str):
+            return _refused(question.id, edited)
+        edit = edited
     # A scope that would save no later question is not offered; a decision for it counts once.
-    scope = decision.scope if decision.scope in question.scopes else "once"
-    return Reply(
-        decided(
-            view,
-            question,
-            "allowed",
-            words=decision.message,
-            scope=scope,
-        )
-    )
-
-
-def _edit(view: View, question: Question, decision: Decision) -> Reply:
-    arguments: dict[str, Any] = decision.edited_arguments or {}
-    # A client may return the card's redacted arguments unchanged: the placeholder is no value.
-    if "[REDACTED:" in str(arguments) and "[REDACTED:" not in question.arguments:
-        text = "What was withheld from the card must be written out, or left to an unedited allow."
-        return _refused(question.id, text)
-    edit = view.tools.edited(question, arguments)
-    if isinstance(edit, str):
-        return _refused(question.id, edit)
-    records = decided(
+    allows = decision.decision == "allow" and decision.scope in question.scopes
+    return decided(
         view,
         question,
-        "edited",
+        _OUTCOMES[decision.decision],
         words=decision.message,
-        arguments=edit.arguments,
-        digest=edit.digest,
-        note=edit.note,
+        edit=edit,
+        scope=decision.scope if allows else "once",
+        decided_by=decided_by,
     )
-    return Reply(records)
 
 
-def _refused(question_id: str, text: str) -> Reply:
-    return Reply([], [ApprovalResolved(question_id, "refused", text)])
+def _refused(question_id: str, text: str) -> ApprovalResolved:
+    return ApprovalResolved(question_id, "refused", text)
 
 
 def _closed(view: View, decision: Decision) -> ApprovalResolved:
@@ -303,11 +260,11 @@ def _closed(view: View, decision: Decision) -> ApprovalResolved:
     if outcome is not None and outcome == _OUTCOMES.get(decision.decision) and not is_told:
         return ApprovalResolved(question_id, outcome, _DECIDED)  # it may have been lost with a connection
     if outcome is not None:
-        return ApprovalResolved(question_id, "refused", _DECIDED)
+        return _refused(question_id, _DECIDED)
     # Under the first claim no other process has served the session; a later one may lack outcomes.
     if len(view.state.claims) > 1:
         return ApprovalResolved(question_id, "superseded", _GONE)
-    return ApprovalResolved(question_id, "refused", "There is no such question.")
+    return _refused(question_id, "There is no such question.")
 
 
 # -- deciding
@@ -321,67 +278,61 @@ def decided(
     text: str = "",
     *,
     words: str | None = None,
-    outcome_of: ToolOutcome | None = None,
-    arguments: str = "",
-    digest: str = "",
-    note: str = "",
+    missing: NoAnswer = "expired",
+    edit: Edit | None = None,
     scope: Scope = "once",
-    voice: bool = False,
+    decided_by: str = "",
 ) -> list[r.Record]:
     """Make the records of a decision, of the decisions that follow from it, and of the next question.
 
-    ``outcome_of`` is the result of a call that does not run. A yes with a lasting ``scope`` decides about
-    others, too.
+    ``words`` are the person's, for the model; ``missing`` tells why a question expired. A yes with a lasting
+    ``scope`` decides about others, too.
     """
-    if outcome in ("allowed", "edited"):
-        if question.expires_at <= view.now():
-            outcome, outcome_of = "expired", not_answered("expired")
-        elif (forbidden := view.tools.refusal(question, arguments)) is not None:
-            outcome, outcome_of = "superseded", forbidden
+    allows = outcome in ("allowed", "edited")
+    refusal = denied(words) if outcome == "denied" else None if allows else not_answered(missing)
+    if allows and question.expires_at <= view.now():
+        outcome, refusal = "expired", not_answered("expired")
+    elif allows and (forbidden := view.tools.refusal(question, edit.arguments if edit else "")) is not None:
+        outcome, refusal = "superseded", forbidden
+    record = r.QuestionDecided(question.id, question.call_id, outcome, event_id, text, decided_by=decided_by)
     grants = ""
-    notes: tuple[str, ...] = ()
-    if outcome in ("allowed", "edited"):
-        grants = view.tools.granted(question, view.state.grants) if scope != "once" else ""
+    if refusal is None:
         # The model reads the person's words with the result ("yes, but only the first").
         saying = f", saying: {words!r}" if words else ""
-        notes = (*([note] if note else []), f"The user allowed this call{saying}.")
-    decision = r.QuestionDecided(
-        question.id,
-        question.call_id,
-        outcome,
-        event_id,
-        text,
-        arguments,
-        digest,
-        notes,
-        grants if scope == "session" else "",
-        voice,
-    )
-    records: list[r.Record] = [decision, *_result(view, question, outcome_of)]
-    return records + _following(view, question, outcome, grants)
+        grants = view.tools.granted(question, view.state.grants) if scope != "once" else ""
+        record = replace(
+            record,
+            notes=(*([edit.note] if edit and edit.note else []), f"The user allowed this call{saying}."),
+            arguments=edit.arguments if edit else "",
+            digest=edit.digest if edit else "",
+            grants=grants if scope == "session" else "",
+        )
+    return [record, *_result(view, question, refusal), *_following(view, question, outcome, grants)]
 
 
 def _following(view: View, question: Question, outcome: Outcome, grants: str) -> list[r.Record]:
     """Make the decisions that follow from one about ``question``, and the prompt of the next question."""
     records: list[r.Record] = []
-    closed = {question.id}
+    waiting: list[Question] = []
     for sibling in view.state.questions.values():
-        if sibling.id in closed or sibling.form is not None:
+        if sibling.id == question.id:
             continue
-        if outcome == "denied" and sibling.digest == question.digest:
-            records += [
-                r.QuestionDecided(sibling.id, sibling.call_id, "denied"),
-                *_result(view, sibling, denied(None)),
-            ]
-            closed.add(sibling.id)
-        elif grants and view.tools.refusal(sibling, "") is None and view.tools.allows(sibling, grants):
-            allowed_too = ("The user allowed this call.",)
-            records.append(r.QuestionDecided(sibling.id, sibling.call_id, "allowed", notes=allowed_too))
-            closed.add(sibling.id)
-    following = next((sibling for sibling in view.state.questions.values() if sibling.id not in closed), None)
-    if following is not None and not following.card and following.presentations == 0:
-        records.append(r.PromptSpoken(following.id, following.prompt))
+        if sibling.form is None and outcome == "denied" and sibling.digest == question.digest:
+            records.append(r.QuestionDecided(sibling.id, sibling.call_id, "denied"))
+            records += _result(view, sibling, denied(None))
+        elif grants and _is_granted(view, sibling, grants):
+            notes = ("The user allowed this call.",)
+            records.append(r.QuestionDecided(sibling.id, sibling.call_id, "allowed", notes=notes))
+        else:
+            waiting.append(sibling)
+    if waiting and not waiting[0].card and waiting[0].presentations == 0:
+        records.append(r.PromptSpoken(waiting[0].id, waiting[0].prompt))
     return records
+
+
+def _is_granted(view: View, question: Question, grants: str) -> bool:
+    forbidden = question.form is not None or view.tools.refusal(question, "") is not None
+    return not forbidden and view.tools.allows(question, grants)
 
 
 def _result(view: View, question: Question, outcome: ToolOutcome | None) -> list[r.Record]:

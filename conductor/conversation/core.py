@@ -20,7 +20,7 @@ import structlog
 from msgspec.structs import replace
 
 from conductor.conversation.apply import advance
-from conductor.conversation.consent import Reply, Response
+from conductor.conversation.consent import Response
 from conductor.conversation.events import encode_payload, nonce, probe_call_id
 from conductor.conversation.ledger import SNAPSHOT_BYTES, SNAPSHOT_COMMITS, Fields, PersonFields, replay
 from conductor.conversation.outbox import Outbox
@@ -203,9 +203,8 @@ class SessionCore(ABC):
             try:
                 await self._settle()
                 response = decision()
-                records = response.records if isinstance(response, Reply) else response
-                if isinstance(records, list) and (records or self.preface):
-                    await self._record([*self.preface, *records])
+                if isinstance(response, list) and (response or self.preface):
+                    await self._record([*self.preface, *response])
                     self.preface = []
             except Fenced as error:
                 self.lose(error)

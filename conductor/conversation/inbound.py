@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Any
 
@@ -13,10 +12,10 @@ from msgspec.structs import replace
 
 from conductor.conversation.background import warm_cache
 from conductor.conversation.clients import ResumeAnswer, of_ignored, of_tools, of_unknown_call
-from conductor.conversation.consent import Later, Refuse, Reply, Response, answer, tapped
+from conductor.conversation.consent import Later, Refuse, Response, answer, tapped
 from conductor.conversation.phrases import MESSAGES
 from conductor.conversation.receive import receive, too_late
-from conductor.conversation.records import ProfileDeclared, QuestionDecided
+from conductor.conversation.records import ProfileDeclared
 from conductor.conversation.session import Session
 from conductor.conversation.transport import Transport
 from conductor.errors import Fenced, StoreError
@@ -25,7 +24,6 @@ from conductor.events.codec import Inbound
 from conductor.events.server import (
     ApprovalResolved,
     ErrorEvent,
-    ServerEvent,
     ToolsChanged,
     ToolsListed,
 )
@@ -279,45 +277,35 @@ async def _take_extension(session: Session, inbound: Inbound, transport: Transpo
 async def _take_decisions(session: Session, event: client.ApprovalResponse, transport: Transport) -> None:
     decided: set[str] = set()
     for decision in event.all():
-        question_id, refusal = decision.approval_id, ""
+        question_id = decision.approval_id
+        resolved: ApprovalResolved | None
         if question_id in decided:
-            refusal = _TWICE
+            resolved = ApprovalResolved(question_id, "refused", _TWICE)
         elif decision.decision == "edit" and session.take_rate():
-            refusal = _TOO_OFTEN  # an edit is validated again, so it costs as much as a turn
-        answers: Sequence[ServerEvent] = (
-            [ApprovalResolved(question_id, "refused", refusal)] if refusal else []
-        )
-        if not refusal:
-            answers = await take_decision(session, decision)
+            # An edit is validated again, so it costs as much as a turn.
+            resolved = ApprovalResolved(question_id, "refused", _TOO_OFTEN)
+        else:
+            resolved = await take_decision(session, decision)
             await asyncio.sleep(0)  # validating an edit takes up to 30 ms: let other sessions run
         decided.add(question_id)
-        if session.outbox.transport is transport:  # a later connection did not ask
-            for resolved in answers:
-                session.flash(resolved)
-                session.view.told_outcomes.add(question_id)
+        if resolved is not None and session.outbox.transport is transport:  # a later connection did not ask
+            session.flash(resolved)
+            session.view.told_outcomes.add(question_id)
 
 
 async def take_decision(
     session: Session, decision: client.Decision, decided_by: str = ""
-) -> Sequence[ServerEvent]:
-    """Commit a decision about a card, of the client or of the key ``decided_by``; returns its refusals."""
+) -> ApprovalResolved | None:
+    """Commit a decision about a card, of the client or of the key ``decided_by``; returns its refusal."""
     question = session.state.questions.get(decision.approval_id)
-
-    def decide() -> Response:
-        reply = tapped(session.view, decision)
-        for position, fact in enumerate(reply.records):
-            if isinstance(fact, QuestionDecided):
-                reply.records[position] = replace(fact, decided_by=decided_by)
-        return reply
-
-    response = await session.decide(decide)
-    if not isinstance(response, Reply):
-        return ()
+    response = await session.decide(lambda: tapped(session.view, decision, decided_by))
+    if isinstance(response, ApprovalResolved):
+        return response
     is_lasting = decision.decision == "allow" and decision.scope == "always"
     if question is not None and is_lasting and "always" in question.scopes:
-        if any(isinstance(fact, QuestionDecided) and fact.outcome == "allowed" for fact in response.records):
+        if session.state.decided.get(question.id) == "allowed":
             await session.tools.grant_always(question)
-    return response.events
+    return None
 
 
 async def _declare(session: Session, tools: list[Any], event_id: str, transport: Transport) -> None:

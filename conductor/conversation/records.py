@@ -273,13 +273,12 @@ class QuestionDecided(Fact, frozen=True):
     digest: str = ""
     notes: tuple[str, ...] = ()
     grants: str = ""
-    by_voice: bool = False
     decided_by: str = ""
 
     @property
     def channel(self) -> str:
         """Where the decision came from: ``voice``, ``card``, or the key."""
-        return self.decided_by or ("voice" if self.by_voice else "card")
+        return self.decided_by or ("voice" if self.text else "card")
 
 
 # -- speech, and results after their turn

@@ -12,7 +12,7 @@ from conductor.conversation.state import Call, Cause
 from conductor.conversation.view import View, finish, finish_without_result
 from conductor.messages import ToolCall
 from conductor.speech import for_the_ear
-from conductor.tools.outcomes import interrupted_outcome, not_answered
+from conductor.tools.outcomes import interrupted_outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +165,7 @@ def due(view: View) -> list[Record]:
     now, turn, focus = view.now(), view.state.turn, view.state.focus
     for question in view.state.questions.values():
         if question.expires_at <= now:
-            outcome = not_answered("expired")
-            return consent.decided(view, question, "expired", outcome_of=outcome)
+            return consent.decided(view, question, "expired")
     if focus is not None and not focus.card and focus.repeat_at:
         if now >= max(focus.repeat_at, view.speaking_until):
             return consent.present_again(view, focus)

@@ -133,7 +133,7 @@ class Recording:
             call = self._calls[question.call_id]
             self._calls[call.id] = msgspec.structs.replace(call, arguments=record.arguments)
         decision: Any = "deny"
-        if record.by_voice:
+        if record.channel == "voice":
             decision = {"by": "voice", "words": record.text}
         elif record.outcome == "edited":
             decision = {"by": "tap", "edit": msgspec.json.decode(record.arguments)}

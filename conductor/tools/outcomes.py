@@ -31,9 +31,10 @@ def denied(words: str | None, reason: str = "denied") -> ToolOutcome:
     )
 
 
-def not_answered(
-    reason: Literal["expired", "unclear", "screen", "superseded", "interrupted"],
-) -> ToolOutcome:
+NoAnswer: TypeAlias = Literal["expired", "unclear", "screen", "superseded", "interrupted"]
+
+
+def not_answered(reason: NoAnswer) -> ToolOutcome:
     """Make the outcome of a call without a decision."""
     return failed("approval_timeout", _NOT_ANSWERED[reason], reason=reason)
 

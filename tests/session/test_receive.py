@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from conductor.conversation import records as r
-from conductor.conversation.consent import Later, Refuse, Reply, tapped
+from conductor.conversation.consent import Later, Refuse, tapped
 from conductor.conversation.receive import connected, ended, receive, timed_out, too_late
 from conductor.conversation.services import Rules
 from conductor.conversation.state import Conversation, LateCall, Notice, Profile
 from conductor.conversation.view import Replay
 from conductor.events import client
+from conductor.events.server import ApprovalResolved
 from tests.session.pure import (
     CARDS,
     DURABLE,
@@ -302,15 +303,16 @@ def test_a_tap_makes_its_records(
     state: Conversation, tap: client.Decision, records: list[str], answers: list[str]
 ) -> None:
     reply = tapped(view(state), tap)
-    assert isinstance(reply, Reply)
-    assert [type(record).__name__ for record in reply.records] == records
-    assert [getattr(event, "outcome", "") for event in reply.events] == answers
+    if isinstance(reply, ApprovalResolved):
+        assert (records, answers) == ([], [reply.outcome])
+    else:
+        assert ([type(record).__name__ for record in reply], []) == (records, answers)
 
 
 def test_a_call_that_is_forbidden_by_now_does_not_run_by_a_yes() -> None:
     gate = Gate()
     gate.forbids = True
-    decided, result_record = tapped(view(ONE_CARD, tools=gate), decision()).records
+    decided, result_record = tapped(view(ONE_CARD, tools=gate), decision())  # type: ignore[misc]  # records
     assert isinstance(decided, r.QuestionDecided) and decided.outcome == "superseded"
     assert isinstance(result_record, r.CallFinished) and result_record.error_type == "permission_denied"
 

@@ -15,7 +15,6 @@ from conductor.errors import StoreError, StoreUnavailable
 from conductor.events import client
 from conductor.models.base import TextDelta
 from conductor.tools.base import CallContext, PersonQuestion, ToolOutcome, ToolSpec, failed, succeeded
-from conductor.tools.outcomes import not_answered
 from tests.models import Script
 from tests.session.helpers import (
     App,
@@ -166,7 +165,8 @@ def test_only_a_call_that_was_sent_can_be_cancelled_or_accepted() -> None:
 def test_a_tap_after_the_expiry_allows_nothing() -> None:
     state = asking(question(), profile=CARDS)
     reply = tapped(view(state, now=NOW + 601_000), client.Decision("q1", "digest c1", "allow"))
-    outcomes = [record.outcome for record in reply.records if isinstance(record, r.QuestionDecided)]
+    assert isinstance(reply, list)
+    outcomes = [record.outcome for record in reply if isinstance(record, r.QuestionDecided)]
     assert outcomes == ["expired"]
 
 
@@ -200,10 +200,7 @@ async def test_an_early_yes_whose_question_expires_starts_no_turn() -> None:
         assert focus is not None
         await later((focus.presented_at + session.rules.window_ms - now_ms()) / 1000 - 0.1)
         store.hold = asyncio.Event()
-        expired = not_answered("expired")
-        expiring = asyncio.create_task(
-            session.decide(lambda: decided(session.view, focus, "expired", outcome_of=expired))
-        )
+        expiring = asyncio.create_task(session.decide(lambda: decided(session.view, focus, "expired")))
         await later(0.3)
         store.hold.set()
         store.hold = None
