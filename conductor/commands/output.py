@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -72,11 +71,6 @@ def escape(text: str, keep: str = "") -> str:
 def as_json(value: Any, indent: int | None = None) -> str:
     """Format a value as JSON, on one line without ``indent``, with invisible characters escaped."""
     return escape(json.dumps(value, indent=indent, ensure_ascii=False), "\n")
-
-
-def progress() -> Progress:
-    """Make a progress bar for a terminal, on stderr, so that a pipe receives only the result."""
-    return Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
 
 
 def confirm(question: str) -> bool:

@@ -211,7 +211,6 @@ def picture() -> CallToolResult:
     image = ImageContent(type="image", data="AAAA", mime_type="image/png")
     large = "iVBORw0KGgo" * 1_000
     structured = {
-        "image": image.data,
         "more": [large, f"data:image/png;base64,{large}"],
         "text": "word " * 300,
     }

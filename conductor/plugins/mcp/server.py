@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import importlib.util
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp.client import ClientRequestContext
     from mcp.client._transport import TransportStreams
-    from mcp.types import CallToolResult, ElicitRequestParams, ElicitResult, ListRootsResult, Tool
+    from mcp.types import CallToolResult, ElicitRequestParams, ElicitResult, Tool
 
 log = structlog.get_logger(__name__)
 
@@ -61,8 +61,7 @@ class McpConnection:
     ``specs`` are the tools offered now, empty while the server is down; ``problem`` is the reason it is down.
     ``warnings`` are sentences about omitted tools.
     ``folder`` stores tokens; ``auth`` replaces the stored tokens.
-    ``roots`` are the folders that the server may list. With ``local_only`` a URL must be of this machine or
-    the local network.
+    With ``local_only`` a URL must be of this machine or the local network.
     """
 
     def __init__(
@@ -70,7 +69,6 @@ class McpConnection:
         config: McpServerConfig,
         on_change: Callable[[], None] = lambda: None,
         *,
-        roots: Sequence[Path] = (),
         local_only: bool = False,
         retry_s: float = RETRY_S,
         folder: Path | None = None,
@@ -81,7 +79,6 @@ class McpConnection:
         self.state: McpState = "connecting"
         self.problem = ""
         self._on_change = on_change
-        self._roots = roots
         self._local_only = local_only
         self._retry_s = retry_s
         self._folder = folder
@@ -171,7 +168,6 @@ class McpConnection:
                     Client(
                         self._transport(),
                         message_handler=self._on_message,
-                        list_roots_callback=self._list_roots if self._roots else None,
                         elicitation_callback=self._elicit,
                         cache=None,
                         mode="legacy" if self.config.revision == "2025-11-25" else "auto",
@@ -197,13 +193,6 @@ class McpConnection:
         elif isinstance(message, ValueError) and not self._is_noisy:
             self._is_noisy = True
             log.warning("mcp server wrote a line that is not a message", server=self.config.name)
-
-    async def _list_roots(self, context: ClientRequestContext) -> ListRootsResult:
-        from mcp.types import ListRootsResult
-
-        return ListRootsResult.model_validate(
-            {"roots": [{"uri": root.resolve().as_uri()} for root in self._roots]}
-        )
 
     async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
         from mcp.types import ElicitRequestFormParams, ElicitResult

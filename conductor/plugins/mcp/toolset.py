@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ from conductor.plugins.mcp.config import McpServerConfig, load_mcp_servers, mcp_
 from conductor.plugins.mcp.server import RETRY_S, McpConnection, check_installed
 from conductor.plugins.mcp.specs import clean
 from conductor.plugins.mcp.streams import CURRENT_CALL, McpCall
-from conductor.plugins.tools.folders import file_roots
 from conductor.settings import Settings
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, failed, succeeded
 from conductor.tools.device import load_catalog
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 # Seconds for servers to end by themselves; then they are killed.
 CLOSE_S = 6.0
 _ERROR_CHARS = 2_000
-# The beginning of more than 1 KiB of base64, which may be a data URL: a model cannot read it.
-_BASE64 = re.compile(r"(?:data:[^,]{0,100},)?[\w+/\r\n-]{1024}", re.ASCII)
+# A string of base64, which may be a data URL: a model cannot read it.
+_BASE64 = re.compile(rb'"(?:data:[^",]{0,100},)?[\w+/=-]{1024,}+"')
 # Servers of single sessions, and seconds without a call after which one ends.
 MAX_SESSION_SERVERS = 100
 SESSION_IDLE_S = 600.0
@@ -43,7 +42,7 @@ def from_settings(settings: Settings) -> McpToolset:
 
     Raises `SettingsError`, also if tools of the device have a server's name.
     """
-    roots, servers = file_roots(settings), load_mcp_servers(settings)
+    servers = load_mcp_servers(settings)
     catalog = load_catalog(settings.device_tools_file) if servers else ()
     for server in servers:
         tool = next((spec.name for spec in catalog if spec.name.startswith(f"{server.name}.")), None)
@@ -52,7 +51,7 @@ def from_settings(settings: Settings) -> McpToolset:
                 f'{mcp_config_path(settings)}, server "{server.name}": the device has a tool of this name '
                 f"({tool}); choose another name."
             )
-    return McpToolset(servers, roots=roots, local_only=settings.local_only, folder=mcp_folder(settings))
+    return McpToolset(servers, local_only=settings.local_only, folder=mcp_folder(settings))
 
 
 class McpToolset(Toolset):
@@ -66,14 +65,11 @@ class McpToolset(Toolset):
         self,
         configs: Sequence[McpServerConfig] = (),
         *,
-        roots: Sequence[Path] = (),
         local_only: bool = False,
         retry_s: float = RETRY_S,
         folder: Path | None = None,
     ) -> None:
-        self._connect = partial(
-            McpConnection, roots=roots, local_only=local_only, retry_s=retry_s, folder=folder
-        )
+        self._connect = partial(McpConnection, local_only=local_only, retry_s=retry_s, folder=folder)
         self._on_change: Callable[[], None] | None = None
         self._specs: tuple[ToolSpec, ...] = ()
         self._connections: dict[str, McpConnection] = {}
@@ -287,12 +283,11 @@ def _not_connected(name: str) -> ToolOutcome:
 
 def to_outcome(result: CallToolResult) -> ToolOutcome:
     """Make the outcome of a result: its structured content or its texts; other blocks are described."""
-    texts = _texts(result)
-    descriptions, media = [], set()
+    texts = [block.text for block in result.content if block.type == "text"]
+    descriptions = []
     for block in result.content:
         match block.type:
             case "image" | "audio":
-                media.add(block.data)
                 size = len(block.data) * 3 // 4
                 descriptions.append(f"[{block.type}, {block.mime_type}, {size:,} bytes, not shown]")
             case "resource_link":
@@ -308,19 +303,5 @@ def to_outcome(result: CallToolResult) -> ToolOutcome:
     if result.structured_content is None:
         return succeeded(text)
     notes = [clean(description)[:_ERROR_CHARS] for description in descriptions]
-    return succeeded(_without_media(msgspec.to_builtins(result.structured_content), media), notes=notes)
-
-
-def _texts(result: CallToolResult) -> list[str]:
-    return [block.text for block in result.content if block.type == "text"]
-
-
-def _without_media(value: Any, media: Set[str]) -> Any:
-    """Describe the strings of structured content that are one of ``media``, or look like base64."""
-    if isinstance(value, dict):
-        return {name: _without_media(item, media) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_without_media(item, media) for item in value]
-    if isinstance(value, str) and (value in media or _BASE64.match(value)):
-        return f"[base64, {len(value) * 3 // 4:,} bytes, not shown]"
-    return value
+    content = _BASE64.sub(b'"[base64, not shown]"', msgspec.json.encode(result.structured_content))
+    return succeeded(msgspec.json.decode(content), notes=notes)

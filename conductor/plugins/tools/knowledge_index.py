@@ -10,12 +10,12 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -31,6 +31,8 @@ log = structlog.get_logger(__name__)
 # Bytes of a document, and names that are scanned.
 MAX_DOCUMENT_BYTES = 20 * 1024 * 1024
 MAX_SCANNED = 2_000_000
+# Unreadable documents in one line of the log.
+MAX_LISTED = 50
 MAX_QUERY_CHARS = 500
 MAX_RESULTS = 10
 # Words of a query, and passages that are ranked for it; ranking one takes 2 µs.
@@ -71,8 +73,6 @@ INSERT INTO file(path, size, changed, problem) VALUES(?, ?, ?, ?)
 ON CONFLICT(path) DO UPDATE SET size = excluded.size, changed = excluded.changed, problem = excluded.problem
 RETURNING id
 """
-Progress: TypeAlias = Callable[[int, int], None]
-"""Gets the number of changed documents that are indexed, and the number of all changed documents."""
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class KnowledgeIndex:
 
     # -- update
 
-    def update(self, stop: CancelFlag, progress: Progress = lambda count, total: None) -> Update:
+    def update(self, stop: CancelFlag) -> Update:
         """Index the documents that have changed since the last update.
 
         Raises `IndexBusy`, `OSError`, `sqlite3.Error`, and `ToolFailure` if ``stop`` was set or the folder is
@@ -122,7 +122,7 @@ class KnowledgeIndex:
             documents, is_complete = self._scan(stop)
             changed = [path for path in documents if before.get(path) != documents[path][1:]]
             try:
-                self._index(connection, {path: documents[path] for path in changed}, stop, progress)
+                self._index(connection, {path: documents[path] for path in changed}, stop)
             finally:
                 self.pending = 0
             # Documents in a folder that cannot be read now stay in the index.
@@ -160,14 +160,13 @@ class KnowledgeIndex:
             except Exception as error:  # a fault must not end the updates
                 problem = f"{type(error).__name__}: {error}"
             if update.indexed or update.removed:
-                unreadable = len(update.problems)
-                figures = {
-                    "documents": update.documents,
-                    "indexed": update.indexed,
-                    "removed": update.removed,
-                }
                 log.info(
-                    "knowledge base updated", **figures, unreadable=unreadable, duration_s=update.duration_s
+                    "knowledge base updated",
+                    documents=update.documents,
+                    indexed=update.indexed,
+                    removed=update.removed,
+                    unreadable=dict(islice(update.problems.items(), MAX_LISTED)),
+                    duration_s=update.duration_s,
                 )
             if problem and problem != reported:
                 log.error("knowledge base not updated", error=problem)
@@ -223,13 +222,7 @@ class KnowledgeIndex:
             raise ToolFailure("io_error", "The folder of KNOWLEDGE_DIR does not exist.") from None
         return documents, walk.complete
 
-    def _index(
-        self,
-        connection: sqlite3.Connection,
-        changed: dict[str, _Document],
-        stop: CancelFlag,
-        progress: Progress,
-    ) -> None:
+    def _index(self, connection: sqlite3.Connection, changed: dict[str, _Document], stop: CancelFlag) -> None:
         committed_at = time.monotonic()
         self.pending = len(changed)
         for path, document in changed.items():
@@ -247,7 +240,6 @@ class KnowledgeIndex:
                 ),
             )
             self.pending -= 1
-            progress(len(changed) - self.pending, len(changed))
             if time.monotonic() - committed_at >= _COMMIT_S:
                 connection.commit()
                 committed_at = time.monotonic()

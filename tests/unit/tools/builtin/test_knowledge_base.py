@@ -15,7 +15,7 @@ import pytest
 from conductor.plugins.tools import knowledge_index
 from conductor.plugins.tools.builtin import BuiltinToolset, standard_tools
 from conductor.plugins.tools.definitions import ToolFailure
-from conductor.plugins.tools.knowledge_index import IndexBusy, KnowledgeBase, KnowledgeIndex, Progress, Update
+from conductor.plugins.tools.knowledge_index import IndexBusy, KnowledgeBase, KnowledgeIndex, Update
 from conductor.plugins.tools.sandbox import CancelFlag
 from conductor.tools.base import CallContext, ToolOutcome
 from tests.unit.tools.builtin.test_knowledge_text import pdf
@@ -178,17 +178,23 @@ async def test_a_damaged_index_or_another_version_is_rebuilt(
 def test_two_processes_do_not_index_at_once(index: KnowledgeIndex, folder: Path) -> None:
     second = KnowledgeIndex(folder, folder.parent / "data" / "knowledge.db")
 
-    def progress(count: int, total: int) -> None:
-        with pytest.raises(IndexBusy):
-            update(second)
+    class Meanwhile(CancelFlag):
+        def check(self) -> None:
+            with pytest.raises(IndexBusy):
+                update(second)
 
-    assert index.update(CancelFlag(), progress).indexed == 2
+    assert index.update(Meanwhile()).indexed == 2
 
 
 def test_a_stopped_update_continues_later(index: KnowledgeIndex) -> None:
-    stop = CancelFlag()
+    class Soon(CancelFlag):
+        def check(self) -> None:
+            super().check()
+            if index.pending == 1:  # of two
+                self.set()
+
     with pytest.raises(ToolFailure):
-        index.update(stop, lambda count, total: stop.set())
+        index.update(Soon())
     assert update(index).documents == 2
 
 
@@ -198,9 +204,9 @@ class Watched(KnowledgeIndex):
     updated: asyncio.Event
     loop: asyncio.AbstractEventLoop
 
-    def update(self, stop: CancelFlag, progress: Progress = lambda count, total: None) -> Update:
+    def update(self, stop: CancelFlag) -> Update:
         try:
-            return super().update(stop, progress)
+            return super().update(stop)
         finally:
             self.loop.call_soon_threadsafe(self.updated.set)
 
