@@ -32,6 +32,7 @@ log = structlog.get_logger(__name__)
 
 # Seconds until an MCP session without a request ends.
 SESSION_IDLE_S = 1_800.0
+_HEADERS = {"Server": "conductor"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ class HttpServer:
 
     async def _forward(self, request: web.Request, caller: Caller, body: bytes) -> web.StreamResponse:
         # The package is an ASGI application.
-        response = web.StreamResponse()
+        response = web.StreamResponse(headers=_HEADERS)
         response.force_close()
         unread, disconnected = [body], asyncio.Event()
         scope = {
@@ -181,7 +182,8 @@ class HttpServer:
 
 
 def _refuse(status: HTTPStatus, text: str) -> web.Response:
-    headers = {"WWW-Authenticate": "Bearer"} if status is HTTPStatus.UNAUTHORIZED else None
-    response = web.Response(status=status.value, text=f"{text}\n", headers=headers)
+    response = web.Response(status=status.value, text=f"{text}\n", headers=_HEADERS)
+    if status is HTTPStatus.UNAUTHORIZED:
+        response.headers["WWW-Authenticate"] = "Bearer"
     response.force_close()
     return response
