@@ -56,13 +56,13 @@ _COMMANDS = {
         ".mcp:serve",
         "--url --token --session",
     ),
-    "policy list": ("list the rules, and problems with them", ".policy:list_rules", "--json"),
+    "policy list": ("list the rules, and problems with them", ".policy:list_rules", ""),
     "policy add": ("append a rule", ".policy:add", "effect tool --source --session --arg --expires"),
     "policy remove": ("remove a rule", ".policy:remove", "number"),
     "policy explain": (
         "explain the decision on a call",
         ".policy:explain",
-        "tool arguments --tainted --json",
+        "tool arguments --tainted",
     ),
     "sessions list": (
         "list sessions by subject and id",

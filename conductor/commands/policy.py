@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from conductor.commands.output import as_json, write, write_json, write_table
+from conductor.commands.output import as_json, write, write_table
 from conductor.config_file import parse_json
 from conductor.errors import SettingsError
 from conductor.settings import load_settings
 from conductor.tools import policies as policy_file
 from conductor.tools.base import ToolSpec
-from conductor.tools.permissions import Gate, GateOptions, Step, Verdict, decide, steps
+from conductor.tools.permissions import Gate, GateOptions, decide, steps
 from conductor.tools.policies import REREAD_S, lint, policies_path
-from conductor.tools.rules import Rule, describe, parse_rule, rule_object
+from conductor.tools.rules import Rule, describe, parse_rule
 from conductor.tools.toolsets import all_tools
 from conductor.tools.validation import Valid, validate
 
 APPLIED = f"Running servers apply it within {REREAD_S:g} seconds."
 
 
-def list_rules(options: argparse.Namespace) -> None:
+def list_rules(_options: argparse.Namespace) -> None:
     """List the rules, and warnings about them."""
     settings = load_settings()
     policies = policy_file.load(policies_path(settings))
     findings = lint(policies.rules, all_tools(settings), now=time.time())
-    if options.json:
-        rules = [{"number": number, **rule_object(rule)} for number, rule in enumerate(policies.rules, 1)]
-        write_json({"rules": rules, "notes": policies.notes, "findings": findings})
-        return
     if policies.rules:
         rows = [_row(number, rule) for number, rule in enumerate(policies.rules, 1)]
         write_table(("", "effect", "tool", "source", "when"), rows, numbers=("",))
@@ -109,49 +105,21 @@ def explain(options: argparse.Namespace) -> None:
     trace = steps(spec, arguments, rules, now=time.time(), tainted=options.tainted, options=gate_options)
     verdict = decide(spec, trace, tainted=options.tainted)
 
-    def outcome(decision: Step | Verdict) -> dict[str, Any]:
-        numbers = (number for number, rule in enumerate(rules, 1) if rule is decision.rule)
-        return {"verdict": decision.effect, "reasons": decision.reasons, "ruleNumber": next(numbers, None)}
+    def by(rule: Rule | None) -> str:
+        return next((f" (rule {number})" for number, other in enumerate(rules, 1) if other is rule), "")
 
-    answer = {
-        "tool": spec.name,
-        "source": spec.source,
-        "risk": spec.risk,
-        "effect": spec.effect,
-        "approval": spec.approval,
-        "arguments": arguments,
-        "warn": verdict.warn,
-        **outcome(verdict),
-        "rule": rule_object(verdict.rule) if verdict.rule else None,
-        "steps": [{"step": step.name, **outcome(step)} for step in trace],
-        "offered": gate.offers(spec),
-        "dryRun": gate.is_dry(spec),
-        "tainted": options.tainted,
-        "notes": [*policies.notes, *problem],
-    }
-    if options.json:
-        write_json(answer)
-    else:
-        write(*_in_words(answer))
-
-
-def _in_words(answer: Mapping[str, Any]) -> Iterator[str]:
-    def of_rule(decision: Mapping[str, Any]) -> str:
-        return f" (rule {decision['ruleNumber']})" if decision["ruleNumber"] else ""
-
-    warned = ", with a warning" if answer["warn"] else ""
-    yield f"{answer['tool']}: {answer['verdict']}{warned}{of_rule(answer)}"
-    yield from (f"  {reason}" for reason in answer["reasons"])
-    yield f"\nrisk {answer['risk']}, effect {answer['effect']}, source {answer['source']}\n"
-    for step in answer["steps"]:
-        yield f"{step['step']:<8} {step['verdict'] or '-':<6} {' '.join(step['reasons'])}{of_rule(step)}"
-    yield ""
-    if not answer["offered"]:
-        yield "The model does not see this tool."
-    if answer["dryRun"]:
-        yield "DRY_RUN is set: a call only describes its effect."
-    yield from (f"warn  {note}" for note in answer["notes"])
-    yield "Decisions of people in their sessions are not considered."
+    write(f"{spec.name}: {verdict.effect}{', with a warning' * verdict.warn}{by(verdict.rule)}")
+    write(*(f"  {reason}" for reason in verdict.reasons))
+    write("", f"risk {spec.risk}, effect {spec.effect}, source {spec.source}", "")
+    for step in trace:
+        write(f"{step.name:<8} {step.effect or '-':<6} {' '.join(step.reasons)}{by(step.rule)}")
+    write("")
+    if not gate.offers(spec):
+        write("The model does not see this tool.")
+    if gate.is_dry(spec):
+        write("DRY_RUN is set: a call only describes its effect.")
+    write(*(f"warn  {note}" for note in (*policies.notes, *problem)))
+    write("Decisions of people in their sessions are not considered.")
 
 
 def _arguments(spec: ToolSpec, text: str) -> tuple[Mapping[str, Any], list[str]]:

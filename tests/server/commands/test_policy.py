@@ -25,14 +25,14 @@ def offer_the_catalog(remove_settings: None, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("DEVICE_TOOLS_FILE", str(IOS_CATALOG))
 
 
-def explain(*arguments: str) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(run_policy("explain", *arguments, "--json"))
-    return answer
+def explain(*arguments: str) -> tuple[str, str]:
+    """Return the first line of an explanation, and the rest."""
+    head, _, rest = run_policy("explain", *arguments).partition("\n")
+    return head, rest
 
 
 def test_without_a_file_there_are_no_rules() -> None:
     assert run_policy("list") == "There are no rules: each tool's risk decides.\n"
-    assert json.loads(run_policy("list", "--json")) == {"rules": [], "notes": [], "findings": []}
     assert not FILE.exists()
 
 
@@ -46,9 +46,7 @@ def test_rules_are_added_listed_and_removed() -> None:
         ["2", "ask", "agent.*", "device", "where", "limit", "is", "3"],
     ]
     assert run_policy("remove", "1") == f"Removed rule 1: deny agent.cancel.\n{APPLIED}"
-    assert json.loads(run_policy("list", "--json"))["rules"] == [
-        {"number": 1, "effect": "ask", "tool": "agent.*", "source": "device", "args": {"limit": {"eq": 3}}}
-    ]
+    assert load(FILE).rules == (Rule("ask", "agent.*", "device", args={"limit": {"eq": 3}}),)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +105,6 @@ def test_an_ineffective_rule_is_a_warning() -> None:
     output = run_policy("add", "allow", "agent.status", "--arg", "nme:eq=x")
     assert "warn  Rule 1 (" in output and "takes the argument nme" in output
     assert "warn  Rule 1 (" in run_policy("list")
-    assert len(json.loads(run_policy("list", "--json"))["findings"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -121,32 +118,27 @@ def test_an_invalid_file_is_an_error_and_stays_unchanged(command: tuple[str, ...
 
 
 def test_without_rules_the_risk_decides() -> None:
-    answer = explain("calculator", '{"expression": "1+1"}')
-    assert (answer["verdict"], answer["risk"], answer["effect"]) == ("allow", "safe", "read")
-    assert (answer["ruleNumber"], answer["rule"], answer["notes"]) == (None, None, [])
-    assert [(step["step"], step["verdict"]) for step in answer["steps"]] == [
-        ("deny", None),
-        ("ask", None),
-        ("allow", None),
-        ("default", "allow"),
+    head, rest = explain("calculator", '{"expression": "1+1"}')
+    assert head == "calculator: allow"
+    assert rest.startswith("  It is safe.\n\nrisk safe, effect read, source builtin\n")
+    assert [line.split()[:2] for line in rest.splitlines()[4:8]] == [
+        ["deny", "-"],
+        ["ask", "-"],
+        ["allow", "-"],
+        ["default", "allow"],
     ]
-    assert answer["reasons"] == ["It is safe."]
 
 
 def test_the_deciding_rule_and_each_step_have_their_numbers() -> None:
     run_policy("add", "allow", "agent.*")
     run_policy("add", "ask", "agent.spawn")
     run_policy("add", "deny", "agent.spawn", "--arg", "repository:glob=https://github.com/octocat/*")
-    answer = explain("agent.spawn", '{"prompt": "x", "repository": "octocat/a"}')
-    assert (answer["verdict"], answer["ruleNumber"], answer["rule"]["effect"]) == ("deny", 3, "deny")
-    assert [(step["verdict"], step["ruleNumber"]) for step in answer["steps"]] == [
-        ("deny", 3),
-        ("ask", 2),
-        ("allow", 1),
-        ("allow", None),
-    ]
-    answer = explain("agent.spawn", '{"prompt": "x", "repository": "me/a"}')
-    assert (answer["verdict"], answer["ruleNumber"]) == ("ask", 2)
+    head, rest = explain("agent.spawn", '{"prompt": "x", "repository": "octocat/a"}')
+    assert head == "agent.spawn: deny (rule 3)"
+    steps = [line for line in rest.splitlines() if line.startswith(("deny ", "ask ", "allow ", "default "))]
+    assert [line.partition(" (rule ")[2] for line in steps] == ["3)", "2)", "1)", ""]
+    head, _ = explain("agent.spawn", '{"prompt": "x", "repository": "me/a"}')
+    assert head == "agent.spawn: ask (rule 2)"
 
 
 def test_an_explanation_in_words() -> None:
@@ -168,20 +160,19 @@ def test_an_explanation_in_words() -> None:
 
 def test_text_of_third_parties_makes_a_write_ask() -> None:
     call = ("agent.spawn", '{"prompt": "x", "repository": "me/a"}')
-    assert explain(*call)["verdict"] == "allow"
-    answer = explain(*call, "--tainted")
-    assert (answer["verdict"], answer["tainted"]) == ("ask", True)
-    assert "strangers" in answer["reasons"][0]
+    assert explain(*call)[0] == "agent.spawn: allow"
+    head, rest = explain(*call, "--tainted")
+    assert head == "agent.spawn: ask" and "strangers" in rest
 
 
 def test_the_settings_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALLOWED_TOOLS", "agent.*")
     monkeypatch.setenv("DRY_RUN", "true")
-    answer = explain("calculator", '{"expression": "1"}')
-    assert (answer["verdict"], answer["offered"], answer["dryRun"]) == ("deny", False, False)
-    assert "ALLOWED_TOOLS" in answer["reasons"][0]
-    output = run_policy("explain", "agent.spawn", '{"prompt": "x", "repository": "me/a"}')
-    assert "DRY_RUN is set" in output and "does not see" not in output
+    head, rest = explain("calculator", '{"expression": "1"}')
+    assert head == "calculator: deny" and "ALLOWED_TOOLS" in rest
+    assert "does not see this tool" in rest and "DRY_RUN" not in rest
+    _, rest = explain("agent.spawn", '{"prompt": "x", "repository": "me/a"}')
+    assert "DRY_RUN is set" in rest and "does not see" not in rest
 
 
 def test_an_unknown_tool_is_an_error() -> None:
@@ -198,16 +189,13 @@ def test_arguments_must_be_an_object() -> None:
 
 
 def test_invalid_arguments_are_explained_with_a_note() -> None:
-    answer = explain("calculator", '{"expresion": "\\ud800"}')
-    assert answer["verdict"] == "allow"
-    assert answer["notes"][0].startswith("Validation refuses the call. Invalid arguments")
-    assert "warn  Validation refuses the call" in run_policy("explain", "calculator", '{"expresion": "1"}')
+    head, rest = explain("calculator", '{"expresion": "\\ud800"}')
+    assert head == "calculator: allow" and "warn  Validation refuses the call. Invalid arguments" in rest
 
 
 def test_tools_of_the_operators_catalog_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     lamp = {"name": "lamp.on", "inputSchema": {"type": "object"}, "annotations": {"destructiveHint": True}}
     Path("tools.json").write_text(json.dumps({"tools": [lamp]}))
     monkeypatch.setenv("DEVICE_TOOLS_FILE", "tools.json")
-    answer = explain("lamp.on")
-    assert (answer["verdict"], answer["warn"], answer["risk"]) == ("ask", True, "high")
-    assert "lamp.on: ask, with a warning\n" in run_policy("explain", "lamp.on")
+    head, rest = explain("lamp.on")
+    assert head == "lamp.on: ask, with a warning" and "\nrisk high" in rest
