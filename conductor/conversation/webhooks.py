@@ -13,9 +13,6 @@ EVENTS = (
     *("session.started", "session.ended", "turn.ended", "approval.waiting", "approval.decided"),
     *("call.unknown", "call.late", "device.wanted", "budget.spent", "reminder.due_offline"),
 )
-# Events that wait in a session; the oldest is dropped.
-MAX_WAITING = 256
-
 _Fact: TypeAlias = tuple[str, dict[str, Any]]
 
 
@@ -36,8 +33,6 @@ def take(state: Conversation, record: r.Record, at: int) -> None:
             event_id = f"msg_{slot_id(state, number)}"
             data = {"number": state.record_count, **data}
             state.webhook_events[event_id] = WebhookEvent(event_id, kind, at, data)
-    while len(state.webhook_events) > MAX_WAITING:
-        del state.webhook_events[next(iter(state.webhook_events))]
 
 
 def _facts(state: Conversation, record: r.Record, at: int) -> Iterator[_Fact]:

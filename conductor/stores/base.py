@@ -174,12 +174,17 @@ class SessionLog(Protocol):
         ...
 
     async def keys(
-        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
+        self,
+        subject: str | None,
+        session_id: str | None,
+        after: SessionKey | None,
+        limit: int,
+        since: float = 0.0,
     ) -> list[SessionKey]:
         """List sessions in order by subject and id, after ``after``; None matches all.
 
-        Deleted sessions may be among them. Raises `StoreUnavailable`, as `read` and `delete` do; the three
-        make no claims.
+        ``since``: only those that were claimed or written then (epoch seconds) or later. Deleted sessions may
+        be among them. Raises `StoreUnavailable`, as `read` and `delete` do; the three make no claims.
         """
         ...
 

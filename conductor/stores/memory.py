@@ -75,12 +75,18 @@ class MemoryStore:
             self._delete(claim.key)
 
     async def keys(
-        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
+        self,
+        subject: str | None,
+        session_id: str | None,
+        after: SessionKey | None,
+        limit: int,
+        since: float = 0.0,
     ) -> list[SessionKey]:
         keys = sorted(
             (key.subject, key.session_id)
-            for key in self._sessions
+            for key, session in self._sessions.items()
             if subject in (None, key.subject) and session_id in (None, key.session_id)
+            if session.meta.updated >= since
         )
         first = ("", "") if after is None else (after.subject, after.session_id)
         return [SessionKey(*key) for key in keys if after is None or key > first][:limit]

@@ -346,6 +346,8 @@ class StoreContract:
         assert await store.keys(None, "s-1", None, 100) == KEYS[1::3]
         assert await store.keys("bc", "s-1", None, 100) == [SessionKey("bc", "s-1")]
         assert await store.keys(None, "s-*", None, 100) == []
+        assert await store.keys(None, None, None, 100, time.time() - 60) == KEYS
+        assert await store.keys(None, None, None, 100, time.time() + 60) == []
 
     @pytest.mark.parametrize("limit", [1, 5, 12])
     async def test_pages_follow_each_other(self, store: SessionLog, limit: int) -> None:

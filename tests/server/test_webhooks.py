@@ -250,7 +250,7 @@ async def test_a_reminder_of_a_person_who_is_away_is_told_once(
     receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pickup, "OFFLINE_MS", 0)
-    monkeypatch.setattr(pickup, "LOOK_S", 0.01)
+    monkeypatch.setattr(pickup, "REMINDER_S", 0.01)
     store = SqliteStore(tmp_path / "s.db")
     await store.open()
     due = epoch_ms() - 1_000

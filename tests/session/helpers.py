@@ -191,9 +191,14 @@ class StoreProxy:
         await self.inner.release(claim)
 
     async def keys(
-        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
+        self,
+        subject: str | None,
+        session_id: str | None,
+        after: SessionKey | None,
+        limit: int,
+        since: float = 0.0,
     ) -> list[SessionKey]:
-        return await self.inner.keys(subject, session_id, after, limit)
+        return await self.inner.keys(subject, session_id, after, limit, since)
 
     async def read(self, key: SessionKey) -> Stored | None:
         return await self.inner.read(key)

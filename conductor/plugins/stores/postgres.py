@@ -130,7 +130,7 @@ SELECT count(*) FROM gone
 _LIST = """
 SELECT subject, session_id FROM conductor_session
 WHERE epoch>0 AND ($1::text IS NULL OR subject=$1) AND ($2::text IS NULL OR session_id=$2)
-    AND ($3::text IS NULL OR (subject, session_id) > ($3, $4))
+    AND ($3::text IS NULL OR (subject, session_id) > ($3, $4)) AND updated>=$6
 ORDER BY subject, session_id LIMIT $5
 """
 
@@ -219,10 +219,16 @@ class PostgresStore:
     # -- the operator's operations
 
     async def keys(
-        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
+        self,
+        subject: str | None,
+        session_id: str | None,
+        after: SessionKey | None,
+        limit: int,
+        since: float = 0.0,
     ) -> list[SessionKey]:
         behind = (None, None) if after is None else (after.subject, after.session_id)
-        return [SessionKey(*row) for row in await self._fetch(_LIST, subject, session_id, *behind, limit)]
+        rows = await self._fetch(_LIST, subject, session_id, *behind, limit, since)
+        return [SessionKey(*row) for row in rows]
 
     async def read(self, key: SessionKey) -> Stored | None:
         rows = await self._fetch(_READ, key.subject, key.session_id)

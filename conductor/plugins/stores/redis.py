@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -43,6 +43,8 @@ _T = TypeVar("_T")
 
 # Commands at the same time; each takes a connection.
 _COMMANDS = 64
+# Keys of one step of a list.
+_PAGE = 1_000
 # Seconds between two looks at the map of slots, which take milliseconds of the event loop.
 _LOOK_S = 0.1
 # uvloop raises RuntimeError for a closed connection.
@@ -228,14 +230,20 @@ class RedisStore:
     # -- the operator's operations; SCAN does not block other clients
 
     async def keys(
-        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
+        self,
+        subject: str | None,
+        session_id: str | None,
+        after: SessionKey | None,
+        limit: int,
+        since: float = 0.0,
     ) -> list[SessionKey]:
         """List sessions by subject and id; scans all keys, once. Raises `StoreUnavailable`."""
         pattern = scripts.session_pattern(self.prefix, subject, session_id)
         names: set[bytes] = set()
         try:
             for redis in await self._servers.clients():
-                names.update([name async for name in redis.scan_iter(pattern, count=1000)])
+                found = [name async for name in redis.scan_iter(pattern, count=_PAGE)]
+                names.update(await _written(redis, found, since) if since > 0 else found)
         except _FAILURES as error:
             raise StoreUnavailable(f"The session store cannot be used: {_reason(error)}.") from None
         first = ("", "") if after is None else (after.subject, after.session_id)
@@ -295,6 +303,17 @@ async def _run(
     redis: Redis, script: str, name: str, arguments: Sequence[str | bytes | int], at: Redis | None = None
 ) -> Any:
     return await redis.register_script(script)([name], arguments, at)
+
+
+async def _written(redis: Redis, names: Sequence[bytes], since: float) -> Iterator[bytes]:
+    times: list[bytes | None] = []
+    for start in range(0, len(names), _PAGE):
+        pipeline = redis.pipeline(transaction=False)
+        for name in names[start : start + _PAGE]:
+            pipeline.hget(name, "updated")
+        times += await pipeline.execute()
+    # Redis counts whole seconds.
+    return (name for name, time in zip(names, times, strict=True) if int(time or 0) >= int(since))
 
 
 async def _warnings(redis: Redis) -> list[str]:

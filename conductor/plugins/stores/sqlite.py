@@ -47,7 +47,7 @@ WHERE {_KEY} AND token=?3 AND token<>'' AND revision=?5 AND commit_id<>?4 RETURN
 _LIST = """
 SELECT subject, session_id FROM session
 WHERE (?1 IS NULL OR subject=?1) AND (?2 IS NULL OR session_id=?2)
-    AND (?3 IS NULL OR (subject, session_id) > (?3, ?4))
+    AND (?3 IS NULL OR (subject, session_id) > (?3, ?4)) AND updated>=?6
 ORDER BY subject, session_id LIMIT ?5
 """
 
@@ -121,10 +121,15 @@ class SqliteStore:
     # -- the operator's operations
 
     async def keys(
-        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
+        self,
+        subject: str | None,
+        session_id: str | None,
+        after: SessionKey | None,
+        limit: int,
+        since: float = 0.0,
     ) -> list[SessionKey]:
         behind = (None, None) if after is None else (after.subject, after.session_id)
-        values = (subject, session_id, *behind, limit)
+        values = (subject, session_id, *behind, limit, since)
         rows = await self._run(lambda connection: connection.execute(_LIST, values).fetchall())
         return [SessionKey(*row) for row in rows]
 

@@ -33,6 +33,8 @@ MAX_ANSWER_BYTES = 65_536
 RETRY_S, MAX_RETRY_S = 1.0, 120.0
 # Seconds that a session which ends waits for its last events.
 SETTLE_S = 1.0
+# Events that wait in a session; older ones are given up.
+MAX_WAITING = 256
 # Subject and field of the events that were given up, and their number.
 DEAD, DEAD_FIELD = f"{NEVER_EXPIRES}webhooks", "dead"
 MAX_DEAD = 1_000
@@ -63,7 +65,8 @@ def sign(key: bytes, event_id: str, seconds: int, body: bytes) -> str:
 class Deliverer:
     """Sends events to the receiver of ``file`` by the ``transport``.
 
-    An event is given up after ``patience_s``. ``problem``: why the receiver did not take the last one.
+    An event is given up after ``patience_s``, or if too many wait behind it. ``problem``: why the receiver
+    did not take the last one.
     """
 
     def __init__(
@@ -103,7 +106,8 @@ class Deliverer:
         delivered.intersection_update(waiting)
         try:
             while event := next((event for event in waiting.values() if event.id not in delivered), None):
-                if not await self.deliver(session.key, event):
+                is_crowded = len(waiting) - len(delivered) > MAX_WAITING
+                if not await self.deliver(session.key, event, is_crowded=is_crowded):
                     if session.is_closed:
                         return
                     await asyncio.sleep(min(MAX_RETRY_S, RETRY_S * 2.0**failures) * random.uniform(0.5, 1.0))
@@ -116,10 +120,10 @@ class Deliverer:
         finally:
             del self._tasks[session]
 
-    async def deliver(self, key: SessionKey, event: WebhookEvent) -> bool:
-        """Send an event once; False if it has to be sent again. An old one is given up."""
-        problem = await self._send(key, event)
-        is_late = epoch_ms() - event.at >= self._patience_ms
+    async def deliver(self, key: SessionKey, event: WebhookEvent, *, is_crowded: bool = False) -> bool:
+        """Send an event once; False if it has to be sent again. An old or crowded one is given up."""
+        problem = "too many events" if is_crowded else await self._send(key, event)
+        is_late = is_crowded or epoch_ms() - event.at >= self._patience_ms
         return not problem or (is_late and await self._bury(key, event, problem))
 
     async def _send(self, key: SessionKey, event: WebhookEvent) -> str:
@@ -142,7 +146,7 @@ class Deliverer:
                     budget -= len(chunk)
                 answer.close()
             problem = "" if 200 <= response.status_code < 300 else f"status {response.status_code}"
-        except (httpx2.HTTPError, TimeoutError) as error:
+        except Exception as error:  # one event that cannot be sent must not end the delivery of others
             problem = type(error).__name__
         if problem != self.problem:
             self.problem = problem

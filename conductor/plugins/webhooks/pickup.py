@@ -21,26 +21,28 @@ from conductor.errors import StoreError, StoreUnavailable
 from conductor.plugins.webhooks.delivery import MAX_RETRY_S, Deliverer
 from conductor.server.listener import Listener
 from conductor.server.sessions import Visitor
-from conductor.stores.base import SessionKey
+from conductor.stores.base import Meta, SessionKey
 from conductor.tools.reminders import FIELD, TAKEN_MS, Reminder, read_reminders, write_reminders
 
 log = structlog.get_logger(__name__)
 
-# Seconds between two looks for due reminders, and between two scans.
-LOOK_S, SCAN_S = 5.0, 300.0
+# Seconds between two looks for due reminders, for waiting events, and for sessions that were written.
+REMINDER_S, LOOK_S, LIST_S = 5.0, 30.0, 300.0
 # Milliseconds after which a due reminder of a person without a connection is announced.
 OFFLINE_MS = 5_000
 # Keys in a page, seconds for the delivery of a session, and seconds by which clocks may differ.
-PAGE, DELIVERY_S, SKEW_S = 1_000, 30.0, 60.0
+PAGE, DELIVERY_S, SKEW_S = 10_000, 30.0, 60.0
 _NODE, _PID = platform.node() or "node", str(os.getpid())
 _TEXTS = PREFIX + FIELD
 _NEVER = 2**63
+_REFUSED = "The receiver of webhooks accepts no events."
 
 
 class Pickup:
-    """Scans the store at the start and at an interval; reading makes no claims.
+    """Delivers the events of sessions that no process serves; reading makes no claims.
 
-    A scan replays only sessions that were written since the last one, or had events then.
+    The first list has all sessions, later ones those that were written since. Each of them is looked at until
+    none of its events waits.
     """
 
     def __init__(self, listener: Listener, deliverer: Deliverer) -> None:
@@ -49,54 +51,67 @@ class Pickup:
         self._store = listener.services.store
         self._records = listener.services.subject_records or SubjectRecords(self._store)
         self._announces = "reminder.due_offline" in listener.services.webhooks.events
-        self._scanned_at = 0.0
-        self._waiting: set[SessionKey] = set()
+        self._listed_at = 0.0
+        self._keys: dict[SessionKey, None] = {}
         # When the next reminder of a person is due.
         self._due: dict[str, int] = {}
 
     async def run(self) -> None:
         """Look for ever."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(_repeat(self.scan, SCAN_S))
+            group.create_task(_repeat(self.look, LOOK_S))
             if self._announces:
-                group.create_task(_repeat(self._announce_reminders, LOOK_S))
+                group.create_task(_repeat(self._announce_reminders, REMINDER_S))
 
-    async def scan(self) -> None:
-        """Pick up the sessions of no process, and note when reminders are due. Raises `StoreError`."""
-        since, self._scanned_at = self._scanned_at - SKEW_S, time.time()
-        former, self._waiting, after = self._waiting, set[SessionKey](), None
-        while keys := await self._store.keys(None, None, after, PAGE):
-            for after in keys:
-                if after.session_id == RECORD_ID and self._announces:
-                    records = SubjectRecords(self._store)  # not kept: there may be many
-                    await records.load(after.subject)
-                    self._note_due(after.subject, records.get(after.subject, _TEXTS))
-                elif not (after.never_expires or self._registry.has(after)):
-                    await self._look_at(after, since if after not in former else 0.0)
+    async def look(self) -> None:
+        """Deliver what no process does, and note when reminders are due. Raises `StoreError`."""
+        if time.time() - self._listed_at >= LIST_S:
+            await self._list()
+        for key in list(self._keys):
+            if not self._registry.has(key):
+                del self._keys[key]
+                self._keys[key] = None  # the last one of the next look, if it fails now
+                if await self._is_settled(key):
+                    del self._keys[key]
 
-    async def _look_at(self, key: SessionKey, since: float) -> None:
+    async def _list(self) -> None:
+        now, after = time.time(), None
+        while page := await self._store.keys(None, None, after, PAGE, self._listed_at - SKEW_S):
+            after = page[-1]
+            self._keys.update((key, None) for key in page if self._is_of_interest(key))
+        self._listed_at = now
+
+    def _is_of_interest(self, key: SessionKey) -> bool:
+        return self._announces if key.session_id == RECORD_ID else not key.never_expires
+
+    async def _is_settled(self, key: SessionKey) -> bool:
+        """Tell whether nothing waits in a session; if no process delivers it, do so."""
+        if key.session_id == RECORD_ID:
+            records = SubjectRecords(self._store)  # not kept: there may be many
+            await records.load(key.subject)
+            self._note_due(key.subject, records.get(key.subject, _TEXTS))
+            return True
         stored = await self._store.read(key)
-        if stored is None or stored.meta.updated < since:
-            return
+        if stored is None:
+            return True
         state = await asyncio.to_thread(replay_commits, stored.commits(), stored.meta.revision)
-        if not state.webhook_events:
-            return
-        self._waiting.add(key)
-        oldest = min(event.at for event in state.webhook_events.values())
-        if self._is_orphan(stored.meta.token, (epoch_ms() - oldest) / 1000):
+        if state.webhook_events and self._is_orphan(stored.meta):
             visitor = Visitor()
             session, _ = await self._registry.bind(key, visitor)
             await self._deliverer.settle(session, DELIVERY_S)
             # One that was not closed in order has its grace period: its client may return.
             self._registry.unbind(key, visitor, at_once=not session.state.opened)
+            if session.state.webhook_events and self._deliverer.problem:
+                raise StoreUnavailable(_REFUSED)
+        return not state.webhook_events
 
-    def _is_orphan(self, token: str, waiting_s: float) -> bool:
+    def _is_orphan(self, meta: Meta) -> bool:
         """Tell whether no process delivers a session's events. If it errs, the client joins again."""
-        node, _, pid = token.rpartition(":")[0].rpartition("-")
-        if not token or (node == _NODE and (pid == _PID or not _runs(int(pid)))):
+        node, _, pid = meta.token.rpartition(":")[0].rpartition("-")
+        if not meta.token or (node == _NODE and (pid == _PID or not _runs(int(pid)))):
             return True
-        # Its process would have retried by now, and the receiver accepts events.
-        return waiting_s > 3 * MAX_RETRY_S and not self._deliverer.problem
+        # Its process would have delivered them by now, and recorded that; and the receiver accepts events.
+        return time.time() - meta.updated > 3 * MAX_RETRY_S and not self._deliverer.problem
 
     # -- reminders of people who are not connected
 
@@ -121,7 +136,7 @@ class Pickup:
         data = {"reminder": reminder.id, "text": reminder.text, "dueAt": iso_time(reminder.due_ms)}
         event = WebhookEvent(f"msg_{digest[:32]}", "reminder.due_offline", reminder.due_ms, data)
         if not await self._deliverer.deliver(SessionKey(person, ""), event):
-            raise StoreUnavailable("The receiver of webhooks accepts no events.")
+            raise StoreUnavailable(_REFUSED)
         announced = replace(reminder, announced_ms=reminder.due_ms)
 
         def mark(text: str) -> str:

@@ -105,9 +105,14 @@ class FolderStore:
                 self._save(file)
 
     async def keys(
-        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
+        self,
+        subject: str | None,
+        session_id: str | None,
+        after: SessionKey | None,
+        limit: int,
+        since: float = 0.0,
     ) -> list[SessionKey]:
-        keys = [file.key for file in self._files()]
+        keys = [file.key for file in self._files() if file.meta.updated >= since]
         keys = [
             key for key in keys if subject in (None, key.subject) and session_id in (None, key.session_id)
         ]
