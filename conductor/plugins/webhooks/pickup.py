@@ -85,7 +85,7 @@ class Pickup:
         return self._announces if key.session_id == RECORD_ID else not key.never_expires
 
     async def _is_settled(self, key: SessionKey) -> bool:
-        """Tell whether nothing waits in a session; if no process delivers it, do so."""
+        """Tell whether nothing of a session is left to tell; tell it if no process does."""
         if key.session_id == RECORD_ID:
             records = SubjectRecords(self._store)  # not kept: there may be many
             await records.load(key.subject)
@@ -95,7 +95,9 @@ class Pickup:
         if stored is None:
             return True
         state = await asyncio.to_thread(replay_commits, stored.commits(), stored.meta.revision)
-        if state.webhook_events and self._is_orphan(stored.meta):
+        waits = bool(state.webhook_events)
+        is_orphan = (waits or state.opened) and self._is_orphan(stored.meta, waits=waits)
+        if is_orphan:
             visitor = Visitor()
             session, _ = await self._registry.bind(key, visitor)
             await self._deliverer.settle(session, DELIVERY_S)
@@ -103,15 +105,15 @@ class Pickup:
             self._registry.unbind(key, visitor, at_once=not session.state.opened)
             if session.state.webhook_events and self._deliverer.problem:
                 raise StoreUnavailable(_REFUSED)
-        return not state.webhook_events
+        return not (waits or is_orphan)
 
-    def _is_orphan(self, meta: Meta) -> bool:
-        """Tell whether no process delivers a session's events. If it errs, the client joins again."""
+    def _is_orphan(self, meta: Meta, *, waits: bool) -> bool:
+        """Tell whether no process has a session. If it errs, the client joins again."""
         node, _, pid = meta.token.rpartition(":")[0].rpartition("-")
         if not meta.token or (node == _NODE and (pid == _PID or not _runs(int(pid)))):
             return True
-        # Its process would have delivered them by now, and recorded that; and the receiver accepts events.
-        return time.time() - meta.updated > 3 * MAX_RETRY_S and not self._deliverer.problem
+        # Its process would have delivered the events by now, and recorded that: the receiver accepts some.
+        return waits and time.time() - meta.updated > 3 * MAX_RETRY_S and not self._deliverer.problem
 
     # -- reminders of people who are not connected
 
