@@ -268,6 +268,8 @@ def ended(
         text = f"{draft} {CUT_OFF}" if draft else ""
         cause_of = failure or error
         apology = view.rules.failures.get(cause_of, "") if cause_of is not None else ""
+        if failure == "budget_spent" and AssistantMessage(apology) in view.state.log[-2:]:
+            apology = ""  # it was said at the turn before
         speech_text = for_the_ear(apology) if apology else ""
     return r.TurnEnded(
         reason,

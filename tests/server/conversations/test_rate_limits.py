@@ -170,6 +170,9 @@ async def test_a_turn_beyond_the_days_budget_says_so_and_asks_no_model() -> None
             assert [error["code"] for error in phone.errors()] == ["rate_limited"]
             assert phone.speeches() == ["Sorry, today's allowance is used up. Please come back tomorrow."]
             assert phone.shapes()[-1] == "state idle"
+            await phone.ask("hi again")
+            assert [error["code"] for error in phone.errors()] == ["rate_limited"] * 2
+            assert len(phone.speeches()) == 1, "it is spoken once"
         async with App(url, "s-3", headers=bearer(TOKENS[1])) as other_phone:
             await other_phone.ask("hi")
             assert other_phone.finals() == ["Hi."]
