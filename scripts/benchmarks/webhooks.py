@@ -39,7 +39,14 @@ VISIT_S, SETTLE_S = 8.0, 180.0
 MOST_EVENTS, LONGEST_S = 12, 2.0
 """Between two kills: requests at the receiver, and seconds if there are fewer."""
 TOOL = "device.look"
-TOOLS = [{"name": TOOL, "description": "Looks.", "inputSchema": {}, "annotations": {"readOnlyHint": True}}]
+TOOLS = [
+    {
+        "name": TOOL,
+        "description": "Looks.",
+        "inputSchema": {"type": "object"},
+        "annotations": {"readOnlyHint": True},
+    }
+]
 FINDINGS = ("lost", "of another id", "out of order", "tracebacks")
 
 
@@ -130,7 +137,7 @@ async def _kill(kills: int, chance: random.Random, nodes: Sequence[Node], receiv
         target = receiver if number % 2 else nodes[number // 2 % len(nodes)]
         await target.kill()
         await asyncio.sleep(chance.uniform(0.0, 0.2))
-        for last in (False, False, True):
+        for last in (False, False, False, False, True):
             try:
                 await target.start()
                 break

@@ -27,7 +27,7 @@ REMAINING = {
     "backups": "They are the operator's, with what was stored at their time.",
     "log lines": "They have the person's hash and, unless LOG_CONTENT is set, no texts.",
     "dead webhooks": "They have the person's hash and the session's id, and no texts.",
-    "notes": "NOTES_DIR is one folder for all people, and its files name no person.",
+    "notes": "They are files: those of a named person are in the folder of NOTES_DIR with the person's hash.",
 }
 
 

@@ -1,4 +1,7 @@
-"""The tools ``notes_create`` and ``notes_search``: notes as markdown files in one folder (NOTES_DIR)."""
+"""The tools ``notes_create`` and ``notes_search``: notes as markdown files in one folder (NOTES_DIR).
+
+A person whom an identity provider, a proxy or the app's backend names has a folder of their own in it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +19,7 @@ from conductor.plugins.tools.read_file import read_bytes
 from conductor.plugins.tools.sandbox import CancelFlag, Files, SandboxPath, open_folder
 from conductor.plugins.tools.walk import Walk
 from conductor.plugins.tools.write_file import encode, write_new
+from conductor.rate_limit import PERSON
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
 from conductor.tools.reminders import find_zone
 
@@ -60,13 +65,15 @@ class NotesCreate:
 
         def work(stop: CancelFlag) -> ToolOutcome:
             data = encode(f"# {title}\n\n{arguments['text'].strip()}\n")
+            stem = f"{day}-{_slug(title)}"
             return self._files.first(
-                ".", lambda location: self._save(location, f"{day}-{_slug(title)}", data, stop)
+                _folder(context), lambda location: self._save(location, stem, data, stop)
             )
 
         return await self._files.run(work)
 
     def _save(self, location: SandboxPath, stem: str, data: bytes, stop: CancelFlag) -> ToolOutcome:
+        _make(location)
         with open_folder(location) as folder:
             for number in range(1, _SAME_TITLE):
                 name = f"{stem}-{number}.md" if number > 1 else f"{stem}.md"
@@ -95,7 +102,7 @@ class NotesSearch:
         },
         risk="safe",
         effect="read",
-        untrusted=True,  # all persons of the server share the notes
+        untrusted=True,  # people who are not named share the notes
     )
 
     def __init__(self, files: Files) -> None:
@@ -107,7 +114,9 @@ class NotesSearch:
 
         def work(stop: CancelFlag) -> ToolOutcome:
             walk = Walk(self._files, stop, BUDGET_S)
-            matches = self._files.first(".", lambda location: self._search(location, words, walk, stop))
+            matches = self._files.first(
+                _folder(context), lambda location: self._search(location, words, walk, stop)
+            )
             matches.sort(key=lambda match: match[:2], reverse=True)
             notes = [note for _, _, note in matches[: arguments.get("limit", 5)]]
             data = {"notes": notes, "found": len(matches), "complete": walk.complete}
@@ -119,8 +128,14 @@ class NotesSearch:
         self, top: SandboxPath, words: set[str], walk: Walk, stop: CancelFlag
     ) -> list[tuple[int, float, dict[str, Any]]]:
         # Each match with its number of words and the time of its last change.
+        _make(top)
         matches: list[tuple[int, float, dict[str, Any]]] = []
-        notes = (item for item in walk.files_below(top) if item[1].parts[-1].endswith((".md", ".txt")))
+        notes = (
+            (folder, location)
+            for folder, location in walk.files_below(top)
+            if location.name.endswith((".md", ".txt"))
+            and (top.parts or not location.parts[0].startswith(PERSON))
+        )
         for count, (folder, location) in enumerate(notes):
             if count >= MAX_NOTES or walk.full():
                 walk.cut(f"Only {count:,} notes were searched.")
@@ -137,6 +152,16 @@ class NotesSearch:
                 path = self._files.roots.path_of(location)
                 matches.append((len(hits), modified, _excerpt(path, text, modified, min(hits, default=0))))
         return matches
+
+
+def _folder(context: CallContext) -> str:
+    return context.subject if context.subject.startswith(PERSON) else "."
+
+
+def _make(location: SandboxPath) -> None:
+    if location.parts:
+        with suppress(FileExistsError), open_folder(location.parent) as folder:
+            os.mkdir(location.name, 0o700, dir_fd=folder)
 
 
 def _excerpt(path: str, text: str, modified: float, hit: int) -> dict[str, Any]:
