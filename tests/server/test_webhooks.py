@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from aiohttp import web
 from conductor.conversation.core import epoch_ms
 from conductor.conversation.ledger import PREFIX, SubjectRecords
 from conductor.conversation.webhooks import EVENTS
-from conductor.errors import SettingsError
+from conductor.errors import SettingsError, StoreUnavailable
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import Finished, ModelRequest, TextDelta, Usage
 from conductor.plugins.stores.sqlite import SqliteStore
@@ -25,10 +26,12 @@ from conductor.plugins.webhooks import delivery, pickup
 from conductor.plugins.webhooks.delivery import DEAD, DEAD_FIELD, read_dead
 from conductor.plugins.webhooks.file import load_webhooks
 from conductor.settings import load_settings
+from conductor.stores.base import SessionKey
 from conductor.tools.reminders import FIELD, Reminder, write_reminders
+from tests.app import App
 from tests.conftest import ROOT, Main
 from tests.models import Script
-from tests.server.api import backend
+from tests.server.api import Backend, backend
 from tests.server.receiver import SECRET, Receiver, receiving
 from tests.server.test_takeover_questions import MOVE
 from tests.server.wires import until
@@ -189,16 +192,16 @@ async def test_an_old_event_is_given_up_and_shown(
 # -- the device
 
 
-async def test_a_phone_that_is_wanted_and_comes_back_runs_the_call_once(
-    receiver: Receiver, tmp_path: Path
-) -> None:
+@asynccontextmanager
+async def wanted(receiver: Receiver, folder: Path, **limits: Any) -> AsyncIterator[tuple[Backend, App]]:
+    """Have the model call a phone that has just gone, until the backend knows."""
     gate = asyncio.Event()
 
     def replies(request: ModelRequest) -> Script:
         return look(request) if isinstance(request.messages[-1], ToolResult) else [gate, *look(request)]
 
-    options = {**values(receiver, tmp_path, events=["device.wanted"]), "session_grace_s": 60}
-    async with backend(replies, **options) as served:
+    options = {**values(receiver, folder, events=["device.wanted"]), "session_grace_s": 60}
+    async with backend(replies, limits=limits, **options) as served:
         phone = served.phone(tools={"look": lambda _: "a cat"}, start_fields=LOOKS)
         await phone.open()
         phone.say("Look.")
@@ -206,44 +209,96 @@ async def test_a_phone_that_is_wanted_and_comes_back_runs_the_call_once(
         await phone.cut()
         await until(lambda: not served.listener.connections)
         gate.set()
-        wanted = await receiver.until("device.wanted")
-        assert wanted["tool"] == "look" and set(wanted) == {
-            "person",
-            "session",
-            "number",
-            "call",
-            "tool",
-            "expiresAt",
-        }
+        data = await receiver.until("device.wanted")
+        assert set(data) == {"person", "session", "number", "call", "tool", "expiresAt"}
+        assert data["tool"] == "look"
+        yield served, phone
+        await phone.close()
+    assert receiver.tries == 1
+
+
+async def test_a_phone_that_is_wanted_and_comes_back_runs_the_call_once(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    async with wanted(receiver, tmp_path) as (_, phone):
         await phone.open()
         await until(lambda: phone.speeches() == ["It said a cat."])
-        assert phone.runs == [("look", {})] and receiver.tries == 1
-        await phone.close()
+        assert phone.runs == [("look", {})]
 
 
 async def test_a_call_whose_phone_comes_too_late_is_told_as_it_was(
     receiver: Receiver, tmp_path: Path
 ) -> None:
-    gate = asyncio.Event()
-
-    def replies(request: ModelRequest) -> Script:
-        return look(request) if isinstance(request.messages[-1], ToolResult) else [gate, *look(request)]
-
-    options = {**values(receiver, tmp_path, events=["device.wanted"]), "session_grace_s": 60}
-    async with backend(replies, limits={"tool_timeout": 0.05}, **options) as served:
-        phone = served.phone(tools={"look": lambda _: "a cat"}, start_fields=LOOKS)
-        await phone.open()
-        phone.say("Look.")
-        await until(lambda: bool(served.provider.requests))
-        await phone.cut()
-        await until(lambda: not served.listener.connections)
-        gate.set()
-        await receiver.until("device.wanted")
+    async with wanted(receiver, tmp_path, tool_timeout=0.05) as (served, phone):
         await until(lambda: len(served.provider.requests) == 2)
         await phone.open()
         await until(lambda: phone.speeches() == ["It said device_not_connected."])
         assert not phone.runs
-        await phone.close()
+
+
+async def test_a_change_without_an_answer_is_unknown_and_its_late_result_is_told(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    def replies(request: ModelRequest) -> Script:
+        results = [message for message in request.messages if isinstance(message, ToolResult)]
+        return [TextDelta("I do not know.")] if results else [ToolCall("c-1", "move_file", "{}")]
+
+    start = {"capabilities": ["tools", "approval"], "tools": [MOVE]}
+    options = values(receiver, tmp_path, events=["call.unknown", "call.late"])
+    async with backend(replies, limits={"tool_timeout": 0.05}, **options) as served:
+        phone = served.phone(tools={"move_file": lambda _: None}, start_fields=start)
+        phone.decide = lambda _: "allow"
+        async with phone:
+            await phone.ask("Move it.")
+            unknown = await receiver.until("call.unknown")
+            assert unknown["tool"] == "move_file" and unknown["reason"] == "tool_result_timeout"
+            phone.result(unknown["call"], "moved")
+            late = await receiver.until("call.unknown", "call.late")
+            assert (late["call"], late["tool"]) == (unknown["call"], "move_file")
+
+
+# -- what cannot be sent, and what nobody sends
+
+
+async def test_events_beyond_the_limit_of_a_session_are_given_up_and_shown(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "MAX_WAITING", 2)
+    monkeypatch.setattr(delivery, "RETRY_S", 0.01)
+    receiver.status = 500
+    async with backend([HELLO] * 4, **values(receiver, tmp_path, **TURNS)) as served, served.phone() as phone:
+        for _ in range(4):
+            await phone.ask("Hello.")
+        (session,) = served.listener.registry.sessions
+        await until(lambda: len(session.state.webhook_events) == 2)
+        waiting = [event.data["number"] for event in session.state.webhook_events.values()]
+        receiver.status = 200
+        await receiver.until("turn.ended", "turn.ended")
+        assert [event["data"]["number"] for event in receiver.events] == waiting
+        dead = SubjectRecords(served.services.store)
+        await dead.load(DEAD)
+        entries = read_dead(dead.get(DEAD, DEAD_FIELD))
+        assert [entry.reason for entry in entries] == ["too many events"] * 2
+
+
+async def test_a_session_that_cannot_be_read_holds_up_no_other(receiver: Receiver, tmp_path: Path) -> None:
+    receiver.hangs = asyncio.Event()
+    async with backend([HELLO], **values(receiver, tmp_path)) as served, served.phone() as phone:
+        await phone.ask("Hello.")
+    receiver.hangs.set()
+    store = SqliteStore(tmp_path / "s.db")
+    await store.open()
+    claim = await store.claim(SessionKey("anonymous", "s-0"))  # the first one of the list
+    await store.append(claim, "c", b"no commit")
+    await store.aclose()
+    async with backend([HELLO], **values(receiver, tmp_path)) as served:
+        deliverer: Any = served.services.webhooks.delivery
+        looking = pickup.Pickup(served.listener, deliverer)
+        with pytest.raises(StoreUnavailable):
+            await looking.look()
+        with suppress(StoreUnavailable):
+            await looking.look()
+        await until(lambda: "session.ended" in receiver.types())
 
 
 async def test_a_reminder_of_a_person_who_is_away_is_told_once(
