@@ -22,7 +22,7 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 class TokenBucket:
     """Allows ``per_second`` on average and ``burst`` at once; ``now`` is any clock in seconds."""
 
-    __slots__ = ("_at", "_burst", "_per_second", "_tokens")
+    __slots__ = ("__weakref__", "_at", "_burst", "_per_second", "_tokens")
 
     def __init__(self, per_second: float, burst: float, now: float) -> None:
         self._per_second = per_second

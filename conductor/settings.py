@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
@@ -422,6 +423,16 @@ def load_settings(env_file: Path | None = ENV_FILE, **overrides: Any) -> Setting
 def _reason(message: str) -> str:
     text = message.removeprefix("Value error, ").rstrip(".")
     return f"is not valid: {text[:1].lower()}{text[1:]}."
+
+
+def is_safe_url(url: str) -> bool:
+    """Tell whether an address is https, or http to this machine, without a user: nobody else can answer."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    is_private = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
+    return is_private and bool(parts.hostname) and "@" not in parts.netloc
 
 
 def is_loopback(host: str) -> bool:

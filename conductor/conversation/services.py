@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol, TypeAlias
+from weakref import WeakValueDictionary
 
 from conductor.conversation.ledger import SubjectRecords
 from conductor.conversation.phrases import FAILURES, Failure
@@ -175,8 +176,9 @@ class Services:
     ``speak_segments``: replies are spoken in segments to all clients. ``bridge_phrases`` are spoken when a
     turn waits long for a tool. ``summarize_history``: the model summarises the dropped part of a history.
     ``rules`` are the operator's, read from ``policies``. ``subject_records`` enable the scope "always".
-    ``turn_rates`` and ``budget`` limit turns and the model's use by person and tenant. With ``local_only``
-    nothing leaves the local network. ``inspect``: clients may read the tools and the prompt of their session.
+    ``turn_rates`` and ``budget`` limit turns and the model's use by person and tenant; a rate is kept by the
+    sessions that share it. With ``local_only`` nothing leaves the local network. ``inspect``: clients may read
+    the tools and the prompt of their session.
     """
 
     store: SessionLog
@@ -202,7 +204,7 @@ class Services:
     judges: Mapping[str, ApprovalJudge[Any]] = field(default_factory=load_judges)
     redactor: Redactor = field(default_factory=lambda: Redactor(()))
     subject_records: SubjectRecords | None = None
-    turn_rates: dict[str, TokenBucket] = field(default_factory=dict)
+    turn_rates: WeakValueDictionary[str, TokenBucket] = field(default_factory=WeakValueDictionary)
     budget: DailyBudget | None = None
     admission: Admission = field(default_factory=Admission)
     inspect: bool = False

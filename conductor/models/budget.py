@@ -33,6 +33,8 @@ DAY_S = 86_400
 # Seconds from a reply to its record, and for which a record that was read is current.
 WRITE_S = 5.0
 _FIELD = "spent"
+# People whose time of reading is kept.
+_MAX_READ = 1_000
 
 
 class Records(Protocol):
@@ -88,11 +90,14 @@ class DailyBudget:
         self._unwritten: dict[str, Amount] = {}
         self._writer: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
+        self._writing = asyncio.Lock()
 
     async def is_spent(self, subject: str) -> bool:
         """Tell whether the person or the tenant has used up today's budget."""
         for name, limit in self._limits(subject):
             if self._now() - self._read_at.get(name, 0.0) >= self._write_s:
+                if len(self._read_at) >= _MAX_READ:
+                    self._read_at.clear()
                 with suppress(StoreError):  # the turn itself reports a store that is away
                     await self._records.load(name)
                     self._read_at[name] = self._now()
@@ -108,6 +113,12 @@ class DailyBudget:
             self._add(name, Amount(tokens, cost, self._today))
         if self._unwritten and (self._writer is None or self._writer.done()):
             self._writer = asyncio.create_task(self._write())
+
+    async def forget(self, subject: str) -> None:
+        """Write nothing more of what a person has used, because the person is deleted."""
+        async with self._writing:
+            self._unwritten.pop(subject, None)
+            self._read_at.pop(subject, None)
 
     async def aclose(self) -> None:
         """Write the amounts that are not written yet."""
@@ -131,12 +142,13 @@ class DailyBudget:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), self._write_s)
             for name in list(self._unwritten):
-                amount = self._unwritten.pop(name)
-                try:
-                    await self._records.update(name, _FIELD, partial(_added, amount))
-                except StoreError as error:
-                    log.warning("spent budget not recorded", error=type(error).__name__)
-                    self._add(name, amount)
+                async with self._writing:
+                    amount = self._unwritten.pop(name, Amount())
+                    try:
+                        await self._records.update(name, _FIELD, partial(_added, amount))
+                    except StoreError as error:
+                        log.warning("spent budget not recorded", error=type(error).__name__)
+                        self._add(name, amount)
             if self._closing.is_set():
                 return
 

@@ -54,10 +54,17 @@ def _embedded(ip: Address) -> Iterator[Address]:
         yield ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF)
 
 
-async def is_local(host: str) -> bool:
-    """Return whether all addresses of a host belong to this machine or a private network."""
+def is_local(address: str) -> bool:
+    """Return whether an IP address belongs to this machine or a private or link-local network."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return ip.is_link_local or any(ip in network for network in LOCAL if network.version == ip.version)
+
+
+async def is_local_host(host: str) -> bool:
+    """Return whether all addresses of a host are local."""
     try:
         entries = await asyncio.get_running_loop().getaddrinfo(host, None)
     except OSError:
         return False
-    return all(ipaddress.ip_address(str(info[4][0]).partition("%")[0]).is_private for info in entries)
+    return all(is_local(str(info[4][0])) for info in entries)

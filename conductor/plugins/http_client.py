@@ -5,7 +5,6 @@ Importing aiohttp takes up to half a second: import this module in a function.
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -27,14 +26,6 @@ KEEP_ALIVE_S = 60.0
 # Of an error's body.
 MAX_ERROR_BYTES = 64 * 1024
 
-_LOCAL = [
-    ipaddress.ip_network(network)
-    for network in (
-        *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"),
-        *("::1/128", "fc00::/7", "fe80::/10"),
-    )
-]
-
 
 @lru_cache(maxsize=256)
 def _url(text: str) -> URL:
@@ -47,13 +38,6 @@ class ForbiddenAddressError(httpx2.ConnectError):
 
 class _ForbiddenAddress(OSError):
     pass
-
-
-def is_local(address: str) -> bool:
-    """Tell whether an IP address is a loopback, private or link-local one."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    ip = getattr(ip, "ipv4_mapped", None) or ip
-    return any(ip in network for network in _LOCAL if network.version == ip.version)
 
 
 def _permitted_socket(permits: Callable[[str], bool], info: aiohttp.AddrInfoType) -> socket.socket:

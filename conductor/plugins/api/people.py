@@ -83,6 +83,8 @@ async def _delete(
             counts[name] += _items(text)
     # First, so that nothing of this process is written behind the deletion.
     await call.listener.registry.end(person, session_id)
+    if services.budget is not None and session_id is None:
+        await services.budget.forget(person)
     await services.store.delete(person, session_id)
     if services.subject_records is not None:
         await services.subject_records.load(person)  # again: of a deleted record nothing stays in memory

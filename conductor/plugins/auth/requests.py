@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from urllib.parse import urlsplit
 
 from conductor.errors import SettingsError
-from conductor.settings import is_loopback
+from conductor.plugins.addresses import is_local
+from conductor.settings import is_safe_url
 
 # Seconds of a request, and bytes of its answer.
 REQUEST_S = 5.0
@@ -15,14 +15,13 @@ MAX_BYTES = 256 * 1024
 
 def check_url(name: str, url: str, more: str = "") -> None:
     """Check the address of a setting. Raises `SettingsError` for one that others could answer."""
-    parts = urlsplit(url)
-    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname or "")):
+    if not is_safe_url(url):
         raise SettingsError(f"{name} must be an https:// address{more}.")
 
 
 async def fetch(url: str, content: bytes | None = None, *, local_only: bool) -> bytes:
     """GET a document, or POST JSON. Raises `httpx2.HTTPError`, `TimeoutError` and `ValueError`."""
-    from conductor.plugins.http_client import HttpClient, is_local
+    from conductor.plugins.http_client import HttpClient
 
     headers = {"Accept-Encoding": "identity", **({"Content-Type": "application/json"} if content else {})}
     method = "GET" if content is None else "POST"

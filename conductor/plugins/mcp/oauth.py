@@ -24,7 +24,7 @@ from mcp.shared.auth import (
 )
 from pydantic import AnyUrl, BaseModel, ValidationError
 
-from conductor.plugins.addresses import LOCAL, is_local, may_connect
+from conductor.plugins.addresses import LOCAL, is_local_host, may_connect
 
 # Seconds for a person to log in.
 LOGIN_S = 300.0
@@ -93,7 +93,7 @@ async def permitted_addresses(url: str, *, local_only: bool) -> Callable[[str], 
 
     They must be public, or local if the server is; with ``local_only`` they must be local.
     """
-    allowed = LOCAL if local_only or await is_local(urlsplit(url).hostname or "") else ()
+    allowed = LOCAL if local_only or await is_local_host(urlsplit(url).hostname or "") else ()
     return lambda address: may_connect(address, allowed) and not (local_only and may_connect(address))
 
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from conductor.errors import SettingsError
-from conductor.plugins.addresses import is_local
+from conductor.plugins.addresses import is_local_host
 from conductor.plugins.mcp.config import McpServerConfig
 from conductor.plugins.mcp.specs import clean, make_question, make_specs
 from conductor.plugins.mcp.stdio import stdio_streams
@@ -280,7 +280,7 @@ class McpConnection:
     @asynccontextmanager
     async def _transport(self) -> AsyncGenerator[TransportStreams, None]:
         url, use_proxy = self.config.url or "", not self._local_only
-        if url and self._local_only and not await is_local(urlsplit(url).hostname or ""):
+        if url and self._local_only and not await is_local_host(urlsplit(url).hostname or ""):
             raise OSError("LOCAL_ONLY is set, and its address is not in the local network")
         if self.config.type == "stdio":
             transport = stdio_streams(self.config, self._log_errors, self._note_end)

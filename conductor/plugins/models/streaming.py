@@ -88,7 +88,8 @@ class ReplyStreamer:
             return self._pool
 
     def _new_pool(self) -> HttpPool:
-        from conductor.plugins.http_client import HttpClient, is_local
+        from conductor.plugins.addresses import is_local
+        from conductor.plugins.http_client import HttpClient
         from conductor.plugins.models.http import HttpPool
 
         client = HttpClient(trust_env=self._trust_env, permits=is_local if self._local_only else None)

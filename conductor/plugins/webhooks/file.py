@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, HttpUrl
 
 from conductor.config_file import read_toml, validate
 from conductor.conversation.webhooks import EVENTS
-from conductor.settings import Settings, is_loopback, with_environment
+from conductor.settings import Settings, is_safe_url, with_environment
 
 NAME = "webhooks.toml"
 PREFIX = "whsec_"
@@ -23,7 +23,7 @@ def _event(name: str) -> str:
 
 
 def _url(url: HttpUrl) -> HttpUrl:
-    if (url.scheme != "https" and not is_loopback(url.host or "")) or url.username or url.password:
+    if not is_safe_url(str(url)):
         raise ValueError("it must be https://, or http:// to this machine, without a user")
     return url
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 from conductor.conversation.ledger import SubjectRecords
+from conductor.plugins.addresses import is_local
 from conductor.plugins.webhooks.file import WebhookFile, load_webhooks
 from conductor.server.listener import Listener
 from conductor.settings import Settings
@@ -28,7 +29,7 @@ def serve(listener: Listener, settings: Settings) -> AbstractAsyncContextManager
 @asynccontextmanager
 async def _delivering(listener: Listener, settings: Settings, file: WebhookFile) -> AsyncIterator[None]:
     # Only here: a server without webhooks does not import the HTTP client.
-    from conductor.plugins.http_client import AiohttpTransport, is_local
+    from conductor.plugins.http_client import AiohttpTransport
     from conductor.plugins.webhooks.delivery import Deliverer
     from conductor.plugins.webhooks.pickup import Pickup
 

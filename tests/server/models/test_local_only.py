@@ -13,7 +13,8 @@ from conductor.models.base import Finished, ModelEvent, ModelRequest
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import load_profiles
 from conductor.models.registry import make_router
-from conductor.plugins.http_client import HttpClient, is_local
+from conductor.plugins.addresses import is_local
+from conductor.plugins.http_client import HttpClient
 from conductor.plugins.models.anthropic import AnthropicProvider
 from conductor.plugins.models.anthropic_request import Account
 from conductor.plugins.models.http import HttpPool, Service
