@@ -177,8 +177,8 @@ class Services:
     turn waits long for a tool. ``summarize_history``: the model summarises the dropped part of a history.
     ``rules`` are the operator's, read from ``policies``. ``subject_records`` enable the scope "always".
     ``turn_rates`` and ``budget`` limit turns and the model's use by person and tenant; a rate is kept by the
-    sessions that share it. With ``local_only`` nothing leaves the local network. ``inspect``: clients may read
-    the tools and the prompt of their session.
+    sessions that share it. With ``local_only`` nothing leaves the local network. ``inspect``: clients may
+    read the tools and the prompt of their session.
     """
 
     store: SessionLog

@@ -1,4 +1,4 @@
-"""People of two tenants act at random on one server: no history, memory, rate or budget reaches another."""
+"""People of two tenants act at random on one server, with signed tokens: nothing of one reaches another."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 import random
 import re
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,70 +19,120 @@ from conductor.app import make_services, running
 from conductor.messages import ToolCall, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelRequest, TextDelta, Usage
 from conductor.settings import load_settings
-from conductor.tools.rules import Rule
 from tests.app import App
 from tests.models import Script, ScriptedProvider
+from tests.server.test_jwt import AUDIENCE, ISSUER, jwks, token
 from tests.server.wires import WAIT
+from tests.shapes import Event
 
 PEOPLE = (("shop", "ada"), ("shop", "bob"), ("bank", "ada"))
-PERSON_TOKENS, TENANT_TOKENS, REPLY_TOKENS = 80, 140, 10
-ACTIONS = 40
+PERSON_TOKENS, TENANT_TOKENS, REPLY_TOKENS = 240, 420, 10
+ACTIONS = 60
+CALLS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "remember": ("remember", ("text",)),
+    "remind": ("schedule_task", ("text",)),
+    "note": ("notes_create", ("title", "text")),
+    "reminders": ("list_scheduled_tasks", ()),
+    "notes": ("notes_search", ()),
+}
+"""The tool of a word, and its arguments that have the secret."""
+RULED = ["remind", "note"]
+READS = ("list_scheduled_tasks", "notes_search")
 
 
 @dataclass
 class World:
-    """The server's address, its model, which finds leaks, and the tokens that each may still use."""
+    """The server's address, its model, which finds leaks, and the tokens that each may still use.
+
+    ``changes`` are calls that need consent, by person and tool, ``cards`` the questions about them, and
+    ``own`` what a person read of their own.
+    """
 
     url: str = ""
     leaks: list[str] = field(default_factory=list)
     spent: Counter[str] = field(default_factory=Counter)
+    changes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    cards: Counter[tuple[str, str]] = field(default_factory=Counter)
+    own: Counter[str] = field(default_factory=Counter)
 
     def reply(self, request: ModelRequest) -> Script:
-        """Answer, remember a secret if asked, and look for secrets of others."""
+        """Answer, make the call that the words ask for, and look for secrets of others."""
         words = next(m.text for m in reversed(request.messages) if isinstance(m, UserMessage))
-        owner = words.split(" ")[0]
+        owner, verb, secret = words.split(" ", 2)
         secrets = re.findall(r"secret of (\w+/\w+)", f"{request.system}{request.messages}")
-        self.leaks += [f"{owner} sees {secret}" for secret in secrets if secret != owner]
+        self.leaks += [f"{owner} sees {other}" for other in secrets if other != owner]
         for name in (owner, owner.split("/")[0]):
             self.spent[name] += REPLY_TOKENS
-        usage = Usage(REPLY_TOKENS)
-        if "remember" in words and not isinstance(request.messages[-1], ToolResult):
-            arguments = msgspec.json.encode({"text": words.partition("remember ")[2]}).decode()
-            return [ToolCall("c", "remember", arguments), Finished("tool_use", usage)]
+        usage, last = Usage(REPLY_TOKENS), request.messages[-1]
+        if isinstance(last, ToolResult):
+            self.own[verb] += f"secret of {owner}" in last.content
+        elif verb in CALLS:
+            tool, names = CALLS[verb]
+            arguments: dict[str, Any] = dict.fromkeys(names, secret)
+            if verb == "remind":
+                arguments["in_minutes"] = 60
+            if tool not in READS:
+                self.changes[owner, tool] += 1
+            return [ToolCall("c", tool, msgspec.json.encode(arguments).decode()), Finished("tool_use", usage)]
         return [TextDelta("Yes."), Finished("end_turn", usage)]
 
     def is_spent(self, tenant: str, name: str) -> bool:
         """Tell whether the next request is beyond a budget."""
         return self.spent[f"{tenant}/{name}"] >= PERSON_TOKENS or self.spent[tenant] >= TENANT_TOKENS
 
-    def phone(self, tenant: str, name: str, session_id: str) -> App:
-        """Connect a person behind the proxy."""
-        return App(self.url, session_id, headers={"X-User": name, "X-Tenant": tenant}, wait_s=4 * WAIT)
+    def phone(self, tenant: str, name: str, session_id: str) -> Phone:
+        """Connect a person with a token of the identity provider."""
+        return Phone(self, f"{tenant}/{name}", token("EdDSA", sub=name, tenant=tenant), session_id)
+
+
+class Phone(App):
+    """Allows each tool once and for all."""
+
+    def __init__(self, state: World, owner: str, bearer: str, session_id: str) -> None:
+        headers = {"Authorization": f"Bearer {bearer}"}
+        start = {"capabilities": ["approval"]}
+        super().__init__(state.url, session_id, headers=headers, start_fields=start, wait_s=4 * WAIT)
+        self._state = state
+        self._owner = owner
+
+    async def handle(self, event: Event) -> None:
+        if event["type"] == "approval.request":
+            self._state.cards[self._owner, event["payload"]["name"]] += 1
+            self.send("approval.shown", {"approvalId": event["payload"]["approvalId"]})
+            self.decide_card(event, "allow", scope="always")
+        else:
+            await super().handle(event)
 
 
 @asynccontextmanager
-async def world(monkeypatch: pytest.MonkeyPatch, **limits: int) -> AsyncIterator[World]:
-    monkeypatch.setenv("AUTH_TENANT_HEADER", "X-Tenant")
-    values = {"port": 0, "auth": "header", "trusted_proxies": "127.0.0.1", "memory": True, **limits}
+async def world(monkeypatch: pytest.MonkeyPatch, folder: Path, **limits: int) -> AsyncIterator[World]:
+    keys, notes = folder / "keys.json", folder / "notes"
+    keys.write_bytes(jwks("EdDSA"))
+    notes.mkdir()
+    for name, value in (("ISSUER", ISSUER), ("AUDIENCE", AUDIENCE), ("KEYS", keys), ("TENANT", "tenant")):
+        monkeypatch.setenv(f"JWT_{name}", str(value))
+    values = {"port": 0, "auth": "jwt", "memory": True, "notes_dir": notes, **limits}
     settings = load_settings(None, session_rate_limit_per_min=1_000_000, **values)
     state = World()
-    services = make_services(settings, ScriptedProvider(state.reply))
-    services = replace(services, rules=[Rule("allow", tool="remember")])
-    async with running(settings, services) as listener:
+    async with running(settings, make_services(settings, ScriptedProvider(state.reply))) as listener:
         state.url = f"ws://127.0.0.1:{listener.port}/ws"
         yield state
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_three_people_of_two_tenants_share_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_three_people_of_two_tenants_share_nothing(
+    seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     chance, refused, turns = random.Random(seed), 0, Counter[str]()
     limits = {"daily_token_budget": PERSON_TOKENS, "tenant_daily_token_budget": TENANT_TOKENS}
-    async with world(monkeypatch, **limits) as state:
+    async with world(monkeypatch, tmp_path, **limits) as state:
         for number in range(ACTIONS):
             tenant, name = chance.choice(PEOPLE)
             owner, secret = f"{tenant}/{name}", f"secret of {tenant}/{name} {number}"
             turns[owner] += 1
-            words = f"{owner} {'remember' if turns[owner] == 1 else 'hello,'} {secret}"
+            # What is remembered is a stranger's text to the gate: then each change is asked about.
+            verbs = RULED if number < ACTIONS // 4 else [*CALLS, "hello,"]
+            words = f"{owner} {chance.choice(verbs)} {secret}"
             async with state.phone(tenant, name, f"s-{turns[owner]}") as app:
                 must_fail = state.is_spent(tenant, name)
                 await app.ask(words)
@@ -90,12 +142,18 @@ async def test_three_people_of_two_tenants_share_nothing(seed: int, monkeypatch:
                 assert not codes or state.is_spent(tenant, name), (seed, number)
                 refused += bool(codes)
     assert state.leaks == [] and refused, seed
+    assert state.cards.keys() == state.changes.keys(), f"{seed}: a rule of one person allows no other"
+    assert state.cards.total() < state.changes.total(), f"{seed}: it allows that person"
+    assert state.own["notes"] + state.own["reminders"], f"{seed}: people find what is their own"
     for tenant, name in PEOPLE:
         assert state.spent[f"{tenant}/{name}"] <= PERSON_TOKENS and state.spent[tenant] <= TENANT_TOKENS
 
 
-async def test_fifty_people_at_once_have_limits_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with world(monkeypatch, subject_turns_per_min=2, max_connections_per_subject=1) as state:
+async def test_fifty_people_at_once_have_limits_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    limits = {"subject_turns_per_min": 2, "max_connections_per_subject": 1}
+    async with world(monkeypatch, tmp_path, **limits) as state:
 
         async def act(name: str) -> list[str]:
             async with state.phone("shop", name, "s-1") as app:
