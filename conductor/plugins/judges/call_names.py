@@ -79,7 +79,8 @@ def _parsed(
     object_words = [*takewhile(lambda word: word not in sets["prepositions"], after)]
     region, tail = [*words[: max(start, 0)], *object_words], tuple(after[len(object_words) :])
     nouns = tuple(word for word in region if not word.isdigit() and word not in sets["determiners"])
-    counts = {int(word) for word in region if arguments and word.isdigit() and len(word) < 5}
+    counted = region[:-1] if arguments else []  # "2 photos", but not "photo 2"
+    counts = {int(word) for word in counted if word.isdigit() and len(word) < 5}
     lists = {(leaf.label[-1:], leaf.size) for leaf in leaves if leaf.size}
     for label, size in lists if len(lists) == 1 and nouns else ():
         if size == 1 or nouns[-1] != singular(nouns[-1]) or nouns[-1:] == label:
@@ -158,6 +159,9 @@ def _short_value(leaf: Leaf, call: Call, lang: Vocabulary) -> str:
 # Parts that may follow the verb: "send | her | the message | about the budget".
 MAX_PARTS = 6
 
+# Words of a dictated text that is repeated without the rest of the prompt.
+MIN_TEXT_WORDS = 4
+
 _FILLED = re.compile(r"(\w+) +\{([^{}]*)\}")
 
 
@@ -175,13 +179,17 @@ def object_pattern(
     heads = set() if negated else {name.verb for name in names} - {""}
     heads = (stops := heads & sets["stop_verbs"]) or heads - sets["reserved"]  # "cancel that" takes back
     deeds = _ways("doings", map(singular, nouns), lang) if not negated and heads <= sets["light"] else ()
-    verbs = sorted({*heads, *deeds})
+    settings = map(str.lower, (leaf.words for leaf in leaves if heads & sets["adjusting"]))
+    verbs = sorted({*heads, *deeds, *_ways("settings", settings, lang)})
     the = f"(?:{_choice(sets['determiners'])})?"
     deed = _choice([*verbs, *_ways("deeds", verbs, lang)])  # "make the transfer"
+    single = [leaf for leaf in _single(leaves, lang) if not sets["origins"] & {*leaf.label}]
+    direct = re.match(r"\w+ \{([^{}]*)\}", template)  # "play {playlist}" plays a playlist
+    things = lang.data["things"].keys()
+    nouns |= things & {leaf.label[-1] for leaf in single if direct and leaf.argument == direct[1]}
     location_words = {word for name in names for word in name.tail} - sets["small_words"] | nouns
     nouns |= {*_ways("things", map(singular, nouns), lang)}
     prepositions = {name: word for word, name in _FILLED.findall(template) if word in sets["prepositions"]}
-    single = [leaf for leaf in _single(leaves, lang) if not sets["origins"] & {*leaf.label}]
     location_words |= _all_names(single, lang) | {*_ways("places", map(singular, nouns), lang)}
     location_words |= {*_ways("things", map(singular, location_words), lang)}
     into, adverb = _choice(sets["into"]), _choice(_phrases(action["there"], lang))
@@ -191,7 +199,7 @@ def object_pattern(
     objects = [leaf for leaf in single if leaf in people or not _target(leaf, lang)]
     objects = [leaf for leaf in objects if leaf.argument not in prepositions]
     switches = _switches(names, leaves, lang)
-    unsure = sets["onoff"] if switches is None or switches else frozenset[str]()
+    unsure = sets["onoff"] - (switches or set()) if switches is None or switches else frozenset[str]()
     phrases, whole = _restated(call, switches or set(), leaves, lang)
     noun_phrase = _noun_phrase(call, nouns, objects, leaves, lang, only_pronoun="it" if stops else "")
     if not sets["heading"] & {*call.words[1:2]}:
@@ -209,7 +217,12 @@ def object_pattern(
     ends = f"(?:{_choice(_phrases(action['ends'], lang))})?"
     own = f"{verb}{served}{turned}(?:(?:{parts}){turned}){{1,{MAX_PARTS}}}"
     idioms = _idioms(verbs, unsure, location, noun_phrase, leaves, lang)
-    own = f"(?:(?:{'|'.join(idioms) or '(?!)'})(?:{parts}){{0,2}}|{own}){ends}"
+    if adjusting:
+        idioms.append(f"{_choice(sets['settles'])}{noun_phrase}{_number(leaves, lang)}")
+    own = f"(?:(?:{'|'.join(idioms) or '(?!)'})(?:{parts}){{0,2}}|{own})"
+    text = _choice(_texts(leaves, lang) if call.arguments else ())
+    text = f"(?:{own}|{verb}{turned})(?:{_choice(sets['introduces'])})?{text}(?:{parts}){{0,2}}"
+    own += ends
     permits, ahead = (_choice(_phrases(action[key], lang)) for key in ("permits", "ahead"))
     generic = [f"{run} {text}" for run in sets["generic"] for text in ("it", " ".join(call.words))]
     further = (
@@ -218,9 +231,27 @@ def object_pattern(
     )
     if stops:
         return re.compile(f"(?P<own>{ahead}{own}|{further})|(?P<own_stop>{own})")
-    restated = f"(?P<restated>(?:{ahead})?{verb}{turned}{whole})"
+    switched = f"(?:{noun_phrase})?{_choice(own_switches & sets['onoff'])}"
+    restated = f"(?P<restated>(?:{ahead})?(?:{verb}{turned}{whole}|{text})|{switched})"
+    affirmed = f"(?P<affirmed>{_choice(_figures(single, lang))}{_choice(_phrases(action['fits'], lang))})"
     bare = f"(?P<own_stop>{_choice(heads - sets['transitive'])})"
-    return re.compile(f"{restated}|(?P<own>(?:{ahead})?{own}|{further})|{bare}")
+    return re.compile(f"{restated}|(?P<own>(?:{ahead})?{own}|{further})|{affirmed}|{bare}")
+
+
+def _texts(leaves: Sequence[Leaf], lang: Vocabulary) -> list[str]:
+    # What the template dictates, if it is read out as a whole and could be nothing else, as a condition.
+    texts = [lang.words(leaf.words) for leaf in leaves if lang.sets["dictated"] & {*leaf.label[-1:]}]
+    changing, sets = lang.sets["excepting"], lang.sets
+    whole = [text for text in texts if len(text) >= MIN_TEXT_WORDS and not changing & {*text}]
+    return [" ".join(text) for text in whole if not sets["reserved"] - sets["subjects"] & {*text[:1]}]
+
+
+def _figures(leaves: Sequence[Leaf], lang: Vocabulary) -> Iterator[str]:
+    for leaf in leaves:
+        figure = " ".join(lang.words(leaf.words))
+        if {*map(str.isdigit, figure)} & {True} or " ".join(leaf.label) in lang.data["dates"]:
+            yield figure
+            yield from (f"{figure} {unit}" for unit in _ways("units", leaf.label, lang) if figure)
 
 
 def _idioms(
@@ -274,6 +305,7 @@ def _restated(call: Call, switches: Set[str], leaves: Sequence[Leaf], lang: Voca
             is_last = {*words[start + 1 : start + 2]} <= sets["heading"]
             is_free = not (is_last or strict or phrases[1:] or word in numbers)
             is_unit = is_last and {*words[:start][-1:]} & numbers
+            is_free = is_free or lang.consent.get((word,)) == "and"  # "milk, eggs, bread"
             phrases[-1] += f"(?:{unit})?" if is_free or is_unit else unit
         start += len(name) or 1
     if text or sets["excepting"] & {*words}:
@@ -292,6 +324,7 @@ def _noun_phrase(
     sets, action = lang.sets, lang.data["action"]
     the = f"(?:{_choice(sets['determiners'])})?"
     every = "(?:all )?" if "all" in call.words else ""
+    listed = call.verb in sets["serving"] and any(leaf.size > 1 for leaf in leaves)  # "order all of it"
     # The nouns in the right number: "the files" are not one, and "the file" is not three.
     many = call.count > 1
     plural = many or any(sets["counts"] & {*leaf.label} for leaf in leaves)
@@ -303,7 +336,7 @@ def _noun_phrase(
     value = {form for name in _all_names(objects, lang) - people for form in _forms(name, many, plural)}
     lasts = [word for leaf in objects for word in lang.words(leaf.words)[-1:]]
     plurals = action["them"] if plural or any(form != singular(form) for form in (*forms, *lasts)) else []
-    plurals = plurals + (action["everything"] if every else [])
+    plurals = plurals + (action["everything"] if every or listed else [])
     pronouns = [only_pronoun] if only_pronoun else [*sets["pronouns"], *_phrases(plurals, lang)]
     # "Delete it, it is old" names it once.
     pronoun = "".join(f"(?<!{word} )" for word in pronouns) + _choice(pronouns)
@@ -346,15 +379,19 @@ def _tails(
         elif not sets["sources"] & {*leaf.label}:
             words |= sets["beside"] - unsure
         yield f"{_choice(words)}{the}{_choice(_short_names(leaf, lang))}"
-    numbers = [leaf.words for leaf in leaves if any(map(str.isdigit, leaf.words))]
-    if sets["adjusting"] & {name.verb for name in names} and len(numbers) == 1:
-        units = _choice(_ways("units", (word for leaf in leaves for word in leaf.label), lang))
-        yield f"(?:to|at) {_choice([' '.join(lang.words(numbers[0]))])}(?:{units})?"
+    if sets["adjusting"] & {name.verb for name in names}:
+        yield f"(?:to|at) {_number(leaves, lang)}"
     moving = "|to" if sets["moving"] & {name.verb for name in names} else ""
     for leaf in single:
         # A day and a time are said as they are in the prompt.
         if joins := lang.data["dates"].get(" ".join(leaf.label)):
             yield f"(?:{joins}{moving}) {the}{_choice([' '.join(lang.words(leaf.words))])}"
+
+
+def _number(leaves: Sequence[Leaf], lang: Vocabulary) -> str:
+    numbers = [leaf.words for leaf in leaves if any(map(str.isdigit, leaf.words))]
+    units = _choice(_ways("units", (word for leaf in leaves for word in leaf.label), lang))
+    return f"{_choice(' '.join(lang.words(number)) for number in numbers if not numbers[1:])}(?:{units})?"
 
 
 def addressed(leaves: Sequence[Leaf], lang: Vocabulary) -> frozenset[str]:

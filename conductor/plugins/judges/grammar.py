@@ -31,6 +31,8 @@ _LETTERS = {
     "hesitations": "h",
     "openings": "f",
     "openers": "o",
+    "nods": "n",
+    "affirmed": "m",
     "leads": "l",
     "assured": "cl",
     "please": "p",
@@ -41,21 +43,23 @@ _LETTERS = {
     "cores": "c",
     "own": "v",
     "own_stop": "w",
-    "restated": "w",
+    "restated": "x",
     "address": "a",
     "reasons": "r",
     "causes": "?",
+    "questions": "?",
     "departures": "r",
+    "wishes": "r",
     "addressed": "d",
 }
 # After a bare yes an address stands before a core alone, and a reason not at all.
 _WEAK = str.maketrans("ar", "b?")
-_ITEM = "(?:[lp]{0,2}c(?:&?[lp]?w)?|[lp]{0,2}(?:v|d(?=[ep]*$)))"
+_ITEM = "(?:[lp]{0,2}c(?:&?[lp]?[wx])?|n[lp]?x|[lp]{0,2}(?:v|d(?=[ep]*$)))"
 _END = "(?:[ept]{0,2}[ra]?t?|p?s[pt]?)"
-_APPROVAL = re.compile(rf"f{{0,2}}[optab]{{0,5}}{_ITEM}(?:[&otab]?f?{_ITEM}){{0,3}}{_END}")
+_APPROVAL = re.compile(rf"f{{0,2}}[onmptab]{{0,5}}{_ITEM}(?:[&onmtab]?f?{_ITEM}){{0,3}}{_END}")
 """A pattern of these letters. A core consents, or the tool's own verb with its object; a verb that also
-refuses ("cancel it") counts only after a core. After the recipient of a text the words may be dictated: "text
-her yes"."""
+refuses ("cancel it") counts only after a core, and all words of the prompt after any yes. After the recipient
+of a text the words may be dictated: "text her yes"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,7 @@ def classify_answer(utterance: str, question: Question) -> Answer:
     lang = load_vocabulary(question.locale)
     if lang is None:
         return Answer("unclear", "once", _printable(text[:MAX_CHARS]))
-    tokens, words = _fluent(text[:MAX_CHARS], lang), _printable(text[:MAX_CHARS])
+    tokens, words = _fluent(text[:MAX_CHARS], question, lang), _printable(text[:MAX_CHARS])
     short = len(text) <= MAX_CHARS and len(tokens) <= MAX_WORDS
     # A long utterance is not an answer, although it may contain a yes.
     scope = _approves(tokens, question, lang) if short else None
@@ -113,11 +117,21 @@ def classify_answer(utterance: str, question: Question) -> Answer:
     return Answer("other" if _is_request(tokens, question, lang) else "unclear", "once", words)
 
 
-def _fluent(text: str, lang: Vocabulary) -> Words:
-    # "Y-yes" is "yes", and "I, I want" is "I want".
-    words = lang.words(_STUTTER.sub("", text))
-    pairs, repeats = zip(words, ("", *words), strict=False), lang.sets["stammered"]
-    return tuple(word for word, last in pairs if word != last or word not in repeats)
+def _fluent(text: str, question: Question, lang: Vocabulary) -> Words:
+    # "Y-yes" and "y yes" are "yes", and "add, add it" is "add it". A name or a word of consent is no stutter.
+    words, spoken = lang.words(_STUTTER.sub("", text)), lang.words(question.action)
+    doubled, names = {*zip(spoken, spoken[1:], strict=False)}, lang.sets["men"] | lang.sets["women"]
+    fluent = []
+    for word, after, third in zip(words, (*words, "")[1:], (*words, "", "")[2:], strict=True):
+        if word == after:
+            is_whole = (word, word) in doubled or word in names or not word.isalpha()
+            is_whole = is_whole or third in lang.sets["clauses"]  # "set it, it is cold"
+            listed = (word,) in lang.consent or (word,) in lang.refusal
+            is_whole = is_whole or (listed and word not in lang.sets["stammered"])
+        else:
+            is_whole = not (after.startswith(word) and word.isalpha()) or word in lang.known | {*spoken}
+        fluent += [word] if is_whole else []
+    return tuple(fluent)
 
 
 def _printable(text: str) -> str:
@@ -130,7 +144,7 @@ def _approves(words: Words, question: Question, lang: Vocabulary) -> Literal["on
     letters, start, strong = "", 0, False
     stems = {word[:_STEM] for word in question.action_words if len(word) >= _STEM}
     while start < len(words):
-        own_match = _longest(question.objects, words[start:])
+        own_match = _longest(question.objects, words[start:], lang)
         phrase = phrase_at(words, start, lang.consent)
         length = own_match.group().count(" ") if own_match else 0
         if not max(length, len(phrase)):
@@ -149,8 +163,9 @@ def _approves(words: Words, question: Question, lang: Vocabulary) -> Literal["on
         if kind == "cores" and question.values & {*phrase[-1:]} and lang.consent.get(phrase[-1:]) != "cores":
             return None
         # "Approved" may be the folder in question, and "approve the draft" the draft of an approval.
-        consent_words = {*phrase} if kind == "cores" else {words[start]} & lang.sets["assents"]
-        if stems & {word[:_STEM] for word in consent_words - {question.verb} if len(word) >= _STEM}:
+        is_core, first = kind == "cores", {words[start]}
+        named = {*phrase} - lang.sets["neutral"] if is_core else first & lang.sets["assents"]
+        if stems & {word[:_STEM] for word in named - {question.verb} if len(word) >= _STEM}:
             return None
         letters += letter
         start += max(length, len(phrase))
@@ -166,12 +181,16 @@ def _fits(kind: str, phrase: Words, before: str, question: Question, lang: Vocab
         return False
     if kind == "address":
         return before not in "vwd" or (before == "v" and question.verb not in {"", *lang.sets["personal"]})
-    return not question.dictated and (kind == "reasons" or question.verb in lang.sets["removing"])
+    removes = question.verb in lang.sets["removing"]
+    return not question.dictated and (kind == "reasons" or (kind == "departures") is removes)
 
 
-def _longest(pattern: re.Pattern[str], words: Words) -> re.Match[str] | None:
-    # The alternatives overlap: "add it on" begins "add it on Thursday".
-    texts = (" ".join(words[:end]) + " " for end in range(len(words), 0, -1))
+def _longest(pattern: re.Pattern[str], words: Words, lang: Vocabulary) -> re.Match[str] | None:
+    # The alternatives overlap: "add it on" begins "add it on Thursday". "It is" begins a clause of its own.
+    pronouns, verbs = lang.sets["pronouns"], lang.sets["clauses"]
+    ends = range(len(words), 0, -1)
+    whole = (end for end in ends if words[end - 1] not in pronouns or not verbs & {*words[end : end + 1]})
+    texts = (" ".join(words[:end]) + " " for end in whole)
     return next(filter(None, map(pattern.fullmatch, texts)), None)
 
 

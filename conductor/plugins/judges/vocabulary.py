@@ -31,7 +31,7 @@ _ZEROS = re.compile(r"(\.\d*?)0+$")
 class Vocabulary:
     """One language: ``data`` is its file, ``sets`` holds the lists of single words in it by their names.
 
-    ``consent``, ``refusal`` and ``request`` map phrases to their kinds.
+    ``consent``, ``refusal`` and ``request`` map phrases to their kinds. ``known``: all their words.
     """
 
     def __init__(self, data: Mapping[str, Any]) -> None:
@@ -44,6 +44,8 @@ class Vocabulary:
         self.secrets = frozenset(self.phrases(data["values"]["secrets"]))
         self.mimics = dict.fromkeys(self.phrases(data["values"]["mimics"]), "mimic")
         self.consent, self.refusal, self.request = map(self._kinds, ("consent", "refusal", "request"))
+        phrases = (*self.consent, *self.refusal, *self.request)
+        self.known = frozenset().union(*self.sets.values(), *phrases)
 
     def _kinds(self, table: str) -> dict[Words, str]:
         lists = {kind: patterns for kind, patterns in self.data[table].items() if isinstance(patterns, list)}
@@ -95,11 +97,14 @@ class Vocabulary:
         return (words["currencies"].get(word, word),)
 
     def _numbered(self, words: Iterable[str]) -> Iterator[str]:
-        # "Twenty five" is 25, "one two" is 1 2.
+        # "Twenty five" is 25, "two hundred and five" is 205, "one two" is 1 2.
         number: int | None = None
-        for word in (*words, ""):
+        words, values = (*words, ""), {**self._tens, **self._small}
+        for word, after in zip(words, (*words, "")[1:], strict=True):
             free = (number or 0) % 100
-            value = self._small.get(word, self._tens.get(word))
+            value = values.get(word)
+            if word == "and" and number and free == 0 and values.get(after):
+                continue
             fits = value and number and (free == 0 or (free >= 20 and free % 10 == 0 and value < 10))
             if number is not None and word == self.data["words"]["hundred"] and 0 < number % 1000 < 10:
                 number += number % 1000 * 99

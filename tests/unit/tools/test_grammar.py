@@ -128,12 +128,20 @@ def test_a_consent_that_ends_in_a_value_is_unclear() -> None:
     assert kind("Yes, you may.", ask("event.create", {"guest": "May"})) == "unclear"
 
 
-@pytest.mark.parametrize("text", ["Y-yes, yes.", "D-delete it.", "Yes, I, I want that.", "Yes... yes."])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("Y-yes, yes.", "D-delete it.", "Yes, I, I want that.", "Yes... yes."),
+        *("y yes", "yes del delete it", "delete delete it", "d delete the file please"),
+    ],
+)
 def test_a_stutter_is_left_out(text: str) -> None:
     assert kind(text) == "allow"
 
 
-@pytest.mark.parametrize("text", ["Y-yesterday.", "N-no, don't.", "Y- no."])
+@pytest.mark.parametrize(
+    "text", ["Y-yesterday.", "N-no, don't.", "Y- no.", "yes or order it", "no no doubt yes"]
+)
 def test_a_word_after_a_stutter_keeps_its_meaning(text: str) -> None:
     assert kind(text) != "allow"
 

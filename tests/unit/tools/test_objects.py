@@ -47,6 +47,18 @@ THERMOSTAT = make_question(
     ToolSpec("climate.set", "", {}, title="Set", spoken="turn the {room} thermostat to {level}"),
     {"room": "nursery", "level": 24},
 )
+KEYS = make_question(
+    ToolSpec("messages.send", "", {}, title="Send message", spoken="text {to}: {text}"),
+    {"to": "Oscar", "text": "the keys are under the mat"},
+)
+GROCERIES = make_question(
+    ToolSpec("groceries.order", "", {}, title="Order groceries", spoken="order {items} from {shop}"),
+    {"items": ["milk", "eggs", "bread"], "shop": "Greenfield"},
+)
+PHOTO = make_question(
+    ToolSpec("photo.delete", "", {}, title="Delete photo", spoken="delete the photo {photo}"),
+    {"photo": "IMG 2041"},
+)
 TELL = make_question(
     ToolSpec("messages.send", "", {}, title="Send message", spoken="tell {to} {text}"),
     {"to": "Oscar", "text": "do not wait for me"},
@@ -56,6 +68,23 @@ TELL = make_question(
 @pytest.mark.parametrize(
     ("text", "question", "expected"),
     [
+        ("24 is fine, go ahead", THERMOSTAT, "allow"),
+        ("24 is fine", THERMOSTAT, "unclear"),
+        ("23 is fine, go ahead", THERMOSTAT, "unclear"),
+        ("Yeah, off please", LAMP, "allow"),
+        ("Yes, lamp off", LAMP, "allow"),
+        ("Okay, off", LAMP, "unclear"),
+        ("Yes, on", LAMP, "unclear"),
+        ("Go ahead, tell Oscar the keys are under the mat", KEYS, "allow"),
+        ("Yes, let Oscar know the keys are under the mat", KEYS, "allow"),
+        ("Tell Oscar the keys are under the mat", KEYS, "unclear"),
+        ("Yes, tell Oscar the keys are under the pot", KEYS, "unclear"),
+        ("Yes, tell Oscar the keys are under the mat tonight", KEYS, "unclear"),
+        ("Yes, order milk eggs bread", GROCERIES, "allow"),
+        ("Yes, order all of it", GROCERIES, "allow"),
+        ("Yes, order milk and bread", GROCERIES, "unclear"),
+        ("Yes, delete the photo", PHOTO, "allow"),
+        ("Yes, delete the photos", PHOTO, "unclear"),
         ("Yes, turn the nursery thermostat to 24", THERMOSTAT, "allow"),
         ("Yes, turn it to 24", THERMOSTAT, "allow"),
         ("Yes, turn the nursery thermostat to 25", THERMOSTAT, "unclear"),

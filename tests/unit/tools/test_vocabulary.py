@@ -18,6 +18,7 @@ def english() -> Vocabulary:
     [
         ("Twenty-five files, one hundred; 1,000. Don’t!", "25 files 100 1000 do not"),
         ("two thousand three hundred forty two", "2342"),
+        ("two hundred and fifty euros, two and three", "250 euros 2 and 3"),
         ("ninety-nine thousand nine hundred ninety nine", "99999"),
         ("one two, ten five, 3.50 50%?", "1 2 10 5 3.5 50 percent ?"),
         ("€1,200.00 or $5 or 7 EUR", "1200 euros or 5 dollars or 7 euros"),
