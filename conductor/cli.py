@@ -109,7 +109,7 @@ _COMMANDS = {
     "rehearse run": (
         "play rehearsals, and compare the results with the expectations",
         "..rehearse.command:run",
-        "files --runs --threshold --model --person --judge --junit --seed --patience --url --token",
+        "files --runs --threshold --model --person --judge --junit --seed --patience",
     ),
     "rehearse record": (
         "write the turns since the last snapshot of a stored session as a rehearsal, with all texts",

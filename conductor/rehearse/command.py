@@ -1,4 +1,4 @@
-"""``conductor rehearse run`` and ``init``: play rehearsals on a server of their own or a running one."""
+"""``conductor rehearse run`` and ``init``: play rehearsals on a server of their own."""
 
 from __future__ import annotations
 
@@ -38,8 +38,6 @@ def run(options: argparse.Namespace) -> int:
     """Play the files; returns 1 if an expectation failed, else 0. Raises `SettingsError`."""
     # Errors of tools are scripted.
     logging.getLogger("conductor.client").addHandler(logging.NullHandler())
-    if options.url is not None and options.model is not None:
-        raise SettingsError("--model cannot be used with --url: the running server has its own model.")
     if options.runs < 1 or not 0 <= options.threshold <= 1:
         raise SettingsError("--runs must be at least 1, and --threshold from 0 to 1.")
     rehearsals = [(path, load(path)) for path in options.files]
@@ -78,8 +76,6 @@ async def _play(
     plan = rehearsal.person
     if plan is not None and None in (options.person, options.judge):
         raise SettingsError(f"{path} has a person: --person and --judge must name their models.")
-    if rehearsal.ledger is not None and options.url is not None:
-        raise SettingsError(f"{path} has a ledger, which a server at --url does not show.")
     show(f"{path}: starting the server")
     chance = random.Random(seed)
     try:
@@ -94,13 +90,13 @@ async def _play(
                 person = partial(next_words, plan, provider=playing)
             url, backstage = await stack.enter_async_context(_serving(rehearsal, options))
             patience_s = options.patience or PATIENCE_S
-            player = Player(rehearsal, url, options.token, chance, backstage, patience_s, person)
+            player = Player(rehearsal, url, chance, backstage, patience_s, person)
             scenes = await player.play(lambda number: show(f"{path}, step {number}"))
-            entries = backstage.ledger if backstage is not None else []
             if plan is not None or rehearsal.ledger is not None:
-                scenes.append(outcome(rehearsal, entries))
+                scenes.append(outcome(rehearsal, backstage.ledger))
             if judging is not None:
-                await judge(scenes, judging, [entry for entry in entries if entry["event"] == "call"])
+                calls = [entry for entry in backstage.ledger if entry["event"] == "call"]
+                await judge(scenes, judging, calls)
         return Performance(rehearsal.name, str(path), scenes)
     except (ClientError, SettingsError) as error:
         raise SettingsError(f"{path}: {error}") from None
@@ -118,12 +114,7 @@ class _CallLog(AuditLog):
 
 
 @asynccontextmanager
-async def _serving(
-    rehearsal: Rehearsal, options: argparse.Namespace
-) -> AsyncIterator[tuple[str, Backstage | None]]:
-    if options.url is not None:
-        yield options.url, None
-        return
+async def _serving(rehearsal: Rehearsal, options: argparse.Namespace) -> AsyncIterator[tuple[str, Backstage]]:
     values: dict[str, Any] = OWN_SETTINGS | rehearsal.settings
     # `load_settings` ignores None.
     unset = {name: None for name, value in values.items() if value is None}

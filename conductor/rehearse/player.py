@@ -25,9 +25,6 @@ from conductor.rehearse.script import MOMENTS, Answers, Decision, Moment, Person
 READS_S = 0.4
 # Longest duration of a cut, in seconds: the server continues without the app.
 AWAY_S = 0.1
-# Seconds to wait for a turn's figures after its end.
-FIGURES_S = 1.0
-
 
 Usage: TypeAlias = Counter[str]
 """``rounds`` of the model, and its ``input`` and ``output`` tokens."""
@@ -35,7 +32,7 @@ Usage: TypeAlias = Counter[str]
 
 @dataclass(frozen=True, slots=True)
 class Backstage:
-    """Exact figures of a server in this process, independent of the socket.
+    """Exact figures of the server, which is in this process.
 
     ``usage`` returns the model's total usage, ``calls`` are the names of the server's tools that have run,
     and ``ledger`` has the entries of the audit log.
@@ -85,17 +82,15 @@ class Player:
     """The person and the device of one rehearsal, connected to the server at ``url``.
 
     After the steps ``person`` gives its next words from the scenes so far, or None when it has ended.
-    Without ``backstage`` usage and calls come from the wire, which has no rounds. A step ends after
-    ``patience_s`` seconds, or its own longer limit.
+    A step ends after ``patience_s`` seconds, or its own longer limit.
     """
 
     def __init__(
         self,
         rehearsal: Rehearsal,
         url: str,
-        token: str | None,
         chance: random.Random,
-        backstage: Backstage | None = None,
+        backstage: Backstage,
         patience_s: float = 60.0,
         person: Callable[[Sequence[Scene]], Awaitable[str | None]] | None = None,
     ) -> None:
@@ -107,18 +102,15 @@ class Player:
         self._scene = self._scenes[0] if self._scenes else Scene(Step(say=""))
         self._patience_s = patience_s
         self._backstage = backstage
-        self._reported_usage: Usage = Counter()
-        self._figures_came = asyncio.Event()
         self._answers = Answers()
         self._tasks: set[asyncio.Task[None]] = set()
         # With ``segments`` a turn ends before its speeches.
         self._waiting_speeches = 0
         self._silent = asyncio.Event()
         self._silent.set()
-        extra = ("metrics", "segments") if rehearsal.segments else ("metrics",)
+        extra = ("segments",) if rehearsal.segments else ()
         self._client: Client = connect(
             url,
-            token=token,
             locale=rehearsal.locale,
             time_zone=rehearsal.time_zone,
             # A step ends at ``idle``, because the next one may answer a spoken question.
@@ -135,7 +127,6 @@ class Player:
         self._client.on(server.ApprovalResolved, lambda event: self._scene.approvals.append(event.outcome))
         self._client.on(server.ErrorEvent, lambda event: self._scene.errors.append(event.code))
         self._client.on(server.Diagnostic, lambda event: self._scene.problems.append(event.message))
-        self._client.on(server.TurnMetrics, self._record_usage)
 
     async def play(self, begins: Callable[[int], None] = lambda _: None) -> list[Scene]:
         """Play all steps; ``begins`` is called with the number of each, from 1.
@@ -174,8 +165,7 @@ class Player:
 
     async def _perform(self, scene: Scene) -> bool:
         loop = asyncio.get_running_loop()
-        start, usage = loop.time(), self._usage()
-        self._figures_came.clear()
+        start, usage = loop.time(), self._backstage.usage()
         limit_s = max(self._patience_s, scene.step.limits.seconds or 0)
         ended = True
         try:
@@ -194,23 +184,11 @@ class Player:
         scene.seconds = loop.time() - start
         scene.state = self._client.state or ""
         if ended:
-            if self._backstage is None:
-                await self._wait_figures()
             self._note_missing(scene)
-        if self._backstage is not None:
-            scene.tools += [ToolUse(name) for name in self._backstage.calls]
-            self._backstage.calls.clear()
-        scene.usage = self._usage() - usage
+        scene.tools += [ToolUse(name) for name in self._backstage.calls]
+        self._backstage.calls.clear()
+        scene.usage = self._backstage.usage() - usage
         return ended
-
-    def _usage(self) -> Usage:
-        return Counter(self._reported_usage) if self._backstage is None else self._backstage.usage()
-
-    async def _wait_figures(self) -> None:
-        # They follow the end of the turn, and may be lost with the socket.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FIGURES_S):
-                await self._figures_came.wait()
 
     def _note_missing(self, scene: Scene) -> None:
         step = scene.step
@@ -238,13 +216,7 @@ class Player:
 
     def _record_activity(self, event: server.ToolActivity) -> None:
         if event.status == "started" and event.source != "device":
-            if self._backstage is None:
-                self._scene.tools.append(ToolUse(event.name))
             self._reach("call")
-
-    def _record_usage(self, event: server.TurnMetrics) -> None:
-        self._reported_usage.update(input=event.input_tokens, output=event.output_tokens)
-        self._figures_came.set()
 
     def _reach(self, moment: Moment) -> None:
         if self._scene.cut == moment and not self._scene.was_cut:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
-from conductor.app import running
 from conductor.messages import UserMessage
 from conductor.models.base import TextDelta
 from conductor.rehearse.models import judge
@@ -29,7 +27,6 @@ from conductor.rehearse.script import (
     Tool,
     ToolAnswer,
 )
-from conductor.settings import load_settings
 from tests.conftest import ROOT, Main
 from tests.models import ScriptedProvider
 from tests.server.rehearse.conftest import Rehearse
@@ -107,19 +104,6 @@ def test_an_unreachable_mcp_server_is_an_error(rehearse: Rehearse, tmp_path: Pat
     code, out, err = rehearse("settings: {MCP_CONFIG_FILE: mcp.json}" + HELLO, "--model", "demo")
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].startswith("conductor: one.yaml: the MCP server notes is down: ")
-
-
-async def test_a_running_server_is_selected_by_its_address(rehearse: Rehearse) -> None:
-    settings = load_settings(None, port=0, model_provider="demo", auth_tokens=("a-token-of-some-length",))
-    async with running(settings) as listener:
-        url = ("--url", f"ws://127.0.0.1:{listener.port}/ws")
-        text = HELLO + "    limits: {input_tokens: 0}"
-        code, out, _ = await asyncio.to_thread(rehearse, text, *url, "--token", "a-token-of-some-length")
-        assert code == 1
-        assert "expected at most 0 tokens in, was " in out
-        code, _, err = await asyncio.to_thread(rehearse, HELLO, *url)
-        assert code == 2
-        assert "the token is missing or not accepted" in err
 
 
 def test_a_first_rehearsal_is_written_and_runs_at_once(conductor: Main, tmp_path: Path) -> None:

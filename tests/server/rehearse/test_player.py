@@ -215,7 +215,7 @@ async def test_the_server_continues_while_the_socket_is_cut() -> None:
     provider = ScriptedProvider([[TextDelta("One "), alone, TextDelta("two.")]])
     rehearsal = Rehearsal.model_validate({"steps": [{"say": "Count.", "cut": "answer"}]})
     async with serving(provider) as served:
-        player = Player(rehearsal, served.url, None, random.Random(1), Backstage(Counter))
+        player = Player(rehearsal, served.url, random.Random(1), Backstage(Counter))
         playing = asyncio.create_task(player.play())
         await provider.record(0).started.wait()
         await served.empty()
@@ -228,8 +228,8 @@ async def test_the_model_receives_the_heard_text() -> None:
     provider = ScriptedProvider([[TextDelta("One two three four five.")], [TextDelta("Six.")]])
     steps = [{"say": "Count.", "interrupt": {"after_characters": 7}}, {"say": "Go on."}]
     async with serving(provider) as served:
-        player = Player(Rehearsal.model_validate({"steps": steps}), served.url, None, random.Random(1))
-        await player.play()
+        rehearsal = Rehearsal.model_validate({"steps": steps})
+        await Player(rehearsal, served.url, random.Random(1), Backstage(Counter)).play()
     [text] = [item.text for item in provider.requests[1].messages if isinstance(item, AssistantMessage)]
     assert text.startswith("One two") and "three" not in text
 

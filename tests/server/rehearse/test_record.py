@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import stat
 import textwrap
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ from conductor.conversation import records as r
 from conductor.conversation.ledger import moments
 from conductor.conversation.state import Call, Conversation, LateCall, Profile, Question
 from conductor.messages import AssistantMessage, ToolResult, UserMessage
+from conductor.rehearse.player import Backstage, Player
 from conductor.rehearse.record import Recording
+from conductor.rehearse.report import failures
 from conductor.rehearse.script import Expectation, Interruption, Rehearsal, dump, load
 from conductor.settings import load_settings
 from conductor.stores.base import SessionKey
@@ -78,10 +82,11 @@ async def recorded(conductor: Main, tmp_path: Path) -> AsyncIterator[Any]:
     async with running(settings) as listener:
 
         async def play_and_record(text: str) -> Path:
-            (tmp_path / "played.yaml").write_text(textwrap.dedent(text), encoding="utf-8")
+            path = tmp_path / "played.yaml"
+            path.write_text(textwrap.dedent(text), encoding="utf-8")
             url = f"ws://127.0.0.1:{listener.port}/ws"
-            code, out, _ = await asyncio.to_thread(conductor, "rehearse", "run", "played.yaml", "--url", url)
-            assert code == 0, out
+            scenes = await Player(load(path), url, random.Random(1), Backstage(Counter)).play()
+            assert [failure for scene in scenes for failure in failures(scene)] == []
             (session,) = listener.registry.sessions
             file = tmp_path / "recorded.yaml"
             code, out, err = await asyncio.to_thread(
