@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
@@ -228,13 +229,17 @@ async def _streams(play: Play) -> None:
     await play.ui(ui_calls.set_state, "idle")
 
 
-async def _twice(play: Play) -> str | None:
-    call = play.call("verify.twice")
+async def _repeat(play: Play, *, cut: bool) -> str | None:
+    call = play.call("verify.cut" if cut else "verify.twice")
+    play.withhold_acks = cut
     event_id = await play.send(call)
-    if play.random.random() < 0.5:
+    if play.random.random() < 0.5:  # else a cut loses the call, or its result
         await play.until(lambda: play.results(call))
-    await play.send(call, event_id)
-    await play.until(lambda: play.results(call))
+    if cut:
+        await play.cut()
+    if not (cut and play.is_resumed(call)):
+        await play.send(call, event_id)  # as a server does without an acknowledgement
+        await play.until(lambda: play.results(call))
     await play.ui(ui_calls.set_state, "idle")
     return _repeated(len(play.results(call)))
 
@@ -268,20 +273,6 @@ async def _segments(play: Play) -> str | None:
     ids = [event.call_id for _, event in play.events(client.ToolResultEvent)]
     order = [ids.index(call.call_id) for call in calls]
     return None if order == sorted(order) else f"results of the segments in the order {order}"
-
-
-async def _cut_in_call(play: Play) -> str | None:
-    call = play.call("verify.cut")
-    play.withhold_acks = True
-    event_id = await play.send(call)
-    if play.random.random() < 0.5:  # else the call, or its result, may be lost
-        await play.until(lambda: play.results(call))
-    await play.cut()
-    if not play.is_resumed(call):
-        await play.send(call, event_id)  # as a server does without an acknowledgement
-        await play.until(lambda: play.results(call))
-    await play.ui(ui_calls.set_state, "idle")
-    return _repeated(len(play.results(call)))
 
 
 async def _cut_after_result(play: Play) -> str | None:
@@ -374,12 +365,14 @@ async def _valid(play: Play) -> str | None:
 STEPS = [
     Step("starts its session by its first event", "Connection", _starts),
     Step("reads a slow answer, answers pings and UI calls", "Calls", _streams),
-    Step("runs a repeated call once", "Reconnect", _twice),
+    Step("runs a repeated call once", "Reconnect", partial(_repeat, cut=False)),
     Step("ignores an unknown event", "Envelope", _unknown),
     Step("connects again after a restart, for the same session", "Reconnect", _restart),
     Step("reconnects after session.goaway", "session.goaway", _goaway, needs="goaway"),
     Step("speaks the segments of a reply in order", "Segments", _segments, needs="segments"),
-    Step("runs a call once despite a cut connection", "Reconnect", _cut_in_call, needs="resume"),
+    Step(
+        "runs a call once despite a cut connection", "Reconnect", partial(_repeat, cut=True), needs="resume"
+    ),
     Step("sends an unacknowledged result again", "Reconnect", _cut_after_result, needs="resume"),
     Step("speaks a question and sends the person's answer", "Turns", _question),
     Step("continues after a refused transcript", "Errors", _refused),
