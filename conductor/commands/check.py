@@ -21,6 +21,7 @@ import structlog
 from conductor.app import make_authenticator, make_services
 from conductor.commands.banner import REFERRING_FILES
 from conductor.commands.output import Item, fail, ok, warn, write
+from conductor.commands.policy_file import file_notes, lint, lint_allowed
 from conductor.commands.serve import overrides
 from conductor.commands.tools import started
 from conductor.commands.workers import reserve
@@ -45,7 +46,7 @@ from conductor.settings import (
 from conductor.stores.base import SessionKey
 from conductor.stores.memory import MemoryStore
 from conductor.stores.registry import check_shared, describe_store, make_store
-from conductor.tools.policies import lint, lint_allowed, load, policies_path
+from conductor.tools.policies import load, policies_path
 from conductor.tools.toolsets import all_tools
 
 log = structlog.get_logger(__name__)
@@ -170,10 +171,10 @@ async def service_items(settings: Settings, *, offline: bool) -> AsyncIterator[I
         text = f"replaces built-in tools: {', '.join(sorted(replaced))}. Rename them in the file."
         yield warn("DEVICE_TOOLS_FILE", text)
     path, tools = policies_path(settings), all_tools(settings)
-    policies = load(path)
-    rules = f"rules: {len(policies.rules)}" if _exists(path) else "optional and missing"
+    loaded = load(path)
+    rules = f"rules: {len(loaded)}" if _exists(path) else "optional and missing"
     yield ok("rules", f"{path}, {rules}.")
-    for text in (*policies.notes, *lint(policies.rules, tools, now=time.time())):
+    for text in (*file_notes(path), *lint(loaded, tools, now=time.time())):
         yield warn("rules", text)
     for text in lint_allowed(settings.allowed_tools, tools):
         yield warn("ALLOWED_TOOLS", f"{text}.")

@@ -7,14 +7,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from conductor.commands import policy_file
 from conductor.commands.output import as_json, write, write_table
 from conductor.config_file import parse_json
 from conductor.errors import SettingsError
 from conductor.settings import load_settings
-from conductor.tools import policies as policy_file
 from conductor.tools.base import ToolSpec
 from conductor.tools.permissions import Gate, GateOptions, decide, steps
-from conductor.tools.policies import REREAD_S, lint, policies_path
+from conductor.tools.policies import REREAD_S, load, policies_path
 from conductor.tools.rules import Rule, describe, parse_rule
 from conductor.tools.toolsets import all_tools
 from conductor.tools.validation import Valid, validate
@@ -25,14 +25,15 @@ APPLIED = f"Running servers apply it within {REREAD_S:g} seconds."
 def list_rules(_options: argparse.Namespace) -> None:
     """List the rules, and warnings about them."""
     settings = load_settings()
-    policies = policy_file.load(policies_path(settings))
-    findings = lint(policies.rules, all_tools(settings), now=time.time())
-    if policies.rules:
-        rows = [_row(number, rule) for number, rule in enumerate(policies.rules, 1)]
+    path = policies_path(settings)
+    loaded, notes = load(path), policy_file.file_notes(path)
+    findings = policy_file.lint(loaded, all_tools(settings), now=time.time())
+    if loaded:
+        rows = [_row(number, rule) for number, rule in enumerate(loaded, 1)]
         write_table(("", "effect", "tool", "source", "when"), rows, numbers=("",))
     else:
         write("There are no rules: each tool's risk decides.")
-    write(*(f"warn  {line}" for line in (*policies.notes, *findings)))
+    write(*(f"warn  {line}" for line in (*notes, *findings)))
 
 
 def _row(number: int, rule: Rule) -> tuple[str, ...]:
@@ -49,7 +50,7 @@ def add(options: argparse.Namespace) -> None:
     rule = parse_rule({**fields, "args": _predicates(options.arg)})
     number = policy_file.add(policies_path(settings), rule)
     write(f"Added rule {number}: {describe(rule)}.", APPLIED)
-    for finding in lint([rule], all_tools(settings), now=time.time()):
+    for finding in policy_file.lint([rule], all_tools(settings), now=time.time()):
         write(f"warn  {finding.replace('Rule 1', f'Rule {number}', 1)}")
 
 
@@ -100,8 +101,9 @@ def explain(options: argparse.Namespace) -> None:
     if spec is None:
         raise SettingsError(f"There is no tool {options.tool!r}.")
     arguments, problem = _arguments(spec, options.arguments)
-    policies, gate_options = policy_file.load(policies_path(settings)), GateOptions.of(settings)
-    rules, gate = policies.rules, Gate(policies.rules, gate_options)
+    path, gate_options = policies_path(settings), GateOptions.of(settings)
+    rules, notes = load(path), policy_file.file_notes(path)
+    gate = Gate(rules, gate_options)
     trace = steps(spec, arguments, rules, now=time.time(), tainted=options.tainted, options=gate_options)
     verdict = decide(spec, trace, tainted=options.tainted)
 
@@ -118,7 +120,7 @@ def explain(options: argparse.Namespace) -> None:
         write("The model does not see this tool.")
     if gate.is_dry(spec):
         write("DRY_RUN is set: a call only describes its effect.")
-    write(*(f"warn  {note}" for note in (*policies.notes, *problem)))
+    write(*(f"warn  {note}" for note in (*notes, *problem)))
     write("Decisions of people in their sessions are not considered.")
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import structlog
 
 from conductor.app import make_authenticator
+from conductor.commands.policy_file import lint, lint_allowed
 from conductor.conversation.services import Services
 from conductor.errors import SettingsError
 from conductor.models.profiles import load_profiles
@@ -19,7 +20,7 @@ from conductor.server.address import check_exposure
 from conductor.server.listener import Listener
 from conductor.settings import Settings
 from conductor.tools.device import load_catalog
-from conductor.tools.policies import REREAD_S, lint, lint_allowed
+from conductor.tools.policies import REREAD_S
 from conductor.tools.rules import Rule
 from conductor.tools.toolsets import all_tools, make_redactor, make_toolsets
 

@@ -68,7 +68,7 @@ def list_tools(options: argparse.Namespace) -> None:
 
 
 def _rules(settings: Settings) -> tuple[Rule, ...]:
-    return load(policies_path(settings)).rules
+    return load(policies_path(settings))
 
 
 def call(options: argparse.Namespace) -> int:

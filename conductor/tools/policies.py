@@ -1,29 +1,22 @@
-"""The operator's rules in ``policies.json``: reading, editing, reloading and lint.
+"""The operator's rules in ``policies.json``: reading and reloading.
 
-The file is a JSON object, ``{"version": 1, "rules": [...]}``; other fields are preserved. An invalid file
+The file is a JSON object, ``{"version": 1, "rules": [...]}``. An invalid file
 prevents the start, and a running server keeps its rules: a mistake never permits anything.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
-import stat
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
-from uuid import uuid4
 
 import structlog
 
-from conductor.config_file import MAX_BYTES, read_json
+from conductor.config_file import read_json
 from conductor.errors import SettingsError
 from conductor.settings import Settings
-from conductor.tools.base import ToolSpec, matcher
-from conductor.tools.rules import Rule, describe, parse_rule, rule_object
+from conductor.tools.rules import Rule, parse_rule
 
 log = structlog.get_logger(__name__)
 
@@ -37,30 +30,18 @@ VERSION = 1
 _Signature: TypeAlias = tuple[int, int, int] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Policies:
-    """The operator's rules in the order of the file; ``notes`` are warnings about the file, as sentences."""
-
-    rules: tuple[Rule, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
 def policies_path(settings: Settings) -> Path:
     """Return the path of the rules: POLICIES_FILE, or ``policies.json`` in the working directory."""
     return settings.policies_file or Path(POLICIES_NAME)
 
 
-def load(path: Path, *, required: bool = False) -> Policies:
+def load(path: Path, *, required: bool = False) -> tuple[Rule, ...]:
     """Load the operator's rules; a missing file means no rules unless ``required``.
 
     Raises `SettingsError` for a file that cannot be read or is invalid.
     """
     path = Path(os.path.realpath(path))
-    document = _read(path, required=required)
-    policies = Policies(_rules(document["rules"], path.name), _notes(path))
-    for note in policies.notes:
-        log.warning("policy note", note=note)
-    return policies
+    return parse_rules(read_document(path, required=required)["rules"], path.name)
 
 
 class PolicyFile:
@@ -73,7 +54,7 @@ class PolicyFile:
         """Load the file. Raises `SettingsError`."""
         self._path = path
         self._signature = _signature(path)
-        self.rules = load(path, required=required).rules
+        self.rules = load(path, required=required)
         self.problem = ""
 
     def refresh(self) -> None:
@@ -84,7 +65,7 @@ class PolicyFile:
         self._signature = signature
         try:
             # A file that disappeared may be a mistake: its rules remain.
-            self.rules, self.problem = load(self._path, required=True).rules, ""
+            self.rules, self.problem = load(self._path, required=True), ""
         except SettingsError as error:
             self.problem = str(error)
             log.error("policies not reloaded; the earlier rules remain", problem=self.problem)
@@ -99,36 +80,8 @@ def _signature(path: Path) -> _Signature:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def add(path: Path, rule: Rule) -> int:
-    """Append a rule to the file, under a lock; returns the rule's number. Raises `SettingsError`."""
-    path = Path(os.path.realpath(path))
-    with _locked(path):
-        document = _read(path)
-        _rules(document["rules"], path.name)  # an invalid file is not changed
-        document["rules"] = [*document["rules"], rule_object(rule)]
-        _write(path, document)
-        return len(document["rules"])
-
-
-def remove(path: Path, number: int) -> Mapping[str, Any]:
-    """Remove a rule, valid or not, by its number from 1; returns its JSON form. Raises `SettingsError`."""
-    path = Path(os.path.realpath(path))
-    with _locked(path):
-        document = _read(path)
-        rules = list(document["rules"])
-        if not 1 <= number <= len(rules):
-            extent = f"has rules 1 to {len(rules)}" if rules else "has no rules"
-            raise SettingsError(f"There is no rule {number}: {path.name} {extent}.")
-        removed = rules.pop(number - 1)
-        document["rules"] = rules
-        _write(path, document)
-        return removed if isinstance(removed, dict) else {}
-
-
-# -- reading
-
-
-def _read(path: Path, *, required: bool = False) -> dict[str, Any]:
+def read_document(path: Path, *, required: bool = False) -> dict[str, Any]:
+    """Read the file's object; a missing file has no rules unless ``required``. Raises `SettingsError`."""
     document = read_json(path, path.name, None if required else f'{{"version": {VERSION}, "rules": []}}')
     if not isinstance(document, dict) or not isinstance(document.get("rules"), list):
         raise SettingsError(f'{path.name} must be a JSON object with a list under "rules".')
@@ -137,102 +90,8 @@ def _read(path: Path, *, required: bool = False) -> dict[str, Any]:
     return document
 
 
-def _rules(values: Sequence[Any], name: str) -> tuple[Rule, ...]:
+def parse_rules(values: Sequence[Any], name: str) -> tuple[Rule, ...]:
+    """Parse the rules of the file ``name``. Raises `SettingsError`."""
     if len(values) > MAX_RULES:
         raise SettingsError(f"{name} has more than {MAX_RULES} rules.")
     return tuple(parse_rule(value, f"{name}, rule {number}") for number, value in enumerate(values, 1))
-
-
-def _notes(path: Path) -> tuple[str, ...]:
-    with suppress(OSError):
-        if path.stat().st_mode & stat.S_IWOTH:
-            return (f"Every user of this machine may write {path.name}. Use chmod 600.",)
-    return ()
-
-
-# -- writing
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    # The lock is a file of its own: the policy file is replaced.
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-    try:
-        descriptor = os.open(path.with_name(f"{path.name}.lock"), flags, 0o600)
-    except OSError as error:
-        raise SettingsError(f"{path.name}.lock cannot be written: {error.strerror}.") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _write(path: Path, document: Mapping[str, Any]) -> None:
-    # Replaced by a rename: after a crash the old file or the new one exists. Half a surrogate pair of an
-    # unknown field is written as JSON's own escape.
-    encoded = (json.dumps(document, ensure_ascii=False, indent=2) + "\n").encode(errors="backslashreplace")
-    if len(encoded) > MAX_BYTES:
-        raise SettingsError(f"{path.name} would be larger than {MAX_BYTES} bytes.")
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
-    try:
-        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(encoded)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        os.fsync(folder)
-        os.close(folder)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise SettingsError(f"{path.name} cannot be written: {error.strerror}.") from None
-
-
-# -- lint
-
-_OPEN_KEYWORDS = frozenset("patternProperties allOf anyOf oneOf if then else dependentSchemas $ref".split())
-"""Keywords by which a schema may have arguments besides its ``properties``."""
-_NO_TOOL = "no tool of the catalog or the server has this name; a tool that an app declares may"
-
-
-def lint(rules: Sequence[Rule], specs: Sequence[ToolSpec], *, now: float) -> list[str]:
-    """Return a warning for each rule that has expired, matches no known tool or is dangerously wide.
-
-    ``specs`` are the tools of the catalog and the server; an app may declare others. Rules are numbered from
-    1. ``now`` is in epoch seconds.
-    """
-    return [
-        f"Rule {number} ({describe(rule)}) {problem}."
-        for number, rule in enumerate(rules, 1)
-        for problem in _problems(rule, specs, now)
-    ]
-
-
-def lint_allowed(globs: Sequence[str], specs: Sequence[ToolSpec]) -> list[str]:
-    """Return a warning for each name in ALLOWED_TOOLS that matches no tool; an app may declare others."""
-    return [
-        f"names {glob}, but {_NO_TOOL}"
-        for glob in globs
-        if not any(matcher(glob)(spec.name) for spec in specs)
-    ]
-
-
-def _problems(rule: Rule, specs: Sequence[ToolSpec], now: float) -> Iterator[str]:
-    if rule.expired(now):
-        yield "has expired"
-        return
-    covered = [spec for spec in specs if rule.covers(spec)]
-    if not covered and rule.source == "builtin":
-        yield "can never match: no tool of the server has this name"
-    elif not covered and not any(matcher(rule.tool)(spec.name) for spec in specs):
-        yield f"may never match: {_NO_TOOL}"
-    unknown = [name for name in rule.args if covered and not any(_takes(spec, name) for spec in covered)]
-    if unknown:
-        yield f"can never match: no known tool that it covers takes the argument {', '.join(unknown)}"
-    if rule.effect == "allow" and rule.unconditional and not rule.tool.strip("*?."):
-        yield "is dangerously wide: it allows every tool that no other rule stops"
-
-
-def _takes(spec: ToolSpec, name: str) -> bool:
-    return name in spec.input_schema.get("properties", {}) or not _OPEN_KEYWORDS.isdisjoint(spec.input_schema)

@@ -70,7 +70,7 @@ def test_rules_are_added_listed_and_removed() -> None:
 )
 def test_predicates_are_read_from_options(options: list[str], args: dict[str, Any]) -> None:
     run_policy("add", "allow", "x", *(part for option in options for part in ("--arg", option)))
-    assert load(FILE).rules == (Rule("allow", "x", args=args),)
+    assert load(FILE) == (Rule("allow", "x", args=args),)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_a_tool_may_be_denied_in_one_session() -> None:
     assert list_tools()["calculator"]["call"] == "allow"
     assert list_tools("--session", "s-1")["calculator"]["call"] == "disabled"
     services = make_services(toolsets=[BuiltinToolset()])
-    rules = load(policies_path(load_settings(None))).rules
+    rules = load(policies_path(load_settings(None)))
 
     async def offered(session_id: str) -> bool:
         session = await open_session(replace(services, rules=rules), SessionKey("ann", session_id))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from conductor.commands.policy_file import add, remove
 from conductor.commands.reload import watch_policies
-from conductor.tools.policies import add, remove
 from conductor.tools.rules import Rule
 from tests.dialogues import (
     DEVICE,
