@@ -249,9 +249,10 @@ def _texts(leaves: Sequence[Leaf], lang: Vocabulary) -> list[str]:
 def _figures(leaves: Sequence[Leaf], lang: Vocabulary) -> Iterator[str]:
     for leaf in leaves:
         figure = " ".join(lang.words(leaf.words))
-        if {*map(str.isdigit, figure)} & {True} or " ".join(leaf.label) in lang.data["dates"]:
-            yield figure
-            yield from (f"{figure} {unit}" for unit in _ways("units", leaf.label, lang) if figure)
+        number = figure.rpartition(" ")[0]  # "2" of "2 pm"
+        if any(map(str.isdigit, figure)) or " ".join(leaf.label) in lang.data["dates"]:
+            yield from (figure, *(f"{figure} {unit}" for unit in _ways("units", leaf.label, lang)))
+            yield from [number] if number.replace(":", "").isdigit() else ()
 
 
 def _idioms(

@@ -70,6 +70,7 @@ TELL = make_question(
     [
         ("24 is fine, go ahead", THERMOSTAT, "allow"),
         ("24 is fine", THERMOSTAT, "unclear"),
+        ("24 is fine if it is cold, go ahead", THERMOSTAT, "unclear"),
         ("23 is fine, go ahead", THERMOSTAT, "unclear"),
         ("Yeah, off please", LAMP, "allow"),
         ("Yes, lamp off", LAMP, "allow"),
