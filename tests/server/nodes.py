@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from copy import deepcopy
@@ -14,7 +15,7 @@ from conductor.conversation.ledger import SubjectRecords, replay
 from conductor.conversation.session import Session
 from conductor.conversation.state import Conversation
 from conductor.errors import StoreUnavailable
-from conductor.messages import UserMessage
+from conductor.messages import ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.server.listener import Listener
@@ -29,6 +30,22 @@ from tests.shapes import Event
 
 KEY = SessionKey("anonymous", "s-1")
 Replies: TypeAlias = Callable[[ModelRequest], Script]
+
+MOVE = {
+    "name": "move_file",
+    "description": "Moves a file.",
+    "inputSchema": {"type": "object", "properties": {"path": {"type": "string"}}},
+    "annotations": {"destructiveHint": False},
+}
+
+
+def move(request: ModelRequest) -> Script:
+    """Move the notes, and return the outcome."""
+    last = request.messages[-1]
+    if isinstance(last, ToolResult):
+        result = json.loads(last.content)
+        return [TextDelta(f"It said {result['data'] or result['error_type']}.")]
+    return [ToolCall("c-1", "move_file", '{"path":"notes.txt"}')]
 
 
 # -- stores

@@ -15,7 +15,7 @@ from conductor.messages import Note, UserMessage
 from conductor.models.base import TextDelta
 from tests.app import App
 from tests.server.api import Backend, backend
-from tests.server.test_takeover_questions import MOVE, move
+from tests.server.nodes import MOVE, move
 from tests.server.wires import WAIT, until
 
 HELLO, AGAIN = [TextDelta("Good morning.")], [TextDelta("Of course.")]

@@ -11,8 +11,8 @@ from typing import Any
 from conductor.plugins.api.routes import ROUTES
 from tests.conftest import ROOT, environment
 from tests.server.api import KEYS, backend
+from tests.server.nodes import move
 from tests.server.test_api_actions import cards
-from tests.server.test_takeover_questions import move
 from tests.server.wires import WAIT
 
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")

@@ -9,12 +9,11 @@ from typing import Any
 from conductor.messages import ToolCall
 from conductor.models.base import TextDelta
 from tests.server.api import backend
+from tests.server.nodes import move
 from tests.server.test_api_actions import PARCEL, SAY, cards
-from tests.server.test_takeover_questions import move
 from tests.server.wires import WAIT, until
 
 HELLO = [TextDelta("Good morning.")]
-ME = "/v1/people/anonymous"
 TOKEN = "a-token-of-a-person"
 REMIND = ToolCall("c-1", "schedule_task", '{"text":"tea","in_minutes":500}')
 TASK = ToolCall("c-2", "add_task", '{"title":"buy tea"}')

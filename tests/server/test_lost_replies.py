@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from copy import deepcopy
 
 import pytest
 
 from conductor.conversation.ledger import replay
-from conductor.conversation.records import EventHandled, ReplyLogged, decode
+from conductor.conversation.records import EventHandled
 from conductor.conversation.session import Session
 from conductor.conversation.state import Conversation
 from conductor.errors import StoreUnavailable
@@ -18,9 +17,8 @@ from conductor.models.base import ModelRequest, TextDelta
 from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.stores.base import Claim, SessionKey
 from conductor.stores.memory import MemoryStore
-from tests.app import WAIT
 from tests.models import Script
-from tests.server.nodes import KEY, LosesReplies, Shelf, calm, echo, moves, node
+from tests.server.nodes import KEY, LosesReplies, Shelf, calm, echo, node
 from tests.server.wires import until
 from tests.session import helpers
 from tests.shapes import Event
@@ -84,39 +82,6 @@ async def test_a_result_for_a_stale_session_is_not_lost(file_shelf: Shelf, capab
             assert phone.finals() == ["It said True."]
 
 
-async def test_a_result_after_a_lost_reply_is_not_lost(file_shelf: Shelf) -> None:
-    store = LosesReplies(file_shelf.make())
-    async with node(store, status, tool_timeout=3.0) as served, served.phone() as phone:
-        phone.say("how is it?")
-        call = await phone.until("agent.status")
-        store.lose()
-        phone.send("agent.completed", FINISHED)
-        await until(lambda: store.lost_replies == 1)
-        served.listener.registry.recheck_ownership()  # it finds out that the commit is recorded
-        store.lose(1)
-        phone.result(call["payload"]["callId"], '"heron"')
-        await phone.until(is_final("It said True."))
-        assert store.lost_replies == 2
-
-
-async def test_a_turn_that_ended_in_an_apology_is_not_repeated_by_the_next_claim(file_shelf: Shelf) -> None:
-    hold = asyncio.Event()
-    store = LosesReplies(file_shelf.make())
-    async with node(store, [[hold, TextDelta("never heard")]]) as a, node(file_shelf.make(), echo) as b:
-        async with a.phone() as phone:
-            since = len(phone.log)
-            phone.say("one")
-            await asyncio.wait_for(a.provider.record(0).started.wait(), WAIT)
-            store.away = True
-            hold.set()
-            await phone.idle(since=since)  # with store_unavailable
-            store.away = False
-            phone.interrupt()
-            await calm(a)  # what is recorded with the next event is recorded
-            await moves(phone, b)
-            assert not phone.finals() and not b.provider.requests
-
-
 async def test_a_resuming_client_may_return_after_its_session_is_lost(
     file_shelf: Shelf,
 ) -> None:
@@ -178,46 +143,3 @@ async def test_a_failed_claim_does_not_lose_recovered_commits(applied: bool) -> 
 def news(request: ModelRequest) -> Script:
     """Answer with the notice, if there is one."""
     return [TextDelta("An agent has finished." if isinstance(request.messages[-1], Note) else "Well.")]
-
-
-async def test_news_with_a_lost_reply_is_told(file_shelf: Shelf) -> None:
-    store = LosesReplies(file_shelf.make())
-    async with node(store, news) as served:
-        async with served.phone(start_fields={"capabilities": ["resume"]}) as phone:
-            await phone.ask("one")
-            await calm(served)
-            store.lose()
-            event_id = phone.send("agent.completed", FINISHED)
-            await until(lambda: store.lost_replies == 1)
-            phone.send("agent.completed", FINISHED, id=event_id)
-            await phone.until(lambda e: e["type"] == "event.ack" and event_id in e["payload"]["eventIds"])
-            await phone.until(is_final("An agent has finished."))
-
-
-class LosesACall(LosesReplies):
-    """A store that loses the reply to the first commit with a device call."""
-
-    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
-        if any(isinstance(record, ReplyLogged) and record.calls for record in decode(data).records):
-            if not self.lost_replies:
-                self.lose()
-        await super().append(claim, commit_id, data, snapshot=snapshot)
-
-
-async def test_a_write_call_with_a_lost_reply_is_sent(file_shelf: Shelf) -> None:
-    """A client without ``resume`` never gets a write call twice, but this call was never sent."""
-
-    def replies(request: ModelRequest) -> Script:
-        last = request.messages[-1]
-        if isinstance(last, ToolResult):
-            return [TextDelta("It is unknown." if "unknown" in last.content else "It is done.")]
-        return [ToolCall("c-1", "agent.followup", '{"id":"a","prompt":"go on"}')]
-
-    store = LosesACall(file_shelf.make())
-    async with node(store, replies, tool_timeout=0.3) as served:
-        async with served.phone(tools={"agent.followup": lambda _: '{"ok":true}'}) as phone:
-            phone.say("tell it to go on")
-            await until(lambda: store.lost_replies == 1)
-            phone.send("agent.completed", FINISHED)  # it finds out
-            await phone.until(is_final("It is done."))
-            assert len(phone.runs) == 1

@@ -32,8 +32,8 @@ from tests.app import App
 from tests.conftest import ROOT, Main
 from tests.models import Script
 from tests.server.api import Backend, backend
+from tests.server.nodes import MOVE
 from tests.server.receiver import SECRET, Receiver, receiving
-from tests.server.test_takeover_questions import MOVE
 from tests.server.wires import until
 
 HELLO = [TextDelta("Good morning.")]

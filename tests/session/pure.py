@@ -72,7 +72,6 @@ class Gate(SessionTools):
 
 
 RULES = Rules(Limits(), failures=FAILURES)
-QUEUE = replace(RULES, cancels=False)
 DURABLE = replace(RULES, durable=True)
 
 

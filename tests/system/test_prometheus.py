@@ -18,7 +18,6 @@ from tests.server.test_metrics import BEARER, CLIENT, METRICS, TOKEN, Running, s
 from tests.server.wires import get, http, until
 from tests.stand_ins.programs import program
 
-STARTING_S = 30.0
 DEPLOY = ROOT / "deploy"
 DOCUMENT = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
 

@@ -31,7 +31,6 @@ WAIT = 15.0
 TRANSCRIPT = "Remind me of 日本\x9b2J\u202e."
 FILE = Path("data/conductor.db")
 AT = 1_772_366_400_123
-STATE = 'arguments={"state":"thinking"}'
 NOON = "2026-03-01T12:00:00.123Z"
 
 

@@ -14,7 +14,14 @@ from conductor.tools.audit import AuditLog
 from conductor.tools.rules import arguments_digest
 from tests.dialogues import decide, talking
 from tests.models import AnthropicService, Call, Reply
-from tests.server.conversations.test_approvals import THREE
+
+THREE = Reply(
+    calls=(
+        Call("delete_file", {"path": "old.txt"}),
+        Call("look", {"path": "."}),
+        Call("move_file", {"path": "notes.txt"}),
+    )
+)
 
 
 def entries(path: Path) -> list[dict[str, Any]]:

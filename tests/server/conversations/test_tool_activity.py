@@ -6,12 +6,10 @@ import json
 from typing import Any
 
 from tests.dialogues import (
-    DELETE,
     LIMIT_MS,
     LOOK,
     MOVE,
     SLOW_SAVE,
-    ask_aloud,
     call,
     call_id,
     decide,
@@ -62,17 +60,3 @@ async def test_tool_activity_names_every_call_in_order(claude: AnthropicService)
             assert start["payload"]["callId"] == over["payload"]["callId"]
         looked = phone.events("look")[0]
         assert call_id(ended[2]) == call_id(looked)
-
-
-async def test_a_client_that_has_not_asked_for_it_sees_no_activity(claude: AnthropicService) -> None:
-    claude.replies += [Reply(calls=(Call("calculator", {"expression": "6*7"}),)), Reply(text="42.")]
-    async with talking(claude) as phone:
-        await phone.ask("go")
-        assert phone.events("tool.activity") == []
-
-
-async def test_a_call_that_is_not_allowed_was_never_at_work(claude: AnthropicService) -> None:
-    claude.replies += [Reply(calls=(call("delete_file"),)), Reply(text="Very well.")]
-    async with talking(claude, "activity", tools=[DELETE]) as phone:
-        await ask_aloud(phone, "delete it", "no")
-        assert phone.events("tool.activity") == [] and phone.runs == []

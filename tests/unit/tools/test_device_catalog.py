@@ -23,31 +23,6 @@ def message(name: str, arguments: dict[str, Any]) -> str:
     return str(checked.error_message)
 
 
-@pytest.mark.parametrize(
-    ("name", "effect", "approval", "interactive", "on_interrupt"),
-    [
-        ("agent.spawn", "write", "never", False, "keep"),
-        ("agent.status", "read", None, False, "cancel"),
-        ("agent.cancel", "write", "never", False, "keep"),
-        ("agent.followup", "write", "never", False, "keep"),
-        ("agent.list", "read", None, False, "cancel"),
-        ("repositories.list", "read", None, False, "cancel"),
-        ("repositories.select", "read", None, True, "cancel"),
-    ],
-)
-def test_the_shipped_apps_tools_are_of_their_kinds(
-    name: str, effect: str, approval: str | None, interactive: bool, on_interrupt: str
-) -> None:
-    tool = IOS[name]
-    assert (tool.effect, tool.approval, tool.interactive, tool.on_interrupt) == (
-        effect,
-        approval,
-        interactive,
-        on_interrupt,
-    )
-    assert tool.source == "device"
-
-
 def test_the_shipped_apps_tools_are_these_seven_and_strict() -> None:
     assert len(IOS) == 7
     for tool in IOS.values():

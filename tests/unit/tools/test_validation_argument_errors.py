@@ -19,30 +19,13 @@ def explained(schema: dict[str, Any], arguments: Any) -> list[str]:
     ("schema", "value", "message"),
     [
         ({"type": "integer"}, "a", 'v must be integer, got "a"'),
-        ({"type": ["integer", "null"]}, [1], "v must be integer or null, got a list of 1"),
-        ({"type": "string"}, {"a": 1}, "v must be string, got an object with 1 fields"),
-        ({"minimum": 1}, 0, "v is less than the minimum of 1, got 0"),
-        ({"minLength": 1}, "", 'v is shorter than 1 character, got ""'),
-        ({"uniqueItems": True}, [1, 1.0], "v has non-unique elements, got a list of 2"),
-        ({"const": "x"}, "y", 'v: "x" was expected, got "y"'),
         ({"enum": ["open", "closed"]}, 3, 'v must be one of "open", "closed", got 3'),
         (
             {"enum": list(range(20))},
             -1,
             "v must be one of 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 (and 8 more), got -1",
         ),
-        ({"pattern": "^a$"}, "b", 'v does not match "^a$", got "b"'),
         ({"pattern": "^a$", "description": "Just an a"}, "b", 'v does not match "^a$", got "b" (Just an a)'),
-        (
-            {"anyOf": [{"type": "integer"}, {"type": "null"}]},
-            "x",
-            'v must be integer, got "x", or v must be null, got "x"',
-        ),
-        (
-            {"anyOf": [{"type": "integer"}, {"enum": ["all"]}]},
-            "all!",
-            'v must be integer, got "all!", or v must be one of "all", got "all!"',
-        ),
         (
             {"oneOf": [{"minimum": 1}, {"minimum": 2}]},
             3,
@@ -61,13 +44,6 @@ def explained(schema: dict[str, Any], arguments: Any) -> list[str]:
             {"sise": 1},
             "v: unknown argument 'sise' (allowed: size)",
         ),
-        ({"items": {"type": "integer"}}, [1, "x"], 'v[1] must be integer, got "x"'),
-        (
-            {"propertyNames": {"maxLength": 1}},
-            {"ab": 1},
-            'v: "ab" is longer than 1 character, got an object with 1 fields',
-        ),
-        ({"items": {"properties": {"w": False}}}, [{"w": 1}], "False schema does not allow v[0].w, got 1"),
     ],
 )
 def test_each_rule_has_its_words(schema: dict[str, Any], value: Any, message: str) -> None:
