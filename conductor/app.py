@@ -28,7 +28,7 @@ from conductor.stores.base import SessionLog
 from conductor.stores.health import HealthCheckedStore
 from conductor.stores.registry import make_store, open_store
 from conductor.tools.audit import AuditLog
-from conductor.tools.device import load_catalog
+from conductor.tools.declarations import load_catalog
 from conductor.tools.metrics import ToolMetrics
 from conductor.tools.permissions import GateOptions
 from conductor.tools.policies import PolicyFile, policies_path

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from conductor.client.connection import ConnectionLost, arguments_of, describe_error
 from conductor.client.session import MAX_FRAME_BYTES, MAX_IDS, Session, clean, encode, takes_two_arguments
 from conductor.events.client import ToolCancelled, ToolProgress, ToolResultEvent, ToolStarted
-from conductor.events.server import ToolCallEvent
-from conductor.events.ui_calls import is_ui_call
+from conductor.events.server import ToolCallEvent, is_ui_call
 
 log = logging.getLogger(__name__)
 

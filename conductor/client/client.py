@@ -30,7 +30,7 @@ from conductor.client.session import Received, Session
 from conductor.client.turns import Turn, Turns
 from conductor.events import client as outbound
 from conductor.events import server
-from conductor.events.ui_calls import is_ui_call
+from conductor.events.server import is_ui_call
 
 log = logging.getLogger(__name__)
 

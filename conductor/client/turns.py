@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from conductor.client.connection import ClientError, Event, WaitTimeout, arguments_of, state_of
 from conductor.events import server
 from conductor.events.client import ToolResultEvent
-from conductor.events.ui_calls import is_ui_call
+from conductor.events.server import is_ui_call
 
 _MAX_EVENTS = 10_000
 """Events kept of one turn."""

@@ -19,7 +19,7 @@ from conductor.prompts import identify, load_system_prompt
 from conductor.server.address import check_exposure
 from conductor.server.listener import Listener
 from conductor.settings import Settings
-from conductor.tools.device import load_catalog
+from conductor.tools.declarations import load_catalog
 from conductor.tools.policies import REREAD_S
 from conductor.tools.rules import Rule
 from conductor.tools.toolsets import all_tools, make_redactor, make_toolsets

@@ -19,7 +19,7 @@ from websockets.protocol import State
 
 from conductor.commands.output import escape, write
 from conductor.errors import SettingsError
-from conductor.events import client, server, ui_calls
+from conductor.events import client, server
 from conductor.events.codec import Inbound, InvalidFrame, decode_event
 from conductor.events.envelope import SUBPROTOCOL, SUPERSEDED, IdGenerator, Payload, encode_event
 from conductor.settings import load_settings
@@ -88,9 +88,9 @@ class Play:
         """Make a call of a tool, which the app need not have."""
         return server.ToolCallEvent(self._new_call(), name, "{}")
 
-    def speech(self, text: str, segment: ui_calls.Segment | None = None) -> server.ToolCallEvent:
+    def speech(self, text: str, segment: server.Segment | None = None) -> server.ToolCallEvent:
         """Make a speech, or one segment of a speech."""
-        return ui_calls.speak(self._new_call(), text, segment)
+        return server.speak(self._new_call(), text, segment)
 
     async def ui(self, make: Callable[..., server.ToolCallEvent], *arguments: Any) -> None:
         """Make a UI call and wait for its result, which follows the results of earlier calls."""
@@ -133,21 +133,21 @@ class Play:
     async def ask(self) -> tuple[str, str]:
         """Ask a question by voice; return the envelope id and the text of the answer."""
         count = len(self.events(client.TranscriptFinal))
-        await self.ui(ui_calls.append_message, "assistant", QUESTION)
-        await self.ui(ui_calls.set_state, "speaking")
+        await self.ui(server.append_message, "assistant", QUESTION)
+        await self.ui(server.set_state, "speaking")
         await self.send(self.speech(QUESTION))
-        await self.send(ui_calls.set_state(self._new_call(), "idle"))
+        await self.send(server.set_state(self._new_call(), "idle"))
         await self.until(lambda: len(self.events(client.TranscriptFinal)) > count)
         event_id, event = self.events(client.TranscriptFinal)[count]
         return event_id, event.text
 
     async def answer(self, transcript: str) -> None:
         """Play the turn of a transcript."""
-        await self.ui(ui_calls.set_state, "thinking")
-        await self.ui(ui_calls.append_message, "user", transcript)
+        await self.ui(server.set_state, "thinking")
+        await self.ui(server.append_message, "user", transcript)
         await self.send(server.SpeechFinal("Thank you."))
-        await self.ui(ui_calls.append_message, "assistant", "Thank you.")
-        await self.ui(ui_calls.set_state, "idle")
+        await self.ui(server.append_message, "assistant", "Thank you.")
+        await self.ui(server.set_state, "idle")
 
     async def _record(self, connection: ServerConnection, frame: bytes) -> None:
         try:
@@ -184,7 +184,7 @@ class Play:
         )
         await self.send(started)
         if self.starts:
-            await self.send(ui_calls.set_state(self._new_call(), "idle"))
+            await self.send(server.set_state(self._new_call(), "idle"))
         self.starts.append(start)
 
 
@@ -225,8 +225,8 @@ async def _streams(play: Play) -> None:
     await play.send(server.SessionPing())
     await play.pong()
     await play.send(server.SpeechFinal(text))
-    await play.ui(ui_calls.append_message, "assistant", text)
-    await play.ui(ui_calls.set_state, "idle")
+    await play.ui(server.append_message, "assistant", text)
+    await play.ui(server.set_state, "idle")
 
 
 async def _repeat(play: Play, *, cut: bool) -> str | None:
@@ -240,19 +240,19 @@ async def _repeat(play: Play, *, cut: bool) -> str | None:
     if not (cut and play.is_resumed(call)):
         await play.send(call, event_id)  # as a server does without an acknowledgement
         await play.until(lambda: play.results(call))
-    await play.ui(ui_calls.set_state, "idle")
+    await play.ui(server.set_state, "idle")
     return _repeated(len(play.results(call)))
 
 
 async def _unknown(play: Play) -> None:
     await play.send(_Unknown())
-    await play.ui(ui_calls.set_state, "idle")
+    await play.ui(server.set_state, "idle")
 
 
 async def _restart(play: Play) -> str | None:
     session = play.starts[-1].session_id
     await play.cut(1012)
-    await play.ui(ui_calls.set_state, "idle")
+    await play.ui(server.set_state, "idle")
     return None if play.starts[-1].session_id == session else "another session id in session.start"
 
 
@@ -263,13 +263,13 @@ async def _goaway(play: Play) -> str | None:
 
 async def _segments(play: Play) -> str | None:
     texts = ("Owls hunt at night.", "They hear a mouse under the snow.", "Some of them hunt by day.")
-    await play.ui(ui_calls.set_state, "speaking")
-    calls = [play.speech(text, ui_calls.Segment("speech", n, n == 2)) for n, text in enumerate(texts)]
+    await play.ui(server.set_state, "speaking")
+    calls = [play.speech(text, server.Segment("speech", n, n == 2)) for n, text in enumerate(texts)]
     for call in calls:
         await play.send(call)
     await play.send(server.SpeechFinal(" ".join(texts)))
     await play.until(lambda: all(play.results(call) for call in calls))
-    await play.ui(ui_calls.set_state, "idle")
+    await play.ui(server.set_state, "idle")
     ids = [event.call_id for _, event in play.events(client.ToolResultEvent)]
     order = [ids.index(call.call_id) for call in calls]
     return None if order == sorted(order) else f"results of the segments in the order {order}"
@@ -284,7 +284,7 @@ async def _cut_after_result(play: Play) -> str | None:
     await play.cut()
     if not play.is_resumed(call):
         await play.until(lambda: any(event.id in play.results(call) for event in play.received[received:]))
-    await play.ui(ui_calls.set_state, "idle")
+    await play.ui(server.set_state, "idle")
     return _repeated(len(play.results(call)))
 
 
@@ -296,7 +296,7 @@ async def _question(play: Play) -> None:
 async def _refused(play: Play) -> str | None:
     refused_id, _ = await play.ask()
     await play.send(server.ErrorEvent("rate_limited", "Try again.", event_id=refused_id, retry_after_ms=100))
-    await play.ui(ui_calls.set_state, "idle")
+    await play.ui(server.set_state, "idle")
     event_id, transcript = await play.ask()
     await play.answer(transcript)
     return "the id of the refused transcript on the next one" if event_id == refused_id else None
@@ -339,7 +339,7 @@ async def _card(play: Play) -> str | None:
     decision = decisions(client.ApprovalResponse)[0]
     outcome: Literal["denied", "allowed"] = "denied" if decision.decision == "deny" else "allowed"
     await play.send(server.ApprovalResolved(request.approval_id, outcome))
-    await play.ui(ui_calls.set_state, "idle")
+    await play.ui(server.set_state, "idle")
     is_same = decision.arguments_digest == request.arguments_digest
     return None if is_same else "another argumentsDigest than that of the request"
 

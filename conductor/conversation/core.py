@@ -44,8 +44,7 @@ from conductor.conversation.tools import SessionTools
 from conductor.conversation.view import View
 from conductor.errors import Conflict, ErrorCode, Fenced, Rollback, StoreError
 from conductor.events.envelope import Payload, new_call_id
-from conductor.events.server import EndReason, ErrorEvent
-from conductor.events.ui_calls import set_state
+from conductor.events.server import EndReason, ErrorEvent, set_state
 from conductor.rate_limit import ANONYMOUS, SharedRate
 from conductor.stores.base import Claim, SessionKey, SessionLog
 from conductor.tools.base import CallContext, SessionFields, ToolSpec

@@ -23,6 +23,7 @@ from conductor.events.server import (
     ApprovalResolved,
     ConversationState,
     ErrorEvent,
+    Segment,
     ServerEvent,
     SpeechFinal,
     ToolActivity,
@@ -30,8 +31,10 @@ from conductor.events.server import (
     ToolCancel,
     ToolLate,
     TurnEnded,
+    append_message,
+    set_state,
+    speak,
 )
-from conductor.events.ui_calls import Segment, append_message, set_state, speak
 
 _SLOT_BITS = 10
 # In the order of the wire within a record. A group has 128 slots: a round has at most 100 calls.

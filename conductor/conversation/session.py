@@ -30,7 +30,7 @@ from conductor.conversation.state import Conversation, Profile, Turn
 from conductor.conversation.steps import AwaitResults, deadline, due, next_step
 from conductor.errors import ConductorError, Fenced, StoreError
 from conductor.events.envelope import new_call_id
-from conductor.events.ui_calls import set_state
+from conductor.events.server import set_state
 from conductor.messages import ToolCall, ToolResult
 from conductor.rate_limit import ANONYMOUS
 from conductor.stores.base import Claim, SessionLog

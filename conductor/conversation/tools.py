@@ -25,8 +25,7 @@ from conductor.tools.base import (
     ToolSpec,
     failed,
 )
-from conductor.tools.declarations import Reading, parse_declarations
-from conductor.tools.device import DeviceToolset
+from conductor.tools.declarations import DeviceToolset, Reading, parse_declarations
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
 from conductor.tools.judge import Answer, ApprovalJudge, SpokenQuestion, judge_of
 from conductor.tools.outcomes import DEFINITION_CHANGED, SCOPES, Scope, definition_changed

@@ -18,7 +18,7 @@ from conductor.client.client import DEFAULT_CAPABILITIES, Client, connect
 from conductor.client.connection import ClientError, ConnectionLost, Reconnect
 from conductor.client.turns import Turn
 from conductor.errors import SettingsError
-from conductor.events import server, ui_calls
+from conductor.events import server
 from conductor.rehearse.script import MOMENTS, Answers, Decision, Moment, Person, Rehearsal, Step, Tool
 
 # Seconds to read a card; the server ignores a yes within the first 0.15 s.
@@ -244,7 +244,7 @@ class Player:
     def _check_call(self, call: server.ToolCallEvent) -> None:
         if call.name == SPEAK and not self._scene.was_interrupted:
             self._set_waiting_speeches(self._waiting_speeches + 1)
-        elif not ui_calls.is_ui_call(call.name) and all(
+        elif not server.is_ui_call(call.name) and all(
             call.name != tool.name for tool in self._rehearsal.tools
         ):
             self._scene.problems.append(f"{call.name} was called, but is not one of the file's tools")

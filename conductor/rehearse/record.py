@@ -19,7 +19,7 @@ from conductor.conversation.state import Call, Profile, Question
 from conductor.errors import SettingsError
 from conductor.rehearse.script import dump, holds
 from conductor.settings import load_settings
-from conductor.tools.device import read_catalog
+from conductor.tools.declarations import read_catalog
 
 
 def run(options: argparse.Namespace) -> None:

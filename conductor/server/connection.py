@@ -21,14 +21,12 @@ from conductor.errors import ErrorCode, Fenced, StoreError, StoreUnavailable, To
 from conductor.events import client
 from conductor.events.codec import Inbound, InvalidFrame, decode_event
 from conductor.events.envelope import SUPERSEDED, IdGenerator, encode_event, new_call_id
-from conductor.events.server import ErrorEvent, SessionPing
-from conductor.events.ui_calls import set_state
+from conductor.events.server import ErrorEvent, SessionPing, set_state
 from conductor.server.access import Access
 from conductor.server.auth import Principal
-from conductor.server.event_rate import EventRate
 from conductor.server.expiry import TOKEN_EXPIRES, TokenExpiry
 from conductor.server.sessions import SessionRegistry
-from conductor.server.websocket import PING_SPREAD, Socket, Writer
+from conductor.server.websocket import PING_SPREAD, EventRate, Socket, Writer
 from conductor.stores.base import SessionKey
 from conductor.tools.declarations import read_declarations
 

@@ -23,7 +23,6 @@ from conductor.server.access import Access, Refusal
 from conductor.server.address import RESERVED_DESCRIPTORS, descriptor_limit, not_bound
 from conductor.server.auth import Authenticator
 from conductor.server.connection import REVOKED, Connection
-from conductor.server.demultiplexer import Demultiplexer, MakeProtocol
 from conductor.server.expiry import TokenExpiry
 from conductor.server.sessions import SessionRegistry
 from conductor.server.websocket import Handshakes, Socket
@@ -44,6 +43,7 @@ _SUBPROTOCOLS = (Subprotocol(SUBPROTOCOL), Subprotocol(MCP_SUBPROTOCOL))
 
 Route: TypeAlias = Callable[[Request, str], Awaitable[Response]]
 """Answers a request; the text is the socket's remote address."""
+MakeProtocol: TypeAlias = Callable[[], asyncio.Protocol]
 Prepare: TypeAlias = Callable[[Settings], Callable[[], None]]
 
 
@@ -51,8 +51,8 @@ class Listener:
     """Serves ``/ws``, ``/healthz``, ``/readyz``, and the routes of endpoints.
 
     ``routes`` answer a request by its path; None is no route. ``http`` are HTTP servers by the first segment
-    of the path, ``/v1`` and ``/mcp``. While ``serve_mcp`` is set, it serves WebSockets at ``/mcp``.
-    ``worker`` is the number of this process if there are several.
+    of the path, ``/v1`` and ``/mcp``, which ``wrap`` chooses from. While ``serve_mcp`` is set, it serves
+    WebSockets at ``/mcp``. ``worker`` is the number of this process if there are several.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class Listener:
         self.serve_mcp: Callable[[Socket, str], Awaitable[None]] | None = None
         self._mcp_sockets: set[Socket] = set()
         self.http: dict[bytes, MakeProtocol] = {}
+        self.wrap: Callable[[MakeProtocol, ServerProtocol], asyncio.Protocol] | None = None
         self._ready = False
 
     @property
@@ -127,11 +128,7 @@ class Listener:
     def _make_connection(self, protocol: ServerProtocol, *args: Any, **options: Any) -> asyncio.Protocol:
         limits, handshakes = self.services.limits, self.handshakes
         make_socket = partial(Socket, protocol, *args, limits=limits, handshakes=handshakes, **options)
-        if not self.http:
-            return make_socket()
-        demultiplexer = Demultiplexer(self.http, make_socket, handshakes, limits.handshake_timeout)
-        demultiplexer.protocol = protocol
-        return demultiplexer
+        return make_socket() if self.wrap is None else self.wrap(make_socket, protocol)
 
     async def stop(self, drain_s: float = DRAIN_S) -> None:
         """Stop listening, let running turns end, then close connections and sessions."""

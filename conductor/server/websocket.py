@@ -1,10 +1,11 @@
-"""The WebSocket library's connection with limits, marked binary messages and batched writes."""
+"""The WebSocket library's connection with limits, marked binary messages and batched writes; event rates."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from math import inf
 from typing import Any
 
 import structlog
@@ -14,6 +15,7 @@ from websockets.frames import Frame as WebSocketFrame
 from websockets.frames import Opcode
 from websockets.protocol import OPEN, Event
 
+from conductor.conversation.inbound import InboundResult
 from conductor.conversation.transport import Frame
 from conductor.events.codec import BINARY_MARK
 from conductor.rate_limit import TokenBucket
@@ -32,6 +34,12 @@ READ_AHEAD = 64
 READ_AHEAD_BYTES = 262_144
 # Events in one write; more would only delay the last of them.
 MAX_WRITE = 64
+
+
+# Bytes of an event per additional token, for the time to parse them.
+BYTES_PER_TOKEN = 20_480
+# Tokens of a refused transcript, which costs two events and a commit, and of an invalid frame.
+REFUSED_COST = 20.0
 
 
 class Socket(ServerConnection):
@@ -253,3 +261,45 @@ class Writer:
             for frame in frames:
                 frame.is_written = True
             await self._socket.send_texts([frame.data for frame in frames], self._limits.send_timeout)
+
+
+class EventRate(TokenBucket):
+    """Limits the events of one connection; ``on_flood`` gets the seconds to wait, once per flood."""
+
+    def __init__(self, limits: Limits, on_flood: Callable[[float], None]) -> None:
+        super().__init__(limits.frames_per_second, limits.frames_burst, asyncio.get_running_loop().time())
+        self._limits = limits
+        self._on_flood = on_flood
+        self._flooding_since = self._waited_until = -inf
+        self._is_admitted = False
+
+    async def admit(self, size: int) -> bool:
+        """Wait until an event of ``size`` bytes is allowed; False after ``flood_timeout`` of flooding."""
+        is_admitted, self._is_admitted = self._is_admitted, False
+        if is_admitted:
+            return True
+        now, cost = asyncio.get_running_loop().time(), 1 + size // BYTES_PER_TOKEN
+        is_flooding = now - self._waited_until <= self._limits.flood_pause
+        wait = self.reserve(now, cost * self._limits.flood_cost if is_flooding else cost)
+        if not wait:
+            if self.deficit(now) > self._limits.frames_in_a_row:
+                await asyncio.sleep(0)  # other connections run between two events of a burst
+            return True
+        if not is_flooding:
+            self._flooding_since = now
+            self._on_flood(wait)
+        elif now - self._flooding_since > self._limits.flood_timeout:
+            return False
+        self._waited_until = now + wait  # before the pause: several may wait at once
+        await asyncio.sleep(wait)
+        return True
+
+    def settle(self, result: InboundResult) -> None:
+        """Admit an event that the server requested; charge a refused one for its answer."""
+        self._is_admitted = result is InboundResult.EXPECTED
+        if result in (InboundResult.REFUSED, InboundResult.COSTLY):
+            self.refuse()
+
+    def refuse(self) -> None:
+        """Charge an event that was refused."""
+        self.reserve(asyncio.get_running_loop().time(), REFUSED_COST)

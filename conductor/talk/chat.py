@@ -24,7 +24,7 @@ from conductor.client.connection import (
 )
 from conductor.client.turns import Turn
 from conductor.commands.output import as_json, escape
-from conductor.events import server, ui_calls
+from conductor.events import server
 from conductor.talk import cards
 from conductor.talk.plain import Plain
 
@@ -242,7 +242,7 @@ class TerminalChat:
             self._view.working(None)
         if state == "thinking" or (state == "speaking" and self._voice):
             self._view.working(state)
-        elif not ui_calls.is_ui_call(call.name):
+        elif not server.is_ui_call(call.name):
             self._view.note(f"[tool] {call.name} {call.arguments[:MAX_ARGUMENTS]}")
 
     def _show_activity(self, activity: server.ToolActivity) -> None:

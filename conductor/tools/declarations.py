@@ -1,4 +1,4 @@
-"""Tool declarations of clients, MCP servers and catalog files, parsed into `ToolSpec`s.
+"""Tool declarations of clients, MCP servers and catalog files, parsed into `ToolSpec`s; the device's tools.
 
 A declaration is MCP's Tool (`name`, `description`, `inputSchema`, `annotations`), with `_meta.conductor` for
 the fields that MCP lacks (docs/protocol-reference.md).
@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct, field
 
+from conductor.config_file import read_json
+from conductor.errors import SettingsError
 from conductor.rate_limit import Admission
-from conductor.tools.base import Effect, OnInterrupt, Risk, ToolSpec
+from conductor.tools.base import CallContext, Effect, OnInterrupt, Risk, ToolOutcome, Toolset, ToolSpec
 from conductor.tools.schema import SchemaError
 from conductor.tools.validation import schemas
 
@@ -223,3 +227,48 @@ def _check_template(spec: ToolSpec) -> None:
 def _shown_name(declaration: Any) -> str:
     name = declaration.get("name") if isinstance(declaration, dict) else None
     return name[:128].encode(errors="replace").decode() if isinstance(name, str) else ""
+
+
+# -- the device and the catalog
+
+
+class DeviceToolset(Toolset):
+    """The device's tools: the app runs them, once the commit that records a call has sent it."""
+
+    def __init__(self, specs: Sequence[ToolSpec]) -> None:
+        self._specs = tuple(specs)
+
+    def specs(self) -> Sequence[ToolSpec]:
+        """List the tools offered now."""
+        return self._specs
+
+    async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Raise: no tool of the device runs here."""
+        raise AssertionError(name)
+
+
+def read_catalog(path: Path | None) -> list[Any]:
+    """Read a catalog's declarations: a list under ``tools`` of a JSON object; none without a catalog.
+
+    Raises `SettingsError` for a file that cannot be read.
+    """
+    if path is None:
+        return []
+    catalog = read_json(path, f"The tool catalog {path.name}")
+    declarations = catalog.get("tools") if isinstance(catalog, dict) else None
+    if not isinstance(declarations, list):
+        raise SettingsError(f'The tool catalog {path.name} must be a JSON object with a list under "tools".')
+    return declarations
+
+
+def load_catalog(path: Path | None) -> tuple[ToolSpec, ...]:
+    """Read the tools of a catalog; raises `SettingsError`, also for the first tool that is rejected."""
+    accepted, rejected = parse_declarations(read_catalog(path))
+    if path is not None and rejected:
+        tool, reason = rejected[0]
+        raise SettingsError(
+            f"The tool catalog {path.name} has a tool that is not accepted, {tool or '?'}: "
+            f"{reason.rstrip('.')}."
+        )
+    # The operator's catalog is trusted; a client's declarations are not.
+    return tuple(replace(spec, untrusted=False) for spec in accepted)

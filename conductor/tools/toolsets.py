@@ -11,7 +11,7 @@ from conductor.models.profiles import load_profiles
 from conductor.settings import Settings
 from conductor.stores.base import passwords
 from conductor.tools.base import Effect, Risk, Toolset, ToolSpec
-from conductor.tools.device import load_catalog
+from conductor.tools.declarations import load_catalog
 from conductor.tools.redaction import Redactor
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from conductor.server.event_rate import EventRate
+from conductor.server.websocket import EventRate
 from conductor.settings import Limits
 
 

@@ -28,8 +28,11 @@ from conductor.events.envelope import encode_event
 from conductor.events.server import (
     STATE_MEANINGS,
     ConversationState,
+    append_message,
+    is_ui_call,
+    set_state,
+    speak,
 )
-from conductor.events.ui_calls import append_message, is_ui_call, set_state, speak
 from conductor.messages import ToolCall
 from conductor.models.base import TextDelta
 from tests.models import ScriptedProvider

@@ -22,8 +22,8 @@ from conductor.plugins.api.keys import ApiKey, ApiKeys
 from conductor.plugins.api.requests import ApiCall, ApiError, Route
 from conductor.plugins.api.resources import Failure, Problem
 from conductor.plugins.api.routes import ROUTES
+from conductor.plugins.http_server import serving_http
 from conductor.server.access import WRONG_TOKENS_PER_MINUTE
-from conductor.server.demultiplexer import serving_http
 from conductor.server.listener import Listener
 
 log = structlog.get_logger(__name__)
@@ -42,7 +42,7 @@ async def serving_api(listener: Listener, keys: ApiKeys) -> AsyncIterator[None]:
     application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_answer])
     for route in ROUTES:
         application.router.add_route(route.method, route.path, partial(_work, listener, keys, route))
-    async with serving_http(listener.http, b"/v1", application, keepalive_timeout=KEEP_ALIVE_S):
+    async with serving_http(listener, b"/v1", application, keepalive_timeout=KEEP_ALIVE_S):
         yield
 
 

@@ -20,12 +20,12 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
+from conductor.plugins.http_server import serving_http
 from conductor.plugins.mcp.streams import is_dense
 from conductor.rate_limit import ANONYMOUS, TokenBucket
 from conductor.server.access import Client, Refusal
-from conductor.server.demultiplexer import serving_http
-from conductor.server.event_rate import EventRate
 from conductor.server.listener import MCP_PATH, Listener
+from conductor.server.websocket import EventRate
 from conductor.settings import Limits
 
 log = structlog.get_logger(__name__)
@@ -94,7 +94,7 @@ class HttpServer:
         """Serve ``/mcp`` on the listener's port during the block."""
         application = web.Application(client_max_size=self._limits.hard_event_bytes)
         application.router.add_route("*", MCP_PATH, self._serve)
-        door = serving_http(self._listener.http, MCP_PATH.encode(), application, handler_cancellation=True)
+        door = serving_http(self._listener, MCP_PATH.encode(), application, handler_cancellation=True)
         # The package's sessions end first, so that their streams are not cut off.
         async with door, self._sessions.run():
             yield

@@ -19,7 +19,7 @@ from conductor.plugins.mcp.specs import clean
 from conductor.plugins.mcp.streams import CURRENT_CALL, McpCall
 from conductor.settings import Settings
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, failed, succeeded
-from conductor.tools.device import load_catalog
+from conductor.tools.declarations import load_catalog
 
 if TYPE_CHECKING:
     from mcp import MCPError

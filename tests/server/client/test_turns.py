@@ -15,8 +15,9 @@ from conductor.events.server import (
     SpeechFinal,
     ToolCallEvent,
     TurnEnded,
+    append_message,
+    set_state,
 )
-from conductor.events.ui_calls import append_message, set_state
 
 LIMIT_S = 5.0
 

@@ -19,6 +19,7 @@ from conductor.events.server import (
     EventAck,
     ListedTool,
     RejectedTool,
+    Segment,
     SessionGoaway,
     SessionPing,
     SessionStarted,
@@ -32,8 +33,10 @@ from conductor.events.server import (
     ToolsListed,
     TurnEnded,
     TurnMetrics,
+    append_message,
+    set_state,
+    speak,
 )
-from conductor.events.ui_calls import Segment, append_message, set_state, speak
 from tests.unit.events.events import SERVER
 
 GOLDEN = Path(__file__).with_name("golden")

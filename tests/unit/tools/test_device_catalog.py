@@ -10,7 +10,7 @@ import pytest
 
 from conductor.errors import SettingsError
 from conductor.tools.base import ToolOutcome, ToolSpec
-from conductor.tools.device import DeviceToolset, load_catalog
+from conductor.tools.declarations import DeviceToolset, load_catalog
 from conductor.tools.validation import Valid, validate
 from tests.conftest import IOS_CATALOG
 

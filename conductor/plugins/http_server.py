@@ -1,17 +1,18 @@
-"""The head of a first request decides the protocol: HTTP for the API and MCP, WebSockets for the rest."""
+"""HTTP servers on the listener's port: the head of a first request decides between them and WebSockets."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from websockets.server import ServerProtocol
 
-from conductor.server.websocket import Handshakes
+from conductor.server.listener import Listener, MakeProtocol
 
 if TYPE_CHECKING:
     from aiohttp.web import Application
@@ -23,12 +24,10 @@ STOP_S = 2.0
 _ROOT = re.compile(rb"\S+ (/\w+)[/? ]")
 _UPGRADE = re.compile(rb"\nupgrade:\s*websocket", re.I)
 
-MakeProtocol: TypeAlias = Callable[[], asyncio.Protocol]
-
 
 @asynccontextmanager
 async def serving_http(
-    servers: MutableMapping[bytes, MakeProtocol], root: bytes, application: Application, **options: Any
+    listener: Listener, root: bytes, application: Application, **options: Any
 ) -> AsyncIterator[None]:
     """Serve an application below ``root``, such as ``/v1``, during the block."""
     from aiohttp.web import AppRunner  # takes half a second
@@ -38,38 +37,31 @@ async def serving_http(
     runner = AppRunner(application, access_log=None, logger=silent, shutdown_timeout=STOP_S, **options)
     await runner.setup()
     assert runner.server is not None
-    servers[root] = runner.server
+    listener.http[root] = runner.server
+    listener.wrap = partial(Demultiplexer, listener)
     try:
         yield
     finally:
-        del servers[root]
+        del listener.http[root]
         await runner.cleanup()
 
 
 class Demultiplexer(asyncio.Protocol):
-    """Reads the first request, and gives the connection to one of ``http`` or to ``websocket``.
+    """Reads the first request, and gives the connection to one of the HTTP servers or to ``websocket``.
 
-    ``http`` are servers by the first segment of the path; an upgrade is the WebSocket library's, which
-    answers one GET a connection, and reads no bodies. An HTTP server in front of both
-    would parse each upgrade a second time, and own the transport whose writes `Socket` batches. This costs a
-    WebSocket 3 us of a handshake of 700 us, and nothing afterwards.
-    A connection without a head, or not admitted by its HTTP server, is cut after ``seconds``. The library
-    compares ``protocol`` with its own.
+    An upgrade is the WebSocket library's, which answers one GET a connection, and reads no bodies.
+    An HTTP server in front of both would parse each upgrade a second time, and own the transport whose
+    writes `Socket` batches. This costs a WebSocket 3 us of a handshake of 700 us, and nothing afterwards.
+    A connection without a head, or not admitted by its HTTP server, is cut in time. The library compares
+    ``protocol`` with its own.
     """
 
-    protocol: ServerProtocol
-
-    def __init__(
-        self,
-        http: Mapping[bytes, MakeProtocol],
-        websocket: MakeProtocol,
-        handshakes: Handshakes,
-        seconds: float,
-    ) -> None:
-        self._http = http
+    def __init__(self, listener: Listener, websocket: MakeProtocol, protocol: ServerProtocol) -> None:
+        self.protocol = protocol
+        self._http = listener.http
         self._websocket = websocket
-        self._handshakes = handshakes
-        self._seconds = seconds
+        self._handshakes = listener.handshakes
+        self._seconds = listener.services.limits.handshake_timeout
         self._data = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
