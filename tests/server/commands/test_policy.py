@@ -46,7 +46,7 @@ def test_rules_are_added_listed_and_removed() -> None:
         ["2", "ask", "agent.*", "device", "where", "limit", "is", "3"],
     ]
     assert run_policy("remove", "1") == f"Removed rule 1: deny agent.cancel.\n{APPLIED}"
-    assert load(FILE).rules == (Rule("ask", "agent.*", "device", args={"limit": {"eq": 3}}),)
+    assert load(FILE) == (Rule("ask", "agent.*", "device", args={"limit": {"eq": 3}}),)
 
 
 @pytest.mark.parametrize(
