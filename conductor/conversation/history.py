@@ -1,61 +1,25 @@
-"""Rules of a valid history, its repair and its truncation, as pure functions.
-
-The rules of the Messages API are the strictest: a history begins with a user's message or a note, and each
-assistant message with calls is followed by one result for each call, in their order.
-"""
+"""The size of a history, and its truncation, as pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import islice
 
 import msgspec
 
-from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
+from conductor.messages import AssistantMessage, Message, Note, ToolResult, UserMessage
 from conductor.models.base import CHARS_PER_TOKEN, ModelRequest, ToolDefinition, Usage, running_turn
 from conductor.tools.base import failed
 
 # Shorter requests say little about the ratio of counted to estimated tokens.
 _TELLING_TOKENS = 500
 _MAX_RATIO = 8.0
-_BEGINNINGS = (UserMessage, Note)
+# A history to send begins with one of these.
+BEGINNINGS = (UserMessage, Note)
 
 LOST_RESULT = (
     "Interrupted before a result was produced; it may or may not have run. Do not assume that it succeeded."
 )
-
-
-def repair(messages: Sequence[Message], prefix: Sequence[Message] = ()) -> list[Message]:
-    """Return a valid history: ``prefix``, which is valid, and as much of ``messages`` as can stay, in order.
-
-    A missing result is replaced by a lost one. Results without a call, repeated results and all messages
-    before the first user message are dropped.
-    """
-    repaired = list(prefix)
-    for index, message in enumerate(messages, 1):
-        if isinstance(message, ToolResult):
-            continue  # results are added with their calls
-        if not isinstance(message, AssistantMessage):
-            repaired.append(message)
-        elif repaired and (message.text or message.calls):
-            repaired.append(message)
-            if message.calls:
-                repaired += _results(message.calls, messages, index)
-    return repaired
-
-
-def _results(calls: Sequence[ToolCall], messages: Sequence[Message], index: int) -> Sequence[Message]:
-    following = messages[index : index + len(calls)]
-    if [getattr(message, "call_id", "") for message in following] == [call.call_id for call in calls]:
-        return following  # as everywhere but in a damaged history
-    results: dict[str, ToolResult] = {}
-    for message in islice(messages, index, None):
-        if isinstance(message, ToolResult):
-            results.setdefault(message.call_id, message)
-        elif isinstance(message, AssistantMessage):
-            break
-    return [results.get(call.call_id) or lost_result(call.call_id) for call in calls]
 
 
 def lost_result(call_id: str) -> ToolResult:
@@ -83,7 +47,7 @@ def cut_point(messages: Sequence[Message], max_turns: int, max_tokens: int) -> i
         index
         for index, message in enumerate(messages)
         # A note belongs to the message after it.
-        if isinstance(message, _BEGINNINGS) and not (index and isinstance(messages[index - 1], Note))
+        if isinstance(message, BEGINNINGS) and not (index and isinstance(messages[index - 1], Note))
     ]
     if len(starts) <= 1:
         return 0

@@ -14,7 +14,7 @@ import msgspec
 
 from conductor.conversation.core import SessionCore
 from conductor.conversation.events import segments_id
-from conductor.conversation.history import repair
+from conductor.conversation.history import BEGINNINGS
 from conductor.conversation.receive import ended, replied
 from conductor.conversation.records import HistoryTrimmed, Record, ReplyBroken, SegmentSpoken
 from conductor.conversation.state import Conversation, Turn
@@ -63,8 +63,9 @@ def without_invented(text: str, messages: Iterable[Message]) -> str:
 
 
 def history_of(state: Conversation) -> list[Message]:
-    """Give the history to send: the summary, if there is one, and the log."""
-    messages = repair(state.log)
+    """Give the history to send: the summary, if there is one, and the log from the first input on."""
+    begin = next((at for at, message in enumerate(state.log) if isinstance(message, BEGINNINGS)), 0)
+    messages = state.log[begin:]
     if state.summary is not None:
         text = f"Summary of the conversation so far: {state.summary.text}"
         messages.insert(0, Note(text, state.summary.untrusted))
@@ -185,7 +186,7 @@ class ModelSteps:
             messages = history_of(state)
         else:
             prefix, position = self._last_messages
-            messages = repair(state.log[max(0, position - state.log_start) :], prefix)
+            messages = [*prefix, *state.log[max(0, position - state.log_start) :]]
         self._last_messages = messages, state.log_end
         return ModelRequest(
             self._turn_prompt[1],

@@ -18,7 +18,6 @@ from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 from botocore.session import Session
 
-from conductor.conversation.history import repair
 from conductor.errors import ModelError, SettingsError
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
@@ -132,9 +131,7 @@ def test_botocore_accepts_the_request_of_any_history(model: str) -> None:
     rng = Random(5)
     for _ in range(100):
         tools = rng.choice(((), (SPAWN,)))
-        body_of(
-            ask(*repair(random_history(rng)), tools=tools, tool_choice=rng.choice(("auto", "none"))), model
-        )
+        body_of(ask(*random_history(rng), tools=tools, tool_choice=rng.choice(("auto", "none"))), model)
 
 
 # -- streams
