@@ -85,8 +85,10 @@ async def handle(session: Session, inbound: Inbound, transport: Transport) -> In
     return result
 
 
-async def _take(session: Session, inbound: Inbound, transport: Transport) -> InboundResult:
-    view = session.view
+async def _take(  # noqa: C901 -- a branch an event
+    session: Session, inbound: Inbound, transport: Transport
+) -> InboundResult:
+    capabilities, view, outbox = session.state.profile.capabilities, session.view, session.outbox
     match event := inbound.event:
         case client.ToolResultEvent():
             return await _take_result(session, inbound.id, event)
@@ -99,18 +101,36 @@ async def _take(session: Session, inbound: Inbound, transport: Transport) -> Inb
             view.speaking_until = now + session.rules.floor_ms
             warm_cache(session, shared=False)
             session.changed()
-        case client.OutputInterrupted() | client.AgentCompleted():
+        case client.OutputInterrupted():
             await record(session, inbound.id, event)
-            if isinstance(event, client.AgentCompleted):
-                session.outbox.expect_no_acknowledgements()
-            elif session.outbox.transport is not None:
-                session.outbox.transport.drop_partials()
-        case client.SessionUpdate(tools=list(tools)) if "tools" in session.state.profile.capabilities:
+            if outbox.transport is not None:
+                outbox.transport.drop_partials()
+        case client.AgentCompleted():
+            await record(session, inbound.id, event)
+            outbox.expect_no_acknowledgements()
+        case client.SessionUpdate(tools=list(tools)) if "tools" in capabilities:
             await _declare(session, tools, inbound.id, transport)
-        case client.SessionStart():
-            raise AssertionError("the connection starts the session")
+        case client.ApprovalResponse() if "approval" in capabilities:
+            await _take_decisions(session, event, transport)
+        case client.ApprovalShown() if "approval" in capabilities:
+            question = session.state.questions.get(event.approval_id)
+            if question is not None and question.card and outbox.was_sent(event.approval_id):
+                view.visible_cards[event.approval_id] = view.now()
+        case client.ResponseCancel() if "cancel" in capabilities:
+            await record(session, "", event)
+        case client.ToolCancelled() | client.ToolAccepted() if (
+            "cancel" if isinstance(event, client.ToolCancelled) else "async"
+        ) in capabilities:
+            await record(session, "", event)
+            outbox.acknowledge(event.call_id)
+        case client.ToolStarted() | client.ToolProgress() if "lease" in capabilities:
+            outbox.extend(event.call_id)
+            session.changed()
+        case client.ToolsList() if session.services.inspect and "inspect" in capabilities:
+            _list_tools(session)
         case _:
-            await _take_extension(session, inbound, transport)
+            log.debug("event ignored", type=inbound.type[:64], session=session.key.session_id)
+            session.clients.diagnose([of_ignored(inbound)])
     return InboundResult.COSTLY if isinstance(event, client.ToolsList) else InboundResult.ORDINARY
 
 
@@ -245,33 +265,11 @@ def _refuse(session: Session, refusal: Refuse, event_id: str) -> None:
 # -- extensions
 
 
-async def _take_extension(session: Session, inbound: Inbound, transport: Transport) -> None:
-    capabilities, outbox = session.state.profile.capabilities, session.outbox
-    match event := inbound.event:
-        case client.ApprovalResponse() if "approval" in capabilities:
-            await _take_decisions(session, event, transport)
-        case client.ApprovalShown() if "approval" in capabilities:
-            question = session.state.questions.get(event.approval_id)
-            if question is not None and question.card and outbox.was_sent(event.approval_id):
-                session.view.visible_cards[event.approval_id] = session.view.now()
-        case client.ResponseCancel() if "cancel" in capabilities:
-            await record(session, "", event)
-        case client.ToolCancelled() | client.ToolAccepted() if (
-            "cancel" if isinstance(event, client.ToolCancelled) else "async"
-        ) in capabilities:
-            await record(session, "", event)
-            outbox.acknowledge(event.call_id)
-        case client.ToolStarted() | client.ToolProgress() if "lease" in capabilities:
-            outbox.extend(event.call_id)
-            session.changed()
-        case client.ToolsList() if "inspect" in capabilities and session.services.inspect:
-            profile, services = session.state.profile, session.services
-            model = services.serving(profile.model) or services.provider.name
-            name, prompt = services.observers.prompt[0], session.tools.system_prompt
-            session.flash(ToolsListed(session.tools.listed, model, name, prompt, services.choices))
-        case _:
-            log.debug("event ignored", type=inbound.type[:64], session=session.key.session_id)
-            session.clients.diagnose([of_ignored(inbound)])
+def _list_tools(session: Session) -> None:
+    services, tools = session.services, session.tools
+    model = services.serving(session.state.profile.model) or services.provider.name
+    name = services.observers.prompt[0]
+    session.flash(ToolsListed(tools.listed, model, name, tools.system_prompt, services.choices))
 
 
 async def _take_decisions(session: Session, event: client.ApprovalResponse, transport: Transport) -> None:
