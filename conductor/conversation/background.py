@@ -15,7 +15,7 @@ from conductor.conversation.model import history_of
 from conductor.conversation.phrases import reminder_notice
 from conductor.conversation.records import NoticeTaken, Record
 from conductor.conversation.state import MAX_NOTICES, Notice, Summary
-from conductor.errors import ConductorError, Fenced, ModelError, StoreError
+from conductor.errors import ConductorError, ModelError, StoreError
 from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
 from conductor.models.base import CACHE_S, CacheWarmer, Finished, ModelRequest, TextDelta
 from conductor.tools.reminders import FIELD, TAKEN_MS, Reminder, read_reminders, write_reminders
@@ -135,10 +135,10 @@ async def _warm(session: SessionCore, provider: CacheWarmer, messages: Sequence[
             session.observer.warmed(finished)
 
 
-# Seconds between two looks at the clock: it may be set, and the process may be suspended.
-_LOOK_S = 60.0
-# Seconds until the next try after the store failed, or while too many notices wait.
-_RETRY_S = 2.0
+# Milliseconds between two looks at the clock: it may be set, and the process may be suspended.
+_LOOK_MS = 60_000
+# Milliseconds until the next try after the store failed, or while too many notices wait.
+_RETRY_MS = 2_000
 
 
 # -- reminders
@@ -156,39 +156,22 @@ class Reminders:
         self._session = session
         self._person = session.person_fields
         self._now: Callable[[], int] = session.view.now
-        self._timer: asyncio.TimerHandle | None = None
         self._is_telling = False
-        self._not_before = 0.0
-        self._is_closed = False
+        self._not_before = 0
 
-    def close(self) -> None:
-        """Tell no more."""
-        self._is_closed = True
-        self._cancel()
-
-    def look(self) -> None:
-        """Tell the due reminders, and look again when the next one is due."""
-        self._cancel()
-        session, text = self._session, self._person.get(FIELD)
-        if self._is_closed or self._is_telling or not text:
-            return
-        if session.view.draining or not session.is_connected:
-            return
-        loop, reminders, now = asyncio.get_running_loop(), read_reminders(text), self._now()
-        if any(self._may_take(reminder, now) for reminder in reminders):
-            if loop.time() >= self._not_before:
-                self._is_telling = True
-                session.spawn(self._tell())
-            else:
-                self._timer = loop.call_at(self._not_before, session.changed)
-        else:
-            waits = [(reminder.due_ms - now) / 1000 for reminder in reminders if reminder.due_ms > now]
-            self._timer = loop.call_later(min([*waits, _LOOK_S]), session.changed)
-
-    def _cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def look(self) -> int | None:
+        """Tell the due reminders; returns when to look again."""
+        session, text, now = self._session, self._person.get(FIELD), self._now()
+        if self._is_telling or not text or session.view.draining or not session.is_connected:
+            return None
+        reminders = read_reminders(text)
+        if not any(self._may_take(reminder, now) for reminder in reminders):
+            return min([now + _LOOK_MS, *(item.due_ms for item in reminders if item.due_ms > now)])
+        if now < self._not_before:
+            return self._not_before
+        self._is_telling = True
+        session.spawn(self._tell())
+        return None
 
     def _may_take(self, reminder: Reminder, now: int) -> bool:
         own = self._session.key.session_id
@@ -197,16 +180,14 @@ class Reminders:
 
     async def _tell(self) -> None:
         session = self._session
-        self._not_before = asyncio.get_running_loop().time() + _RETRY_S
+        self._not_before = self._now() + _RETRY_MS
         try:
             reminders = await self._take(MAX_NOTICES - len(session.state.notices))
             for reminder in reminders:
                 await self._record(reminder)
             if reminders:
                 await self._drop(reminders)
-                self._not_before = 0.0
-        except Fenced:
-            self.close()
+                self._not_before = 0
         except StoreError as error:
             log.warning("reminders not told", session=session.key.session_id, error=type(error).__name__)
         finally:
@@ -232,7 +213,7 @@ class Reminders:
     async def _record(self, reminder: Reminder) -> None:
         session = self._session
         event_id = f"{reminder.id}@{reminder.due_ms}"
-        is_late = self._now() - reminder.due_ms > _LOOK_S * 1000
+        is_late = self._now() - reminder.due_ms > _LOOK_MS
         text = reminder_notice(reminder.text, reminder.local, late=is_late)
         notice = Notice(text, self._now() + session.rules.notice_ms)
 

@@ -201,7 +201,7 @@ class Loop:
 
         await session.insist(decision)
         if question.id not in session.state.questions and not answer.done():
-            answer.cancel()
+            del session.pending[question.id]
             return None
         arguments = await answer
         return None if arguments is None else self._checked(question, arguments)

@@ -74,6 +74,7 @@ class Session(SessionCore):
         self.view.may_start = self._may_start
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: int | None = None
+        self._look_at: int | None = None
         self._is_expiring = False
         self._restore(former, claim, readings)
 
@@ -82,10 +83,6 @@ class Session(SessionCore):
     @cached_property
     def _reminders(self) -> Reminders:
         return Reminders(self)
-
-    def _stop_reminders(self) -> None:
-        if "_reminders" in self.__dict__:
-            self._reminders.close()
 
     def _restore(self, former: Session | None, claim: Claim, readings: Sequence[Reading] | None) -> None:
         if self.state.profile.tools is not None:
@@ -169,6 +166,7 @@ class Session(SessionCore):
             return result
         finally:
             if answer.cancelled():
+                self.pending.pop(call.call_id, None)
                 self.spawn(self.insist(partial(self._request_cancelled, call)))
             view.requests = [waiting for waiting in view.requests if waiting is not call]
 
@@ -203,8 +201,8 @@ class Session(SessionCore):
         if len(view.finished_speeches) > _MAX_FINISHED:
             finished = view.finished_speeches.items()
             view.finished_speeches = {key: at for key, at in finished if key in self.state.speeches}
-        if not self.busy and not view.closing and self._has_reminders:
-            self._reminders.look()
+        rests = not self.busy and not view.closing
+        self._look_at = self._reminders.look() if rests and self._has_reminders else None
         if not self._is_expiring:
             at = self._deadline
             if at is not None and (self._timer_at is None or at < self._timer_at):
@@ -227,8 +225,7 @@ class Session(SessionCore):
 
     @property
     def _deadline(self) -> int | None:
-        at, late_at = deadline(self.view), self.outbox.deadline
-        return at if late_at is None or (at is not None and at < late_at) else late_at
+        return deadline(self.view, self.outbox.deadline, self._look_at)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -289,7 +286,6 @@ class Session(SessionCore):
     async def close(self, *, ends: bool = True) -> None:
         """Stop the turn, and release the session in the store; it ``ends`` unless the server stops."""
         self.view.closing = True
-        self._stop_reminders()
         if self.durable:
             self.is_closed = True
             if self.loop is not None:
@@ -308,7 +304,6 @@ class Session(SessionCore):
 
     def _stop(self) -> None:
         self.outbox.stop_sending()
-        self._stop_reminders()
         self._stop_timer()
         self.clients.close()
         for call_id, future in self.pending.items():  # the programs'; all other waiters are cancelled

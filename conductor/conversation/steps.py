@@ -174,10 +174,10 @@ def due(view: View) -> list[Record]:
     return []
 
 
-def deadline(view: View) -> int | None:
-    """Give the time at which `due` or `next_step` may have something new; None without a deadline."""
+def deadline(view: View, *others: int | None) -> int | None:
+    """Give the time at which `due` or `next_step` may have something new, or the earliest of ``others``."""
     state = view.state
-    turn, times = state.turn, []
+    turn, times = state.turn, [at for at in others if at is not None]
     if state.questions:
         times += [question.expires_at for question in state.questions.values()]
         focus = state.focus
