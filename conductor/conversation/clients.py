@@ -81,13 +81,21 @@ class Clients:
         session = self._session
         services = session.services
         capabilities = tuple(name for name in services.capabilities if name in event.capabilities)
-        model = event.model if event.model is not None and services.may_choose(event.model) else None
+        model = event.model if event.model in services.choices else None
         declares = "tools" in capabilities and event.tools is not None
         rejected = session.tools.declare(event.tools or [], readings) if declares else None
 
         def records() -> list[r.Record]:
             former = session.state.profile
-            profile = _declared(event, former, capabilities, model, with_tools=declares)
+            profile = Profile(  # absent fields keep their former values
+                capabilities,
+                event.locale or former.locale,
+                event.time_zone or former.time_zone,
+                event.instructions if event.instructions is not None else former.instructions,
+                event.tools if declares else former.tools,
+                model or former.model,
+                event.traceparent or former.traceparent,
+            )
             return [r.ProfileDeclared(profile)] if profile != former else []
 
         transport.resumes, transport.segments = "resume" in capabilities, "segments" in capabilities
@@ -141,10 +149,8 @@ class Clients:
                 view.visible_cards.clear()
                 view.told_outcomes.clear()
                 view.speaking_until = 0
-            probe = ""
 
             def decision() -> Response:
-                nonlocal probe
                 declared = records()
                 profiles = (record.profile for record in declared if isinstance(record, r.ProfileDeclared))
                 connection = connected(
@@ -157,9 +163,6 @@ class Clients:
                 )
                 if not view.state.opened and session.services.webhooks.events:
                     declared.insert(0, r.SessionOpened())
-                for number, record in enumerate([*declared, *connection], 1):
-                    if isinstance(record, r.StateShown) and record.probe:
-                        probe = session.probe_call_id(number)
                 return [*declared, *connection]
 
             if started is not None and is_new:
@@ -170,7 +173,7 @@ class Clients:
                 session.flash(started, first=True)
                 outbox.transport = previous if not is_new else None
             if is_new:
-                outbox.attach(transport, probe=probe)
+                outbox.attach(transport)
             session.changed()
 
     def detach(self, transport: Transport) -> None:
@@ -239,26 +242,6 @@ class Clients:
                 if diagnostic.message not in self._diagnosed:
                     self._diagnosed.add(diagnostic.message)
                     session.flash(diagnostic)
-
-
-def _declared(
-    event: client.SessionStart,
-    former: Profile,
-    capabilities: tuple[str, ...],
-    model: str | None,
-    *,
-    with_tools: bool,
-) -> Profile:
-    """Make the profile that a start declares; absent fields keep their former values."""
-    return Profile(
-        capabilities,
-        event.locale or former.locale,
-        event.time_zone or former.time_zone,
-        event.instructions if event.instructions is not None else former.instructions,
-        event.tools if with_tools else former.tools,
-        model or former.model,
-        event.traceparent or former.traceparent,
-    )
 
 
 # -- hints to an app's developer

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from conductor.conversation.apply import advance
 from conductor.conversation.consent import Response
-from conductor.conversation.events import encode_payload, nonce, probe_call_id
+from conductor.conversation.events import encode_payload, nonce
 from conductor.conversation.ledger import SNAPSHOT_BYTES, SNAPSHOT_COMMITS, Fields, PersonFields, replay
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.phrases import MESSAGES
@@ -285,10 +285,6 @@ class SessionCore(ABC):
             self._fenced = error
             self._abandon(error)
 
-    def probe_call_id(self, number: int) -> str:
-        """Name the call of a `StateShown` that is the ``number``th record of the present decision."""
-        return probe_call_id(self.state, self._claim.token, number + len(self.preface))
-
     def is_unsent(self, event_id: str, claim: Claim) -> bool:
         """Tell whether this session never sent an event, because its commit seemed to have failed.
 
@@ -372,11 +368,11 @@ class SessionCore(ABC):
     def _apply(self, commit: Commit) -> None:
         """Apply a recorded commit: change the state, send its events, wake who waits."""
         turn = self.state.turn
+        self._resolve(commit.records)
         self.observer.applying(commit)
         events = advance(self.state, commit)
         self.outbox.deciding = False
         self.outbox.put(events, self.state.outbound)
-        self._resolve(commit.records)
         self._advanced(commit, turn)
         self.observer.applied(commit)
         self._deliver()
@@ -389,14 +385,12 @@ class SessionCore(ABC):
     # -- what is waited for
 
     def expect(self, key: str) -> asyncio.Future[Any]:
-        """Give the Future of a call, which gets its `ToolResult`, or of a question.
+        """Return the Future of a call, for its `ToolResult`, or of a question, for the arguments of a yes.
 
-        A question's gets the arguments of a yes, or None. It is recorded before the Future is set: the state
-        decides, the Future only wakes its waiter.
+        A result is recorded before its Future is set: the state decides, the Future only wakes its waiter.
         """
         if key not in self.pending:
             self.pending[key] = asyncio.get_running_loop().create_future()
-            self.pending[key].add_done_callback(lambda _: self.pending.pop(key, None))
         return self.pending[key]
 
     def _resolve(self, records: Sequence[Record]) -> None:
@@ -417,7 +411,7 @@ class SessionCore(ABC):
                     self._answer(record.question_id, record.arguments if allowed else None)
 
     def _answer(self, key: str, value: object) -> None:
-        future = self.pending.get(key)
+        future = self.pending.pop(key, None)
         if future is not None and not future.done():
             future.set_result(value)
 

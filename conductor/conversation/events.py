@@ -93,12 +93,6 @@ def reply_id(state: Conversation) -> str:
     return f"speech_{slot_id(state)}"
 
 
-def probe_call_id(state: Conversation, claim: str, number: int) -> str:
-    """Name the call of a `StateShown` that will be the ``number``th of the next records of a claim."""
-    count = state.record_count + number
-    return f"call_{nonce(claim)}_{count << _SLOT_BITS | _SLOTS['state']:x}"
-
-
 def place_of(event_id: str) -> tuple[str, tuple[int, ...]]:
     """Read the claim and the place among its events from an event's id."""
     claim, _, numbers = event_id.rpartition("_")
@@ -113,7 +107,10 @@ def events(state: Conversation, record: r.Record, at: int, turn: Turn | None) ->
 
     ``state`` is the one after it, ``turn`` the turn that was running before it.
     """
-    return [_event(state, slot, kind, payload, at) for slot, kind, payload in _payloads(state, record, turn)]
+    made = [_event(state, slot, kind, payload, at) for slot, kind, payload in _payloads(state, record, turn)]
+    if isinstance(record, r.StateShown):
+        made[0].probe = record.probe
+    return made
 
 
 SlotPayload = tuple[int, Kind, ServerEvent]

@@ -260,12 +260,11 @@ class Outbox:
 
     # -- connections
 
-    def attach(self, transport: Transport, *, probe: str) -> None:
+    def attach(self, transport: Transport) -> None:
         """Send to this transport from now on, and replay the unacknowledged events to it.
 
-        Replays only the latest state, but each speech with its ``speaking``. Drops stale speeches. The call
-        ``probe`` is sent first among held events: its answer shows that all replayed events before it were
-        handled.
+        Replays only the latest state, but each speech with its ``speaking``. Drops stale speeches. The probe
+        is sent first among held events: its answer shows that all replayed events before it were handled.
         """
         self.transport = transport
         self.shown_at = self._view.now()
@@ -274,13 +273,14 @@ class Outbox:
         self._probe = ""
         # Requeue the calls in the order of the events; abandoned ones stay in front.
         self._line = {key: entry for key, entry in self._line.items() if key not in self._entries}
-        states_shown = (e for e in reversed(self._entries.values()) if e.event.kind == "state")
-        latest = next((entry for entry in states_shown if entry.event.call_id != probe), None)
-        for entry in list(self._entries.values()):
+        entries = list(self._entries.values())
+        states = (entry for entry in reversed(entries) if entry.event.kind == "state")
+        latest = next((entry for entry in states if not entry.event.probe or entry.is_sent), None)
+        for entry in entries:
             kind = entry.event.kind
             entry.replayed = entry.is_sent
-            if probe and entry.event.call_id == probe:
-                self._probe = probe
+            if entry.event.probe and not entry.is_sent:
+                self._probe = entry.event.call_id
                 self._write(entry)
             elif kind == "state" and entry is not latest and not self._opens_speech(entry):
                 self._finish(entry)

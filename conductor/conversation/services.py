@@ -236,10 +236,6 @@ class Services:
         """The models that a client may choose."""
         return list(self.provider.profiles.allowed) if isinstance(self.provider, ModelRouter) else []
 
-    def may_choose(self, model: str) -> bool:
-        """Tell whether a client may choose this model."""
-        return model in self.choices
-
     def serving(self, model: str | None) -> str | None:
         """Name the profile that replies to sessions that chose ``model``; None without profiles."""
         return self.provider.serving(model) if isinstance(self.provider, ModelRouter) else None

@@ -239,7 +239,7 @@ class Event(Part):
     """An event for the client; every kind but ``flash`` stays until it is acknowledged.
 
     ``payload`` is JSON. ``effect`` and ``limit_ms`` are those of a call. ``withheld``: an earlier process of
-    the app may have run this call; it is never sent again.
+    the app may have run this call; it is never sent again. ``probe``: it is one of `StateShown`.
     """
 
     id: str
@@ -251,6 +251,7 @@ class Event(Part):
     effect: Effect = "read"
     limit_ms: int = 5_000
     withheld: bool = False
+    probe: bool = False
 
 
 class WebhookEvent(Value, frozen=True):

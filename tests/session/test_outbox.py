@@ -157,7 +157,7 @@ class Bench:
             event.withheld = (
                 event.kind == "call" and event.effect != "read" and self.view.was_sent(event.call_id)
             )
-        self.outbox.attach(wire, probe="")
+        self.outbox.attach(wire)
         self.look()
 
     def detach(self) -> None:
