@@ -38,7 +38,7 @@ from conductor.conversation.records import (
     encode,
 )
 from conductor.conversation.services import Services
-from conductor.conversation.state import Conversation, Event, Question, Turn
+from conductor.conversation.state import Call, Conversation, Event, Question, Turn
 from conductor.conversation.steps import Step, next_step
 from conductor.conversation.tools import SessionTools
 from conductor.conversation.view import View
@@ -146,13 +146,9 @@ class SessionCore(ABC):
         used_ms = self.view.now() - turn.running_since if turn.running_since else 0
         return max(0.0, (turn.left_ms - used_ms) / 1000)
 
-    def spec(self, name: str) -> ToolSpec | None:
-        """Find a tool."""
-        return self.tools.spec(name)
-
-    def spec_of(self, question: Question) -> ToolSpec | None:
-        """Find the tool that a question is about."""
-        return self.tools.spec_of(question)
+    def spec_of(self, item: Call | Question) -> ToolSpec | None:
+        """Find the tool of a call or a question."""
+        return self.tools.spec_of(item)
 
     @property
     def person_fields(self) -> SessionFields:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import MsgspecError
 
 from conductor.conversation.apply import advance, walk
+from conductor.conversation.events import iso_time
 from conductor.conversation.records import Commit, FieldSet, Record, decode, encode
 from conductor.conversation.state import Conversation, Event
 from conductor.errors import Conflict, Fenced, StoreUnavailable
@@ -178,8 +178,7 @@ class Moment(NamedTuple):
     @property
     def time(self) -> str:
         """The time in UTC."""
-        moment = datetime.fromtimestamp(self.at / 1000, UTC).isoformat(timespec="milliseconds")
-        return moment.replace("+00:00", "Z")
+        return iso_time(self.at)
 
 
 def moments(commits: Sequence[bytes], revision: int) -> Iterator[Moment]:

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from conductor.conversation.ledger import SubjectRecords
 from conductor.conversation.phrases import FAILURES, Failure
 from conductor.conversation.records import Commit
-from conductor.conversation.state import Conversation, Question
+from conductor.conversation.state import Call, Conversation, Question
 from conductor.errors import ConductorError
 from conductor.events.envelope import Payload
 from conductor.events.server import CAPABILITIES
@@ -46,11 +46,8 @@ class Observed(Protocol):
     services: Services
     provider: ModelProvider
 
-    def spec(self, name: str) -> ToolSpec | None:
-        """Find a tool."""
-
-    def spec_of(self, question: Question) -> ToolSpec | None:
-        """Find the tool that a question is about."""
+    def spec_of(self, item: Call | Question) -> ToolSpec | None:
+        """Find the tool of a call or a question."""
 
     def flash(self, event: Payload) -> None:
         """Send an event that may be lost."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from conductor.conversation.background import HistorySummarizer, Reminders
+from conductor.conversation.background import Reminders, start_summary
 from conductor.conversation.clients import Clients
 from conductor.conversation.core import SessionCore, epoch_ms
 from conductor.conversation.history import lost_result
@@ -70,8 +70,8 @@ class Session(SessionCore):
         self.loop: Loop | None = None
         self._on_lost = on_lost
         self.clients = Clients(self)
-        self._summarizer = HistorySummarizer(self) if services.summarize_history else None
-        self.view.may_start = self._may_start
+        self._summary: asyncio.Task[None] | None = None
+        self.view.may_start = lambda: not self.bucket.wait(asyncio.get_running_loop().time())
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: int | None = None
         self._look_at: int | None = None
@@ -91,13 +91,8 @@ class Session(SessionCore):
             unsent = former is not None and former.is_unsent(event.id, claim)
             self.outbox.restore(event, is_sent=not unsent)
         if self.state.turn is not None or self.state.queue:
-            self.spawn(self._take_over())
+            self.spawn(self.insist(list))  # records the claim; then the loop goes on
         self._deliver()
-
-    async def _take_over(self) -> None:
-        """Record the claim before the loop goes on with the turn of another process."""
-        await self.insist(list)
-        self.changed()
 
     # -- after a commit
 
@@ -118,8 +113,8 @@ class Session(SessionCore):
             self.loop.stop()
         if turn is not None:
             self.view.summary = None
-            if self._summarizer is not None:
-                self._summarizer.cancel()
+            if self._summary is not None:
+                self._summary.cancel()
 
     def _abandon(self, error: Fenced) -> None:
         log.warning("session taken over", session=self.key.session_id, stale=error.gone)
@@ -177,12 +172,9 @@ class Session(SessionCore):
     def _loop_ended(self) -> None:
         """Look at everything that waits for the end of a turn."""
         self.loop = None
-        if self._summarizer is not None:
-            self._summarizer.start()
+        if self.services.summarize_history and (self._summary is None or self._summary.done()):
+            self._summary = start_summary(self)
         self.changed()
-
-    def _may_start(self) -> bool:
-        return not self.bucket.wait(asyncio.get_running_loop().time())
 
     # -- time
 

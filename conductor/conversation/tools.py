@@ -338,15 +338,13 @@ class SessionTools:
         subject = self._key.subject
         await records.update(subject, GRANTS, lambda text: with_grant(text, rule, subject))
 
-    def spec_of(self, question: Question) -> ToolSpec | None:
-        """Return the tool that a question is about."""
-        return form_spec(question.form) if question.form is not None else self.spec(question.tool)
+    def spec_of(self, item: Call | Question) -> ToolSpec | None:
+        """Find the tool of a call or a question."""
+        if isinstance(item, Question) and item.form is not None:
+            return form_spec(item.form)
+        return self.executor.spec(item.name if isinstance(item, Call) else item.tool)
 
     # -- Decisions
-
-    def spec(self, name: str) -> ToolSpec | None:
-        """Find a tool."""
-        return self.executor.spec(name)
 
     def classify(self, question: Question, utterance: str) -> Answer:
         """Classify a voice_question answer."""
@@ -391,7 +389,7 @@ class SessionTools:
         """Give the outcome of a call whose tool or rules have changed since it was asked about."""
         if question.form is not None:
             return None
-        spec = self.spec(question.tool)
+        spec = self.spec_of(question)
         if spec is None or spec.fingerprint != question.fingerprint:
             return definition_changed()
         verdict = self._judge(spec, msgspec.json.decode(arguments or question.arguments))
@@ -399,7 +397,7 @@ class SessionTools:
 
     def held_refusal(self, call: Call) -> ToolOutcome | None:
         """Give the outcome of a held call whose tool changed or that may not run unasked by now."""
-        spec = self.spec(call.name)
+        spec = self.spec_of(call)
         if spec is None or spec.fingerprint != call.fingerprint:
             return definition_changed()
         verdict = self._verdict(spec, msgspec.json.decode(call.arguments))

@@ -319,7 +319,7 @@ class TurnObserver(SessionObserver):
         self._session.services.metrics.count_call(record.tool, record.source, record.error_type, took_s)
         self._stats.tool_s += took_s
         call = self._about.get(record.result.call_id) if self._session.services.audit is not None else None
-        if isinstance(call, Call) and (spec := self._session.spec(call.name)) is not None:
+        if isinstance(call, Call) and (spec := self._session.spec_of(call)) is not None:
             outcome = msgspec.json.decode(record.result.content, type=ToolOutcome)
             self._audit.record_end(spec, msgspec.json.decode(call.arguments or "{}"), outcome)
         attributes = {

@@ -67,7 +67,7 @@ class Gate(SessionTools):
     def result(self, call: Call, outcome: ToolOutcome) -> ToolResult:
         return ToolResult(call.id, outcome.content, not outcome.success, call.untrusted)
 
-    def spec(self, name: str) -> ToolSpec | None:
+    def spec_of(self, item: Call | Question) -> ToolSpec | None:
         return None
 
 

@@ -147,7 +147,7 @@ async def test_a_declared_tool_cannot_take_the_name_of_the_servers_own_or_of_the
     started = await start(stage, SessionStart(capabilities=["tools"], tools=[*bad, LAMP, "nonsense"]))
     assert len(started["rejectedTools"]) == 4
     assert started["acceptedTools"] == ["lamp.dim"]
-    spec = stage.session.tools.spec("local.sum")
+    spec = stage.session.tools.executor.spec("local.sum")
     assert spec is not None and spec.source == "builtin"
     await stage.close()
 

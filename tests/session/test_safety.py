@@ -122,7 +122,7 @@ async def test_a_held_write_keeps_the_definition_that_was_judged() -> None:
     catalog = (*CATALOG[:2], tool("device.do", effect="write", approval="never"))
     stage = await open_stage(replace(make_services(), catalog=catalog))
     session = stage.session
-    spec = session.tools.spec("device.do")
+    spec = session.tools.executor.spec("device.do")
     assert spec is not None
     calls = [call("device.move"), call("device.do"), call("device.look")]
     preparing = asyncio.create_task(session.tools.prepare(calls, is_whole=True))
