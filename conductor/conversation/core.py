@@ -19,24 +19,15 @@ from typing import Any
 import structlog
 from msgspec.structs import replace
 
+from conductor.conversation import records as r
 from conductor.conversation.apply import advance
 from conductor.conversation.consent import Response
 from conductor.conversation.events import encode_payload, nonce
+from conductor.conversation.history import lost_result
 from conductor.conversation.ledger import SNAPSHOT_BYTES, SNAPSHOT_COMMITS, Fields, PersonFields, replay
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.phrases import MESSAGES
 from conductor.conversation.receive import ended, timed_out
-from conductor.conversation.records import (
-    CallFinished,
-    Claimed,
-    Commit,
-    QuestionDecided,
-    Record,
-    ReplyLogged,
-    TurnEnded,
-    closed_calls,
-    encode,
-)
 from conductor.conversation.services import Services
 from conductor.conversation.state import Call, Conversation, Event, Question, Turn
 from conductor.conversation.steps import Step, next_step
@@ -89,8 +80,8 @@ class SessionCore(ABC):
         self.outbox = Outbox(self.key.session_id, nonce(claim.token), self.view, self._expired)
         self.view.is_connected = lambda: self.is_connected
         self.durable = store.durable
-        self.doubtful: Commit | None = None
-        self.preface: list[Record] = [Claimed(claim.token, services.webhooks.events)]
+        self.doubtful: r.Commit | None = None
+        self.preface: list[r.Record] = [r.Claimed(claim.token, services.webhooks.events)]
         self._store = store
         self._claim = claim
         self._fenced: Fenced | None = None
@@ -109,7 +100,7 @@ class SessionCore(ABC):
         """Take note of a change: move the timer, and wake the loop."""
 
     @abstractmethod
-    def _advanced(self, commit: Commit, former: Turn | None) -> None:
+    def _advanced(self, commit: r.Commit, former: Turn | None) -> None:
         """Wake who waits for a commit that was applied; ``former`` is the turn before it."""
 
     @abstractmethod
@@ -238,7 +229,7 @@ class SessionCore(ABC):
                 return True
         raise AssertionError("the loop has no end")
 
-    async def take(self, step: Step, records: Callable[[], list[Record]], *, gives_up: bool = True) -> None:
+    async def take(self, step: Step, records: Callable[[], list[r.Record]], *, gives_up: bool = True) -> None:
         """Commit the records of a step's work, unless another step has taken its place."""
         await self.insist(lambda: records() if next_step(self.view) == step else [], gives_up=gives_up)
 
@@ -246,7 +237,7 @@ class SessionCore(ABC):
         """End the running turn, if there is one."""
         await self.insist(lambda: [ended(self.view, reason, error=error)] if self.state.turn else [])
 
-    def _give_up(self, turn_id: str, decision: Callable[[], Response]) -> list[Record]:
+    def _give_up(self, turn_id: str, decision: Callable[[], Response]) -> list[r.Record]:
         state = self.state
         if state.turn is None or state.turn.id != turn_id or not decision():
             return []
@@ -290,12 +281,12 @@ class SessionCore(ABC):
 
     # -- commits
 
-    async def _record(self, records: Sequence[Record]) -> None:
+    async def _record(self, records: Sequence[r.Record]) -> None:
         outbox = self.outbox
         acked, outbox.acked = outbox.acked, []
         commit = self._commit(self.view.now(), tuple(records), tuple(acked))
         if self.durable:
-            outbox.withhold(closed_calls(records))
+            outbox.withhold(r.closed_calls(records))
         assert self.doubtful is None
         self.doubtful = commit
         try:
@@ -306,9 +297,9 @@ class SessionCore(ABC):
         self.doubtful = None
         self._apply(commit)
 
-    def _commit(self, at: int, records: tuple[Record, ...] = (), acked: tuple[str, ...] = ()) -> Commit:
+    def _commit(self, at: int, records: tuple[r.Record, ...] = (), acked: tuple[str, ...] = ()) -> r.Commit:
         token = self._claim.token
-        return Commit("" if self.state.claim == token else token, at, records, acked)
+        return r.Commit("" if self.state.claim == token else token, at, records, acked)
 
     async def _settle(self) -> bool:
         """Find out about the commit in doubt, and apply it if it is recorded; False without one.
@@ -327,14 +318,14 @@ class SessionCore(ABC):
             if conflict.revision != self._claim.revision + 1:
                 raise Fenced("The session has to be loaded from the store again.", gone=True) from conflict
             self._claim.revision += 1
-            self._count(encode(commit), snapshot=False)
+            self._count(r.encode(commit), snapshot=False)
         self.doubtful = None
         self._apply(commit)
         if self.state.claim == self._claim.token:
             self.preface = []  # it was in that commit
         return True
 
-    async def _append(self, commit: Commit, kind: str) -> None:
+    async def _append(self, commit: r.Commit, kind: str) -> None:
         try:
             await self._write(commit, kind)
         except Rollback:
@@ -342,7 +333,7 @@ class SessionCore(ABC):
             self._is_behind = True
             await self._write(commit, kind)
 
-    async def _write(self, commit: Commit, kind: str) -> None:
+    async def _write(self, commit: r.Commit, kind: str) -> None:
         if self._is_behind:
             # A failover lost the log's last commits: the state, which has them, is written again.
             claim = await self._store.claim(self.key)
@@ -350,7 +341,7 @@ class SessionCore(ABC):
                 raise Fenced("Another claim came between.", gone=True)
             self._claim, self._commits, self._is_behind = claim, SNAPSHOT_COMMITS, False
         snapshot = self._commits >= SNAPSHOT_COMMITS or self._bytes >= SNAPSHOT_BYTES
-        data = encode(replace(commit, state=self.state) if snapshot else commit)
+        data = r.encode(replace(commit, state=self.state) if snapshot else commit)
         # A repetition has the same id: the store then records nothing.
         commit_id = f"{self._claim.token}/{self._claim.revision}/{kind}"
         await self._store.append(self._claim, commit_id, data, snapshot=snapshot)
@@ -361,7 +352,7 @@ class SessionCore(ABC):
         # The snapshot itself does not count, or a long history would have one in each commit.
         self._bytes = 0 if snapshot else self._bytes + len(data)
 
-    def _apply(self, commit: Commit) -> None:
+    def _apply(self, commit: r.Commit) -> None:
         """Apply a recorded commit: change the state, send its events, wake who waits."""
         turn = self.state.turn
         self._resolve(commit.records)
@@ -389,22 +380,27 @@ class SessionCore(ABC):
             self.pending[key] = asyncio.get_running_loop().create_future()
         return self.pending[key]
 
-    def _resolve(self, records: Sequence[Record]) -> None:
+    def _resolve(self, records: Sequence[r.Record]) -> None:
         for record in records:
             match record:
-                case ReplyLogged():
+                case r.ReplyLogged():
                     for call in record.calls:
                         if call.result is not None:
                             self._answer(call.id, call.result)
-                case CallFinished():
+                case r.CallFinished():
                     self._answer(record.result.call_id, record.result)
-                case TurnEnded():
+                case r.TurnEnded():
                     self._resolve(record.results)
                     for question_id in record.superseded:
                         self._answer(question_id, None)
-                case QuestionDecided():
+                case r.QuestionDecided():
                     allowed = record.outcome in ("allowed", "edited")
                     self._answer(record.question_id, record.arguments if allowed else None)
+
+    def drop_request(self, call_id: str) -> None:
+        """Answer a call of a program that will not be made."""
+        self.view.requests = [call for call in self.view.requests if call.call_id != call_id]
+        self._answer(call_id, lost_result(call_id))
 
     def _answer(self, key: str, value: object) -> None:
         future = self.pending.pop(key, None)

@@ -159,7 +159,11 @@ class Loop:
 
     async def _prepare_request(self, step: PrepareRequest) -> None:
         session, call = self._session, step.call
-        prepared = await session.tools.prepare([call], is_whole=True)
+        try:
+            prepared = await session.tools.prepare([call], is_whole=True)
+        except Exception:
+            session.drop_request(call.call_id)  # it would be tried again and again
+            raise
 
         def records() -> list[r.Record]:
             started = turn_started(session.view, "request", tool=call.name)

@@ -136,6 +136,7 @@ async def test_the_fitting_entries_are_a_note_of_outsiders_that_stays_for_the_se
     assert second.system == first.system and list(second.messages)[:2] == list(first.messages)
     assert sum(isinstance(message, Note) for message in second.messages) == 1
     die(stage.session, stage.app)
+    await stage.app.close()
     stage = await open_stage(lambda _: [TextDelta("So it is.")], store)
     stage.app.say("and now?")
     await stage.quiet()
