@@ -139,6 +139,7 @@ class Wire:
         await self.opened.wait()
         while not self.cut:
             item, consents, meaning = await self._up.get()
+            await self.session.clients.is_superseded(self)  # waits for a line that opens
             served = self.session.outbox.transport is self or isinstance(item.event, client.ToolResultEvent)
             try:
                 if not self.cut and served:
