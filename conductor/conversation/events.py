@@ -107,10 +107,12 @@ def events(state: Conversation, record: r.Record, at: int, turn: Turn | None) ->
 
     ``state`` is the one after it, ``turn`` the turn that was running before it.
     """
-    made = [_event(state, slot, kind, payload, at) for slot, kind, payload in _payloads(state, record, turn)]
+    record_events = [
+        _event(state, slot, kind, payload, at) for slot, kind, payload in _payloads(state, record, turn)
+    ]
     if isinstance(record, r.StateShown):
-        made[0].probe = record.probe
-    return made
+        record_events[0].probe = record.probe
+    return record_events
 
 
 SlotPayload = tuple[int, Kind, ServerEvent]

@@ -78,7 +78,7 @@ class Outbox:
         return bool(self._line or self._backlog)
 
     def replay(self, transport: Transport) -> Replay:
-        """List what `attach` will send to a new connection."""
+        """List the speeches and cards that `attach` will send to a new connection."""
         state: ConversationState = "thinking"
         if self._last_state is not None:
             arguments = msgspec.json.decode(self._last_state.payload)["arguments"]

@@ -422,8 +422,8 @@ def _questions(
     if focus is None:
         return []
     if "approval" in profile.capabilities:
-        shown = [q.id for q in questions if q.card and (same_process or q.id in replay.cards)]
-        missing = tuple(replace(question, card=True) for question in questions if question.id not in shown)
+        visible = [q.id for q in questions if q.card and (same_process or q.id in replay.cards)]
+        missing = tuple(replace(question, card=True) for question in questions if question.id not in visible)
         return [r.QuestionsAsked(missing)] if missing else []
     is_presented = focus.presentations and not (is_new and not (same_process and focus.presented_at))
     if focus.speech_id in replay.speeches or is_presented:

@@ -174,10 +174,10 @@ def due(view: View) -> list[Record]:
     return []
 
 
-def deadline(view: View, *others: int | None) -> int | None:
-    """Give the time at which `due` or `next_step` may have something new, or the earliest of ``others``."""
+def deadline(view: View, *limits: int | None) -> int | None:
+    """Give the time at which `due` or `next_step` may have something new, or the earliest of ``limits``."""
     state = view.state
-    turn, times = state.turn, [at for at in others if at is not None]
+    turn, times = state.turn, [at for at in limits if at is not None]
     if state.questions:
         times += [question.expires_at for question in state.questions.values()]
         focus = state.focus
