@@ -108,6 +108,8 @@ class Injector:
         self._restarts: set[asyncio.Future[None]] = set()
         self._store_down = asyncio.Lock()
         self.errors: list[BaseException] = []
+        self.ended: list[str] = []
+        """The last lines of nodes that have ended by themselves."""
 
     @property
     def store_is_down(self) -> bool:
@@ -199,6 +201,18 @@ class Injector:
         await self._room(0)
         while self._tasks:
             await asyncio.wait(list(self._tasks))
+
+    async def watch(self) -> None:
+        """Start nodes again that end by themselves, and note it."""
+        while True:  # other processes: there is nothing to wait on
+            for node in self._nodes:
+                if node.state == "up" and not node.runs:
+                    node.state = "down"
+                    self.ended.append(
+                        f"{node.name} ended: {node.text().strip().rpartition(chr(10))[2][:200]}"
+                    )
+                    self._restart(node)
+            await asyncio.sleep(0.1)
 
     async def stop(self) -> None:
         """End all faults; nodes that are starting are up then."""

@@ -32,7 +32,7 @@ KINDS = ("free", "free", "free", "card", "spoken", "denied", "relaunched")
 STEPS = ("call received", "result sent", "transcript sent", "final received")
 CONTROLS = ("replay", "memory", "plain")
 """Broken parts that the score must find: a phone that runs a call again after a reconnect, sessions in
-memory, the plain loop of examples/proof, a server that sends before it commits."""
+memory, the plain loop of examples/proof."""
 PLAIN = f"{sys.executable} {ROOT / 'examples' / 'proof' / 'plain.py'}"
 
 
@@ -109,12 +109,17 @@ async def run(options: Options, parent: Parent) -> dict[str, Any]:
         if options.logs is not None:
             world.log = stack.enter_context((folder / "phones.log").open("w"))
         began = now()
+        watching = asyncio.create_task(injector.watch())
         callers = [asyncio.create_task(Caller(f"phone{n}", world).run()) for n in range(options.callers)]
         await injector.run(options.plan.draw(random.Random(options.seed), STEPS))
         world.is_over = True
         await asyncio.gather(*callers)
+        watching.cancel()
         await injector.stop()
-        return report(options, model, book, now() - began)
+        return report(options, model, book, now() - began) | {
+            "nodes ended": injector.ended,
+            "errors": [repr(error) for error in injector.errors],
+        }
 
 
 def make_node(
@@ -186,6 +191,8 @@ def main(arguments: Sequence[str]) -> int:
     print(json.dumps(figures, indent=1))
     if space.json is not None:
         space.json.write_text(json.dumps(figures, indent=1) + "\n")
+    if figures["nodes ended"] or figures["errors"]:
+        return 1
     return int(any(figures[name] for name in FAULTS) == (space.control is None))
 
 

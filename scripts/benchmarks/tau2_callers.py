@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,8 +42,10 @@ class Phone:
     """The process that runs a domain's tools, for all phones of a run."""
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._numbers = count()
         self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Phone:
         self._process = await asyncio.create_subprocess_exec(
@@ -55,6 +58,7 @@ class Phone:
             limit=2**26,
             env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         )
+        self._reading = asyncio.create_task(self._read(self._process.stdout))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -64,15 +68,21 @@ class Phone:
 
     async def ask(self, do: str, **fields: Any) -> dict[str, Any]:
         """Send a request of `tau2_phone` and give its answer; a caller that is cancelled has sent it."""
-        return await asyncio.shield(asyncio.ensure_future(self._exchange({"do": do, **fields})))
+        assert self._process is not None and self._process.stdin is not None
+        number = next(self._numbers)
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        self._process.stdin.write(json.dumps({"id": number, "do": do, **fields}).encode() + b"\n")
+        return await answer
 
-    async def _exchange(self, request: JsonObject) -> dict[str, Any]:
-        assert self._process is not None and self._process.stdin and self._process.stdout
-        async with self._lock:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            await self._process.stdin.drain()
-            answer: dict[str, Any] = json.loads(await self._process.stdout.readline())
-        return answer
+    async def _read(self, lines: asyncio.StreamReader | None) -> None:
+        assert lines is not None
+        while line := await lines.readline():
+            answer = json.loads(line)
+            if not (future := self._answers.pop(answer["id"])).done():
+                future.set_result(answer)
+        for future in self._answers.values():
+            future.set_exception(EOFError("the process of the phones has ended"))
 
 
 @dataclass(frozen=True)
@@ -106,7 +116,9 @@ class World:
     refill: Callable[[], list[Task]]
     options: Options
     is_over: bool = False
-    """Whether no task begins beside the waiting ones."""
+    """Whether all faults were made."""
+    rounds: int = 0
+    """How often all tasks were taken."""
     log: IO[str] | None = None
 
     def trace(self, name: str, text: str) -> None:
@@ -115,10 +127,11 @@ class World:
             print(f"{now():.3f} {name} {text}", file=self.log, flush=True)
 
     def take(self) -> Task | None:
-        """Take the next task; None at the end of the run."""
-        if not self.waiting and not self.is_over:
+        """Take the next task; None after the last fault, once each task of a round was taken."""
+        if not self.waiting:
+            self.rounds += 1
             self.waiting = self.refill()
-        return self.waiting.pop() if self.waiting else None
+        return None if self.is_over and self.rounds else self.waiting.pop()
 
 
 class Caller:

@@ -1,14 +1,18 @@
 """The device of scripts/tau2: runs the tools of a tau2 domain, in the package's own environment.
 
-Each line of its standard input is a request, each line of its output the answer, both JSON: ``tasks`` lists a
-domain's tasks, ``begin`` sets up a task's database under a key, ``call`` runs a tool there, ``end`` gives the
-hash of the database, and the hash that the task's reads leave with the writes of ``effects``, by number.
+Each line of its standard input is a request, each line of its output an answer of the same ``id``, both JSON:
+``tasks`` lists a domain's tasks, ``begin`` sets up a task's database under a key, ``call`` runs a tool there,
+``end`` gives the hash of the database, and the hash that the task's reads leave with the writes of
+``effects``, by number. A hash takes a child process, so that no call waits for it.
 """
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import pickle
+import signal
 import sys
 from contextlib import suppress
 from functools import cache
@@ -32,7 +36,10 @@ def _first(domain: str) -> bytes:
 
 
 def _environment(domain: str, task_id: str) -> Any:
-    environment, state = pickle.loads(_first(domain)), _tasks(domain)[task_id].initial_state
+    first, state = _first(domain), _tasks(domain)[task_id].initial_state
+    gc.disable()  # a collection for each thousand of the objects would take four fifths of the time
+    environment = pickle.loads(first)
+    gc.enable()
     environment.set_state(
         state and state.initialization_data,
         state and state.initialization_actions,
@@ -61,7 +68,6 @@ def _reads(environment: Any, action: Any) -> bool:
     return bool(kit.tool_type(action.name).value != "write")
 
 
-@cache
 def _gold(domain: str, task_id: str, effects: tuple[int, ...]) -> str:
     environment = _environment(domain, task_id)
     for number, action in enumerate(_actions(_tasks(domain)[task_id])):
@@ -95,30 +101,43 @@ def _describe(domain: str) -> dict[str, Any]:
     return {"tools": tools, "tasks": tasks}
 
 
+def _answer(request: dict[str, Any], environments: dict[str, tuple[Any, str, str]]) -> dict[str, Any]:
+    key = request.get("key", "")
+    match request["do"]:
+        case "tasks":
+            return _describe(request["domain"])
+        case "begin":
+            domain, task_id = request["domain"], request["task"]
+            environments[key] = (_environment(domain, task_id), domain, task_id)
+        case "call":
+            return {"result": _call(environments[key][0], request["name"], request["arguments"])}
+        case "end":
+            environment, domain, task_id = environments[key]
+            gold = _gold(domain, task_id, tuple(request["effects"]))
+            return {"hash": _hashes(environment), "gold": gold}
+    return {}
+
+
 def main() -> None:
-    """Answer the requests of the standard input, in order."""
+    """Answer the requests of the standard input."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     environments: dict[str, tuple[Any, str, str]] = {}
-    out, sys.stdout = sys.stdout, sys.stderr  # the package prints
-    for line in sys.stdin:
+    out, sys.stdout = sys.stdout.fileno(), sys.stderr  # the package prints
+    for line in sys.stdin.buffer:
         request = json.loads(line)
-        key, answer = request.get("key", ""), {}
+        is_child = request["do"] == "end" and os.fork() == 0
+        if request["do"] == "end" and not is_child:
+            environments.pop(request["key"], None)
+            continue
         try:
-            match request["do"]:
-                case "tasks":
-                    answer = _describe(request["domain"])
-                case "begin":
-                    domain, task_id = request["domain"], request["task"]
-                    environments[key] = (_environment(domain, task_id), domain, task_id)
-                case "call":
-                    answer = {"result": _call(environments[key][0], request["name"], request["arguments"])}
-                case "end":
-                    environment, domain, task_id = environments.pop(key)
-                    gold = _gold(domain, task_id, tuple(request["effects"]))
-                    answer = {"hash": _hashes(environment), "gold": gold}
+            answer = _answer(request, environments)
         except Exception as error:
             answer = {"error": str(error)[:500] or type(error).__name__}
-        out.write(json.dumps(answer, default=str) + "\n")
-        out.flush()
+        text = json.dumps({**answer, "id": request["id"]}, default=str).encode() + b"\n"
+        while text:  # a pipe that is full takes a part
+            text = text[os.write(out, text) :]
+        if is_child:
+            os._exit(0)
 
 
 if __name__ == "__main__":

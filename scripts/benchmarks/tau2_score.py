@@ -48,8 +48,12 @@ class Task:
 
     @property
     def effects(self) -> list[int]:
-        """The numbers of the writes that ran, as far as the model was told about them."""
-        return sorted({number for call_id, (number, _) in self.outcomes.items() if self.runs[call_id]})
+        """The numbers of the writes that ran; one that the model was not told of is found by its `key`."""
+        numbers = {number for call_id, (number, _) in self.outcomes.items() if self.runs[call_id]}
+        for call_id in self.runs.keys() - self.outcomes.keys():
+            alike = (n for n, action in enumerate(self.actions) if key(*action) == self.keys[call_id])
+            numbers |= set([n for n in alike if n not in numbers][:1])
+        return sorted(numbers)
 
 
 def key(name: str, arguments: Mapping[str, Any]) -> str:
@@ -87,11 +91,11 @@ def score(tasks: Sequence[Task]) -> dict[str, int]:
         )
         for call_id, outcome in known.items():
             count["false"] += outcome != "unknown" and (outcome == "ran") != bool(task.runs[call_id])
-        if not task.is_stuck:
+        count["wrong hashes"] += task.hash != task.gold
+        if not task.is_stuck:  # else the model had not been told everything
             count["false"] += len(task.runs.keys() - known.keys())
             numbers = {number for number, _ in task.outcomes.values()}
             count["lost"] += sum(map(task.writes_at, set(range(len(task.actions))) - numbers))
-            count["wrong hashes"] += task.hash != task.gold
     others = sorted(count.keys() - set(FAULTS) - {"unknown"})
     return {name: count[name] for name in (*FAULTS, "unknown", *others)}
 

@@ -52,6 +52,15 @@ def test_the_score_finds_each_fault() -> None:
     assert finished("permission_denied", 1, "denied") == {"without consent": 1, "false": 1}
 
 
+def test_a_stuck_task_is_judged_by_its_database_and_by_its_writes() -> None:
+    task = Task("shop", "1", "free", [READ, PAY, PAY], frozenset({PAY[0]}), is_stuck=True)
+    task.outcomes = {"call-0": (0, "ran"), "call-1": (1, "ran")}
+    task.runs, task.keys = Counter({"call-1": 1, "call-2": 1}), dict.fromkeys(("call-1", "call-2"), key(*PAY))
+    task.hash, task.gold = "same", "other"
+    assert task.effects == [1, 2], "the model was not told of the second one yet"
+    assert {name for name, count in score([task]).items() if count} == {"stuck", "wrong hashes"}
+
+
 def test_what_the_model_was_told_is_read_from_a_result() -> None:
     assert outcome_of('{"success":true,"data":"paid","error_type":"none"}') == "ran"
     assert outcome_of([{"type": "text", "text": "paid"}]) == "ran"
