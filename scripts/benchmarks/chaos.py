@@ -342,7 +342,7 @@ def main(arguments: Sequence[str]) -> int:
         [namespace.control] if namespace.control else sorted(CONTROLS) if namespace.controls else [None]
     )
     with Parent() as parent:
-        reports = [asyncio.run(run(replace(options, control=control), parent)) for control in controls]
+        reports = [asyncio.run(run(broken(options, control), parent)) for control in controls]
     for control, report in zip(controls, reports, strict=True):
         print_report(report, control)
     if namespace.json is not None:
@@ -352,6 +352,11 @@ def main(arguments: Sequence[str]) -> int:
     blind = [name for name, report in zip(controls, reports, strict=True) if not was_found(report, name)]
     print(f"BLIND to {', '.join(map(str, blind))}" if blind else "every control was found out")
     return int(bool(blind))
+
+
+def broken(options: Options, control: str | None) -> Options:
+    """Give the options of a control, which ends when its fault is found."""
+    return replace(options, control=control, until=tuple(SHOWN_BY[control]) if control else ())
 
 
 def was_found(report: Report, control: str | None) -> bool:
