@@ -14,7 +14,10 @@ from conductor.config_file import read_text
 # In the directory where the server starts.
 ENV_FILE = Path(".env")
 
-_NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
+_LINE = re.compile(
+    r"""\s*(?:export\s+)?([A-Za-z_][\w.-]*)\s*=\s*(?:"([^"\\]*)"|'([^']*)'|((?!["'])\S.*?)?)(?:\s+\#.*|\s*)""",
+    re.ASCII,
+)
 # Any other name may be a secret and is not printed.
 _SHOWABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 
@@ -31,56 +34,35 @@ class EnvFile:
     mistakes: tuple[str, ...] = ()
 
 
-def read_env_file(path: Path, names: Collection[str], environment: Mapping[str, str]) -> EnvFile | None:
+def read_env_file(path: Path, names: Collection[str]) -> EnvFile | None:
     """Read a file of settings; None without a file. ``names`` are the settings' names, in lower case.
 
-    The format is python-dotenv's, with ``export``, quotes, comments and ``${NAME}``. Its silent cases are
-    mistakes: a line that is not NAME=value, a quote that is not closed on its line, a variable that is not
-    set, a second value for a setting.
+    A line is NAME=value, perhaps after ``export``, with quotes around the value, or a comment after it.
+    A quote has no escapes, a value no variables: such lines, and a second value for a setting, are mistakes.
 
     Raises `SettingsError` for a file that cannot be read.
     """
-    from dotenv.parser import parse_stream
-
     if not os.path.lexists(path):
         return None
-    text = read_text(path, f"The file {path}", allow_pipe=True)
-    bindings = list(parse_stream(io.StringIO(text, newline=None)))
     values: dict[str, str] = {}
     unknown: list[str] = []
     mistakes: list[str] = []
-    variables: dict[str, str | None] = {**environment}
-    for binding in bindings:
-        text = binding.original.string
-        line = binding.original.line + text[: len(text) - len(text.lstrip())].count("\n")
-        if binding.key is None and not binding.error:  # a comment
+    text = read_text(path, f"The file {path}", allow_pipe=True)
+    for number, line in enumerate(io.StringIO(text, newline=None), 1):
+        if line.strip().startswith("#") or not line.strip():
             continue
-        if (
-            binding.key is None
-            or binding.value is None
-            or not _NAME.fullmatch(binding.key)
-            or "\n" in text.strip()
-        ):
+        match = _LINE.fullmatch(line.rstrip())
+        if match is None:
             problem = "cannot be read: it must be NAME=value, with a quote closed on the same line"
-            mistakes.append(f"Line {line} of {path.name} {problem}.")
+            mistakes.append(f"Line {number} of {path.name} {problem}.")
             continue
-        name, value = binding.key.lower(), _resolved(binding.value, variables)
-        variables[binding.key] = value
+        name, value = match[1].lower(), match[2] or match[3] or match[4] or ""
         if name not in names:
-            unknown.append(binding.key if _SHOWABLE.fullmatch(binding.key) else f"line {line}")
+            unknown.append(match[1] if _SHOWABLE.fullmatch(match[1]) else f"line {number}")
         elif name in values:
-            mistakes.append(f"Line {line} of {path.name} sets {name.upper()} a second time.")
-        elif value is None:
-            mistakes.append(f"Line {line} of {path.name} refers to a variable that is not set.")
-        values.setdefault(name, value or "")
-    return EnvFile({name: values[name] for name in values if name in names}, tuple(unknown), tuple(mistakes))
-
-
-def _resolved(value: str, variables: Mapping[str, str | None]) -> str | None:
-    from dotenv.variables import Variable, parse_variables
-
-    atoms = list(parse_variables(value))
-    for atom in atoms:
-        if isinstance(atom, Variable) and atom.default is None and not variables.get(atom.name):
-            return None
-    return "".join(atom.resolve(variables) for atom in atoms)
+            mistakes.append(f"Line {number} of {path.name} sets {name.upper()} a second time.")
+        elif "${" in value and match[3] is None:
+            mistakes.append(f"Line {number} of {path.name} refers to a variable; write the value itself.")
+        else:
+            values[name] = value
+    return EnvFile(values, tuple(unknown), tuple(mistakes))

@@ -360,7 +360,7 @@ def read_settings(env_file: Path | None, overrides: Mapping[str, Any]) -> Readin
 
     Raises `SettingsError` for a file that cannot be read.
     """
-    file = read_env_file(env_file, Settings.model_fields, os.environ) if env_file else None
+    file = read_env_file(env_file, Settings.model_fields) if env_file else None
     # An empty variable means "not set": the file's value applies.
     outside = {name for name, value in EnvSettingsSource(Settings).env_vars.items() if (value or "").strip()}
     values = {name: value for name, value in file.values.items() if name not in outside} if file else {}
@@ -381,7 +381,7 @@ def read_settings(env_file: Path | None, overrides: Mapping[str, Any]) -> Readin
 def environment_value(name: str, env_file: Path = ENV_FILE) -> str | None:
     """Return the value of a name that is not a setting, from the environment, else the file, else None."""
     referenced_names.add(name)
-    file = read_env_file(env_file, {name.lower()}, os.environ)
+    file = read_env_file(env_file, {name.lower()})
     value = os.environ.get(name) or (file.values.get(name.lower()) if file else None)
     return (value or "").strip() or None
 

@@ -58,8 +58,8 @@ def list_models(_options: argparse.Namespace) -> None:
     rows = []
     for name, profile in profiles.by_name.items():
         uses = filter(None, ("by default" if name == profiles.default else None, profile.use))
-        known = profile.prices or prices_of(profile) or Prices()
-        prices = f"{known.input:g}", f"{known.output:g}"
+        rates = profile.prices or prices_of(profile) or Prices()
+        prices = f"{rates.input:g}", f"{rates.output:g}"
         fallback = ", ".join(profile.fallback) or "-"
         rows.append((name, profile.title, profile.kind, fallback, *prices, ", ".join(uses) or "-"))
     write_table(_HEADINGS, rows, ("price in", "price out"))

@@ -52,11 +52,10 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
     """Sends httpx2's requests through aiohttp's pool.
 
     Bodies are neither decompressed nor longer than `MAX_ERROR_BYTES` if the status is an error. The
-    response's extension ``body`` is its `Body`. A request on a connection that the service closed meanwhile
-    is sent once more if the client ``resends``. With ``trust_env`` the environment's proxy and certificate
-    variables apply. With ``permits`` a connection is opened only to an IP address for which it is true, and
-    never through a proxy.
-    ``resolver`` replaces the system's, without a cache.
+    response's extension ``body`` is its `RawBody`. A request on a connection that the service closed
+    meanwhile is sent once more if the client ``resends``. With ``trust_env`` the environment's proxy and
+    certificate variables apply. With ``permits`` a connection is opened only to an IP address for which it is
+    true, and never through a proxy. ``resolver`` replaces the system's, without a cache.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
         headers = httpx2.Headers(response.raw_headers)
         if is_error:
             headers.pop("content-encoding", None)
-        body = Body(response, MAX_ERROR_BYTES if is_error else None)
+        body = RawBody(response, MAX_ERROR_BYTES if is_error else None)
         return httpx2.Response(
             response.status, headers=headers, stream=body, request=request, extensions={"body": body}
         )
@@ -154,7 +153,7 @@ class HttpClient(httpx2.AsyncClient):
         super().__init__(transport=self.transport, cookies=jar, follow_redirects=False, trust_env=False)
 
 
-class Body(httpx2.AsyncByteStream):
+class RawBody(httpx2.AsyncByteStream):
     """The raw bytes of a response as they arrive, at most ``limit``."""
 
     def __init__(self, response: aiohttp.ClientResponse, limit: int | None = None) -> None:

@@ -16,7 +16,7 @@ import structlog
 from conductor.errors import ModelError
 from conductor.models.base import Finished, ModelEvent, StreamDecoder, TextDelta
 from conductor.models.failures import failure
-from conductor.plugins.http_client import Body, ForbiddenAddressError, HttpClient
+from conductor.plugins.http_client import ForbiddenAddressError, HttpClient, RawBody
 from conductor.plugins.models.service_errors import EmptyReply, from_status, read_problem
 
 Send: TypeAlias = Callable[[str, bytes | None, Mapping[str, str], httpx2.Timeout], Awaitable[httpx2.Response]]
@@ -56,7 +56,7 @@ class ReplyStream:
         self.events: list[ModelEvent] = []
         self.decoder = decoder
         self._response = response
-        self._body: Body = response.extensions["body"]
+        self._body: RawBody = response.extensions["body"]
         self._silence_s = silence_s
         self._silent_at = silent_at
         self._has_news = False  # of the last bytes
