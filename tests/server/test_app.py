@@ -428,9 +428,8 @@ async def test_sighup_reloads_without_closing_connections(tmp_path: Path) -> Non
         assert await served.end(signal.SIGTERM) == 0
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-async def test_a_crowd_of_silent_sockets_does_not_take_all_descriptors(tmp_path: Path, workers: str) -> None:
-    values = {"DATA_DIR": str(tmp_path), "WORKERS": workers, "LOG_FORMAT": "json", "FILES": "256"}
+async def test_a_crowd_of_silent_sockets_does_not_take_all_descriptors(tmp_path: Path) -> None:
+    values = {"DATA_DIR": str(tmp_path), "WORKERS": "2", "LOG_FORMAT": "json", "FILES": "256"}
     async with server(tmp_path, **values) as served:
         warning = json.loads(served.lines[0])
         assert (warning["level"], warning["connections"]) == ("warning", 128)

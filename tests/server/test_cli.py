@@ -243,9 +243,8 @@ def test_unknown_arguments_are_one_sentence(conductor: Main, arguments: list[str
     assert err.startswith("conductor: ") and err.count("\n") == 1 and "Traceback" not in err
 
 
-@pytest.mark.parametrize("command", ["check --offline", "policy list", "--help"])
-def test_a_closed_pipe_causes_no_traceback(tmp_path: Path, command: str) -> None:
-    line = f"{sys.executable} -m conductor {command} | true; echo ${{PIPESTATUS[0]}}"
+def test_a_closed_pipe_causes_no_traceback(tmp_path: Path) -> None:
+    line = f"{sys.executable} -m conductor check --offline | true; echo ${{PIPESTATUS[0]}}"
     completed = subprocess.run(
         ["bash", "-c", line], cwd=tmp_path, env=environment(PORT="0"), capture_output=True, encoding="utf-8"
     )
@@ -253,9 +252,10 @@ def test_a_closed_pipe_causes_no_traceback(tmp_path: Path, command: str) -> None
     assert completed.stdout in ("0\n", "141\n"), "0 where it had written all before that"
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1", "8.8.8.8"])
-async def test_the_option_lan_refuses_a_host_that_no_phone_reaches(tmp_path: Path, host: str) -> None:
-    async with process(tmp_path, "--lan", "--host", host, "--port", "0", "--provider", "demo") as started:
+async def test_the_option_lan_refuses_a_host_that_no_phone_reaches(tmp_path: Path) -> None:
+    async with process(
+        tmp_path, "--lan", "--host", "127.0.0.1", "--port", "0", "--provider", "demo"
+    ) as started:
         assert started.stderr is not None
         line = (await asyncio.wait_for(started.stderr.readline(), START)).decode()
         assert line.startswith("conductor: --lan: "), line
@@ -264,8 +264,8 @@ async def test_the_option_lan_refuses_a_host_that_no_phone_reaches(tmp_path: Pat
 # -- help
 
 
-async def test_the_version_is_printed(tmp_path: Path) -> None:
-    assert await run(tmp_path, "--version") == (0, f"conductor {__version__}\n", "")
+def test_the_version_is_printed(conductor: Main) -> None:
+    assert conductor("--version") == (0, f"conductor {__version__}\n", "")
 
 
 # -- a server
@@ -282,17 +282,14 @@ async def test_a_terminal_shows_a_banner(tmp_path: Path) -> None:
         assert window.lines[5] == f"  try       {sys.executable} -m conductor talk --port {port}"
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-async def test_a_server_logs_its_address_answers_and_ends_on_a_signal(
-    tmp_path: Path, signum: signal.Signals
-) -> None:
+async def test_a_server_logs_its_address_answers_and_ends_on_a_signal(tmp_path: Path) -> None:
     async with server(tmp_path) as served:
         (line,) = served.lines
         assert "started" in line and f"version={__version__}" in line and "models=['demo']" in line
         async with App(served.url) as phone:
             await phone.ask("say hello")
             assert len(phone.finals()) == 1
-            assert await served.end(signum) == 0
+            assert await served.end(signal.SIGTERM) == 0
             await asyncio.wait_for(phone.closed.wait(), START)
             assert phone.close_code == 1012
         assert served.process.stderr is not None
@@ -316,12 +313,9 @@ async def test_the_first_signal_drains_and_the_second_stops_at_once(
         await asyncio.wait_for(phone.closed.wait(), START)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-async def test_a_closed_terminal_ends_its_server_and_another_hangup_reloads(
-    tmp_path: Path, workers: str
-) -> None:
-    async with terminal(tmp_path, WORKERS=workers, DATA_DIR="data") as window:
-        for _ in range(int(workers)):
+async def test_a_closed_terminal_ends_its_server_and_another_hangup_reloads(tmp_path: Path) -> None:
+    async with terminal(tmp_path, WORKERS="2", DATA_DIR="data") as window:
+        for _ in range(2):
             window.process.send_signal(signal.SIGHUP)
             await window.line("reloaded")
         async with App(window.url) as phone:
@@ -336,10 +330,8 @@ async def test_a_closed_terminal_ends_its_server_and_another_hangup_reloads(
 @pytest.mark.parametrize(
     ("file", "values"),
     [
-        ("", {}),
         (f"AUTH_TOKENS={SECRET},other\n", {}),
         ("HOST=0.0.0.0\nPORT=1\n", {"AUTH_TOKENS": SECRET}),
-        (f"AUTH_TOKENS={SECRET}\n", {"HOST": "::1"}),
     ],
 )
 async def test_the_printed_talk_command_works_in_another_terminal(
@@ -393,12 +385,6 @@ async def test_with_tokens_other_machines_need_a_token(tmp_path: Path) -> None:
         assert "event in" in log and "quite personal" not in log
 
 
-async def test_the_option_for_no_tokens_accepts_other_machines(tmp_path: Path) -> None:
-    async with server(tmp_path, "--host", "0.0.0.0", "--insecure-no-auth") as served:
-        async with App(served.url) as phone:
-            assert phone.shapes() == ["session.started"]
-
-
 # -- where sessions are kept
 
 
@@ -413,16 +399,6 @@ async def test_sessions_outlive_the_server_in_the_folder_that_it_names(tmp_path:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     code, out, err = await run(tmp_path, "sessions", "list", DATA_DIR="kept")
     assert (code, err) == (0, "") and "s-1" in out
-
-
-async def test_sessions_are_in_the_data_folder_if_nothing_else_is_set(tmp_path: Path) -> None:
-    async with server(tmp_path) as served:
-        assert "store=data/conductor.db" in served.lines[-1]
-        async with App(served.url, session_id="s-1"):
-            pass
-        assert await served.end(signal.SIGTERM) == 0
-    code, out, _ = await run(tmp_path, "sessions", "list")
-    assert code == 0 and "s-1" in out
 
 
 def test_the_script_decides_nothing_that_the_program_does_not() -> None:

@@ -121,7 +121,7 @@ def noisy() -> str:
 """
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["2"])
 async def test_every_line_of_a_server_is_json(tmp_path: Path, workers: str) -> None:
     (tmp_path / "noisy.py").write_text(NOISY)
     (tmp_path / ".env").write_text("NOT_A_SETTING=1\nAUTH_TOKENS=old\n")

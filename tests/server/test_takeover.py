@@ -14,7 +14,7 @@ from websockets.protocol import State
 
 from conductor.conversation.records import decode
 from conductor.errors import Fenced
-from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
+from conductor.messages import ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.rate_limit import Admission
@@ -24,7 +24,6 @@ from tests.models import Script
 from tests.server.nodes import (
     KEY,
     LosesReplies,
-    Replies,
     Shelf,
     calm,
     comes,
@@ -53,42 +52,6 @@ def looks(request: ModelRequest) -> Script:
 
 
 # -- in the middle of a turn
-
-
-async def test_a_running_turn_moves_with_its_client(shelf: Shelf) -> None:
-    hold = asyncio.Event()
-    slow: Replies = lambda request: [TextDelta("One, "), hold, TextDelta("and never more.")]  # noqa: E731
-    async with two_nodes(shelf, slow, [[TextDelta("One, two.")]]) as (a, b):
-        old, new = a.phone(), b.phone()
-        async with old:
-            old.say("count")
-            await old.until("append user")
-            await asyncio.wait_for(a.provider.record(0).started.wait(), WAIT)
-            async with new:
-                await new.idle()
-                assert new.finals() == ["One, two."] and new.log[0]["payload"]["resumed"] is True
-                since = len(old.log)
-                hold.set()
-                await a.until_lost()
-                assert shapes_sent(old, since) == [] and await still_open(old)
-                assert (await new.ask("and now?"))[-1]
-        assert [shape for shape in new.shapes() if shape == "append user"] == ["append user"] * 2
-    log = await stored_log(shelf)
-    assert [message.text for message in log if isinstance(message, AssistantMessage)][0] == "One, two."
-
-
-async def test_a_device_call_may_be_answered_at_another_node(shelf: Shelf) -> None:
-    async with two_nodes(shelf, looks, looks) as (a, b):
-        async with a.phone() as phone:
-            phone.say("how is it?")
-            call = await phone.until("agent.status")
-            phone.tools["agent.status"] = lambda _: '{"status":"running"}'
-            phone.event_ids.pop(call["id"])  # it had not handled it yet
-            await moves(phone, b)
-            assert phone.finals() == ["It runs."]
-            calls = phone.events("agent.status")
-            assert [e["id"] for e in calls] == [call["id"]] * 2
-            assert len(a.provider.requests) == 1 and len(b.provider.requests) == 1
 
 
 # -- return to the first node
@@ -287,24 +250,6 @@ async def test_repeated_claims_are_delayed(
         waits = [line["wait_s"] for line in lines if "changes owner" in line["event"]]
         assert waits == [0.01, 0.02, 0.04, 0.08], waits
         await phone.close()
-
-
-async def test_two_rival_clients_lose_no_transcript(shelf: Shelf) -> None:
-    async with two_nodes(shelf) as (a, b):
-        async with a.phone() as first, b.phone() as second:
-            for number in range(3):
-                since = len(first.log), len(second.log)
-                first.say(f"one-{number}")
-                second.say(f"two-{number}")
-
-                def is_answered(since: tuple[int, int] = since, number: int = number) -> bool:
-                    finals = first.finals(since[0]) + second.finals(since[1])
-                    return any(f"one-{number}" in f and f"two-{number}" in f for f in finals)
-
-                await until(is_answered)
-    log = await stored_log(shelf)
-    texts = sorted(message.text for message in log if isinstance(message, UserMessage))
-    assert texts == [f"{name}-{number}" for name in ("one", "two") for number in range(3)]
 
 
 # -- a restored backup

@@ -15,9 +15,8 @@ import pytest
 from conductor.conversation.inbound import learn
 from conductor.conversation.ledger import SubjectRecords, replay
 from conductor.conversation.services import Services
-from conductor.conversation.tools import GRANTS
 from conductor.events import client
-from conductor.messages import AssistantMessage, ToolResult
+from conductor.messages import ToolResult
 from conductor.models.base import TextDelta
 from conductor.stores.base import SessionKey
 from conductor.tools.base import ToolSpec
@@ -692,19 +691,6 @@ async def test_a_spoken_question_is_repeated_after_a_relaunch_before_a_yes_count
         assert on.ran == ["device.move"]
 
 
-async def test_a_card_is_shown_again_after_a_relaunch() -> None:
-    async with scene(capabilities=ALL) as on:
-        card = await on.look_at()
-        on.app.capabilities = ALL
-        since = await relaunches(on)
-        await later(1)
-        assert on.app.shapes(since) == ["session.started", "approval.request", "state idle"]
-        await is_left_alone(on, "yes")
-        on.decide(card, "allow")
-        await on.over()
-        assert on.ran == ["device.move"]
-
-
 @pytest.mark.parametrize("delay", [0, 3])
 async def test_words_that_come_first_on_a_new_connection_have_heard_no_question(delay: int) -> None:
     services = make_services(MOVE, store=SlowStore(lambda: delay, lambda: delay))
@@ -889,16 +875,6 @@ async def test_an_identical_write_asks_while_the_outcome_of_the_first_one_is_unk
         on.decide(await on.card(), "allow")
         await on.over()
         assert on.ran == ["device.move", "device.move"]
-
-
-async def test_time_stands_still_for_the_turn_but_the_question_has_its_own_end() -> None:
-    async with scene(capabilities=ALL, turn_timeout=10.0) as on:
-        await on.card()
-        await later(599)
-        assert on.stage.session.busy
-        await later(2)
-        await on.over()
-        assert isinstance(on.stage.session.state.log[-1], AssistantMessage)
 
 
 # -- what a reviewer would try
@@ -1093,19 +1069,6 @@ async def test_a_held_write_is_judged_again_before_it_runs(changes: str) -> None
         assert on.ran == ["device.look", "device.move"]
         assert on.results()[1]["error_type"] == "permission_denied"
         assert "Nothing was run." in on.results()[1]["error_message"]
-
-
-async def test_a_changed_tool_is_not_granted_for_longer() -> None:
-    lasting = SubjectRecords(make_services(()).store)
-    services = replace(make_services(MOVE), subject_records=lasting)
-    async with scene(services=services, capabilities=ALL) as on:
-        card = await on.card()
-        changed = replace(CATALOG[1], description="Something else.")
-        on.stage.session.reload(replace(on.stage.services, catalog=(changed,)))
-        on.decide(card, "allow", scope="always")
-        await on.over()
-        assert on.ran == [] and on.resolved() == ["superseded"]
-        assert lasting.get(on.stage.session.key.subject, GRANTS) == ""
 
 
 async def test_a_tool_that_changes_before_its_question_is_not_asked_about() -> None:

@@ -17,6 +17,7 @@ from conductor.errors import StoreError, StoreUnavailable
 from conductor.events import client
 from conductor.messages import Note, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
+from conductor.settings import Limits
 from conductor.tools.base import ToolSpec
 from tests.models import Script
 from tests.session.helpers import (
@@ -178,18 +179,42 @@ async def held_expiry(stage: Stage, store: SlowStore) -> str:
     return call_id
 
 
-async def test_a_result_that_comes_while_the_time_out_is_committed_is_told_later() -> None:
+@pytest.mark.parametrize("result_at", [0, 1, 2])
+@pytest.mark.parametrize(
+    "others",
+    [
+        ("time-out", "interruption"),
+        ("end of the turn", "time-out"),
+        ("failure", "time-out"),
+        ("failure", "end of the turn"),
+    ],
+)
+async def test_a_result_reaches_the_model_whatever_waits_for_the_store_with_it(
+    others: tuple[str, ...], result_at: int
+) -> None:
     store = SlowStore()
-    stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
-    call_id = await held_expiry(stage, store)
-    stage.app.result(call_id, "heron")
-    await steps(10)
-    assert store.hold is not None
+    turn_timeout = TURN_S if "end of the turn" in others else Limits().turn_timeout
+    stage = await open_stage(make_services(ONE_CALL, store=store, turn_timeout=turn_timeout), silent_tools)
+    stage.app.say("go")
+    call_id = await device_call(stage)
+    await steps(20)
+    store.hold, failures = asyncio.Event(), iter([StoreUnavailable("away")])
+    for what in (*others[:result_at], "result", *others[result_at:]):
+        if what == "result":
+            stage.app.result(call_id, "heron")
+        elif what == "failure":
+            store.fail = lambda _: next(failures, None)
+        elif what == "interruption":
+            stage.app.interrupt()
+        else:
+            jump(TURN_S if what == "end of the turn" else Limits().tool_timeout)
+        await steps(10)
     store.hold.set()
     await stage.quiet()
     stage.app.say("and?")
     await stage.quiet()
     assert reaches_model(stage, "heron")
+    assert faults(stage.session.state.log) == []
     await stage.close()
 
 
@@ -209,81 +234,6 @@ async def test_a_time_out_that_comes_while_the_result_is_committed_changes_nothi
     stage.app.say("and?")
     await stage.quiet()
     assert notes(stage) == []
-    await stage.close()
-
-
-async def test_a_result_that_is_being_committed_when_the_turn_ends_is_told() -> None:
-    store = SlowStore()
-    stage = await open_stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
-    stage.app.say("go")
-    call_id = await device_call(stage)
-    await steps(20)
-    store.hold = asyncio.Event()
-    stage.app.result(call_id, "heron")
-    await steps(5)
-    jump(TURN_S)
-    await steps(5)
-    store.hold.set()
-    await stage.quiet()
-    stage.app.say("and?")
-    await stage.quiet()
-    assert reaches_model(stage, "heron")
-    assert faults(stage.session.state.log) == []
-    await stage.close()
-
-
-async def test_a_result_that_comes_while_the_turns_end_is_committed_is_told() -> None:
-    store = SlowStore()
-    stage = await open_stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
-    stage.app.say("go")
-    call_id = await device_call(stage)
-    await steps(20)
-    store.hold = asyncio.Event()
-    jump(TURN_S)
-    await steps(5)
-    stage.app.result(call_id, "heron")
-    await steps(5)
-    store.hold.set()
-    await stage.quiet()
-    stage.app.say("and?")
-    await stage.quiet()
-    assert reaches_model(stage, "heron")
-    await stage.close()
-
-
-async def test_a_time_out_that_finds_its_turn_over_keeps_the_call_as_late() -> None:
-    store = SlowStore()
-    stage = await open_stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
-    stage.app.say("go")
-    call_id = await device_call(stage)
-    await steps(20)
-    store.hold = asyncio.Event()
-    jump(TURN_S)
-    await steps(5)  # the turn's end is being committed, without a result of the call
-    jump(make_services().limits.tool_timeout)
-    await steps(5)
-    store.hold.set()
-    await stage.quiet()
-    stage.app.result(call_id, "heron")
-    stage.app.say("and?")
-    await stage.quiet()
-    assert reaches_model(stage, "heron")
-    await stage.close()
-
-
-async def test_a_result_that_could_not_be_recorded_still_reaches_the_model() -> None:
-    store = SlowStore()
-    stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
-    stage.app.say("go")
-    call_id = await device_call(stage)
-    await steps(20)
-    failures = iter([StoreUnavailable("away")])
-    store.fail = lambda operations: next(failures, None)
-    stage.app.result(call_id, "heron")
-    await stage.quiet()
-    stage.app.say("and?")
-    await stage.quiet()
-    assert reaches_model(stage, "heron")
     await stage.close()
 
 
@@ -649,14 +599,6 @@ async def test_the_model_reads_how_arguments_were_corrected_however_the_call_end
         stage.app.interrupt()
     await stage.quiet()
     assert noted(stage) == ['x: "7" was read as 7']
-    await stage.close()
-
-
-async def test_nothing_is_noted_where_nothing_was_changed() -> None:
-    stage = await open_stage(make_services(ONE_CALL))
-    stage.app.say("go")
-    await stage.quiet()
-    assert noted(stage) is None
     await stage.close()
 
 

@@ -99,17 +99,6 @@ async def test_a_person_hears_once_that_words_were_refused_when_those_before_the
     await stage.close()
 
 
-async def test_a_repeated_transcript_is_answered_once() -> None:
-    stage = await open_stage(make_services([[TextDelta("Yes.")], [TextDelta("Again?")]]))
-    stage.app.say("hello", id="event-1")
-    await stage.quiet()
-    stage.app.say("hello", id="event-1")
-    await stage.quiet()
-    assert stage.app.finals() == ["Yes."]
-    assert users(stage.session.state.log) == ["hello"]
-    await stage.close()
-
-
 async def test_of_transcripts_that_follow_each_other_only_the_last_is_answered() -> None:
     def reply(request: ModelRequest) -> Script:
         text = users(request.messages)[-1]
@@ -562,16 +551,6 @@ async def test_at_most_sixteen_pieces_of_news_wait() -> None:
     await stage.close()
 
 
-async def test_a_repeated_completion_is_told_once() -> None:
-    stage = await open_stage(make_services([[TextDelta("Done.")]]))
-    stage.app.agent_done("a-1", id="event-1")
-    await stage.quiet()
-    stage.app.agent_done("a-1", id="event-1")
-    await stage.quiet()
-    assert stage.app.finals() == ["Done."]
-    await stage.close()
-
-
 async def test_news_that_is_too_old_to_be_told_by_itself_goes_with_the_next_turn() -> None:
     stage = await open_stage(make_services([[TextDelta("Hello.")], [TextDelta("x")]]))
     line = stage.app.line
@@ -589,20 +568,6 @@ async def test_news_that_is_too_old_to_be_told_by_itself_goes_with_the_next_turn
     await stage.close()
 
 
-async def test_a_resume_opens_the_microphone_although_there_is_expired_news() -> None:
-    stage = await open_stage(make_services([]))
-    line = stage.app.line
-    assert line is not None
-    await stage.quiet()
-    line.cut()
-    await handle(stage.session, inbound(client.AgentCompleted("a-1", "FINISHED")), line)
-    await later(700)
-    await stage.app.connect(stage.session)
-    await stage.quiet()
-    assert stage.app.states() == ["idle"]
-    await stage.close()
-
-
 async def test_news_survives_a_store_that_is_away() -> None:
     store = SlowStore(fail=lambda o: StoreUnavailable("away") if logs(o, Note) else None)
     stage = await open_stage(make_services([[TextDelta("Hello.")], [TextDelta("It is done.")]], store=store))
@@ -615,58 +580,7 @@ async def test_news_survives_a_store_that_is_away() -> None:
     await stage.close()
 
 
-async def test_news_never_says_thinking() -> None:
-    local = LocalTools()
-    scripts: list[Script] = [[TextDelta("One moment."), call("local.sum")], [TextDelta("It is done.")]]
-    stage = await open_stage(make_services(scripts, toolsets=[local]))
-    stage.app.agent_done("a-1")
-    await stage.quiet()
-    assert "thinking" not in stage.app.states()
-    assert stage.app.states()[-1] == "idle"
-    await stage.close()
-
-
 # -- the end
-
-
-async def test_a_session_closed_while_a_waiting_turn_begins_does_not_ask_the_model() -> None:
-    store = SlowStore()
-    first, never = asyncio.Event(), asyncio.Event()
-    stage = await open_stage(make_services([[first, TextDelta("One.")], [never]], store=store, mode="queue"))
-    stage.app.say("one")
-    stage.app.say("two")
-    await steps(20)
-
-    gate = asyncio.Event()
-    gate.set()
-    store.hold = gate
-    first.set()
-    while "One." not in stage.app.finals():
-        await steps(1)
-    gate.clear()
-    await steps(5)
-    closing = asyncio.ensure_future(stage.session.close())
-    await steps(5)
-    gate.set()
-    await closing
-    assert len(stage.provider.requests) == 1
-    await stage.close()
-
-
-async def test_a_session_closed_while_its_first_turn_begins_says_nothing_more() -> None:
-    store = SlowStore()
-    stage = await open_stage(make_services([[TextDelta("One.")]], store=store))
-    store.hold = asyncio.Event()
-    stage.app.say("one")
-    await steps(5)
-    position = len(stage.app.log)
-    closing = asyncio.ensure_future(stage.session.close())
-    await steps(5)
-    store.hold.set()
-    await closing
-    await steps(20)
-    assert stage.app.shapes(position) in ([], PLAIN_TURN[:2])  # the next owner continues the turn
-    await stage.close()
 
 
 def fenced_after(messages: int) -> SlowStore:
@@ -681,25 +595,8 @@ def fenced_after(messages: int) -> SlowStore:
     return store
 
 
-async def test_a_session_that_was_taken_over_says_nothing_to_a_transcript() -> None:
-    stage = await open_stage(make_services([[TextDelta("One.")]], store=fenced_after(0)))
-    position = len(stage.app.log)
-    stage.app.say("hi")
-    await stage.settled()
-    assert stage.app.shapes(position) == []
-    await stage.close()
-
-
 async def test_a_session_that_was_taken_over_does_not_apologise() -> None:
     stage = await open_stage(make_services([[ModelError("overloaded", "busy")]], store=fenced_after(1)))
-    stage.app.say("hi")
-    await stage.settled()
-    assert stage.app.shapes()[-1] == "append user"
-    await stage.close()
-
-
-async def test_a_session_that_was_taken_over_does_not_answer() -> None:
-    stage = await open_stage(make_services([[TextDelta("One.")]], store=fenced_after(1)))
     stage.app.say("hi")
     await stage.settled()
     assert stage.app.shapes()[-1] == "append user"

@@ -126,37 +126,6 @@ async def test_a_result_is_kept_until_it_is_acknowledged(is_acknowledged: bool) 
     assert len(set(tool_results(server))) == 1
 
 
-async def test_an_unanswered_start_is_repeated() -> None:
-    async def first(peer: Peer) -> None:
-        await start(peer, "resume")
-        await peer.begin()
-        await peer.result(await peer.call("notes.add", {}, "evt_add"))
-        cut(peer)
-
-    async def unanswered(peer: Peer) -> None:
-        await peer.receive("session.start")
-        cut(peer)
-
-    async def later(peer: Peer) -> None:
-        await start(peer, "resume", resumed=True)
-        number = len(payloads(peer.server, "session.start"))
-        if number == 5:
-            finished.set()
-        else:
-            await ack(peer, tool_results(peer.server)[0][0])
-            cut(peer)
-
-    finished = asyncio.Event()
-    async with (
-        scripted_server(first, unanswered, unanswered, later) as server,
-        connect(server.url, handlers={"notes.add": lambda _: "added"}, reconnect=AT_ONCE) as client,
-    ):
-        await client.say("add it")
-        await soon(finished)
-    assert done(server, "evt_add") == [True, True, True, False]
-    assert len(set(tool_results(server))) == 1
-
-
 async def test_a_requested_result_is_sent_again_under_its_id() -> None:
     async def first(peer: Peer) -> None:
         await peer.result(await peer.call("notes.large", {}, "large"))
@@ -179,22 +148,6 @@ async def test_a_full_session_start_lists_no_calls() -> None:
     handlers = {"notes.add": lambda _: "added"}
     server, _ = await play(first, idle, capabilities=RESUME, tools=tools, handlers=handlers)
     assert [list(resume) for resume in resumes(server)] == [["lastEventId"]]
-
-
-async def test_a_repeated_call_is_answered_until_its_result_is_acknowledged() -> None:
-    async def part(peer: Peer) -> None:
-        payload = {"callId": "call_1", "name": "notes.add", "arguments": "{}"}
-        for event_id in ("evt_a", "evt_b"):
-            await peer.send("tool.call", payload, event_id)
-            await peer.result("call_1")
-        await ack(peer, tool_results(peer.server)[0][0])
-        await peer.send("tool.call", payload, "evt_c")
-
-    runs: list[str] = []
-    server, _ = await play(part, capabilities=RESUME, handlers={"notes.add": recorder(runs)})
-    assert runs == ["added"]
-    events = tool_results(server)
-    assert len(events) == 2 and events[0] == events[1]
 
 
 # -- pending calls
@@ -299,18 +252,6 @@ async def test_a_dropped_running_call_sends_no_result(name: str, end: str) -> No
 
 
 # -- transcripts
-
-
-async def test_a_transcript_is_kept_until_it_is_acknowledged() -> None:
-    async def second(peer: Peer) -> None:
-        event = await peer.receive("user.audio.transcript.final")
-        event_ids.append(event["id"])
-        await ack(peer, event["id"])
-
-    event_ids: list[str] = []
-    server, _ = await play(Peer.arrived, second, idle, capabilities=RESUME)
-    ids = [event["id"] for event in server.heard if event["type"] == "user.audio.transcript.final"]
-    assert ids == event_ids * 2
 
 
 @pytest.mark.parametrize("resumed", [True, False])

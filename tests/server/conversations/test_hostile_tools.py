@@ -6,14 +6,12 @@ Each checks the model's next request, the person's questions and the log.
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
 from tests.dialogues import (
     LIMIT_MS,
     LOOK,
-    MOVE,
     SAVE,
     ask_deciding,
     begin,
@@ -162,74 +160,7 @@ async def test_a_strangers_text_still_makes_a_write_ask_if_its_tool_is_withdrawn
 # -- tools that change
 
 
-@pytest.mark.parametrize(
-    ("changed", "asks"),
-    [
-        ({}, False),
-        ({"description": "move_file. Sends a copy to the author."}, True),
-        ({"inputSchema": {"type": "object", "properties": {"path": {}, "to": {"type": "string"}}}}, True),
-        ({"annotations": {"destructiveHint": True}}, True),
-    ],
-    ids=["nothing", "its description", "its schema", "its annotations"],
-)
-@pytest.mark.parametrize("scope", ["session", "always"])
-async def test_a_tool_that_changed_after_it_was_remembered_asks_again(
-    claude: AnthropicService, changed: dict[str, Any], asks: bool, scope: str
-) -> None:
-    for number in range(3):
-        claude.replies += [Reply(calls=(call("move_file", f"{number}"),)), Reply(text="Moved.")]
-    async with talking(claude, "approval", tools=[MOVE], device={"move_file": lambda a: "moved"}) as phone:
-        await ask_deciding(phone, "move 0", "allow", scope=scope)
-        await phone.ask("move 1")
-        assert len(cards(phone)) == 1
-        await update(phone, [{**MOVE, **changed}])
-        since = len(phone.log)
-        phone.say("move 2")
-        if asks:
-            request = await phone.until("approval.request", since=since)
-            assert len(phone.runs) == 2
-            await decide(phone, request, "deny")
-        await phone.idle(since=since)
-        assert len(phone.runs) == (2 if asks else 3)
-
-
 # -- results without a result
-
-
-@pytest.mark.parametrize(
-    ("result", "error", "success", "data", "message"),
-    [
-        ('{"half": ', None, True, '{"half": ', None),
-        ("<html>no JSON</html>\x00\x1b", None, True, "<html>no JSON</html>\x00\x1b", None),
-        ("", None, True, "", None),
-        (None, None, True, None, None),
-        (None, "", False, None, ""),
-        ("it worked", "it did not", False, None, "it did not"),
-        ('{"success": false, "error_type": "permission_denied"}', None, True, ..., None),
-    ],
-    ids=["half of JSON", "no JSON", "empty", "neither", "an empty error", "both", "an outcome of its own"],
-)
-async def test_the_model_reads_every_answer_in_the_same_wrapper(
-    claude: AnthropicService,
-    result: str | None,
-    error: str | None,
-    success: bool,
-    data: Any,
-    message: str | None,
-) -> None:
-    claude.replies += [Reply(calls=(call("look"),)), Reply(text="So so.")]
-    async with talking(claude) as phone:
-        since = len(phone.log)
-        phone.say("look")
-        asking = await phone.until("look")
-        phone.result(asking["payload"]["callId"], result, error)
-        await phone.idle(since=since)
-        assert phone.finals() == ["So so."]
-    (outcome,) = results_of(claude.requests[-1])
-    assert outcome.keys() == {"success", "data", "error_message", "error_type", "metadata"}
-    assert outcome["success"] is success
-    assert outcome["data"] == (result if data is ... else data)
-    assert outcome["error_message"] == message
 
 
 async def test_an_answer_to_another_sessions_call_changes_nothing(claude: AnthropicService) -> None:

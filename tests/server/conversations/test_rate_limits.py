@@ -86,17 +86,6 @@ async def test_the_limit_is_the_sessions_and_a_new_connection_changes_nothing() 
     assert len(provider.requests) == 1
 
 
-async def test_another_session_has_a_limit_of_its_own() -> None:
-    limits: dict[str, Any] = {"turns_per_minute": per_minute(1), "subject_turns_per_minute": 1.0}
-    async with serving(chatty(), **limits) as served:  # without tokens
-        async with served.phone() as phone, served.phone("s-2") as other_phone:
-            await phone.ask("hi")
-            await phone.ask("hi")
-            assert [error["code"] for error in phone.errors()] == ["rate_limited"]
-            await other_phone.ask("hi")
-            assert other_phone.errors() == [] and other_phone.finals() == ["Hi."]
-
-
 async def test_a_transcript_that_starts_no_turn_does_not_count() -> None:
     async with serving(chatty(), turns_per_minute=per_minute(2)) as served, served.phone() as phone:
         await phone.ask("   ")
@@ -113,16 +102,6 @@ async def test_a_transcript_that_starts_no_turn_does_not_count() -> None:
         await phone.until("session.started", since=since)
         assert phone.finals() == ["Hi."] * 2
         assert [error["code"] for error in phone.errors()] == ["invalid_transcript"]
-
-
-async def test_a_refused_transcript_may_be_sent_again_under_its_id() -> None:
-    async with serving(chatty(), turns_per_minute=per_minute(1)) as served, served.phone() as phone:
-        await phone.ask("hi")
-        for _ in range(2):
-            since = len(phone.log)
-            phone.say("again", id="said-twice")
-            await phone.idle(since=since)
-            assert phone.shapes(since) == ["error", "state idle"], "it is not taken for a repetition"
 
 
 # -- one token, many sessions

@@ -135,21 +135,11 @@ def test_a_setting_does_not_affect_unrelated_tools(options: GateOptions, name: s
     [
         (spec(effect="read"), [], False, ["It may read something private."]),
         (spec(), [], False, ["It changes something."]),
-        (spec(risk="high"), [], False, ["It changes something."]),
-        (spec(effect="irreversible", risk="high"), [], False, ["It cannot be undone."]),
         (
             spec(effect="read", risk="safe", approval="ask"),
             [],
             False,
             ["The app wants you to be asked each time."],
-        ),
-        (spec(approval="ask"), [], False, ["It changes something."]),
-        (spec(), [ASK], False, ["The operator's rules ask first: ask file.*."]),
-        (
-            spec(effect="irreversible", risk="high"),
-            [ASK],
-            False,
-            ["The operator's rules ask first: ask file.*.", "It cannot be undone."],
         ),
         (
             spec(),
