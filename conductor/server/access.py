@@ -195,10 +195,9 @@ class Access:
         end, session, by = principal.expires, principal.session, principal.authenticator
         client = Client(principal.id, end, session, authenticator=by, address=address)
         full = self._full(client)
-        if full is None and principal.redeem is not None:
-            if not await principal.redeem():
-                return _unauthorized("used token")
-            full = self._full(client)  # others may have connected during the await
+        # Not counted again then: a token that is used up must connect.
+        if full is None and principal.redeem is not None and not await principal.redeem():
+            return _unauthorized("used token")
         return full or client
 
     def _full(self, client: Client) -> Refusal | None:
