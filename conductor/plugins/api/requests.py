@@ -52,24 +52,17 @@ class Route:
     body: type[Body] | None = None
 
 
-def no_session() -> ApiError:
-    """Make the error for a session that does not exist."""
-    return ApiError(404, "not_found", "There is no such session.")
-
-
 async def find_session(call: ApiCall) -> tuple[SessionKey, Stored]:
     """Find the session of the path. Raises `ApiError`, `StoreUnavailable`."""
     store, session_id = call.listener.services.store, call.path["id"]
-    # The server's own records are of no session.
-    if SessionKey("", session_id).never_expires:
-        raise no_session()
     if call.query.person is not None:
         keys = [SessionKey(call.query.person, session_id)]
     else:
         keys = await store.keys(None, session_id, None, MAX_NAMESAKES)
+    keys = [key for key in keys if not key.never_expires]  # else a record of the server
     matches = [(key, stored) for key in keys if (stored := await store.read(key)) is not None]
     if not matches:
-        raise no_session()
+        raise ApiError(404, "not_found", "There is no such session.")
     if len(matches) > 1:
         raise ApiError(409, "ambiguous", "Several people have a session of this id; name the person.")
     return matches[0]

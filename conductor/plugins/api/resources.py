@@ -196,19 +196,17 @@ class PersonQuery(Body, frozen=True):
     person: str | None = None
 
 
-class ListQuery(Body, frozen=True):
+class ListQuery(PersonQuery, frozen=True):
     """A page of ``limit`` sessions, after the cursor ``after``; with ``open`` it may be shorter."""
 
-    person: str | None = None
     open: bool | None = None
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 20
     after: str | None = None
 
 
-class RecordsQuery(Body, frozen=True):
+class RecordsQuery(PersonQuery, frozen=True):
     """With a ``number``, only the records of this number, with their states."""
 
-    person: str | None = None
     number: str | None = None
 
 
