@@ -280,9 +280,9 @@ async def _profile_item(profile: ModelProfile, settings: Settings, offline: bool
         if offline:
             return ok("model", f"{profile.heading}, not tested (--offline).")
         request = ModelRequest("", [UserMessage("Hello")], silence_s=seconds, deadline_s=seconds)
-        async with aclosing(provider):
-            await provider.start()  # may import a library, or load a model
-            async with asyncio.timeout(seconds), aclosing(provider.stream(request)) as stream:
+        async with aclosing(provider), asyncio.timeout(seconds):
+            await provider.start()
+            async with aclosing(provider.stream(request)) as stream:
                 async for _ in stream:
                     pass
     except SettingsError as error:

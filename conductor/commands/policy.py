@@ -108,7 +108,8 @@ def explain(options: argparse.Namespace) -> None:
     verdict = decide(spec, trace, tainted=options.tainted)
 
     def by(rule: Rule | None) -> str:
-        return next((f" (rule {number})" for number, other in enumerate(rules, 1) if other is rule), "")
+        numbers = (number for number, candidate in enumerate(rules, 1) if candidate is rule)
+        return next((f" (rule {number})" for number in numbers), "")
 
     write(f"{spec.name}: {verdict.effect}{', with a warning' * verdict.warn}{by(verdict.rule)}")
     write(*(f"  {reason}" for reason in verdict.reasons))
