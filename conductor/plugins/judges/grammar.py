@@ -121,6 +121,7 @@ def _fluent(text: str, question: Question, lang: Vocabulary) -> Words:
     # "Y-yes" and "y yes" are "yes", and "add, add it" is "add it". A name or a word of consent is no stutter.
     words, spoken = lang.words(_STUTTER.sub("", text)), lang.words(question.action)
     doubled, names = {*zip(spoken, spoken[1:], strict=False)}, lang.sets["men"] | lang.sets["women"]
+    addressees = {*re.findall(r"\w{3,}(?=,)", text.lower())}  # "Cal, call her" is said to Cal
     fluent = []
     for word, after, third in zip(words, (*words, "")[1:], (*words, "", "")[2:], strict=True):
         if word == after:
@@ -129,7 +130,8 @@ def _fluent(text: str, question: Question, lang: Vocabulary) -> Words:
             listed = (word,) in lang.consent or (word,) in lang.refusal
             is_whole = is_whole or (listed and word not in lang.sets["stammered"])
         else:
-            is_whole = not (after.startswith(word) and word.isalpha()) or word in lang.known | {*spoken}
+            is_part = after.startswith(word) and word.isalpha() and word not in names | addressees
+            is_whole = not is_part or word in lang.known | {*spoken}
         fluent += [word] if is_whole else []
     return tuple(fluent)
 

@@ -11,14 +11,13 @@ from itertools import groupby, islice
 from typing import Any
 
 from conductor.plugins.judges.call_names import (
-    addressed,
     asker,
     name_call,
-    object_pattern,
     own_names,
     repeated_words,
 )
 from conductor.plugins.judges.grammar import Question
+from conductor.plugins.judges.objects import addressed, object_pattern
 from conductor.plugins.judges.values import MAX_COUNTED, MAX_LEAVES, Leaf, iter_leaves, listed, render
 from conductor.plugins.judges.vocabulary import Vocabulary, load_vocabulary
 from conductor.tools.base import Caution, ToolSpec
