@@ -96,8 +96,8 @@ def _permission(noun_phrase: str, deed: str, call: Call, lang: Vocabulary) -> st
     sets = lang.sets
     permits, the = _choice(_phrases(lang.data["action"]["permits"], lang)), _choice(sets["determiners"])
     generic = [f"{run} {text}" for run in sets["generic"] for text in ("it", " ".join(call.words))]
-    made = f"{_choice(sets['makes'])}{the}{deed}"
-    return f"{permits}(?:{noun_phrase}|(?:{the})?{deed})|{made}|{_choice(generic)}"
+    deeds = f"{_choice(sets['makes'])}{the}{deed}"
+    return f"{permits}(?:{noun_phrase}|(?:{the})?{deed})|{deeds}|{_choice(generic)}"
 
 
 def _texts(leaves: Sequence[Leaf], lang: Vocabulary) -> list[str]:

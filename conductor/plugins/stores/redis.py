@@ -186,7 +186,7 @@ class RedisStore:
 
     async def warnings(self) -> list[str]:
         try:
-            warnings = [text for each in await self._servers.clients() for text in await _warnings(each)]
+            warnings = [text for redis in await self._servers.clients() for text in await _warnings(redis)]
         except _FAILURES as error:
             raise SettingsError(
                 f"SESSION_STORE_URL names {self._address.text}, which cannot be used: {_reason(error)}."
@@ -242,8 +242,8 @@ class RedisStore:
         names: set[bytes] = set()
         try:
             for redis in await self._servers.clients():
-                found = [name async for name in redis.scan_iter(pattern, count=_PAGE)]
-                names.update(await _written(redis, found, since) if since > 0 else found)
+                matches = [name async for name in redis.scan_iter(pattern, count=_PAGE)]
+                names.update(await _recent(redis, matches, since) if since > 0 else matches)
         except _FAILURES as error:
             raise StoreUnavailable(f"The session store cannot be used: {_reason(error)}.") from None
         first = ("", "") if after is None else (after.subject, after.session_id)
@@ -305,7 +305,7 @@ async def _run(
     return await redis.register_script(script)([name], arguments, at)
 
 
-async def _written(redis: Redis, names: Sequence[bytes], since: float) -> Iterator[bytes]:
+async def _recent(redis: Redis, names: Sequence[bytes], since: float) -> Iterator[bytes]:
     times: list[bytes | None] = []
     for start in range(0, len(names), _PAGE):
         pipeline = redis.pipeline(transaction=False)

@@ -52,7 +52,7 @@ class Remember:
             if len(entries) >= MAX_ENTRIES:
                 raise ToolFailure("validation_failed", f"There are {MAX_ENTRIES} entries. Forget one first.")
             entries.append(text)
-            return _written(entries), succeeded({"remembered": text, "entries": len(entries)})
+            return _encoded(entries), succeeded({"remembered": text, "entries": len(entries)})
 
         return await change_field(context.person, FIELD, "memory", add)
 
@@ -109,7 +109,7 @@ class Forget:
                     "not_found", "There is no such entry. Recall it first; give its whole text."
                 )
             entries.remove(text)
-            return _written(entries), succeeded({"forgotten": text, "entries": len(entries)})
+            return _encoded(entries), succeeded({"forgotten": text, "entries": len(entries)})
 
         return await change_field(context.person, FIELD, "memory", remove)
 
@@ -159,5 +159,5 @@ def _read(field: str | None) -> list[str]:
         return []
 
 
-def _written(entries: Sequence[str]) -> str:
+def _encoded(entries: Sequence[str]) -> str:
     return msgspec.json.encode(entries).decode() if entries else ""
