@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, Self
 
@@ -64,6 +64,7 @@ class Process:
 
     It appends to ``log`` and runs in ``folder``, or in temporary ones. Ctrl-C in a terminal does not reach a
     process that is ``apart``. Every start uses a given ``port``. ``state`` is "up" once it is ready.
+    ``headers`` are those of a session's client.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Process:
         self._own = Path(tempfile.mkdtemp(prefix="conductor-bench-")) if log is None else None
         self.log = log or Path(self._own or "", "log")
         self._folder = folder or self.log.parent
+        self.headers: Callable[[str], Mapping[str, str]] = lambda _: {}
         self._apart = {"process_group": 0} if apart else {}  # uvloop does not know the option
         self._process: Running | None = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +16,15 @@ BATCH = 50
 """This many apps connect at once."""
 
 
+STATUS = {
+    "name": "agent.status",
+    "description": "Reads the state of the agents.",
+    "inputSchema": {"type": "object"},
+    "annotations": {"readOnlyHint": True},
+}
+"""The device's tool that `BenchPersona` calls."""
+
+
 class Talker(App):
     """Answers each call at once, and calls a function when something happens.
 
@@ -23,8 +32,9 @@ class Talker(App):
     ``on_result`` before the result of a device's tool is sent, and ``on_speech`` for a speech.
     """
 
-    def __init__(self, url: str, session_id: str) -> None:
-        super().__init__(url, session_id)
+    def __init__(self, url: str, session_id: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(url, session_id, headers=headers)
+        self.start_fields = {"capabilities": ["tools"], "tools": [STATUS]}
         self.on_partial: Callable[[Talker], None] = _ignore
         self.on_idle: Callable[[Talker], None] = _ignore
         self.on_error: Callable[[Talker], None] = _ignore
@@ -79,7 +89,8 @@ def _ignore(_: Talker) -> None:
 
 async def connected(server: Process, count: int, prefix: str) -> list[Talker]:
     """Connect talkers and start their sessions."""
-    talkers = [Talker(server.url, f"{prefix}-{number}") for number in range(count)]
+    names = [f"{prefix}-{number}" for number in range(count)]
+    talkers = [Talker(server.url, name, server.headers(name)) for name in names]
     for start in range(0, count, BATCH):
         await asyncio.gather(*(talker.connect() for talker in talkers[start : start + BATCH]))
     return talkers
