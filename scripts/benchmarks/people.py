@@ -41,7 +41,7 @@ async def people(*, pinned: bool, seconds: float) -> dict[str, ToolMetrics]:
             for kind in ("plain", "all", "refusing", "hanging"):
                 figures = await _turns(kind, folder, pinned=pinned, seconds=seconds)
                 runs.setdefault(kind, []).append(figures)
-        wanted = await _wanted(folder, pinned=pinned)
+        phone = await _wanted(folder, pinned=pinned)
     medians = {
         f"people_{kind}": {
             key: round(statistics.median(figures[key] for figures in measured), 3)
@@ -51,7 +51,7 @@ async def people(*, pinned: bool, seconds: float) -> dict[str, ToolMetrics]:
     }
     plain, full = (medians[f"people_{kind}"]["cpu_ms_a_turn"] for kind in ("plain", "all"))
     medians["people_all"]["cpu_over_plain"] = round(full / plain, 3)
-    return {**medians, "people_wanted": wanted}
+    return {**medians, "people_wanted": phone}
 
 
 async def _turns(kind: str, folder: Path, *, pinned: bool, seconds: float) -> ToolMetrics:
@@ -82,23 +82,25 @@ async def _wanted(folder: Path, *, pinned: bool) -> ToolMetrics:
         file = receiver.file(folder, events=["device.wanted"])
         async with conductor(service.base_url, pinned=pinned, WEBHOOKS_FILE=str(file)) as server:
             for number in range(WANTED):
-                asked, gone = asyncio.Event(), asyncio.Event()
+                request_seen, disconnected = asyncio.Event(), asyncio.Event()
 
                 def reply(
-                    request: dict[str, Any], asked: asyncio.Event = asked, gone: asyncio.Event = gone
+                    request: dict[str, Any],
+                    request_seen: asyncio.Event = request_seen,
+                    disconnected: asyncio.Event = disconnected,
                 ) -> Reply:
-                    asked.set()
-                    return replace(BenchPersona(1, 1)(request), hold=gone)
+                    request_seen.set()
+                    return replace(BenchPersona(1, 1)(request), hold=disconnected)
 
                 service.default = reply
                 talker = Talker(server.url, f"wanted-{number}")
                 await talker.connect()
                 talker.say("go")
-                await asyncio.wait_for(asked.wait(), 60)
+                await asyncio.wait_for(request_seen.wait(), 60)
                 talker.socket.cut()
                 await asyncio.sleep(0.1)  # the server sees that
                 start = time.perf_counter()
-                gone.set()
+                disconnected.set()
                 while len(receiver.events) <= number:  # noqa: ASYNC110 -- of another process
                     await asyncio.sleep(0.001)
                 times.append(time.perf_counter() - start)

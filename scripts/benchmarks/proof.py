@@ -244,11 +244,11 @@ def chaos_rows(records: Records) -> str:
     for store, title in STORES.items():
         for figures in records[f"chaos {store}"].figures if f"chaos {store}" in records else ():
             bad, totals = figures["bad"], figures["figures"]
-            other = sum(bad.values()) - bad["lost"] - bad["doubled"] + figures["invalid"]
+            remaining = sum(bad.values()) - bad["lost"] - bad["doubled"] + figures["invalid"]
             unknown = sum(figures["unknown"].values())
-            counts = (totals["transcripts"], totals["calls"], bad["lost"], bad["doubled"], other, unknown)
+            counts = (totals["transcripts"], totals["calls"], bad["lost"], bad["doubled"], remaining, unknown)
             rows.append((title, faults_of(figures["faults"]), *counts))
-    head = ("store", "faults", "transcripts", "calls", "lost", "doubled", "other", "unknown")
+    head = ("store", "faults", "transcripts", "calls", "lost", "doubled", "remaining", "unknown")
     return table(head, rows)
 
 

@@ -192,8 +192,8 @@ async def _run(kills: int, seed: int, folder: Path) -> Counter[str]:
             "SESSION_GRACE_S": "1",
         }
         await receiver.start()
-        made = [Node(name, folder, settings=settings) for name in ("north", "south")]
-        nodes = [await stack.enter_async_context(node) for node in made]
+        pair = [Node(name, folder, settings=settings) for name in ("north", "south")]
+        nodes = [await stack.enter_async_context(node) for node in pair]
         talks = [
             asyncio.create_task(_talk(nodes, f"p{number}", chance, stop, tally)) for number in range(PEOPLE)
         ]
