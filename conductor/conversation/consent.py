@@ -177,7 +177,8 @@ def _answer_cards(view: View, event_id: str, text: str, answer: Answer) -> list[
         return None
     records: list[r.Record] = []
     for card in cards:
-        if all(getattr(record, "question_id", "") != card.id for record in records):
+        decisions = (record for record in records if isinstance(record, r.QuestionDecided))
+        if all(decision.question_id != card.id for decision in decisions):
             records += decided(view, card, "denied", event_id, text, words=answer.words)
             event_id = text = ""
     return records
