@@ -17,7 +17,7 @@ from conductor.logs import configure_logs
 _GROUPS = {
     "models": "list models, and test their capabilities and speed",
     "tools": "list and call tools",
-    "mcp": "add and remove MCP servers, log in to them, and serve MCP",
+    "mcp": "log in to MCP servers, and serve MCP",
     "rehearse": "play conversations from files as tests, and record them",
     "policy": "list, change and explain the operator's rules",
     "sessions": "list, show, replay, export, delete, back up and restore stored sessions",
@@ -44,12 +44,6 @@ _COMMANDS = {
     "models probe": ("test tool calls, streaming, speed and cancellation", ".models:probe", "profile"),
     "tools list": ("list the tools, and the decision on each", ".tools:list_tools", "--json --session"),
     "tools call": ("call a tool of the server, by the same rules", ".tools:call", "tool arguments --yes"),
-    "mcp add": (
-        "add a server to mcp.json, or replace it; options precede the name",
-        ".mcp:add",
-        "--env --header --trust name place args",
-    ),
-    "mcp remove": ("remove a server from mcp.json", ".mcp:remove", "name"),
     "mcp login": ("log in to a server with OAuth, in a browser", ".mcp:login", "name"),
     "mcp serve": (
         "serve the tools of a session (default: the newest) on standard input and output",
@@ -57,18 +51,10 @@ _COMMANDS = {
         "--url --token --session",
     ),
     "policy list": ("list the rules, and problems with them", ".policy:list_rules", ""),
-    "policy add": ("append a rule", ".policy:add", "effect tool --source --session --arg --expires"),
+    "policy add": ("append a rule", ".policy:add", "rule"),
     "policy remove": ("remove a rule", ".policy:remove", "number"),
-    "policy explain": (
-        "explain the decision on a call",
-        ".policy:explain",
-        "tool arguments --tainted",
-    ),
-    "sessions list": (
-        "list sessions by subject and id",
-        ".sessions:list_sessions",
-        "--json --subject",
-    ),
+    "policy explain": ("explain the decision on a call", ".policy:explain", "tool arguments --tainted"),
+    "sessions list": ("list sessions by subject and id", ".sessions:list_sessions", "--json --subject"),
     "sessions show": (
         "print the state of a session as JSON, with the conversation",
         ".sessions:show",
@@ -124,17 +110,7 @@ _COMMANDS = {
 }
 _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "--all": {"action": "store_true", "help": "delete all data of the subject"},
-    "--arg": {
-        "action": "append",
-        "default": [],
-        "metavar": "NAME:PRED=VALUE",
-        "help": "only calls with a matching argument, for example path:under=/srv/notes; PRED is eq, in, "
-        "glob, under, host or max; repeated options must all match",
-    },
-    "--env": {"action": "append", "default": [], "metavar": "NAME=VALUE", "help": "for a command"},
-    "--expires": {"metavar": "TIME", "help": "end of validity, for example 2030-01-31T18:00:00Z"},
     "--force": {"action": "store_true", "help": "replace an existing file"},
-    "--header": {"action": "append", "default": [], "metavar": "NAME=VALUE", "help": "for a URL"},
     "--host": {"help": "the server's address (HOST)"},
     "--insecure-no-auth": {"action": "store_true", "help": "accept other machines without AUTH_TOKENS"},
     "--json": {"action": "store_true", "help": "print JSON"},
@@ -160,7 +136,6 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     },
     "--seed": {"type": int, "default": 1, "help": "seed of random choices (%(default)s)"},
     "--session": {"metavar": "ID", "help": "the session's id"},
-    "--source": {"help": "only tools of this source: device, builtin, mcp:NAME"},
     "--subject": {"help": "the session's subject; required if the id is ambiguous"},
     "--tainted": {"action": "store_true", "help": "as if the conversation contained text of third parties"},
     "--text": {"action": "store_true", "help": "also print texts and arguments"},
@@ -176,7 +151,6 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
         "metavar": "FILE",
         "help": "declare the tools of this file, and give the answers in it",
     },
-    "--trust": {"action": "store_true", "help": "trust the annotations of its tools"},
     "--url": {"help": "the WebSocket of a running server"},
     "--voice-approvals": {"action": "store_true", "help": "approve tools by voice: the next line answers"},
     "--voice-speed": {
@@ -187,16 +161,14 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "--worker": {"type": int, "help": argparse.SUPPRESS},  # how `--workers` starts each of them
     "--workers": {"help": "processes that share the port (WORKERS)"},
     "--yes": {"action": "store_true", "help": "do not ask"},
-    "args": {"nargs": argparse.REMAINDER, "help": "the command's arguments"},
     "arguments": {"nargs": "?", "default": "{}", "help": "the call's arguments as JSON ({})"},
-    "effect": {"choices": ("allow", "ask", "deny"), "help": "the effect on matching calls"},
     "file?": {"nargs": "?", "type": Path, "default": "rehearsal.yaml", "help": "the file (%(default)s)"},
     "file": {"type": Path, "metavar": "FILE", "help": "the backup"},
     "files": {"nargs": "+", "type": Path, "metavar": "FILE", "help": "a rehearsal, as YAML"},
-    "name": {"help": "the server's name, which is the prefix of its tools"},
+    "name": {"help": "the server's name in mcp.json"},
     "number": {"type": int, "help": "the rule's number in the list"},
-    "place": {"help": "its URL, or the command to run"},
     "profile": {"nargs": "?", "help": "the profile (default: the default profile)"},
+    "rule": {"help": 'the rule as in the file: {"effect": "deny", "tool": "NAME"}'},
     "session": {"help": "the session's id"},
     "session?": {"nargs": "?", "help": "the session's id"},
     "text*": {"nargs": "*", "metavar": "TEXT", "help": "send this text and exit after the answer"},

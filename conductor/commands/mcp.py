@@ -1,13 +1,11 @@
-"""``conductor mcp``: edit mcp.json, log in to servers, and serve MCP on standard input and output."""
+"""``conductor mcp``: log in to servers, and serve MCP on standard input and output."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import webbrowser
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,15 +16,9 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 from websockets.typing import Subprotocol
 
 from conductor.commands.banner import server_address
-from conductor.commands.output import private_file, write
+from conductor.commands.output import write
 from conductor.errors import SettingsError
-from conductor.plugins.mcp.config import (
-    McpServerConfig,
-    load_mcp_servers,
-    mcp_config_path,
-    mcp_folder,
-    read_mcp_file,
-)
+from conductor.plugins.mcp.config import McpServerConfig, load_mcp_servers, mcp_config_path, mcp_folder
 from conductor.plugins.mcp.server import McpConnection, check_installed, tokens_path
 from conductor.server.listener import MCP_PATH, MCP_SUBPROTOCOL
 from conductor.settings import load_settings
@@ -37,61 +29,12 @@ LOGIN_S = 300.0
 MAX_SERVE_BYTES = 4 * 1024 * 1024
 
 
-def add(options: argparse.Namespace) -> None:
-    """Add a server, or replace it."""
-    values: dict[str, Any]
-    if options.place.startswith(("http://", "https://")):
-        values = {"url": options.place, "headers": _pairs(options.header), "args": options.args}
-    else:
-        values = {"command": options.place, "args": options.args, "env": _pairs(options.env)}
-    values = {key: value for key, value in {**values, "trust": options.trust}.items() if value}
-    path = _edit(lambda servers: servers.update({options.name: values}))
-    write(f"{options.name} is in {path}; a running server reads it at SIGHUP.")
-
-
-def _pairs(texts: list[str]) -> dict[str, str]:
-    for text in texts:
-        if "=" not in text:
-            raise SettingsError(f"{text} must be NAME=VALUE.")
-    return dict(text.split("=", 1) for text in texts)
-
-
-def remove(options: argparse.Namespace) -> None:
-    """Remove a server."""
-
-    def drop(servers: dict[str, Any]) -> None:
-        _check_name(options.name, servers)
-        del servers[options.name]
-
-    write(f"{options.name} is no longer in {_edit(drop)}.")
-
-
-def _check_name(name: str, servers: Mapping[str, Any]) -> None:
-    if name not in servers:
-        raise SettingsError(f'There is no server "{name}". Servers: {", ".join(servers) or "-"}.')
-
-
-def _edit(change: Callable[[dict[str, Any]], object]) -> Path:
-    settings = load_settings()
-    path = mcp_config_path(settings)
-    document = read_mcp_file(path)
-    change(document["mcpServers"])
-    with private_file(path, replace=True) as file:  # it may contain keys
-        json.dump(document, file, indent=2, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        try:  # an invalid file must not replace a valid one
-            load_mcp_servers(settings.model_copy(update={"mcp_config_file": Path(file.name)}))
-        except SettingsError as error:
-            raise SettingsError(str(error).replace(file.name, str(path))) from None
-    return path
-
-
 def login(options: argparse.Namespace) -> int:
     """Log in to a server in a browser; returns 2 on failure."""
     settings = load_settings()
     servers = {server.name: server for server in load_mcp_servers(settings)}
-    _check_name(options.name, servers)
+    if options.name not in servers:
+        raise SettingsError(f'There is no server "{options.name}". Servers: {", ".join(servers) or "-"}.')
     check_installed()
     folder, server = mcp_folder(settings), servers[options.name]
     assert folder is not None  # the program has a DATA_DIR

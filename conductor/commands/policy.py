@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from conductor.commands import policy_file
@@ -43,45 +43,23 @@ def _row(number: int, rule: Rule) -> tuple[str, ...]:
 
 
 def add(options: argparse.Namespace) -> None:
-    """Append a rule."""
+    """Append a rule, in the form of the file."""
     settings = load_settings()
-    names = ("effect", "tool", "source", "session", "expires")
-    fields = {name: value for name in names if (value := getattr(options, name)) is not None}
-    rule = parse_rule({**fields, "args": _predicates(options.arg)})
+    rule = parse_rule(_object(options.rule, "The rule", '{"effect": "deny", "tool": "agent.cancel"}'))
     number = policy_file.add(policies_path(settings), rule)
     write(f"Added rule {number}: {describe(rule)}.", APPLIED)
     for finding in policy_file.lint([rule], all_tools(settings), now=time.time()):
         write(f"warn  {finding.replace('Rule 1', f'Rule {number}', 1)}")
 
 
-def _predicates(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    args: dict[str, dict[str, Any]] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        name, colon, predicate = key.partition(":")
-        if not (equals and colon and name):
-            raise SettingsError(f"--arg {text!r} must be NAME:PRED=VALUE, for example path:under=/srv/notes.")
-        if predicate in args.setdefault(name, {}):
-            raise SettingsError(f"--arg {name}:{predicate} is repeated.")
-        args[name][predicate] = _value(predicate, value)
-    return args
-
-
-def _value(predicate: str, text: str) -> Any:
-    # These are always text: a folder named 2024 is not a number.
-    if predicate in ("glob", "under", "host"):
-        return text
-    value = _json_or_text(text)
-    if predicate == "in" and not isinstance(value, list):
-        return [_json_or_text(part.strip()) for part in text.split(",") if part.strip()]
-    return value
-
-
-def _json_or_text(text: str) -> Any:
+def _object(text: str, name: str, example: str) -> dict[str, Any]:
     try:
-        return parse_json(text)
-    except (ValueError, RecursionError):
-        return text
+        value = parse_json(text)
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"{name} must be valid JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise SettingsError(f"{name} must be a JSON object, for example {example}.")
+    return value
 
 
 def remove(options: argparse.Namespace) -> None:
@@ -127,12 +105,7 @@ def explain(options: argparse.Namespace) -> None:
 
 def _arguments(spec: ToolSpec, text: str) -> tuple[Mapping[str, Any], list[str]]:
     # The arguments, and why the call would be refused.
-    try:
-        arguments = parse_json(text)
-    except (ValueError, RecursionError) as error:
-        raise SettingsError(f"The arguments are not valid JSON: {error}.") from None
-    if not isinstance(arguments, dict):
-        raise SettingsError('The arguments must be a JSON object, for example {"limit": 3}.')
+    arguments = _object(text, "The arguments", '{"limit": 3}')
     checked = validate(spec, text)
     if isinstance(checked, Valid):
         return checked.arguments, []

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
+from conductor.commands.output import as_json, private_file
 from conductor.config_file import MAX_BYTES
 from conductor.errors import SettingsError
 from conductor.tools.base import ToolSpec, matcher
@@ -24,8 +23,8 @@ def add(path: Path, rule: Rule) -> int:
     path = Path(os.path.realpath(path))
     with _locked(path):
         document = read_document(path)
-        parse_rules(document["rules"], path.name)  # an invalid file is not changed
         document["rules"] = [*document["rules"], rule_object(rule)]
+        parse_rules(document["rules"], path.name)  # an invalid file is not changed
         _write(path, document)
         return len(document["rules"])
 
@@ -72,24 +71,11 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
-    # Replaced by a rename: after a crash the old file or the new one exists. Half a surrogate pair of an
-    # unknown field is written as JSON's own escape.
-    encoded = (json.dumps(document, ensure_ascii=False, indent=2) + "\n").encode(errors="backslashreplace")
-    if len(encoded) > MAX_BYTES:
+    text = as_json(document, 2) + "\n"
+    if len(text.encode()) > MAX_BYTES:
         raise SettingsError(f"{path.name} would be larger than {MAX_BYTES} bytes.")
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
-    try:
-        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(encoded)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        os.fsync(folder)
-        os.close(folder)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise SettingsError(f"{path.name} cannot be written: {error.strerror}.") from None
+    with private_file(path, replace=True) as file:
+        file.write(text)
 
 
 # -- lint

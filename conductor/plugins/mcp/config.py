@@ -70,17 +70,11 @@ def load_mcp_servers(settings: Settings) -> tuple[McpServerConfig, ...]:
     Raises `SettingsError`: one sentence with the file, the server and the mistake.
     """
     path = mcp_config_path(settings)
-    document = read_mcp_file(path, required=settings.mcp_config_file is not None)
-    return tuple(_server(path, name, values) for name, values in document["mcpServers"].items())
-
-
-def read_mcp_file(path: Path, *, required: bool = False) -> dict[str, Any]:
-    """Read the file, whose ``mcpServers`` is an object. Raises `SettingsError`."""
-    document = read_json(path, default=None if required else '{"mcpServers": {}}')
+    document = read_json(path, default='{"mcpServers": {}}' if settings.mcp_config_file is None else None)
     if not isinstance(document, dict) or not isinstance(document.get("mcpServers"), dict):
         raise SettingsError(f'{path} must be a JSON object with an object under "mcpServers".')
     check_fields(document, ["mcpServers"], str(path))
-    return document
+    return tuple(_server(path, name, values) for name, values in document["mcpServers"].items())
 
 
 def _server(path: Path, name: str, values: Any) -> McpServerConfig:

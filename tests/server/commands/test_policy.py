@@ -25,6 +25,11 @@ def offer_the_catalog(remove_settings: None, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("DEVICE_TOOLS_FILE", str(IOS_CATALOG))
 
 
+def add(effect: str, tool: str, **fields: Any) -> str:
+    """Add a rule; return the output."""
+    return run_policy("add", json.dumps({"effect": effect, "tool": tool, **fields}))
+
+
 def explain(*arguments: str) -> tuple[str, str]:
     """Return the first line of an explanation, and the rest."""
     head, _, rest = run_policy("explain", *arguments).partition("\n")
@@ -37,8 +42,8 @@ def test_without_a_file_there_are_no_rules() -> None:
 
 
 def test_rules_are_added_listed_and_removed() -> None:
-    run_policy("add", "deny", "agent.cancel")
-    output = run_policy("add", "ask", "agent.*", "--source", "device", "--arg", "limit:eq=3")
+    add("deny", "agent.cancel")
+    output = add("ask", "agent.*", source="device", args={"limit": {"eq": 3}})
     assert output == f"Added rule 2: ask agent.* from device where limit is 3.\n{APPLIED}"
     assert [line.split() for line in run_policy("list").splitlines()] == [
         ["effect", "tool", "source", "when"],
@@ -50,49 +55,27 @@ def test_rules_are_added_listed_and_removed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "args"),
+    ("rule", "sentence"),
     [
-        (["a:eq=3"], {"a": {"eq": 3}}),
-        (["a:eq=true"], {"a": {"eq": True}}),
-        (["a:eq=x=y:z"], {"a": {"eq": "x=y:z"}}),
-        (['a:eq="3"'], {"a": {"eq": "3"}}),
-        (["a:eq="], {"a": {"eq": ""}}),
-        (["a:in=x, 3,y"], {"a": {"in": ["x", 3, "y"]}}),
-        (['a:in=["x,y"]'], {"a": {"in": ["x,y"]}}),
-        (["a:in="], {"a": {"in": []}}),
-        (["a:glob=3"], {"a": {"glob": "3"}}),
+        ("deny x", "The rule must be valid JSON: Expecting value: line 1 column 1 (char 0)."),
+        ("[]", 'The rule must be a JSON object, for example {"effect": "deny", "tool": "agent.cancel"}.'),
         (
-            ["a:under=/srv", "a:glob=*.md", "b:max=1.5"],
-            {"a": {"under": "/srv", "glob": "*.md"}, "b": {"max": 1.5}},
-        ),
-        (["a:host=example.org"], {"a": {"host": "example.org"}}),
-    ],
-)
-def test_predicates_are_read_from_options(options: list[str], args: dict[str, Any]) -> None:
-    run_policy("add", "allow", "x", *(part for option in options for part in ("--arg", option)))
-    assert load(FILE) == (Rule("allow", "x", args=args),)
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (["--arg", "path"], "--arg 'path' must be NAME:PRED=VALUE, for example path:under=/srv/notes."),
-        (["--arg", ":eq=1"], "--arg ':eq=1' must be NAME:PRED=VALUE, for example path:under=/srv/notes."),
-        (["--arg", "a:eq=1", "--arg", "a:eq=2"], "--arg a:eq is repeated."),
-        (
-            ["--expires", "2030-01-01"],
+            '{"effect": "deny", "tool": "x", "expires": "2030-01-01"}',
             "The rule: expires is not valid: it needs its offset, as in 2030-01-31T18:00:00Z.",
         ),
     ],
 )
-def test_an_invalid_option_changes_nothing(options: list[str], sentence: str) -> None:
-    assert policy_mistake("add", "deny", "x", *options) == sentence
+def test_an_invalid_rule_changes_nothing(rule: str, sentence: str) -> None:
+    assert policy_mistake("add", rule) == sentence
     assert not FILE.exists()
 
 
-@pytest.mark.parametrize("options", [["a\x01"], ["a", "--source", "\x1b[31m"], ["a", "--arg", "b\n:eq=1"]])
-def test_a_control_character_in_a_name_is_refused_and_escaped(options: list[str]) -> None:
-    message = policy_mistake("add", "deny", *options)
+@pytest.mark.parametrize(
+    "fields",
+    [{"tool": "a\x01"}, {"tool": "a", "source": "\x1b[31m"}, {"tool": "a", "args": {"b\n": {"eq": 1}}}],
+)
+def test_a_control_character_in_a_name_is_refused_and_escaped(fields: dict[str, Any]) -> None:
+    message = policy_mistake("add", json.dumps({"effect": "deny", **fields}))
     assert "has a character that is not printable" in message and message.isprintable()
     assert not FILE.exists()
 
@@ -102,13 +85,14 @@ def test_a_missing_rule_cannot_be_removed() -> None:
 
 
 def test_an_ineffective_rule_is_a_warning() -> None:
-    output = run_policy("add", "allow", "agent.status", "--arg", "nme:eq=x")
+    output = add("allow", "agent.status", args={"nme": {"eq": "x"}})
     assert "warn  Rule 1 (" in output and "takes the argument nme" in output
     assert "warn  Rule 1 (" in run_policy("list")
 
 
 @pytest.mark.parametrize(
-    "command", [("list",), ("add", "deny", "x"), ("remove", "1"), ("explain", "calculator")]
+    "command",
+    [("list",), ("add", '{"effect": "deny", "tool": "x"}'), ("remove", "1"), ("explain", "calculator")],
 )
 def test_an_invalid_file_is_an_error_and_stays_unchanged(command: tuple[str, ...]) -> None:
     FILE.write_text('{"version": 1, "rules": [],}')
@@ -130,9 +114,9 @@ def test_without_rules_the_risk_decides() -> None:
 
 
 def test_the_deciding_rule_and_each_step_have_their_numbers() -> None:
-    run_policy("add", "allow", "agent.*")
-    run_policy("add", "ask", "agent.spawn")
-    run_policy("add", "deny", "agent.spawn", "--arg", "repository:glob=https://github.com/octocat/*")
+    add("allow", "agent.*")
+    add("ask", "agent.spawn")
+    add("deny", "agent.spawn", args={"repository": {"glob": "https://github.com/octocat/*"}})
     head, rest = explain("agent.spawn", '{"prompt": "x", "repository": "octocat/a"}')
     assert head == "agent.spawn: deny (rule 3)"
     steps = [line for line in rest.splitlines() if line.startswith(("deny ", "ask ", "allow ", "default "))]
@@ -142,7 +126,7 @@ def test_the_deciding_rule_and_each_step_have_their_numbers() -> None:
 
 
 def test_an_explanation_in_words() -> None:
-    run_policy("add", "ask", "agent.spawn")
+    add("ask", "agent.spawn")
     assert run_policy("explain", "agent.spawn", '{"prompt": "x", "repository": "me/a"}') == (
         "agent.spawn: ask (rule 1)\n"
         "  The operator's rules ask first: ask agent.spawn.\n"
@@ -181,7 +165,7 @@ def test_an_unknown_tool_is_an_error() -> None:
 
 @pytest.mark.parametrize("text", ["{", "nope", '{"a":1,"a":2}', "[" * 100_000])
 def test_arguments_must_be_json(text: str) -> None:
-    assert policy_mistake("explain", "calculator", text).startswith("The arguments are not valid JSON: ")
+    assert policy_mistake("explain", "calculator", text).startswith("The arguments must be valid JSON: ")
 
 
 def test_arguments_must_be_an_object() -> None:

@@ -45,7 +45,7 @@ def test_each_tool_is_listed_with_the_decision_on_a_call() -> None:
 
 
 def test_a_denied_tool_is_hidden_until_its_rule_is_removed() -> None:
-    run("policy", "add", "deny", "calc*")
+    run("policy", "add", '{"effect": "deny", "tool": "calc*"}')
     assert list_tools()["calculator"]["call"] == "disabled"
     assert "is disabled" in tools_mistake("call", "calculator", '{"expression": "1"}')
     run("policy", "remove", "1")
@@ -53,7 +53,7 @@ def test_a_denied_tool_is_hidden_until_its_rule_is_removed() -> None:
 
 
 def test_a_tool_may_be_denied_in_one_session() -> None:
-    run("policy", "add", "deny", "calculator", "--session", "s-1")
+    run("policy", "add", '{"effect": "deny", "tool": "calculator", "session": "s-1"}')
     assert list_tools()["calculator"]["call"] == "allow"
     assert list_tools("--session", "s-1")["calculator"]["call"] == "disabled"
     services = make_services(toolsets=[BuiltinToolset()])
