@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias, cast, get_args
@@ -22,15 +21,14 @@ class ApiKey:
     """A key by its ``name``, which is in logs and in the audit log; the key itself is not stored."""
 
     name: str
-    digest: bytes
     scopes: frozenset[Scope]
 
 
 class ApiKeys:
-    """Finds the keys of the settings by their hashes, in constant time."""
+    """Finds the keys of the settings by their hashes."""
 
     def __init__(self) -> None:
-        self._keys: tuple[ApiKey, ...] = ()
+        self._keys: Mapping[bytes, ApiKey] = {}
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
         """Read the keys of edited settings; returns the change. Raises `SettingsError`."""
@@ -39,28 +37,24 @@ class ApiKeys:
     def find(self, authorization: str) -> ApiKey | None:
         """Find the key of an ``Authorization`` header."""
         scheme, _, token = authorization.partition(" ")
-        presented, match = token_digest(token.strip()), None
-        for key in self._keys:  # all, so that the time does not reveal the match
-            if hmac.compare_digest(key.digest, presented) and scheme.lower() == "bearer":
-                match = key
-        return match
+        return self._keys.get(token_digest(token.strip())) if scheme.lower() == "bearer" else None
 
 
-def read_keys(settings: Settings) -> tuple[ApiKey, ...]:
-    """Read API_KEYS: ``name:key:scope+scope`` each. Raises `SettingsError`, which quotes no key."""
-    keys = tuple(_read(number, entry) for number, entry in enumerate(settings.api_keys, 1))
+def read_keys(settings: Settings) -> Mapping[bytes, ApiKey]:
+    """Read API_KEYS, ``name:key:scope+scope`` each, by hash. Raises `SettingsError`, which quotes no key."""
+    keys = dict(_read(number, entry) for number, entry in enumerate(settings.api_keys, 1))
     client_tokens = {token_digest(token) for token in settings.auth_tokens}
     if settings.admin_token is not None:
         client_tokens.add(token_digest(settings.admin_token.get_secret_value()))
-    for key in keys:
-        if key.digest in client_tokens:
+    for digest, key in keys.items():
+        if digest in client_tokens:
             raise SettingsError(f"API_KEYS: the key {key.name!r} is also in AUTH_TOKENS or ADMIN_TOKEN.")
-    if len({key.name for key in keys}) < len(keys) or len({key.digest for key in keys}) < len(keys):
+    if len({key.name for key in keys.values()}) < len(settings.api_keys):  # equal keys are one, too
         raise SettingsError("API_KEYS: two keys have one name, or two names have one key.")
     return keys
 
 
-def _read(number: int, entry: str) -> ApiKey:
+def _read(number: int, entry: str) -> tuple[bytes, ApiKey]:
     name, _, key_and_scopes = entry.partition(":")
     secret, _, listed = key_and_scopes.rpartition(":")
     scopes = frozenset(listed.split("+"))
@@ -69,4 +63,4 @@ def _read(number: int, entry: str) -> ApiKey:
         raise SettingsError(f"API_KEYS: the key {number} must be name:key:scope+scope; {words}.")
     if len(secret) < MIN_CHARS or not (secret.isascii() and secret.isprintable()):
         raise SettingsError(f"API_KEYS: the key {name!r} needs {MIN_CHARS} random ASCII characters or more.")
-    return ApiKey(name, token_digest(secret), cast(frozenset[Scope], scopes))
+    return token_digest(secret), ApiKey(name, cast(frozenset[Scope], scopes))

@@ -18,16 +18,15 @@ _DESCRIPTION = "For the backend of an app whose clients talk to Conductor. Error
 
 def openapi_of(routes: Sequence[Route]) -> dict[str, Any]:
     """Make the document, in OpenAPI 3.1."""
-    types = [route.answer for route in routes if route.answer is not Any]
-    types += [route.body for route in routes if route.body is not None]
     queries = {route.query for route in routes}
+    types = [Failure, *queries, *(kind for route in routes for kind in (route.answer, route.body))]
     template = "#/components/schemas/{name}"
-    schemas, components = msgspec.json.schema_components([*types, Failure, *queries], ref_template=template)
-    by_type = dict(zip(map(repr, [*types, Failure, *queries]), schemas, strict=True))
-    parameters = {query: components.pop(query.__name__) for query in queries}
+    listed, components = msgspec.json.schema_components(types, ref_template=template)
+    schemas = dict(zip(types, listed, strict=True))
+    schemas |= {query: components.pop(query.__name__) for query in queries}
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_type, parameters)
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Conductor", "version": __version__, "description": _DESCRIPTION},
@@ -40,9 +39,9 @@ def openapi_of(routes: Sequence[Route]) -> dict[str, Any]:
     }
 
 
-def _operation(route: Route, by_type: dict[str, Any], parameters: dict[Any, Any]) -> dict[str, Any]:
+def _operation(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
     summary = (inspect.getdoc(route.work) or "").partition("\n")[0]
-    query = parameters[route.query]
+    query = schemas[route.query]
     listed = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in re.findall(r"{(\w+)}", route.path)
@@ -59,15 +58,14 @@ def _operation(route: Route, by_type: dict[str, Any], parameters: dict[Any, Any]
         "description": f"Needs the scope `{route.scope}`.",
         "parameters": listed,
         "responses": {
-            "200": _json(summary, {} if route.answer is Any else by_type[repr(route.answer)]),
-            "default": _json("The request failed.", by_type[repr(Failure)]),
+            "200": {"description": summary, **_json(schemas[route.answer])},
+            "default": {"description": "The request failed.", **_json(schemas[Failure])},
         },
     }
     if route.body is not None:
-        operation["requestBody"] = {**_json("", by_type[repr(route.body)]), "required": True}
-        del operation["requestBody"]["description"]
+        operation["requestBody"] = {**_json(schemas[route.body]), "required": True}
     return operation
 
 
-def _json(description: str, schema: Any) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
+def _json(schema: Any) -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": schema}}}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 
@@ -13,10 +12,10 @@ from conductor.conversation import records as r
 from conductor.conversation.events import iso_time
 from conductor.conversation.ledger import moments, replay
 from conductor.conversation.state import Call, Conversation, Question
-from conductor.messages import AssistantMessage, Message, ToolResult, UserMessage
-from conductor.plugins.api.requests import ApiCall, ApiError, find_session
+from conductor.events.server import ApprovalRequest
+from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
+from conductor.plugins.api.requests import ApiCall, find_session
 from conductor.plugins.api.resources import (
-    ApprovalCard,
     CallReport,
     HistoryMessage,
     SessionDetail,
@@ -31,26 +30,17 @@ from conductor.tools.base import ToolOutcome
 async def list_sessions(call: ApiCall) -> SessionList:
     """List sessions, of a person or of all."""
     store, query, sessions = call.listener.services.store, call.query, []
-    keys = await store.keys(query.person, None, _position(query.after), query.limit)
+    person, _, session_id = (query.after or "").rpartition("/")
+    after = None if query.after is None else SessionKey(person, session_id)
+    keys = await store.keys(query.person, None, after, query.limit)
     for key in keys:
         is_own = key.never_expires or key.subject.startswith(NEVER_EXPIRES)
         stored = None if is_own else await store.read(key)
         # Else it is a record of the server, or was deleted after the listing.
         if stored is not None and query.open in (None, bool(stored.meta.token)):
             sessions.append(await asyncio.to_thread(summary_of, key, stored))
-    return SessionList(sessions, _cursor(keys[-1]) if len(keys) == query.limit else None)
-
-
-def _cursor(key: SessionKey) -> str:
-    return base64.urlsafe_b64encode(msgspec.json.encode((key.subject, key.session_id))).decode()
-
-
-def _position(cursor: str | None) -> SessionKey | None:
-    try:
-        decoded = None if cursor is None else base64.urlsafe_b64decode(cursor.encode())
-        return None if decoded is None else SessionKey(*msgspec.json.decode(decoded, type=tuple[str, str]))
-    except (binascii.Error, UnicodeEncodeError, msgspec.MsgspecError):
-        raise ApiError(400, "invalid_request", "after is no cursor of this server.") from None
+    last = f"{keys[-1].subject}/{keys[-1].session_id}" if len(keys) == query.limit else None
+    return SessionList(sessions, last)
 
 
 async def show_session(call: ApiCall) -> SessionDetail:
@@ -87,24 +77,23 @@ def detail_of(key: SessionKey, stored: Stored) -> SessionDetail:
         *_head(key, stored),
         state.turn is not None,
         len(state.notices) + len(state.queue),
-        [_message(position, message) for position, message in _messages(state)],
+        list(_history(state)),
         list(calls.values()),
         [_card(question) for question in state.questions.values()],
         *state.usage,
     )
 
 
-def _messages(state: Conversation) -> list[tuple[int, Message]]:
-    numbered = enumerate(state.log, state.log_start)
-    return [(position, message) for position, message in numbered if not isinstance(message, ToolResult)]
-
-
-def _message(position: int, message: Message) -> HistoryMessage:
-    assert not isinstance(message, ToolResult)
-    if isinstance(message, AssistantMessage):
-        call_ids = [call.call_id for call in message.calls]
-        return HistoryMessage(position, "assistant", message.text, call_ids)
-    return HistoryMessage(position, "user" if isinstance(message, UserMessage) else "note", message.text)
+def _history(state: Conversation) -> Iterator[HistoryMessage]:
+    for position, message in enumerate(state.log, state.log_start):
+        match message:
+            case AssistantMessage():
+                calls = [call.call_id for call in message.calls]
+                yield HistoryMessage(position, "assistant", message.text, calls)
+            case UserMessage():
+                yield HistoryMessage(position, "user", message.text)
+            case Note():
+                yield HistoryMessage(position, "note", message.text)
 
 
 def _take_log(calls: dict[str, CallReport], state: Conversation) -> None:
@@ -162,17 +151,18 @@ def _finish(calls: dict[str, CallReport], result: ToolResult, took_ms: int | Non
     )
 
 
-def _card(question: Question) -> ApprovalCard:
-    arguments: Any = msgspec.json.decode(question.redacted_arguments)
-    return ApprovalCard(
+def _card(question: Question) -> ApprovalRequest:
+    return ApprovalRequest(
         question.id,
+        question.batch_id,
         question.call_id,
         question.tool,
-        arguments,
+        msgspec.json.decode(question.redacted_arguments),
         question.digest,
-        question.prompt,
         question.risk,
-        list(question.reasons),
-        list(question.scopes),
+        question.reasons,
+        question.prompt,
+        question.scopes,
         iso_time(question.expires_at),
+        question.preview,
     )

@@ -7,12 +7,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from conductor.tools.base import Risk
+from conductor.events.server import ApprovalRequest
 from conductor.tools.outcomes import Outcome, Scope
 
 MAX_PAGE = 100
 # Characters of a text: speech of some minutes.
 MAX_TEXT_CHARS = 4_000
+# A person and a session.
+CURSOR = r"^[^\0]+/[A-Za-z0-9$._:-]{1,128}$"
 
 
 class Resource(msgspec.Struct, frozen=True, rename="camel"):
@@ -92,33 +94,18 @@ class CallReport(Resource, frozen=True):
     ms: int | None = None
 
 
-class ApprovalCard(Resource, frozen=True):
-    """A question that waits for the person; a decision repeats its ``arguments_digest``."""
-
-    id: str
-    call_id: str
-    tool: str
-    arguments: Any
-    arguments_digest: str
-    prompt: str
-    risk: Risk
-    reasons: list[str]
-    scopes: list[Scope]
-    expires_at: str
-
-
 class SessionDetail(StoredSession, frozen=True):
     """A session with its history.
 
-    ``running``: a turn runs. ``waiting`` counts the texts that wait to be told. ``cost`` is in the currency
-    of the model's prices.
+    ``approvals`` are the questions that wait, as an app gets them. ``running``: a turn runs. ``waiting``
+    counts the texts that wait to be told. ``cost`` is in the currency of the model's prices.
     """
 
     running: bool
     waiting: int
     history: list[HistoryMessage]
     calls: list[CallReport]
-    approvals: list[ApprovalCard]
+    approvals: list[ApprovalRequest]
     input_tokens: int
     output_tokens: int
     cost: float
@@ -201,7 +188,7 @@ class ListQuery(PersonQuery, frozen=True):
 
     open: bool | None = None
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 20
-    after: str | None = None
+    after: Annotated[str, Meta(pattern=CURSOR)] | None = None
 
 
 class RecordsQuery(PersonQuery, frozen=True):

@@ -86,10 +86,12 @@ async def _work(listener: Listener, keys: ApiKeys, route: Route, request: web.Re
         query = msgspec.convert(dict(request.query), route.query, strict=False)
         data = await request.read()
         body = None if route.body is None else msgspec.json.decode(data, type=route.body)
-        event_id = _event_id(key, request.headers.get("Idempotency-Key"))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ApiError(400, "invalid_request", f"{error}.") from None
-    call = ApiCall(listener, key, request.match_info, query, body, event_id)
+    number = request.headers.get("Idempotency-Key", uuid4().hex)
+    if not 0 < len(number) <= MAX_KEY_CHARS:
+        raise ApiError(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_KEY_CHARS} characters.")
+    call = ApiCall(listener, key, request.match_info, query, body, f"api:{key.name}:{number}")
     await listener.services.admission.enter()
     status = 500
     try:
@@ -101,14 +103,6 @@ async def _work(listener: Listener, keys: ApiKeys, route: Route, request: web.Re
     finally:
         _audit(listener, route, call, status)
     return _json(answer)
-
-
-def _event_id(key: ApiKey, idempotency_key: str | None) -> str:
-    if idempotency_key is None:
-        return f"api:{uuid4().hex}"
-    if not 0 < len(idempotency_key) <= MAX_KEY_CHARS:
-        raise ApiError(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_KEY_CHARS} characters.")
-    return f"api:{key.name}:{idempotency_key}"
 
 
 def _authorise(listener: Listener, keys: ApiKeys, route: Route, request: web.Request) -> ApiKey:
@@ -129,10 +123,9 @@ def _authorise(listener: Listener, keys: ApiKeys, route: Route, request: web.Req
 
 def _audit(listener: Listener, route: Route, call: ApiCall, status: int) -> None:
     """Record who did what; a path has no text of the person."""
-    target = dict(call.path.items())
     action = f"{route.method} {route.path}"
-    log.info("api", key=call.key.name, action=action, status=status, **target)
+    facts = {"key": call.key.name, "action": action, "status": status, **call.path}
+    log.info("api", **facts)
     if listener.services.audit is not None:
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        facts = {"time": time, "event": "api", "key": call.key.name, "action": action, "status": status}
-        listener.services.audit.write({**facts, **target})
+        listener.services.audit.write({"time": time, "event": "api", **facts})
