@@ -85,16 +85,11 @@ class TestHook(AuthContract):
 # -- the list
 
 
-class Broken:
+class Broken(Authenticator):
     """Fails, with the token in its words."""
-
-    required = True
 
     async def authenticate(self, handshake: Handshake) -> Principal | None:
         raise RuntimeError(handshake.token)
-
-    def admits(self, principal: Principal) -> bool:
-        return True
 
 
 async def test_the_first_that_names_a_person_decides_and_is_remembered() -> None:

@@ -12,16 +12,14 @@ import structlog
 
 from conductor.errors import SettingsError
 from conductor.rate_limit import Network, is_trusted
-from conductor.server.auth import Handshake, Principal, person_id
+from conductor.server.auth import Authenticator, Handshake, Principal, person_id
 from conductor.settings import Settings, environment_value
 
 log = structlog.get_logger(__name__)
 
 
-class HeaderAuthenticator:
+class HeaderAuthenticator(Authenticator):
     """Believes the header of trusted proxies only: any client can write it, too."""
-
-    required = True
 
     def __init__(self, header: str, tenant_header: str | None, proxies: Sequence[Network]) -> None:
         self._headers = [header] if tenant_header is None else [header, tenant_header]
@@ -40,10 +38,6 @@ class HeaderAuthenticator:
             return None
         name, *tenant = (texts[0].strip() for texts in values)
         return Principal(person_id("".join(tenant), name))
-
-    def admits(self, principal: Principal) -> bool:
-        """Admit everybody: only the proxy knows who may not stay."""
-        return True
 
 
 def from_settings(settings: Settings) -> HeaderAuthenticator:

@@ -15,10 +15,9 @@ from typing import Annotated
 import msgspec
 import structlog
 
-from conductor.errors import SettingsError
-from conductor.plugins.auth.requests import check_url, fetch
-from conductor.server.auth import Handshake, Principal, person_id
-from conductor.settings import Settings, environment_value
+from conductor.plugins.auth.requests import check_url, fetch, read_value
+from conductor.server.auth import Authenticator, Handshake, Principal, person_id
+from conductor.settings import Settings
 
 log = structlog.get_logger(__name__)
 
@@ -33,10 +32,8 @@ class _Answer(msgspec.Struct):
     expires: float | None = None
 
 
-class HookAuthenticator:
+class HookAuthenticator(Authenticator):
     """Posts handshakes by ``ask``, and keeps answers by a hash of the question."""
-
-    required = True
 
     def __init__(
         self, ask: Callable[[bytes], Awaitable[bytes]], now: Callable[[], float] = time.time
@@ -69,10 +66,6 @@ class HookAuthenticator:
                 del self._cache[next(iter(self._cache))]
         return principal
 
-    def admits(self, principal: Principal) -> bool:
-        """Admit everybody until ``expires``."""
-        return True
-
 
 @lru_cache(maxsize=1)  # a reload of the settings keeps the answers
 def _authenticator(url: str, local_only: bool) -> HookAuthenticator:
@@ -81,8 +74,6 @@ def _authenticator(url: str, local_only: bool) -> HookAuthenticator:
 
 def from_settings(settings: Settings) -> HookAuthenticator:
     """Make the authenticator. Raises `SettingsError` without an address, or for one that is not safe."""
-    url = environment_value("AUTH_HOOK")
-    if url is None:
-        raise SettingsError("AUTH=hook needs AUTH_HOOK.")
+    url = read_value("hook", "AUTH_HOOK")
     check_url("AUTH_HOOK", url)
     return _authenticator(url, settings.local_only)

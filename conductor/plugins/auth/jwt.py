@@ -7,10 +7,8 @@ the issuer, or the claim that JWT_TENANT names.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,8 @@ from typing import Any
 import structlog
 
 from conductor.errors import SettingsError
-from conductor.plugins.auth.requests import check_url, fetch
-from conductor.server.auth import Handshake, Principal, person_id
+from conductor.plugins.auth.requests import check_url, fetch, read_value
+from conductor.server.auth import Authenticator, Handshake, Principal, person_id
 from conductor.settings import Settings, environment_value
 
 try:
@@ -39,14 +37,12 @@ RETRY_S = 2.0
 MAX_TOKEN = 8_192
 
 
-class JwtAuthenticator:
+class JwtAuthenticator(Authenticator):
     """Checks signature, issuer, audience and times of a token.
 
     ``read`` gives the JWKS: for the first token, and for one that no known key fits, at most once in
     `REREAD_S`, or after a failure in `RETRY_S`. ``now`` is a clock in seconds.
     """
-
-    required = True
 
     def __init__(
         self,
@@ -74,22 +70,17 @@ class JwtAuthenticator:
             kid = jwt.get_unverified_header(token).get("kid")
             key = await self._key(kid)
             try:
-                claims = None if key is None else self._claims(token, key)
+                claims = self._claims(token, key)
             # A new key may have the name of the former one, or be without a name as it was.
             except (jwt.InvalidSignatureError, jwt.InvalidAlgorithmError):
-                newer = await self._key(kid, key)
-                claims = None if newer is None or newer is key else self._claims(token, newer)
+                claims = self._claims(token, await self._key(kid, key))
         except (jwt.PyJWTError, OverflowError) as error:
             log.debug("token refused", error=type(error).__name__)
             return None
-        tenant = self._issuer if self._tenant is None else (claims or {}).get(self._tenant)
-        if claims is None or not claims["sub"] or not isinstance(tenant, str):
+        tenant = self._issuer if self._tenant is None else claims.get(self._tenant)
+        if not claims["sub"] or not isinstance(tenant, str):
             return None
         return Principal(person_id(tenant, claims["sub"]), float(claims["exp"]) + LEEWAY_S)
-
-    def admits(self, principal: Principal) -> bool:
-        """Admit everybody: a token ends by its own time."""
-        return True
 
     def _claims(self, token: str, key: jwt.PyJWK) -> Mapping[str, Any]:
         claims: Mapping[str, Any] = jwt.decode(
@@ -103,18 +94,20 @@ class JwtAuthenticator:
         )
         return claims
 
-    async def _key(self, kid: str | None, former: jwt.PyJWK | None = None) -> jwt.PyJWK | None:
+    async def _key(self, kid: str | None, former: jwt.PyJWK | None = None) -> jwt.PyJWK:
         if self._keys.get(kid) is former:
             if self._reading is None and self._now() >= self._next_read:
                 self._reading = asyncio.create_task(self._reread())
             if self._reading is not None:
                 await asyncio.shield(self._reading)  # a handshake that is cut off does not end it
-        return self._keys.get(kid)
+        if kid not in self._keys:
+            raise jwt.InvalidKeyError
+        return self._keys[kid]
 
     async def _reread(self) -> None:
         self._next_read = self._now() + RETRY_S
         try:
-            keys = _keys(json.loads(await self._read()))
+            keys = _keys((await self._read()).decode())
         except Exception as error:  # of a file, a connection or a document
             log.warning("keys of the identity provider not read; will retry", error=type(error).__name__)
             return
@@ -124,12 +117,9 @@ class JwtAuthenticator:
         log.info("keys of the identity provider read", keys=len(keys))
 
 
-def _keys(document: Mapping[str, Any]) -> Mapping[str | None, jwt.PyJWK]:
-    keys: dict[str | None, jwt.PyJWK] = {}
-    for key in document["keys"]:
-        if key.get("use", "sig") == "sig" and key.get("kty") in ("RSA", "EC", "OKP"):
-            with suppress(jwt.PyJWTError):  # of a curve that the package does not know
-                keys[key.get("kid")] = jwt.PyJWK(key)
+def _keys(document: str) -> Mapping[str | None, jwt.PyJWK]:
+    signing = [key for key in jwt.PyJWKSet.from_json(document).keys if key.public_key_use in ("sig", None)]
+    keys: dict[str | None, jwt.PyJWK] = {key.key_id: key for key in signing}
     # A provider with a single key may leave out its name in tokens.
     return {**keys, None: next(iter(keys.values()))} if len(keys) == 1 else keys
 
@@ -145,14 +135,9 @@ def _authenticator(
 
 def from_settings(settings: Settings) -> JwtAuthenticator:
     """Make the authenticator. Raises `SettingsError` for a setting that is missing or not safe."""
-    values = {name: environment_value(name) for name in ("JWT_ISSUER", "JWT_AUDIENCE", "JWT_KEYS")}
-    for name, value in values.items():
-        if value is None:
-            raise SettingsError(f"AUTH=jwt needs {name}.")
-    keys = values["JWT_KEYS"] or ""
+    issuer, audience, keys = (read_value("jwt", f"JWT_{name}") for name in ("ISSUER", "AUDIENCE", "KEYS"))
     if "://" in keys:
         check_url("JWT_KEYS", keys, " or a file")
     elif not Path(keys).is_file():
         raise SettingsError(f"JWT_KEYS names {keys}, which is no file.")
-    issuer, audience = values["JWT_ISSUER"] or "", values["JWT_AUDIENCE"] or ""
     return _authenticator(issuer, audience, keys, environment_value("JWT_TENANT"), settings.local_only)

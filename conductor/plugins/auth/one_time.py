@@ -15,7 +15,7 @@ from conductor.conversation.ledger import replay
 from conductor.conversation.records import Commit, FieldSet, encode
 from conductor.errors import StoreError
 from conductor.events.envelope import PATH
-from conductor.server.auth import Handshake, Principal
+from conductor.server.auth import Authenticator, Handshake, Principal
 from conductor.stores.base import NEVER_EXPIRES, SessionKey, SessionLog
 
 log = structlog.get_logger(__name__)
@@ -32,21 +32,15 @@ class Grant(msgspec.Struct, frozen=True):
     expires: float
 
 
-class OneTimeTokens:
+class OneTimeTokens(Authenticator):
     """Admits a client with a one-time token.
 
     A token is a record in the store under its hash. The connection that deletes the record has used it, so
     that it works once among all processes, and after a restart.
     """
 
-    required = True
-
     def __init__(self, store: SessionLog) -> None:
         self._store = store
-
-    def admits(self, principal: Principal) -> bool:
-        """Admit everybody: the backend named them."""
-        return True
 
     async def make(self, person: str, session: str | None, seconds: float) -> tuple[str, float]:
         """Make a token; returns it with its end in epoch seconds. Raises `StoreError`."""

@@ -6,11 +6,19 @@ import asyncio
 
 from conductor.errors import SettingsError
 from conductor.plugins.addresses import is_local
-from conductor.settings import is_safe_url
+from conductor.settings import environment_value, is_safe_url
 
 # Seconds of a request, and bytes of its answer.
 REQUEST_S = 5.0
 MAX_BYTES = 256 * 1024
+
+
+def read_value(method: str, name: str) -> str:
+    """Read a variable of the environment. Raises `SettingsError` if it is not set."""
+    value = environment_value(name)
+    if value is None:
+        raise SettingsError(f"AUTH={method} needs {name}.")
+    return value
 
 
 def check_url(name: str, url: str, more: str = "") -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Sequence
 
 from conductor.errors import SettingsError
@@ -12,7 +11,7 @@ from conductor.settings import Settings
 
 
 class TokenAuthenticator:
-    """Compares hashed tokens in constant time. Without tokens every client is anonymous."""
+    """Looks tokens up by their hashes. Without tokens every client is anonymous."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         # The subject does not reveal the token and is stable, because sessions are stored under it.
@@ -28,14 +27,8 @@ class TokenAuthenticator:
         if not self._subjects:
             return Principal(ANONYMOUS)
         token = handshake.token
-        if token is None:
-            return None
-        presented = token_digest(token)
-        match = None
-        for digest, subject in self._subjects.items():  # all, so that the time does not reveal the match
-            if hmac.compare_digest(digest, presented):
-                match = Principal(subject)
-        return match
+        subject = None if token is None else self._subjects.get(token_digest(token))
+        return None if subject is None else Principal(subject)
 
     def admits(self, principal: Principal) -> bool:
         """Tell whether the person's token is still one of the tokens."""

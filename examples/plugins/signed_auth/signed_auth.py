@@ -11,7 +11,7 @@ import time
 from urllib.parse import parse_qs
 
 from conductor.errors import SettingsError
-from conductor.server.auth import Handshake, Principal, person_id
+from conductor.server.auth import Authenticator, Handshake, Principal, person_id
 from conductor.settings import Settings, environment_value
 
 
@@ -20,10 +20,8 @@ def sign(key: str, person: str, until: str) -> str:
     return hmac.digest(key.encode(), f"{person}\n{until}".encode(), hashlib.sha256).hex()
 
 
-class SignedAddresses:
+class SignedAddresses(Authenticator):
     """Admits clients with a signed address until its time."""
-
-    required = True
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -41,10 +39,6 @@ class SignedAddresses:
             return None
         # The id appears in logs and stores, so it is not the name itself.
         return Principal(person_id("signed", person))
-
-    def admits(self, principal: Principal) -> bool:
-        """Let everybody stay who was admitted in time."""
-        return True
 
 
 def from_settings(settings: Settings) -> SignedAddresses:
