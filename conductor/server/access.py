@@ -195,9 +195,14 @@ class Access:
         end, session, by = principal.expires, principal.session, principal.authenticator
         client = Client(principal.id, end, session, authenticator=by, address=address)
         full = self._full(client)
-        # Not counted again then: a token that is used up must connect.
-        if full is None and principal.redeem is not None and not await principal.redeem():
-            return _unauthorized("used token")
+        if full is None and principal.redeem is not None:
+            # Counted before, because others are decided meanwhile: a token that is used up must connect.
+            self.enter(client)
+            try:
+                if not await principal.redeem():
+                    return _unauthorized("used token")
+            finally:
+                self.leave(client)
         return full or client
 
     def _full(self, client: Client) -> Refusal | None:

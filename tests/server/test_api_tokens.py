@@ -153,6 +153,16 @@ async def test_a_refusal_for_another_reason_does_not_use_the_token_up() -> None:
         assert await connect(served, tokens[1]) == 101
 
 
+async def test_a_limit_holds_while_tokens_are_used_up_at_once(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/s.db"
+    async with backend(session_store_url=store, limits={"max_connections": 1}, **BOTH) as served:
+        tokens = [await token_of(served, id=str(number)) for number in range(3)]
+        statuses = await asyncio.gather(*(connect(served, token) for token in tokens))
+        assert sorted(statuses) == [101, 503, 503]
+        await until(lambda: not served.listener.connections)
+        assert await connect(served, tokens[statuses.index(503)]) == 101
+
+
 async def test_who_connected_with_a_one_time_token_stays_only_while_it_is_an_authenticator() -> None:
     async with backend([HELLO], **BOTH) as served:
         phone = served.phone(headers={"Authorization": f"Bearer {await token_of(served)}"})
