@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, HttpUrl
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, HttpUrl
 
 from conductor.config_file import read_toml, validate
 from conductor.conversation.webhooks import EVENTS
@@ -28,29 +29,24 @@ def _url(url: HttpUrl) -> HttpUrl:
     return url
 
 
-def _key(secret: str) -> bytes:
-    try:
-        key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
-    except ValueError:
-        key = b""
-    if not secret.startswith(PREFIX) or not 24 <= len(key) <= 64:
+def _key(secret: object) -> bytes:
+    key = b""
+    with suppress(ValueError):
+        if isinstance(secret, str) and secret.startswith(PREFIX):
+            key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
+    if not 24 <= len(key) <= 64:
         raise ValueError(f"it must be {PREFIX} and 24 to 64 bytes in base64")  # without the secret
     return key
 
 
 class WebhookFile(BaseModel):
-    """The receiver's URL, the secret of the signatures, and the names of the events that it gets."""
+    """The receiver's URL, the key of the signatures, and the names of the events that it gets."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: Annotated[HttpUrl, AfterValidator(_url)]
-    secret: Annotated[str, AfterValidator(lambda secret: _key(secret) and secret), Field(repr=False)]
+    secret: Annotated[bytes, BeforeValidator(_key), Field(repr=False)]
     events: Annotated[tuple[Annotated[str, AfterValidator(_event)], ...], Field(min_length=1)] = EVENTS
-
-    @property
-    def key(self) -> bytes:
-        """The key of the signatures."""
-        return _key(self.secret)
 
 
 def load_webhooks(settings: Settings) -> WebhookFile | None:

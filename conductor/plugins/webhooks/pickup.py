@@ -78,11 +78,10 @@ class Pickup:
         now, after = time.time(), None
         while page := await self._store.keys(None, None, after, PAGE, self._listed_at - SKEW_S):
             after = page[-1]
-            self._keys.update((key, None) for key in page if self._is_of_interest(key))
+            for key in page:
+                if self._announces if key.session_id == RECORD_ID else not key.never_expires:
+                    self._keys[key] = None
         self._listed_at = now
-
-    def _is_of_interest(self, key: SessionKey) -> bool:
-        return self._announces if key.session_id == RECORD_ID else not key.never_expires
 
     async def _is_settled(self, key: SessionKey) -> bool:
         """Tell whether nothing of a session is left to tell; tell it if no process does."""
