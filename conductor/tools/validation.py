@@ -6,9 +6,9 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from jsonschema_rs import ValidationError, ValidationErrorKind
@@ -18,7 +18,6 @@ from conductor.tools.schema import (
     MASK,
     Schema,
     SchemaError,
-    compile_validator,
     count_values,
     read_schema,
     required_choice,
@@ -26,7 +25,7 @@ from conductor.tools.schema import (
 
 # Errors in one message: a model corrects these before it reads more.
 MAX_ERRORS = 5
-# Values times schemas for which the library lists its errors, 30 µs each.
+# Values times schemas for which the library lists its errors, 30 µs each; others are not corrected.
 _MAX_PAIRS = 2_000
 # Limits of the values, names or options, forms and messages that a text quotes.
 _VALUE_CHARS = 80
@@ -36,11 +35,8 @@ _MESSAGE_CHARS = 160
 # Bytes and depth of a call's arguments.
 MAX_ARGUMENT_BYTES = 64 * 1024
 MAX_ARGUMENT_DEPTH = 32
-# Values of arguments that are coerced; of larger ones only the errors are reported.
-MAX_COERCED = 2_000
 ENDING = "Nothing was run. Call it again with corrected arguments."
 
-_MAY_CHANGE = re.compile(r'[0-9](?:\.0|[eE])|:\s*""')  # 3.0 for 3, empty text for no value
 _TOO_DEEP = f"they are nested more than {MAX_ARGUMENT_DEPTH} levels deep"
 _TOO_INVOLVED = "they are too large to be checked against the tool's schema; send fewer or shorter values"
 
@@ -96,7 +92,7 @@ def validate(
     if len(arguments_json.encode(errors="replace")) > limit_bytes:
         return _invalid(spec, f"they are larger than {limit_bytes} bytes")
     try:
-        arguments = decode_json(arguments_json) if arguments_json.strip() else {}
+        arguments = _decode_arguments(arguments_json) if arguments_json.strip() else {}
         return _check(spec, arguments, arguments_json)
     except RecursionError:
         return _invalid(spec, _TOO_DEEP)
@@ -111,21 +107,18 @@ def _check(spec: ToolSpec, arguments: Any, text: str) -> Valid | ToolOutcome:
     schema = schemas.get(spec)
     if problem := _problem(schema, arguments, text):
         return _invalid(spec, problem)
-    is_valid = schema.is_valid(arguments)
-    if is_valid and not _MAY_CHANGE.search(text):
+    if schema.is_valid(arguments):
         return Valid(arguments)
     if arguments is None and schema.is_valid({}):
         return Valid({}, ("arguments: null was read as {}",))
-    coerced, notes = coerce(arguments, schema) if count_values(text) <= MAX_COERCED else (arguments, ())
-    if notes and not is_valid:
-        if problem := _problem(schema, coerced, msgspec.json.encode(coerced).decode()):
-            return _invalid(spec, problem)
-        arguments = coerced
-    if schema.is_valid(coerced):
-        return Valid(coerced, notes)
-    if is_valid:  # without the change
-        return Valid(arguments)
-    return _invalid(spec, *explain(schema, arguments, text))
+    if count_values(text) * schema.nodes > _MAX_PAIRS:
+        return _invalid(spec, "they do not fit the tool's schema; send fewer values to learn the reason")
+    arguments, notes = coerce(arguments, schema)
+    if notes and (problem := _problem(schema, arguments, msgspec.json.encode(arguments).decode())):
+        return _invalid(spec, problem)
+    return (
+        Valid(arguments, notes) if schema.is_valid(arguments) else _invalid(spec, *explain(schema, arguments))
+    )
 
 
 def _problem(schema: Schema, value: Any, text: str) -> str:
@@ -148,10 +141,8 @@ def _is_too_deep(value: Any, levels: int = MAX_ARGUMENT_DEPTH) -> bool:
 # -- errors in words for a model
 
 
-def explain(schema: Schema, value: Any, text: str) -> list[str]:
-    """Describe at most `MAX_ERRORS` different errors of a value written as ``text``, one clause each."""
-    if count_values(text) * schema.nodes > _MAX_PAIRS:
-        return ["they do not fit the tool's schema; send fewer values to learn the reason"]
+def explain(schema: Schema, value: Any) -> list[str]:
+    """Describe at most `MAX_ERRORS` different errors of a value, one clause each."""
     errors = (
         clause for error in schema.validator.iter_errors(value) for clause in _clauses(schema.tree, error)
     )
@@ -162,10 +153,7 @@ def _clauses(tree: Any, error: ValidationError) -> Iterator[str]:
     steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path)
     location = "".join(steps).removeprefix(".")[:_VALUE_CHARS]
     inside, name = f"{location}: " if location else "", location or "the arguments"
-    value, (*path, keyword) = _quoted(error.instance), error.schema_path or [""]
-    holder = tree
-    for step in path:
-        holder = holder[step]
+    value, (holder, keyword) = _quoted(error.instance), _holder(tree, error)
     match error.kind:
         case ValidationErrorKind.Required(missing):
             yield f"{inside}missing required argument {missing[:_VALUE_CHARS]!r}"
@@ -197,6 +185,14 @@ def _clauses(tree: Any, error: ValidationError) -> Iterator[str]:
             yield f"{text}, got {value}{f' ({hint})' if hint else ''}"
 
 
+def _holder(tree: Any, error: ValidationError) -> tuple[Any, str | int]:
+    # The schema with the keyword of an error, and the keyword.
+    *path, keyword = error.schema_path or [""]
+    for step in path:
+        tree = tree[step]
+    return tree, keyword
+
+
 def _listed(names: list[str]) -> str:
     more = f" (and {len(names) - _LISTED} more)" if len(names) > _LISTED else ""
     return ", ".join(names[:_LISTED]) + more
@@ -217,9 +213,8 @@ def _quoted(value: Any) -> str:
 
 # Notes on changed arguments that the model gets.
 MAX_NOTES = 8
-
-View: TypeAlias = tuple[Mapping[str, Any], bool]
-"""A schema of a value, and whether it applies to each value."""
+# Rounds of changes: a JSON text may contain further texts.
+_ROUNDS = 2
 
 _NOTHING = object()
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,14})(?:\.0{1,3})?\Z")  # 15 digits: exact in every JSON reader
@@ -232,137 +227,88 @@ _EXACT_INTEGERS = 2**53
 _QUOTED_CHARS = 40
 
 
-@dataclass(slots=True)
-class _Coercion:
-    # ``notes`` describe the changes. By the identity of a schema: the schemas that apply to its value, and
-    # whether null or an empty text stands for no value.
-    notes: list[str] = field(default_factory=list)
-    views: dict[int, list[View]] = field(default_factory=dict)
-    absent: dict[tuple[int, str | None], bool] = field(default_factory=dict)
-
-    def value(self, value: Any, schema: Any, path: str) -> Any:
-        views = self._views(schema)
-        types = _types(views)
-        if isinstance(value, str) and types and "string" not in types:
-            value = self._from_text(value, types, path)
-        elif isinstance(value, float) and "integer" in types and "number" not in types:
-            value = self._to_integer(value, path)
-        elif isinstance(value, str) and any(view.get("format") == GITHUB for view, _ in views):
-            value = self._repository(value, path)
-        if isinstance(value, dict):
-            return self._object(value, views, path)
-        if isinstance(value, list):
-            return self._array(value, views, path)
-        return value
-
-    def _views(self, schema: Any) -> list[View]:
-        if id(schema) not in self.views:
-            self.views[id(schema)] = list(self._walk(schema, True))
-        return self.views[id(schema)]
-
-    def _walk(self, schema: Any, certain: bool) -> Iterator[View]:
-        if not isinstance(schema, dict):
-            return
-        yield schema, certain
-        for keyword in ("allOf", "anyOf", "oneOf"):
-            for branch in schema.get(keyword, ()):
-                yield from self._walk(branch, certain and keyword == "allOf")
-
-    def _object(self, value: dict[str, Any], views: list[View], path: str) -> dict[str, Any]:
-        required = [view["required"] for view, certain in views if certain and "required" in view]
-        additional: Any = next(
-            (view["additionalProperties"] for view, _ in views if "additionalProperties" in view), {}
-        )
-        result = {}
-        for name, item in value.items():
-            below = f"{path}.{name}" if path else name
-            declared = [view["properties"][name] for view, _ in views if name in view.get("properties", ())]
-            schema = declared[0] if declared else additional
-            if item in (None, "") and declared and not any(name in names for names in required):
-                if self._is_absent(item, schema):
-                    self._note(below, f"{'null' if item is None else 'empty text'} was left out")
-                    continue
-            result[name] = self.value(item, schema, below)
-        return result
-
-    def _is_absent(self, value: str | None, schema: Any) -> bool:
-        key = id(schema), value
-        if key not in self.absent:
-            # No format allows an empty text, but formats are not checked.
-            has_format = value == "" and any("format" in view for view, _ in self._views(schema))
-            self.absent[key] = has_format or not compile_validator(schema).is_valid(value)
-        return self.absent[key]
-
-    def _array(self, value: list[Any], views: list[View], path: str) -> list[Any]:
-        first: list[Any] = next((view["prefixItems"] for view, _ in views if "prefixItems" in view), [])
-        items: Any = next((view["items"] for view, _ in views if "items" in view), {})
-        return [
-            self.value(item, first[index] if index < len(first) else items, f"{path}[{index}]")
-            for index, item in enumerate(value)
-        ]
-
-    def _from_text(self, text: str, types: set[str], path: str) -> Any:
-        stripped = text.strip()
-        result: Any = _NOTHING
-        if "integer" in types and _INTEGER.match(stripped):
-            result = int(float(stripped))
-        elif "number" in types and _NUMBER.match(stripped):
-            result = float(stripped) if re.search(r"[.eE]", stripped) else int(stripped)
-        elif "boolean" in types and stripped.lower() in ("true", "false"):
-            result = stripped.lower() == "true"
-        elif stripped[:1] == "{" and "object" in types or stripped[:1] == "[" and "array" in types:
-            result = _json(stripped)
-        elif "null" in types and stripped.lower() == "null":
-            result = None
-        if result is _NOTHING:
-            return text
-        outcome = json.dumps(result) if not isinstance(result, dict | list) else "JSON"
-        self._note(path, f"{json.dumps(text[:_QUOTED_CHARS], ensure_ascii=False)} was read as {outcome}")
-        return result
-
-    def _to_integer(self, value: float, path: str) -> float | int:
-        if not value.is_integer() or abs(value) > _EXACT_INTEGERS:
-            return value
-        self._note(path, f"{value} was read as {int(value)}")
-        return int(value)
-
-    def _repository(self, text: str, path: str) -> str:
-        if not _REPOSITORY.match(text):
-            return text
-        self._note(path, f"{text[:_QUOTED_CHARS]} was read as https://github.com/{text[:_QUOTED_CHARS]}")
-        return f"https://github.com/{text}"
-
-    def _note(self, path: str, change: str) -> None:
-        self.notes.append(f"{path[:80] or 'arguments'}: {change}")
-
-
 def coerce(arguments: Any, schema: Schema) -> tuple[Any, tuple[str, ...]]:
-    """Convert arguments towards their schema without loss; returns them with a note for each change.
+    """Change arguments where they do not fit, without loss; returns them with a note for each change.
 
-    A text that is a number, true, false, null or JSON becomes that value where the schema allows no text.
-    Null for an optional argument that cannot be null is dropped, as is an empty text that does not fit.
-    3.0 becomes 3 where an integer is required; "owner/repo" becomes a URL where the format is `GITHUB`. The
-    result must still be checked.
+    A text that is a number, true, false, null or JSON becomes that value where the schema requires one. Null
+    and an empty text are left out where they do not fit. "owner/repo" becomes a URL where the format is
+    `GITHUB`. The result must still be checked.
     """
-    coercion = _Coercion()
-    value = coercion.value(arguments, schema.tree, "")
-    notes = coercion.notes
+    notes: list[str] = []
+    root = {"": arguments}
+    for _ in range(_ROUNDS):
+        errors: dict[tuple[str | int, ...], list[ValidationError]] = {}
+        for error in schema.validator.iter_errors(root[""]):
+            for leaf in _leaves(error):
+                errors.setdefault(("", *leaf.instance_path), []).append(leaf)
+        for (*above, last), own in errors.items():
+            value, outcome = _coerced(own, schema.tree)
+            holder: Any = root
+            for step in above:
+                holder = holder[step]
+            if value is not _NOTHING:
+                holder[last] = value
+            elif outcome and above and isinstance(holder, dict):
+                del holder[last]
+            else:
+                continue
+            steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in (*above, last)[1:])
+            notes.append(f"{''.join(steps)[1:][:80] or 'arguments'}: {outcome}")
     if len(notes) > MAX_NOTES:
         notes = [*notes[:MAX_NOTES], f"and {len(notes) - MAX_NOTES} more changes of this kind"]
-    return value, tuple(notes)
+    return root[""], tuple(notes)
 
 
-def _types(views: list[View]) -> set[str]:
-    types: set[str] = set()
-    for view, _ in views:
-        declared = view.get("type", [])
-        types.update([declared] if isinstance(declared, str) else declared)
-    return types
+def _leaves(error: ValidationError) -> Iterator[ValidationError]:
+    # The errors of branches in place of theirs.
+    match error.kind:
+        case ValidationErrorKind.AnyOf(branches) | ValidationErrorKind.OneOfNotValid(branches):
+            for branch in branches:
+                for inner in branch:
+                    yield from _leaves(inner)
+        case ValidationErrorKind.FalseSchema():
+            pass
+        case _:
+            yield error
+
+
+def _coerced(errors: Sequence[ValidationError], tree: Any) -> tuple[Any, str]:
+    # The new value of a place with these errors, and what was done; `_NOTHING` for a value to leave out.
+    value, result = errors[0].instance, _NOTHING
+    if value is None:
+        return _NOTHING, "null was left out"
+    if not isinstance(value, str):
+        return _NOTHING, ""
+    types = {
+        kind
+        for error in errors
+        if isinstance(error.kind, ValidationErrorKind.Type)
+        for kind in error.kind.types
+    }
+    text = value.strip()
+    if "integer" in types and _INTEGER.match(text):
+        result = int(float(text))
+    elif "number" in types and _NUMBER.match(text):
+        result = float(text) if re.search(r"[.eE]", text) else int(text)
+    elif "boolean" in types and text.lower() in ("true", "false"):
+        result = text.lower() == "true"
+    elif text[:1] == "{" and "object" in types or text[:1] == "[" and "array" in types:
+        result = _json(text)
+    elif "null" in types and text.lower() == "null":
+        result = None
+    elif _REPOSITORY.match(value) and any(
+        _holder(tree, error)[0].get("format") == GITHUB for error in errors
+    ):
+        result = f"https://github.com/{value}"
+    if result is _NOTHING:
+        return _NOTHING, "" if value else "empty text was left out"
+    shown = json.dumps(value[:_QUOTED_CHARS], ensure_ascii=False)
+    return result, f"{shown} was read as {'JSON' if isinstance(result, dict | list) else json.dumps(result)}"
 
 
 def _json(text: str) -> Any:
     try:
-        return decode_json(text)
+        return _decode_arguments(text)
     except (ValueError, RecursionError):
         return _NOTHING
 
@@ -374,5 +320,12 @@ def _finite(digits: str) -> float:
     return number
 
 
+def _whole(digits: str) -> float | int:
+    number = _finite(digits)
+    return int(number) if number.is_integer() and abs(number) <= _EXACT_INTEGERS else number
+
+
 # msgspec's own conversion takes 100 times as long for floats such as 1e300.
 decode_json = msgspec.json.Decoder(float_hook=_finite).decode
+# In arguments 3.0 is 3: many models write it where a tool takes an integer.
+_decode_arguments = msgspec.json.Decoder(float_hook=_whole).decode

@@ -56,7 +56,7 @@ def test_a_repository_by_its_owner_and_name_reaches_the_app_as_its_url() -> None
     checked = validate(IOS["agent.spawn"], '{"prompt": "Fix it", "repository": "octocat/hello-world"}')
     url = "https://github.com/octocat/hello-world"
     assert checked == Valid(
-        {"prompt": "Fix it", "repository": url}, (f"repository: octocat/hello-world was read as {url}",)
+        {"prompt": "Fix it", "repository": url}, (f'repository: "octocat/hello-world" was read as "{url}"',)
     )
 
 

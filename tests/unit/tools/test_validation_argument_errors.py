@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from conductor.tools.validation import explain, refusal
 
 
 def explained(schema: dict[str, Any], arguments: Any) -> list[str]:
-    return explain(read_schema({"type": "object", **schema}), arguments, json.dumps(arguments))
+    return explain(read_schema({"type": "object", **schema}), arguments)
 
 
 @pytest.mark.parametrize(
