@@ -33,7 +33,7 @@ _COMMANDS = {
     "talk": (
         "talk to a running server from the terminal",
         "..talk.terminal:run",
-        "text* --tools --script --json --url --host --port --token --session --voice-speed --voice-approvals",
+        "text* --tools --script --json --url --host --port --token --session --voice-approvals",
     ),
     "check": (
         "check the settings and every service that they name",
@@ -153,11 +153,6 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     },
     "--url": {"help": "the WebSocket of a running server"},
     "--voice-approvals": {"action": "store_true", "help": "approve tools by voice: the next line answers"},
-    "--voice-speed": {
-        "default": "off",
-        "metavar": "CHARS",
-        "help": "speed of the voice in characters per second (default: it speaks at once)",
-    },
     "--worker": {"type": int, "help": argparse.SUPPRESS},  # how `--workers` starts each of them
     "--workers": {"help": "processes that share the port (WORKERS)"},
     "--yes": {"action": "store_true", "help": "do not ask"},

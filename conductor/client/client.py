@@ -203,7 +203,7 @@ class Client(Session):
         Raises `ValueError` for a text that exceeds a frame or has lone surrogates.
         """
         event = outbound.TranscriptFinal(text)
-        turn = Turn(text, self.new_id(), self.connection, self.limits.turn_s)
+        turn = Turn(text, self.new_id(), self.limits.turn_s)
         self.frame(turn.event_id, event)
         waiting = sum(isinstance(entry.event, outbound.TranscriptFinal) for entry in self.entries)
         if not self.connected and (not self._retries or waiting >= self.limits.unsent):
@@ -344,7 +344,7 @@ class Client(Session):
                     self._speeches.add(task)
                     task.add_done_callback(self._speeches.discard)
         # After the handlers: a turn ends when its last call has run, not when its ``idle`` is read.
-        self._turns.settle(event, received.connection, self.has)
+        self._turns.settle(event)
 
 
 connect = Client  # ``async with`` or `Client.start` connects it

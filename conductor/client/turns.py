@@ -66,13 +66,13 @@ class TurnResult:
 class Turn:
     """One transcript and its events. ``await turn`` waits for its end, at most ``turn_s`` seconds.
 
-    ``connection`` is the number of the socket at its start. ``stage`` is the server's progress with the
-    transcript: ``waiting``, ``running`` after its return in ``convo.appendMessage``, or ``refused``.
-    ``is_recorded`` tells that the server will process it. ``requests`` are open approvals.
+    ``stage`` is the server's progress with the transcript: ``waiting``, ``running`` after its return in
+    ``convo.appendMessage``, or ``refused``. ``is_recorded`` tells that the server will process it.
+    ``requests`` are open approvals.
     """
 
-    def __init__(self, text: str, event_id: str, connection: int, turn_s: float) -> None:
-        self.text, self.event_id, self.connection, self.turn_s = text, event_id, connection, turn_s
+    def __init__(self, text: str, event_id: str, turn_s: float) -> None:
+        self.text, self.event_id, self.turn_s = text, event_id, turn_s
         self.stage: Literal["waiting", "running", "refused"] = "waiting"
         self.is_recorded = False
         self.requests: set[str] = set()
@@ -138,8 +138,7 @@ class Turns:
     """The open turns, oldest first.
 
     ``are_named``: the server has the capability ``turns``, and only its ``turn.ended`` ends a turn that was
-    not refused. Else the next ``idle`` ends the running turns; an earlier one belongs to another turn, or
-    follows a resume.
+    not refused. Else the next ``idle`` ends the running turns.
     """
 
     def __init__(self) -> None:
@@ -204,33 +203,20 @@ class Turns:
         for turn in turns:
             turn.note(event)
 
-    def settle(self, event: Event, connection: int, is_kept: Callable[[str], bool]) -> None:
-        """End the turns that an event of a connection ends, after its handlers.
-
-        ``is_kept`` tells whether a transcript will be sent again.
-        """
+    def settle(self, event: Event) -> None:
+        """End the turns that an event ends, after its handlers."""
         if isinstance(event, server.TurnEnded):
             for turn in self._of(event.event_id):
                 turn.result.reason = event.reason
                 is_replaced = event.reason == "interrupted" and not turn.result.interrupted
                 self._end(turn, "followed" if is_replaced else "idle")
-        if state_of(event) != "idle":
-            return
-        self._thinking = has_passed = False
-        for turn in self.open[::-1]:  # the newest first
-            if self.are_named and turn.stage != "refused":
-                continue
-            is_expected = turn.is_recorded or is_kept(turn.event_id)
-            if turn.requests:  # its idle is for the answer by voice
-                has_passed = True
-            elif turn.stage != "waiting":
-                self._end(turn, "idle")
-                has_passed = has_passed or turn.stage == "running"
-            elif has_passed or (turn.connection < connection and not is_expected):
-                # The server processes transcripts in order, so a transcript older than a processed one is
-                # lost. A resume without a running turn sends ``idle``: a transcript of an earlier connection
-                # is then lost, unless it will be sent again or the server recorded it.
-                self._end(turn, "lost")
+        if state_of(event) == "idle":
+            self._thinking = False
+            for turn in self.open[:]:
+                # A turn with a request continues after the answer by voice, for which this idle is.
+                is_over = turn.stage == "running" and not self.are_named and not turn.requests
+                if turn.stage == "refused" or is_over:
+                    self._end(turn, "idle")
 
     @property
     def _running(self) -> list[Turn]:

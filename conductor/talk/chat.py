@@ -52,20 +52,17 @@ View: TypeAlias = "Plain | Screen"
 class TerminalChat:
     """Runs one client at a time; ``make`` makes a client for a session id, or for a new session.
 
-    ``voice`` is in characters per second; 0 speaks at once. Without ``cards`` or an interactive terminal,
-    approval requests are spoken, and the next line answers them.
+    Without ``cards`` or an interactive terminal, approval requests are spoken: the next line answers.
     """
 
-    def __init__(self, make: Callable[[str | None], Client], voice: float, *, cards: bool = True) -> None:
+    def __init__(self, make: Callable[[str | None], Client], *, cards: bool = True) -> None:
         self._make = make
-        self._voice = voice
         self._cards = cards
         self._floor = asyncio.Lock()
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._running: dict[str, str] = {}
         self._last_signal = float("-inf")
-        self._speech: tuple[str, float] | None = None
 
     async def run(self, view: View, session_id: str | None, text: str | None) -> int:
         """Send one text, or each line until the end of the input; return the exit code."""
@@ -240,7 +237,7 @@ class TerminalChat:
         if state in ("thinking", "idle"):
             self._running.clear()
             self._view.working(None)
-        if state == "thinking" or (state == "speaking" and self._voice):
+        if state == "thinking":
             self._view.working(state)
         elif not server.is_ui_call(call.name):
             self._view.note(f"[tool] {call.name} {call.arguments[:MAX_ARGUMENTS]}")
@@ -273,25 +270,12 @@ class TerminalChat:
 
     async def _speak(self, text: str) -> None:
         self._view.speech(text)
-        if self._voice > 0:
-            self._speech = text, time.monotonic()
-            try:
-                await asyncio.sleep(len(text) / self._voice)
-            finally:
-                self._speech = None
 
     async def _interrupt(self) -> None:
-        heard_text, played_ms = None, None
-        if self._speech is not None:
-            text, since = self._speech
-            played = time.monotonic() - since
-            heard_text, played_ms = text[: int(played * self._voice)], round(played * 1000)
         self._view.cut()
         with contextlib.suppress(ConnectionLost):  # the loss is reported elsewhere
-            # `interrupt` also reports the heard part of a speech.
-            if self._speech is None and await self._client.cancel_response():
-                return
-            await self._client.interrupt("user", spoken_text=heard_text, played_ms=played_ms)
+            if not await self._client.cancel_response():
+                await self._client.interrupt()
 
     def _leave(self, code: int) -> None:
         if not self._over.done():
@@ -302,11 +286,3 @@ class TerminalChat:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def voice_speed(text: str) -> float:
-    """Parse characters per second. Raises `ValueError`."""
-    with contextlib.suppress(ValueError):
-        if 0 <= (speed := 0.0 if text == "off" else float(text)) < float("inf"):
-            return speed
-    raise ValueError("it must be a number of characters, 0 or more")

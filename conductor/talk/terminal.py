@@ -18,7 +18,7 @@ from conductor.commands.banner import server_address
 from conductor.errors import SettingsError
 from conductor.rehearse.script import Answers, Tool, load_tools
 from conductor.settings import load_settings
-from conductor.talk.chat import COMMANDS, TerminalChat, voice_speed
+from conductor.talk.chat import COMMANDS, TerminalChat
 from conductor.talk.plain import Plain, StdinReader
 
 # Tries within about half a minute.
@@ -32,7 +32,6 @@ async def talk(
     *,
     token: str | None = None,
     session_id: str | None = None,
-    voice_chars_per_s: float = 0.0,
     voice_approvals: bool = False,
     json: bool = False,
     tools: Sequence[Tool] = (),
@@ -46,9 +45,8 @@ async def talk(
     ``tools`` are those of the device, with their answers. At a terminal there are an editor and cards.
     Otherwise answers go to ``stdout``, errors and the state of the connection to ``stderr``, and approval
     requests are spoken, as with ``voice_approvals``: the next line answers. ``json`` writes the server's
-    events instead, one a line. ``voice_chars_per_s`` is the speed of the voice; 0 speaks at once. Returns
-    the exit code: 0; 1 if a turn failed (an ``error`` event, or no answer); 2 without a connection; 130 if
-    Ctrl-C ended the single text.
+    events instead, one a line. Returns the exit code: 0; 1 if a turn failed (an ``error`` event, or no
+    answer); 2 without a connection; 130 if Ctrl-C ended the single text.
     """
     answers = Answers()
 
@@ -63,7 +61,7 @@ async def talk(
         )
 
     stdin, stdout, stderr = stdin or sys.stdin, stdout or sys.stdout, stderr or sys.stderr
-    chat = TerminalChat(make, voice_chars_per_s, cards=not voice_approvals)
+    chat = TerminalChat(make, cards=not voice_approvals)
     plain = Plain(StdinReader(stdin), stdout, stderr, json=json)
     with _on_ctrl_c(chat.signalled):
         if stdin.isatty() and stdout.isatty() and not json:
@@ -105,17 +103,12 @@ def run(options: argparse.Namespace) -> int:
         raise SettingsError("--url cannot be combined with --host or --port.")
     if options.script and options.text:
         raise SettingsError("--script cannot be combined with a text.")
-    try:
-        speed = voice_speed(options.voice_speed)
-    except ValueError as error:
-        raise SettingsError(f"--voice-speed: {error}.") from None
     return asyncio.run(
         talk(
             options.url,
             " ".join(options.text).encode(errors="replace").decode() or None,
             token=options.token,
             session_id=options.session,
-            voice_chars_per_s=speed,
             voice_approvals=options.voice_approvals,
             json=options.json,
             tools=load_tools(options.tools) if options.tools else (),

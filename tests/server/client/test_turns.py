@@ -27,18 +27,16 @@ class Wire:
 
     def __init__(self) -> None:
         self.turns = Turns()
-        self.connection = 1
-        self.unconfirmed: set[str] = set()
 
     def say(self, text: str) -> Turn:
-        turn = Turn(text, f"id of {text}", self.connection, LIMIT_S)
+        turn = Turn(text, f"id of {text}", LIMIT_S)
         self.turns.open.append(turn)
         return turn
 
     def hear(self, *events: ServerEvent) -> None:
         for event in events:
             self.turns.note(event)
-            self.turns.settle(event, self.connection, self.unconfirmed.__contains__)
+            self.turns.settle(event)
 
 
 IDLE = set_state("c", "idle")
@@ -106,14 +104,6 @@ async def test_a_turn_ends_when_the_next_starts_without_an_idle() -> None:
     assert ((await second).ending, (await second).finals) == ("idle", ["Two."])
 
 
-async def test_an_unprocessed_transcript_is_lost_when_a_later_turn_ends() -> None:
-    wire = Wire()
-    first, second = wire.say("one"), wire.say("two")
-    wire.hear(append_message("c", "user", "two"), SpeechFinal("Two."), IDLE)
-    assert (await first).ending == "lost"
-    assert (await second).ending == "idle"
-
-
 async def test_a_transcript_matches_after_normalisation() -> None:
     wire = Wire()
     turn = wire.say(" cafe\u0301  now ")
@@ -138,14 +128,6 @@ async def test_a_partial_message_starts_no_turn() -> None:
     assert not turn.is_done
 
 
-async def test_an_idle_after_a_resume_means_a_lost_transcript() -> None:
-    wire = Wire()
-    turn = wire.say("hello")
-    wire.connection = 2
-    wire.hear(IDLE)
-    assert (await turn).ending == "lost"
-
-
 async def test_a_turn_continues_after_the_idle_for_an_answer() -> None:
     wire = Wire()
     turn = wire.say("delete it")
@@ -160,7 +142,6 @@ async def test_a_turn_may_end_before_its_request_is_resolved(last: ServerEvent) 
     wire = Wire()
     turn = wire.say("delete it")
     wire.hear(append_message("c", "user", "delete it"), QUESTION, IDLE)
-    wire.connection = 2
     wire.hear(last, IDLE, ApprovalResolved("appr_1", "allowed"))
     assert (await turn).ending == "idle"
 

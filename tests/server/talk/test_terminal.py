@@ -284,24 +284,6 @@ async def test_a_second_ctrl_c_exits_during_a_turn() -> None:
     assert child.output[::2] == (130, "")
 
 
-async def test_an_interruption_reports_the_spoken_text() -> None:
-    async def script(peer: Peer) -> None:
-        await start(peer, "cancel")  # `response.cancel` does not report the heard text
-        await peer.begin()
-        await peer.call("tts.speak", {"text": "a long story " * 1000})
-        assert child.process.stdout is not None
-        assert (await child.process.stdout.readline()).decode().startswith("🔊 a long story")
-        child.press_ctrl_c()
-        interrupted.append((await peer.receive("audio.output.interrupted"))["payload"])
-        await peer.result(await peer.state("idle"))
-
-    child, interrupted = Talking(), list[Json]()
-    async with scripted_server(script) as server, talking(server, child, "--voice-speed", "20", "tell", "me"):
-        await child.process.wait()
-    assert interrupted[0]["playedMs"] >= 0
-    assert ("a long story " * 1000).startswith(interrupted[0]["spokenText"])
-
-
 def test_an_address_that_is_no_websocket_is_an_error(conductor: Main) -> None:
     code, _, err = conductor("talk", "--url", "nonsense", "hello")
     assert code == 2 and err.startswith("Cannot connect to nonsense: not a WebSocket URL")
