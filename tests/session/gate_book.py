@@ -18,8 +18,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from conductor.conversation.apply import apply
-from conductor.conversation.records import CallFinished, Commit, QuestionDecided, Record, TurnEnded
-from conductor.conversation.state import Conversation, Question
+from conductor.conversation.records import (
+    CallFinished,
+    Commit,
+    ProfileDeclared,
+    QuestionDecided,
+    Record,
+    TurnEnded,
+)
+from conductor.conversation.state import Conversation, Profile, Question
 from conductor.events import client
 from conductor.messages import AssistantMessage, Message, ToolResult
 from conductor.models.base import ModelRequest
@@ -234,10 +241,6 @@ class Book:
         self.newest[kind.name] = kind.version
         return kind
 
-    def declared(self, declarations: Sequence[Mapping[str, Any]]) -> None:
-        """Note that the session knows these definitions now, and no others."""
-        self._declared = {item["name"]: version_of(item["description"]) for item in declarations}
-
     def _has_changed(self, consent: Consent) -> bool:
         """Whether a tool's definition changed since the model made the call that a person agrees to."""
         if self._declared is None or consent.name in self.local:
@@ -288,6 +291,9 @@ class Book:
 
     def _recorded(self, record: Record) -> None:
         match record:
+            case ProfileDeclared(profile=Profile(tools=list(tools))):
+                # Of lines that open or end at the same time, only the session knows whose tools count.
+                self._declared = {item["name"]: version_of(item["description"]) for item in tools}
             case QuestionDecided(outcome="allowed" | "edited", call_id=call_id):
                 self._released(call_id)
             case CallFinished(result=result):

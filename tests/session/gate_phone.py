@@ -150,9 +150,6 @@ class Wire:
                         event = None
                     with self.phone.book.taking(event, consents, meaning):
                         await handle(self.session, item, self)
-                    match event:
-                        case client.SessionUpdate(tools=list(tools)) if "tools" in self.capabilities:
-                            self.phone.book.declared(tools)
             finally:
                 self._up.task_done()
 
@@ -194,8 +191,6 @@ class Phone:
         self.wires.append(self.wire)
         start = client.SessionStart(capabilities=list(capabilities), tools=tools)
         self.spawn(self.wire.start(start, resumed=is_reconnect))
-        if "tools" in capabilities and tools is not None:
-            self.book.declared(tools)
         return self.wire
 
     def receive(self, event: Event, wire: Wire) -> None:
