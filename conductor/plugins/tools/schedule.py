@@ -49,7 +49,6 @@ class ScheduleTask:
             "repeat": argument("string", enum=list(get_args(Repeat))),
         },
         required=["text"],
-        needs_session=True,
         risk="medium",
         effect="write",
         title="Schedule a reminder",
@@ -86,7 +85,6 @@ class ListScheduledTasks:
         "list_scheduled_tasks",
         "List the user's reminders, the next one first.",
         {},
-        needs_session=True,
         risk="safe",
         effect="read",
     )
@@ -107,7 +105,6 @@ class CancelScheduledTask:
         "Cancel a reminder of the user, and its repetitions, by its id.",
         {"id": argument("string", maxLength=64)},
         required=["id"],
-        needs_session=True,
         risk="safe",
         effect="write",
     )

@@ -51,7 +51,6 @@ class AddTask:
             "notes": argument("string", "Details, if there are any.", maxLength=MAX_NOTES_CHARS),
         },
         required=["title"],
-        needs_session=True,
         risk="safe",
         effect="write",
     )
@@ -74,7 +73,6 @@ class ListTasks:
         "list_tasks",
         "List the tasks of this conversation, with their ids and status.",
         {"status": argument("string", "Only tasks with this status.", **_STATUS)},
-        needs_session=True,
         risk="safe",
         effect="read",
     )
@@ -105,7 +103,6 @@ class UpdateTask:
             ),
         },
         required=["id"],
-        needs_session=True,
         risk="safe",
         effect="write",
     )
