@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -40,7 +38,6 @@ class FileTree:
                 minimum=1,
                 maximum=MAX_DEPTH,
             ),
-            "details": argument("boolean", "Show sizes in bytes and times of change (UTC). Default false."),
         },
         risk="safe",
         effect="read",
@@ -60,16 +57,16 @@ class FileTree:
 
         def work(stop: CancelFlag) -> ToolOutcome:
             tree = _Tree(self._files, stop, BUDGET_S)
-            depth, details = arguments.get("depth", MAX_DEPTH), bool(arguments.get("details"))
+            depth = arguments.get("depth", MAX_DEPTH)
             if is_everything(path) and len(self._files.roots.all) > 1:
                 for root in self._files.roots.all:
                     try:
-                        tree.add_below(SandboxPath(root, ()), depth, details)
+                        tree.add_below(SandboxPath(root, ()), depth)
                     except OSError:
                         tree.cut(f"The folder {root.label!r} is not available now.")
             else:
                 place = "." if is_everything(path) else path
-                self._files.first(place, lambda location: tree.add_below(location, depth, details))
+                self._files.first(place, lambda location: tree.add_below(location, depth))
             return tree.outcome()
 
         return await self._files.run(work, walk=True)
@@ -82,13 +79,12 @@ class _Tree(Walk):
         self._lines: list[str] = []
         self._text_left = MAX_TEXT_BYTES
 
-    def add_below(self, top: SandboxPath, depth: int, details: bool) -> None:
+    def add_below(self, top: SandboxPath, depth: int) -> None:
         """Add the entries below a folder. Raises `OSError` if it cannot be opened."""
-        for folder, kind, entry in self.entries_below(top, depth):
+        for _, kind, entry in self.entries_below(top, depth):
             if self.full():
                 return
             line = f"{self.files.roots.path_of(entry)}{MARKS[kind]}"
-            line += _details(folder, entry.name, kind) if details else ""
             # As JSON, as the limit of an observation is counted.
             self._text_left -= len(msgspec.json.encode(line))
             if self._text_left >= 0:
@@ -115,12 +111,3 @@ class _Tree(Walk):
             },
             notes=self.notes,
         )
-
-
-def _details(folder: int, name: str, kind: Kind) -> str:
-    try:
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except OSError:  # it has been removed
-        return ""
-    size = f" {status.st_size}" if kind == "file" else ""
-    return f"{size} {datetime.fromtimestamp(status.st_mtime, UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -39,7 +39,6 @@ _DIFF_CHARS = 120
 _ARGUMENTS = {
     "path": argument("string", "For example: notes/ideas.md", minLength=1, maxLength=4096),
     "content": argument("string", "The whole text of the file.", maxLength=MAX_CONTENT_BYTES),
-    "parents": argument("boolean", "Create missing folders too. Default false."),
 }
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
@@ -49,8 +48,8 @@ class CreateFile:
 
     spec = definition(
         "create_file",
-        "Create a new text file. It never replaces or changes a file that exists. The folder must exist, "
-        "unless parents is true. Use it only when the user asked for a file.",
+        "Create a new text file, and missing folders. It never replaces or changes a file that exists. "
+        "Use it only when the user asked for a file.",
         _ARGUMENTS,
         required=["path", "content"],
         risk="high",
@@ -64,8 +63,7 @@ class CreateFile:
     async def preview(self, arguments: Mapping[str, Any]) -> str:
         """Describe the effect of a call."""
         path, content = quoted(str(arguments["path"])), str(arguments["content"])
-        folders = ", and the missing folders" if arguments.get("parents") else ""
-        summary = f"Would create {path}{folders}: {_size(content)}. Would fail if it exists already."
+        summary = f"Would create {path}: {_size(content)}. Would fail if it exists already."
         return "\n".join([summary, *_head(f"+{line}" for line in content.splitlines())])
 
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
@@ -73,34 +71,26 @@ class CreateFile:
         return await self._files.run(lambda stop: self._created(arguments, stop))
 
     def _created(self, arguments: Mapping[str, Any], stop: CancelFlag) -> ToolOutcome:
-        path, parents = arguments["path"], bool(arguments.get("parents"))
-        data = encode(arguments["content"])
+        path, data = arguments["path"], encode(arguments["content"])
         if path.endswith(("/", "/.")):
             raise ToolFailure("validation_failed", "The path ends in a folder; it needs a file's name.")
 
         def attempt(location: SandboxPath) -> ToolOutcome:
             try:
-                created = _create(location, data, parents, stop)
+                created = _create(location, data, stop)
             except DirectoryMissing as error:  # this root is meant; another one must not be tried
                 raise described(error, path) from None
             shown_path = self._files.roots.path_of(location)
             return succeeded({"path": shown_path, "size_bytes": len(data), "created_folders": created})
 
-        try:
-            return self._files.first(path, attempt)
-        except ToolFailure as error:
-            if error.error_type != "not_found":
-                raise
-            message = f"The folder of {quoted(path)} does not exist. Nothing was created."
-            hint = "" if parents else " Set parents to true to create it too."
-            raise ToolFailure("not_found", message + hint) from None
+        return self._files.first(path, attempt)
 
 
-def _create(location: SandboxPath, data: bytes, parents: bool, stop: CancelFlag) -> int:
+def _create(location: SandboxPath, data: bytes, stop: CancelFlag) -> int:
     mode = 0o600 if may_hold_secrets(location.parts) else 0o644  # the umask may remove more
     created: list[SandboxPath] = []
     try:
-        for length in range(1, len(location.parts) if parents else 0):
+        for length in range(1, len(location.parts)):
             missing = SandboxPath(location.root, location.parts[:length])
             with suppress(FileExistsError), open_folder(missing.parent) as folder:
                 os.mkdir(missing.name, 0o755, dir_fd=folder)

@@ -59,8 +59,7 @@ async def test_invalid_content_is_refused(root: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link", "dangling", "pipe"])
-@pytest.mark.parametrize("parents", [False, True])
-async def test_an_existing_file_is_not_changed(root: Path, kind: str, parents: bool) -> None:
+async def test_an_existing_file_is_not_changed(root: Path, kind: str) -> None:
     existing, target = root / "there", root.parent / "outside" / "target"
     if kind == "file":
         existing.write_text("before")
@@ -73,7 +72,7 @@ async def test_an_existing_file_is_not_changed(root: Path, kind: str, parents: b
             target.write_text("before")
         existing.symlink_to(target)
     before = existing.lstat()
-    outcome = await create(root, "there", parents=parents)
+    outcome = await create(root, "there")
     assert outcome.error_type == "validation_failed"
     assert outcome.error_message == "'there' exists already; it was not changed."
     assert (existing.lstat().st_ino, existing.lstat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
@@ -81,24 +80,16 @@ async def test_an_existing_file_is_not_changed(root: Path, kind: str, parents: b
     assert target.exists() == (kind == "link")
 
 
-async def test_a_missing_folder_is_created_only_on_request(root: Path) -> None:
-    outcome = await create(root, "b/c/x")
-    assert outcome.error_type == "not_found"
-    assert outcome.error_message == (
-        "The folder of 'b/c/x' does not exist. Nothing was created. Set parents to true to create it too."
-    )
-    assert paths_in(root) == ["a"]
-    outcome = await create(root, "b/c/x", parents=True)
-    assert outcome.data["created_folders"] == 2
-    assert (await create(root, "d/" + "x" * 256, parents=True)).error_type == "validation_failed"
+async def test_missing_folders_are_created(root: Path) -> None:
+    assert (await create(root, "b/c/x")).data["created_folders"] == 2
+    assert (await create(root, "d/" + "x" * 256)).error_type == "validation_failed"
     assert paths_in(root) == ["a", "b", "b/c", "b/c/x"]
 
 
 @pytest.mark.parametrize("path", ["", ".", "a/", "a/."])
 async def test_a_path_without_a_file_name_is_refused(root: Path, path: str) -> None:
-    for parents in (False, True):
-        outcome = await create(root, path, parents=parents)
-        assert outcome.error_type in ("validation_failed", "permission_denied")
+    outcome = await create(root, path)
+    assert outcome.error_type in ("validation_failed", "permission_denied")
     assert paths_in(root.parent) == ["outside", "outside/file", "root", "root/a"]
 
 
@@ -106,7 +97,7 @@ async def test_a_disk_that_is_full_leaves_nothing_behind(root: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (256 * 1024, hard))
     try:
-        outcome = await create(root, "b/c/x", "x" * 900_000, parents=True)
+        outcome = await create(root, "b/c/x", "x" * 900_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert outcome.error_type == "io_error"
@@ -117,9 +108,8 @@ async def test_a_disk_that_is_full_leaves_nothing_behind(root: Path) -> None:
 async def test_a_missing_root_is_not_replaced_by_the_next(tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
     tool = CreateFile(Files(Roots([tmp_path / "gone", tmp_path / "two"])))
-    for parents in (False, True):
-        outcome = await tool.run({"path": "x", "content": "", "parents": parents}, CONTEXT)
-        assert outcome.error_message == "The folder 'gone' is not available now."
+    outcome = await tool.run({"path": "x", "content": ""}, CONTEXT)
+    assert outcome.error_message == "The folder 'gone' is not available now."
     assert paths_in(tmp_path) == ["two"]
 
 
@@ -161,13 +151,13 @@ def test_a_name_taken_at_the_last_moment_is_not_replaced(
 async def test_a_link_swapped_in_while_creating_never_leads_outside(root: Path) -> None:
     (root / "link").symlink_to(root.parent / "outside")
     with interrupted() as calls:
-        await create(root, "a/b/x", parents=True)
+        await create(root, "a/b/x")
     created = 0
     for start in range(next(calls) + 1):
         for end in (start + 1, start + 1000):
             steps = [(number, partial(exchange, root / "a", root / "link")) for number in (start, end)]
             with interrupted(*steps):
-                created += (await create(root, f"a/{start}-{end}/x", parents=True)).success
+                created += (await create(root, f"a/{start}-{end}/x")).success
             assert paths_in(root.parent / "outside") == ["file"]
     assert created > 0
     assert not [name for name in paths_in(root) if name.endswith(".tmp")]
@@ -176,9 +166,9 @@ async def test_a_link_swapped_in_while_creating_never_leads_outside(root: Path) 
 async def test_a_preview_describes_the_file(root: Path) -> None:
     tool = CreateFile(Files(Roots([root])))
     content = "one\n\x1b[2Jtwo\n3\n4\n5\n6\n7\n"
-    text = await tool.preview({"path": "b/x.md", "content": content, "parents": True})
+    text = await tool.preview({"path": "b/x.md", "content": content})
     assert text == (
-        "Would create 'b/x.md', and the missing folders: 7 lines, 22 bytes. "
+        "Would create 'b/x.md': 7 lines, 22 bytes. "
         "Would fail if it exists already.\n"
         "+one\n+\\x1b[2Jtwo\n+3\n+4\n+5\n+6\n+7"
     )

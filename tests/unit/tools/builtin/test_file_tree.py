@@ -264,15 +264,3 @@ async def test_a_walk_waits_for_other_walks_and_a_read_does_not(
     finally:
         release.set()
     assert all([(await call).success for call in calls])
-
-
-async def test_details_are_sizes_and_times(root: Path) -> None:
-    make(root, "src/", "a.txt")
-    (root / "a.txt").write_text("héllo")
-    (root / "link").symlink_to("/etc/passwd")
-    os.utime(root / "link", (0, 0), follow_symlinks=False)
-    for name in ("src", "a.txt"):
-        os.utime(root / name, (0, 0))
-    lines = (await tree(root, depth=1, details=True)).data["tree"].split("\n")
-    times = "1970-01-01T00:00:00Z"
-    assert lines == [f"src/ {times}", f"a.txt 6 {times}", f"link (link) {times}"]

@@ -52,8 +52,7 @@ async def test_a_file_is_replaced_and_keeps_its_mode(root: Path, mode: int) -> N
 async def test_a_file_that_is_missing_is_created(root: Path) -> None:
     outcome = await write(root, "a/new.md")
     assert outcome.data == {"path": "a/new.md", "size_bytes": 4, "created_folders": 0, "replaced": False}
-    assert (await write(root, "b/new.md")).error_type == "not_found"
-    assert (await write(root, "b/new.md", parents=True)).data["created_folders"] == 1
+    assert (await write(root, "b/new.md")).data["created_folders"] == 1
 
 
 async def test_the_root_with_the_file_is_used(root: Path) -> None:
