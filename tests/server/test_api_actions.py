@@ -176,12 +176,6 @@ async def test_of_a_card_and_the_backend_at_the_same_time_one_wins() -> None:
         assert answer.status == (200 if won else 409) and len(phone.runs) == won
 
 
-async def test_there_is_no_such_question() -> None:
-    async with backend() as served, served.phone():
-        answer = await approve(served, {"approvalId": "appr_1", "argumentsDigest": "0"}, "allow")
-        assert answer.status == 409 and answer.code == "refused"
-
-
 async def test_calls_before_a_snapshot_keep_their_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("conductor.conversation.core.SNAPSHOT_COMMITS", 1)
     async with backend(move) as served, cards(served) as phone:

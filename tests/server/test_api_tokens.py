@@ -49,13 +49,6 @@ async def test_a_token_connects_its_person_once() -> None:
         assert await connect(served, "a-token-of-a-client") == 101
 
 
-async def test_of_two_connections_at_once_one_is_admitted() -> None:
-    async with backend(**BOTH) as served:
-        token = await token_of(served)
-        statuses = await asyncio.gather(*(connect(served, token) for _ in range(5)))
-        assert sorted(statuses) == [101, 401, 401, 401, 401]
-
-
 async def test_it_works_once_among_workers_and_after_a_restart(tmp_path: Path) -> None:
     values: dict[str, Any] = {
         "session_store_url": f"sqlite:///{tmp_path}/s.db",
