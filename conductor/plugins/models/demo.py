@@ -189,6 +189,7 @@ def _help(request: ModelRequest) -> str:
 
 # -- from results to words
 
+_REMINDER = re.compile(r"(?s)\AThe user asked to be reminded on .*? of this: (.*?)(\n.*)?\Z")
 _FAILURES = {
     "unknown": "I don't know whether that happened. It may have, so I am not trying again.",
     "permission_denied": "All right, I left it.",
@@ -302,19 +303,15 @@ def from_profile(profile: ModelProfile, settings: Settings) -> DemoProvider:
 
 def output_for(request: ModelRequest) -> DemoOutput:
     """Give the output of a request; the same request gives the same output."""
-    notes = list(itertools.takewhile(lambda message: isinstance(message, Note), reversed(request.messages)))
-    texts = [note.text for note in reversed(notes) if isinstance(note, Note)]
-    texts = [
-        re.sub(
-            r"(?s)\AThe user asked to be reminded on .*? of this: (.*?)(\n.*)?\Z",
-            r"You asked me to remind you: \1",
-            text,
-        )
-        for text in texts
+    notes = itertools.takewhile(lambda message: isinstance(message, Note), reversed(request.messages))
+    outputs = [
+        DemoOutput(_ended(_REMINDER.sub(r"You asked me to remind you: \1", note.text)))
+        for note in notes
+        if isinstance(note, Note)
     ]
-    outputs = [DemoOutput(_ended(text)) for text in texts]
-    outputs = [DemoOutput("Here is some news."), *outputs] if notes else []
-    if not notes and request.messages and isinstance(last := request.messages[-1], UserMessage):
+    if outputs:
+        outputs = [DemoOutput("Here is some news."), *reversed(outputs)]
+    elif request.messages and isinstance(last := request.messages[-1], UserMessage):
         outputs = understand(last.text, request)
     outputs = outputs or _report(request.messages) or [DemoOutput(_help(request))]
     text = " ".join(dict.fromkeys(output.text for output in outputs if output.text))
