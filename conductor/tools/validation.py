@@ -242,10 +242,10 @@ def coerce(arguments: Any, schema: Schema) -> tuple[Any, tuple[str, ...]]:
             for leaf in _leaves(error):
                 errors.setdefault(("", *leaf.instance_path), []).append(leaf)
         for (*above, last), own in errors.items():
-            value, outcome = _coerced(own, schema.tree)
             holder: Any = root
             for step in above:
                 holder = holder[step]
+            value, outcome = _coerced(holder[last], own, schema.tree)
             if value is not _NOTHING:
                 holder[last] = value
             elif outcome and above and isinstance(holder, dict):
@@ -272,9 +272,10 @@ def _leaves(error: ValidationError) -> Iterator[ValidationError]:
             yield error
 
 
-def _coerced(errors: Sequence[ValidationError], tree: Any) -> tuple[Any, str]:
-    # The new value of a place with these errors, and what was done; `_NOTHING` for a value to leave out.
-    value, result = errors[0].instance, _NOTHING
+def _coerced(value: Any, errors: Sequence[ValidationError], tree: Any) -> tuple[Any, str]:
+    # The new value in place of one with these errors, and what was done; `_NOTHING` to leave it out. The
+    # value may differ from the errors' instance, which is a name for ``propertyNames``.
+    result: Any = _NOTHING
     if value is None:
         return _NOTHING, "null was left out"
     if not isinstance(value, str):

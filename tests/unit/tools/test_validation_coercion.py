@@ -39,6 +39,9 @@ URL = {"properties": {"url": {"pattern": "^https://"}}, "required": ["name"]}
         ({"anyOf": [URL, {"required": ["id"]}]}, {"name": "x", "url": ""}, {"name": "x"}),
         # A name that the schema does not know is left alone.
         ({"properties": {}, "additionalProperties": False}, {"x": None}, {"x": None}),
+        # The name of a field is no value.
+        ({"properties": {"v": {"propertyNames": {"minLength": 1}}}}, {"v": {"": 1}}, {"v": {"": 1}}),
+        ({"properties": {"v": {"propertyNames": {"type": "integer"}}}}, {"v": {"5": 1}}, {"v": {"5": 1}}),
         # A value below a reference.
         (
             {"$defs": {"page": PAGE, "size": INTEGER}, "properties": {"p": {"$ref": "#/$defs/page"}}},
