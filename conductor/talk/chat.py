@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 LEAVE_WITHIN_S = 2.0
 # Seconds for tasks to end at the exit.
 STOP_S = 2.0
+# After the last line the turn of an answer ends within this time; that of a spoken question does not.
+END_S = 1.0
 # Characters of a call's arguments on its line.
 MAX_ARGUMENTS = 200
 COMMANDS = {
@@ -61,6 +63,7 @@ class TerminalChat:
         self._floor = asyncio.Lock()
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._idle = asyncio.Event()
         self._running: dict[str, str] = {}
         self._last_signal = float("-inf")
 
@@ -99,21 +102,35 @@ class TerminalChat:
         except ClientError as error:
             self._view.error(str(error))
             return NO_CONNECTION
+        if not self._view.interactive:
+            return await self._send_lines(text)
         if text is not None:
             return await self._send_text(text)
-        if self._view.interactive:
-            self._view.note(f"Connected, session {self._client.session_id}.")
-            self._view.note(HINT)
-        failed = False
+        self._view.note(f"Connected, session {self._client.session_id}.")
+        self._view.note(HINT)
         while not self._over.done() and (line := await self._view.next()) is not None:
             if line.strip():
-                handling = self._spawn(self._handle(line))
-                if not self._view.interactive:  # a person may speak while the answer runs
-                    failed = not await handling or failed
-        return FAILED if failed else DONE
+                self._spawn(self._handle(line))
+        return DONE
+
+    async def _send_lines(self, text: str | None) -> int:
+        # Each after the answer to the previous one; the turn of a spoken question is still open then.
+        turns: list[asyncio.Task[bool]] = []
+        line = await self._view.next() if text is None else text
+        while not self._over.done() and line is not None:
+            if line.strip():
+                self._idle.clear()
+                turns.append(self._spawn(self._handle(line)))
+                idle = self._spawn(self._idle.wait())
+                await asyncio.wait({turns[-1], idle}, return_when=asyncio.FIRST_COMPLETED)
+                idle.cancel()
+            line = await self._view.next() if text is None else None
+        if turns and (await asyncio.wait(turns, timeout=END_S))[1]:
+            self._view.error("The question was not answered: there are no more lines.")
+        return DONE if all(turn.done() and turn.result() for turn in turns) else FAILED
 
     async def _send_text(self, text: str) -> int:
-        reading = self._spawn(self._forward()) if self._view.interactive else None
+        reading = self._spawn(self._forward())
         success = await self._handle(text)
         # Answers to an approval request of this turn: the last one decides.
         while tasks := self._tasks - {reading, asyncio.current_task()}:
@@ -234,6 +251,8 @@ class TerminalChat:
         state = state_of(call)
         if state is not None:
             self._view.status(state=state)
+        if state == "idle":
+            self._idle.set()
         if state in ("thinking", "idle"):
             self._running.clear()
             self._view.working(None)

@@ -155,6 +155,34 @@ async def test_without_cards_the_next_line_answers_the_spoken_question(options: 
     assert (code, out.splitlines()) == (0, ["🔊 May I?", "Deleted."])
 
 
+async def ask_by_voice(peer: Peer) -> None:
+    """Begin a turn, and ask; with the capability ``turns`` it is open until the answer."""
+    await start(peer, "turns")
+    await peer.begin()
+    await peer.call("tts.speak", {"text": "May I?"})
+    await peer.result(await peer.state("idle"))
+
+
+async def test_the_next_line_of_a_pipe_answers_the_question_of_a_turn_that_is_open() -> None:
+    async def script(peer: Peer) -> None:
+        await ask_by_voice(peer)
+        assert await peer.begin() == "yes"
+        await peer.answer("Deleted.")
+        for event in peer.server.heard:
+            if event["type"] == "user.audio.transcript.final":
+                ended = {"turnId": "turn_1", "eventId": event["id"], "reason": "answered"}
+                await peer.send("turn.ended", ended)
+
+    code, out, errors, _ = await talked(script, text=None, stdin="delete it\nyes\n")
+    assert (code, out.splitlines(), errors) == (0, ["🔊 May I?", "Deleted."], [])
+
+
+@pytest.mark.parametrize("source", [{"text": "delete it"}, {"text": None, "stdin": "delete it\n"}])
+async def test_without_a_line_for_it_a_question_ends_talk_with_status_1(source: dict[str, Any]) -> None:
+    errors = ["The question was not answered: there are no more lines."]
+    assert (await talked(ask_by_voice, **source))[:3] == (1, "🔊 May I?\n", errors)
+
+
 async def test_json_writes_only_events() -> None:
     async def first(peer: Peer) -> None:
         await start(peer, "cancel")
