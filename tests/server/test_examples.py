@@ -192,3 +192,15 @@ async def test_the_voice_loop_continues_after_a_restart_of_the_server() -> None:
         await run.shows("speaking: two")
         status, _, err = await run.ends()
     assert (status, err) == (0, "")
+
+
+async def test_the_smoke_test_passes_with_the_demo_model() -> None:
+    async with serving() as port:
+        script = str(ROOT / "scripts" / "smoke")
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, script, f"ws://127.0.0.1:{port}/ws", cwd=ROOT, stdout=pipe, stderr=pipe
+        )
+        out, err = await process.communicate()
+    assert (process.returncode, err) == (0, b""), out.decode()
+    assert out.count(b"ok ") == 5
