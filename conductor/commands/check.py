@@ -21,7 +21,7 @@ import structlog
 from conductor.app import make_authenticator, make_services
 from conductor.commands.banner import REFERRING_FILES
 from conductor.commands.output import Item, fail, ok, warn, write
-from conductor.commands.policy_file import file_notes, lint, lint_allowed
+from conductor.commands.policy_lint import file_notes, lint, lint_allowed
 from conductor.commands.serve import overrides
 from conductor.commands.tools import started
 from conductor.commands.workers import reserve

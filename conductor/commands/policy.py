@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from conductor.commands import policy_file
-from conductor.commands.output import as_json, write, write_table
-from conductor.config_file import parse_json
+from conductor.commands.output import as_json, private_file, write, write_table
+from conductor.commands.policy_lint import file_notes, lint
+from conductor.config_file import MAX_BYTES, parse_json
 from conductor.errors import SettingsError
 from conductor.settings import load_settings
 from conductor.tools.base import ToolSpec
 from conductor.tools.permissions import Gate, GateOptions, decide, steps
-from conductor.tools.policies import REREAD_S, load, policies_path
-from conductor.tools.rules import Rule, describe, parse_rule
+from conductor.tools.policies import REREAD_S, load, parse_rules, policies_path, read_document
+from conductor.tools.rules import Rule, describe, parse_rule, rule_object
 from conductor.tools.toolsets import all_tools
 from conductor.tools.validation import Valid, validate
 
@@ -26,8 +30,8 @@ def list_rules(_options: argparse.Namespace) -> None:
     """List the rules, and warnings about them."""
     settings = load_settings()
     path = policies_path(settings)
-    loaded, notes = load(path), policy_file.file_notes(path)
-    findings = policy_file.lint(loaded, all_tools(settings), now=time.time())
+    loaded, notes = load(path), file_notes(path)
+    findings = lint(loaded, all_tools(settings), now=time.time())
     if loaded:
         rows = [_row(number, rule) for number, rule in enumerate(loaded, 1)]
         write_table(("", "effect", "tool", "source", "when"), rows, numbers=("",))
@@ -46,9 +50,9 @@ def add(options: argparse.Namespace) -> None:
     """Append a rule, in the form of the file."""
     settings = load_settings()
     rule = parse_rule(_object(options.rule, "The rule", '{"effect": "deny", "tool": "agent.cancel"}'))
-    number = policy_file.add(policies_path(settings), rule)
+    number = append_rule(policies_path(settings), rule)
     write(f"Added rule {number}: {describe(rule)}.", APPLIED)
-    for finding in policy_file.lint([rule], all_tools(settings), now=time.time()):
+    for finding in lint([rule], all_tools(settings), now=time.time()):
         write(f"warn  {finding.replace('Rule 1', f'Rule {number}', 1)}")
 
 
@@ -64,7 +68,7 @@ def _object(text: str, name: str, example: str) -> dict[str, Any]:
 
 def remove(options: argparse.Namespace) -> None:
     """Remove a rule."""
-    removed = policy_file.remove(policies_path(load_settings()), options.number)
+    removed = remove_rule(policies_path(load_settings()), options.number)
     try:
         text = describe(parse_rule(removed))
     except SettingsError:  # an invalid rule has no description
@@ -80,7 +84,7 @@ def explain(options: argparse.Namespace) -> None:
         raise SettingsError(f"There is no tool {options.tool!r}.")
     arguments, problem = _arguments(spec, options.arguments)
     path, gate_options = policies_path(settings), GateOptions.of(settings)
-    rules, notes = load(path), policy_file.file_notes(path)
+    rules, notes = load(path), file_notes(path)
     gate = Gate(rules, gate_options)
     trace = steps(spec, arguments, rules, now=time.time(), tainted=options.tainted, options=gate_options)
     verdict = decide(spec, trace, tainted=options.tainted)
@@ -110,3 +114,55 @@ def _arguments(spec: ToolSpec, text: str) -> tuple[Mapping[str, Any], list[str]]
     if isinstance(checked, Valid):
         return checked.arguments, []
     return arguments, [f"Validation refuses the call. {checked.error_message}"]
+
+
+# -- changes of the file, which preserve fields that are not known
+
+
+def append_rule(path: Path, rule: Rule) -> int:
+    """Append a rule to the file, under a lock; returns the rule's number. Raises `SettingsError`."""
+    path = Path(os.path.realpath(path))
+    with _locked(path):
+        document = read_document(path)
+        document["rules"] = [*document["rules"], rule_object(rule)]
+        parse_rules(document["rules"], path.name)  # an invalid file is not changed
+        _write(path, document)
+        return len(document["rules"])
+
+
+def remove_rule(path: Path, number: int) -> Mapping[str, Any]:
+    """Remove a rule, valid or not, by its number from 1; returns its JSON form. Raises `SettingsError`."""
+    path = Path(os.path.realpath(path))
+    with _locked(path):
+        document = read_document(path)
+        rules = list(document["rules"])
+        if not 1 <= number <= len(rules):
+            extent = f"has rules 1 to {len(rules)}" if rules else "has no rules"
+            raise SettingsError(f"There is no rule {number}: {path.name} {extent}.")
+        removed = rules.pop(number - 1)
+        document["rules"] = rules
+        _write(path, document)
+        return removed if isinstance(removed, dict) else {}
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    # The lock is a file of its own: the policy file is replaced.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(path.with_name(f"{path.name}.lock"), flags, 0o600)
+    except OSError as error:
+        raise SettingsError(f"{path.name}.lock cannot be written: {error.strerror}.") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: Path, document: Mapping[str, Any]) -> None:
+    text = as_json(document, 2) + "\n"
+    if len(text.encode()) > MAX_BYTES:
+        raise SettingsError(f"{path.name} would be larger than {MAX_BYTES} bytes.")
+    with private_file(path, replace=True) as file:
+        file.write(text)

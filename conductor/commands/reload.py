@@ -10,7 +10,7 @@ from dataclasses import replace
 import structlog
 
 from conductor.app import make_authenticator
-from conductor.commands.policy_file import lint, lint_allowed
+from conductor.commands.policy_lint import lint, lint_allowed
 from conductor.conversation.services import Services
 from conductor.errors import SettingsError
 from conductor.models.profiles import load_profiles

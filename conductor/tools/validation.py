@@ -273,8 +273,8 @@ def _leaves(error: ValidationError) -> Iterator[ValidationError]:
 
 
 def _coerced(value: Any, errors: Sequence[ValidationError], tree: Any) -> tuple[Any, str]:
-    # The new value in place of one with these errors, and what was done; `_NOTHING` to leave it out. The
-    # value may differ from the errors' instance, which is a name for ``propertyNames``.
+    # The new value in place of one with these errors, and a note; `_NOTHING` to leave it out. The value may
+    # differ from the errors' instance, which is a name for ``propertyNames``.
     result: Any = _NOTHING
     if value is None:
         return _NOTHING, "null was left out"
@@ -303,8 +303,11 @@ def _coerced(value: Any, errors: Sequence[ValidationError], tree: Any) -> tuple[
         result = f"https://github.com/{value}"
     if result is _NOTHING:
         return _NOTHING, "" if value else "empty text was left out"
-    shown = json.dumps(value[:_QUOTED_CHARS], ensure_ascii=False)
-    return result, f"{shown} was read as {'JSON' if isinstance(result, dict | list) else json.dumps(result)}"
+    text = json.dumps(value[:_QUOTED_CHARS], ensure_ascii=False)
+    return (
+        result,
+        f"{text} was read as {'JSON' if isinstance(result, dict | list) else json.dumps(result)}",
+    )
 
 
 def _json(text: str) -> Any:
@@ -321,7 +324,7 @@ def _finite(digits: str) -> float:
     return number
 
 
-def _whole(digits: str) -> float | int:
+def _integral(digits: str) -> float | int:
     number = _finite(digits)
     return int(number) if number.is_integer() and abs(number) <= _EXACT_INTEGERS else number
 
@@ -329,4 +332,4 @@ def _whole(digits: str) -> float | int:
 # msgspec's own conversion takes 100 times as long for floats such as 1e300.
 decode_json = msgspec.json.Decoder(float_hook=_finite).decode
 # In arguments 3.0 is 3: many models write it where a tool takes an integer.
-_decode_arguments = msgspec.json.Decoder(float_hook=_whole).decode
+_decode_arguments = msgspec.json.Decoder(float_hook=_integral).decode

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conductor.commands.policy_file import add, remove
+from conductor.commands.policy import append_rule, remove_rule
 from conductor.commands.reload import watch_policies
 from conductor.tools.rules import Rule
 from tests.dialogues import (
@@ -107,10 +107,10 @@ async def test_a_running_server_takes_changed_rules_up_by_itself(
         await begin(phone, "approval")
         await phone.ask("look")
         assert len(phone.runs) == 1
-        number = add(path, Rule("ask", "look"))
+        number = append_rule(path, Rule("ask", "look"))
         await until(lambda: len(server.listener.services.rules) == 1)
         await ask_deciding(phone, "look", "deny")
-        remove(path, number)
+        remove_rule(path, number)
         await until(lambda: not server.listener.services.rules)
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import structlog
 
-from conductor.commands.policy_file import add, file_notes, lint, remove
+from conductor.commands.policy import append_rule, remove_rule
+from conductor.commands.policy_lint import file_notes, lint
 from conductor.config_file import MAX_BYTES
 from conductor.errors import SettingsError
 from conductor.tools.base import ToolSpec
@@ -94,7 +95,7 @@ def test_a_mistake_is_one_sentence_and_the_file_is_unchanged(path: Path, rule: s
     path.write_text(RULES % rule)
     assert refusal(path) == sentence
     with pytest.raises(SettingsError) as caught:
-        add(path, Rule("deny", "b"))
+        append_rule(path, Rule("deny", "b"))
     assert str(caught.value) == sentence
     assert path.read_text() == RULES % rule
     assert sorted(item.name for item in path.parent.iterdir()) == ["policies.json", "policies.json.lock"]
@@ -168,13 +169,13 @@ def replaced(path: Path, text: str) -> None:
 def test_a_changed_file_is_read_again(path: Path) -> None:
     file = PolicyFile(path)
     assert not file.rules and not file.problem
-    add(path, Rule("deny", "a"))
+    append_rule(path, Rule("deny", "a"))
     file.refresh()
     rules = file.rules
     assert [rule.tool for rule in rules] == ["a"]
     file.refresh()
     assert file.rules is rules, "an unchanged file is not read again"
-    remove(path, 1)
+    remove_rule(path, 1)
     file.refresh()
     assert not file.rules
 
@@ -204,9 +205,9 @@ def test_an_invalid_or_deleted_file_keeps_the_earlier_rules(path: Path, broken: 
 
 
 def test_a_rule_is_added_at_the_end_and_the_file_is_the_owners_alone(path: Path) -> None:
-    assert add(path, Rule("deny", "a.*")) == 1
+    assert append_rule(path, Rule("deny", "a.*")) == 1
     path.chmod(0o666)
-    assert add(path, Rule("allow", "b", args={"path": {"under": "/srv"}})) == 2
+    assert append_rule(path, Rule("allow", "b", args={"path": {"under": "/srv"}})) == 2
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert read(path) == {
         "version": 1,
@@ -218,8 +219,8 @@ def test_a_rule_is_added_at_the_end_and_the_file_is_the_owners_alone(path: Path)
 def test_unknown_fields_of_the_file_are_preserved(path: Path) -> None:
     odd = {"comment": "ü", **DENY}
     write(path, odd, {"effect": "ask", "tool": "b", "source": None}, team="x", half="\ud800")
-    add(path, Rule("deny", "c"))
-    remove(path, 2)
+    append_rule(path, Rule("deny", "c"))
+    remove_rule(path, 2)
     document = read(path)
     assert document == {
         "version": 1,
@@ -234,7 +235,7 @@ def test_a_link_to_the_file_stays_a_link(path: Path) -> None:
     target = path.with_name("elsewhere.json")
     write(target, DENY)
     path.symlink_to(target)
-    add(path, Rule("deny", "b"))
+    append_rule(path, Rule("deny", "b"))
     assert path.is_symlink()
     assert len(read(target)["rules"]) == 2
 
@@ -242,7 +243,7 @@ def test_a_link_to_the_file_stays_a_link(path: Path) -> None:
 def test_an_invalid_rule_can_be_removed(path: Path) -> None:
     bad = {"effect": "permit", "tool": "b"}
     write(path, DENY, bad)
-    assert remove(path, 2) == bad
+    assert remove_rule(path, 2) == bad
     assert load(path) == (Rule("deny", "a.*"),)
 
 
@@ -250,14 +251,14 @@ def test_an_invalid_rule_can_be_removed(path: Path) -> None:
 def test_a_missing_rule_cannot_be_removed(path: Path, number: int) -> None:
     write(path, DENY, DENY)
     with pytest.raises(SettingsError, match=f"^There is no rule {number}: policies.json has rules 1 to 2.$"):
-        remove(path, number)
+        remove_rule(path, number)
 
 
 def test_a_file_is_not_made_larger_than_can_be_read(path: Path) -> None:
     write(path, DENY, padding="x" * (MAX_BYTES - 150))
     before = path.read_bytes()
     with pytest.raises(SettingsError, match="would be larger"):
-        add(path, Rule("deny", "b" * 200))
+        append_rule(path, Rule("deny", "b" * 200))
     assert path.read_bytes() == before
 
 
@@ -271,7 +272,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(SettingsError, match="cannot be written: No space left on device"):
-        add(path, Rule("deny", "b"))
+        append_rule(path, Rule("deny", "b"))
     assert read(path)["rules"] == [DENY]
     assert sorted(item.name for item in path.parent.iterdir()) == ["policies.json", "policies.json.lock"]
 
@@ -279,7 +280,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
 def _add_many(path: Path, start: Any, name: str, count: int) -> None:
     start.wait(30)
     for number in range(count):
-        add(path, Rule("deny", f"{name}.{number}"))
+        append_rule(path, Rule("deny", f"{name}.{number}"))
 
 
 def test_rules_added_by_concurrent_processes_are_all_kept(path: Path) -> None:
