@@ -99,9 +99,13 @@ async def _run(options: argparse.Namespace) -> Tally:
                 Path(folder),
                 settings=stand_in_settings(service.base_url),
             )
+            connected = asyncio.Barrier(options.sessions + 1)
             async with cluster, asyncio.TaskGroup() as group:
                 for number in range(options.sessions):
-                    group.create_task(_talk(cluster.balancer.url, number, options.pause, tally, stop))
+                    group.create_task(
+                        _talk(cluster.balancer.url, number, options.pause, tally, stop, connected)
+                    )
+                await connected.wait()
                 await asyncio.sleep(options.pause)
                 for _ in range(options.restarts):
                     for node in cluster.nodes:
@@ -120,10 +124,14 @@ async def _run(options: argparse.Namespace) -> Tally:
     return tally
 
 
-async def _talk(url: str, number: int, pause: float, tally: Tally, stop: asyncio.Event) -> None:
+async def _talk(
+    url: str, number: int, pause: float, tally: Tally, stop: asyncio.Event, connected: asyncio.Barrier
+) -> None:
+    # A first connection is not tried again, so the restarts wait for all of them.
     reconnect = Reconnect(first_s=0.05, most_s=1.0)
     async with connect(url, session_id=f"rolling-{number}", tools=TOOLS, reconnect=reconnect) as client:
         client.on_tool(TOOL, partial(_look, tally))
+        await connected.wait()
         await asyncio.sleep(pause * number / 200)
         while not stop.is_set():
             await _turn(client, tally)
