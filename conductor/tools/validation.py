@@ -92,7 +92,7 @@ def validate(
     if len(arguments_json.encode(errors="replace")) > limit_bytes:
         return _invalid(spec, f"they are larger than {limit_bytes} bytes")
     try:
-        arguments = _decode_arguments(arguments_json) if arguments_json.strip() else {}
+        arguments = decode_json(arguments_json) if arguments_json.strip() else {}
         return _check(spec, arguments, arguments_json)
     except RecursionError:
         return _invalid(spec, _TOO_DEEP)
@@ -108,7 +108,7 @@ def _check(spec: ToolSpec, arguments: Any, text: str) -> Valid | ToolOutcome:
     if problem := _problem(schema, arguments, text):
         return _invalid(spec, problem)
     if schema.is_valid(arguments):
-        return Valid(arguments)
+        return Valid(_integers(arguments, schema.tree))
     if arguments is None and schema.is_valid({}):
         return Valid({}, ("arguments: null was read as {}",))
     if count_values(text) * schema.nodes > _MAX_PAIRS:
@@ -116,9 +116,24 @@ def _check(spec: ToolSpec, arguments: Any, text: str) -> Valid | ToolOutcome:
     arguments, notes = coerce(arguments, schema)
     if notes and (problem := _problem(schema, arguments, msgspec.json.encode(arguments).decode())):
         return _invalid(spec, problem)
-    return (
-        Valid(arguments, notes) if schema.is_valid(arguments) else _invalid(spec, *explain(schema, arguments))
-    )
+    if not schema.is_valid(arguments):
+        return _invalid(spec, *explain(schema, arguments))
+    return Valid(_integers(arguments, schema.tree), notes)
+
+
+def _integers(value: Any, tree: Any) -> Any:
+    # By JSON Schema 3.0 is an integer, to many tools it is none. A number stays as the model wrote it.
+    if not isinstance(tree, dict):
+        return value
+    match value:
+        case float() if tree.get("type") == "integer" and abs(value) <= _EXACT_INTEGERS:
+            return int(value)
+        case dict():
+            declared = tree.get("properties", {})
+            return {name: _integers(item, declared.get(name)) for name, item in value.items()}
+        case list():
+            return [_integers(item, tree.get("items")) for item in value]
+    return value
 
 
 def _problem(schema: Schema, value: Any, text: str) -> str:
@@ -312,7 +327,7 @@ def _coerced(value: Any, errors: Sequence[ValidationError], tree: Any) -> tuple[
 
 def _json(text: str) -> Any:
     try:
-        return _decode_arguments(text)
+        return decode_json(text)
     except (ValueError, RecursionError):
         return _NOTHING
 
@@ -324,12 +339,5 @@ def _finite(digits: str) -> float:
     return number
 
 
-def _integral(digits: str) -> float | int:
-    number = _finite(digits)
-    return int(number) if number.is_integer() and abs(number) <= _EXACT_INTEGERS else number
-
-
 # msgspec's own conversion takes 100 times as long for floats such as 1e300.
 decode_json = msgspec.json.Decoder(float_hook=_finite).decode
-# In arguments 3.0 is 3: many models write it where a tool takes an integer.
-_decode_arguments = msgspec.json.Decoder(float_hook=_integral).decode

@@ -94,5 +94,5 @@ def test_valid_values_are_unchanged_next_to_coerced_ones() -> None:
 
 @pytest.mark.parametrize("value", ["1152921504606846976.0", "1e300", "-18014398509481984.0"])
 def test_a_float_that_may_stand_for_several_integers_stays(value: str) -> None:
-    checked = validate(ToolSpec("t", "", OBJECT), f'{{"n": {value}}}')
+    checked = validate(ToolSpec("t", "", {**OBJECT, "properties": {"n": INTEGER}}), f'{{"n": {value}}}')
     assert isinstance(checked, Valid) and type(checked.arguments["n"]) is float
