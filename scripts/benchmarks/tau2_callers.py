@@ -32,6 +32,7 @@ from tests.models import JsonObject
 
 PYTHON = Path(__file__).resolve().parents[2] / "build" / "tau2" / "bin" / "python"
 DOMAINS = ("airline", "retail", "telecom")
+QUESTION = "May I "
 BREATH_S = 0.3
 """A person answers so long after a question. A question that is repeated at once is heard again first: a yes
 to the one before it would not count."""
@@ -183,11 +184,10 @@ class Caller:
                     world.trace(self.name, f"-> {words}")
                     turn = await client.say(words)
                     world.injector.soon("transcript sent", self.name)
-                    waits = [asyncio.ensure_future(wait) for wait in (turn.wait(), ended.wait())]
+                    ends = (turn.wait(), ended.wait(), self._idle.wait())
+                    waits = [asyncio.ensure_future(end) for end in ends]
                     if relaunches:
                         waits.append(asyncio.ensure_future(self._relaunch.wait()))
-                    if task.kind == "spoken":
-                        waits.append(asyncio.ensure_future(self._idle.wait()))
                     await first_of(waits)
                     if relaunches and self._relaunch.is_set() and not ended.is_set():
                         relaunches = False
@@ -195,7 +195,7 @@ class Caller:
                         client = await self._launch(task, session_id, ended)
                 except ClientError:
                     await asyncio.sleep(0.1)
-                words = "Yes." if task.kind == "spoken" else "Go on."
+                words = "Yes." if self._idle.is_set() else "Go on."
         finally:
             await client.close()
 
@@ -243,8 +243,8 @@ class Caller:
         now_s = asyncio.get_running_loop().time()
         if not self._silence.expired():
             self._silence.reschedule(now_s + self._world.options.patience_s)
-        if event.name == "tts.speak":
-            self._listen(is_asked=True)
+        if event.name == "tts.speak":  # of a repeated write that may have happened, each kind is asked
+            self._listen(is_asked=QUESTION in event.arguments)
         elif event.name == "convo.setState" and '"thinking"' in event.arguments:
             self._listen(is_asked=False)
         elif event.name == "convo.setState" and '"idle"' in event.arguments and self._is_asked:
