@@ -77,8 +77,8 @@ class ToolSpec:
     declared: ``never`` skips the default of its risk, ``ask`` always asks. ``open_world``: it reaches beyond
     this machine and the device, to the web or a cloud. ``untrusted``: third parties write its results, which
     may contain instructions. ``title`` is the name for people, ``spoken`` a template that describes a call
-    ("delete {count} photos from {album}"). ``sensitive`` returns the reason if a call must ask, ``preview``
-    describes its effect.
+    ("delete {count} photos from {album}"). ``needs_session``: it works on stored fields of a session or its
+    person. ``sensitive`` returns the reason if a call must ask, ``preview`` describes its effect.
     """
 
     name: str
@@ -96,6 +96,7 @@ class ToolSpec:
     untrusted: bool = False
     title: str | None = None
     spoken: str | None = None
+    needs_session: bool = False
     sensitive: Callable[[Mapping[str, Any]], str | None] | None = None
     preview: Callable[[Mapping[str, Any]], Awaitable[str]] | None = None
 

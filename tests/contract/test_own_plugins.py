@@ -56,7 +56,7 @@ class _Stateless(Toolset):
         self._toolset = toolset
 
     def specs(self) -> Sequence[ToolSpec]:
-        return [spec for spec in self._toolset.specs() if spec.name in ("calculator", "get_current_time")]
+        return [spec for spec in self._toolset.specs() if not spec.needs_session]
 
     async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         return await self._toolset.call(name, arguments, context)

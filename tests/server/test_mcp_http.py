@@ -15,7 +15,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from tests.server.wires import WAIT, get, http, until
-from tests.system.test_mcp_server import Running, running
+from tests.system.mcp.test_toolset import program, use
+from tests.system.test_mcp_server import Running, over_http, running, text_of
 
 ANN, BOB = "the-token-of-ann", "the-token-of-bob"
 INITIALIZE = {
@@ -166,6 +167,20 @@ async def test_a_closed_websocket_gets_no_changes() -> None:
                 await socket.send(json.dumps(message))
             await until(lambda: server.endpoint.watchers == 1)
         await until(lambda: server.endpoint.watchers == 0)
+
+
+async def test_persons_do_not_share_an_mcp_server_of_scope_session() -> None:
+    async with (
+        use(program(scope="session")) as scoped,
+        running(ANN, BOB, toolsets=[scoped.toolset]) as server,
+        over_http(server, ANN) as first,
+        over_http(server, BOB) as bobs,
+        over_http(server, ANN) as second,
+    ):
+        ann, bob, ann_again = [
+            text_of(await client.call_tool("s.pid", {})) for client in (first, bobs, second)
+        ]
+        assert ann == ann_again != bob
 
 
 # -- floods

@@ -206,11 +206,16 @@ async def test_a_program_hears_that_the_person_thinks(over: Any, mode: str) -> N
             assert not (await call).is_error
 
 
-async def test_without_a_device_there_are_no_tools() -> None:
-    async with running() as server, over_http(server) as client:
-        assert await names(client) == set()
+async def test_without_a_device_only_the_servers_own_safe_tools_are_offered(tmp_path: Path) -> None:
+    async with running(settings={"file_roots": [str(tmp_path)]}) as server, over_http(server) as client:
+        tools = await names(client)
+        assert "calculator" in tools and "agent.spawn" not in tools
+        assert not tools & {"add_task", "list_tasks", "update_task", "schedule_task", "list_scheduled_tasks"}
+        assert text_of(await client.call_tool("calculator", {"expression": "1+1"})) == '{"result": "2"}'
+        outcome = await client.call_tool("read_file", {"path": "x"})
+        assert outcome.is_error and "paired device" in text_of(outcome)
         with pytest.raises(MCPError, match="No phone is connected to this server") as caught:
-            await client.call_tool("calculator", {"expression": "1+1"})
+            await client.call_tool("lamp.read", {})
         assert caught.value.code == -32002
 
 

@@ -1,7 +1,7 @@
 """Conductor as an MCP server: the tools of a person's session, for a program such as an IDE.
 
 A call runs in the person's session (`Session.request`): under the same rules, with approval on their device,
-and recorded. Without a connected device there are no tools.
+and recorded. Without a connected device, only the server's own tools that need no approval run.
 """
 
 from __future__ import annotations
@@ -39,12 +39,17 @@ from websockets.exceptions import ConnectionClosed
 
 from conductor import __version__
 from conductor.conversation.session import Session
+from conductor.events.envelope import new_call_id
+from conductor.messages import ToolCall
 from conductor.plugins.mcp.endpoint_http import Caller, HttpServer, Person, caller_of
 from conductor.plugins.mcp.streams import message_streams
 from conductor.server.connection import POLICY_VIOLATION
 from conductor.server.listener import Listener
 from conductor.server.websocket import Socket
-from conductor.tools.base import ToolOutcome, ToolSpec
+from conductor.tools.audit import SessionAudit
+from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed
+from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
+from conductor.tools.permissions import Gate
 
 log = structlog.get_logger(__name__)
 
@@ -54,7 +59,7 @@ PAGE = 100
 MAX_PERSONS = 1_000
 # Seconds between two progress reports of a call: programs give up after 60 s of silence.
 PROGRESS_S = 10.0
-# The error code of a call while no phone is connected.
+# The error code for an unknown tool while no phone is connected.
 NO_PHONE = -32002
 # Seconds between two checks for changed tools while a program is connected.
 CHECK_S = 1.0
@@ -62,7 +67,13 @@ _INSTRUCTIONS = (
     "These are the tools of a person's phone and of their voice assistant. The person is asked before a call "
     "changes something; the answer may take minutes, and may be no."
 )
-_NO_PHONE = "No phone is connected to this server. With several servers, connect to the phone's server."
+_NEEDS_DEVICE = (
+    "This call needs the person's approval on the paired device, and no device is connected. It was not run."
+)
+_NO_PHONE = (
+    "No phone is connected to this server, which offers only its own tools. "
+    "With several servers, connect to the phone's server."
+)
 
 _Context: TypeAlias = ServerRequestContext[Any, Any]
 
@@ -190,7 +201,15 @@ class McpEndpoint:
 
     def _specs(self, caller: Caller) -> Sequence[ToolSpec]:
         session = self._session(caller)
-        return session.tools.executor.specs if session is not None else ()
+        if session is not None:
+            return session.tools.executor.specs
+        return [spec for spec in self._own_tools(caller).specs if not spec.needs_session]
+
+    def _own_tools(self, caller: Caller) -> ToolExecutor:
+        services = self._listener.services
+        gate = Gate([rule for rule in services.rules if rule.session is None], services.gate_options)
+        rates = self._person(caller.person).tool_rates
+        return ToolExecutor(services.toolsets, services.limits, gate, services.redactor, rates)
 
     def _list(self, caller: Caller, cursor: str | None) -> ListToolsResult:
         specs = self._specs(caller)
@@ -202,11 +221,34 @@ class McpEndpoint:
 
     async def _call(self, caller: Caller, name: str, arguments: dict[str, Any]) -> CallToolResult:
         session = self._session(caller)
+        if name not in (spec.name for spec in self._specs(caller)):
+            text = f"There is no tool {name[:128]!r}."
+            if session is None:
+                raise MCPError(NO_PHONE, f"{text} {_NO_PHONE}")
+            raise MCPError(INVALID_PARAMS, text)
         if session is None:
-            raise MCPError(NO_PHONE, _NO_PHONE)
-        if name not in (spec.name for spec in session.tools.executor.specs):
-            raise MCPError(INVALID_PARAMS, f"There is no tool {name[:128]!r}.")
-        return _result((await session.request(name, json.dumps(arguments))).content)
+            content = await self._call_own(caller, name, json.dumps(arguments))
+        else:
+            content = (await session.request(name, json.dumps(arguments))).content
+        return _result(content)
+
+    async def _call_own(self, caller: Caller, name: str, arguments: str) -> str:
+        executor, call_id = self._own_tools(caller), new_call_id()
+        audit = SessionAudit(self._listener.services.audit, caller.subject, "mcp")
+        prepared = executor.prepare(ToolCall(call_id, name, arguments))
+        if isinstance(prepared, ApprovalNeeded):
+            ready = prepared.ready
+            audit.record_decision(ready.spec, ready.arguments, prepared.verdict)
+            outcome = failed("permission_denied", _NEEDS_DEVICE)
+        elif isinstance(prepared, PreparedCall):
+            context = CallContext(f"$mcp {caller.person}", call_id, subject=caller.subject)
+            outcome = await executor.run(prepared, context)
+            audit.record_end(prepared.spec, prepared.arguments, outcome)
+        elif isinstance(prepared, DryRun):
+            outcome = await executor.dry_run(prepared.ready)
+        else:
+            outcome = prepared
+        return executor.to_result(call_id, outcome).content
 
     # -- changes
 

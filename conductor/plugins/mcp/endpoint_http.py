@@ -19,7 +19,7 @@ from websockets.http11 import Request
 
 from conductor.plugins.http_server import serving_http
 from conductor.plugins.mcp.streams import is_dense
-from conductor.rate_limit import ANONYMOUS
+from conductor.rate_limit import ANONYMOUS, TokenBucket
 from conductor.server.access import Client, Refusal
 from conductor.server.listener import MCP_PATH, Listener
 from conductor.server.websocket import EventRate
@@ -54,6 +54,7 @@ class Person:
     def __init__(self, limits: Limits, name: str) -> None:
         self._name = name
         self.rate = EventRate(limits, self._warn_of_flood)
+        self.tool_rates: dict[str, TokenBucket] = {}
         self.subscriptions = 0
 
     def _warn_of_flood(self, wait: float) -> None:

@@ -49,6 +49,7 @@ class ScheduleTask:
             "repeat": argument("string", enum=list(get_args(Repeat))),
         },
         required=["text"],
+        needs_session=True,
         risk="medium",
         effect="write",
         title="Schedule a reminder",
@@ -85,6 +86,7 @@ class ListScheduledTasks:
         "list_scheduled_tasks",
         "List the user's reminders, the next one first.",
         {},
+        needs_session=True,
         risk="safe",
         effect="read",
     )
@@ -105,6 +107,7 @@ class CancelScheduledTask:
         "Cancel a reminder of the user, and its repetitions, by its id.",
         {"id": argument("string", maxLength=64)},
         required=["id"],
+        needs_session=True,
         risk="safe",
         effect="write",
     )

@@ -51,6 +51,7 @@ class AddTask:
             "notes": argument("string", "Details, if there are any.", maxLength=MAX_NOTES_CHARS),
         },
         required=["title"],
+        needs_session=True,
         risk="safe",
         effect="write",
     )
@@ -73,6 +74,7 @@ class ListTasks:
         "list_tasks",
         "List the tasks of this conversation, with their ids and status.",
         {"status": argument("string", "Only tasks with this status.", **_STATUS)},
+        needs_session=True,
         risk="safe",
         effect="read",
     )
@@ -103,6 +105,7 @@ class UpdateTask:
             ),
         },
         required=["id"],
+        needs_session=True,
         risk="safe",
         effect="write",
     )
