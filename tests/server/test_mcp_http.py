@@ -1,4 +1,4 @@
-"""MCP over HTTP: limits of requests and rates, by person."""
+"""MCP over HTTP: limits of requests, sessions and rates, by person."""
 
 from __future__ import annotations
 
@@ -37,28 +37,39 @@ UNFINISHED = f"{HEADER}Content-Length: 1000\r\n\r\n{{"
 
 
 class Program:
-    """A program with a token."""
+    """A program with a token; ``session`` is the id of its MCP session, if it has one."""
 
-    def __init__(self, server: Running, token: str, client: httpx2.AsyncClient) -> None:
-        self.url = f"http://127.0.0.1:{server.http}/mcp"
+    def __init__(self, server: Running, token: str, client: httpx2.AsyncClient, query: str = "") -> None:
+        self.url = f"http://127.0.0.1:{server.http}/mcp{query}"
         self.client = client
-        self.headers = {
-            "Authorization": f"Bearer {token}",
+        self.session = ""
+        self._token = token
+
+    def headers(self) -> dict[str, str]:
+        headers = {
+            "Authorization": f"Bearer {self._token}",
             "Accept": "application/json, text/event-stream",
             "Content-Type": "application/json",
         }
+        return headers | ({"Mcp-Session-Id": self.session} if self.session else {})
 
     async def post(self, method: str = "tools/list", **params: Any) -> int:
         message = {"jsonrpc": "2.0", "id": 2, "method": method, "params": params}
-        return (await self.client.post(self.url, json=message, headers=self.headers)).status_code
+        return (await self.client.post(self.url, json=message, headers=self.headers())).status_code
 
     async def initialize(self) -> httpx2.Response:
-        return await self.client.post(self.url, json=INITIALIZE, headers=self.headers)
+        self.session = ""
+        answer = await self.client.post(self.url, json=INITIALIZE, headers=self.headers())
+        self.session = answer.headers.get("mcp-session-id", "")
+        return answer
+
+    async def end(self) -> None:
+        await self.client.delete(self.url, headers=self.headers())
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[int]:
-        """Keep a stream for notifications open; returns the status."""
-        async with self.client.stream("GET", self.url, headers=self.headers) as answer:
+        """Keep the session's stream open; returns the status."""
+        async with self.client.stream("GET", self.url, headers=self.headers()) as answer:
             yield answer.status_code
 
 
@@ -155,6 +166,43 @@ async def test_a_connection_lost_within_a_body_logs_nothing(
 # -- sessions
 
 
+async def test_over_a_persons_limit_no_session_opens_until_another_ends() -> None:
+    async with (
+        running(ANN, BOB, max_sessions_per_subject=2) as server,
+        programs(server, ANN, ANN, ANN, BOB) as (first, second, third, bobs),
+    ):
+        statuses = [(await program.initialize()).status_code for program in (first, second, third, bobs)]
+        assert statuses == [200, 200, 429, 200]
+        async with over_http(server, ANN) as modern:  # has no session
+            assert modern.protocol_version.startswith("2026")
+        await first.end()
+        while (await third.initialize()).status_code == 429:
+            pass
+        assert [await program.post() for program in (first, second, third)] == [404, 200, 200]
+
+
+async def test_a_session_belongs_to_one_person() -> None:
+    async with running(ANN, BOB) as server, programs(server, ANN, BOB) as (ann, bob):
+        await ann.initialize()
+        bob.session = ann.session
+        assert await bob.post() == 404
+        await bob.end()
+        assert await ann.post() == 200
+
+
+@pytest.mark.parametrize("end", ["by its program", "unused"])
+async def test_an_ended_session_gets_no_changes(end: str) -> None:
+    async with running(ANN, idle_s=0.1 if end == "unused" else WAIT) as server:
+        async with httpx2.AsyncClient(trust_env=False) as client:
+            program = Program(server, ANN, client, "?session=of-some-name")
+            await program.initialize()
+            assert await program.post() == 200
+            assert server.endpoint.watchers == 1
+            if end == "by its program":
+                await program.end()
+            await until(lambda: server.endpoint.watchers == 0)
+
+
 async def test_a_closed_websocket_gets_no_changes() -> None:
     async with running() as server:
         url = f"ws://127.0.0.1:{server.listener.port}/mcp?session=of-some-name"
@@ -226,3 +274,8 @@ async def test_a_stop_with_open_streams_logs_nothing(caplog: pytest.LogCaptureFi
                 await stack.enter_async_context(sockets(server, text))
             await stack.enter_async_context(server.phone(headers={"Authorization": f"Bearer {ANN}"}))
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_http_announces_that_the_list_may_change() -> None:
+    async with running(ANN) as server, programs(server, ANN) as (ann,):
+        assert '"listChanged":true' in (await ann.initialize()).text

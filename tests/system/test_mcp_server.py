@@ -62,6 +62,7 @@ async def running(
     *tokens: str,
     settings: Mapping[str, Any] = MappingProxyType({}),
     progress_s: float = WAIT,
+    idle_s: float = WAIT,
     toolsets: Sequence[Toolset] = (),
     **limits: Any,
 ) -> AsyncIterator[Running]:
@@ -74,7 +75,7 @@ async def running(
     listener = Listener(services, TokenAuthenticator(tokens))
     await services.store.open()
     await listener.start("127.0.0.1", 0)
-    endpoint = McpEndpoint(listener, check_s=0.02, progress_s=progress_s)
+    endpoint = McpEndpoint(listener, check_s=0.02, progress_s=progress_s, idle_s=idle_s)
     try:
         async with endpoint.serving(), asyncio.timeout(WAIT):
             yield Running(listener, endpoint)
@@ -219,7 +220,8 @@ async def test_without_a_device_only_the_servers_own_safe_tools_are_offered(tmp_
         assert caught.value.code == -32002
 
 
-async def test_the_list_changes_as_the_device_comes_and_goes() -> None:
+@pytest.mark.parametrize("over", [over_http, over_websocket])
+async def test_the_list_changes_as_the_device_comes_and_goes(over: Any) -> None:
     changed = asyncio.Event()
 
     async def messages(message: Any) -> None:
@@ -227,7 +229,7 @@ async def test_the_list_changes_as_the_device_comes_and_goes() -> None:
             changed.set()
 
     async with running() as server:
-        async with over_websocket(server, message_handler=messages, mode="legacy") as client:
+        async with over(server, message_handler=messages, mode="legacy") as client:
             assert "look" not in await names(client)
             async with server.phone() as phone:
                 await begin(phone, tools=[LOOK])
@@ -248,9 +250,9 @@ async def test_newer_clients_listen_for_changes() -> None:
             assert "look" in await names(client)
 
 
-@pytest.mark.parametrize(("over", "mode"), [(over_http, "auto"), (over_websocket, "legacy")])
-async def test_a_call_that_is_given_up_stops_on_the_device(over: Any, mode: str) -> None:
-    async with running() as server, server.phone() as phone, over(server, mode=mode) as client:
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_a_call_that_is_given_up_stops_on_the_device(mode: str) -> None:
+    async with running() as server, server.phone() as phone, over_http(server, mode=mode) as client:
         await begin(phone, "cancel", tools=[LOOK])
         call = asyncio.create_task(client.call_tool("look", {"path": "x"}))
         await phone.until("tool.call", name="look")

@@ -10,14 +10,16 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import msgspec
 import structlog
 from mcp.server import Server, ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult
 from mcp.server.lowlevel import NotificationOptions
+from mcp.server.models import InitializationOptions
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
 from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import ToolsListChanged
@@ -41,7 +43,7 @@ from conductor import __version__
 from conductor.conversation.session import Session
 from conductor.events.envelope import new_call_id
 from conductor.messages import ToolCall
-from conductor.plugins.mcp.endpoint_http import Caller, HttpServer, Person, caller_of
+from conductor.plugins.mcp.endpoint_http import SESSION_IDLE_S, Caller, HttpServer, Person, caller_of
 from conductor.plugins.mcp.streams import message_streams
 from conductor.server.connection import POLICY_VIOLATION
 from conductor.server.listener import Listener
@@ -78,10 +80,20 @@ _NO_PHONE = (
 _Context: TypeAlias = ServerRequestContext[Any, Any]
 
 
+class _Server(Server[Any]):
+    def create_initialization_options(
+        self, notification_options: NotificationOptions | None = None, *args: Any, **options: Any
+    ) -> InitializationOptions:
+        # The package calls this for each session over HTTP.
+        tools_changed = NotificationOptions(tools_changed=True)
+        return super().create_initialization_options(notification_options or tools_changed, *args, **options)
+
+
 class McpEndpoint:
     """Serves MCP over WebSockets and streamable HTTP.
 
-    Seconds: ``check_s`` between two checks for changed tools, ``progress_s`` between two reports on a call.
+    Seconds: ``check_s`` between two checks for changed tools, ``progress_s`` between two reports on a call,
+    ``idle_s`` until an MCP session over HTTP without a request ends.
     """
 
     def __init__(
@@ -90,12 +102,14 @@ class McpEndpoint:
         *,
         check_s: float = CHECK_S,
         progress_s: float = PROGRESS_S,
+        idle_s: float = SESSION_IDLE_S,
     ) -> None:
         self._listener = listener
         self._registry = listener.registry
         self._limits = listener.services.limits
         self._check_s = check_s
         self._progress_s = progress_s
+        self._idle_s = idle_s
         self._person = lru_cache(MAX_PERSONS)(partial(Person, self._limits))
         self._watchers: set[asyncio.Task[None]] = set()
 
@@ -106,10 +120,14 @@ class McpEndpoint:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Serve WebSockets and HTTP at ``/mcp`` during the block."""
+        """Serve WebSockets and, unless processes share the port, HTTP at ``/mcp`` during the block."""
         self._listener.serve_mcp = self._serve_socket
+        server = self._server(_caller_of_request)
+        server.middleware.append(self._count_session)
+        door = HttpServer(self._listener, self._person, server, self._idle_s)
         try:
-            async with HttpServer(self._listener, self._person, self._server(_caller_of_request)).serving():
+            # A session over HTTP is known to one process.
+            async with door.serving() if self._listener.worker is None else nullcontext():
                 yield
         finally:
             self._listener.serve_mcp = None
@@ -139,15 +157,21 @@ class McpEndpoint:
 
         server = self._server(lambda _: caller)
         async with message_streams(messages(), send) as (read, write):
-            options = server.create_initialization_options(NotificationOptions(tools_changed=True))
-            await server.run(read, write, options)
+            await server.run(read, write, server.create_initialization_options())
+
+    async def _count_session(self, ctx: _Context, call_next: CallNext) -> HandlerResult:
+        if ctx.method == "initialize":
+            person = self._person(_caller_of_request(ctx).person)
+            person.sessions += 1
+            _exit_stack(ctx).callback(person.end_session)
+        return await call_next(ctx)
 
     # -- tools
 
     def _server(self, caller: Callable[[_Context], Caller]) -> Server[Any]:
         async def list_tools(context: _Context, params: PaginatedRequestParams | None) -> ListToolsResult:
             program = caller(context)
-            # The revision of 2026 announces changes to subscriptions, the one of 2025 over a WebSocket.
+            # The revision of 2026 announces changes to subscriptions only.
             state = context.session._connection.state
             if context.protocol_version not in MODERN_PROTOCOL_VERSIONS and "watcher" not in state:
                 state["watcher"] = self._watch(program, context.session.send_tool_list_changed)
@@ -178,7 +202,7 @@ class McpEndpoint:
                 person.subscriptions -= 1
                 watcher.cancel()
 
-        return Server(
+        return _Server(
             "conductor",
             version=__version__,
             instructions=_INSTRUCTIONS,

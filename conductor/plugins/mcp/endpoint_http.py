@@ -1,4 +1,4 @@
-"""MCP over streamable HTTP, with the limits of ``/ws`` on connections and requests."""
+"""MCP over streamable HTTP, with the limits of ``/ws`` on connections, requests and MCP sessions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from urllib.parse import parse_qs
 import structlog
 from aiohttp import web
 from mcp.server import Server
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
@@ -27,6 +30,8 @@ from conductor.settings import Limits
 
 log = structlog.get_logger(__name__)
 
+# Seconds until an MCP session without a request ends.
+SESSION_IDLE_S = 1_800.0
 _HEADERS = {"Server": "conductor"}
 
 
@@ -49,13 +54,18 @@ def caller_of(client: Client, peer: str, query: str) -> Caller:
 
 
 class Person:
-    """What the programs of one person share: rates, and the number of subscriptions."""
+    """What the programs of one person share: rates, MCP sessions over HTTP, and subscriptions."""
 
     def __init__(self, limits: Limits, name: str) -> None:
         self._name = name
         self.rate = EventRate(limits, self._warn_of_flood)
         self.tool_rates: dict[str, TokenBucket] = {}
+        self.sessions = 0
         self.subscriptions = 0
+
+    def end_session(self) -> None:
+        """Stop counting an MCP session."""
+        self.sessions -= 1
 
     def _warn_of_flood(self, wait: float) -> None:
         log.warning("MCP client exceeds the message rate", person=self._name, wait_s=round(wait, 3))
@@ -64,16 +74,20 @@ class Person:
 class HttpServer:
     """Passes requests to an MCP server under the rules and limits of ``/ws``; each connection serves one.
 
-    ``person`` finds a person by name. There are no MCP sessions: each request stands alone, in any process.
-    The ASGI scope of a request gets its ``caller``.
+    ``person`` finds a person by name. An MCP session ends after ``idle_s`` seconds without a request. The
+    ASGI scope of a request gets its ``caller``.
     """
 
-    def __init__(self, listener: Listener, person: Callable[[str], Person], server: Server[Any]) -> None:
+    def __init__(
+        self, listener: Listener, person: Callable[[str], Person], server: Server[Any], idle_s: float
+    ) -> None:
         self._listener = listener
         self._access = listener.access
         self._limits = listener.services.limits
         self._person = person
-        self._requests = StreamableHTTPSessionManager(server, stateless=True)
+        self._sessions = StreamableHTTPSessionManager(
+            server, session_idle_timeout=idle_s, max_sessions=self._limits.max_sessions
+        )
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -81,8 +95,8 @@ class HttpServer:
         application = web.Application(client_max_size=self._limits.hard_event_bytes)
         application.router.add_route("*", MCP_PATH, self._serve)
         door = serving_http(self._listener, MCP_PATH.encode(), application, handler_cancellation=True)
-        # The package's requests end first, so that their streams are not cut off.
-        async with door, self._requests.run():
+        # The package's sessions end first, so that their streams are not cut off.
+        async with door, self._sessions.run():
             yield
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
@@ -104,6 +118,15 @@ class HttpServer:
         size = request.content_length if request.content_length is not None else most * request.can_read_body
         if not await person.rate.admit(size):
             return _refuse(HTTPStatus.TOO_MANY_REQUESTS, "Too many requests; try again later.")
+        # Only requests of the revisions until 2025 open sessions.
+        versions = request.headers.getall("MCP-Protocol-Version", [])
+        is_opening = "Mcp-Session-Id" not in request.headers
+        is_opening = is_opening and {*versions[:1]} <= {*HANDSHAKE_PROTOCOL_VERSIONS}
+        # Without tokens, many people may share an address, so only the server's limit applies.
+        is_full = caller.subject != ANONYMOUS and person.sessions >= self._limits.max_sessions_per_subject
+        if is_opening and is_full:
+            self._access.refusals.count("too many MCP sessions", caller.person)
+            return _refuse(HTTPStatus.TOO_MANY_REQUESTS, "Too many MCP sessions.")
         try:
             async with asyncio.timeout(self._limits.message_timeout):
                 body = await request.read()
@@ -127,6 +150,8 @@ class HttpServer:
             "query_string": request.query_string.encode(),
             "headers": [(name.lower(), value) for name, value in request.raw_headers],
             "caller": caller,
+            # The package compares this with the user who opened the MCP session.
+            "user": AuthenticatedUser(AccessToken(token="", client_id=caller.subject, scopes=[])),
         }
 
         async def receive() -> MutableMapping[str, Any]:
@@ -145,7 +170,7 @@ class HttpServer:
             elif not disconnected.is_set():
                 await response.write(message.get("body", b""))
 
-        serving = asyncio.create_task(self._requests.handle_request(scope, receive, send))
+        serving = asyncio.create_task(self._sessions.handle_request(scope, receive, send))
         try:
             await asyncio.shield(serving)
         except asyncio.CancelledError:
