@@ -24,8 +24,8 @@ LARGE_LIMIT_S = 0.15
 """The same for the handmade events, which are as large and expensive as possible, and count as 51 frames."""
 LARGE = 1_040_000
 APPS = 50
-FRAMES_PER_SECOND = 20.0
-"""Of one app: below the server's limit of 50, for which a refused transcript counts as twenty."""
+FRAMES_PER_SECOND = 2.0
+"""Of one app: with a refused event counted as twenty, below the limit of 50, over which the server closes."""
 FRAME_BYTES = 20_480
 """For each of these bytes a frame counts once more against the server's limit."""
 ANSWER_S = 30.0
