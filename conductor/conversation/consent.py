@@ -150,7 +150,7 @@ def answer(view: View, event_id: str, text: str) -> Response | None:
         return None
     if answer.kind == "deny":
         return decided(view, focus, "denied", event_id, text, words=answer.words)
-    if not focus.presented_at and _is_spoken(view.state, focus):
+    if answer.kind == "allow" and not focus.presented_at and _is_spoken(view.state, focus):
         return [r.AnswerUnclear(focus.id, event_id, text, counts=False), r.StateShown("idle")]
     if answer.kind != "allow" or not focus.presented_at:
         return present_again(view, focus, event_id, text)
