@@ -9,6 +9,7 @@ import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -75,22 +76,27 @@ class CreateFile:
         if path.endswith(("/", "/.")):
             raise ToolFailure("validation_failed", "The path ends in a folder; it needs a file's name.")
 
-        def attempt(location: SandboxPath) -> ToolOutcome:
+        def attempt(location: SandboxPath, *, parents: bool = False) -> ToolOutcome:
             try:
-                created = _create(location, data, stop)
+                created = _create(location, data, parents, stop)
             except DirectoryMissing as error:  # this root is meant; another one must not be tried
                 raise described(error, path) from None
             shown_path = self._files.roots.path_of(location)
             return succeeded({"path": shown_path, "size_bytes": len(data), "created_folders": created})
 
-        return self._files.first(path, attempt)
+        try:
+            return self._files.first(path, attempt)
+        except ToolFailure as error:  # folders are created only if no root has them
+            if error.error_type != "not_found":
+                raise
+        return self._files.first(path, partial(attempt, parents=True))
 
 
-def _create(location: SandboxPath, data: bytes, stop: CancelFlag) -> int:
+def _create(location: SandboxPath, data: bytes, parents: bool, stop: CancelFlag) -> int:
     mode = 0o600 if may_hold_secrets(location.parts) else 0o644  # the umask may remove more
     created: list[SandboxPath] = []
     try:
-        for length in range(1, len(location.parts)):
+        for length in range(1, len(location.parts) if parents else 0):
             missing = SandboxPath(location.root, location.parts[:length])
             with suppress(FileExistsError), open_folder(missing.parent) as folder:
                 os.mkdir(missing.name, 0o755, dir_fd=folder)

@@ -175,3 +175,14 @@ async def test_a_preview_describes_the_file(root: Path) -> None:
     text = await tool.preview({"path": "x", "content": "1"})
     assert text.startswith("Would create 'x': 1 line, 1 bytes.")
     assert paths_in(root) == ["a"]
+
+
+async def test_folders_are_created_only_if_no_root_has_them(tmp_path: Path) -> None:
+    roots = [tmp_path / "first", tmp_path / "second"]
+    for root in roots:
+        root.mkdir()
+    (roots[1] / "docs").mkdir()
+    tool = CreateFile(Files(Roots(roots)))
+    for path in ("docs/a.txt", "drafts/a.txt"):
+        assert (await tool.run({"path": path, "content": ""}, CONTEXT)).success
+    assert paths_in(roots[0]) == ["drafts", "drafts/a.txt"] and paths_in(roots[1]) == ["docs", "docs/a.txt"]
