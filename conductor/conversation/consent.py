@@ -150,19 +150,11 @@ def answer(view: View, event_id: str, text: str) -> Response | None:
         return None
     if answer.kind == "deny":
         return decided(view, focus, "denied", event_id, text, words=answer.words)
-    if answer.kind == "allow" and not focus.presented_at and _is_spoken(view.state, focus):
-        return [r.AnswerUnclear(focus.id, event_id, text, counts=False), r.StateShown("idle")]
     if answer.kind != "allow" or not focus.presented_at:
         return present_again(view, focus, event_id, text)
     if view.now() < focus.presented_at + view.rules.window_ms:  # it may be an echo of the prompt
         return Later(focus.presented_at + view.rules.window_ms, focus.id)
     return _allowed(view, focus, answer, event_id, text)
-
-
-def _is_spoken(state: Conversation, question: Question) -> bool:
-    """Tell whether the prompt is being spoken: a second one after it would be unheard at each answer."""
-    speeches = [event.call_id for event in state.outbound.values() if event.kind == "speak"]
-    return question.speech_id in speeches and not question.repeat_at
 
 
 def _allowed(view: View, question: Question, answer: Answer, event_id: str, text: str) -> list[r.Record]:

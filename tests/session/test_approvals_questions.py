@@ -915,26 +915,6 @@ async def test_a_yes_counts_only_once_no_interruption_can_come_any_more() -> Non
         assert on.ran == ["device.move"], "quick, but not too early"
 
 
-async def test_a_yes_before_the_end_of_the_prompt_adds_no_second_prompt() -> None:
-    call_ids: list[str] = []
-
-    async with scene(answer=speaks_when_told(call_ids)) as on:
-        while not call_ids:
-            await later(0.01)
-        on.app.say("yes")  # it was on its way, or is sent again after a takeover
-        await later(1)
-        assert on.ran == [] and on.app.states()[-1] == "idle"
-        on.app.result(call_ids[0], SPOKEN)
-        await later(0.3)
-        on.app.say("yes")
-        await later(1)
-        assert on.ran == ["device.move"]
-        for call_id in call_ids[1:]:
-            on.app.result(call_id, SPOKEN)
-        await on.over()
-        assert len(on.app.speeches()) == 2, "the question and the answer"
-
-
 async def test_a_rule_that_comes_while_it_is_asked_about_stops_the_call() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
