@@ -264,7 +264,7 @@ async def test_events_beyond_the_limit_of_a_session_are_given_up_and_shown(
     receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "MAX_WAITING", 2)
-    monkeypatch.setattr(delivery, "RETRY_S", 0.01)
+    monkeypatch.setattr(delivery, "MAX_RETRY_S", 0.01)
     receiver.status = 500
     async with backend([HELLO] * 4, **values(receiver, tmp_path, **TURNS)) as served, served.phone() as phone:
         for _ in range(4):
