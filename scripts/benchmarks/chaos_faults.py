@@ -302,6 +302,9 @@ class Injector:
                 link.listen()
             self._book.figures["zombies watched"] += len(watched)
             node.thaw()
+            for link in leaving:
+                if not link.served:  # the node reads its `session.start` now, and claims the session
+                    self.note_loss(link.name)
             await asyncio.sleep(_ZOMBIE_S)
             for link in watched:
                 self._judge_zombie(link, owners[link])

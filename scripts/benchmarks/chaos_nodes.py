@@ -43,14 +43,14 @@ SERVER = (
     "conductor.app",
     "conductor.commands.banner",
     "conductor.commands.serve",
-    "conductor.plugins.models.anthropic",
+    "conductor.plugins.models.anthropic_client",  # with the SDK, whose import takes a second
     "conductor.plugins.models.http",
     "conductor.plugins.stores.postgres",
     "conductor.plugins.stores.redis",
     "conductor.plugins.stores.sqlite",
     "uvloop",
 )
-"""The modules that a server imports at its start."""
+"""The modules that a server imports at its start and for its first turn."""
 
 
 class Parent:
