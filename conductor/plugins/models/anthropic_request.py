@@ -13,26 +13,8 @@ from conductor.messages import AssistantMessage, Message, Note, ToolResult, User
 from conductor.models.base import ModelRequest, ToolDefinition, running_turn
 from conductor.models.profiles import Thinking
 from conductor.plugins.models.families import Claude
-from conductor.plugins.models.reasoning import (
-    CallSlot,
-    Reasoning,
-    ReplyBlock,
-    Words,
-    blocks_of,
-    digest,
-    service_id,
-)
-from conductor.plugins.models.rendering import (
-    BEGINNING,
-    Json,
-    arguments_of,
-    call_id,
-    limit_of,
-    may_call,
-    object_schema,
-    unicode_of,
-    user_text,
-)
+from conductor.plugins.models.reasoning import digest, received_of, render
+from conductor.plugins.models.rendering import BEGINNING, Json, limit_of, may_call, object_schema, user_text
 from conductor.plugins.models.tool_names import ToolNameMap
 
 if TYPE_CHECKING:
@@ -210,13 +192,12 @@ def _messages(
         if not (item.text.strip() or item.calls):
             continue
         end_user()
-        if item.opaque is None or index < first:
-            blocks = _plain(item, names, ids)
-        else:
-            prefix, received = blocks_of(item, provider)
-            if prefix is not None and prefix != digest({**head, "messages": messages}):
-                return _messages(history, names, provider, head, index + 1)
-            blocks = _assistant(item, received, names, ids)
+        received = received_of(item, provider) if index >= first else None
+        if received is not None and received.prefix != digest({**head, "messages": messages}):
+            return _messages(history, names, provider, head, index + 1)
+        blocks = render(item, received, names, ids, _Text, _use)
+        if received is not None and isinstance(blocks[-1], _Text):
+            blocks[-1].text = blocks[-1].text.rstrip()
         # Roles alternate: two replies in a row, such as after a barge-in, are one message.
         if messages[-1].role == "assistant":
             messages[-1].content += blocks
@@ -236,34 +217,5 @@ def _add_user(
         texts.append(_Text(user_text(item)))
 
 
-def _plain(message: AssistantMessage, names: ToolNameMap, ids: dict[str, str]) -> list[Any]:
-    # As `_assistant` renders a reply without reasoning, in half the time: most of a history is such.
-    text = message.text.rstrip()
-    blocks: list[Any] = [_Text(unicode_of(text))] if text else []
-    for call in message.calls:
-        ids[call.call_id] = use_id = call_id(call.call_id)
-        blocks.append(_Use(use_id, names.to_service(call.name), msgspec.Raw(arguments_of(call))))
-    return blocks
-
-
-def _assistant(
-    message: AssistantMessage, received: Sequence[ReplyBlock], names: ToolNameMap, ids: dict[str, str]
-) -> list[Any]:
-    blocks: list[Any] = []
-    calls = iter(message.calls)
-    for block in received:
-        match block:
-            case Words(text) if text.strip():
-                blocks.append(_Text(unicode_of(text)))
-            case CallSlot():
-                call = next(calls)
-                raw = msgspec.Raw(arguments_of(call))
-                blocks.append(_Use(service_id(block, call, ids), names.to_service(call.name), raw))
-            case Reasoning(thinking):
-                blocks.append(thinking)
-    # The service refuses thinking, and white space, at the end.
-    while isinstance(blocks[-1], dict):
-        blocks.pop()
-    if isinstance(blocks[-1], _Text):
-        blocks[-1] = _Text(blocks[-1].text.rstrip())
-    return blocks
+def _use(call_id: str, name: str, arguments: bytes) -> _Use:
+    return _Use(call_id, name, msgspec.Raw(arguments))

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from conductor.messages import ToolCall
-from conductor.models.base import Finished, ModelEvent, StopReason, TextDelta, Usage, token_count
+from conductor.models.base import Finished, ModelEvent, StopReason, Usage, token_count
 from conductor.models.failures import failure
+from conductor.plugins.models.decoding import EventDecoder, Item, SSEParser
 from conductor.plugins.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
-from conductor.plugins.models.service_errors import cut_off, from_event, problem_of
-from conductor.plugins.models.sse import SSEError, SSEParser
+from conductor.plugins.models.service_errors import from_event, problem_of
 from conductor.plugins.models.tool_names import ToolNameMap
 
 if TYPE_CHECKING:
@@ -66,14 +66,15 @@ class _Event(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Event).decode
 
 
-class ReplyDecoder:
-    """Turns the bytes of one streamed reply into model events; pure.
+class ReplyDecoder(EventDecoder):
+    """Decodes a streamed reply.
 
-    Text that arrives together becomes one `TextDelta`. ``prefix`` gives the request's digest, which is kept
-    with the reply's thinking (`conductor.plugins.models.reasoning`).
+    ``prefix`` gives the request's digest, which is kept with the reply's thinking
+    (`conductor.plugins.models.reasoning`).
     """
 
     def __init__(self, names: ToolNameMap, prefix: Callable[[], str]) -> None:
+        super().__init__()
         self._names = names
         self._prefix = prefix
         self._sse = SSEParser()
@@ -81,35 +82,19 @@ class ReplyDecoder:
         self._received: list[ReplyBlock] = []
         self._usage = _Usage()
         self._stop: str | None = None
-        self.finished = False
 
-    def feed(self, chunk: bytes) -> list[ModelEvent]:
-        """Decode the next bytes. Raises `ModelError`: ``undecodable``, or that of an ``error`` event."""
-        events: list[ModelEvent] = []
-        text: list[str] = []
-        try:
-            for data in self._sse.feed(chunk):
-                event = _decode(data)
-                # Nearly all events are text, so they skip the dispatch.
-                delta = event.delta
-                if delta is not None and delta.type == "text_delta":
-                    text.append(delta.text)
-                    self._part(event.index).append(delta.text)
-                    continue
-                result = self._take(event)
-                if result is not None:
-                    _add_text(text, events)
-                    events.append(result)
-        except (msgspec.DecodeError, UnicodeDecodeError, SSEError):
-            raise failure("undecodable") from None
-        _add_text(text, events)
-        return events
+    def _read(self, chunk: bytes, items: list[Item]) -> None:
+        for data in self._sse.feed(chunk):
+            event = _decode(data)
+            # Nearly all events are text, so they skip the dispatch.
+            delta = event.delta
+            if delta is not None and delta.type == "text_delta":
+                self._part(event.index).append(delta.text)
+                items.append(delta.text)
+            elif (result := self._take(event)) is not None:
+                items.append(result)
 
-    def end(self) -> list[ModelEvent]:
-        """Raise `ModelError`: the bytes ended before the reply."""
-        raise cut_off()
-
-    def _take(self, event: _Event) -> ModelEvent | None:
+    def _take(self, event: _Event) -> Item | None:
         match event.type:
             case "content_block_delta":
                 self._extend(event)
@@ -130,11 +115,10 @@ class ReplyDecoder:
                 raise from_event(problem_of(event.error))
         return None
 
-    def _begin(self, index: int, block: dict[str, Any]) -> ModelEvent | None:
-        self._blocks[index] = (block, [])
+    def _begin(self, index: int, block: dict[str, Any]) -> str:
         words = str(block.get("text", ""))
-        self._blocks[index][1].extend([words] if words else ())
-        return TextDelta(words) if words else None
+        self._blocks[index] = (block, [words])
+        return words
 
     def _part(self, index: int) -> list[str]:
         return self._blocks.get(index, ({}, []))[1]
@@ -151,7 +135,7 @@ class ReplyDecoder:
             block = self._blocks[event.index][0]
             block["signature"] = str(block.get("signature") or "") + delta.signature
 
-    def _end_block(self, index: int) -> ModelEvent | None:
+    def _end_block(self, index: int) -> ToolCall | None:
         block, parts = self._blocks.pop(index, ({}, []))
         match block.get("type"):
             case "text":
@@ -220,10 +204,3 @@ def _usage_of(usage: _Usage) -> Usage:
         token_count(usage.cache_read_input_tokens),
         token_count(usage.cache_creation_input_tokens),
     )
-
-
-def _add_text(text: list[str], events: list[ModelEvent]) -> None:
-    words = "".join(text)
-    text.clear()
-    if words:
-        events.append(TextDelta(words))

@@ -21,7 +21,6 @@ from conductor.plugins.models.anthropic_request import prefix_of
 from conductor.plugins.models.families import Claude, check_claude
 from conductor.plugins.models.rendering import encode, names_of
 from conductor.plugins.models.streaming import Post, ReplyStreamer, service_at
-from conductor.plugins.models.thought_filter import ThoughtHabit
 from conductor.settings import environment_value
 
 if TYPE_CHECKING:
@@ -54,7 +53,6 @@ class BedrockProvider:
     ) -> None:
         self._claude = Claude(model, thinking, effort, self.name)
         self._max_tokens = max_tokens
-        self._habit = ThoughtHabit()
         self._path = f"/model/{quote(model, safe='')}/converse-stream"
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         address = base_url or f"https://bedrock-runtime.{region}.amazonaws.com"
@@ -80,7 +78,7 @@ class BedrockProvider:
         limit = request.max_tokens or self._max_tokens
         body = converse_body(request, names, claude, limit, reasoning=reasoning)
         prefix = partial(prefix_of, request, names, claude, reasoning=reasoning)
-        return Post(encode(body), partial(ConverseDecoder, names, prefix, self._habit))
+        return Post(encode(body), partial(ConverseDecoder, names, prefix))
 
     async def aclose(self) -> None:
         """Close all connections. Running streams fail."""

@@ -6,7 +6,7 @@ The request is made from that of the Messages API, whose rules are stricter.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import groupby
 
 import msgspec
@@ -14,14 +14,15 @@ from botocore.eventstream import EventStreamBuffer, ParserError
 
 from conductor.errors import ModelError
 from conductor.messages import ToolCall
-from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason, TextDelta, Usage
+from conductor.models.base import Finished, ModelRequest, StopReason, Usage
 from conductor.models.failures import failure
 from conductor.plugins.models import anthropic_request
+from conductor.plugins.models.decoding import EventDecoder, Item
 from conductor.plugins.models.families import Claude
 from conductor.plugins.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.plugins.models.rendering import Json, encode, may_call
-from conductor.plugins.models.service_errors import ServiceProblem, cut_off, from_status
-from conductor.plugins.models.thought_filter import ThoughtFilter, ThoughtHabit, without_thoughts
+from conductor.plugins.models.service_errors import ServiceProblem, from_status
+from conductor.plugins.models.thought_filter import ThoughtFilter
 from conductor.plugins.models.tool_names import ToolNameMap
 
 _STOPS: dict[str, StopReason] = {
@@ -171,41 +172,30 @@ class _Event(msgspec.Struct, rename="camel"):
 
 
 _decode = msgspec.json.Decoder(_Event).decode
-_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, ParserError)
 
 
-class ConverseDecoder:
-    """Turns the bytes of one streamed reply into model events; pure.
+class ConverseDecoder(EventDecoder):
+    """Decodes a streamed reply.
 
-    Text that arrives together becomes one `TextDelta`. ``prefix`` gives the request's digest, stored with the
-    reply's reasoning (`conductor.plugins.models.reasoning`). ``habit``: see `ThoughtFilter`.
+    ``prefix`` gives the request's digest, which is kept with the reply's reasoning
+    (`conductor.plugins.models.reasoning`).
     """
 
-    def __init__(
-        self, names: ToolNameMap, prefix: Callable[[], str], habit: ThoughtHabit | None = None
-    ) -> None:
+    undecodable = (*EventDecoder.undecodable, ParserError)
+
+    def __init__(self, names: ToolNameMap, prefix: Callable[[], str]) -> None:
+        # Models without signed reasoning write it as text.
+        super().__init__(ThoughtFilter())
         self._names = names
         self._prefix = prefix
-        self._thinking = ThoughtFilter(habit)
         self._frames = EventStreamBuffer()
         self._calls: dict[int, tuple[_ToolUse, list[str]]] = {}
         self._words: dict[int, list[str]] = {}
-        self._thoughts: dict[int, Json] = {}
+        self._reasoning: dict[int, Json] = {}
         self._received: dict[int, ReplyBlock] = {}
         self._stop: str | None = None
-        self.finished = False
 
-    def feed(self, chunk: bytes) -> Iterator[ModelEvent]:
-        """Decode the next bytes; events before an error are given first. Raises `ModelError`."""
-        return without_thoughts(self._events(chunk), self._thinking, _UNDECODABLE)
-
-    def end(self) -> Iterator[ModelEvent]:
-        """Give the end if only the figures are missing. Raises `ModelError` for a cut reply."""
-        if self._stop is None:
-            raise cut_off()
-        return without_thoughts([self._finish(_Usage())], self._thinking, ())
-
-    def _events(self, chunk: bytes) -> Iterator[ModelEvent]:
+    def _read(self, chunk: bytes, items: list[Item]) -> None:
         self._frames.add_data(chunk)
         for frame in self._frames:
             if frame.headers.get(":message-type") != "event":
@@ -213,11 +203,11 @@ class ConverseDecoder:
             event = _decode(frame.payload)
             if event.delta is not None and event.delta.text:
                 self._words.setdefault(event.content_block_index, []).append(event.delta.text)
-                yield TextDelta(event.delta.text)
+                items.append(event.delta.text)
             elif (result := self._take(str(frame.headers.get(":event-type")), event)) is not None:
-                yield result
+                items.append(result)
 
-    def _take(self, kind: str, event: _Event) -> ModelEvent | None:
+    def _take(self, kind: str, event: _Event) -> Item | None:
         index = event.content_block_index
         match kind:
             case "contentBlockStart" if event.start is not None and event.start.tool is not None:
@@ -240,9 +230,9 @@ class ConverseDecoder:
         elif delta.reasoning is not None:
             # As the Messages API has it: the next request is made from that.
             if delta.reasoning.redacted:
-                self._thoughts[index] = {"type": "redacted_thinking", "data": delta.reasoning.redacted}
+                self._reasoning[index] = {"type": "redacted_thinking", "data": delta.reasoning.redacted}
                 return
-            thought = self._thoughts.setdefault(index, {"type": "thinking", "thinking": "", "signature": ""})
+            thought = self._reasoning.setdefault(index, {"type": "thinking", "thinking": "", "signature": ""})
             thought["thinking"] += delta.reasoning.text
             thought["signature"] += delta.reasoning.signature
 
@@ -262,7 +252,7 @@ class ConverseDecoder:
         received: dict[int, ReplyBlock] = {n: Words("".join(parts)) for n, parts in self._words.items()}
         received |= self._received
         # Models that do not sign their reasoning do not want it back.
-        received |= {n: Reasoning(t) for n, t in self._thoughts.items() if t.get("signature") or "data" in t}
+        received |= {n: Reasoning(t) for n, t in self._reasoning.items() if t.get("signature") or "data" in t}
         opaque = opaque_of([received[index] for index in sorted(received)], self._prefix)
         # With an unknown stop reason no call runs.
         return Finished(_STOPS.get(self._stop, "end_turn"), usage, opaque)

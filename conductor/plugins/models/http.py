@@ -60,14 +60,11 @@ class ReplyStream:
         self._silence_s = silence_s
         self._silent_at = silent_at
         self._has_news = False  # of the last bytes
-        self._error: ModelError | None = None
         self._bytes = self._chars = 0
 
     async def read(self) -> None:
         """Read until there are events. Raises `ModelError` if the stream ends, fails or falls silent."""
         self.events = []
-        if self._error is not None:
-            raise self._error
         while not self.events:
             try:
                 chunk = await self._chunk()
@@ -90,20 +87,17 @@ class ReplyStream:
         return chunk
 
     def _decode(self, chunk: bytes) -> None:
-        """Decode some bytes; the next `read` raises an error after the decoded events."""
         try:
-            for event in self.decoder.feed(chunk) if chunk else self.decoder.end():
-                self.events.append(event)
-                if not isinstance(event, Finished):
-                    self._chars += len(event.text if isinstance(event, TextDelta) else event.arguments)
+            self.events = list(self.decoder.feed(chunk) if chunk else self.decoder.end())
         except ModelError as error:
             if not chunk and error.reason == "connection" and _content_type(self._response) == _JSON:
-                error = _no_stream()
+                raise _no_stream() from None
             if not self._bytes and error.reason == "connection":
-                error = EmptyReply("connection", "The model service sent an empty reply.")
-            if not self.events:
-                raise error from None
-            self._error = error
+                raise EmptyReply("connection", "The model service sent an empty reply.") from None
+            raise
+        for event in self.events:
+            if not isinstance(event, Finished):
+                self._chars += len(event.text if isinstance(event, TextDelta) else event.arguments)
         if self._bytes > MAX_REPLY_BYTES or self._chars > MAX_REPLY_CHARS:
             raise ModelError("protocol", "The model service's reply is too long.")
 

@@ -12,7 +12,7 @@ from conductor.models.base import ModelEvent, ModelRequest, StreamDecoder
 from conductor.models.profiles import Effort, Prices
 from conductor.plugins.models.families import family_of, prices_of
 from conductor.plugins.models.openai_request import PROVIDER, chat_body, completions_body
-from conductor.plugins.models.openai_responses import ResponsesDecoder, prefix_of, responses_body
+from conductor.plugins.models.openai_responses import ResponsesDecoder, responses_body
 from conductor.plugins.models.openai_stream import ChatDecoder
 from conductor.plugins.models.rendering import encode, may_call, names_of
 from conductor.plugins.models.streaming import Post, ReplyStreamer, service_at
@@ -84,9 +84,7 @@ class OpenAIProvider:
             body = completions_body(request, **limits)
         else:
             body = responses_body(request, names, **options)
-            decoder = partial(
-                ResponsesDecoder, names, partial(prefix_of, request, names, source=source), self._habit
-            )
+            decoder = partial(ResponsesDecoder, names, source, self._habit)
         return self._streamer.stream(path, Post(encode(body), decoder), request)
 
     async def aclose(self) -> None:

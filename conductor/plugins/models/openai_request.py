@@ -18,7 +18,6 @@ from conductor.plugins.models.rendering import (
     limit_of,
     may_call,
     object_schema,
-    unicode_of,
     user_text,
 )
 from conductor.plugins.models.tool_names import ToolNameMap
@@ -139,7 +138,7 @@ def _messages(request: ModelRequest, names: ToolNameMap, source: str) -> list[An
     for index, item in enumerate(request.messages):
         last = messages[-1] if messages else None
         if isinstance(item, AssistantMessage):
-            text = unicode_of(item.text.rstrip())
+            text = item.text.rstrip()
             if not text and not item.calls:
                 continue
             calls = [_call(call, names) for call in item.calls] or msgspec.UNSET
@@ -158,7 +157,7 @@ def _messages(request: ModelRequest, names: ToolNameMap, source: str) -> list[An
     if not messages or isinstance(messages[0], _Assistant):
         messages.insert(0, _User(BEGINNING))
     if request.system.strip():
-        messages.insert(0, _System(unicode_of(request.system)))
+        messages.insert(0, _System(request.system))
     return messages
 
 
@@ -196,12 +195,12 @@ def _function(tool: ToolDefinition, names: ToolNameMap) -> Json:
 
 
 def _prompt(request: ModelRequest) -> str:
-    parts = [unicode_of(request.system.strip())] if request.system.strip() else []
+    parts = [request.system.strip()] if request.system.strip() else []
     parts += [line for item in request.messages if (line := _line(item))]
     return "\n\n".join([*parts, "Assistant:"])
 
 
 def _line(item: Message) -> str:
     if isinstance(item, AssistantMessage):
-        return f"Assistant: {unicode_of(item.text.strip())}" if item.text.strip() else ""
+        return f"Assistant: {item.text.strip()}" if item.text.strip() else ""
     return f"{'Result' if isinstance(item, ToolResult) else 'User'}: {user_text(item)}"

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from conductor.messages import AssistantMessage, ToolCall, ToolResult
-from conductor.models.base import (
-    Finished,
-    ModelEvent,
-    ModelRequest,
-    StopReason,
-    TextDelta,
-    ToolDefinition,
-    is_json,
-    running_turn,
-)
+from conductor.models.base import Finished, ModelRequest, StopReason, ToolDefinition, is_json, running_turn
 from conductor.models.profiles import Effort
+from conductor.plugins.models.decoding import EventDecoder, Item, SSEParser
 from conductor.plugins.models.openai_request import PROVIDER, object_parameters
 from conductor.plugins.models.openai_stream import usage
 from conductor.plugins.models.reasoning import (
@@ -28,23 +19,13 @@ from conductor.plugins.models.reasoning import (
     Reasoning,
     ReplyBlock,
     Words,
-    blocks_of,
-    digest,
     opaque_of,
-    service_id,
+    received_of,
+    render,
 )
-from conductor.plugins.models.rendering import (
-    BEGINNING,
-    Json,
-    arguments_of,
-    limit_of,
-    may_call,
-    unicode_of,
-    user_text,
-)
-from conductor.plugins.models.service_errors import cut_off, from_event, problem_of, read_problem
-from conductor.plugins.models.sse import SSEError, SSEParser
-from conductor.plugins.models.thought_filter import ThoughtFilter, ThoughtHabit, without_thoughts
+from conductor.plugins.models.rendering import BEGINNING, Json, limit_of, may_call, user_text
+from conductor.plugins.models.service_errors import from_event, problem_of, read_problem
+from conductor.plugins.models.thought_filter import ThoughtFilter, ThoughtHabit
 from conductor.plugins.models.tool_names import ToolNameMap
 
 # The smallest limit that OpenAI accepts.
@@ -68,15 +49,17 @@ def responses_body(
 
     Reasoning goes back only to its ``source``: service and model.
     """
-    head = _head(request, names)
     body: Json = {
-        **head,
         "model": model,
-        "input": _input(request, names, source, head, running_turn(request.messages)),
+        "input": _input(request, names, source),
         "stream": True,
         "store": False,
         "max_output_tokens": max(_MIN_TOKENS, limit_of(request, max_tokens)),
     }
+    if request.system.strip():
+        body["instructions"] = request.system
+    if request.tools:
+        body["tools"] = _tools(tuple(request.tools), names)
     if not _PLAIN_MODELS.match(model):
         body["include"] = ["reasoning.encrypted_content"]
     if official and request.cache_key is not None:
@@ -86,22 +69,6 @@ def responses_body(
     if request.tools and not may_call(request):
         body["tool_choice"] = "none"
     return body
-
-
-def prefix_of(request: ModelRequest, names: ToolNameMap, *, source: str) -> str:
-    """Give the `digest` of the request's part before the reply, for this ``source``."""
-    head = _head(request, names)
-    items = _input(request, names, source, head, running_turn(request.messages))
-    return digest({**head, "source": source, "input": items})
-
-
-def _head(request: ModelRequest, names: ToolNameMap) -> Json:
-    head: Json = {}
-    if request.system.strip():
-        head["instructions"] = request.system
-    if request.tools:
-        head["tools"] = _tools(tuple(request.tools), names)
-    return head
 
 
 @lru_cache(maxsize=256)
@@ -147,18 +114,18 @@ class _Output(msgspec.Struct, tag_field="type", tag="function_call_output"):
     output: str
 
 
-def _input(request: ModelRequest, names: ToolNameMap, source: str, head: Json, first: int) -> list[Any]:
-    # ``first`` is the index of the first reply whose reasoning may go back.
+def _input(request: ModelRequest, names: ToolNameMap, source: str) -> list[Any]:
+    running = running_turn(request.messages)
     items: list[Any] = []
     ids: dict[str, str] = {}
     for index, message in enumerate(request.messages):
         if isinstance(message, AssistantMessage):
             if not items:
                 items.append(_User(BEGINNING))
-            prefix, received = blocks_of(message, PROVIDER if index >= first else "")
-            if prefix is not None and prefix != digest({**head, "source": source, "input": items}):
-                return _input(request, names, source, head, index + 1)
-            items += _assistant(message, received, names, ids)
+            received = received_of(message, PROVIDER) if index >= running else None
+            if received is not None and received.prefix != source:
+                received = None
+            items += render(message, received, names, ids, _message, _call)
         elif isinstance(message, ToolResult):
             items.append(_Output(ids[message.call_id], user_text(message)))
         else:
@@ -166,25 +133,12 @@ def _input(request: ModelRequest, names: ToolNameMap, source: str, head: Json, f
     return items or [_User(BEGINNING)]
 
 
-def _assistant(
-    message: AssistantMessage, received: Sequence[ReplyBlock], names: ToolNameMap, ids: dict[str, str]
-) -> list[Any]:
-    items: list[Any] = []
-    calls = iter(message.calls)
-    for block in received:
-        match block:
-            case Words(text) if text.strip():
-                items.append(_Message([_OutputText(unicode_of(text))]))
-            case CallSlot():
-                call = next(calls)
-                name, arguments = names.to_service(call.name), arguments_of(call).decode()
-                items.append(_Call(service_id(block, call, ids), name, arguments))
-            # In the reply's order: reasoning comes before its item.
-            case Reasoning(item):
-                items.append(item)
-    while items and isinstance(items[-1], dict):
-        items.pop()
-    return items
+def _message(text: str) -> _Message:
+    return _Message([_OutputText(text)])
+
+
+def _call(call_id: str, name: str, arguments: bytes) -> _Call:
+    return _Call(call_id, name, arguments.decode())
 
 
 class _Incomplete(msgspec.Struct, gc=False):
@@ -207,38 +161,22 @@ class _Event(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Event).decode
-_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, SSEError)
 
 
-class ResponsesDecoder:
-    """Turns the bytes of one streamed response into model events; pure.
+class ResponsesDecoder(EventDecoder):
+    """Decodes a streamed reply; its reasoning is kept for its ``source``. ``habit``: see `ThoughtFilter`."""
 
-    Text that arrives together becomes one `TextDelta`. ``prefix`` gives the request's digest, stored with the
-    reply's reasoning (`conductor.plugins.models.reasoning`). ``habit``: see `ThoughtFilter`.
-    """
-
-    def __init__(
-        self, names: ToolNameMap, prefix: Callable[[], str], habit: ThoughtHabit | None = None
-    ) -> None:
+    def __init__(self, names: ToolNameMap, source: str, habit: ThoughtHabit | None = None) -> None:
+        super().__init__(ThoughtFilter(habit))
         self._names = names
-        self._prefix = prefix
+        self._source = source
         self._sse = SSEParser()
-        self._thinking = ThoughtFilter(habit)
         self._received: list[ReplyBlock] = []
         self._words: list[str] = []
         self._calls_stop: StopReason = "end_turn"
         self._refused = False
-        self.finished = False
 
-    def feed(self, chunk: bytes) -> Iterator[ModelEvent]:
-        """Decode the next bytes; events before an error are given first. Raises `ModelError`."""
-        return without_thoughts(self._events(chunk), self._thinking, _UNDECODABLE)
-
-    def end(self) -> list[ModelEvent]:
-        """Raise `ModelError`: the bytes ended before the reply."""
-        raise cut_off()
-
-    def _events(self, chunk: bytes) -> Iterator[ModelEvent]:
+    def _read(self, chunk: bytes, items: list[Item]) -> None:
         for data in self._sse.feed(chunk):
             # An end mark or a keep-alive.
             if not data.startswith(b"{"):
@@ -246,13 +184,13 @@ class ResponsesDecoder:
             event = _decode(data)
             if event.type == "response.output_text.delta":
                 self._words.append(str(event.delta))
-                yield TextDelta(self._words[-1])
+                items.append(self._words[-1])
             elif event.type == "error" or event.error is not None:
                 raise from_event(read_problem(data))
             elif (result := self._take(event)) is not None:
-                yield result
+                items.append(result)
 
-    def _take(self, event: _Event) -> ModelEvent | None:
+    def _take(self, event: _Event) -> Item | None:
         response = event.response or _Response()
         match event.type:
             case "response.output_item.done" if event.item is not None:
@@ -268,7 +206,7 @@ class ResponsesDecoder:
                 raise from_event(problem_of(response.error))
         return None
 
-    def _end_item(self, item: dict[str, Any]) -> ModelEvent | None:
+    def _end_item(self, item: dict[str, Any]) -> Item | None:
         kind = item.get("type")
         # Reasoning without content is only an id, and the service stores nothing.
         if kind == "reasoning" and (item.get("encrypted_content") or item.get("content")):
@@ -291,5 +229,5 @@ class ResponsesDecoder:
     def _finish(self, stop: StopReason, response: _Response) -> Finished:
         self.finished = True
         figures = usage(response.usage, "input_tokens", "output_tokens")
-        opaque = opaque_of(self._received, self._prefix)
+        opaque = opaque_of(self._received, lambda: self._source)
         return Finished("refusal" if self._refused else stop, figures, opaque)

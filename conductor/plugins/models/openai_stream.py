@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from conductor.errors import ModelError
 from conductor.messages import ToolCall
-from conductor.models.base import Finished, ModelEvent, StopReason, TextDelta, Usage, is_json, token_count
+from conductor.models.base import Finished, ModelEvent, StopReason, Usage, is_json, token_count
 from conductor.models.failures import failure
+from conductor.plugins.models.decoding import EventDecoder, Item, SSEParser
 from conductor.plugins.models.openai_request import REASONING, ChatOpaque
 from conductor.plugins.models.service_errors import cut_off, from_event, problem_of
-from conductor.plugins.models.sse import MAX_EVENT_BYTES, SSEError, SSEParser
 from conductor.plugins.models.thought_filter import ThoughtFilter, ThoughtHabit
 from conductor.plugins.models.tool_names import ToolNameMap
 
@@ -51,31 +50,17 @@ class _Delta(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
-    message: _Delta | None = None  # in place of the delta
     text: Any = None  # of completions
-    finish_reason: Any = msgspec.UNSET
+    finish_reason: Any = None
 
 
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: Any = None
     error: Any = None
-    message: Any = None  # of errors, like the next two
-    type: Any = None
-    code: Any = None
 
 
 _decode = msgspec.json.Decoder(_Chunk, float_hook=float).decode
-_UNDECODABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-
-
-def _chunk_of(data: bytes) -> _Chunk:
-    try:
-        return _decode(data)
-    except _UNDECODABLE:
-        # Services send NaN, lone surrogates and control characters.
-        value = json.loads(data, strict=False, parse_constant=lambda _: None)
-        return _decode(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 class _OpenCall:
@@ -134,12 +119,12 @@ class _Reasoning:
         return fields | {REASONING[2]: self._details} if self._details else fields
 
 
-class ChatDecoder:
-    """Turns the bytes of one streamed reply, or of a whole one, into model events; pure.
+class ChatDecoder(EventDecoder):
+    """Decodes a streamed reply.
 
-    Text that arrives together becomes one `TextDelta`. Calls are given at the end of the reply: only then are
-    their arguments complete. The reasoning of a reply with calls is kept in ``opaque`` for its ``source``.
-    ``habit``: see `ThoughtFilter`. With ``offers_tools`` an empty reply at the limit is a lost call.
+    Calls are given at the end of the reply: only then are their arguments complete. The reasoning of a reply
+    with calls is kept in ``opaque`` for its ``source``. ``habit``: see `ThoughtFilter`. With ``offers_tools``
+    an empty reply at the limit is a lost call.
     """
 
     def __init__(
@@ -150,114 +135,49 @@ class ChatDecoder:
         *,
         offers_tools: bool = False,
     ) -> None:
+        super().__init__(ThoughtFilter(habit))
         self._names = names
         self._source = source
         self._offers_tools = offers_tools
         self._sse = SSEParser()
-        self._body: bytearray | None = None  # of a reply in one piece
-        self._thinking = ThoughtFilter(habit)
         self._reasoning = _Reasoning()
         self._calls: list[_OpenCall] = []
         self._by_index: dict[str, _OpenCall] = {}
         self._usage: Any = None
         self._stop: str | None = None
-        self._is_done = False
-        self._names_reasons = False
-        self._has_begun = self._has_choices = self._has_deltas = self._has_words = False
-        self.finished = False
+        self._has_text = False
 
-    def feed(self, chunk: bytes) -> Iterator[ModelEvent]:
-        """Decode the next bytes; events before an error are given first. Raises `ModelError`."""
-        return self._events(chunk, at_end=False)
-
-    def end(self) -> Iterator[ModelEvent]:
+    def end(self) -> list[ModelEvent]:
         """Give the last events if only the end mark is missing. Raises `ModelError` for a cut reply."""
-        return self._events(b"\n\n", at_end=True)
+        return self._events(list(self._finish()))
 
-    def _events(self, chunk: bytes, *, at_end: bool) -> Iterator[ModelEvent]:
-        text: list[str] = []
-        error: ModelError | None = None
-        try:
-            self._read(self._data(chunk, at_end), text)
-        except ModelError as raised:
-            # The last event may be cut off.
-            error = None if at_end and self._body is None and raised.reason == "undecodable" else raised
-        words = self._thinking.feed("".join(text))
-        self._has_words = self._has_words or bool(words)
-        if words:
-            yield TextDelta(words)
-        if error is not None:
-            raise error
-        if self._is_done or at_end:
-            yield from self._finish()
-
-    def _data(self, chunk: bytes, at_end: bool) -> list[bytes]:
-        if not self._has_begun and (start := chunk.lstrip()):
-            self._has_begun = True
-            self._body = bytearray() if start.startswith(b"{") else None
-        if self._body is None:
-            try:
-                return self._sse.feed(chunk)
-            except SSEError:
-                raise failure("undecodable") from None
-        self._body += chunk
-        if len(self._body) > MAX_EVENT_BYTES:
-            raise failure("undecodable")
-        self._is_done = at_end
-        return [bytes(self._body)] if at_end else []
-
-    def _read(self, items: Iterable[bytes], text: list[str]) -> None:
-        for item in items:
-            data = item.strip()
+    def _read(self, chunk: bytes, items: list[Item]) -> None:
+        for data in self._sse.feed(chunk):
             if data == b"[DONE]":
-                self._is_done = True
+                items += self._finish()
                 return
             # Other data are keep-alives.
             if not data.startswith(b"{"):
                 continue
-            try:
-                chunk = _chunk_of(data)
-            except _UNDECODABLE:
-                # Some services end an event by one line end.
-                if b"\n" in data:
-                    self._read(data.split(b"\n"), text)
-                elif self._stop is None:
-                    raise failure("undecodable") from None
-                continue
-            self._take(chunk, text)
+            part = _decode(data)
+            if part.choices and (text := self._take(part.choices[0])):
+                items.append(text)
+            if part.usage is not None:
+                self._usage = part.usage
+            if part.error:
+                raise from_event(problem_of(part.error))
 
-    def _take(self, chunk: _Chunk, text: list[str]) -> None:
-        is_whole = self._stop is not None
-        if chunk.choices:
-            self._has_choices = True
-            self._take_choice(chunk.choices[0], text)
-        if chunk.usage is not None:
-            self._usage = chunk.usage
-        if is_whole:
-            return
-        if chunk.error:
-            raise from_event(problem_of(chunk.error))
-        if chunk.choices is None and chunk.message:
-            error = {"message": chunk.message, "type": chunk.type, "code": chunk.code}
-            raise from_event(problem_of(error))
-
-    def _take_choice(self, choice: _Choice, text: list[str]) -> None:
-        delta = choice.delta
-        if delta is not None:
-            self._has_deltas = True
-        elif not self._has_deltas:  # after deltas it repeats them
-            delta = choice.message
-        if words := _text_of(choice.text if delta is None else delta.content):
-            text.append(words)
-        if delta is not None:
-            if delta.reasoning_content or delta.reasoning or delta.reasoning_details:
-                self._reasoning.add(delta)
-            for part in delta.tool_calls or ():
-                self._extend(part)
-        if choice.finish_reason is not msgspec.UNSET:
-            self._names_reasons = True
-            if choice.finish_reason and isinstance(choice.finish_reason, str):
-                self._stop = choice.finish_reason
+    def _take(self, choice: _Choice) -> str:
+        delta = choice.delta or _Delta()
+        if delta.reasoning_content or delta.reasoning or delta.reasoning_details:
+            self._reasoning.add(delta)
+        for part in delta.tool_calls or ():
+            self._extend(part)
+        if choice.finish_reason and isinstance(choice.finish_reason, str):
+            self._stop = choice.finish_reason
+        text = _text_of(choice.text or delta.content)
+        self._has_text = self._has_text or bool(text.strip())
+        return text
 
     def _extend(self, delta: _CallDelta) -> None:
         function = delta.function or _Function()
@@ -273,35 +193,27 @@ class ChatDecoder:
         call.parts.append(arguments)
         call.extra = delta.extra_content or call.extra
 
-    def _finish(self) -> Iterator[ModelEvent]:
-        if self._body is not None and not self._has_choices:
-            raise failure("protocol")
-        # Without reasons the end mark is enough.
-        is_whole = self._is_done and self._has_choices and not self._names_reasons
-        if self._stop is None and not is_whole:
+    def _finish(self) -> Iterator[Item]:
+        if self._stop is None:
             raise cut_off()
-        reason = (self._stop or "stop").lower()
+        reason = self._stop.lower()
         if reason in _FAILURES:
             raise failure("overloaded")
         stop = _STOPS.get(reason) or self._stop_of_calls(reason)
-        words = self._thinking.finish(is_cut=stop == "max_tokens")
-        is_empty = not (self._has_words or words or self._calls or self._has_thoughts)
+        fields = self._reasoning.fields
         # mlx-lm drops an invalid call and says only this.
-        if is_empty and self._offers_tools and stop == "max_tokens":
+        if self._offers_tools and stop == "max_tokens" and not (self._has_text or self._calls or fields):
             raise failure("malformed")
         self.finished = True
-        if words:
-            yield TextDelta(words)
         for number, call in enumerate(self._calls):
             arguments = call.arguments
             if stop == "tool_use" and not arguments.strip():
                 arguments = "{}"
             yield ToolCall(call.id or f"call_{number}", self._names.to_tool(call.name), arguments)
-        yield Finished(stop, usage(self._usage), self._opaque())
-
-    @property
-    def _has_thoughts(self) -> bool:
-        return self._thinking.has_thoughts or bool(self._reasoning.fields)
+        extras = [call.extra for call in self._calls]
+        has_opaque = self._calls and (fields or any(extras))
+        opaque = ChatOpaque(self._source, fields, extras).dump() if has_opaque else None
+        yield Finished(stop, usage(self._usage), opaque)
 
     def _stop_of_calls(self, reason: str) -> StopReason:
         if (reason in _CALLED and not self._calls) or not all(call.name for call in self._calls):
@@ -311,12 +223,6 @@ class ChatDecoder:
             is_json(call.arguments or "{}") for call in self._calls
         )
         return "tool_use" if self._calls and is_whole else "end_turn"
-
-    def _opaque(self) -> str | None:
-        fields, extras = self._reasoning.fields, [call.extra for call in self._calls]
-        if not self._calls or not (fields or any(extras)):
-            return None
-        return ChatOpaque(self._source, fields, extras).dump()
 
 
 def usage(figures: Any, read: str = "prompt_tokens", output: str = "completion_tokens") -> Usage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -74,19 +75,14 @@ def arguments_of(call: ToolCall) -> bytes:
 _decode_object = msgspec.json.Decoder(dict[str, Any], float_hook=float).decode
 
 
-def unicode_of(text: str) -> str:
-    """Replace lone surrogates, which services refuse, by question marks."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
 def user_text(item: Message) -> str:
     """Give the text of a message that is not the assistant's."""
     if isinstance(item, UserMessage):
-        return unicode_of(item.text) if item.text.strip() else _NO_WORDS
+        return item.text if item.text.strip() else _NO_WORDS
     if isinstance(item, ToolResult):
-        return unicode_of(item.content) if item.content.strip() else _NO_RESULT
+        return item.content if item.content.strip() else _NO_RESULT
     assert not isinstance(item, AssistantMessage)
-    return f"[{unicode_of(item.text)}]"
+    return f"[{item.text}]"
 
 
 def object_schema(schema: Mapping[str, Any]) -> Json:
@@ -106,26 +102,12 @@ def object_schema(schema: Mapping[str, Any]) -> Json:
 
 
 def encode(body: Json) -> bytes:
-    """Encode a body; lone surrogates in the prompt or in tools become question marks."""
+    """Encode a body; lone surrogates, which services refuse, become question marks."""
     try:
         return _encode(body)
     except UnicodeEncodeError:
-        clean = {key: _without_surrogates(body[key]) for key in _FROM_FILES if key in body}
-        return _encode({**body, **clean})
+        plain = msgspec.to_builtins(body, enc_hook=msgspec.json.decode)  # of `msgspec.Raw`
+        return json.dumps(plain, ensure_ascii=False).encode("utf-8", "replace")
 
 
 _encode = msgspec.json.Encoder().encode
-# The parts with text of an operator or a client.
-_FROM_FILES = ("system", "instructions", "tools")
-
-
-def _without_surrogates(value: Any) -> Any:
-    match value:
-        case str():
-            return unicode_of(value)
-        case Mapping():
-            return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_without_surrogates(item) for item in value]
-        case _:
-            return value

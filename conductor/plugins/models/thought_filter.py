@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from conductor.errors import ModelError
-from conductor.models.base import Finished, ModelEvent, TextDelta
-from conductor.models.failures import failure
 
 # Beginnings and ends of thoughts. The templates of R1 and Qwen write the beginning themselves.
 PAIRS: Mapping[str, str] = {
@@ -180,36 +178,3 @@ class ThoughtFilter:
         self._holds = self._has_words = False
         self._thought.clear()
         self._words.clear()
-
-
-def without_thoughts(
-    events: Iterable[ModelEvent], thoughts: ThoughtFilter, undecodable: tuple[type[Exception], ...]
-) -> Iterator[ModelEvent]:
-    """Join the text of decoded events up to the next other event, and filter it.
-
-    The text before an error is given first. Raises `ModelError`, also for exceptions of the types
-    ``undecodable``.
-    """
-    texts: list[str] = []
-    error: ModelError | None = None
-    try:
-        for event in events:
-            if isinstance(event, TextDelta):
-                texts.append(event.text)
-                continue
-            text = "".join(texts)
-            texts.clear()  # first: `feed` may raise
-            words = thoughts.feed(text)
-            if isinstance(event, Finished):
-                words += thoughts.finish(is_cut=event.stop == "max_tokens")
-            if words:
-                yield TextDelta(words)
-            yield event
-    except ModelError as raised:
-        error = raised
-    except undecodable:
-        error = failure("undecodable")
-    if words := thoughts.feed("".join(texts)):
-        yield TextDelta(words)
-    if error is not None:
-        raise error

@@ -147,14 +147,7 @@ async def test_a_page_instead_of_a_stream_is_one_sentence(
     assert str(await failure_of(provider)) == "The server at the model service's address sent no stream."
 
 
-WHOLE = b'{"choices":[{"message":{"content":"Hi."},"finish_reason":"stop"}],"usage":{"prompt_tokens":7}}'
-
 QUOTA = b'{"error":{"code":"insufficient_quota"}}'
-
-
-async def test_a_reply_in_one_piece_is_one(service: OpenAIService, provider: ModelProvider) -> None:
-    service.default = HttpFailure(200, body=WHOLE)
-    assert await collect(provider) == [TextDelta("Hi."), Finished("end_turn", Usage(7))]
 
 
 async def test_an_empty_reply_at_the_limit_is_retried(

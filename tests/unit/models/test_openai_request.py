@@ -10,7 +10,7 @@ import pytest
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, ToolDefinition
 from conductor.plugins.models.openai_request import ChatOpaque, chat_body, completions_body
-from conductor.plugins.models.openai_responses import prefix_of, responses_body
+from conductor.plugins.models.openai_responses import responses_body
 from conductor.plugins.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.plugins.models.rendering import encode, names_of
 from tests.stand_ins.openai_rules import check_body
@@ -201,14 +201,13 @@ def test_models_that_do_not_reason_are_not_asked_for_their_reasoning(model: str)
 
 
 FIRST, SECOND = ({"type": "reasoning", "id": f"r{n}", "encrypted_content": f"e{n}"} for n in (1, 2))
-GO = ask(UserMessage("Go."))
 SPAWNED = ToolResult("c1", "1")
 
 
 def reasoned(source: str = "here") -> AssistantMessage:
-    """Make a reply of a thought, words, a thought and a call, which followed `GO`."""
+    """Make a reply of a thought, words, a thought and a call."""
     blocks: list[ReplyBlock] = [Reasoning(FIRST), Words("Hm."), Reasoning(SECOND), CallSlot("c1")]
-    opaque = opaque_of(blocks, lambda: prefix_of(GO, names_of(GO), source=source))
+    opaque = opaque_of(blocks, lambda: source)
     return AssistantMessage("Hm.", (CALL,), opaque, "openai")
 
 
@@ -236,7 +235,7 @@ def test_reasoning_of_anything_else_is_left_out(reply: AssistantMessage, more: t
 
 def test_reasoning_at_the_end_is_left_out() -> None:
     blocks: list[ReplyBlock] = [Reasoning(FIRST), Words("Hm."), Reasoning(SECOND)]
-    opaque = opaque_of(blocks, lambda: prefix_of(GO, names_of(GO), source="here"))
+    opaque = opaque_of(blocks, lambda: "here")
     items = responses(ask(UserMessage("Go."), AssistantMessage("Hm.", (), opaque, "openai")))["input"]
     assert items[1:] == [FIRST, {"type": "message", "role": "assistant", "content": items[2]["content"]}]
 

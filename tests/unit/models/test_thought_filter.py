@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conductor.errors import ModelError
-from conductor.messages import ToolCall
-from conductor.models.base import ModelEvent, TextDelta
-from conductor.plugins.models.thought_filter import PAIRS, ThoughtFilter, ThoughtHabit, without_thoughts
+from conductor.plugins.models.thought_filter import PAIRS, ThoughtFilter, ThoughtHabit
 
 HARMONY = "<|channel|>analysis<|message|>They greet me.<|end|><|start|>assistant<|channel|>final<|message|>"
 
@@ -121,17 +119,6 @@ def test_the_first_thought_without_a_beginning_is_asked_again_and_the_next_ones_
     assert [thoughts.feed(piece) for piece in ("They ", "greet me.", "</think>\n\n", "Hel", "lo.")] == [
         "", "", "", "Hel", "lo.",
     ]  # fmt: skip
-
-
-def test_the_text_before_a_misplaced_end_of_thoughts_is_given_once() -> None:
-    events: list[ModelEvent] = [TextDelta("A long answer with words. "), ToolCall("1", "a", "{}")]
-    events += [TextDelta("More </thi"), TextDelta("nk> and more"), ToolCall("2", "b", "{}")]
-    given: list[str] = []
-    with pytest.raises(ModelError):
-        for event in without_thoughts(events, ThoughtFilter(ThoughtHabit()), ()):
-            if isinstance(event, TextDelta):
-                given.append(event.text)
-    assert "".join(given) == "A long answer with words. More  and more"
 
 
 def test_a_thought_without_a_beginning_in_the_first_piece_is_left_out_at_once() -> None:
