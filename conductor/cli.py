@@ -15,11 +15,10 @@ from conductor.errors import SettingsError, StoreUnavailable
 from conductor.logs import configure_logs
 
 _GROUPS = {
-    "models": "list models, and test their capabilities and speed",
     "tools": "list and call tools",
     "mcp": "log in to MCP servers, and serve MCP",
     "rehearse": "play conversations from files as tests, and record them",
-    "policy": "list, change and explain the operator's rules",
+    "policy": "list and explain the operator's rules",
     "sessions": "list, show, replay, export, delete, back up and restore stored sessions",
     "webhooks": "list the webhooks that were given up",
 }
@@ -40,9 +39,7 @@ _COMMANDS = {
         ".check:run",
         "--host --port --provider --model --offline --insecure-no-auth",
     ),
-    "models list": ("list the profiles", ".models:list_models", ""),
-    "models probe": ("test tool calls, streaming, speed and cancellation", ".models:probe", "profile"),
-    "tools list": ("list the tools, and the decision on each", ".tools:list_tools", "--json --session"),
+    "tools list": ("list the tools, and the decision on each", ".tools:list_tools", "--session"),
     "tools call": ("call a tool of the server, by the same rules", ".tools:call", "tool arguments --yes"),
     "mcp login": ("log in to a server with OAuth, in a browser", ".mcp:login", "name"),
     "mcp serve": (
@@ -51,10 +48,8 @@ _COMMANDS = {
         "--url --token --session",
     ),
     "policy list": ("list the rules, and problems with them", ".policy:list_rules", ""),
-    "policy add": ("append a rule", ".policy:add", "rule"),
-    "policy remove": ("remove a rule", ".policy:remove", "number"),
     "policy explain": ("explain the decision on a call", ".policy:explain", "tool arguments --tainted"),
-    "sessions list": ("list sessions by subject and id", ".sessions:list_sessions", "--json --subject"),
+    "sessions list": ("list sessions by subject and id", ".sessions:list_sessions", "--subject"),
     "sessions show": (
         "print the state of a session as JSON, with the conversation",
         ".sessions:show",
@@ -64,7 +59,7 @@ _COMMANDS = {
         "print the records since the last snapshot of a session (up to 64 commits) in order: time (UTC), "
         "number, name and fields; below each, the events that it showed the client",
         ".sessions:replay",
-        "session --text --json --subject",
+        "session --text --subject",
     ),
     "sessions export": (
         "write the state of each session as a line of JSON, with the conversation",
@@ -113,7 +108,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "--force": {"action": "store_true", "help": "replace an existing file"},
     "--host": {"help": "the server's address (HOST)"},
     "--insecure-no-auth": {"action": "store_true", "help": "accept other machines without AUTH_TOKENS"},
-    "--json": {"action": "store_true", "help": "print JSON"},
+    "--json": {"action": "store_true", "help": "print the server's events, one a line"},
     "--judge": {"metavar": "MODEL", "help": "the model that answers judge questions"},
     "--person": {"metavar": "MODEL", "help": "the model that plays the person of a file"},
     "--junit": {"type": Path, "metavar": "OUT.xml", "help": "also write JUnit XML"},
@@ -161,9 +156,6 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "file": {"type": Path, "metavar": "FILE", "help": "the backup"},
     "files": {"nargs": "+", "type": Path, "metavar": "FILE", "help": "a rehearsal, as YAML"},
     "name": {"help": "the server's name in mcp.json"},
-    "number": {"type": int, "help": "the rule's number in the list"},
-    "profile": {"nargs": "?", "help": "the profile (default: the default profile)"},
-    "rule": {"help": 'the rule as in the file: {"effect": "deny", "tool": "NAME"}'},
     "session": {"help": "the session's id"},
     "session?": {"nargs": "?", "help": "the session's id"},
     "text*": {"nargs": "*", "metavar": "TEXT", "help": "send this text and exit after the answer"},

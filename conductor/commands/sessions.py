@@ -16,7 +16,7 @@ import msgspec
 from rich import filesize
 
 from conductor.commands.output import as_json, confirm, private_file, write, write_json, write_table
-from conductor.conversation.ledger import RECORD_ID, Moment, moments, plain_moment, plain_state
+from conductor.conversation.ledger import RECORD_ID, Moment, moments, plain_state
 from conductor.conversation.ledger import replay as replay_commits
 from conductor.conversation.state import Conversation
 from conductor.errors import SettingsError, StoreUnavailable
@@ -63,10 +63,7 @@ def list_sessions(options: argparse.Namespace) -> None:
     infos = in_store(read)
     if not infos:
         raise _no_sessions(options.subject)
-    if options.json:
-        write_json({"sessions": infos})
-    else:
-        write_table(_HEADINGS, map(_row, infos), _NUMBERS)
+    write_table(_HEADINGS, map(_row, infos), _NUMBERS)
 
 
 def show(options: argparse.Namespace) -> None:
@@ -75,13 +72,9 @@ def show(options: argparse.Namespace) -> None:
 
 
 def replay(options: argparse.Namespace) -> None:
-    """Print a session's records since the last snapshot, as a table or as lines of JSON."""
-    moments = read_moments(options)
-    if options.json:
-        for moment in moments:
-            write_json(plain_moment(moment), indent=None)
-    else:
-        write_table(("time", "number", "record", "fields"), _rows(moments, options.text), ("number",))
+    """Print a session's records since the last snapshot."""
+    rows = _rows(read_moments(options), options.text)
+    write_table(("time", "number", "record", "fields"), rows, ("number",))
 
 
 def read_moments(options: argparse.Namespace) -> Iterator[Moment]:

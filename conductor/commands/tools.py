@@ -59,10 +59,6 @@ def list_tools(options: argparse.Namespace) -> None:
     for spec in (*specs, *load_catalog(settings.device_tools_file)):
         decision, reason = gate.preview(spec, tainted=False)
         rows.append((spec.name, spec.source, spec.risk, spec.effect, decision, reason))
-    if options.json:
-        tools = [dict(zip(_HEADINGS, row, strict=True)) for row in rows]
-        write_json({"tools": tools, "problems": problems})
-        return
     write_table(_HEADINGS, rows)
     write(*(f"warn  {problem}" for problem in problems))
 

@@ -7,9 +7,8 @@ prevents the start, and a running server keeps its rules: a mistake never permit
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import structlog
 
@@ -41,7 +40,15 @@ def load(path: Path, *, required: bool = False) -> tuple[Rule, ...]:
     Raises `SettingsError` for a file that cannot be read or is invalid.
     """
     path = Path(os.path.realpath(path))
-    return parse_rules(read_document(path, required=required)["rules"], path.name)
+    document = read_json(path, path.name, None if required else f'{{"version": {VERSION}, "rules": []}}')
+    if not isinstance(document, dict) or not isinstance(document.get("rules"), list):
+        raise SettingsError(f'{path.name} must be a JSON object with a list under "rules".')
+    if document.get("version") != VERSION or isinstance(document["version"], bool):
+        raise SettingsError(f'{path.name} must have "version": {VERSION}; it may be from another release.')
+    if len(document["rules"]) > MAX_RULES:
+        raise SettingsError(f"{path.name} has more than {MAX_RULES} rules.")
+    numbered = enumerate(document["rules"], 1)
+    return tuple(parse_rule(value, f"{path.name}, rule {number}") for number, value in numbered)
 
 
 class PolicyFile:
@@ -78,20 +85,3 @@ def _signature(path: Path) -> _Signature:
         return None
     # The inode too: a replaced file may have the same size and time.
     return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def read_document(path: Path, *, required: bool = False) -> dict[str, Any]:
-    """Read the file's object; a missing file has no rules unless ``required``. Raises `SettingsError`."""
-    document = read_json(path, path.name, None if required else f'{{"version": {VERSION}, "rules": []}}')
-    if not isinstance(document, dict) or not isinstance(document.get("rules"), list):
-        raise SettingsError(f'{path.name} must be a JSON object with a list under "rules".')
-    if document.get("version") != VERSION or isinstance(document["version"], bool):
-        raise SettingsError(f'{path.name} must have "version": {VERSION}; it may be from another release.')
-    return document
-
-
-def parse_rules(values: Sequence[Any], name: str) -> tuple[Rule, ...]:
-    """Parse the rules of the file ``name``. Raises `SettingsError`."""
-    if len(values) > MAX_RULES:
-        raise SettingsError(f"{name} has more than {MAX_RULES} rules.")
-    return tuple(parse_rule(value, f"{name}, rule {number}") for number, value in enumerate(values, 1))

@@ -206,12 +206,6 @@ _RULE = TypeAdapter(Rule)
 _RULES = TypeAdapter(tuple[Rule, ...])
 
 
-def rule_object(rule: Rule) -> dict[str, Any]:
-    """Return a rule's JSON form without fields that have their default."""
-    json_form: dict[str, Any] = _RULE.dump_python(rule, mode="json", by_alias=True, exclude_defaults=True)
-    return json_form
-
-
 def parse_rule(value: Any, location: str = "The rule") -> Rule:
     """Parse a rule's JSON form. Raises `SettingsError`, which begins with ``location``."""
     if isinstance(value, dict):
@@ -220,8 +214,9 @@ def parse_rule(value: Any, location: str = "The rule") -> Rule:
 
 
 def encode_rules(rules: Sequence[Rule]) -> str:
-    """Encode rules for a session's field; an empty string, which drops the field, if there are no rules."""
-    return json.dumps([rule_object(rule) for rule in rules]) if rules else ""
+    """Encode rules for a session's field, without their defaults; "", which drops it, if there are none."""
+    json_form = _RULES.dump_python(tuple(rules), mode="json", by_alias=True, exclude_defaults=True)
+    return json.dumps(json_form) if rules else ""
 
 
 def decode_rules(text: str) -> tuple[Rule, ...]:

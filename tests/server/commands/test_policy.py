@@ -1,4 +1,4 @@
-"""``conductor policy``: list, add, remove and explain rules."""
+"""``conductor policy``: list and explain rules."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from typing import Any
 
 import pytest
 
-from conductor.tools.policies import load
-from conductor.tools.rules import Rule
 from tests.conftest import IOS_CATALOG
 from tests.server.commands.conftest import mistake, run
 
 FILE = Path("policies.json")
-APPLIED = "Running servers apply it within 2 seconds.\n"
 run_policy, policy_mistake = partial(run, "policy"), partial(mistake, "policy")
 
 
@@ -25,9 +22,11 @@ def offer_the_catalog(remove_settings: None, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("DEVICE_TOOLS_FILE", str(IOS_CATALOG))
 
 
-def add(effect: str, tool: str, **fields: Any) -> str:
-    """Add a rule; return the output."""
-    return run_policy("add", json.dumps({"effect": effect, "tool": tool, **fields}))
+def add(effect: str, tool: str, **fields: Any) -> None:
+    """Add a rule to the file."""
+    rules = json.loads(FILE.read_text())["rules"] if FILE.exists() else []
+    rule = {"effect": effect, "tool": tool, **fields}
+    FILE.write_text(json.dumps({"version": 1, "rules": [*rules, rule]}))
 
 
 def explain(*arguments: str) -> tuple[str, str]:
@@ -41,33 +40,14 @@ def test_without_a_file_there_are_no_rules() -> None:
     assert not FILE.exists()
 
 
-def test_rules_are_added_listed_and_removed() -> None:
+def test_rules_are_listed() -> None:
     add("deny", "agent.cancel")
-    output = add("ask", "agent.*", source="device", args={"limit": {"eq": 3}})
-    assert output == f"Added rule 2: ask agent.* from device where limit is 3.\n{APPLIED}"
+    add("ask", "agent.*", source="device", args={"limit": {"eq": 3}})
     assert [line.split() for line in run_policy("list").splitlines()] == [
         ["effect", "tool", "source", "when"],
         ["1", "deny", "agent.cancel", "any", "always"],
         ["2", "ask", "agent.*", "device", "where", "limit", "is", "3"],
     ]
-    assert run_policy("remove", "1") == f"Removed rule 1: deny agent.cancel.\n{APPLIED}"
-    assert load(FILE) == (Rule("ask", "agent.*", "device", args={"limit": {"eq": 3}}),)
-
-
-@pytest.mark.parametrize(
-    ("rule", "sentence"),
-    [
-        ("deny x", "The rule must be valid JSON: Expecting value: line 1 column 1 (char 0)."),
-        ("[]", 'The rule must be a JSON object, for example {"effect": "deny", "tool": "agent.cancel"}.'),
-        (
-            '{"effect": "deny", "tool": "x", "expires": "2030-01-01"}',
-            "The rule: expires is not valid: it needs its offset, as in 2030-01-31T18:00:00Z.",
-        ),
-    ],
-)
-def test_an_invalid_rule_changes_nothing(rule: str, sentence: str) -> None:
-    assert policy_mistake("add", rule) == sentence
-    assert not FILE.exists()
 
 
 @pytest.mark.parametrize(
@@ -75,30 +55,21 @@ def test_an_invalid_rule_changes_nothing(rule: str, sentence: str) -> None:
     [{"tool": "a\x01"}, {"tool": "a", "source": "\x1b[31m"}, {"tool": "a", "args": {"b\n": {"eq": 1}}}],
 )
 def test_a_control_character_in_a_name_is_refused_and_escaped(fields: dict[str, Any]) -> None:
-    message = policy_mistake("add", json.dumps({"effect": "deny", **fields}))
+    add("deny", **fields)
+    message = policy_mistake("list")
     assert "has a character that is not printable" in message and message.isprintable()
-    assert not FILE.exists()
-
-
-def test_a_missing_rule_cannot_be_removed() -> None:
-    assert policy_mistake("remove", "1") == "There is no rule 1: policies.json has no rules."
 
 
 def test_an_ineffective_rule_is_a_warning() -> None:
-    output = add("allow", "agent.status", args={"nme": {"eq": "x"}})
+    add("allow", "agent.status", args={"nme": {"eq": "x"}})
+    output = run_policy("list")
     assert "warn  Rule 1 (" in output and "takes the argument nme" in output
-    assert "warn  Rule 1 (" in run_policy("list")
 
 
-@pytest.mark.parametrize(
-    "command",
-    [("list",), ("add", '{"effect": "deny", "tool": "x"}'), ("remove", "1"), ("explain", "calculator")],
-)
-def test_an_invalid_file_is_an_error_and_stays_unchanged(command: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("command", [("list",), ("explain", "calculator")])
+def test_an_invalid_file_is_an_error(command: tuple[str, ...]) -> None:
     FILE.write_text('{"version": 1, "rules": [],}')
     assert policy_mistake(*command).startswith("policies.json is not valid JSON, line 1, column 28: ")
-    assert FILE.read_text() == '{"version": 1, "rules": [],}'
-    assert {path.name for path in Path().iterdir()} <= {"policies.json", "policies.json.lock"}
 
 
 def test_without_rules_the_risk_decides() -> None:

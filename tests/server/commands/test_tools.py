@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,36 +25,33 @@ ROOT = Path(__file__).resolve().parents[3]
 run_tools, tools_mistake = partial(run, "tools"), partial(mistake, "tools")
 
 
-def list_tools(*arguments: str) -> dict[str, dict[str, Any]]:
-    return {row["tool"]: row for row in json.loads(run_tools("list", "--json", *arguments))["tools"]}
+def decisions(*arguments: str) -> dict[str, str]:
+    """List the tools; return the decision on a call of each."""
+    lines = run_tools("list", *arguments).splitlines()[1:]
+    return {line.split()[0]: line.split()[4] for line in lines if not line.startswith("warn ")}
 
 
 def test_each_tool_is_listed_with_the_decision_on_a_call() -> None:
-    rows = list_tools()
-    assert rows["calculator"] == {
-        "tool": "calculator",
-        "source": "builtin",
-        "risk": "safe",
-        "effect": "read",
-        "call": "allow",
-        "why": "It is safe.",
-    }
-    assert rows["schedule_task"]["call"] == "ask"
-    assert run_tools("list").splitlines()[0].split() == ["tool", "source", "risk", "effect", "call", "why"]
+    head, *lines = [line.split(maxsplit=5) for line in run_tools("list").splitlines()]
+    assert head == ["tool", "source", "risk", "effect", "call", "why"]
+    assert ["calculator", "builtin", "safe", "read", "allow", "It is safe."] in lines
+    assert decisions()["schedule_task"] == "ask"
 
 
-def test_a_denied_tool_is_hidden_until_its_rule_is_removed() -> None:
-    run("policy", "add", '{"effect": "deny", "tool": "calc*"}')
-    assert list_tools()["calculator"]["call"] == "disabled"
+def write_rule(**rule: str) -> None:
+    Path("policies.json").write_text(json.dumps({"version": 1, "rules": [rule]}))
+
+
+def test_a_denied_tool_is_disabled() -> None:
+    write_rule(effect="deny", tool="calc*")
+    assert decisions()["calculator"] == "disabled"
     assert "is disabled" in tools_mistake("call", "calculator", '{"expression": "1"}')
-    run("policy", "remove", "1")
-    assert list_tools()["calculator"]["call"] == "allow"
 
 
 def test_a_tool_may_be_denied_in_one_session() -> None:
-    run("policy", "add", '{"effect": "deny", "tool": "calculator", "session": "s-1"}')
-    assert list_tools()["calculator"]["call"] == "allow"
-    assert list_tools("--session", "s-1")["calculator"]["call"] == "disabled"
+    write_rule(effect="deny", tool="calculator", session="s-1")
+    assert decisions()["calculator"] == "allow"
+    assert decisions("--session", "s-1")["calculator"] == "disabled"
     services = make_services(toolsets=[BuiltinToolset()])
     rules = load(policies_path(load_settings(None)))
 
@@ -82,7 +78,7 @@ def test_a_call_is_validated_and_needs_consent() -> None:
 
 def test_a_tool_that_cannot_be_called_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEVICE_TOOLS_FILE", str(IOS_CATALOG))
-    assert list_tools()["agent.spawn"]["source"] == "device"
+    assert "agent.spawn" in decisions()
     assert "runs on the device" in tools_mistake("call", "agent.spawn")
     assert "There is no tool 'calculater'" in tools_mistake("call", "calculater")
 
@@ -91,10 +87,9 @@ def test_mcp_tools_are_listed_with_the_servers_that_are_down(tmp_path: Path) -> 
     config = {"command": sys.executable, "args": ["-m", "tests.stand_ins.mcp_server"], "cwd": str(ROOT)}
     servers = {"s": {**config, "trust": True}, "gone": {"command": "no-such-program"}}
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
-    answer = json.loads(run_tools("list", "--json"))
-    assert any(row["source"] == "mcp:s" for row in answer["tools"])
-    (problem,) = answer["problems"]
-    assert problem.startswith("the MCP server gone is down: ")
+    output = run_tools("list")
+    assert " mcp:s " in output
+    assert output.splitlines()[-1].startswith("warn  the MCP server gone is down: ")
     assert "gone is down" in tools_mistake("call", "gone.x")
 
 

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conductor.commands.policy import append_rule, remove_rule
 from conductor.commands.reload import watch_policies
-from conductor.tools.rules import Rule
 from tests.dialogues import (
     DEVICE,
     ask_deciding,
@@ -102,15 +100,14 @@ async def test_a_running_server_takes_changed_rules_up_by_itself(
     claude: AnthropicService, tmp_path: Path
 ) -> None:
     claude.replies += [calls(("look", ".")), Reply(text="Seen."), calls(("look", ".")), Reply(text="No.")]
-    path = tmp_path / "policies.json"
     async with configured(claude, tmp_path) as server, server.phone(tools=DEVICE) as phone, watched(server):
         await begin(phone, "approval")
         await phone.ask("look")
         assert len(phone.runs) == 1
-        number = append_rule(path, Rule("ask", "look"))
+        write_rules(tmp_path, {"effect": "ask", "tool": "look"})
         await until(lambda: len(server.listener.services.rules) == 1)
         await ask_deciding(phone, "look", "deny")
-        remove_rule(path, number)
+        write_rules(tmp_path)
         await until(lambda: not server.listener.services.rules)
 
 

@@ -1,18 +1,15 @@
-"""The operator's file: reading, concurrent changes, damage, and lint."""
+"""The operator's file: reading, damage, and lint."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 
-from conductor.commands.policy import append_rule, remove_rule
 from conductor.commands.policy_lint import file_notes, lint
 from conductor.config_file import MAX_BYTES
 from conductor.errors import SettingsError
@@ -32,11 +29,6 @@ def path(tmp_path: Path) -> Path:
 def write(path: Path, *rules: Any, **fields: Any) -> None:
     path.write_text(json.dumps({"version": 1, "rules": rules, **fields}))
     path.chmod(0o600)
-
-
-def read(path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document
 
 
 def refusal(path: Path) -> str:
@@ -94,11 +86,6 @@ INVALID = [
 def test_a_mistake_is_one_sentence_and_the_file_is_unchanged(path: Path, rule: str, sentence: str) -> None:
     path.write_text(RULES % rule)
     assert refusal(path) == sentence
-    with pytest.raises(SettingsError) as caught:
-        append_rule(path, Rule("deny", "b"))
-    assert str(caught.value) == sentence
-    assert path.read_text() == RULES % rule
-    assert sorted(item.name for item in path.parent.iterdir()) == ["policies.json", "policies.json.lock"]
 
 
 @pytest.mark.parametrize(
@@ -169,13 +156,13 @@ def replaced(path: Path, text: str) -> None:
 def test_a_changed_file_is_read_again(path: Path) -> None:
     file = PolicyFile(path)
     assert not file.rules and not file.problem
-    append_rule(path, Rule("deny", "a"))
+    write(path, {"effect": "deny", "tool": "a"})
     file.refresh()
     rules = file.rules
     assert [rule.tool for rule in rules] == ["a"]
     file.refresh()
     assert file.rules is rules, "an unchanged file is not read again"
-    remove_rule(path, 1)
+    write(path)
     file.refresh()
     assert not file.rules
 
@@ -202,102 +189,6 @@ def test_an_invalid_or_deleted_file_keeps_the_earlier_rules(path: Path, broken: 
 
 
 # -- writing
-
-
-def test_a_rule_is_added_at_the_end_and_the_file_is_the_owners_alone(path: Path) -> None:
-    assert append_rule(path, Rule("deny", "a.*")) == 1
-    path.chmod(0o666)
-    assert append_rule(path, Rule("allow", "b", args={"path": {"under": "/srv"}})) == 2
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert read(path) == {
-        "version": 1,
-        "rules": [DENY, {"effect": "allow", "tool": "b", "args": {"path": {"under": "/srv"}}}],
-    }
-    assert sorted(item.name for item in path.parent.iterdir()) == ["policies.json", "policies.json.lock"]
-
-
-def test_unknown_fields_of_the_file_are_preserved(path: Path) -> None:
-    odd = {"comment": "ü", **DENY}
-    write(path, odd, {"effect": "ask", "tool": "b", "source": None}, team="x", half="\ud800")
-    append_rule(path, Rule("deny", "c"))
-    remove_rule(path, 2)
-    document = read(path)
-    assert document == {
-        "version": 1,
-        "rules": [odd, {"effect": "deny", "tool": "c"}],
-        "team": "x",
-        "half": "\ud800",
-    }
-    assert list(document["rules"][0]) == list(odd)
-
-
-def test_a_link_to_the_file_stays_a_link(path: Path) -> None:
-    target = path.with_name("elsewhere.json")
-    write(target, DENY)
-    path.symlink_to(target)
-    append_rule(path, Rule("deny", "b"))
-    assert path.is_symlink()
-    assert len(read(target)["rules"]) == 2
-
-
-def test_an_invalid_rule_can_be_removed(path: Path) -> None:
-    bad = {"effect": "permit", "tool": "b"}
-    write(path, DENY, bad)
-    assert remove_rule(path, 2) == bad
-    assert load(path) == (Rule("deny", "a.*"),)
-
-
-@pytest.mark.parametrize("number", [-1, 0, 3])
-def test_a_missing_rule_cannot_be_removed(path: Path, number: int) -> None:
-    write(path, DENY, DENY)
-    with pytest.raises(SettingsError, match=f"^There is no rule {number}: policies.json has rules 1 to 2.$"):
-        remove_rule(path, number)
-
-
-def test_a_file_is_not_made_larger_than_can_be_read(path: Path) -> None:
-    write(path, DENY, padding="x" * (MAX_BYTES - 150))
-    before = path.read_bytes()
-    with pytest.raises(SettingsError, match="would be larger"):
-        append_rule(path, Rule("deny", "b" * 200))
-    assert path.read_bytes() == before
-
-
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(path, DENY)
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(SettingsError, match="cannot be written: No space left on device"):
-        append_rule(path, Rule("deny", "b"))
-    assert read(path)["rules"] == [DENY]
-    assert sorted(item.name for item in path.parent.iterdir()) == ["policies.json", "policies.json.lock"]
-
-
-def _add_many(path: Path, start: Any, name: str, count: int) -> None:
-    start.wait(30)
-    for number in range(count):
-        append_rule(path, Rule("deny", f"{name}.{number}"))
-
-
-def test_rules_added_by_concurrent_processes_are_all_kept(path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    names, count = ["a", "b"], 15
-    start = context.Barrier(len(names))
-    processes = [context.Process(target=_add_many, args=(path, start, name, count)) for name in names]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0] * len(names)
-    added = [rule.tool for rule in load(path)]
-    assert sorted(added) == sorted(f"{name}.{number}" for name in names for number in range(count))
-    for name in names:
-        own = [tool for tool in added if tool.startswith(f"{name}.")]
-        assert own == [f"{name}.{number}" for number in range(count)]
 
 
 # -- rules that make no sense
