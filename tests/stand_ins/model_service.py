@@ -7,14 +7,12 @@ import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from random import Random
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
 from conductor.models.base import ModelProvider
-from conductor.plugins.models.retry import RetryPolicy
 from tests.stand_ins.anthropic_script import Answer, HttpFailure, JsonObject, Refused, Reply, ServiceScript
 from tests.stand_ins.http_connection import Connection, HttpRequest
 
@@ -210,8 +208,7 @@ class ModelService:
 
 def provider_options(options: dict[str, Any]) -> dict[str, Any]:
     """Add the options of a provider in tests: no proxy, and retries without long waits."""
-    policy = RetryPolicy(base_s=0.001, cap_s=0.002)
-    return {"trust_env": False, "retry_policy": policy, "random": Random(1), **options}
+    return {"trust_env": False, "retry_s": 0.001, **options}
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""A pool of HTTP connections to a model service, and the raw bytes of its streamed replies."""
+"""Requests to a model service over HTTP, and the raw bytes of its streamed replies."""
 
 from __future__ import annotations
 
@@ -146,92 +146,77 @@ class Service:
         return await self._client.send(request, stream=True, auth=self._auth)
 
 
-class HttpPool:
-    """The connections of a ``client`` to one service, to which requests go by ``send``."""
+async def open_reply(
+    send: Send,
+    path: str,
+    body: bytes,
+    decoder: StreamDecoder,
+    silence_s: float,
+    headers: Mapping[str, str],
+) -> ReplyStream:
+    """Post the body and read until the first events; ``silence_s`` bounds that, and later silences.
 
-    def __init__(self, client: httpx2.AsyncClient, send: Send) -> None:
-        self._client = client
-        self._send = send
+    Raises `ModelError`.
+    """
+    silent_at = asyncio.get_running_loop().time() + silence_s
+    try:
+        async with asyncio.timeout(silence_s):
+            response = await _post(send, path, body, silence_s, headers)
+    except TimeoutError:
+        raise failure("timeout") from None
+    reply = ReplyStream(response, decoder, silence_s, silent_at)
+    try:
+        # The page of a proxy or a portal has status 200 too.
+        if _content_type(response) not in (*_STREAMS, _JSON):
+            raise _no_stream()
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise ModelError("protocol", "The model service compressed its reply without request.")
+        await reply.read()
+    # Also after a barge-in: only a close stops the request at the service.
+    except BaseException:
+        reply.close()
+        raise
+    return reply
 
-    async def open(
-        self,
-        path: str,
-        body: bytes,
-        decoder: StreamDecoder,
-        silence_s: float,
-        headers: Mapping[str, str] | None = None,
-    ) -> ReplyStream:
-        """Post the body and read until the first events; ``silence_s`` bounds that, and later silences.
 
-        Raises `ModelError`.
-        """
-        silent_at = asyncio.get_running_loop().time() + silence_s
+async def _post(
+    send: Send, path: str, body: bytes, silence_s: float, headers: Mapping[str, str]
+) -> httpx2.Response:
+    timeout = httpx2.Timeout(connect=min(CONNECT_TIMEOUT_S, silence_s), read=silence_s, write=None, pool=None)
+    try:
+        response = await send(path, body, headers, timeout)
+        if response.is_success:
+            return response
         try:
-            async with asyncio.timeout(silence_s):
-                response = await self._post(path, body, silence_s, headers or {})
-        except TimeoutError:
-            raise failure("timeout") from None
-        reply = ReplyStream(response, decoder, silence_s, silent_at)
-        try:
-            # The page of a proxy or a portal has status 200 too.
-            if _content_type(response) not in (*_STREAMS, _JSON):
-                raise _no_stream()
-            if response.headers.get("content-encoding", "identity") != "identity":
-                raise ModelError("protocol", "The model service compressed its reply without request.")
-            await reply.read()
-        # Also after a barge-in: only a close stops the request at the service.
-        except BaseException:
-            reply.close()
-            raise
-        return reply
+            text = await response.aread()
+        finally:
+            await response.aclose()
+    except ForbiddenAddressError:
+        raise ModelError("protocol", "LOCAL_ONLY is set, and the model is not local.") from None
+    except httpx2.TransportError as error:
+        raise _failure_of(error) from None
+    names = ("request-id", "x-request-id", "x-amzn-requestid")
+    request_id = next((response.headers[name] for name in names if name in response.headers), None)
+    log.info("model answered", status=response.status_code, request_id=request_id)
+    raise from_status(response.status_code, read_problem(text), response.headers)
 
-    async def _post(
-        self, path: str, body: bytes, silence_s: float, headers: Mapping[str, str]
-    ) -> httpx2.Response:
-        timeout = httpx2.Timeout(
-            connect=min(CONNECT_TIMEOUT_S, silence_s), read=silence_s, write=None, pool=None
-        )
-        try:
-            response = await self._send(path, body, headers, timeout)
-            if response.is_success:
-                return response
+
+async def read_json(send: Send, path: str) -> Any:
+    """Get a small JSON document; None without one."""
+    text = b""
+    try:
+        async with asyncio.timeout(DOCUMENT_S):
+            response = await send(path, None, {}, httpx2.Timeout(DOCUMENT_S))
             try:
-                text = await response.aread()
+                async for piece in response.extensions["body"]:
+                    text += piece
+                    if len(text) >= MAX_REPLY_CHARS:
+                        break
             finally:
                 await response.aclose()
-        except ForbiddenAddressError:
-            raise ModelError("protocol", "LOCAL_ONLY is set, and the model is not local.") from None
-        except httpx2.TransportError as error:
-            raise _failure_of(error) from None
-        names = ("request-id", "x-request-id", "x-amzn-requestid")
-        request_id = next((response.headers[name] for name in names if name in response.headers), None)
-        log.info("model answered", status=response.status_code, request_id=request_id)
-        raise from_status(response.status_code, read_problem(text), response.headers)
-
-    async def read_json(self, path: str) -> Any:
-        """Get a small JSON document; None without one."""
-        try:
-            async with asyncio.timeout(DOCUMENT_S):
-                response = await self._send(path, None, {}, httpx2.Timeout(DOCUMENT_S))
-                try:
-                    return msgspec.json.decode(await _start_of(response))
-                finally:
-                    await response.aclose()
-        except (httpx2.TransportError, TimeoutError, msgspec.MsgspecError, UnicodeDecodeError):
-            return None
-
-    async def aclose(self) -> None:
-        """Close all connections."""
-        await self._client.aclose()
-
-
-async def _start_of(response: httpx2.Response) -> bytes:
-    text = b""
-    async for piece in response.extensions["body"]:
-        text += piece
-        if len(text) >= MAX_REPLY_CHARS:
-            break
-    return text
+        return msgspec.json.decode(text)
+    except (httpx2.TransportError, TimeoutError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
 
 
 def _content_type(response: httpx2.Response) -> str:

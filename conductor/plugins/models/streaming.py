@@ -1,4 +1,4 @@
-"""Stream a reply from an HTTP service: connections, retries, and an end that stops the request.
+"""Stream a reply from an HTTP service: retries, and an end that stops the request.
 
 Importing aiohttp, by `http`, takes up to half a second: `ReplyStreamer` does it in a thread.
 """
@@ -6,27 +6,31 @@ Importing aiohttp, by `http`, takes up to half a second: `ReplyStreamer` does it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import structlog
 
+from conductor.errors import ModelError
 from conductor.models.base import ModelEvent, ModelRequest, StreamDecoder
-from conductor.models.failures import failure
-from conductor.plugins.models.retry import RetryPolicy, with_retries
+from conductor.models.failures import RETRYABLE, failure
 from conductor.plugins.models.service_errors import EmptyReply, ReasoningRefused
 
 if TYPE_CHECKING:
     import httpx2
 
     from conductor.plugins.http_client import HttpClient
-    from conductor.plugins.models.http import HttpPool, ReplyStream, Send
+    from conductor.plugins.models.http import ReplyStream, Send
 
     Connect: TypeAlias = Callable[[HttpClient], Send]
 
-_NO_RETRIES = RetryPolicy(retries=0)
+T = TypeVar("T")
+
+# Retries of a request, and the seconds before the first.
+RETRIES = 2
+RETRY_S = 0.5
 
 log = structlog.get_logger(__name__)
 
@@ -55,45 +59,40 @@ class ReplyStreamer:
     """Streams replies from a service.
 
     ``connect``, called once in a thread, makes the function that sends requests. ``trust_env`` and
-    ``local_only`` are those of `conductor.plugins.http_client.AiohttpTransport`.
+    ``local_only`` are those of `conductor.plugins.http_client.AiohttpTransport`, ``retry_s`` that of
+    `with_retries`.
     """
 
     def __init__(
-        self,
-        connect: Connect,
-        *,
-        trust_env: bool = True,
-        local_only: bool = False,
-        retry_policy: RetryPolicy = RetryPolicy(),  # noqa: B008 - a frozen value
-        random: Random | None = None,
+        self, connect: Connect, *, trust_env: bool = True, local_only: bool = False, retry_s: float = RETRY_S
     ) -> None:
         self._connect = connect
         self._trust_env = trust_env
         self._local_only = local_only
-        self._retry_policy = retry_policy
-        self._random = random or Random()
-        self._pool: HttpPool | None = None
+        self._retry_s = retry_s
+        self._client: HttpClient | None = None
+        self._send: Send | None = None
         self._starting = asyncio.Lock()
         self._draining: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Import the HTTP client and make the pool, before the first request."""
+        """Import the HTTP client and connect it, before the first request."""
         await self._started()
 
-    async def _started(self) -> HttpPool:
-        # One pool for all sessions: requests wait until the import is done.
+    async def _started(self) -> Send:
+        # One client for all sessions: requests wait until the import is done.
         async with self._starting:
-            if self._pool is None:
-                self._pool = await asyncio.to_thread(self._new_pool)
-            return self._pool
+            if self._send is None:
+                self._send = await asyncio.to_thread(self._new_sender)
+            return self._send
 
-    def _new_pool(self) -> HttpPool:
+    def _new_sender(self) -> Send:
+        import conductor.plugins.models.http  # noqa: F401 - the import takes time
         from conductor.plugins.addresses import is_local
         from conductor.plugins.http_client import HttpClient
-        from conductor.plugins.models.http import HttpPool
 
-        client = HttpClient(trust_env=self._trust_env, permits=is_local if self._local_only else None)
-        return HttpPool(client, self._connect(client))
+        self._client = HttpClient(trust_env=self._trust_env, permits=is_local if self._local_only else None)
+        return self._connect(self._client)
 
     async def stream(
         self,
@@ -127,35 +126,39 @@ class ReplyStreamer:
             self._let_go(reply)
 
     async def _open(self, path: str, post: Post, request: ModelRequest) -> ReplyStream:
-        pool = self._pool or await self._started()
+        send = self._send or await self._started()
+        from conductor.plugins.models.http import open_reply
+
+        def attempt(remaining: float) -> Awaitable[ReplyStream]:
+            silence_s = min(request.silence_s, remaining)
+            return open_reply(send, path, post.body, post.new_decoder(), silence_s, post.headers)
+
         try:
+            # Up to the first event; later the turn decides about another try.
             return await with_retries(
-                # Up to the first event; later the turn decides about another try.
-                lambda remaining: pool.open(
-                    path, post.body, post.new_decoder(), min(request.silence_s, remaining), post.headers
-                ),
-                deadline_s=request.deadline_s,
-                random=self._random,
-                policy=self._retry_policy if request.may_retry else _NO_RETRIES,
+                attempt, request.deadline_s, RETRIES if request.may_retry else 0, self._retry_s
             )
         except EmptyReply:  # each time
             raise failure("context_too_long") from None
 
     async def read_json(self, path: str) -> Any:
         """Get a small JSON document from the service; None without one."""
-        return await (self._pool or await self._started()).read_json(path)
+        send = await self._started()
+        from conductor.plugins.models.http import read_json
+
+        return await read_json(send, path)
 
     def _let_go(self, reply: ReplyStream) -> None:
-        if not reply.decoder.finished:
+        if not reply.decoder.finished or reply.is_drained:
             reply.close()
+            return
         # A connection is reused only if its stream was read to the end. The turn does not wait for that.
-        elif not reply.is_drained:
-            task = asyncio.get_running_loop().create_task(reply.drain())
-            # The loop holds its tasks weakly.
-            self._draining.add(task)
-            task.add_done_callback(self._draining.discard)
-            # A task that is cancelled at once never runs.
-            task.add_done_callback(lambda _: reply.close())
+        task = asyncio.get_running_loop().create_task(reply.drain())
+        # The loop holds its tasks weakly.
+        self._draining.add(task)
+        task.add_done_callback(self._draining.discard)
+        # A task that is cancelled at once never runs.
+        task.add_done_callback(lambda _: reply.close())
 
     async def aclose(self) -> None:
         """Close all connections. Running streams fail."""
@@ -163,5 +166,40 @@ class ReplyStreamer:
         for task in draining:
             task.cancel()
         await asyncio.gather(*draining, return_exceptions=True)
-        if self._pool is not None:
-            await self._pool.aclose()
+        if self._client is not None:
+            await self._client.aclose()
+
+
+async def with_retries(
+    attempt: Callable[[float], Awaitable[T]],
+    deadline_s: float,
+    retries: int = RETRIES,
+    retry_s: float = RETRY_S,
+    random: Random = Random(),  # noqa: B008 - shared on purpose
+) -> T:
+    """Return the result of ``attempt``, retrying while its `ModelError` is retryable.
+
+    ``attempt`` gets the seconds left of ``deadline_s``, and is cancelled after them. It must release its
+    resources when it fails, and end with the stream's first event. The delay before a retry is ``retry_s``,
+    doubled each time, less a random part of up to half, so that sessions do not retry together; it is never
+    shorter than the service's retry-after. If it would exceed the deadline, the error is raised at once.
+    Raises the last `ModelError`; ``timeout`` if an attempt passes the deadline.
+    """
+    now = asyncio.get_running_loop().time
+    end = now() + deadline_s
+    retry = 0
+    while True:
+        remaining = end - now()
+        try:
+            async with asyncio.timeout(remaining):
+                return await attempt(remaining)
+        except TimeoutError:
+            raise failure("timeout") from None
+        except ModelError as error:
+            wait = max(retry_s * 2**retry * (1 - random.random() / 2), error.retry_after or 0)
+            # If the wait would outlast the turn, the person hears the apology at once.
+            if error.reason not in RETRYABLE or retry >= retries or wait >= end - now():
+                raise
+            retry += 1
+            log.info("model request retried", reason=error.reason, retry=retry, wait_s=round(wait, 3))
+        await asyncio.sleep(wait)

@@ -20,7 +20,6 @@ from conductor.plugins.models import anthropic_client
 from conductor.plugins.models.anthropic import AnthropicProvider
 from conductor.plugins.models.anthropic_request import Account
 from conductor.plugins.models.anthropic_stream import ReplyDecoder, WarmingDecoder
-from conductor.plugins.models.retry import RetryPolicy
 from conductor.plugins.models.service_errors import retry_after_s
 from conductor.plugins.models.tool_names import ToolNameMap
 from tests.models import AnthropicService, Break, Call, HttpFailure, JsonObject, Reply
@@ -330,8 +329,7 @@ async def test_a_service_that_answers_nothing_or_no_http(answer: bytes, reason: 
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         account = Account("k", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        policy = RetryPolicy(base_s=0.001)
-        provider = AnthropicProvider(account, "m", 512, trust_env=False, retry_policy=policy)
+        provider = AnthropicProvider(account, "m", 512, trust_env=False, retry_s=0.001)
         assert (await failure_of(provider, ask(silence_s=0.1))).reason == reason
         await asyncio.wait_for(disconnected.wait(), 5)
         await provider.aclose()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from conductor.plugins.addresses import is_local
 from conductor.plugins.http_client import HttpClient
 from conductor.plugins.models.anthropic import AnthropicProvider
 from conductor.plugins.models.anthropic_request import Account
-from conductor.plugins.models.http import HttpPool, Service
+from conductor.plugins.models.http import Service, open_reply
 from conductor.settings import Settings
 from tests.models import AnthropicService, Reply
 from tests.stand_ins.web_site import Names
@@ -45,48 +46,46 @@ async def claude() -> AsyncIterator[AnthropicService]:
         yield service
 
 
-def pool_to(base_url: str, *addresses: str) -> HttpPool:
+@asynccontextmanager
+async def sender(base_url: str, *addresses: str) -> AsyncIterator[Service]:
     headers = {"authorization": "Bearer test-key", "anthropic-version": "2026-10-21"}
     names = Names(models_example=list(addresses)) if addresses else None
-    client = HttpClient(permits=is_local, resolver=names)
-    return HttpPool(client, Service(client, base_url, headers).send)
+    async with HttpClient(permits=is_local, resolver=names) as client:
+        yield Service(client, base_url, headers)
 
 
-async def open_and_close(pool: HttpPool) -> None:
-    (await pool.open("/v1/messages", BODY, Whole(), 5.0)).close()
+async def open_and_close(service: Service) -> None:
+    (await open_reply(service.send, "/v1/messages", BODY, Whole(), 5.0, {})).close()
 
 
 async def test_a_name_that_resolves_to_a_public_address_is_not_connected_to(claude: AnthropicService) -> None:
-    pool = pool_to(claude.base_url.replace("127.0.0.1", "models.example"), PUBLIC)
-    with pytest.raises(ModelError, match="LOCAL_ONLY is set, and the model is not local"):
-        await open_and_close(pool)
-    await pool.aclose()
+    async with sender(claude.base_url.replace("127.0.0.1", "models.example"), PUBLIC) as service:
+        with pytest.raises(ModelError, match="LOCAL_ONLY is set, and the model is not local"):
+            await open_and_close(service)
 
 
 async def test_the_second_lookup_is_looked_at_as_well(claude: AnthropicService) -> None:
-    pool = pool_to(claude.base_url.replace("127.0.0.1", "models.example"), "127.0.0.1", PUBLIC)
-    await open_and_close(pool)
-    assert claude.received == 1
-    claude.close_idle()
-    with pytest.raises(ModelError, match="LOCAL_ONLY"):
-        await open_and_close(pool)
-    await pool.aclose()
+    base_url = claude.base_url.replace("127.0.0.1", "models.example")
+    async with sender(base_url, "127.0.0.1", PUBLIC) as service:
+        await open_and_close(service)
+        assert claude.received == 1
+        claude.close_idle()
+        with pytest.raises(ModelError, match="LOCAL_ONLY"):
+            await open_and_close(service)
 
 
 async def test_an_address_without_a_name_is_looked_at() -> None:
-    pool = pool_to(f"http://{PUBLIC}:1")
-    with pytest.raises(ModelError, match="LOCAL_ONLY"):
-        await open_and_close(pool)
-    await pool.aclose()
+    async with sender(f"http://{PUBLIC}:1") as service:
+        with pytest.raises(ModelError, match="LOCAL_ONLY"):
+            await open_and_close(service)
 
 
 async def test_no_proxy_is_asked(claude: AnthropicService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", claude.base_url)
-    pool = pool_to("http://models.example:1", PUBLIC)
-    with pytest.raises(ModelError, match="LOCAL_ONLY"):
-        await open_and_close(pool)
+    async with sender("http://models.example:1", PUBLIC) as service:
+        with pytest.raises(ModelError, match="LOCAL_ONLY"):
+            await open_and_close(service)
     assert claude.received == 0
-    await pool.aclose()
 
 
 async def test_it_is_not_tried_again(claude: AnthropicService) -> None:

@@ -25,7 +25,6 @@ from conductor.models.registry import as_text
 from conductor.plugins.http_client import MAX_ERROR_BYTES
 from conductor.plugins.models import http
 from conductor.plugins.models.openai import OpenAIProvider, from_profile
-from conductor.plugins.models.retry import RetryPolicy
 from conductor.settings import load_settings
 from tests.models import Break, Call, HttpFailure, OpenAIService, Reply
 from tests.unit.models.replies import SECRET, ask, collect, failure_of, finished_of, text_of
@@ -203,10 +202,9 @@ async def test_no_answer_takes_more_than_its_share(
 async def test_a_service_that_closes_each_connection_is_asked_on_a_new_one_at_once(
     service: OpenAIService,
 ) -> None:
-    policy = RetryPolicy(retries=0)
-    provider = OpenAIProvider("test-key", "m", 512, service.base_url, trust_env=False, retry_policy=policy)
+    provider = service.provider()
     for _ in range(5):
-        assert await collect(provider)
+        assert await collect(provider, ask(may_retry=False))
         service.close_idle()
     await provider.aclose()
 
@@ -317,7 +315,7 @@ async def by_hand(*parts: bytes, pause_s: float = 0.0, listed: bytes | None = b"
 
 
 def provider_at(base_url: str) -> OpenAIProvider:
-    return OpenAIProvider(None, "m", 512, base_url, trust_env=False, retry_policy=RetryPolicy(base_s=0.001))
+    return OpenAIProvider(None, "m", 512, base_url, trust_env=False, retry_s=0.001)
 
 
 WORDS = b'data: {"choices":[{"delta":{"content":"Hi. "},"finish_reason":null}]}\n\n'

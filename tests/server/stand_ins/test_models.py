@@ -17,7 +17,6 @@ from conductor.models.base import (
     TextDelta,
     ToolDefinition,
 )
-from conductor.plugins.models.retry import RetryPolicy
 from tests.models import (
     Answer,
     AnthropicService,
@@ -31,7 +30,7 @@ from tests.models import (
 )
 
 DIM = ToolDefinition("lamp.dim", "Dim the lamp.", {"type": "object"})
-REQUEST = ModelRequest("", (UserMessage("hello"),), (DIM,))
+REQUEST = ModelRequest("", (UserMessage("hello"),), (DIM,), may_retry=False)
 
 
 async def collect(provider: ModelProvider) -> list[ModelEvent]:
@@ -51,7 +50,7 @@ async def test_a_script_gives_the_same_events_in_the_process_and_over_http(
     ]
     async with service() as served:
         served.play(*script)
-        provider = served.provider(retry_policy=RetryPolicy(retries=0))
+        provider = served.provider()
         over_http = [await outcome(provider) for _ in script]
         await provider.aclose()
     in_process = ScriptedProvider(script)
