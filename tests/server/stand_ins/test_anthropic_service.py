@@ -1,4 +1,4 @@
-"""The stand-in for the Messages API refuses, binds and caches by the service's rules."""
+"""The stand-in for the Messages API refuses by the service's rules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.stand_ins.anthropic_binding import Prefix
-from tests.stand_ins.anthropic_cache import PromptCache
 from tests.stand_ins.anthropic_rules import check_body
 from tests.stand_ins.anthropic_script import JsonObject, Refused, redacted_data, signature_of
 
@@ -165,26 +164,3 @@ def test_it_refuses_a_call_whose_thinking_was_left_out_in_part() -> None:
         check_body(good(HELLO, assistant(THOUGHT, use()), user(result())), issued)
     check_body(good(HELLO, assistant(THOUGHT, HIDDEN, use()), user(result())), issued)
     check_body(good(HELLO, assistant(use()), user(result())), issued)
-
-
-# The prompt cache. A block has 4 KB, which is 1,000 tokens and a few.
-
-LONG = "word " * 800
-
-
-def prompt(*messages: JsonObject, **more: Any) -> JsonObject:
-    """Make a body with a mark at its tool, its system prompt and its last message."""
-    messages[-1]["content"][-1].update(CACHED)
-    head = {"tools": [tool(description=LONG, **CACHED)], "system": [text(LONG, **CACHED)]}
-    return {**good(*messages), "model": "claude-sonnet-5-5", **head, **more}
-
-
-def turns(count: int) -> list[JsonObject]:
-    pairs = [(user(text(f"{number} {LONG}")), assistant(text("Yes."))) for number in range(count)]
-    return [message for pair in pairs for message in pair]
-
-
-def thousands(cache: PromptCache, body: JsonObject, now: float = 0.0) -> tuple[int, int]:
-    """Give the tokens read and stored, in thousands."""
-    usage = cache.count(body, now)
-    return usage["cache_read_input_tokens"] // 1000, usage["cache_creation_input_tokens"] // 1000
