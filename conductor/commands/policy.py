@@ -13,7 +13,7 @@ from conductor.config_file import parse_json
 from conductor.errors import SettingsError
 from conductor.settings import load_settings
 from conductor.tools.base import ToolSpec
-from conductor.tools.permissions import Gate, GateOptions, decide, steps
+from conductor.tools.permissions import Gate, GateOptions
 from conductor.tools.policies import load, policies_path
 from conductor.tools.rules import Rule, describe
 from conductor.tools.toolsets import all_tools
@@ -41,28 +41,21 @@ def _row(number: int, rule: Rule) -> tuple[str, ...]:
 
 
 def explain(options: argparse.Namespace) -> None:
-    """Explain the decision on a call, step by step."""
+    """Explain the decision on a call."""
     settings = load_settings()
     spec = next((spec for spec in all_tools(settings) if spec.name == options.tool), None)
     if spec is None:
         raise SettingsError(f"There is no tool {options.tool!r}.")
     arguments, problem = _arguments(spec, options.arguments)
-    path, gate_options = policies_path(settings), GateOptions.of(settings)
+    path = policies_path(settings)
     rules, notes = load(path), file_notes(path)
-    gate = Gate(rules, gate_options)
-    trace = steps(spec, arguments, rules, now=time.time(), tainted=options.tainted, options=gate_options)
-    verdict = decide(spec, trace, tainted=options.tainted)
-
-    def by(rule: Rule | None) -> str:
-        numbers = (number for number, candidate in enumerate(rules, 1) if candidate is rule)
-        return next((f" (rule {number})" for number in numbers), "")
-
-    write(f"{spec.name}: {verdict.effect}{', with a warning' * verdict.warn}{by(verdict.rule)}")
+    gate = Gate(rules, GateOptions.of(settings))
+    verdict = gate.decide(spec, arguments, tainted=options.tainted, may_have_happened=False)
+    numbers = [number for number, rule in enumerate(rules, 1) if rule is verdict.rule]
+    by = f" (rule {numbers[0]})" if numbers else ""
+    write(f"{spec.name}: {verdict.effect}{', with a warning' * verdict.warn}{by}")
     write(*(f"  {reason}" for reason in verdict.reasons))
     write("", f"risk {spec.risk}, effect {spec.effect}, source {spec.source}", "")
-    for step in trace:
-        write(f"{step.name:<8} {step.effect or '-':<6} {' '.join(step.reasons)}{by(step.rule)}")
-    write("")
     if not gate.offers(spec):
         write("The model does not see this tool.")
     if gate.is_dry(spec):

@@ -16,7 +16,6 @@ from conductor.tools.base import Caution, ToolSpec, matcher
 from conductor.tools.predicates import Argument
 from conductor.tools.rules import GrantScope, Rule, RuleEffect, arguments_digest, describe, matches
 
-StepName: TypeAlias = Literal["deny", "ask", "allow", "default"]
 Decision: TypeAlias = RuleEffect | Literal["disabled"]
 """The decision about a tool; one that is ``disabled`` is not offered to the model."""
 
@@ -51,57 +50,6 @@ class Verdict:
     cautions: tuple[Caution, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The result of one step of the order; ``effect`` is None if the step does not decide."""
-
-    name: StepName
-    effect: RuleEffect | None
-    reasons: tuple[str, ...]
-    rule: Rule | None = None
-
-
-def steps(
-    spec: ToolSpec,
-    arguments: Mapping[str, Any],
-    rules: Sequence[Rule],
-    *,
-    now: float,
-    tainted: bool,
-    options: GateOptions,
-) -> tuple[Step, ...]:
-    """Return the result of every step of a decision about a call with validated arguments.
-
-    ``rules`` are the operator's and the person's; their order decides only which rule is named. ``now`` is in
-    epoch seconds. ``tainted``: untrusted output is in the history window, so a write, an irreversible call or
-    a read of the open world asks even if a rule, a grant or the declaration allows it. Never raises.
-    """
-    call = {name: Argument(value) for name, value in arguments.items()}
-
-    def step(effect: RuleEffect, reasons: tuple[str, ...] = (), hints: tuple[str, ...] = ()) -> Step:
-        for rule in rules:
-            if rule.effect == effect and matches(rule, spec, call, now):
-                reason = f"{_RULE_WORDS[effect]}: {describe(rule)}."
-                return Step(effect, effect, (reason, *reasons, *hints), rule)
-        if reasons:
-            return Step(effect, effect, (*reasons, *hints))
-        return Step(effect, None, (f"No rule is to {effect} it.",))
-
-    # Before any allow rule: a stranger's text may speak in the person's name.
-    taint = (_STRANGERS,) if _is_tainted(spec, tainted) else ()
-    undone = (UNDONE,) if spec.effect == "irreversible" else ()
-    return (step("deny", _refusals(spec, options)), step("ask", taint, undone), step("allow"), _default(spec))
-
-
-def decide(spec: ToolSpec, results: Sequence[Step], *, tainted: bool) -> Verdict:
-    """Return the verdict of the first of the `steps` that decides."""
-    step = next(result for result in results if result.effect is not None)
-    effect = step.effect or "ask"  # the default always decides; mypy cannot know
-    asks = effect == "ask"
-    cautions: tuple[Caution, ...] = ("untrusted",) if asks and _is_tainted(spec, tainted) else ()
-    return Verdict(effect, step.reasons, step.rule, asks and spec.risk == "high", cautions)
-
-
 UNDONE = "It cannot be undone."
 _STRANGERS = "It may come from strangers, whose text is in this conversation, and not from you."
 _RULE_WORDS = {
@@ -109,11 +57,6 @@ _RULE_WORDS = {
     "ask": "The operator's rules ask first",
     "allow": "It was allowed before",
 }
-
-
-def _is_tainted(spec: ToolSpec, tainted: bool) -> bool:
-    # A read of the open world counts: its arguments leave this machine.
-    return tainted and (spec.effect != "read" or spec.open_world)
 
 
 def _refusals(spec: ToolSpec, options: GateOptions) -> tuple[str, ...]:
@@ -131,14 +74,14 @@ def _is_listed(spec: ToolSpec, options: GateOptions) -> bool:
     return not options.allowed_tools or any(matcher(glob)(spec.name) for glob in options.allowed_tools)
 
 
-def _default(spec: ToolSpec) -> Step:
+def _default(spec: ToolSpec) -> tuple[RuleEffect, tuple[str]]:
     if spec.approval == "never":
-        return Step("default", "allow", ("The app declares that it needs no approval.",))
+        return "allow", ("The app declares that it needs no approval.",)
     if spec.risk == "safe" and spec.approval is None:
-        return Step("default", "allow", ("It is safe.",))
+        return "allow", ("It is safe.",)
     if spec.risk == "safe":
-        return Step("default", "ask", ("The app wants you to be asked each time.",))
-    return Step("default", "ask", (_EFFECT_WORDS[spec.effect],))
+        return "ask", ("The app wants you to be asked each time.",)
+    return "ask", (_EFFECT_WORDS[spec.effect],)
 
 
 _EFFECT_WORDS = {
@@ -205,10 +148,11 @@ class Gate:
         may_have_happened: bool,
         granted: Sequence[Rule] = (),
     ) -> Verdict:
-        """Decide about a call with validated arguments; a deny rule always wins.
+        """Decide about a call with validated arguments; a deny rule always wins. Never raises.
 
-        ``may_have_happened``: an identical call ended with an unknown outcome. ``granted`` are further rules
-        of the person.
+        ``tainted``: untrusted output is in the history window, so a write, an irreversible call or a read of
+        the open world asks even if a rule, a grant or the declaration allows it. ``may_have_happened``: an
+        identical call ended with an unknown outcome. ``granted`` are further rules of the person.
         """
         verdict = self._judge(spec, arguments, tainted=tainted, granted=granted)
         if verdict.effect == "deny":
@@ -231,6 +175,25 @@ class Gate:
     def _judge(
         self, spec: ToolSpec, arguments: Mapping[str, Any], *, tainted: bool, granted: Sequence[Rule] = ()
     ) -> Verdict:
-        rules = [*self.rules, *self.grants(), *granted]
-        results = steps(spec, arguments, rules, now=self.now(), tainted=tainted, options=self.options)
-        return decide(spec, results, tainted=tainted)
+        call = {name: Argument(value) for name, value in arguments.items()}
+        rules, now = [*self.rules, *self.grants(), *granted], self.now()
+        # A read of the open world counts: its arguments leave this machine.
+        is_tainted = tainted and (spec.effect != "read" or spec.open_world)
+
+        def verdict(effect: RuleEffect, reasons: tuple[str, ...], rule: Rule | None = None) -> Verdict:
+            asks = effect == "ask"
+            cautions: tuple[Caution, ...] = ("untrusted",) if asks and is_tainted else ()
+            return Verdict(effect, reasons, rule, asks and spec.risk == "high", cautions)
+
+        # Before any allow rule: a stranger's text may speak in the person's name.
+        taint = (_STRANGERS,) if is_tainted else ()
+        order: list[tuple[RuleEffect, tuple[str, ...]]]
+        order = [("deny", _refusals(spec, self.options)), ("ask", taint), ("allow", ())]
+        for effect, reasons in order:
+            matching = (rule for rule in rules if rule.effect == effect and matches(rule, spec, call, now))
+            if rule := next(matching, None):
+                reasons = (f"{_RULE_WORDS[effect]}: {describe(rule)}.", *reasons)
+            if reasons:
+                undone = (UNDONE,) if effect == "ask" and spec.effect == "irreversible" else ()
+                return verdict(effect, (*reasons, *undone), rule)
+        return verdict(*_default(spec))

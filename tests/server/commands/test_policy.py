@@ -76,22 +76,14 @@ def test_without_rules_the_risk_decides() -> None:
     head, rest = explain("calculator", '{"expression": "1+1"}')
     assert head == "calculator: allow"
     assert rest.startswith("  It is safe.\n\nrisk safe, effect read, source builtin\n")
-    assert [line.split()[:2] for line in rest.splitlines()[4:8]] == [
-        ["deny", "-"],
-        ["ask", "-"],
-        ["allow", "-"],
-        ["default", "allow"],
-    ]
 
 
-def test_the_deciding_rule_and_each_step_have_their_numbers() -> None:
+def test_the_deciding_rule_has_its_number() -> None:
     add("allow", "agent.*")
     add("ask", "agent.spawn")
     add("deny", "agent.spawn", args={"repository": {"glob": "https://github.com/octocat/*"}})
-    head, rest = explain("agent.spawn", '{"prompt": "x", "repository": "octocat/a"}')
+    head, _ = explain("agent.spawn", '{"prompt": "x", "repository": "octocat/a"}')
     assert head == "agent.spawn: deny (rule 3)"
-    steps = [line for line in rest.splitlines() if line.startswith(("deny ", "ask ", "allow ", "default "))]
-    assert [line.partition(" (rule ")[2] for line in steps] == ["3)", "2)", "1)", ""]
     head, _ = explain("agent.spawn", '{"prompt": "x", "repository": "me/a"}')
     assert head == "agent.spawn: ask (rule 2)"
 
@@ -103,11 +95,6 @@ def test_an_explanation_in_words() -> None:
         "  The operator's rules ask first: ask agent.spawn.\n"
         "\n"
         "risk medium, effect write, source device\n"
-        "\n"
-        "deny     -      No rule is to deny it.\n"
-        "ask      ask    The operator's rules ask first: ask agent.spawn. (rule 1)\n"
-        "allow    -      No rule is to allow it.\n"
-        "default  allow  The app declares that it needs no approval.\n"
         "\n"
         "Decisions of people in their sessions are not considered.\n"
     )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from conductor.settings import Settings
 from conductor.tools.base import ToolSpec
-from conductor.tools.permissions import MAY_HAVE_HAPPENED, Gate, GateOptions, Verdict, grant, steps
+from conductor.tools.permissions import MAY_HAVE_HAPPENED, Gate, GateOptions, Verdict, grant
 from conductor.tools.rules import Rule
 
 NOW = 1_800_000_000.0
@@ -248,22 +248,6 @@ def test_untrusted_text_never_softens_a_verdict(call: Any) -> None:
     assert ORDER[tainted.effect] <= ORDER[clean.effect]
     if tool.effect == "read" and not tool.open_world:
         assert tainted == clean
-
-
-@given(calls)
-def test_each_step_has_reasons_and_the_first_effect_decides(call: Any) -> None:
-    tool, given_arguments, rules, tainted, options = call
-    results = steps(tool, given_arguments, rules, now=NOW, tainted=tainted, options=options)
-    assert [step.name for step in results] == ["deny", "ask", "allow", "default"]
-    assert all(step.reasons and all(reason.endswith(".") for reason in step.reasons) for step in results)
-    deciding = next(step for step in results if step.effect)
-    decision = decided(call)
-    assert (decision.effect, decision.reasons, decision.rule) == (
-        deciding.effect,
-        deciding.reasons,
-        deciding.rule,
-    )
-    assert decision.warn == (decision.effect == "ask" and tool.risk == "high")
 
 
 # -- grants
