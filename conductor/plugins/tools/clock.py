@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-import zoneinfo
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any
 
 from conductor.plugins.tools.definitions import argument, definition
@@ -50,7 +47,8 @@ class CurrentTime:
         name = arguments.get("timezone")
         zone = find_zone(name or context.time_zone or "UTC")
         if zone is None and name:
-            return failed("validation_failed", f"There is no time zone {name!r}{_suggestion(name)}")
+            message = f"There is no time zone {name!r}; use an IANA name such as Europe/Berlin."
+            return failed("validation_failed", message)
         # The model cannot correct an unknown zone of the session: answer in UTC.
         time = self._now().astimezone(zone or UTC)
         return succeeded(
@@ -60,17 +58,3 @@ class CurrentTime:
                 "time_zone": zone.key if zone else "UTC",
             }
         )
-
-
-@lru_cache(maxsize=1)
-def _names() -> dict[str, str]:
-    zones = sorted(zoneinfo.available_timezones())
-    # Models name cities more often than zones.
-    cities = {zone.rpartition("/")[2].lower(): zone for zone in zones if "/" in zone}
-    return cities | {zone.lower(): zone for zone in zones}
-
-
-def _suggestion(name: str) -> str:
-    name = name[:MAX_ZONE_CHARS].strip().lower().replace(" ", "_")
-    near = difflib.get_close_matches(name, _names(), n=1, cutoff=0.7)
-    return f", did you mean {_names()[near[0]]}?" if near else "; use an IANA name such as Europe/Berlin."

@@ -37,20 +37,12 @@ async def test_the_time_is_in_the_requested_zone_or_the_users(
 
 
 @pytest.mark.parametrize(
-    ("name", "zone"),
-    [("Berlin", "Europe/Berlin"), ("Asia/Tokio", "Asia/Tokyo"), ("New York", "America/New_York")],
-)
-async def test_for_an_unknown_zone_a_similar_one_is_suggested(name: str, zone: str) -> None:
-    outcome = await ask(name)
-    assert outcome.error_type == "validation_failed"
-    assert outcome.error_message == f"There is no time zone {name!r}, did you mean {zone}?"
-
-
-@pytest.mark.parametrize(
-    "name", ["../../etc/passwd", "/etc/passwd", "Europe", ".", "x" * 300, "\0", "\ud800"]
+    "name", ["Berlin", "../../etc/passwd", "/etc/passwd", "Europe", ".", "x" * 300, "\0", "\ud800"]
 )
 async def test_an_invalid_zone_is_an_outcome(name: str) -> None:
-    assert (await ask(name)).error_type == "validation_failed"
+    outcome = await ask(name)
+    assert outcome.error_type == "validation_failed"
+    assert outcome.error_message == f"There is no time zone {name!r}; use an IANA name such as Europe/Berlin."
 
 
 @given(st.text(max_size=70))
