@@ -98,14 +98,6 @@ def test_after_untrusted_text_writes_and_open_world_reads_ask(
     assert "strangers" in decision.reasons[0]
 
 
-def test_after_untrusted_text_a_grant_asks_and_a_read_is_allowed() -> None:
-    tool = spec()
-    given_before = grant(tool, {}, scope="always")
-    assert verdict(tool, given_before).effect == "allow"
-    assert verdict(tool, given_before, tainted=True).effect == "ask"
-    assert verdict(spec(effect="read", risk="safe"), tainted=True).effect == "allow"
-
-
 SETTINGS = [
     (GateOptions(allowed_tools=("agent.*", "calculator")), "ALLOWED_TOOLS"),
     (GateOptions(deny_irreversible=True), "DENY_IRREVERSIBLE"),
@@ -211,26 +203,6 @@ ORDER = {"deny": 0, "ask": 1, "allow": 2}
 def decided(call: Any, *more: Rule) -> Verdict:
     tool, given_arguments, rules, tainted, options = call
     return verdict(tool, *rules, *more, arguments=given_arguments, tainted=tainted, options=options)
-
-
-@given(calls)
-def test_a_deny_rule_always_wins(call: Any) -> None:
-    assert decided(call, Rule("deny", "*")).effect == "deny"
-
-
-@given(calls)
-def test_an_allow_rule_never_overrules_an_ask_rule(call: Any) -> None:
-    assert decided(call, Rule("ask", "*"), Rule("allow", "*")).effect in ("ask", "deny")
-
-
-@given(calls, some_rules)
-def test_adding_an_allow_rule_never_overrides_deny_or_ask_rules(call: Any, more: list[Rule]) -> None:
-    before = decided(call)
-    after = decided(call, *(rule for rule in more if rule.effect == "allow"))
-    if before.effect == "deny" or before.rule is not None:
-        assert after == before
-    else:
-        assert ORDER[after.effect] >= ORDER[before.effect]
 
 
 @given(calls, some_rules)
