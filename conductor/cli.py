@@ -39,7 +39,7 @@ _COMMANDS = {
         ".check:run",
         "--host --port --provider --model --offline --insecure-no-auth",
     ),
-    "tools list": ("list the tools, and the decision on each", ".tools:list_tools", "--session"),
+    "tools list": ("list the tools, and the decision on each", ".tools:list_tools", ""),
     "tools call": ("call a tool of the server, by the same rules", ".tools:call", "tool arguments --yes"),
     "mcp login": ("log in to a server with OAuth, in a browser", ".mcp:login", "name"),
     "mcp serve": (

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -110,6 +111,19 @@ def check_fields(values: Mapping[str, Any], fields: Iterable[str], location: str
     """Raise `SettingsError` for a name in ``values`` that is not one of ``fields``."""
     for name in values.keys() - set(fields):
         raise SettingsError(f"{location}: there is no {json.dumps(name)}; there are: {', '.join(fields)}.")
+
+
+def check_url(url: str, label: str) -> None:
+    """Raise `SettingsError`, which begins with ``label``, unless it is a web address without credentials."""
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # an invalid port or IPv6 address
+        is_valid = False
+    if not is_valid:
+        raise SettingsError(f"{label} must begin with https:// or http:// and a host.")
+    if parts.username is not None or parts.password is not None:
+        raise SettingsError(f"{label} must not contain a user name or a password.")
 
 
 _CLAUSES = {

@@ -19,7 +19,6 @@ from conductor.tools.declarations import load_catalog
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
 from conductor.tools.permissions import Gate, GateOptions
 from conductor.tools.policies import load, policies_path
-from conductor.tools.rules import Rule
 from conductor.tools.toolsets import make_redactor, make_toolsets
 
 _HEADINGS = ("tool", "source", "risk", "effect", "call", "why")
@@ -46,8 +45,7 @@ async def started(toolsets: Sequence[Toolset]) -> AsyncIterator[list[str]]:
 def list_tools(options: argparse.Namespace) -> None:
     """List the tools, and the decision on a call of each."""
     settings = load_settings()
-    rules = [rule for rule in _rules(settings) if rule.session in (None, options.session)]
-    gate = Gate(rules, GateOptions.of(settings))
+    gate = _gate(settings)
 
     async def offered() -> tuple[list[ToolSpec], list[str]]:
         toolsets = make_toolsets(settings)
@@ -63,8 +61,8 @@ def list_tools(options: argparse.Namespace) -> None:
     write(*(f"warn  {problem}" for problem in problems))
 
 
-def _rules(settings: Settings) -> tuple[Rule, ...]:
-    return load(policies_path(settings))
+def _gate(settings: Settings) -> Gate:
+    return Gate(load(policies_path(settings)), GateOptions.of(settings))
 
 
 def call(options: argparse.Namespace) -> int:
@@ -75,9 +73,8 @@ def call(options: argparse.Namespace) -> int:
 async def _call(options: argparse.Namespace, settings: Settings) -> int:
     toolsets = make_toolsets(settings)
     async with started(toolsets) as problems:
-        gate = Gate([rule for rule in _rules(settings) if rule.session is None], GateOptions.of(settings))
         redactor = make_redactor(settings, toolsets)
-        executor = ToolExecutor(toolsets, settings.limits, gate, redactor)
+        executor = ToolExecutor(toolsets, settings.limits, _gate(settings), redactor)
         if executor.spec(options.tool) is None:
             raise SettingsError(" ".join([_unknown(options.tool, toolsets, settings), *problems]))
         call_id = new_call_id()

@@ -168,8 +168,7 @@ class SessionTools:
         """The executor for the present declaration."""
         if self._executor is None:
             services = self._services
-            rules = [rule for rule in services.rules if rule.session in (None, self._key.session_id)]
-            gate = Gate(rules, services.gate_options, self.grants)
+            gate = Gate(services.rules, services.gate_options, self.grants)
             self._executor = ToolExecutor(
                 self._toolsets, services.limits, gate, services.redactor, self._rates
             )

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from conductor.config_file import read_toml, validate
+from conductor.config_file import check_url, read_toml, validate
 from conductor.errors import SettingsError
 from conductor.settings import Settings, environment_value
 
@@ -244,18 +244,8 @@ def _check(profile: ModelProfile) -> None:
     key = profile.key
     if key and (not (key.isascii() and key.isprintable()) or " " in key or key[:1] in "'\""):
         raise SettingsError(f"{profile.label('api_key')} holds spaces, quotes or other invalid characters.")
-    if profile.base_url is None:
-        return
-    label = profile.label("base_url")
-    try:
-        url = urlsplit(profile.base_url)
-        is_valid = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:  # an invalid port or IPv6 address
-        is_valid = False
-    if not is_valid:
-        raise SettingsError(f"{label} is no address: it must begin with https:// or http:// and a host.")
-    if url.username is not None or url.password is not None:
-        raise SettingsError(f"{label} must not contain a user name or a password.")
+    if profile.base_url is not None:
+        check_url(profile.base_url, profile.label("base_url"))
 
 
 def _check_names(profiles: Profiles) -> None:

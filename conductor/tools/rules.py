@@ -66,9 +66,8 @@ class Rule:
     """Allows, asks about or denies calls of the tools that it matches.
 
     ``tool`` and ``source`` are globs over the whole dotted name and the source (``device``, ``builtin``,
-    ``mcp:<server>``); ``*`` matches any characters, dots too. ``session`` limits the rule to one session id.
-    ``args`` maps the name of an argument to predicates (`PREDICATES`) that must all match; those of deny and
-    ask rules are `BROAD`.
+    ``mcp:<server>``); ``*`` matches any characters, dots too. ``args`` maps the name of an argument to
+    predicates (`PREDICATES`) that must all match; those of deny and ask rules are `BROAD`.
     ``arguments_digest`` limits it to exactly these arguments, ``fingerprint`` to one definition of the tool.
     The rule ends at ``expires``, an ISO 8601 time with offset. ``comment`` is not evaluated. Raises
     ValueError; `parse_rule` raises `SettingsError`.
@@ -77,7 +76,6 @@ class Rule:
     effect: RuleEffect
     tool: _Text
     source: _Text | None = None
-    session: _Text | None = None
     args: Mapping[_Name, _Predicates] = Field(default_factory=dict)
     scope: GrantScope = "always"
     fingerprint: _Text | None = None
@@ -188,7 +186,6 @@ def describe(rule: Rule) -> str:
     parts = (
         (f"{rule.effect} {rule.tool}", True),
         (f" from {rule.source}", rule.source),
-        (f" in session {rule.session}", rule.session),
         (f" where {' and '.join(conditions)}", conditions),
         (", as the tool was defined then", rule.fingerprint),
         (f", until {rule.expires}", rule.expires),

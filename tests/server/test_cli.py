@@ -185,7 +185,7 @@ def is_one_sentence(code: int, out: str, err: str) -> str:
         ([], {"POLICIES_FILE": "none.json"}, "none.json cannot be read: no such file"),
         ([], {"POLICIES_FILE": "x" * 5000}, "file name too long"),
         ([], {"ANTHROPIC_API_KEY": f"'{SECRET}'"}, "ANTHROPIC_API_KEY holds spaces, quotes"),
-        ([], {"ANTHROPIC_API_KEY": SECRET, "ANTHROPIC_BASE_URL": "h"}, "ANTHROPIC_BASE_URL is no address"),
+        ([], {"ANTHROPIC_API_KEY": SECRET, "ANTHROPIC_BASE_URL": "h"}, "ANTHROPIC_BASE_URL must begin with"),
         ([], {"MODELS_FILE": "none.toml"}, "none.toml cannot be read: no such file"),
     ],
 )

@@ -6,11 +6,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from conductor.config_file import check_fields, read_json, validate
+from conductor.config_file import check_fields, check_url, read_json, validate
 from conductor.errors import SettingsError
 from conductor.settings import Settings, with_environment
 from conductor.tools.base import Risk
@@ -109,14 +108,5 @@ def _check_transport(location: str, config: McpServerConfig) -> None:
     for field in ("url", "headers") if is_program else ("command", "args", "env", "cwd"):
         if getattr(config, field):
             raise SettingsError(f'{location}: "{field}" cannot be combined with "{required}".')
-    if config.url is None:
-        return
-    try:
-        url = urlsplit(config.url)
-        is_valid = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:  # an invalid port or IPv6 address
-        is_valid = False
-    if not is_valid:
-        raise SettingsError(f"{location}: url must begin with https:// or http:// and a host.")
-    if url.username is not None or url.password is not None:
-        raise SettingsError(f"{location}: url must not contain a user name or a password; use headers.")
+    if config.url is not None:
+        check_url(config.url, f"{location}: url")

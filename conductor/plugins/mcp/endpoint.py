@@ -231,7 +231,7 @@ class McpEndpoint:
 
     def _own_tools(self, caller: Caller) -> ToolExecutor:
         services = self._listener.services
-        gate = Gate([rule for rule in services.rules if rule.session is None], services.gate_options)
+        gate = Gate(services.rules, services.gate_options)
         rates = self._person(caller.person).tool_rates
         return ToolExecutor(services.toolsets, services.limits, gate, services.redactor, rates)
 

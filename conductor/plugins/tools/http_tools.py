@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from conductor.config_file import check_fields, read_toml, validate
+from conductor.config_file import check_fields, check_url, read_toml, validate
 from conductor.errors import SettingsError
 from conductor.plugins.addresses import Network
 from conductor.plugins.tools.definitions import ToolFailure, web_client
@@ -145,13 +145,8 @@ def _tool(path: Path, number: int, values: Mapping[str, Any], secrets: list[str]
 
 
 def _check_url(label: str, tool: HttpToolConfig) -> None:
-    try:
-        parts = urlsplit(tool.url)
-        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_valid = False
-    if not is_valid or parts.username is not None:
-        raise SettingsError(f"{label}: url must begin with https:// or http:// and a host, and no user name.")
+    check_url(tool.url, f"{label}: url")
+    parts = urlsplit(tool.url)
     if _PLACEHOLDER.search(parts.netloc) or parts.fragment:
         raise SettingsError(f"{label}: url may contain arguments in its path and its query only.")
     properties = tool.input_schema.get("properties", {})

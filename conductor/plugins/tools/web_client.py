@@ -8,7 +8,6 @@ import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import httpx2
 from aiohttp.abc import AbstractResolver
@@ -103,21 +102,13 @@ async def fetch(
 def parse_url(url: str) -> httpx2.URL:
     """Read a URL. Raises `WebError` if it is not http or https, or holds credentials."""
     try:
-        parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        good = False
-    if not good:
-        raise WebError("The address must begin with https:// or http:// and a host.", was_sent=False)
-    if parts.username is not None or parts.password is not None:
-        raise WebError("The address contains a user name or a password.", was_sent=False)
-    try:
         target = httpx2.URL(url)
     except httpx2.InvalidURL:
         target = httpx2.URL("")
-    # The connection uses this parser's result; it must agree with the first parser.
-    if target.scheme != parts.scheme or not target.host or target.userinfo:
-        raise WebError("The address has an invalid host.", was_sent=False)
+    if target.scheme not in ("http", "https") or not target.host:
+        raise WebError("The address must begin with https:// or http:// and a host.", was_sent=False)
+    if target.userinfo:
+        raise WebError("The address contains a user name or a password.", was_sent=False)
     return target
 
 

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from conductor.plugins.tools.builtin import BuiltinToolset
-from conductor.settings import load_settings
-from conductor.stores.base import SessionKey
-from conductor.tools.policies import load, policies_path
 from tests.conftest import IOS_CATALOG
 from tests.server.commands.conftest import mistake, run
-from tests.session.helpers import make_services, open_session
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -25,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[3]
 run_tools, tools_mistake = partial(run, "tools"), partial(mistake, "tools")
 
 
-def decisions(*arguments: str) -> dict[str, str]:
+def decisions() -> dict[str, str]:
     """List the tools; return the decision on a call of each."""
-    lines = run_tools("list", *arguments).splitlines()[1:]
+    lines = run_tools("list").splitlines()[1:]
     return {line.split()[0]: line.split()[4] for line in lines if not line.startswith("warn ")}
 
 
@@ -46,22 +39,6 @@ def test_a_denied_tool_is_disabled() -> None:
     write_rule(effect="deny", tool="calc*")
     assert decisions()["calculator"] == "disabled"
     assert "is disabled" in tools_mistake("call", "calculator", '{"expression": "1"}')
-
-
-def test_a_tool_may_be_denied_in_one_session() -> None:
-    write_rule(effect="deny", tool="calculator", session="s-1")
-    assert decisions()["calculator"] == "allow"
-    assert decisions("--session", "s-1")["calculator"] == "disabled"
-    services = make_services(toolsets=[BuiltinToolset()])
-    rules = load(policies_path(load_settings(None)))
-
-    async def offered(session_id: str) -> bool:
-        session = await open_session(replace(services, rules=rules), SessionKey("ann", session_id))
-        names = [spec.name for spec in session.tools.executor.specs]
-        await session.close()
-        return "calculator" in names
-
-    assert not asyncio.run(offered("s-1")) and asyncio.run(offered("s-2"))
 
 
 def test_a_call_is_validated_and_needs_consent() -> None:

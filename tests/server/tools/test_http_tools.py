@@ -207,7 +207,7 @@ def test_risks_follow_the_method_and_are_the_operators(tmp_path: Path) -> None:
         ('[[tool]]\nname = "x"', 'tool "x": description is missing'),
         (tool(url="ftp://h/"), "url must begin with"),
         (tool(url="https://{city}.example/"), "path and its query only"),
-        (tool(url="https://u:p@h/"), "no user name"),
+        (tool(url="https://u:p@h/"), "url must not contain a user name"),
         (tool(url="https://h/{town}"), 'has no "town"'),
         (tool(more='headers = {A = "${NOT_SET_ANYWHERE}"}\n'), "NOT_SET_ANYWHERE is not set"),
         (tool("tts.speak"), "needs another name"),

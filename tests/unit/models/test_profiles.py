@@ -149,7 +149,7 @@ def test_the_provider_of_the_settings_wins_over_the_file(load: Callable[..., Pro
         ),
         (
             'default = "home"\n' + HOME + 'base_url = "host"',
-            'base_url of "home" in models.toml is no address',
+            'base_url of "home" in models.toml must begin with',
         ),
         (
             'default = "home"\n' + HOME + 'base_url = "http://n@h"',

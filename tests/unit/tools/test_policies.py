@@ -61,7 +61,7 @@ RULES = '{"version": 1, "rules": [\n  {"effect": "deny", "tool": "a.*"},\n  %s\n
 INVALID = [
     (
         '{"effect": "allow", "tool": "b", "arg": {"path": {"under": "/srv"}}}',
-        'policies.json, rule 2: there is no "arg"; there are: effect, tool, source, session, '
+        'policies.json, rule 2: there is no "arg"; there are: effect, tool, source, '
         "args, scope, fingerprint, expires, argumentsDigest, comment.",
     ),
     (
