@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Container, Iterable
 
 # Characters of a name: the smallest limit of the services.
@@ -38,26 +37,15 @@ class ToolNameMap:
     """
 
     def __init__(self, names: Iterable[str]) -> None:
-        # Another order of the tools must not change the names: it would spoil the cached prefix.
-        distinct = sorted(set(names))
-        self._to_service = {name: name for name in distinct if is_accepted(name)}
-        refused = [name for name in distinct if name not in self._to_service]
-        plain = {name: _REFUSED.sub("_", name) for name in refused}
-        counts = Counter(plain.values())
-        # A tool's accepted name is never given to another.
-        assigned = set(self._to_service)
-        hashed: list[str] = []
-        for name, candidate in plain.items():
-            if counts[candidate] == 1 and candidate not in assigned and is_accepted(candidate):
-                self._to_service[name] = candidate
-                assigned.add(candidate)
-            else:
-                hashed.append(name)
-        for name in hashed:
-            candidate, salt = with_hash(name), ""
-            while candidate in assigned:  # a tool's own name
-                salt += "#"
+        self._to_service: dict[str, str] = {}
+        assigned: set[str] = set()
+        # A tool's accepted name is never given to another. In any order the names are the same: others would
+        # spoil the cached prefix.
+        for name in sorted(set(names), key=lambda name: (not is_accepted(name), name)):
+            candidate, salt = _REFUSED.sub("_", name), ""
+            while candidate in assigned or not is_accepted(candidate):
                 candidate = with_hash(name, salt)
+                salt += "#"
             self._to_service[name] = candidate
             assigned.add(candidate)
         self._to_tool = {service: name for name, service in self._to_service.items()}

@@ -1,7 +1,7 @@
 """Read one complete object, or one call in another notation, that a model wrote; pure.
 
-A model may write the notation of its training: objects with other keys, Python, ReAct, XML. Invalid JSON is
-repaired if it is short.
+A model may write the notation of its training: objects with other keys, or Python. Short invalid JSON is
+repaired.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ _TEXTS = ("content", "text", "answer", "final_answer", "action_input")
 _OBSERVATIONS = ("tool_observation", "observation", "tool_result", "tool_response")
 # A damaged object that was meant as a call.
 _MEANT = re.compile(r'["“”\']?\b(?:tool_call|arguments|parameters)\b["“”\']?\s*[:,}]')
-_PARAMETER = re.compile(r'<parameter(?:=| name=")([\w.-]+)"?>(.*?)</parameter>', re.DOTALL)
 _SMART = str.maketrans({"“": '"', "”": '"', "„": '"', "‘": "'", "’": "'"})
 _PYTHON_WORDS: Mapping[str, Any] = {"true": True, "false": False, "null": None}
 
@@ -95,23 +94,6 @@ def read_python(span: str, tools: Tools) -> Written:
             raise MalformedCall
         calls += _call(ast.unparse(item.func), _keywords(item), False, tools).calls
     return Written(tuple(calls))
-
-
-def read_xml(name: str, body: str, tools: Tools) -> Written:
-    """Read the parameters, or the JSON, of ``<function=name>...</function>``. Raises `MalformedCall`."""
-    if body.lstrip().startswith("{"):
-        return _call(name, *_load(body.strip()), tools)
-    if _PARAMETER.sub("", body).strip():
-        raise MalformedCall
-    properties = _properties(resolve(name, tools), tools)
-    arguments = {}
-    for key, text in _PARAMETER.findall(body):
-        schema, text = properties.get(key), text.strip()
-        # Only the schema tells a text from a number.
-        is_text = isinstance(schema, Mapping) and schema.get("type") == "string"
-        value = _INVALID if is_text else _json(text.lower() if text in ("True", "False") else text)
-        arguments[key] = text if value is _INVALID else value
-    return _call(name, arguments, False, tools)
 
 
 _INVALID: Any = object()

@@ -19,7 +19,6 @@ from conductor.plugins.models.text_protocol.parser import (
     read_arguments,
     read_object,
     read_python,
-    read_xml,
     resolve,
 )
 from conductor.plugins.models.text_protocol.span import AnswerText, Brackets
@@ -40,25 +39,16 @@ _STOP = re.compile(
     r"""|\[(?=TOOL_CALLS\]|/?INST\]|[/A-Z_]{0,10}\Z)"""
     rf"""|"(?=\s*:\s*["{{\[]|{_KEYS}"\s*:|[a-z_]{{0,12}}(?:"\s*)?\Z|\s*(?::\s*)?\Z)"""
 )
-_LINE_END = re.compile(r"\n")
 _DAMAGED = re.compile(rf'"(?:\s*:\s*["{{\[]|{_KEYS}"\s*:)')
 # Before a call: white space, the opening of a fence or a tag, a label.
-_BEFORE = re.compile(
-    rf"(?:\s+|```\w*\s|`+(?=[{{\[<])|<{_TAGS}>|\[TOOL_CALLS\]|(?:\|\|)?call:|[Tt]ool[ _]call:|Action:)*"
-)
+_BEFORE = re.compile(rf"(?:\s+|```\w*\s|`+(?=[{{\[<])|<{_TAGS}>|\[TOOL_CALLS\]|(?:\|\|)?call:)*")
 _MARK = re.compile(rf"<{_TAGS}>|\[TOOL_CALLS\]")
 # Behind a call or an answer.
-_AFTER = re.compile(
-    rf"(?:[\s,;\]}})]|```\w*(?=\s)|`|</?{_TAGS}>|</invoke>|\[TOOL_CALLS\]|\|\|(?=call:)|call:)*"
-)
+_AFTER = re.compile(rf"(?:[\s,;\]}})]|```\w*(?=\s)|`|</?{_TAGS}>|\[TOOL_CALLS\]|\|\|(?=call:)|call:)*")
 _NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
-_NAMED = re.compile(
-    rf"({_NAME.pattern})(\s+Action Input:|\s*\[ARGS\])?\s*(?:```(?:json)?\s+)?([({{])", re.ASCII
-)
-_BEFORE_ARGUMENTS = re.compile(r"\s*(?:\[[ARGS]*\]?\s*|A[a-zA-Z ]*:?\s*)?(?:`+[a-z]*\s*)?\Z")
+_NAMED = re.compile(rf"({_NAME.pattern})(?:\[ARGS\])?\s*([({{])", re.ASCII)
+_BEFORE_ARGUMENTS = re.compile(r"(?:\[[ARGS]*\]?)?\s*\Z")
 _PYTHON = re.compile(r"\[\s*([A-Za-z_][\w.]*)\(", re.ASCII)
-_XML = re.compile(r'<(?:function=|invoke name=")([\w.-]+)"?>')
-_XML_END = re.compile("</(?:function|invoke)>")
 _TAG = re.compile(r"</?[A-Za-z_][^<>\n]{0,200}>")
 _CALL_TAG = re.compile("<(?:tool|function|invoke|parameter)")
 # Lines of other speakers, and marks of templates.
@@ -67,9 +57,10 @@ _CUT = re.compile(
     r"|<tool_(?:observation|response|result)\b"
 )
 _CUT_AFTER_WORDS = re.compile("(?:#{1,6} ?|\\*\\*)?Assistant:")
-_CUT_AFTER_ANSWER = re.compile(r"\s*(?:Question|Thought|Action):")
-_LABEL = re.compile("Thought:|Final Answer:|Assistant:")
-_LITERALS = ("Final Answer:", "Tool call:", "tool call:", "[TOOL_CALLS]", "[INST]", "[/INST]", "||call:")
+_LABEL = re.compile("Assistant:")
+# A notation that is not read.
+_UNKNOWN = re.compile("Thought:|Action:")
+_LITERALS = ("[TOOL_CALLS]", "[INST]", "[/INST]", "||call:")
 # A possible beginning of one of these.
 _UNDECIDED = re.compile(
     r"""(?:\#{1,6}\ ?|\*{1,2})?(?:[A-Za-z_][A-Za-z0-9_.-]{0,80})?\Z"""
@@ -90,10 +81,10 @@ class _Span:
     """A possible call, from ``start`` on. ``is_meant``: the text before it says that it is a call."""
 
     start: int
+    brackets: Brackets
     is_own: bool
     is_meant: bool
     name: str = ""
-    brackets: Brackets | None = None  # None: an XML element
     answer: AnswerText | None = None
     end: int | None = None
     has_key: bool = False
@@ -116,8 +107,6 @@ class ReplyScanner:
         self._ended = False
         self._at_line = True  # the pending text begins a line
         self._in_code = False
-        self._in_thought = False
-        self._has_final_label = False
         self._has_answer = False
         self._has_words = False
 
@@ -150,7 +139,7 @@ class ReplyScanner:
             return self._read_after()
         if self._at_line:
             return self._read_start()
-        stop = _STOP.search(self._pending) if not self._in_thought else _LINE_END.search(self._pending)
+        stop = _STOP.search(self._pending)
         if stop is None or stop.start():
             return self._take(len(self._pending) if stop is None else stop.start())
         if self._pending[0] == "\n":
@@ -163,8 +152,8 @@ class ReplyScanner:
         self._at_line = False
         if not self._has_words:
             words = words.lstrip()
-            self._has_words = bool(words) and not self._in_thought
-        return "" if self._in_thought else words
+            self._has_words = bool(words)
+        return words
 
     def _fail(self, problem: ServiceProblem) -> str:
         self.problem, self.is_over = problem, True
@@ -182,28 +171,20 @@ class ReplyScanner:
         is_meant = _MARK.search(before[0]) is not None
         is_own = self._at_line or _MARK.match(before[0]) is not None or "\n" in before[0]
         is_cut = _CUT.match(tail) or (self._has_words and is_own and _CUT_AFTER_WORDS.match(tail))
-        if is_cut or (self._has_final_label and is_own and _CUT_AFTER_ANSWER.match(self._pending)):
+        if is_cut:
             return self._end_reply()
-        label = _LABEL.match(tail) if self._at_line else None
-        if label is not None:
-            return self._read_label(label[0], before.end() + label.end())
-        if self._is_undecided(tail, is_call=is_meant or "Action:" in before[0]):
+        if self._at_line and (label := _LABEL.match(tail)):
+            self._pending = tail[label.end() :]
+            return ""
+        if self._is_undecided(tail, is_call=is_meant):
             return None
         if self._open_span(before.end(), is_own=is_own, is_meant=is_meant):
             return ""
-        if _DAMAGED.match(tail):
+        if _DAMAGED.match(tail) or (self._at_line and _UNKNOWN.match(tail)):
             return self._fail("malformed")
-        name = _NAME.match(tail)
-        is_call = "Action:" in before[0] and name is not None and resolve(name[0], self._tools) in self._tools
-        if is_meant or is_call or _CALL_TAG.match(tail):
+        if is_meant or _CALL_TAG.match(tail):
             return self._fail("malformed" if tail else "truncated")
         return self._read_words(before[0], tail)
-
-    def _read_label(self, label: str, end: int) -> str:
-        self._in_thought = label == "Thought:"
-        self._has_final_label = self._has_final_label or label == "Final Answer:"
-        self._pending = self._pending[end:]
-        return ""
 
     def _read_words(self, before: str, tail: str) -> str:
         if before.count("```") % 2:
@@ -216,13 +197,6 @@ class ReplyScanner:
             self._pending = ""  # white space at the end
         elif _BEGUN_TAG.match(tail):
             self._pending = before  # half of a tag at the end
-        name = _NAME.match(tail) if not self._has_words and self._at_line else None
-        if (
-            name is not None
-            and name[0] == tail.rstrip()
-            and resolve(tail.rstrip(), self._tools) in self._tools
-        ):
-            return self._fail("malformed")
         return self._take(len(before) + len(tail) - len(tail.lstrip(tail[:1]) if tail else ""))
 
     def _is_undecided(self, tail: str, *, is_call: bool) -> bool:
@@ -240,23 +214,19 @@ class ReplyScanner:
     def _open_span(self, start: int, *, is_own: bool, is_meant: bool) -> bool:
         """Begin to read a call, if one may begin at ``start``."""
         tail = self._pending[start:]
-        if xml := _XML.match(tail):
-            self._span = _Span(start + xml.end(), is_own or start == 0, True, xml[1], has_key=True)
-        elif tail.startswith("{") or (tail.startswith("[") and is_own):
-            self._span = _Span(
-                start, is_own, is_meant, brackets=Brackets(self._pending, start), has_key=is_meant
-            )
+        if tail.startswith("{") or (tail.startswith("[") and is_own):
+            self._span = _Span(start, Brackets(self._pending, start), is_own, is_meant, has_key=is_meant)
         elif is_own and (call := _NAMED.match(tail)):
-            is_react = call[2] is not None and "Action:" in self._pending[:start]
-            is_known = is_meant or is_react or resolve(call[1], self._tools) in self._tools
+            is_known = is_meant or resolve(call[1], self._tools) in self._tools
             is_reply = not (
                 self._has_words or self._has_answer or self.calls or self._pending[:start].strip()
             )
             if not is_known and not (is_reply and call[0] == f"{call[1]}("):
                 return False
-            start += call.start(3)
-            self._span = _Span(start, True, is_known, call[1], Brackets(self._pending, start))
-            self._span.has_key = is_known
+            start += call.start(2)
+            self._span = _Span(
+                start, Brackets(self._pending, start), True, is_known, call[1], has_key=is_known
+            )
         else:
             return False
         self._spans += 1
@@ -281,21 +251,15 @@ class ReplyScanner:
         return self._fail("misplaced") if self.calls and "\n" not in before else self._end_reply()
 
     def _read_span(self, span: _Span) -> str | None:
-        words = ""
-        if span.brackets is None:
-            element = _XML_END.search(self._pending, span.start)
-            inner, end = (element.start(), element.end()) if element is not None else (0, None)
-        else:
-            words = self._answer_words(span)
-            if span.end is None and (span.answer is None or span.answer.is_closed):
-                span.end = span.brackets.end(self._pending)
-            inner, end = span.end or 0, span.end
-            if not (span.has_key or self._find_key(span)):
-                return self._release(span, span.end)
-            if span.brackets.is_too_deep:
-                return self._fail("truncated")
-        if end is not None:
-            closing = self._close(span, self._pending[span.start : inner], end)
+        words = self._answer_words(span)
+        if span.end is None and (span.answer is None or span.answer.is_closed):
+            span.end = span.brackets.end(self._pending)
+        if not (span.has_key or self._find_key(span)):
+            return self._release(span, span.end)
+        if span.brackets.is_too_deep:
+            return self._fail("truncated")
+        if span.end is not None:
+            closing = self._close(span, self._pending[span.start : span.end], span.end)
             return words + closing if closing is not None else None
         if not self._ended and len(self._pending) - span.start <= MAX_CHARS:
             return words or None
@@ -306,7 +270,6 @@ class ReplyScanner:
         return self._fail("truncated") if span.has_key or is_begun else self._release(span, None)
 
     def _answer_words(self, span: _Span) -> str:
-        assert span.brackets is not None
         separator = ""
         if span.answer is None and not self.calls and not self._has_answer:
             match = _ANSWER.match(self._pending, span.start)
@@ -377,8 +340,6 @@ class ReplyScanner:
         return words
 
     def _read(self, span: _Span, text: str) -> Written | None:
-        if span.brackets is None:
-            return read_xml(span.name, text, self._tools)
         if span.name:
             if not span.is_meant:  # an unknown tool
                 raise MalformedCall
