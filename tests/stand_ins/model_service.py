@@ -71,7 +71,7 @@ class ModelService:
         raise NotImplementedError
 
     def provider(self, **options: Any) -> ModelProvider:
-        """Make the real provider of this service; the options are those of `ReplyStreamer`."""
+        """Make the real provider of this service; the options are those of `HttpProvider`."""
         raise NotImplementedError
 
     def play(self, *scripts: ServiceScript) -> None:

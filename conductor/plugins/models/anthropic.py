@@ -18,7 +18,7 @@ from conductor.plugins.models.anthropic_request import Account, body_of, prefix_
 from conductor.plugins.models.anthropic_stream import ReplyDecoder, WarmingDecoder
 from conductor.plugins.models.families import Claude, check_claude, family_of, prices_of
 from conductor.plugins.models.rendering import encode, names_of
-from conductor.plugins.models.streaming import Post, ReplyStreamer
+from conductor.plugins.models.streaming import HttpProvider, Post
 from conductor.settings import environment_value
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ _LIBRARIES = {
 }
 
 
-class AnthropicProvider:
+class AnthropicProvider(HttpProvider):
     """Anthropic's Messages API, streaming.
 
     ``max_tokens`` limits spoken answers; with tools offered it is raised (`rendering.limit_of`). Without
-    ``thinking`` and ``effort`` the model thinks as little as it allows. ``options`` are for `ReplyStreamer`.
+    ``thinking`` and ``effort`` the model thinks as little as it allows. ``options`` are for `HttpProvider`.
     """
 
     name = "anthropic"
@@ -73,23 +73,14 @@ class AnthropicProvider:
         effort: Effort | None = None,
         **options: Any,
     ) -> None:
+        super().__init__(partial(_connect, account), **options)
         self._claude = Claude(model, thinking, effort)
         self._max_tokens = max_tokens
         self._cached_until: dict[bytes, float] = {}
-        self._streamer = ReplyStreamer(partial(_connect, account), **options)
-
-    async def start(self) -> None:
-        """Load the HTTP client before the first request."""
-        await self._streamer.start()
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Stream the reply (`base.ModelProvider`)."""
-        return self._streamer.stream(
-            _PATH,
-            self._post(request),
-            request,
-            without_reasoning=partial(self._post, request, reasoning=False),
-        )
+        return self.reply(_PATH, partial(self._post, request), request)
 
     async def warm(self, request: ModelRequest) -> Finished | None:
         """Have a prompt cached (`base.CacheWarmer`), once in the cache's lifetime."""
@@ -102,8 +93,9 @@ class AnthropicProvider:
             return None
         # Before the request: many sessions may start together.
         self._cached_until[key] = now + CACHE_S
+        post = Post(body, WarmingDecoder)
         try:
-            async with aclosing(self._streamer.stream(_PATH, Post(body, WarmingDecoder), request)) as events:
+            async with aclosing(self.reply(_PATH, lambda _: post, request)) as events:
                 async for event in events:
                     if isinstance(event, Finished):
                         return event
@@ -112,17 +104,13 @@ class AnthropicProvider:
             raise
         return None
 
-    def _post(self, request: ModelRequest, *, reasoning: bool = True) -> Post:
+    def _post(self, request: ModelRequest, reasoning: bool = True) -> Post:
         names = names_of(request)
         limit = request.max_tokens or self._max_tokens
         body = body_of(request, names, self._claude, limit, reasoning=reasoning)
         prefix = partial(prefix_of, request, names, self._claude, reasoning=reasoning)
         headers = _BINDING if "block_binding" in body.get("thinking", ()) else {}
         return Post(encode(body), partial(ReplyDecoder, names, prefix), headers)
-
-    async def aclose(self) -> None:
-        """Close all connections. Running streams fail."""
-        await self._streamer.aclose()
 
 
 def _connect(account: Account, client: HttpClient) -> Send:

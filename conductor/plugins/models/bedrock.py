@@ -20,7 +20,7 @@ from conductor.models.profiles import Effort, Thinking
 from conductor.plugins.models.anthropic_request import prefix_of
 from conductor.plugins.models.families import Claude, check_claude
 from conductor.plugins.models.rendering import encode, names_of
-from conductor.plugins.models.streaming import Post, ReplyStreamer, service_at
+from conductor.plugins.models.streaming import HttpProvider, Post, service_at
 from conductor.settings import environment_value
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 _SERVICE = "bedrock"
 
 
-class BedrockProvider:
+class BedrockProvider(HttpProvider):
     """Bedrock's Converse API in one region, streaming.
 
     ``api_key`` is a Bedrock API key; without it botocore finds AWS credentials as all AWS tools do.
     ``max_tokens`` limits spoken answers; with tools offered it is raised (`rendering.limit_of`). ``options``
-    are for `ReplyStreamer`.
+    are for `HttpProvider`.
     """
 
     name = "bedrock"
@@ -51,27 +51,23 @@ class BedrockProvider:
         effort: Effort | None = None,
         **options: Any,
     ) -> None:
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        address = base_url or f"https://bedrock-runtime.{region}.amazonaws.com"
+        super().__init__(service_at(address, headers, None if api_key else Signer(region)), **options)
         self._claude = Claude(model, thinking, effort, self.name)
         self._max_tokens = max_tokens
         self._path = f"/model/{quote(model, safe='')}/converse-stream"
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        address = base_url or f"https://bedrock-runtime.{region}.amazonaws.com"
-        auth = None if api_key else Signer(region)
-        self._streamer = ReplyStreamer(service_at(address, headers, auth), **options)
 
     async def start(self) -> None:
         """Load the HTTP client and botocore before the first request."""
         await asyncio.to_thread(_import_all)
-        await self._streamer.start()
+        await super().start()
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Stream the reply (`base.ModelProvider`)."""
-        without_reasoning = partial(self._post, request, reasoning=False)
-        return self._streamer.stream(
-            self._path, self._post(request), request, without_reasoning=without_reasoning
-        )
+        return self.reply(self._path, partial(self._post, request), request)
 
-    def _post(self, request: ModelRequest, *, reasoning: bool = True) -> Post:
+    def _post(self, request: ModelRequest, reasoning: bool) -> Post:
         from conductor.plugins.models.bedrock_stream import ConverseDecoder, converse_body
 
         names, claude = names_of(request), self._claude
@@ -79,10 +75,6 @@ class BedrockProvider:
         body = converse_body(request, names, claude, limit, reasoning=reasoning)
         prefix = partial(prefix_of, request, names, claude, reasoning=reasoning)
         return Post(encode(body), partial(ConverseDecoder, names, prefix))
-
-    async def aclose(self) -> None:
-        """Close all connections. Running streams fail."""
-        await self._streamer.aclose()
 
 
 class Signer(httpx2.Auth):

@@ -37,10 +37,8 @@ class DemoOutput(NamedTuple):
 
 # -- values of arguments; None if the words are no such value
 
-_NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve".split()
 _SUM_WORDS = (
     (r"^.*?\b(?:what(?:'s|\u2019s| is)|how much is|calculate|compute)\s+", ""),
-    *((rf"\b{word}\b", str(number)) for number, word in enumerate(_NUMBERS)),
     (r"(?<=\d),(?=\d{3}(?!\d))", ""),
     (r"\bplus\b", " + "),
     (r"\bminus\b", " - "),

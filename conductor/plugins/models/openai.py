@@ -15,7 +15,7 @@ from conductor.plugins.models.openai_request import PROVIDER, chat_body, complet
 from conductor.plugins.models.openai_responses import ResponsesDecoder, responses_body
 from conductor.plugins.models.openai_stream import ChatDecoder
 from conductor.plugins.models.rendering import encode, may_call, names_of
-from conductor.plugins.models.streaming import Post, ReplyStreamer, service_at
+from conductor.plugins.models.streaming import HttpProvider, Post, service_at
 from conductor.plugins.models.thought_filter import ThoughtHabit
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ _WINDOW_FIELDS = "max_model_len loaded_context_length context_window context_len
 _ENDINGS = ("/chat/completions", "/completions", "/responses")
 
 
-class OpenAIProvider:
+class OpenAIProvider(HttpProvider):
     """A service with OpenAI's API, streaming.
 
     ``base_url`` usually ends in ``/v1``. ``endpoint`` "completions" is for models without a chat template: it
     sends the messages as one prompt, without tools. ``max_tokens`` limits spoken answers; with tools offered
     it is raised (`rendering.limit_of`). Without a ``context_window`` the service is asked for it. ``options``
-    are for `ReplyStreamer`.
+    are for `HttpProvider`.
     """
 
     name = PROVIDER
@@ -52,6 +52,8 @@ class OpenAIProvider:
         context_window: int | None = None,
         **options: Any,
     ) -> None:
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        super().__init__(service_at(base_url or DEFAULT_BASE_URL, headers), **options)
         self._model = model
         self._max_tokens = max_tokens
         self.context_window = context_window
@@ -60,14 +62,12 @@ class OpenAIProvider:
         self.effort = effort
         self._source = f"{urlsplit(base_url or DEFAULT_BASE_URL).hostname} {model}"
         self._habit = ThoughtHabit()
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._streamer = ReplyStreamer(service_at(base_url or DEFAULT_BASE_URL, headers), **options)
 
     async def start(self) -> None:
         """Load the HTTP client before the first request, and ask for an unknown context window."""
-        await self._streamer.start()
+        await super().start()
         if self.context_window is None and not self._official:
-            self.context_window = window_of(await self._streamer.read_json("/models"), self._model)
+            self.context_window = window_of(await self.read_json("/models"), self._model)
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Stream the reply (`base.ModelProvider`)."""
@@ -85,11 +85,8 @@ class OpenAIProvider:
         else:
             body = responses_body(request, names, **options)
             decoder = partial(ResponsesDecoder, names, source, self._habit)
-        return self._streamer.stream(path, Post(encode(body), decoder), request)
-
-    async def aclose(self) -> None:
-        """Close all connections. Running streams fail."""
-        await self._streamer.aclose()
+        post = Post(encode(body), decoder)
+        return self.reply(path, lambda _: post, request)
 
 
 def window_of(listed: Any, model: str) -> int | None:

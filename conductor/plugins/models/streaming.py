@@ -1,6 +1,6 @@
 """Stream a reply from an HTTP service: retries, and an end that stops the request.
 
-Importing aiohttp, by `http`, takes up to half a second: `ReplyStreamer` does it in a thread.
+Importing aiohttp, by `http`, takes up to half a second: `HttpProvider` does it in a thread.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def service_at(base_url: str, headers: Mapping[str, str], auth: httpx2.Auth | No
     return connect
 
 
-class ReplyStreamer:
-    """Streams replies from a service.
+class HttpProvider:
+    """The base of providers over HTTP: it streams replies from a service.
 
     ``connect``, called once in a thread, makes the function that sends requests. ``trust_env`` and
     ``local_only`` are those of `conductor.plugins.http_client.AiohttpTransport`, ``retry_s`` that of
@@ -94,27 +94,20 @@ class ReplyStreamer:
         self._client = HttpClient(trust_env=self._trust_env, permits=is_local if self._local_only else None)
         return self._connect(self._client)
 
-    async def stream(
-        self,
-        path: str,
-        post: Post,
-        request: ModelRequest,
-        *,
-        without_reasoning: Callable[[], Post] | None = None,
+    async def reply(
+        self, path: str, new_post: Callable[[bool], Post], request: ModelRequest
     ) -> AsyncGenerator[ModelEvent, None]:
-        """Send ``post`` to ``path`` and yield the reply as it arrives (`base.ModelProvider`).
+        """Send ``new_post(True)`` to ``path`` and yield the reply as it arrives (`base.ModelProvider`).
 
-        If the service refuses the reasoning in it, the post of ``without_reasoning`` is sent once instead.
+        If the service refuses the reasoning in it, ``new_post(False)``, without any, is sent once instead.
         Use ``contextlib.aclosing``: closing it, or cancelling its task, stops the request at once. Raises
         `ModelError`.
         """
         try:
-            reply = await self._open(path, post, request)
+            reply = await self._open(path, new_post(True), request)
         except ReasoningRefused:
-            if without_reasoning is None:
-                raise
             log.warning("model refused its former reasoning")
-            reply = await self._open(path, without_reasoning(), request)
+            reply = await self._open(path, new_post(False), request)
         try:
             while True:
                 for event in reply.events:

@@ -28,7 +28,7 @@ from conductor.plugins.models.bedrock_stream import ConverseDecoder, converse_bo
 from conductor.plugins.models.families import Claude
 from conductor.plugins.models.rendering import encode, names_of
 from conductor.settings import Settings
-from tests.models import Call, HttpFailure, Reply
+from tests.models import Call, Reply
 from tests.session.test_history import random_history
 from tests.stand_ins.bedrock_service import BedrockService, check, frame, pieces
 
@@ -312,26 +312,6 @@ async def test_a_request_is_signed_for_the_address_that_it_goes_to(monkeypatch: 
         signer = SigV4Auth(Credentials("AKIDEXAMPLE", "secret", "token"), "bedrock", "eu-west-1")
         text = signer.string_to_sign(request, signer.canonical_request(request))
         assert headers["authorization"].endswith(f"Signature={signer.signature(text, request)}")
-
-
-@pytest.mark.parametrize(
-    ("status", "message", "reason"),
-    [
-        (400, "Input is too long for requested model.", "context_too_long"),
-        (400, "Number of input tokens exceeds maximum length.", "context_too_long"),
-        (403, "The security token included in the request is expired.", "authentication"),
-        (424, "The model failed.", "overloaded"),
-    ],
-)
-async def test_error_statuses(status: int, message: str, reason: str) -> None:
-    async with BedrockService() as service:
-        service.replies.append(HttpFailure(status, message=message))
-        provider = BedrockProvider("test-key", LLAMA, 512, "eu-west-1", service.base_url, trust_env=False)
-        with pytest.raises(ModelError) as raised:
-            async with aclosing(provider.stream(ask(may_retry=False))) as events:
-                await anext(events)
-        await provider.aclose()
-    assert raised.value.reason == reason
 
 
 async def test_without_credentials_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -29,7 +29,6 @@ from conductor.plugins.models.anthropic import AnthropicProvider
 from conductor.plugins.models.anthropic_request import Account
 from conductor.plugins.models.llama_cpp import LlamaCppProvider, from_profile
 from conductor.plugins.models.openai import OpenAIProvider
-from conductor.plugins.models.text_protocol import TextProtocol
 from conductor.settings import Settings
 from tests.stand_ins.llama_server import CONTEXT, llama_server, needs_llama_cpp
 from tests.stand_ins.tiny_model import write_tiny_model
@@ -206,12 +205,6 @@ async def test_a_request_that_llama_cpp_refuses_is_an_error(local: LlamaCppProvi
     assert text_of(await reply(local, ask()))
 
 
-async def test_a_model_that_only_writes_text_is_taught(local: LlamaCppProvider) -> None:
-    # It writes nonsense, which is spoken.
-    events = await reply(TextProtocol(local), ask(tools=(WEATHER,)))
-    assert text_of(events) and isinstance(events[-1], Finished)
-
-
 END_WHILE_IT_WRITES = """
 import asyncio, sys
 from pathlib import Path
@@ -236,25 +229,6 @@ def test_the_process_ends_while_the_model_writes(endless: Path) -> None:
     )
     assert process.returncode == 0 and "closed" in process.stdout
     assert "Traceback" not in process.stderr and "not freed" not in process.stdout
-
-
-# Features of JSON Schema that llama.cpp's grammars do not keep: arguments are validated here in any case.
-IGNORED = {
-    "a bound of a number": {"type": "number", "exclusiveMaximum": 0, "minimum": 5},
-    "a multiple": {"type": "integer", "multipleOf": 1_000_003},
-    "not": {"type": "integer", "not": {"type": "integer"}},
-}
-
-
-@pytest.mark.parametrize("schema", IGNORED.values(), ids=IGNORED)
-async def test_features_of_schemas_that_grammars_ignore(
-    local: LlamaCppProvider, schema: dict[str, object]
-) -> None:
-    tool = ToolDefinition("ask", "Ask.", {"type": "object", "properties": {"x": schema}, "required": ["x"]})
-    events = await reply(local, ask(tools=(tool,)))
-    calls = [event for event in events if isinstance(event, ToolCall)]
-    # Nothing could fulfil this schema, and it wrote something.
-    assert calls or isinstance(events[-1], Finished) and events[-1].stop == "max_tokens"
 
 
 # -- what an operator may get wrong

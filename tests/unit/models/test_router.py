@@ -138,11 +138,6 @@ async def test_the_next_try_of_a_reply_that_broke_off_goes_to_another_profile() 
     assert await bench.ask(replace(ASK, avoid="home")) == "home"
 
 
-async def test_without_another_profile_the_next_try_goes_to_the_same() -> None:
-    bench = Bench(profile("home"))
-    assert await bench.ask(replace(ASK, avoid="home")) == "home"
-
-
 @pytest.mark.parametrize("before", [[], [TextDelta("Half")]], ids=["silent", "stalled"])
 async def test_after_a_timeout_a_profile_is_asked_last_for_a_while(before: list[TextDelta]) -> None:
     bench = home_and_cloud()

@@ -62,20 +62,6 @@ async def test_a_call_in_each_style_and_then_an_answer(style: Style) -> None:
     assert events[-1] == Finished("end_turn", Usage(10, 5))
 
 
-async def test_plain_words_are_an_answer_also_before_a_call() -> None:
-    events, _ = await ask(reply("It is ", "on."))
-    assert events[:-1] == [TextDelta("It is "), TextDelta("on.")]
-    events, _ = await ask(reply("One moment.\n", notation(CALL, "jsonl"), "\nIt is on."))
-    assert events[:-1] == [TextDelta("One moment."), ToolCall("call_0", "home.lamp", '{"on": true}')]
-
-
-async def test_text_that_only_begins_like_a_call_is_spoken() -> None:
-    events, _ = await ask(reply("[1] is a ", "footnote."))
-    assert events[:-1] == [TextDelta("[1] is a "), TextDelta("footnote.")]
-    events, _ = await ask(reply("Look:\n[", "1] is one."))
-    assert events[:-1] == [TextDelta("Look:"), TextDelta("\n[1] is one.")]
-
-
 @pytest.mark.parametrize(
     ("pieces", "expected"),
     [
