@@ -1,17 +1,17 @@
-"""The YAML files of rehearsals: their fields, and one sentence for each mistake."""
+"""The YAML files of rehearsals: their fields, and one sentence for a mistake."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from conductor.config_file import mistake, read_text
+from conductor.config_file import read_text, validate
 from conductor.errors import ModelFailure, SettingsError
 from conductor.settings import Settings
 
@@ -336,9 +336,8 @@ def dump(document: dict[str, Any]) -> str:
 
 
 def load(path: Path) -> Rehearsal:
-    """Load a file. Raises `SettingsError` with the file, the line and the field."""
-    root, document = _read(path)
-    rehearsal = _validate(path, root, document)
+    """Load a file. Raises `SettingsError` with the file and the field."""
+    rehearsal = validate(Rehearsal, _read(path), str(path))
     folder = path.parent
     settings = {name: _absolute(folder, name, value) for name, value in rehearsal.settings.items()}
     return rehearsal.model_copy(update={"name": rehearsal.name or path.stem, "settings": settings})
@@ -346,16 +345,13 @@ def load(path: Path) -> Rehearsal:
 
 def load_tools(path: Path) -> tuple[Tool, ...]:
     """Load the tools of a file, which may be a rehearsal. Raises `SettingsError`, as `load` does."""
-    root, document = _read(path)
-    return _validate(path, root, document | {"steps": [{"say": ""}]}).tools
+    return validate(Rehearsal, _read(path) | {"steps": [{"say": ""}]}, str(path)).tools
 
 
-def _read(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:
+def _read(path: Path) -> dict[str, Any]:
     text = read_text(path, max_bytes=MAX_BYTES)
     try:
-        loader = _Loader(text)
-        root = loader.get_single_node()
-        document = None if root is None else loader.construct_document(root)
+        document = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f", line {mark.line + 1}"
@@ -363,15 +359,7 @@ def _read(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:
         raise SettingsError(f"{path}{line} is not valid YAML: {problem}.") from None
     if not isinstance(document, dict):
         raise SettingsError(f"{path} must be a mapping of fields.")
-    return root, document
-
-
-def _validate(path: Path, root: yaml.Node | None, document: dict[str, Any]) -> Rehearsal:
-    try:
-        return Rehearsal.model_validate(document)
-    except ValidationError as error:
-        position = _line(root, error.errors(include_url=False)[0]["loc"])
-        raise SettingsError(f"{path}, line {position}: {mistake(error)}.") from None
+    return document
 
 
 def _absolute(folder: Path, name: str, value: Any) -> Any:
@@ -381,20 +369,3 @@ def _absolute(folder: Path, name: str, value: Any) -> Any:
         roots = value.split(",") if isinstance(value, str) else map(str, value)
         return [str(folder.resolve() / root.strip()) for root in roots]
     return folder.resolve() / value if Path in (kind, *get_args(kind)) and isinstance(value, str) else value
-
-
-def _line(node: yaml.Node | None, loc: Sequence[int | str]) -> int:
-    # The line of the field, or of its innermost existing parent.
-    line = 1
-    for part in loc:
-        if isinstance(node, yaml.MappingNode):
-            pair = next((pair for pair in node.value if pair[0].value == part), None)
-            if pair is None:
-                break
-            line, node = pair[0].start_mark.line + 1, pair[1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            node = node.value[part]
-            line = node.start_mark.line + 1
-        else:
-            break
-    return line

@@ -1,4 +1,4 @@
-"""Rehearsal files: their values, and one sentence with file, line and field for each mistake."""
+"""Rehearsal files: their values, and one sentence with the file and the field for a mistake."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read(tmp_path: Path, text: str) -> str:
 
 
 STEPS = "steps: [{say: Hello}]"
-NEEDS_REPLIES = ", line 1: replies are required for model: scripted, and not allowed otherwise."
+NEEDS_REPLIES = ": replies are required for model: scripted, and not allowed otherwise."
 
 
 @pytest.mark.parametrize(
@@ -30,59 +30,59 @@ NEEDS_REPLIES = ", line 1: replies are required for model: scripted, and not all
     [
         ("- say: Hello", " must be a mapping of fields."),
         ("steps: [", ", line 1 is not valid YAML: expected the node content, but found '<stream end>'."),
-        ("model: demo", ", line 1: steps or a person are required."),
-        ("steps: []", ", line 1: steps or a person are required."),
-        ("steps: {say: Hello}", ", line 1: steps must be a list."),
-        ("steps: [Hello]", ", line 1: steps.1 must be an object."),
+        ("model: demo", ": steps or a person are required."),
+        ("steps: []", ": steps or a person are required."),
+        ("steps: {say: Hello}", ": steps must be a list."),
+        ("steps: [Hello]", ": steps.1 must be an object."),
         ("steps:\n- say: {[a]: b}", ", line 2 is not valid YAML: found unhashable key."),
         ("steps:\n- say: \x07", " is not valid YAML: special characters are not allowed."),
         (
             f"model: scripted\nreplies:\n- The answer: 42\n{STEPS}",
-            ", line 3: there is no replies.1.The answer; put a text in quotes.",
+            ": there is no replies.1.The answer; put a text in quotes.",
         ),
-        ("steps:\n- expect: {}", ", line 2: steps.1.say is missing."),
-        ("steps:\n- say: Hi\n  expct: {}", ", line 3: there is no steps.1.expct."),
-        ("steps:\n- say: 12", ", line 2: steps.1.say must be a text; put it in quotes."),
+        ("steps:\n- expect: {}", ": steps.1.say is missing."),
+        ("steps:\n- say: Hi\n  expct: {}", ": there is no steps.1.expct."),
+        ("steps:\n- say: 12", ": steps.1.say must be a text; put it in quotes."),
         ("steps:\n- say: Hi\n- say: Ho\n  say: Hu", ", line 4 is not valid YAML: duplicate field say."),
         (
             "steps:\n- say: Hi\n  expect:\n    said: '('",
-            ", line 4: steps.1.expect.said is not valid: it is not a regular expression: "
+            ": steps.1.expect.said is not valid: it is not a regular expression: "
             "missing ), unterminated subpattern at position 0.",
         ),
         (
             "steps:\n- say: Hi\n  cut: soon",
-            ", line 3: steps.1.cut is not valid: it must be 'transcript', 'card', 'call', 'answer', "
+            ": steps.1.cut is not valid: it must be 'transcript', 'card', 'call', 'answer', "
             "'speech' or 'random'.",
         ),
         (
             "steps:\n- say: Hi\n  interrupt: {heard: Hel}",
-            ", line 3: steps.1.interrupt is not valid: it needs either after_characters or after_ms.",
+            ": steps.1.interrupt is not valid: it needs either after_characters or after_ms.",
         ),
         (
             "steps:\n- say: Hi\n  approve: {by: voice, edit: {}}",
-            ", line 3: steps.1.approve.1 is not valid: edit and scope need by: tap.",
+            ": steps.1.approve.1 is not valid: edit and scope need by: tap.",
         ),
         (
             "steps:\n- say: Hi\n  approve: {by: tap, words: yes please}",
-            ", line 3: steps.1.approve.1 is not valid: words need by: voice or by: deny.",
+            ": steps.1.approve.1 is not valid: words need by: voice or by: deny.",
         ),
         (f"model: scripted\n{STEPS}", NEEDS_REPLIES),
         (f"model: demo\nreplies: [Hi]\n{STEPS}", NEEDS_REPLIES),
         (
             "cards: false\nsteps: [{say: Hi, approve: tap}]",
-            ", line 1: approve needs cards; without cards a step of its own answers the spoken question.",
+            ": approve needs cards; without cards a step of its own answers the spoken question.",
         ),
         (
             "steps: [{say: Hi, expect: {called: [{tool: calculator, arguments: {x: 1}}]}}]",
-            ", line 1: arguments of calculator are unknown: it is not one of the file's tools.",
+            ": arguments of calculator are unknown: it is not one of the file's tools.",
         ),
         (
             f"{STEPS}\nsettings: {{LOG_LEVL: info}}",
-            ", line 2: settings is not valid: LOG_LEVL is not a setting.",
+            ": settings is not valid: LOG_LEVL is not a setting.",
         ),
         (
             f"{STEPS}\nsettings: {{PORT: 80}}",
-            ", line 2: settings is not valid: PORT has a fixed value in rehearsals.",
+            ": settings is not valid: PORT has a fixed value in rehearsals.",
         ),
     ],
 )

@@ -136,7 +136,7 @@ async def test_the_tools_of_a_file_are_declared_and_give_its_answers(tmp_path: P
 def test_a_file_without_tools_is_an_error(conductor: Main, tmp_path: Path) -> None:
     (tmp_path / "tools.json").write_text('{"tools": [{"title": "x"}]}')
     code, _, err = conductor("talk", "--tools", "tools.json", "--url", "ws://127.0.0.1:1/ws", "hello")
-    assert (code, err) == (2, "conductor: tools.json, line 1: tools.1.name is missing.\n")
+    assert (code, err) == (2, "conductor: tools.json: tools.1.name is missing.\n")
 
 
 @pytest.mark.parametrize("options", [{}, {"voice_approvals": True}], ids=["pipe", "asked for"])
