@@ -1,4 +1,4 @@
-"""``conductor check``: test the settings, build the services, try the address, the store and the models."""
+"""``conductor check``: test the settings, build the services, try the store and the models."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import argparse
 import asyncio
 import os
 import re
-import stat
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, suppress
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,7 +21,6 @@ from conductor.commands.output import Item, fail, ok, warn, write
 from conductor.commands.policy_lint import file_notes, lint, lint_allowed
 from conductor.commands.serve import overrides
 from conductor.commands.tools import started
-from conductor.commands.workers import reserve
 from conductor.entry_points import NOUNS, Plugin, plugins
 from conductor.env_file import ENV_FILE
 from conductor.errors import ModelError, ModelFailure, SettingsError, StoreUnavailable
@@ -110,7 +106,6 @@ async def server_items(settings: Settings, *, offline: bool, insecure: bool) -> 
     for subject, items in (
         ("plugins", plugin_items()),
         ("services", service_items(settings, offline=offline)),
-        ("address", address_items(settings)),
         ("AUTH_TOKENS", access_items(settings, insecure=insecure)),
         ("sessions", store_items(settings)),
         ("model", model_items(settings, offline=offline)),
@@ -172,20 +167,11 @@ async def service_items(settings: Settings, *, offline: bool) -> AsyncIterator[I
         yield warn("DEVICE_TOOLS_FILE", text)
     path, tools = policies_path(settings), all_tools(settings)
     loaded = load(path)
-    rules = f"rules: {len(loaded)}" if _exists(path) else "optional and missing"
-    yield ok("rules", f"{path}, {rules}.")
+    yield ok("rules", f"{path}, rules: {len(loaded)}.")
     for text in (*file_notes(path), *lint(loaded, tools, now=time.time())):
         yield warn("rules", text)
     for text in lint_allowed(settings.allowed_tools, tools):
         yield warn("ALLOWED_TOOLS", f"{text}.")
-
-
-async def address_items(settings: Settings) -> AsyncIterator[Item]:
-    """Bind the address as the server would, without listening, and release it."""
-    host, port = settings.host, settings.port
-    for bound in await asyncio.to_thread(reserve, host, port):
-        bound.close()
-    yield ok("address", f"{host}:{port} is free." if port else f"any free port of {host}.")
 
 
 async def access_items(settings: Settings, *, insecure: bool) -> AsyncIterator[Item]:
@@ -218,12 +204,10 @@ async def store_items(settings: Settings, *, seconds: float = STORE_TIMEOUT_S) -
     """Open the store and write to it, within ``seconds``. A missing SQLite file is not created."""
     name = describe_store(settings)
     check_shared(settings)
-    path = settings.store_path if settings.store_kind == "sqlite" else None
+    if settings.store_kind == "sqlite" and not os.path.exists(settings.store_path):  # noqa: ASYNC240 -- alone
+        yield ok("sessions", f"{name}, not created yet.")
+        return
     try:
-        if path is not None and not _exists(path):
-            with tempfile.TemporaryFile(dir=next(filter(_exists, path.absolute().parents))):
-                yield ok("sessions", f"{name}, not created yet.")
-            return
         # Some stores keep a tombstone of a deleted session for this time.
         store = make_store(settings.model_copy(update={"session_ttl_s": 1.0}))
         async with asyncio.timeout(seconds), aclosing(store):
@@ -234,19 +218,10 @@ async def store_items(settings: Settings, *, seconds: float = STORE_TIMEOUT_S) -
             yield ok("sessions", f"{name}; writes took {(time.perf_counter() - start) * 1000:.1f} ms.")
             for warning in await store.warnings():
                 yield warn("sessions", f"{warning}.")
-        if path is not None and stat.S_IMODE(path.stat().st_mode) & 0o077:
-            yield warn("sessions", f"other users may read {path}: run chmod 600.")
     except TimeoutError:
         yield fail("sessions", f"{name} did not store a session within {seconds:g} s.")
     except StoreUnavailable as error:
         yield fail("sessions", str(error))
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        yield fail("sessions", f"The session store's file {path} cannot be made: {reason}.")
-
-
-def _exists(path: Path) -> bool:
-    return os.path.exists(path)  # False also for a folder without permission
 
 
 # -- models

@@ -1,4 +1,4 @@
-"""``conductor check``: settings, services, the address and access."""
+"""``conductor check``: settings, services and access."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import redirect_stdout
@@ -50,13 +49,11 @@ async def test_an_empty_folder_passes_all_checks() -> None:
         ["ok", "plugins:"],
         ["ok", "tools:"],
         ["ok", "rules:"],
-        ["ok", "address:"],
         ["ok", "AUTH_TOKENS:"],
         ["ok", "sessions:"],
         ["warn", "model:"],
     ]
     assert lines[0] == "ok    settings: .env is optional and missing; none from the environment."
-    assert "ok    address: any free port of 127.0.0.1." in lines
 
 
 # -- settings
@@ -139,14 +136,13 @@ async def test_tools_and_rules_are_counted() -> None:
     save("policies.json", '{"version": 1, "rules": [{"effect": "deny", "tool": "agent.cancel"}]}')
     os.chmod("policies.json", 0o602)
     lines = await lines_of(tools_path="mine.py", device_tools_file="tools.json", allowed_tools="agent.stauts")
-    assert [re.split(": no tool|; a tool", line)[0] for line in lines[2:9]] == [
+    assert [re.split(": no tool|; a tool", line)[0] for line in lines[2:8]] == [
         "ok    tools: 8 builtin, 2 device, 1 python.",
         "warn  DEVICE_TOOLS_FILE: replaces built-in tools: calculator. Rename them in the file.",
         "ok    rules: policies.json, rules: 1.",
         "warn  rules: Every user of this machine may write policies.json. Use chmod 600.",
         "warn  rules: Rule 1 (deny agent.cancel) may never match",
         "warn  ALLOWED_TOOLS: names agent.stauts, but no tool of the catalog or the server has this name",
-        "ok    address: any free port of 127.0.0.1.",
     ]
 
 
@@ -160,27 +156,7 @@ async def test_mcp_servers_are_started_unless_offline() -> None:
     assert len(await lines_of("tools")) == 1
 
 
-# -- the address and access
-
-
-async def test_a_free_port_passes_and_stays_free() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    for _ in range(2):
-        assert await lines_of("address", port=port) == [f"ok    address: 127.0.0.1:{port} is free."]
-
-
-async def test_a_port_in_use_fails() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        (line,) = await lines_of("address", port=listener.getsockname()[1])
-    assert line.startswith("fail") and "is in use" in line
-
-
-@pytest.mark.parametrize("host", ["192.0.2.1", "999.1.1.1.1.", "x" * 70 + ".invalid", "a b"])
-async def test_an_invalid_host_fails(host: str) -> None:
-    (line,) = await lines_of("address", host=host)
-    assert line.startswith("fail  address: HOST: ")
+# -- access
 
 
 @pytest.mark.parametrize(
@@ -226,22 +202,21 @@ def test_the_command_takes_the_options_of_serve(conductor: Main) -> None:
     options = ["--host", "0.0.0.0", "--port", "0", "--insecure-no-auth", "--provider", "demo", "--model", "m"]
     code, out, err = conductor("check", *options)
     assert (code, err) == (0, "") and "warn  AUTH_TOKENS" in out
-    assert out.endswith("\n7 ok, 1 warning, 0 failed\n")
+    assert out.endswith("\n6 ok, 1 warning, 0 failed\n")
 
 
 async def test_the_model_is_asked_unless_offline() -> None:
     async with AnthropicService() as claude:
         overrides = {"port": 0, "anthropic_api_key": "test-key", "anthropic_base_url": claude.base_url}
-        assert [item.level async for item in check(overrides, offline=True)].count("ok") == 8
+        assert [item.level async for item in check(overrides, offline=True)].count("ok") == 7
         assert claude.received == 0
-        assert [item.level async for item in check(overrides)].count("ok") == 8
+        assert [item.level async for item in check(overrides)].count("ok") == 7
         assert claude.received == 1
 
 
 def test_a_failure_prints_no_secret_and_no_traceback(conductor: Main) -> None:
     values = {"ANTHROPIC_API_KEY": SECRET, "ANTHROPIC_BASE_URL": "http://127.0.0.1:1", "AUTH_TOKENS": SECRET}
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        code, out, err = conductor("check", "--port", str(listener.getsockname()[1]), **values)
+    code, out, err = conductor("check", **values)
     failed = [line.split(":")[0] for line in out.splitlines() if line.startswith("fail")]
-    assert (code, failed, err) == (2, ["fail  address", "fail  model"], "")
+    assert (code, failed, err) == (2, ["fail  model"], "")
     assert "warn  AUTH_TOKENS: token 1 of 1 is weak" in out and SECRET not in out

@@ -56,30 +56,6 @@ async def test_a_store_in_use_keeps_its_sessions(tmp_path: Path) -> None:
     await store.aclose()
 
 
-async def test_a_readable_file_is_a_warning(tmp_path: Path) -> None:
-    file = tmp_path / "conductor.db"
-    store = SqliteStore(file)
-    await store.open()
-    await store.aclose()
-    file.chmod(0o640)
-    good, loose = await run_checks(data_dir=tmp_path)
-    assert good.startswith("ok ") and loose.startswith("warn  sessions: other users may read ")
-
-
-async def test_a_file_in_place_of_the_folder_fails(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    for folder in ("file", "file/below"):
-        (line,) = await run_checks(data_dir=tmp_path / folder)
-        assert line.startswith("fail  sessions: ") and line.endswith(": not a directory.")
-
-
-async def test_an_unwritable_folder_fails() -> None:
-    (line,) = await run_checks(data_dir="/proc/none")  # root cannot create a folder there either
-    assert line.startswith(
-        "fail  sessions: The session store's file /proc/none/conductor.db cannot be made: "
-    )
-
-
 async def test_a_file_of_another_format_fails_and_stays_unchanged(tmp_path: Path) -> None:
     file = tmp_path / "conductor.db"
     file.write_text("hello " * 1000)
