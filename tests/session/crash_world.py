@@ -211,7 +211,7 @@ class World:
     async def connect(self) -> None:
         """Open a line, and start or resume the session as the app does."""
         app = self.app
-        if app.line is not None:
+        if app.lines:
             app.line.cut()
         line = app.open_line(self.session)
         fields: dict[str, Any] = dict(app.start_fields)
@@ -235,7 +235,6 @@ class World:
         await self.come_back()
 
     async def come_back(self) -> None:
-        assert self.app.line is not None
         self.app.line.cut()
         if self.relaunches:
             words = [event for event in self.app.outbox.values() if event["type"] != "tool.result"]
@@ -256,7 +255,6 @@ class World:
             await self.die()
             return
         await later(2)
-        assert self.app.line is not None
         self.app.line.cut()
         await self.connect()
 

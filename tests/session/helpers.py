@@ -73,13 +73,23 @@ class _Selector(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time moves only when there is nothing to do."""
+    """An event loop whose time moves only when there is nothing to do; ends its ``sessions`` and ``apps``."""
 
     def __init__(self) -> None:
         self.clock = _Selector()
+        self.sessions: list[Session] = []
+        self.apps: list[App] = []
         self._reports: list[Mapping[str, Any]] = []
         super().__init__(self.clock)
         self.set_exception_handler(lambda _, context: self._reports.append(context))
+
+    async def end(self) -> None:
+        """Close the sessions and apps that are open."""
+        for session in reversed(self.sessions):
+            if not session.is_closed:
+                await session.close()
+        for app in self.apps:
+            await app.close()
 
     def close(self) -> None:
         """Close the loop; fails if a task or a callback has raised an error."""
@@ -103,8 +113,14 @@ def virtual_loop() -> VirtualLoop:
 
 def run(scenario: Coroutine[Any, Any, T]) -> T:
     """Run a scenario in virtual time, where a test runs several."""
+
+    async def whole() -> T:
+        result = await scenario
+        await virtual_loop().end()
+        return result
+
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(scenario)
+        return runner.run(whole())
 
 
 async def steps(number: int) -> None:
@@ -365,7 +381,9 @@ async def open_session(services: Services, key: SessionKey = KEY) -> Session:
     """Claim the session and go on with it, as a process does."""
     claim = await services.store.claim(key)
     state = replay(claim.commits)
-    return Session(services, services.store, claim, state, now=now_ms)
+    session = Session(services, services.store, claim, state, now=now_ms)
+    virtual_loop().sessions.append(session)
+    return session
 
 
 # -- an app at the end of a line
@@ -425,12 +443,14 @@ class App(VoiceApp):
         self.raw: list[Event] = []
 
     @property
-    def line(self) -> Line | None:
-        return self.lines[-1] if self.lines else None
+    def line(self) -> Line:
+        return self.lines[-1]
 
     def open_line(self, session: Session, *, slow: bool = False) -> Line:
         """Open a line without a start."""
         line = Line(self, session, slow=slow)
+        if not self.lines:
+            virtual_loop().apps.append(self)
         self.lines.append(line)
         self.attach(line)
         return line
@@ -499,7 +519,7 @@ class Stage:
     async def quiet(self) -> None:
         """Wait until nothing is on its way, no turn runs, and no limit of the device is running."""
         for _ in range(6_000):
-            if self.app.line is not None and not self.app.line.closed.is_set():
+            if not self.app.line.closed.is_set():
                 await self.app.line.drained()
             if not self.session.busy and not loose_ends(self.session, calls=False):
                 return
@@ -515,10 +535,6 @@ class Stage:
             if calm == 20:
                 return
         raise Stuck("the turn does not end")
-
-    async def close(self) -> None:
-        await self.session.close()
-        await self.app.close()
 
 
 async def open_stage(
@@ -552,7 +568,6 @@ def loose_ends(session: Session, *, calls: bool = True) -> dict[str, int]:
 
 def die(session: Session, app: App) -> None:
     """End a session as the death of its process does: nothing more is recorded, sent or waited for."""
-    assert app.line is not None
     session.lose(Fenced("The process has died."))
     app.line.cut()
 

@@ -75,7 +75,6 @@ class Scene:
 
     def shows(self, card: dict[str, Any]) -> None:
         """Say that a person can see a card."""
-        assert self.app.line is not None
         self.app.line.say(client.ApprovalShown(card["approvalId"]))
 
     async def look_at(self, number: int = 1) -> dict[str, Any]:
@@ -87,7 +86,6 @@ class Scene:
         return card
 
     def decide(self, card: dict[str, Any], decision: Any, **fields: Any) -> None:
-        assert self.app.line is not None
         digest = fields.pop("digest", card["argumentsDigest"])
         event = client.ApprovalResponse(card["approvalId"], digest, decision, **fields)
         self.app.line.say(event)
@@ -127,14 +125,10 @@ async def scene(
         return SPOKEN if answer is None else answer(name, call_id)
 
     stage = await open_stage(services, handle)
-    assert stage.app.line is not None
     start = client.SessionStart(capabilities=list(capabilities), locale=locale)
     await stage.session.clients.start(start, stage.app.line, resumed=False)
     stage.app.say("go")
-    try:
-        yield Scene(stage, ran)
-    finally:
-        await stage.close()
+    yield Scene(stage, ran)
 
 
 # -- cards
@@ -198,7 +192,6 @@ async def test_an_edit_that_is_invalid_or_forbidden_is_refused_and_the_question_
 async def test_of_several_decisions_about_one_question_in_a_frame_the_first_counts() -> None:
     async with scene(TWO, capabilities=ALL) as on:
         cards = [await on.card(number) for number in (1, 2)]
-        assert on.app.line is not None
         edits = [
             client.Decision(card["approvalId"], card["argumentsDigest"], "edit", edited_arguments={"x": x})
             for card in cards
@@ -298,7 +291,6 @@ async def test_a_tool_whose_definition_changes_during_its_question_does_not_run(
 async def test_an_open_question_is_shown_again_after_a_reconnect_and_its_answer_counts() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
-        assert on.app.line is not None
         on.app.line.cut()
         await later(60)
         on.app.capabilities = ALL
@@ -372,7 +364,6 @@ async def test_a_yes_that_was_on_its_way_before_its_card_was_shown_does_not_coun
 
 async def test_words_from_before_a_card_was_shown_do_not_count_however_late_they_end() -> None:
     def partial(on: Scene, text: str) -> None:
-        assert on.app.line is not None
         on.app.line.say(client.TranscriptPartial(text))
 
     async with scene(capabilities=ALL) as on:
@@ -398,7 +389,6 @@ async def test_words_from_before_a_card_was_shown_do_not_count_however_late_they
         await on.over()
         assert on.ran == ["device.move"]
     async with scene(capabilities=ALL) as on:
-        assert on.app.line is not None
         card = await on.card()
         partial(on, "okay")
         await is_left_alone(on, "yes please")
@@ -430,7 +420,6 @@ async def test_only_a_card_that_was_sent_counts_as_shown() -> None:
         await later(1)
         await is_left_alone(on, "yes please")
     async with scene(capabilities=ALL) as on:
-        assert on.app.line is not None
         on.app.line.slow = True
         while not (mark := list(on.stage.session.state.questions)):
             await later(0.1)
@@ -513,7 +502,6 @@ async def test_a_connection_that_comes_while_a_card_stands_finds_the_microphone_
     async with scene(capabilities=ALL) as on:
         await on.card()
         await later(1)
-        assert on.app.line is not None
         on.app.line.cut()
         await later(30)
         since = len(on.app.log)
@@ -605,7 +593,6 @@ async def test_a_speech_that_fails_counts_as_presented_since_its_text_is_shown()
 
     async with scene(answer=no_voice) as on:
         call_id = (await on.app.until("tts.speak"))["payload"]["callId"]
-        assert on.app.line is not None
         on.app.line.say(client.ToolResultEvent(call_id, None, "no voice"))
         await later(1)
         on.app.say("yes")
@@ -658,7 +645,6 @@ def speaks_when_told(call_ids: list[str]) -> Callable[[str, str], str | None]:
 
 async def relaunches(on: Scene, away: float = 30.0) -> int:
     """End the app and start it again; gives where its log began then."""
-    assert on.app.line is not None
     on.app.line.cut()
     on.app.relaunch()
     await later(away)
@@ -696,7 +682,6 @@ async def test_words_that_come_first_on_a_new_connection_have_heard_no_question(
     services = make_services(MOVE, store=SlowStore(lambda: delay, lambda: delay))
     async with scene(services=services) as on:
         await on.prompt()
-        assert on.app.line is not None
         on.app.line.cut()
         on.app.relaunch()
         await on.stage.session.clients.attach(on.app.open_line(on.stage.session), resumed=True)
@@ -712,7 +697,6 @@ async def test_words_that_come_first_on_a_new_connection_have_heard_no_question(
 async def test_a_session_start_that_follows_other_events_has_the_question_repeated_once() -> None:
     async with scene() as on:
         await on.prompt()
-        assert on.app.line is not None
         on.app.line.cut()
         line = on.app.open_line(on.stage.session)
         await on.stage.session.clients.attach(line, resumed=True)
@@ -726,7 +710,6 @@ async def test_a_session_start_that_follows_other_events_has_the_question_repeat
 async def test_a_resuming_client_has_heard_the_prompt_that_it_heard(same: bool) -> None:
     async with scene(capabilities=["resume"]) as on:
         await on.prompt()
-        assert on.app.line is not None
         on.app.line.cut()
         line = on.app.open_line(on.stage.session)
         state = client.Resume(on.app.log[-1]["id"]) if same else None
@@ -745,7 +728,6 @@ async def test_a_connection_that_is_bound_again_by_this_server_is_the_same_proce
     async with scene() as on:
         await on.prompt()
         line = on.app.line
-        assert line is not None
         on.stage.session.clients.detach(line)
         await on.stage.session.clients.attach(line, resumed=True, same_process=True)
         await later(1)
@@ -991,7 +973,6 @@ async def test_a_no_is_for_the_same_call_twice_in_one_reply_and_a_grant_for_all_
 async def test_the_outcome_of_a_card_is_sent_to_a_client_that_was_away() -> None:
     async with scene(capabilities=ALL) as on:
         await on.card()
-        assert on.app.line is not None
         on.app.line.cut()
         await later(700)
         assert on.resolved() == []

@@ -68,4 +68,3 @@ async def test_the_final_reply_and_its_speech_have_only_returned_citations() -> 
     assert stage.app.finals() == [final_text]
     assert stage.session.state.log[-1] == AssistantMessage(final_text, provider="scripted")
     assert "[7]" not in stage.app.speeches()[-1]
-    await stage.close()

@@ -43,7 +43,6 @@ async def make_client(services: Services | None = None) -> Stage:
 async def start(stage: Stage, event: SessionStart) -> dict[str, Any]:
     """Send ``session.start``; returns the payload of the answer."""
     since = len(stage.app.log)
-    assert stage.app.line is not None
     await stage.session.clients.start(event, stage.app.line, resumed=True)
     (started,) = stage.app.events("session.started", since)
     payload: dict[str, Any] = started["payload"]
@@ -53,7 +52,6 @@ async def start(stage: Stage, event: SessionStart) -> dict[str, Any]:
 async def declare(stage: Stage, tools: list[Any]) -> dict[str, Any]:
     """Send ``session.update``; returns the payload of the answer."""
     since = len(stage.app.log)
-    assert stage.app.line is not None
     stage.app.line.say(client.SessionUpdate(tools))
     await stage.app.until("tools.changed", since=since)
     (changed,) = stage.app.events("tools.changed", since)
@@ -77,7 +75,6 @@ async def test_a_client_without_declarations_has_the_catalogs_tools() -> None:
     assert "acceptedTools" not in await start(stage, SessionStart())
     assert names(stage) == LOCAL | {spec.name for spec in CATALOG}
     assert stage.session.tools.declared == []
-    await stage.close()
 
 
 async def test_declared_tools_take_the_catalogs_place() -> None:
@@ -87,7 +84,6 @@ async def test_declared_tools_take_the_catalogs_place() -> None:
     assert names(stage) == LOCAL | {"lamp.dim"}
     (prepared,) = await stage.session.tools.prepare([call("lamp.dim")], is_whole=True)
     assert (prepared.limit_ms, prepared.effect, prepared.source) == (1_500, "read", "device")
-    await stage.close()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +101,6 @@ async def test_the_capabilities_of_this_version_are_accepted_in_its_own_order(
     started = await start(stage, SessionStart(capabilities=requested))
     assert list(stage.session.state.profile.capabilities) == accepted
     assert started.get("capabilities", []) == accepted
-    await stage.close()
 
 
 async def test_the_operators_rules_and_the_persons_grants_decide_for_every_tool() -> None:
@@ -120,7 +115,6 @@ async def test_the_operators_rules_and_the_persons_grants_decide_for_every_tool(
     assert [await consent(stage, name) for name in ("device.look", "door.open")] == ["needed", "free"]
     stage.session.reload(replace(services, rules=()))
     assert [await consent(stage, name) for name in ("device.pick", "device.look")] == ["free", "free"]
-    await stage.close()
 
 
 async def test_a_tool_cannot_be_called_more_often_after_a_new_declaration() -> None:
@@ -131,14 +125,12 @@ async def test_a_tool_cannot_be_called_more_often_after_a_new_declaration() -> N
         await declare(stage, [LAMP])
         consents.append(await consent(stage, "lamp.dim"))
     assert consents == ["free", "free", "refused"]
-    await stage.close()
 
 
 async def test_tools_without_the_capability_are_not_taken() -> None:
     stage = await make_client()
     assert "acceptedTools" not in await start(stage, SessionStart(tools=[LAMP]))
     assert "lamp.dim" not in names(stage)
-    await stage.close()
 
 
 async def test_a_declared_tool_cannot_take_the_name_of_the_servers_own_or_of_the_interface() -> None:
@@ -149,7 +141,6 @@ async def test_a_declared_tool_cannot_take_the_name_of_the_servers_own_or_of_the
     assert started["acceptedTools"] == ["lamp.dim"]
     spec = stage.session.tools.executor.spec("local.sum")
     assert spec is not None and spec.source == "builtin"
-    await stage.close()
 
 
 async def test_a_new_declaration_replaces_and_an_empty_one_leaves_no_tools() -> None:
@@ -158,7 +149,6 @@ async def test_a_new_declaration_replaces_and_an_empty_one_leaves_no_tools() -> 
     assert (await declare(stage, [{**LAMP, "name": "door.lock"}]))["acceptedTools"] == ["door.lock"]
     await declare(stage, [])
     assert names(stage) == LOCAL
-    await stage.close()
 
 
 async def test_a_repeated_start_keeps_absent_fields() -> None:
@@ -179,7 +169,6 @@ async def test_a_repeated_start_keeps_absent_fields() -> None:
     context = stage.session.context("c1")
     assert (context.session_id, context.call_id) == ("s-1", "c1")
     assert (context.locale, context.time_zone) == ("de-CH", "Europe/Zurich")
-    await stage.close()
 
 
 async def test_instructions_can_be_taken_back() -> None:
@@ -187,7 +176,6 @@ async def test_instructions_can_be_taken_back() -> None:
     await start(stage, SessionStart(instructions="Be formal about herons."))
     await start(stage, SessionStart(instructions=""))
     assert "herons" not in stage.session.tools.system_prompt
-    await stage.close()
 
 
 async def test_the_github_token_is_kept_nowhere() -> None:
@@ -198,4 +186,3 @@ async def test_the_github_token_is_kept_nowhere() -> None:
     claim = await store.claim(stage.session.key)
     assert b"ghp_not_to_be_found" not in b"".join(claim.commits)
     assert "ghp_not_to_be_found" not in stage.session.tools.system_prompt
-    await stage.close()

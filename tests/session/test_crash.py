@@ -228,7 +228,6 @@ async def released(world: World) -> None:
 async def line_cut(world: World) -> None:
     world.say("rounds")
     await world.until("device.do")
-    assert world.app.line is not None
     world.app.line.cut()
     await later(3)
     await world.connect()

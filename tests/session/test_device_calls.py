@@ -84,7 +84,6 @@ async def test_a_result_reaches_the_model_once(seed: int) -> None:
     assert (result["success"], result["data"]) == (True, "heron")
     assert notes(stage) == []
     assert loose_ends(stage.session) == {}
-    await stage.close()
 
 
 async def test_a_call_without_an_answer_is_unknown_at_its_limit_and_its_late_result_is_told() -> None:
@@ -105,7 +104,6 @@ async def test_a_call_without_an_answer_is_unknown_at_its_limit_and_its_late_res
     (note,) = notes(stage)
     assert "heron" in note
     assert stage.app.speeches() == ["Done.", "Next.", "After that."]
-    await stage.close()
 
 
 async def test_a_late_result_is_acknowledged_once_it_is_recorded() -> None:
@@ -123,7 +121,6 @@ async def test_a_late_result_is_acknowledged_once_it_is_recorded() -> None:
     store.hold.set()
     await stage.quiet()
     assert acknowledged(stage)
-    await stage.close()
 
 
 async def test_a_late_result_is_too_late_after_ten_minutes() -> None:
@@ -136,7 +133,6 @@ async def test_a_late_result_is_too_late_after_ten_minutes() -> None:
     stage.app.say("and?")
     await stage.quiet()
     assert notes(stage) == []
-    await stage.close()
 
 
 @pytest.mark.parametrize("name", ["device.look", "device.do"])
@@ -151,7 +147,6 @@ async def test_a_result_after_an_interruption_is_told_in_the_next_turn(name: str
     await stage.quiet()
     assert any("heron" in text for text in notes(stage))
     assert faults(stage.session.state.log) == []
-    await stage.close()
 
 
 async def test_a_call_whose_turn_was_stopped_is_not_replayed() -> None:
@@ -160,13 +155,11 @@ async def test_a_call_whose_turn_was_stopped_is_not_replayed() -> None:
     await device_call(stage, "device.look")
     stage.app.interrupt()
     await stage.settled()
-    assert stage.app.line is not None
     stage.app.line.cut()
     since = len(stage.app.raw)
     await stage.app.connect(stage.session)
     await steps(10)
     assert "device.look" not in [e["payload"].get("name") for e in stage.app.raw[since:]]
-    await stage.close()
 
 
 async def held_expiry(stage: Stage, store: SlowStore) -> str:
@@ -215,7 +208,6 @@ async def test_a_result_reaches_the_model_whatever_waits_for_the_store_with_it(
     await stage.quiet()
     assert reaches_model(stage, "heron")
     assert faults(stage.session.state.log) == []
-    await stage.close()
 
 
 async def test_a_time_out_that_comes_while_the_result_is_committed_changes_nothing() -> None:
@@ -234,7 +226,6 @@ async def test_a_time_out_that_comes_while_the_result_is_committed_changes_nothi
     stage.app.say("and?")
     await stage.quiet()
     assert notes(stage) == []
-    await stage.close()
 
 
 async def test_a_result_whose_time_is_over_while_it_waits_for_the_store_counts() -> None:
@@ -253,7 +244,6 @@ async def test_a_result_whose_time_is_over_while_it_waits_for_the_store_counts()
     (result,) = results(stage)
     assert (result["success"], result["data"]) == (True, "heron")
     assert loose_ends(stage.session) == {}
-    await stage.close()
 
 
 async def test_a_call_has_more_time_when_the_process_stood_still() -> None:
@@ -267,7 +257,6 @@ async def test_a_call_has_more_time_when_the_process_stood_still() -> None:
     await stage.quiet()
     (result,) = results(stage)
     assert (result["success"], result["data"]) == (True, "heron")
-    await stage.close()
 
 
 async def test_a_time_out_that_could_not_be_recorded_still_ends_the_wait() -> None:
@@ -282,7 +271,6 @@ async def test_a_time_out_that_could_not_be_recorded_still_ends_the_wait() -> No
     (result,) = results(stage)
     assert result["error_type"] == "unknown"
     assert stage.app.finals() == ["Done."]
-    await stage.close()
 
 
 async def test_a_result_that_overtakes_a_time_out_which_was_not_recorded_does_not_fail_the_turn() -> None:
@@ -301,7 +289,6 @@ async def test_a_result_that_overtakes_a_time_out_which_was_not_recorded_does_no
     await stage.quiet()
     assert stage.app.error_codes() == []
     assert stage.app.finals() == ["Done."]
-    await stage.close()
 
 
 async def test_a_declaration_while_a_call_is_committed_does_not_fail_the_turn() -> None:
@@ -321,7 +308,6 @@ async def test_a_declaration_while_a_call_is_committed_does_not_fail_the_turn() 
     store.hold.set()
     await stage.app.until("assistant.speech.final")
     assert stage.app.error_codes() == []
-    await stage.close()
 
 
 @pytest.mark.parametrize("how", ["stopped", "not recorded"])
@@ -340,7 +326,6 @@ async def test_no_future_is_left_of_a_call_that_was_never_waited_for(how: str) -
     await stage.app.until("append user")
     await at_rest(stage.session)
     assert loose_ends(stage.session) == {}
-    await stage.close()
 
 
 async def test_the_results_of_a_round_are_logged_in_the_order_of_its_calls() -> None:
@@ -355,7 +340,6 @@ async def test_the_results_of_a_round_are_logged_in_the_order_of_its_calls() -> 
     finished = [record.result.call_id for record in store.records if isinstance(record, CallFinished)]
     assert finished == [read_call, write_call]
     assert [result["data"] for result in results(stage)] == ["written", "a heron"]
-    await stage.close()
 
 
 async def test_a_turn_that_is_stopped_while_its_last_result_is_recorded_keeps_it() -> None:
@@ -374,7 +358,6 @@ async def test_a_turn_that_is_stopped_while_its_last_result_is_recorded_keeps_it
     (result,) = results(stage)
     assert result["data"] == "heron" and faults(stage.session.state.log) == []
     assert [item["status"] for item in payloads(stage, "tool.activity")] == ["started", "finished"]
-    await stage.close()
 
 
 async def test_a_result_that_comes_while_its_turn_is_closed_is_logged_once() -> None:
@@ -401,7 +384,6 @@ async def test_a_result_that_comes_while_its_turn_is_closed_is_logged_once() -> 
     assert reaches_model(stage, "written")
     ended = [item["callId"] for item in payloads(stage, "tool.activity") if item["status"] == "finished"]
     assert sorted(ended) == sorted([write_call, read_call])
-    await stage.close()
 
 
 # -- what a late result brings about
@@ -413,20 +395,17 @@ def with_tools(services: Services, *specs: ToolSpec) -> Services:
 
 async def declare(stage: Stage, *capabilities: str) -> None:
     """Have the app declare its capabilities."""
-    assert stage.app.line is not None
     await stage.session.clients.start(
         client.SessionStart(capabilities=list(capabilities)), stage.app.line, resumed=False
     )
 
 
 def say(stage: Stage, event: client.ClientEvent) -> None:
-    assert stage.app.line is not None
     stage.app.line.say(event)
 
 
 def acknowledged(stage: Stage) -> bool:
     """Whether the app was told that the last event it sent is recorded."""
-    assert stage.app.line is not None
     event_ids = [event_id for payload in payloads(stage, "event.ack") for event_id in payload["eventIds"]]
     return stage.app.line.sent_ids[-1] in event_ids
 
@@ -453,7 +432,6 @@ async def test_the_late_result_of_a_call_that_timed_out_begins_a_turn_of_its_own
     assert name in note and "heron" in note
     assert faults(stage.session.state.log) == []
     assert len(stage.provider.requests) == 3
-    await stage.close()
 
 
 @pytest.mark.parametrize(("name", "own_turn"), [("device.look", False), ("device.do", True)])
@@ -479,7 +457,6 @@ async def test_after_an_interruption_a_write_is_told_at_once_and_a_read_with_the
     ]
     assert len([text for text in notes(stage) if "heron" in text]) == 1
     assert faults(stage.session.state.log) == []
-    await stage.close()
 
 
 async def test_a_result_that_comes_late_during_another_turn_is_told_with_the_next_one() -> None:
@@ -509,7 +486,6 @@ async def test_a_result_that_comes_late_during_another_turn_is_told_with_the_nex
     stage.app.say("and?")
     await stage.quiet()
     assert any("heron" in text for text in notes(stage))
-    await stage.close()
 
 
 async def test_a_turn_for_a_late_result_waits_for_the_floor_and_goes_with_the_words_of_the_person() -> None:
@@ -527,7 +503,6 @@ async def test_a_turn_for_a_late_result_waits_for_the_floor_and_goes_with_the_wo
     await later(100)
     assert stage.app.speeches() == ["No answer.", "Both."]
     assert len(notes(stage)) == 1
-    await stage.close()
 
 
 async def test_without_the_capability_a_late_result_is_told_all_the_same() -> None:
@@ -539,7 +514,6 @@ async def test_without_the_capability_a_late_result_is_told_all_the_same() -> No
     await stage.quiet()
     assert payloads(stage, "tool.late") == []
     assert stage.app.speeches() == ["Done.", "Next."]
-    await stage.close()
 
 
 async def test_after_its_late_result_an_identical_call_is_not_asked_about() -> None:
@@ -566,7 +540,6 @@ async def test_after_its_late_result_an_identical_call_is_not_asked_about() -> N
     await stage.quiet()
     assert payloads(stage, "approval.request") == []
     assert stage.app.speeches()[-1] == "Again."
-    await stage.close()
 
 
 # -- what is noted about the arguments
@@ -599,7 +572,6 @@ async def test_the_model_reads_how_arguments_were_corrected_however_the_call_end
         stage.app.interrupt()
     await stage.quiet()
     assert noted(stage) == ['x: "7" was read as 7']
-    await stage.close()
 
 
 # -- calls that go on as jobs
@@ -623,7 +595,6 @@ async def test_an_accepted_call_frees_the_turn_and_its_result_has_a_turn_hours_l
     assert stage.app.speeches() == ["It has begun.", "It is finished."]
     assert payloads(stage, "tool.late") == [{"callId": call_id, "deliveredAs": "turn"}]
     assert loose_ends(stage.session) == {}
-    await stage.close()
 
 
 async def test_a_call_that_is_accepted_after_its_time_limit_is_a_job() -> None:
@@ -639,7 +610,6 @@ async def test_a_call_that_is_accepted_after_its_time_limit_is_a_job() -> None:
     await stage.quiet()
     assert stage.app.speeches() == ["It has begun.", "It is finished."]
     assert payloads(stage, "tool.late") == [{"callId": call_id, "deliveredAs": "turn"}]
-    await stage.close()
 
 
 async def test_without_the_capability_a_call_is_not_accepted() -> None:
@@ -648,7 +618,6 @@ async def test_without_the_capability_a_call_is_not_accepted() -> None:
     say(stage, client.ToolAccepted(await device_call(stage), "job-7"))
     await stage.quiet()
     assert [result["error_type"] for result in results(stage)] == ["unknown"]
-    await stage.close()
 
 
 @pytest.mark.parametrize("delay", range(12))
@@ -671,7 +640,6 @@ async def test_the_result_of_a_job_that_is_accepted_while_its_turn_ends_is_not_l
     await stage.quiet()
     assert reaches_model(stage, "heron")
     assert len(payloads(stage, "tool.late")) == 1
-    await stage.close()
 
 
 # -- calls that are cancelled
@@ -696,13 +664,11 @@ async def test_an_interruption_cancels_the_calls_that_are_to_be_cancelled(
     expected = [{"callId": call_id, "reason": "barge_in"}] if is_sent else []
     assert payloads(stage, "tool.cancel") == expected
     assert [result["error_type"] for result in results(stage)] == ["unknown"]
-    await stage.close()
 
 
 async def test_a_call_that_no_socket_had_is_not_cancelled_there() -> None:
     stage = await open_stage(with_tools(make_services(ONE_CALL), STOPPABLE), silent_tools, slow=True)
     await declare(stage, "cancel")
-    assert stage.app.line is not None
     stage.app.line.flush()
     stage.app.say("go")
     await steps(20)
@@ -713,13 +679,11 @@ async def test_a_call_that_no_socket_had_is_not_cancelled_there() -> None:
     assert payloads(stage, "tool.cancel") == []
     assert "device.do" not in stage.app.shapes()
     assert [result["error_type"] for result in results(stage)] == ["cancelled"]
-    await stage.close()
 
 
 async def test_a_late_call_that_no_socket_had_is_not_sent_any_more() -> None:
     stage = await open_stage(make_services(ONE_CALL), silent_tools, slow=True)
     line = stage.app.line
-    assert line is not None
     stage.app.say("go")
     await steps(20)
     assert b"device.do" in line.queue[-1].data
@@ -732,7 +696,6 @@ async def test_a_late_call_that_no_socket_had_is_not_sent_any_more() -> None:
     line.flush()
     await stage.quiet()
     assert "device.do" not in stage.app.shapes()
-    await stage.close()
 
 
 @pytest.mark.parametrize(
@@ -753,7 +716,6 @@ async def test_a_device_that_cancels_in_time_says_how_far_it_got(
     assert ("two of three" in words) == (effect != "none")
     assert ("Nothing was done" in words) == (effect == "none")
     assert loose_ends(stage.session) == {}
-    await stage.close()
 
 
 @pytest.mark.parametrize("effect", ["none", "partial", "complete"])
@@ -770,7 +732,6 @@ async def test_the_late_result_of_an_interrupted_call_is_told_and_nothing_is_unk
     say(stage, client.ToolCancelled(call_id, effect, "two of three"))
     await stage.quiet()
     assert told_late(stage) == (effect != "none")
-    await stage.close()
 
 
 def told_late(stage: Stage) -> bool:
@@ -784,7 +745,6 @@ async def test_a_call_that_timed_out_is_cancelled_at_the_device() -> None:
     call_id = await device_call(stage)
     await stage.quiet()
     assert payloads(stage, "tool.cancel") == [{"callId": call_id, "reason": "timeout"}]
-    await stage.close()
 
 
 # -- signs of life
@@ -820,7 +780,6 @@ async def test_the_limit_counts_the_silence_since_the_last_sign_of_life(
     (result,) = results(stage)
     assert result["error_type"] == "unknown"
     assert over[0] - start == pytest.approx(seconds)
-    await stage.close()
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -830,7 +789,6 @@ async def test_a_write_is_sent_again_only_to_a_client_that_resumes(same: bool) -
     await stage.app.connect(stage.session)
     stage.app.say("go")
     call_id = await device_call(stage)
-    assert stage.app.line is not None
     stage.app.line.cut()
     stage.app.relaunch()
     state = client.Resume(stage.app.log[0]["id"]) if same else None

@@ -101,7 +101,6 @@ async def test_another_process_reads_what_was_written_and_another_person_nothing
     stage.app.say("what is my code?")
     await stage.quiet()
     assert "1234" not in str(stage.provider.requests)
-    await stage.close()
 
 
 async def test_a_store_that_is_away_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,12 +135,10 @@ async def test_the_fitting_entries_are_a_note_of_outsiders_that_stays_for_the_se
     assert second.system == first.system and list(second.messages)[:2] == list(first.messages)
     assert sum(isinstance(message, Note) for message in second.messages) == 1
     die(stage.session, stage.app)
-    await stage.app.close()
     stage = await open_stage(lambda _: [TextDelta("So it is.")], store)
     stage.app.say("and now?")
     await stage.quiet()
     assert list(stage.provider.requests[0].messages)[:2] == list(first.messages)
-    await stage.close()
 
 
 @pytest.mark.parametrize("entry", [INJECTED, None])
@@ -158,7 +155,6 @@ async def test_an_entry_is_data_and_makes_writes_ask_that_are_allowed(entry: str
     await stage.quiet()
     entries = (await use(SubjectRecords(store), "recall")).data["results"]
     assert entries == ([" ".join(INJECTED.split())] if entry else ["I like tea"])
-    await stage.close()
 
 
 def decision_of(card: Any) -> dict[str, str]:
@@ -175,7 +171,6 @@ async def test_the_person_is_asked_before_something_is_remembered() -> None:
     stage.app.send("approval.response", {**decision_of(card), "decision": "allow"})
     await stage.quiet()
     assert (await use(SubjectRecords(store), "recall")).data["results"] == ["I like tea"]
-    await stage.close()
 
 
 async def test_it_is_off_unless_enabled() -> None:

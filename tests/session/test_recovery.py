@@ -81,9 +81,8 @@ class Phone:
     async def connect(self) -> Session:
         """Claim the session, as another process does, and start it."""
         session = await open_session(self.services)
-        line = self.app.line
         resume_answer = None
-        if self.resume and line is not None:
+        if self.resume and self.app.lines:
             last = next((e["id"] for e in reversed(self.app.log) if shape_of(e) not in _UNCOUNTED), None)
             reports = [client.ResumeDone(call_id, result) for call_id, result in self.results.items()]
             start = client.SessionStart(
@@ -94,7 +93,7 @@ class Phone:
             for call_id in resume_answer.drop:
                 self.results.pop(call_id)
         self.app.capabilities = self.capabilities
-        await self.app.connect(session, resumed=line is not None, answer=resume_answer)
+        await self.app.connect(session, resumed=bool(self.app.lines), answer=resume_answer)
         return session
 
     def writes(self) -> list[str]:
@@ -124,8 +123,6 @@ def test_a_turn_continues_in_another_process_after_a_crash_at_any_step(delay: in
             phone.app.say("go", id="words-1")  # it may not have arrived: send it again
         await at_rest(session)
         await check(session, phone, local)
-        await session.close()
-        await phone.app.close()
         return over
 
     at_every_step(scenario)
@@ -179,8 +176,6 @@ async def test_a_turn_is_attempted_at_most_twice() -> None:
     assert attempts == 2
     assert phone.app.finals() == [FAILURES["model_provider_failed"]]
     assert phone.app.states()[-1] == "idle"
-    await session.close()
-    await phone.app.close()
 
 
 def do_again(request: ModelRequest) -> Script:
@@ -217,8 +212,6 @@ async def test_a_late_result_reaches_the_next_process() -> None:
     app.result(call["payload"]["callId"], "heron")
     await at_rest(session)
     assert app.finals() == ["Unknown: 1.", "It was done."]
-    await session.close()
-    await app.close()
 
 
 async def test_the_next_process_asks_before_it_repeats_a_call_that_may_have_run() -> None:
@@ -237,8 +230,6 @@ async def test_the_next_process_asks_before_it_repeats_a_call_that_may_have_run(
     app.say("again")
     assert "may have happened" in reasons(await app.until("approval.request"))
     assert app.shapes().count("device.do") == 1
-    await session.close()
-    await app.close()
 
 
 @pytest.mark.parametrize("name", ["device.do", "local.write"])
@@ -266,8 +257,6 @@ async def test_the_next_process_asks_before_it_repeats_a_running_call_of_its_rou
     await app.connect(session, resumed=True)
     assert "may have happened" in reasons(await app.until("approval.request"))
     assert app.shapes().count("device.do") <= 1 and "local.write" not in local.ran
-    await session.close()
-    await app.close()
 
 
 async def test_an_interruption_after_a_takeover_truncates_the_reply() -> None:
@@ -286,8 +275,6 @@ async def test_an_interruption_after_a_takeover_truncates_the_reply() -> None:
     await steps(50)
     (reply_text,) = [item.text for item in session.state.log if isinstance(item, AssistantMessage)]
     assert reply_text.startswith("One two [")
-    await session.close()
-    await app.close()
 
 
 # -- turns that go on elsewhere
@@ -323,8 +310,6 @@ async def test_an_interrupted_reply_names_actions_of_the_previous_process(rounds
         item.text for item in session.state.log if isinstance(item, AssistantMessage) and item.text
     ]
     assert reply_text.startswith("All [") and "device.do" in reply_text
-    await session.close()
-    await app.close()
 
 
 @pytest.mark.parametrize("bound", [{"max_calls_per_turn": 2}, {"max_tool_rounds": 2}])
@@ -354,8 +339,6 @@ async def test_the_limits_of_a_turn_hold_across_processes(bound: dict[str, Any])
     assert app.error_codes() == ["tool_round_limit_exceeded"]
     assert app.finals() == ["Enough."]
     assert local.ran == ["local.sum", "local.wait"]
-    await session.close()
-    await app.close()
 
 
 async def test_a_second_refusal_in_the_next_process_ends_the_turn_without_tools() -> None:
@@ -378,13 +361,10 @@ async def test_a_second_refusal_in_the_next_process_ends_the_turn_without_tools(
         if number:
             die(session, phone.app)
             session = await phone.connect()
-        assert phone.app.line is not None
         card = cards[number]
         phone.app.line.say(client.ApprovalResponse(card["approvalId"], card["argumentsDigest"], "deny"))
     await at_rest(session)
     assert phone.app.finals() == ["As you wish."]
-    await session.close()
-    await phone.app.close()
 
 
 async def test_an_orderly_stop_does_not_count_as_an_attempt() -> None:
@@ -399,8 +379,6 @@ async def test_an_orderly_stop_does_not_count_as_an_attempt() -> None:
     hold.set()
     await at_rest(session)
     assert phone.app.error_codes() == [] and phone.app.finals() == ["Done."]
-    await session.close()
-    await phone.app.close()
 
 
 async def test_progress_resets_the_attempts_of_a_turn() -> None:
@@ -416,8 +394,6 @@ async def test_progress_resets_the_attempts_of_a_turn() -> None:
         session = await phone.connect()
     await at_rest(session)
     assert phone.app.error_codes() == [] and phone.app.finals() == ["Done."]
-    await session.close()
-    await phone.app.close()
 
 
 # -- questions
@@ -461,8 +437,6 @@ async def test_a_question_still_warns_of_untrusted_text_in_the_next_process() ->
     while len(phone.app.speeches()) < 2:
         await later(0.01)
     assert ["strangers" in reply_text for reply_text in phone.app.speeches()] == [True, True]
-    await session.close()
-    await phone.app.close()
 
 
 async def test_a_tool_redefined_before_the_takeover_does_not_run() -> None:
@@ -476,10 +450,7 @@ async def test_a_tool_redefined_before_the_takeover_does_not_run() -> None:
     die(session, phone.app)
     phone.services = replace(services, catalog=[tool("device.move", risk="medium", timeout_s=1.0)])
     session = await phone.connect()
-    assert phone.app.line is not None
     phone.app.line.say(client.ApprovalResponse(request["approvalId"], request["argumentsDigest"], "allow"))
     await at_rest(session)
     assert phone.app.finals() == ["Not moved."]
     assert not phone.ran
-    await session.close()
-    await phone.app.close()

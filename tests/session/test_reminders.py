@@ -44,7 +44,6 @@ class Talker:
     async def kill(self) -> None:
         """Leave without a word: nothing more is written."""
         self.session.lose(Fenced("The process has died."))
-        await self.app.close()
 
     def reminders(self) -> list[str]:
         notes = [note.text for note in self.session.state.log if isinstance(note, Note)]

@@ -35,9 +35,7 @@ async def test_a_relaunched_app_gets_the_speaking_state_before_the_speech(moves:
     stage.app.say("hi")
     await stage.settled()
     ids = [e["id"] for e in stage.app.log if shape_of(e) in ("state speaking", "tts.speak")]
-    assert stage.app.line is not None
     stage.app.line.cut()
-    before = stage.session
     if moves:  # to another process
         stage.session = await open_session(stage.services)
     since = len(stage.app.log)
@@ -47,8 +45,6 @@ async def test_a_relaunched_app_gets_the_speaking_state_before_the_speech(moves:
     await stage.quiet()
     assert stage.app.shapes(since)[-3:] == ["state speaking", "tts.speak", "state idle"]
     assert [e["id"] for e in stage.app.log][-3:-1] == ids
-    await before.close()
-    await stage.close()
 
 
 @pytest.mark.parametrize("moves", [False, True])
@@ -60,9 +56,7 @@ async def test_a_speech_whose_answer_was_lost_does_not_hold_up_an_idle_session(m
     stage.app.reply = lambda name, call_id: None
     stage.app.say("and?")
     await stage.settled()
-    assert stage.app.line is not None
     stage.app.line.cut()  # all its answers are lost, and an app does not answer an event again
-    before = stage.session
     if moves:  # to another process
         stage.session = await open_session(stage.services)
     since, at = len(stage.app.log), asyncio.get_running_loop().time()
@@ -71,8 +65,6 @@ async def test_a_speech_whose_answer_was_lost_does_not_hold_up_an_idle_session(m
     await stage.app.until("tts.speak", since=since)
     await stage.app.until("state idle", since=since)
     assert asyncio.get_running_loop().time() - at < 1
-    await before.close()
-    await stage.close()
 
 
 async def test_a_restored_speech_has_the_time_limit_of_its_text() -> None:
@@ -89,9 +81,6 @@ async def test_a_restored_speech_has_the_time_limit_of_its_text() -> None:
     limits = services.limits
     speech = limits.speech_timeout + limits.speech_seconds_per_char * len('{"text":"One."}')
     assert asyncio.get_running_loop().time() - at < speech + 4 * limits.ui_timeout + 1
-    await stage.session.close()
-    stage.session = moved
-    await stage.close()
 
 
 @pytest.mark.parametrize("store", [MemoryStore, SlowStore])
@@ -99,7 +88,6 @@ async def test_the_idle_of_a_resume_precedes_the_turn_of_a_resent_transcript(
     store: type[MemoryStore] | type[SlowStore],
 ) -> None:
     stage = await open_stage(make_services([[TextDelta("Sure.")]], store=store()))
-    assert stage.app.line is not None
     stage.app.line.cut()
     since = len(stage.app.log)
     line = stage.app.open_line(stage.session)
@@ -107,12 +95,10 @@ async def test_the_idle_of_a_resume_precedes_the_turn_of_a_resent_transcript(
     await handle(stage.session, inbound(client.TranscriptFinal("hi")), line)
     await stage.quiet()
     assert stage.app.shapes(since) == ["session.started", "state idle", *PLAIN_TURN]
-    await stage.close()
 
 
 async def test_the_idle_of_a_resume_precedes_notices() -> None:
     stage = await open_stage(make_services([[TextDelta("It is done.")]]))
-    assert stage.app.line is not None
     stage.app.line.say(client.TranscriptPartial("he"))
     await later(10)
     stage.app.line.cut()
@@ -121,7 +107,6 @@ async def test_the_idle_of_a_resume_precedes_notices() -> None:
     await stage.app.connect(stage.session)
     await stage.quiet()
     assert stage.app.shapes(since) == ["session.started", "state idle", *PLAIN_TURN[2:]]
-    await stage.close()
 
 
 # -- the capability `resume`
@@ -130,7 +115,6 @@ async def test_the_idle_of_a_resume_precedes_notices() -> None:
 async def test_results_of_ui_calls_are_acknowledged_together() -> None:
     stage = await open_stage(make_services([[TextDelta("Sure.")]] * 2))
     stage.app.capabilities = ["resume"]
-    assert stage.app.line is not None
     stage.app.line.cut()
     line = await stage.app.connect(stage.session)
     await later(1)
@@ -142,7 +126,6 @@ async def test_results_of_ui_calls_are_acknowledged_together() -> None:
     assert [len(ids) for ids in acks] == [1, 1, 6, 1, 6]  # idle, then twice: the words, their UI calls
     assert [ids[0] for ids in acks[1::2]] == ["words-1", "words-2"]
     assert set(line.sent_ids) == {event_id for ids in acks for event_id in ids}
-    await stage.close()
 
 
 async def test_a_resume_with_many_old_results_is_bounded() -> None:
@@ -152,7 +135,6 @@ async def test_a_resume_with_many_old_results_is_bounded() -> None:
     )
     stage.app.say("look")
     look = (await stage.app.until("device.look"))["payload"]["callId"]
-    assert stage.app.line is not None
     stage.app.line.cut()
     ui_results = [client.ResumeDone(f"shown-{number}", SPOKEN) for number in range(600)]
     resume = client.Resume(done=[*ui_results, client.ResumeDone(look, "a lamp")])
@@ -162,16 +144,13 @@ async def test_a_resume_with_many_old_results_is_bounded() -> None:
     await stage.app.connect(stage.session)
     await stage.quiet()
     assert stage.app.finals()[-1] == "There it is."
-    await stage.close()
 
 
 async def test_a_resume_neither_requests_nor_drops_ui_calls() -> None:
     stage = await open_stage(make_services([[TextDelta("Sure.")]]), deaf_to_speech)
     stage.app.say("hi")
     speech = (await stage.app.until("tts.speak"))["payload"]["callId"]
-    assert stage.app.line is not None
     stage.app.line.cut()
     resume = client.Resume(done=[client.ResumeDone(speech)], pending=[speech])
     answer = await learn(stage.session, client.SessionStart(capabilities=["resume"], resume=resume))
     assert answer is not None and (answer.resend, answer.drop) == ([], [])
-    await stage.close()

@@ -47,7 +47,7 @@ async def capable(services: Services, answer: Any = None) -> Stage:
     app = App(answer)
     app.capabilities = ["segments"]
     await app.connect(session)
-    assert app.line is not None and app.line.segments
+    assert app.line.segments
     return Stage(session, app, services)
 
 
@@ -99,7 +99,6 @@ async def test_a_sentence_is_spoken_while_the_reply_streams() -> None:
     partials = [event["payload"] for event in stage.app.log if event["type"] == "assistant.speech.partial"]
     assert {partial["speechId"] for partial in partials} == {speech_id}
     assert answers(stage) == ["Owls hunt at night. They hear well."]
-    await stage.close()
 
 
 async def test_an_app_with_segments_gets_all_segments_while_it_speaks() -> None:
@@ -108,7 +107,6 @@ async def test_an_app_with_segments_gets_all_segments_while_it_speaks() -> None:
     stage.app.say("owls")
     await stage.app.until("device.look")
     assert stage.app.speeches() == [text.strip() for text in OWLS]
-    await stage.close()
 
 
 async def test_an_app_without_segments_gets_one_segment_at_a_time() -> None:
@@ -120,7 +118,6 @@ async def test_an_app_without_segments_gets_one_segment_at_a_time() -> None:
         stage.app.result(call_ids(stage.app)[-1], SPOKEN)
         await steps(20)
     assert stage.app.shapes()[-1] == "state idle"
-    await stage.close()
 
 
 async def test_a_client_without_the_capability_gets_whole_replies_by_default() -> None:
@@ -128,7 +125,6 @@ async def test_a_client_without_the_capability_gets_whole_replies_by_default() -
     stage.app.say("owls")
     await stage.quiet()
     assert stage.app.speeches() == ["".join(OWLS)]
-    await stage.close()
 
 
 @pytest.mark.parametrize(
@@ -158,7 +154,6 @@ async def test_an_interruption_keeps_the_segments_that_were_heard(
         stage.app.result(call_id, SPOKEN)
     await stage.quiet()
     assert answers(stage) == [heard_text]
-    await stage.close()
 
 
 async def test_unspeakable_text_is_not_part_of_the_heard_text() -> None:
@@ -168,7 +163,6 @@ async def test_unspeakable_text_is_not_part_of_the_heard_text() -> None:
     stage.app.interrupt(spokenText="Owls hunt")
     await stage.settled()
     assert answers(stage) == [f"Owls hunt {CUT_HERE}"]
-    await stage.close()
 
 
 async def test_without_acknowledged_segments_the_heard_text_is_unknown() -> None:
@@ -179,7 +173,6 @@ async def test_without_acknowledged_segments_the_heard_text_is_unknown() -> None
     stage.app.interrupt()
     await stage.settled()
     assert answers(stage) == [f"{OWLS[0]}{OWLS[1].strip()} {CUT_SOMEWHERE}"]
-    await stage.close()
 
 
 async def test_a_transcript_withdraws_unsent_segments() -> None:
@@ -192,7 +185,6 @@ async def test_a_transcript_withdraws_unsent_segments() -> None:
     await stage.settled()
     assert stage.app.speeches() == ["Owls hunt at night.", "Yes."]
     assert answers(stage) == [f"Owls hunt at night. {CUT_HERE}", "Yes."]
-    await stage.close()
 
 
 BROKE = ModelError("connection", "gone")
@@ -210,7 +202,6 @@ async def test_a_broken_reply_continues_after_its_spoken_part() -> None:
         Note(CONTINUE),
         AssistantMessage("They hear well.", provider="scripted"),
     ]
-    await stage.close()
 
 
 async def test_a_failed_turn_keeps_its_spoken_part_and_apologises() -> None:
@@ -222,7 +213,6 @@ async def test_a_failed_turn_keeps_its_spoken_part_and_apologises() -> None:
     await stage.quiet()
     assert stage.app.speeches() == ["Owls hunt at night.", "Sorry."]
     assert answers(stage) == [f"Owls hunt at night. They {CUT_OFF} Sorry."]
-    await stage.close()
 
 
 async def test_code_is_announced_once_and_text_without_sound_is_skipped() -> None:
@@ -238,7 +228,6 @@ async def test_code_is_announced_once_and_text_without_sound_is_skipped() -> Non
     ]
     assert not any(speech["last"] for speech in speeches(stage.app))
     assert stage.app.shapes()[-1] == "state idle"
-    await stage.close()
 
 
 def test_an_interruption_at_every_step_leaves_a_valid_history() -> None:
@@ -261,7 +250,6 @@ def test_an_interruption_at_every_step_leaves_a_valid_history() -> None:
         assert faults(stage.session.state.log) == []
         assert stage.app.shapes()[-1] == "state idle"
         assert stage.app.finals()[-1] == answers(stage)[-1]
-        await stage.close()
         return over
 
     at_every_step(scenario)
@@ -289,7 +277,6 @@ async def test_a_slow_tool_is_bridged_once_by_an_unlogged_phrase() -> None:
     await stage.quiet()
     assert stage.app.speeches() == ["One moment.", "Done."]
     assert "One moment." not in str(stage.session.state.log)
-    await stage.close()
 
 
 async def test_a_tool_that_is_fast_or_follows_speech_is_not_bridged() -> None:
@@ -305,7 +292,6 @@ async def test_a_tool_that_is_fast_or_follows_speech_is_not_bridged() -> None:
     local.go.set()
     await stage.quiet()
     assert stage.app.speeches() == ["Let me look.", "Done."]
-    await stage.close()
 
 
 @pytest.mark.parametrize("segments", [True, False])
@@ -321,4 +307,3 @@ async def test_a_call_of_a_serial_device_is_not_bridged(segments: bool) -> None:
     assert stage.app.speeches() == (["One moment."] if segments else [])
     stage.app.result(device_call["payload"]["callId"], "seen")
     await stage.quiet()
-    await stage.close()

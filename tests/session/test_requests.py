@@ -112,4 +112,3 @@ async def test_the_next_process_ends_the_call_without_asking_the_model() -> None
     assert next_stage.provider.requests == [] and next_stage.app.speeches() == []
     assert "unknown" in str(next_stage.session.state.log[-1])
     request.cancel()
-    await stage.app.close()

@@ -88,7 +88,6 @@ async def test_a_call_whose_result_cannot_be_recorded_runs_once() -> None:
     stage.app.say("go")
     await later(5)
     assert len(local.ran) == 1
-    await stage.close()
 
 
 async def test_a_grant_allows_no_other_question_whose_tool_has_changed() -> None:
@@ -131,7 +130,6 @@ async def test_a_held_write_keeps_the_definition_that_was_judged() -> None:
     session.reload(replace(session.services, catalog=changed))
     prepared = (await preparing)[1]
     assert prepared.consent == "held" and prepared.fingerprint == spec.fingerprint
-    await stage.close()
 
 
 async def test_a_form_ends_with_its_tool() -> None:
@@ -144,7 +142,6 @@ async def test_a_form_ends_with_its_tool() -> None:
     replies: list[Script] = [[call("local.sum")], [TextDelta("Sorry.")]]
     stage = await open_stage(make_services(replies, toolsets=[Asks()], approval_timeout=30.0))
     session = stage.session
-    assert stage.app.line is not None
     start = client.SessionStart(capabilities=["approval"])
     await session.clients.start(start, stage.app.line, resumed=False)
     stage.app.say("go")
@@ -153,7 +150,6 @@ async def test_a_form_ends_with_its_tool() -> None:
     count = session.state.record_count
     await later(15)
     assert session.state.record_count - count < 10
-    await stage.close()
 
 
 def test_only_a_call_that_was_sent_can_be_cancelled_or_accepted() -> None:
@@ -220,7 +216,6 @@ async def test_a_program_is_answered_although_its_turn_is_recorded_late() -> Non
     async with asyncio.timeout(300):
         result = await stage.session.request("local.sum", '{"x":2}')
     assert not result.is_error
-    await stage.close()
 
 
 async def test_a_program_that_waits_is_answered_at_the_end() -> None:
@@ -231,5 +226,5 @@ async def test_a_program_that_waits_is_answered_at_the_end() -> None:
     await later(1)
     stage.session.drain(10)
     await later(20)
-    await stage.close()
+    await stage.session.close()
     assert (await asyncio.wait_for(request, 5)).is_error

@@ -132,7 +132,6 @@ class Chaos:
         action = self.rng.choices(list(self.ACTIONS), list(self.ACTIONS.values()))[0]
         self.trail.append(action)
         app, line = self.stage.app, self.stage.app.line
-        assert line is not None
         if action == "say":
             app.say(f"say {len(self.trail)}")
         elif action == "interrupt":
@@ -232,8 +231,6 @@ async def chaos(seed: int, mode: str, stale_speech: float = -1.0, segments: str 
         world.check()
     except AssertionError as error:
         raise AssertionError(f"seed {seed}: {error}; {world.trail}; {stage.app.shapes()[-30:]}") from error
-    finally:
-        await stage.close()
 
 
 @pytest.mark.parametrize("mode", ["cancel", "queue"])
@@ -272,7 +269,6 @@ async def test_the_end_of_a_connection_that_was_replaced_leaves_the_new_one_serv
     stage.app.say("hi")
     await stage.quiet()
     assert stage.app.finals() == ["Hello."]
-    await stage.close()
 
 
 # -- how turns end
@@ -295,7 +291,6 @@ async def test_a_plain_turn_has_the_shape_of_the_protocol(seed: int | None) -> N
     await stage.app.connect(stage.session)
     await stage.quiet()
     assert stage.app.shapes(since) == ["session.started", "state idle"], "nothing is replayed"
-    await stage.close()
 
 
 @pytest.mark.parametrize("seed", [None, *SEEDS])
@@ -321,7 +316,6 @@ async def test_a_turn_that_fails_says_so_once_and_ends_idle(
     assert len(stage.app.speeches()) == int(speaks)
     check_one_idle(stage, since)
     check_rest(stage)
-    await stage.close()
 
 
 LONG: list[Script] = [
@@ -357,14 +351,12 @@ async def end_it(stage: Stage, how: str) -> None:
     elif how == "say":
         stage.app.say("stop")
     elif how == "hang up":
-        assert stage.app.line is not None
         stage.app.line.cut()
         await steps(5)
         await stage.app.connect(stage.session)
     else:
         jump(TURN_S)
-    if stage.app.line is not None:
-        await stage.app.line.drained()
+    await stage.app.line.drained()
 
 
 def live(stage: Stage, since: int) -> set[str]:
@@ -412,7 +404,6 @@ def test_a_turn_may_be_stopped_at_any_step(how: str, delay: int) -> None:
         check_rest(stage, calls=False)  # their Futures have a test of their own
         if how == "say":
             assert "Second." in stage.app.finals(at), stage.app.shapes(since)
-        await stage.close()
         return over
 
     at_every_step(scenario)
@@ -434,7 +425,6 @@ def test_a_session_may_be_closed_at_any_step() -> None:
         assert len(stage.app.log) == count, "a closed session is silent"
         assert faults(stage.session.state.log) == []
         assert loose_ends(stage.session, calls=False).keys() <= {"open calls"}  # the store has let go of them
-        await stage.close()
         return over
 
     at_every_step(scenario)
@@ -456,7 +446,6 @@ def asking_services(services: Services) -> Services:
 
 
 async def open_with(stage: Stage, capabilities: Sequence[str]) -> None:
-    assert stage.app.line is not None
     start = client.SessionStart(capabilities=list(capabilities))
     await stage.session.clients.start(start, stage.app.line, resumed=False)
 
@@ -476,7 +465,6 @@ async def next_card(stage: Stage) -> Event:
 
 
 def decide(stage: Stage, card: Event, decision: Literal["allow", "deny", "edit"], **fields: Any) -> None:
-    assert stage.app.line is not None
     answer = client.ApprovalResponse(card["approvalId"], card["argumentsDigest"], decision, **fields)
     stage.app.line.say(answer)
 
@@ -515,7 +503,6 @@ def test_a_turn_may_be_stopped_at_any_step_of_a_decision(
         assert stage.session.state.turn is None and not stage.session.state.questions
         if how == "say":
             assert "Second." in stage.app.finals(since)
-        await stage.close()
         return over
 
     at_every_step(scenario)
@@ -536,7 +523,6 @@ class Doubts(Chaos):
 
     def do(self, action: str) -> None:
         line, rng = self.stage.app.line, self.rng
-        assert line is not None
         calls = [e["payload"]["callId"] for e in self.stage.app.log if shape_of(e).startswith("device.")]
         cards = [e["payload"] for e in self.stage.app.log if e["type"] == "approval.request"]
         if action == "decide" and cards:
@@ -618,5 +604,3 @@ async def doubts(seed: int, capabilities: list[str]) -> None:
         world.check()
     except AssertionError as error:
         raise AssertionError(f"seed {seed}: {error}; {world.trail}; {stage.app.shapes()[-30:]}") from error
-    finally:
-        await stage.close()

@@ -71,7 +71,6 @@ async def test_the_dropped_part_of_a_history_is_summarised() -> None:
     assert isinstance(message, UserMessage) and message.text.startswith(
         f"Summary of the conversation before: {SUMMARY}\nUser: "
     )
-    await stage.close()
 
 
 async def test_a_new_turn_cancels_the_summary() -> None:
@@ -92,7 +91,6 @@ async def test_a_new_turn_cancels_the_summary() -> None:
     assert summary.closed_early
     await stage.provider.record(5).closed.wait()
     assert transcripts(stage) == ["four", "five"]
-    await stage.close()
 
 
 async def test_a_failed_summary_only_drops_the_old_turns() -> None:
@@ -103,7 +101,6 @@ async def test_a_failed_summary_only_drops_the_old_turns() -> None:
     await talk(stage, *"abcdefgh")
     assert stage.app.error_codes() == []
     assert transcripts(stage)[-1] == "h" and "a" not in transcripts(stage)
-    await stage.close()
 
 
 async def test_a_summary_of_untrusted_text_is_untrusted() -> None:
@@ -123,4 +120,3 @@ async def test_a_summary_of_untrusted_text_is_untrusted() -> None:
     stage.app.say("write")
     await stage.app.until("tts.speak", since=since)
     assert "May I run web write?" in stage.app.speeches()[-1]
-    await stage.close()

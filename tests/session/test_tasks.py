@@ -14,7 +14,6 @@ async def test_a_finished_task_is_forgotten() -> None:
     await task
     await steps(1)
     assert not session.tasks
-    await session.close()
 
 
 async def test_closing_cancels_running_tasks_and_waits_for_them() -> None:

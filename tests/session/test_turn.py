@@ -63,7 +63,6 @@ async def test_the_calls_of_a_reply_run_concurrently_and_their_results_keep_the_
     assert faults(stage.session.state.log) == []
     request = stage.provider.requests[1]
     assert faults(request.messages) == []
-    await stage.close()
 
 
 TOO_LONG = ModelError("context_too_long", "too long")
@@ -88,7 +87,6 @@ async def test_a_history_that_is_too_long_is_halved_and_sent_again(refused: Scri
     assert [
         message.text for message in stage.session.state.log if isinstance(message, UserMessage)
     ] == requests
-    await stage.close()
 
 
 async def test_a_single_turn_that_is_too_long_fails_with_an_apology() -> None:
@@ -97,7 +95,6 @@ async def test_a_single_turn_that_is_too_long_fails_with_an_apology() -> None:
     await stage.quiet()
     assert len(stage.provider.requests) == 1
     assert stage.app.error_codes() == ["model_provider_failed"] and len(stage.app.speeches()) == 1
-    await stage.close()
 
 
 def test_the_log_names_the_failed_profile_and_the_reason() -> None:
@@ -108,7 +105,6 @@ def test_the_log_names_the_failed_profile_and_the_reason() -> None:
         stage = await open_stage(make_services([[error]]))
         stage.app.say("one")
         await stage.quiet()
-        await stage.close()
 
     with capture_logs() as lines:
         run(scenario())
@@ -147,7 +143,6 @@ def test_a_broken_reply_is_requested_once_more_and_discarded(
         ]
         assert stage.provider.requests[1].messages == stage.provider.requests[0].messages
         assert [request.avoid for request in stage.provider.requests] == [None, "home", None]
-        await stage.close()
 
     run(scenario())
 
@@ -173,7 +168,6 @@ async def test_a_broken_reply_is_retried_only_once_and_within_the_time_limit(
     assert len(stage.provider.requests) == requests
     assert stage.app.error_codes() == ["model_provider_failed"]
     assert len(stage.app.speeches()) == 1
-    await stage.close()
 
 
 async def test_a_turn_can_be_interrupted_before_its_retry() -> None:
@@ -189,7 +183,6 @@ async def test_a_turn_can_be_interrupted_before_its_retry() -> None:
     assert stage.app.error_codes() == [] and stage.app.states()[-1] == "idle"
     (message,) = [m for m in stage.session.state.log if isinstance(m, AssistantMessage)]
     assert message.text == f"Let me see {CUT_BEFORE_SPEECH}"
-    await stage.close()
 
 
 async def test_at_the_limit_of_rounds_the_model_answers_without_tools() -> None:
@@ -204,7 +197,6 @@ async def test_at_the_limit_of_rounds_the_model_answers_without_tools() -> None:
     assert stage.app.error_codes() == ["tool_round_limit_exceeded"]
     assert stage.app.finals()[-1] == "Words."
     assert len(outcomes(stage)) == 3
-    await stage.close()
 
 
 async def test_the_limit_of_calls_holds_over_all_rounds() -> None:
@@ -221,7 +213,6 @@ async def test_the_limit_of_calls_holds_over_all_rounds() -> None:
     assert len(local.ran) == 7
     assert [o["error_type"] for o in outcomes(stage)] == ["none"] * 7 + ["rate_limited"] * 2
     assert stage.app.finals() == ["Enough."]
-    await stage.close()
 
 
 @pytest.mark.parametrize("stop", ["end_turn", "tool_use"])
@@ -232,7 +223,6 @@ async def test_an_empty_reply_is_replaced_by_a_sentence(stop: StopReason) -> Non
     (text,) = stage.app.finals()
     assert text.strip()
     assert stage.app.states()[-1] == "idle"
-    await stage.close()
 
 
 async def test_calls_of_a_cut_off_reply_are_not_run() -> None:
@@ -242,7 +232,6 @@ async def test_calls_of_a_cut_off_reply_are_not_run() -> None:
     await stage.quiet()
     assert "device.do" not in stage.app.shapes()
     assert [o["error_type"] for o in outcomes(stage)] == ["parse_error"]
-    await stage.close()
 
 
 async def test_a_refusal_of_the_model_is_a_failure() -> None:
@@ -251,7 +240,6 @@ async def test_a_refusal_of_the_model_is_a_failure() -> None:
     await stage.quiet()
     assert stage.app.error_codes() == ["model_provider_failed"]
     assert faults(stage.session.state.log) == []
-    await stage.close()
 
 
 async def test_the_turns_clock_stops_during_an_interactive_tool() -> None:
@@ -264,7 +252,6 @@ async def test_the_turns_clock_stops_during_an_interactive_tool() -> None:
     await stage.quiet()
     assert stage.app.finals() == ["Done."]
     assert stage.app.error_codes() == []
-    await stage.close()
 
 
 async def test_the_turns_clock_runs_while_a_tool_runs() -> None:
@@ -278,7 +265,6 @@ async def test_the_turns_clock_runs_while_a_tool_runs() -> None:
     assert stage.app.error_codes() == ["turn_timeout"]
     assert [o["error_type"] for o in outcomes(stage)] == ["unknown"]
     await stage.quiet()
-    await stage.close()
 
 
 @pytest.mark.parametrize(("name", "error_type"), [("local.wait", "cancelled"), ("local.write", "unknown")])
@@ -291,12 +277,10 @@ async def test_a_running_call_of_a_stopped_turn_is_cancelled_or_unknown(name: st
     await stage.quiet()
     assert [o["error_type"] for o in outcomes(stage)] == [error_type]
     assert local.ran == []
-    await stage.close()
 
 
 async def test_an_unsent_device_call_of_a_stopped_turn_is_not_run() -> None:
     stage = await open_stage(make_services([[call("device.do")], [TextDelta("Next.")]]), slow=True)
-    assert stage.app.line is not None
     stage.app.say("go")
     await steps(30)
     stage.app.interrupt()
@@ -306,7 +290,6 @@ async def test_an_unsent_device_call_of_a_stopped_turn_is_not_run() -> None:
     await stage.quiet()
     assert "device.do" not in stage.app.shapes()
     assert [o["error_type"] for o in outcomes(stage)] == ["cancelled"]
-    await stage.close()
 
 
 async def test_an_interrupted_stream_is_closed_and_logged_as_not_heard() -> None:
@@ -320,13 +303,11 @@ async def test_an_interrupted_stream_is_closed_and_logged_as_not_heard() -> None
     assert isinstance(last, AssistantMessage)
     assert last.text.startswith("Once upon [")
     assert stage.app.finals() == []
-    await stage.close()
 
 
 async def test_no_partial_of_an_interrupted_reply_is_sent() -> None:
     stage = await open_stage(make_services([[TextDelta("Once upon"), asyncio.Event()]]), slow=True)
     line = stage.app.line
-    assert line is not None
     stage.app.say("go")
     await steps(30)
     stage.app.interrupt()
@@ -334,7 +315,6 @@ async def test_no_partial_of_an_interrupted_reply_is_sent() -> None:
     line.flush()
     assert "append user" in stage.app.shapes()
     assert stage.app.partials() == []
-    await stage.close()
 
 
 @pytest.mark.parametrize("arriving", [True, False])
@@ -349,7 +329,6 @@ async def test_a_client_cannot_report_more_than_the_reply(arriving: bool) -> Non
     await stage.settled()
     (text,) = [m.text for m in stage.session.state.log if isinstance(m, AssistantMessage)]
     assert text.startswith("Once upon [")
-    await stage.close()
 
 
 class SlowToClose(ScriptedProvider):
@@ -374,7 +353,6 @@ async def test_no_partial_is_sent_while_an_interrupted_stream_closes() -> None:
     await stage.quiet()
     assert stage.app.partials(position) == []
     assert stage.app.states()[-1] == "idle"
-    await stage.close()
 
 
 async def test_each_request_is_a_valid_history_with_the_input_last() -> None:
@@ -392,7 +370,6 @@ async def test_each_request_is_a_valid_history_with_the_input_last() -> None:
         assert faults(request.messages) == []
         assert isinstance(request.messages[-1], UserMessage | Note | ToolResult)
         assert sum(isinstance(m, UserMessage) for m in request.messages) <= 3
-    await stage.close()
 
 
 # -- denied calls
@@ -415,7 +392,6 @@ async def test_an_expired_question_is_not_a_denial() -> None:
     await stage.quiet()
     assert [o["error_type"] for o in outcomes(stage)] == ["approval_timeout", "approval_timeout"]
     assert stage.app.shapes().count("approval.request") == 2
-    await stage.close()
 
 
 async def test_two_refused_rounds_end_without_tools() -> None:
@@ -427,4 +403,3 @@ async def test_two_refused_rounds_end_without_tools() -> None:
     await stage.quiet()
     assert [request.tool_choice for request in stage.provider.requests] == ["auto", "auto", "none"]
     assert stage.app.speeches() == ["Well."]
-    await stage.close()

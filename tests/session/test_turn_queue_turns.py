@@ -68,7 +68,6 @@ async def test_at_most_three_transcripts_wait_and_a_fourth_is_refused() -> None:
     await stage.quiet()
     assert users(stage.session.state.log) == ["q0", "q1", "q2", "q3"]
     assert stage.app.finals() == ["To q0.", "To q1.", "To q2.", "To q3.", FAILURES["rate_limited"]]
-    await stage.close()
 
 
 @pytest.mark.parametrize("speaks_failures", [True, False])
@@ -96,7 +95,6 @@ async def test_a_person_hears_once_that_words_were_refused_when_those_before_the
     stage.app.say("q8")
     await stage.quiet()
     assert stage.app.finals()[-1] == "To q8."
-    await stage.close()
 
 
 async def test_of_transcripts_that_follow_each_other_only_the_last_is_answered() -> None:
@@ -114,7 +112,6 @@ async def test_of_transcripts_that_follow_each_other_only_the_last_is_answered()
     assert users(stage.session.state.log) == ["one", "two", "three"]
     assert [users(r.messages)[-1] for r in stage.provider.requests] == ["one", "three"]
     assert stage.app.shapes(since) == [*PLAIN_TURN[:2], *PLAIN_TURN]
-    await stage.close()
 
 
 async def test_an_interrupted_answer_names_the_finished_actions() -> None:
@@ -131,7 +128,6 @@ async def test_an_interrupted_answer_names_the_finished_actions() -> None:
     assert sentences.startswith("It [")
     assert "local.write" in sentences
     assert "local.sum" not in sentences
-    await stage.close()
 
 
 async def test_the_heard_part_of_an_earlier_answer_is_shown_to_the_model_from_the_next_turn_on() -> None:
@@ -155,7 +151,6 @@ async def test_the_heard_part_of_an_earlier_answer_is_shown_to_the_model_from_th
     _, before, after, following = (list(request.messages) for request in stage.provider.requests)
     assert after[: len(before)] == before
     assert answers(following)[0].startswith("Fi [")
-    await stage.close()
 
 
 async def test_the_second_answer_to_a_client_that_acknowledges_nothing_is_spoken_at_once() -> None:
@@ -165,7 +160,6 @@ async def test_the_second_answer_to_a_client_that_acknowledges_nothing_is_spoken
         await stage.settled()
     assert stage.app.speeches() == ["First.", "Second."]
     assert stage.app.states()[-1] == "idle"
-    await stage.close()
 
 
 async def test_a_transcript_repeated_on_another_line_during_its_commit_is_answered_once() -> None:
@@ -182,7 +176,6 @@ async def test_a_transcript_repeated_on_another_line_during_its_commit_is_answer
     await opening
     await stage.quiet()
     assert users(stage.session.state.log) == ["hello"]
-    await stage.close()
 
 
 async def test_a_transcript_that_was_refused_for_the_store_is_not_answered_all_the_same() -> None:
@@ -204,7 +197,6 @@ async def test_a_transcript_that_was_refused_for_the_store_is_not_answered_all_t
     stage.app.say("two", id="event-2")  # as the person, or the app, does after the error
     await stage.quiet()
     assert users(stage.session.state.log) == ["one", "two"]
-    await stage.close()
 
 
 async def test_a_client_that_was_away_with_the_store_is_answered_once_both_are_back() -> None:
@@ -214,7 +206,6 @@ async def test_a_client_that_was_away_with_the_store_is_answered_once_both_are_b
     stage.app.say("one")
     await steps(10)
     store.fail = lambda commit: StoreUnavailable("away")
-    assert stage.app.line is not None
     stage.app.line.cut()
     hold.set()
     await later(10)
@@ -226,7 +217,6 @@ async def test_a_client_that_was_away_with_the_store_is_answered_once_both_are_b
     stage.app.say("two")
     await stage.quiet()
     assert stage.app.finals() == ["One.", "Two."]
-    await stage.close()
 
 
 async def test_transcripts_that_waited_for_a_store_are_answered_before_the_next_one() -> None:
@@ -252,7 +242,6 @@ async def test_transcripts_that_waited_for_a_store_are_answered_before_the_next_
     await stage.quiet()
     texts = users(stage.session.state.log)
     assert texts == ["one", "two", "three", "four"]
-    await stage.close()
 
 
 async def test_a_transcript_that_waited_for_a_store_is_answered_once_the_store_is_back() -> None:
@@ -269,7 +258,6 @@ async def test_a_transcript_that_waited_for_a_store_is_answered_once_the_store_i
     store.fail = lambda operations: None
     await later(10)
     assert stage.app.finals() == ["One.", "Two."]
-    await stage.close()
 
 
 @pytest.mark.parametrize("begins_while_recorded", [False, True])
@@ -305,7 +293,6 @@ async def test_a_transcript_never_stops_the_turn_that_answers_it(begins_while_re
     await stage.quiet()
     assert users(stage.session.state.log) == ["one", "two"]
     assert "Second." in stage.app.finals()
-    await stage.close()
 
 
 # -- interruptions
@@ -335,7 +322,6 @@ async def test_a_speech_that_was_taken_back_is_no_speech_to_interrupt() -> None:
     assert not stage.session.busy, "the running turn goes on"
     assert HEARD_NOTHING in answers(stage.session.state.log)[1]
     hold.set()
-    await stage.close()
 
 
 async def test_a_speech_that_was_too_old_to_replay_is_no_speech_to_interrupt() -> None:
@@ -344,7 +330,6 @@ async def test_a_speech_that_was_too_old_to_replay_is_no_speech_to_interrupt() -
     stage = await open_stage(services, deaf_to_speech)
     stage.app.say("one")
     await stage.settled()
-    assert stage.app.line is not None
     stage.app.line.cut()  # the acknowledgement is lost with the line
     await stage.app.connect(stage.session)  # and the speech is too old to be repeated
     await steps(5)
@@ -354,7 +339,6 @@ async def test_a_speech_that_was_too_old_to_replay_is_no_speech_to_interrupt() -
     await steps(20)
     assert not stage.session.busy, "the running turn goes on"
     assert answers(stage.session.state.log)[0] == "First.", "another answer was marked as interrupted"
-    await stage.close()
 
 
 async def test_a_client_that_acknowledges_nothing_can_interrupt_its_second_answer() -> None:
@@ -370,7 +354,6 @@ async def test_a_client_that_acknowledges_nothing_can_interrupt_its_second_answe
     await steps(20)
     assert not stage.session.busy, "the running turn goes on"
     assert answers(stage.session.state.log)[0] == "First."
-    await stage.close()
 
 
 async def test_a_speech_whose_commit_failed_is_no_speech_to_interrupt() -> None:
@@ -388,13 +371,11 @@ async def test_a_speech_whose_commit_failed_is_no_speech_to_interrupt() -> None:
     await steps(20)
     assert users(stage.session.state.log) == ["one", "two"], "the user's words were overwritten"
     assert not stage.session.busy
-    await stage.close()
 
 
 async def test_an_answer_interrupted_during_its_commit_is_either_heard_or_not_spoken() -> None:
     store = SlowStore()
     stage = await open_stage(make_services([[TextDelta("A long story.")]], store=store), slow=True)
-    assert stage.app.line is not None
     stage.app.say("one")
     while not stage.provider.requests:
         await steps(1)
@@ -409,7 +390,6 @@ async def test_an_answer_interrupted_during_its_commit_is_either_heard_or_not_sp
     await stage.quiet()
     history = answers(stage.session.state.log)
     assert stage.app.speeches() == [] or history == ["A long story."], (stage.app.speeches(), history)
-    await stage.close()
 
 
 # -- news
@@ -432,7 +412,6 @@ async def test_news_waits_for_the_running_turn_and_leaves_thinking_out() -> None
     (note,) = [m for m in stage.session.state.log if isinstance(m, Note)]
     assert note.text.count("a-1") == 1
     assert note.text.count("a-2") == 1
-    await stage.close()
 
 
 async def test_news_waits_until_the_speech_is_over() -> None:
@@ -448,12 +427,10 @@ async def test_news_waits_until_the_speech_is_over() -> None:
     stage.app.result(speech["payload"]["callId"], SPOKEN)
     await stage.app.until("assistant.speech.final", since=len(stage.app.log))
     assert stage.app.finals() == ["Sure.", "It is done."]
-    await stage.close()
 
 
 async def test_news_waits_for_the_floor_until_the_person_is_silent() -> None:
     stage = await open_stage(make_services([[TextDelta("It is done.")]], floor_timeout=5.0))
-    assert stage.app.line is not None
     loop = asyncio.get_running_loop()
     stage.app.line.say(client.TranscriptPartial("I"))
     stage.app.agent_done("a-1")
@@ -465,7 +442,6 @@ async def test_news_waits_for_the_floor_until_the_person_is_silent() -> None:
     await stage.app.until("assistant.speech.final")
     assert loop.time() == pytest.approx(last + 5.0)
     await stage.quiet()
-    await stage.close()
 
 
 async def test_news_waits_until_the_microphone_of_a_client_without_partials_was_open_for_a_while() -> None:
@@ -482,7 +458,6 @@ async def test_news_waits_until_the_microphone_of_a_client_without_partials_was_
     assert len(stage.provider.requests) == 1
     await stage.app.until("assistant.speech.final", since=len(stage.app.log))
     assert loop.time() == pytest.approx(opened + 4.0)
-    await stage.close()
 
 
 async def test_news_waits_after_words_that_started_no_turn_and_after_a_connection() -> None:
@@ -492,13 +467,12 @@ async def test_news_waits_after_words_that_started_no_turn_and_after_a_connectio
     stage.app.agent_done("a-1")
     stage.app.say(" ")
     await later(3)
-    assert stage.app.line is not None and stage.app.error_codes() == ["invalid_transcript"]
+    assert stage.app.error_codes() == ["invalid_transcript"]
     stage.app.line.cut()
     await stage.app.connect(stage.session)
     connected = loop.time()
     await stage.app.until("assistant.speech.final")
     assert loop.time() == pytest.approx(connected + 4.0)
-    await stage.close()
 
 
 async def test_news_that_comes_while_the_microphone_is_long_open_is_told_at_once() -> None:
@@ -507,24 +481,20 @@ async def test_news_that_comes_while_the_microphone_is_long_open_is_told_at_once
     stage.app.agent_done("a-1")
     await steps(50)
     assert stage.app.finals() == ["It is done."]
-    await stage.close()
 
 
 async def test_a_transcript_goes_before_news() -> None:
     stage = await open_stage(make_services([[TextDelta("Hello.")], [TextDelta("It is done.")]]))
-    assert stage.app.line is not None
     stage.app.line.say(client.TranscriptPartial("he"))
     stage.app.agent_done("a-1")
     stage.app.say("hello")
     await stage.quiet()
     assert stage.app.finals() == ["Hello.", "It is done."]
-    await stage.close()
 
 
 async def test_news_waits_for_a_listener() -> None:
     stage = await open_stage(make_services([[TextDelta("It is done.")]]))
     line = stage.app.line
-    assert line is not None
     await stage.quiet()
     line.cut()
     await handle(stage.session, inbound(client.AgentCompleted("a-1", "FINISHED")), line)
@@ -534,7 +504,6 @@ async def test_news_waits_for_a_listener() -> None:
     await stage.quiet()
     assert stage.app.finals() == ["It is done."]
     assert stage.app.states()[-1] == "idle"
-    await stage.close()
 
 
 async def test_at_most_sixteen_pieces_of_news_wait() -> None:
@@ -548,13 +517,11 @@ async def test_at_most_sixteen_pieces_of_news_wait() -> None:
     await stage.quiet()
     (note,) = [m for m in stage.session.state.log if isinstance(m, Note)]
     assert [f"agent-{n:02}" in note.text for n in range(20)] == [False] * 4 + [True] * 16
-    await stage.close()
 
 
 async def test_news_that_is_too_old_to_be_told_by_itself_goes_with_the_next_turn() -> None:
     stage = await open_stage(make_services([[TextDelta("Hello.")], [TextDelta("x")]]))
     line = stage.app.line
-    assert line is not None
     await stage.quiet()
     line.cut()
     await handle(stage.session, inbound(client.AgentCompleted("a-1", "FINISHED")), line)
@@ -565,7 +532,6 @@ async def test_news_that_is_too_old_to_be_told_by_itself_goes_with_the_next_turn
     stage.app.say("hello")
     await stage.quiet()
     assert any(isinstance(m, Note) and "a-1" in m.text for m in stage.session.state.log)
-    await stage.close()
 
 
 async def test_news_survives_a_store_that_is_away() -> None:
@@ -577,7 +543,6 @@ async def test_news_survives_a_store_that_is_away() -> None:
     stage.app.say("hello")
     await stage.quiet()
     assert any(isinstance(m, Note) and "a-1" in m.text for m in stage.session.state.log)
-    await stage.close()
 
 
 # -- the end
@@ -600,7 +565,6 @@ async def test_a_session_that_was_taken_over_does_not_apologise() -> None:
     stage.app.say("hi")
     await stage.settled()
     assert stage.app.shapes()[-1] == "append user"
-    await stage.close()
 
 
 async def test_words_that_are_no_unicode_still_end_idle_where_failures_are_not_spoken() -> None:
@@ -610,4 +574,3 @@ async def test_words_that_are_no_unicode_still_end_idle_where_failures_are_not_s
     stage.app.say("hi")
     await stage.settled()
     assert stage.app.states(since)[-1] == "idle"
-    await stage.close()

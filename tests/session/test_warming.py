@@ -15,13 +15,11 @@ from conductor.models.budget import Amount, BudgetedProvider, DailyBudget
 from conductor.stores.memory import MemoryStore
 from tests.models import ScriptedProvider
 from tests.session.helpers import (
-    App,
     Disk,
     Stage,
     later,
     loose_ends,
     make_services,
-    open_session,
     open_stage,
     steps,
 )
@@ -46,7 +44,6 @@ class Service(ScriptedProvider):
 
 
 def speaks(stage: Stage) -> None:
-    assert stage.app.line is not None
     stage.app.line.say(client.TranscriptPartial("and"))
 
 
@@ -83,7 +80,6 @@ async def test_the_cache_is_warmed_once_in_its_lifetime() -> None:
     assert count("conductor_model_cache_warmings_total", {"profile": "scripted"}) == 2
     assert count("conductor_model_tokens_total", {"profile": "scripted", "kind": "cache_write"}) == 6
     assert stage.services.model_metrics.totals["replies"] == 3
-    await stage.close()
 
 
 async def test_the_history_of_a_resumed_session_is_warmed_when_its_person_speaks() -> None:
@@ -92,17 +88,13 @@ async def test_the_history_of_a_resumed_session_is_warmed_when_its_person_speaks
     stage = await open_stage(services)
     stage.app.say("Hello")
     await stage.quiet()
-    await stage.close()
-    session = await open_session(services)
-    app = App()
-    await app.connect(session, resumed=True)
-    two = Stage(session, app, services)
+    await stage.session.close()
+    two = await open_stage(services)
     await steps(5)
     assert [len(request.messages) for request in service.warmed] == [0, 0]
     speaks(two)
     await later(1)
     assert [len(request.messages) for request in service.warmed] == [0, 0, 2]
-    await two.close()
 
 
 async def test_a_turn_does_not_wait_for_warming_and_closing_cancels_it() -> None:
@@ -112,7 +104,7 @@ async def test_a_turn_does_not_wait_for_warming_and_closing_cancels_it() -> None
     await later(5)
     assert stage.app.finals() == ["Yes."] and not stage.session.busy
     assert loose_ends(stage.session) == {"tasks": 1}
-    await stage.close()
+    await stage.session.close()
     assert loose_ends(stage.session) == {}
 
 
@@ -121,7 +113,6 @@ async def test_a_failed_warming_changes_nothing() -> None:
     stage.app.say("Hello")
     await stage.quiet()
     assert stage.app.finals() == ["Yes."] and not stage.app.error_codes()
-    await stage.close()
 
 
 async def test_a_spent_budget_prevents_warming() -> None:

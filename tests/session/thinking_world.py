@@ -208,7 +208,6 @@ class World:
         return session
 
     def _change_tools(self, app: App) -> None:
-        assert app.line is not None
         names = self.rng.sample(("device.look", "device.do", "device.find"), self.rng.randint(0, 3))
         tools: list[Any] = [
             {
