@@ -6,7 +6,6 @@ no clock, no chance and no settings: these values are in the record.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from msgspec.structs import replace
@@ -40,24 +39,29 @@ _LASTING = ("call", "approval")
 
 def advance(state: Conversation, commit: r.Commit) -> list[Event]:
     """Apply a commit; returns the client's events, in order."""
-    return [event for _, record_events in walk(state, commit) for event in record_events]
+    begin(state, commit)
+    client_events: list[Event] = []
+    for record in commit.records:
+        client_events += apply(state, record, commit.at)
+    return client_events
 
 
-def walk(state: Conversation, commit: r.Commit) -> Iterator[tuple[r.Record, list[Event]]]:
-    """Apply a commit record by record: each step applies one, and gives it with its events."""
+def begin(state: Conversation, commit: r.Commit) -> None:
+    """Apply a commit without its records, which `apply` takes one by one."""
     for event_id in commit.acked:
         state.outbound.pop(event_id, None)
         state.webhook_events.pop(event_id, None)
     state.revision += 1
     state.claims[commit.claim or state.claim] = state.revision
     _bound(state.claims, MAX_CLAIMS)
-    return ((record, apply(state, record, commit.at)) for record in commit.records)
 
 
 def apply(state: Conversation, record: r.Record, at: int) -> list[Event]:
     """Apply one record; returns its events, which are in ``outbound`` unless they are flashes."""
     state.record_count += 1
-    _remember(state, getattr(record, "event_id", ""))
+    if event_id := getattr(record, "event_id", ""):
+        state.handled_ids[event_id] = None
+        _bound(state.handled_ids, MAX_HANDLED)
     turn = state.turn
     take(state, record, at)
     _change(state, record, at)
@@ -66,7 +70,11 @@ def apply(state: Conversation, record: r.Record, at: int) -> list[Event]:
     for event in record_events:
         if event.kind != "flash":
             state.outbound[event.id] = event
-    _evict(state)
+    while len(state.outbound) > MAX_OUTBOUND:
+        oldest = next((event for event in state.outbound.values() if event.kind not in _LASTING), None)
+        if oldest is None:
+            break
+        del state.outbound[oldest.id]
     return record_events
 
 
@@ -300,7 +308,7 @@ def _finish(state: Conversation, record: r.CallFinished) -> None:
 
 def _close_round(state: Conversation) -> None:
     turn = state.turn
-    if turn is None or not turn.calls or any(call.is_open for call in turn.calls):
+    if turn is None or not turn.calls or any(call.result is None for call in turn.calls):
         return
     state.log += [call.result for call in turn.calls if call.result is not None]
     turn.rounds += 1
@@ -427,20 +435,6 @@ def _forget(state: Conversation, call_id: str) -> None:
     if call_id:
         for event in [event for event in state.outbound.values() if event.call_id == call_id]:
             del state.outbound[event.id]
-
-
-def _remember(state: Conversation, event_id: str) -> None:
-    if event_id:
-        state.handled_ids[event_id] = None
-        _bound(state.handled_ids, MAX_HANDLED)
-
-
-def _evict(state: Conversation) -> None:
-    while len(state.outbound) > MAX_OUTBOUND:
-        oldest = next((event for event in state.outbound.values() if event.kind not in _LASTING), None)
-        if oldest is None:
-            return
-        del state.outbound[oldest.id]
 
 
 def _bound(table: dict[str, Any], most: int) -> None:

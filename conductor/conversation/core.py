@@ -150,7 +150,8 @@ class SessionCore(ABC):
         return PersonFields(records, subject)
 
     def _memories(self, words: str) -> str:
-        texts = [toolset.memories(self.person_fields, words) for toolset in self.services.toolsets]
+        fields = self.person_fields
+        texts = [toolset.memories(fields, words) for toolset in self.services.toolsets]
         return self.services.redactor.text("\n\n".join(filter(None, texts)))
 
     def context(self, call_id: str) -> CallContext:
@@ -187,7 +188,8 @@ class SessionCore(ABC):
                 raise self._fenced
             outbox.deciding = self.durable
             try:
-                await self._settle()
+                if self.doubtful is not None:
+                    await self._settle()
                 response = decision()
                 if isinstance(response, list) and (response or self.preface):
                     await self._record([*self.preface, *response])

@@ -17,7 +17,6 @@ import msgspec
 from conductor.conversation import records as r
 from conductor.conversation.phrases import CUT_OFF, MESSAGES
 from conductor.conversation.state import Call, Conversation, Event, Kind, Question, Speech, Turn
-from conductor.events.envelope import Payload
 from conductor.events.server import (
     ApprovalRequest,
     ApprovalResolved,
@@ -59,7 +58,7 @@ _SLOTS = {
     "ended": 896,
 }
 
-_payload = msgspec.json.Encoder().encode
+encode_payload = msgspec.json.Encoder().encode
 
 
 @lru_cache
@@ -107,32 +106,22 @@ def events(state: Conversation, record: r.Record, at: int, turn: Turn | None) ->
 
     ``state`` is the one after it, ``turn`` the turn that was running before it.
     """
-    record_events = [
-        _event(state, slot, kind, payload, at) for slot, kind, payload in _payloads(state, record, turn)
-    ]
-    if isinstance(record, r.StateShown):
-        record_events[0].probe = record.probe
+    record_events = []
+    for slot, kind, payload in _payloads(state, record, turn):
+        event = Event(f"evt_{slot_id(state, slot)}", kind, payload.TYPE, encode_payload(payload), at)
+        match payload:
+            case ToolCallEvent():
+                event.call_id = payload.call_id
+            case ApprovalRequest() | ApprovalResolved():
+                event.call_id = payload.approval_id
+        if kind == "call" and (call := state.open_call(event.call_id)) is not None:
+            event.effect, event.limit_ms = call.effect, call.limit_ms
+        event.probe = isinstance(record, r.StateShown) and record.probe
+        record_events.append(event)
     return record_events
 
 
 SlotPayload = tuple[int, Kind, ServerEvent]
-
-
-def _event(state: Conversation, slot: int, kind: Kind, payload: ServerEvent, at: int) -> Event:
-    event = Event(f"evt_{slot_id(state, slot)}", kind, payload.TYPE, encode_payload(payload), at)
-    match payload:
-        case ToolCallEvent():
-            event.call_id = payload.call_id
-        case ApprovalRequest() | ApprovalResolved():
-            event.call_id = payload.approval_id
-    if kind == "call" and (call := state.open_call(event.call_id)) is not None:
-        event.effect, event.limit_ms = call.effect, call.limit_ms
-    return event
-
-
-def encode_payload(event: Payload) -> bytes:
-    """Encode a payload."""
-    return _payload(event)
 
 
 def _payloads(  # noqa: C901 -- a branch a record

@@ -64,9 +64,7 @@ async def handle(session: Session, inbound: Inbound, transport: Transport) -> In
     if not serves and await clients.is_superseded(transport):
         if not isinstance(event, client.ToolResultEvent):
             return InboundResult.ORDINARY
-    is_repeated = inbound.id in state.handled_ids or any(
-        waiting.event_id == inbound.id for waiting in state.queue
-    )
+    is_repeated = inbound.id in state.handled_ids
     try:
         result = await _take(session, inbound, transport)
     except Fenced:

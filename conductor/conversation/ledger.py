@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import MsgspecError
 
-from conductor.conversation.apply import advance, walk
+from conductor.conversation.apply import advance, apply, begin
 from conductor.conversation.events import iso_time
 from conductor.conversation.records import Commit, FieldSet, Record, decode, encode
 from conductor.conversation.state import Conversation, Event
@@ -188,11 +188,11 @@ def moments(commits: Sequence[bytes], revision: int) -> Iterator[Moment]:
         if commit.state is not None:
             state = commit.state
             yield Moment(commit.at, state)
-        records = walk(state, commit)
+        begin(state, commit)
         if commit.acked:
             yield Moment(commit.at, state, acked=commit.acked)
-        for record, events in records:
-            yield Moment(commit.at, state, record, events)
+        for record in commit.records:
+            yield Moment(commit.at, state, record, apply(state, record, commit.at))
 
 
 def plain_moment(moment: Moment, *, with_state: bool = True) -> dict[str, Any]:

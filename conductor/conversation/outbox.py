@@ -8,8 +8,7 @@ connection; it is built again from the events that are not acknowledged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import takewhile
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -152,7 +151,13 @@ class Outbox:
 
     def _make(self, event: Event) -> Entry:
         frame = Frame(encode_frame(event.id, event.type, self._session_id, event.payload))
-        entry = Entry(event, self._limit(event), frame)
+        limits, seconds = self._limits, event.limit_ms / 1000
+        if event.kind == "speak":
+            characters = len(msgspec.json.decode(event.payload)["arguments"])
+            seconds = limits.speech_timeout + characters * limits.speech_seconds_per_char
+        elif event.kind != "call":
+            seconds = limits.ui_timeout
+        entry = Entry(event, round(seconds * 1000), frame)
         if event.kind == "state":
             self._last_state = event
         last = next(reversed(self._entries.values()), None)
@@ -162,16 +167,6 @@ class Outbox:
         if event.call_id:
             self._by_call[event.call_id] = entry
         return entry
-
-    def _limit(self, event: Event) -> int:
-        """Give the milliseconds within which the client must answer."""
-        if event.kind == "call":
-            return event.limit_ms
-        limits, seconds = self._limits, self._limits.ui_timeout
-        if event.kind == "speak":
-            characters = len(msgspec.json.decode(event.payload)["arguments"])
-            seconds = limits.speech_timeout + characters * limits.speech_seconds_per_char
-        return round(seconds * 1000)
 
     def flash(self, type_: str, payload: bytes, *, partial: bool = False, first: bool = False) -> None:
         """Send an event that may be lost; it keeps its place among held events.
@@ -357,7 +352,8 @@ class Outbox:
             self.deadline = self._view.now() + head.limit_ms if head is not None else None
 
     def _offer(self, entry: Entry) -> None:
-        if self._backlog or self.deciding or self._waits_for_speech(entry):
+        is_speech = entry.event.kind == "speak"
+        if self._backlog or self.deciding or (is_speech and self._waits_for_speech(entry)):
             self._backlog.append(entry)
         else:
             self._write(entry)
@@ -379,8 +375,9 @@ class Outbox:
         if entry.event.call_id != self._probe or not self._probe:
             self.last_written = entry.event.id
 
-    def _before(self, entry: Entry) -> Iterator[Entry]:
-        return takewhile(lambda earlier: earlier is not entry, list(self._entries.values()))
+    def _before(self, entry: Entry) -> list[Entry]:
+        entries = list(self._entries.values())
+        return entries[: entries.index(entry)]
 
     @property
     def _queues_speeches(self) -> bool:
@@ -411,7 +408,7 @@ class Outbox:
     def _finish(self, entry: Entry) -> None:
         """Acknowledge an event. The state before a speech stays, to be replayed with it."""
         self._line.pop(entry.event.id, None)
-        if not self._opens_speech(entry):
+        if entry.partner is None or not self._opens_speech(entry):
             if self._entries.pop(entry.event.id, None) is not None:
                 self.acked.append(entry.event.id)
             self._forget(entry)

@@ -94,7 +94,7 @@ def _transcript(view: View, event_id: str, text: str) -> Response:
     answer = consent.answer(view, event_id, text)
     if answer is not None:
         return answer
-    if view.draining and not view.rules.durable:
+    if view.draining and not view.is_suspended:
         return Refuse("rate_limited", "The server restarts.", _RETRY_S)
     return start(view, event_id, text)
 

@@ -125,13 +125,11 @@ class Observers:
 class Rules:
     """Settings of the conversation, read where things are decided. Times are milliseconds.
 
-    ``cancels``: a transcript interrupts the running turn. ``durable``: another process continues a session
-    that this one releases. ``failures`` are the apologies by error code.
+    ``cancels``: a transcript interrupts the running turn. ``failures`` are the apologies by error code.
     """
 
     limits: Limits
     cancels: bool = True
-    durable: bool = False
     failures: Mapping[Failure, str] = field(default_factory=dict)
     history_tokens: int = 60_000
     late_ms: int = 600_000
@@ -210,7 +208,7 @@ class Services:
     def conduct(self) -> Rules:
         """The settings that decide how a conversation goes."""
         cancels = self.interruption_mode == "cancel"
-        return Rules(self.limits, cancels, self.store.durable, self.failures, self.history_tokens)
+        return Rules(self.limits, cancels, self.failures, self.history_tokens)
 
     def turn_rate(self, subject: str, now: float) -> SharedRate:
         """Make the rate limit of a session's turns, shared with those of its person and its tenant."""

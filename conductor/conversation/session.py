@@ -193,10 +193,10 @@ class Session(SessionCore):
         if len(view.finished_speeches) > _MAX_FINISHED:
             finished = view.finished_speeches.items()
             view.finished_speeches = {key: at for key, at in finished if key in self.state.speeches}
-        rests = not self.busy and not view.closing
+        rests = self.loop is None and self.state.turn is None and not view.closing
         self._look_at = self._reminders.look() if rests and self._has_reminders else None
         if not self._is_expiring:
-            at = self._deadline
+            at = deadline(view, outbox.deadline, self._look_at)
             if at is not None and (self._timer_at is None or at < self._timer_at):
                 self._stop_timer()
                 seconds = max(0.001, (at - view.now()) / 1000)
@@ -215,10 +215,6 @@ class Session(SessionCore):
             return PREFIX + REMINDERS in self.state.fields
         return bool(records.get(subject, PREFIX + REMINDERS))
 
-    @property
-    def _deadline(self) -> int | None:
-        return deadline(self.view, self.outbox.deadline, self._look_at)
-
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -226,7 +222,7 @@ class Session(SessionCore):
 
     def _tick(self) -> None:
         self._timer = self._timer_at = None
-        at = self._deadline
+        at = deadline(self.view, self.outbox.deadline, self._look_at)
         if at is None or at > self.view.now():  # it has moved since the timer was set
             self.changed()
         else:
@@ -255,7 +251,7 @@ class Session(SessionCore):
     def drain(self, seconds: float = 0.0) -> None:
         """Start no more turns: the server is about to stop, within ``seconds``."""
         self.clients.say_goodbye(seconds)
-        self.view.draining = True
+        self.view.draining, self.view.is_suspended = True, self.durable
         self.outbox.expect_no_acknowledgements()
         self.changed()
 

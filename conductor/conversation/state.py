@@ -324,7 +324,10 @@ class Conversation(Part):
 
     def open_call(self, call_id: str) -> Call | None:
         """Find a call of the running round that has no result."""
-        return next((call for call in self.calls if call.id == call_id and call.is_open), None)
+        for call in self.turn.calls if self.turn is not None else ():
+            if call.id == call_id and call.result is None:
+                return call
+        return None
 
     def continues(self, earlier: Conversation) -> bool:
         """Tell whether this state was in the state ``earlier``: it contains its last commit."""

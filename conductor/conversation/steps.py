@@ -177,7 +177,7 @@ def due(view: View) -> list[Record]:
 def deadline(view: View, *limits: int | None) -> int | None:
     """Give the time at which `due` or `next_step` may have something new, or the earliest of ``limits``."""
     state = view.state
-    turn, times = state.turn, [at for at in limits if at is not None]
+    turn, times = state.turn, list(filter(None, limits))
     if state.questions:
         times += [question.expires_at for question in state.questions.values()]
         focus = state.focus

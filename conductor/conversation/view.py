@@ -45,7 +45,7 @@ class View:
     server may start a turn of its own, None while it may not. ``requests``: the calls of programs that wait.
     ``notices_after``: notices wait until then. ``summary``: of everything before a position of the log.
     ``memories``: what is remembered of the person, fitting to the first words. ``is_connected``: whether a
-    client is attached.
+    client is attached. ``is_suspended``: another process continues the session, and this one stops.
     """
 
     state: Conversation
@@ -64,6 +64,7 @@ class View:
     sends_partials: bool = False
     floor_at: int | None = None
     draining: bool = False
+    is_suspended: bool = False
     closing: bool = False
     requests: list[ToolCall] = field(default_factory=list)
     refused_input: bool = False
@@ -77,11 +78,6 @@ class View:
     def history(self) -> HistoryBudget:
         """The bound of the history in a request."""
         return HistoryBudget(self.rules.history_tokens)
-
-    @property
-    def is_suspended(self) -> bool:
-        """Whether another process continues the session: this one is about to stop."""
-        return self.draining and self.rules.durable
 
     @property
     def follows(self) -> bool:

@@ -245,7 +245,7 @@ class Connection(Writer):
         async with self._handling:
             if isinstance(inbound.event, client.SessionStart):
                 self._refused_start = None
-            else:
+            elif self._refused_start is not None:
                 await self._handle_refused_start()
             await self._handle(inbound)
         return True

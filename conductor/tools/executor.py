@@ -89,7 +89,7 @@ class ToolExecutor:
             if self.gate.offers(spec)
         }
         self.definitions: tuple[ToolDefinition, ...] = tuple(
-            spec.definition for spec, _ in self._tools.values()
+            [spec.definition for spec, _ in self._tools.values()]
         )
 
     @property

@@ -128,12 +128,15 @@ class Gate:
         Not if ALLOWED_TOOLS excludes it, if it uses the network under LOCAL_ONLY, or if a deny rule without
         an expiry covers all its calls.
         """
-        if not _is_listed(spec, self.options) or (self.options.local_only and spec.open_world):
+        options = self.options
+        if (options.allowed_tools and not _is_listed(spec, options)) or (
+            options.local_only and spec.open_world
+        ):
             return False
-        return not any(
-            rule.effect == "deny" and rule.unconditional and rule.expires is None and rule.covers(spec)
-            for rule in self.rules
-        )
+        for rule in self.rules:
+            if rule.effect == "deny" and rule.unconditional and rule.expires is None and rule.covers(spec):
+                return False
+        return True
 
     def is_dry(self, spec: ToolSpec) -> bool:
         """Return whether a tool's calls are only simulated: under DRY_RUN, all calls that are not safe."""

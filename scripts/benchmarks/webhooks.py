@@ -24,7 +24,7 @@ from standardwebhooks.webhooks import Webhook
 from benchmarks.nodes import Node, stand_in_settings
 from conductor.client import Reconnect, connect
 from conductor.client.connection import ClientError
-from conductor.conversation.apply import walk
+from conductor.conversation.apply import apply, begin
 from conductor.conversation.ledger import read_commits
 from conductor.conversation.state import Conversation
 from conductor.plugins.stores.sqlite import SqliteStore
@@ -99,7 +99,9 @@ def facts(commits: Sequence[bytes], revision: int) -> list[str] | None:
     for commit in read_commits(commits, revision):
         if commit.state is not None:
             return None
-        for _ in walk(state, commit):
+        begin(state, commit)
+        for record in commit.records:
+            apply(state, record, commit.at)
             ids.update(dict.fromkeys(state.webhook_events))
     return list(ids)
 

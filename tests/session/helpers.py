@@ -73,23 +73,20 @@ class _Selector(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time moves only when there is nothing to do; ends its ``sessions`` and ``apps``."""
+    """An event loop whose time moves only when there is nothing to do; `end` closes what was opened."""
 
     def __init__(self) -> None:
         self.clock = _Selector()
-        self.sessions: list[Session] = []
-        self.apps: list[App] = []
+        self.opened: list[Session | App] = []
         self._reports: list[Mapping[str, Any]] = []
         super().__init__(self.clock)
         self.set_exception_handler(lambda _, context: self._reports.append(context))
 
     async def end(self) -> None:
         """Close the sessions and apps that are open."""
-        for session in reversed(self.sessions):
-            if not session.is_closed:
-                await session.close()
-        for app in self.apps:
-            await app.close()
+        for item in self.opened:
+            if isinstance(item, App) or not item.is_closed:
+                await item.close()
 
     def close(self) -> None:
         """Close the loop; fails if a task or a callback has raised an error."""
@@ -109,6 +106,13 @@ def virtual_loop() -> VirtualLoop:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     return loop
+
+
+def close_later(item: Session | App) -> None:
+    """Close a session or an app at the end of the test, if it runs in virtual time."""
+    loop = asyncio.get_running_loop()
+    if isinstance(loop, VirtualLoop):
+        loop.opened.append(item)
 
 
 def run(scenario: Coroutine[Any, Any, T]) -> T:
@@ -382,7 +386,7 @@ async def open_session(services: Services, key: SessionKey = KEY) -> Session:
     claim = await services.store.claim(key)
     state = replay(claim.commits)
     session = Session(services, services.store, claim, state, now=now_ms)
-    virtual_loop().sessions.append(session)
+    close_later(session)
     return session
 
 
@@ -450,7 +454,7 @@ class App(VoiceApp):
         """Open a line without a start."""
         line = Line(self, session, slow=slow)
         if not self.lines:
-            virtual_loop().apps.append(self)
+            close_later(self)
         self.lines.append(line)
         self.attach(line)
         return line

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -72,7 +71,6 @@ class Gate(SessionTools):
 
 
 RULES = Rules(Limits(), failures=FAILURES)
-DURABLE = replace(RULES, durable=True)
 
 
 def view(state: Conversation, rules: Rules = RULES, now: int = NOW, **facts: Any) -> View:

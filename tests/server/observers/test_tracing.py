@@ -52,7 +52,6 @@ def spans_of(
         observers = TurnObservers(tracer=TurnTracer(provider, content=content))
         observers.prompt = ("voice", "v1")
         stage = await open_stage(replace(services, observers=observers))
-        assert stage.app.line is not None
         await stage.session.clients.start(
             client.SessionStart(traceparent=traceparent), stage.app.line, resumed=True
         )
@@ -61,7 +60,6 @@ def spans_of(
             await stage.app.until("assistant.speech.partial")
             stage.app.interrupt()
         await stage.quiet()
-        await stage.close()
 
     run(scenario())
     return sorted(exporter.get_finished_spans(), key=lambda span: span.name)
