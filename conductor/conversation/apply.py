@@ -85,13 +85,19 @@ def _change(state: Conversation, record: r.Record, at: int) -> None:  # noqa: C9
         case r.Released():
             state.released = True
         case r.ProfileDeclared():
-            _declare(state, record)
+            state.profile = record.profile
+            if "approval" not in record.profile.capabilities:
+                for question in state.questions.values():
+                    question.card = False
+                    _forget(state, question.id)
         case r.CallsWithheld():
             for event_id in record.event_ids:
                 if event_id in state.outbound:
                     state.outbound[event_id].withheld = True
         case r.FieldSet():
-            _set_field(state, record)
+            state.fields[record.name] = record.value
+            if not record.value:
+                del state.fields[record.name]
         case r.InputQueued():
             state.queue.append(Input(record.event_id, record.text))
         case r.NoticeTaken():
@@ -116,8 +122,6 @@ def _change(state: Conversation, record: r.Record, at: int) -> None:  # noqa: C9
 
 def _change_turn(state: Conversation, turn: Turn, record: r.Record, at: int) -> None:
     match record:
-        case r.HistoryTrimmed():
-            _trim(state, record.before)
         case r.SegmentSpoken():
             _speak_segment(state, turn, record)
         case r.BridgeSpoken():
@@ -127,8 +131,9 @@ def _change_turn(state: Conversation, turn: Turn, record: r.Record, at: int) -> 
             _break(state, turn, record)
         case r.ReplyLogged():
             _reply(state, turn, record, at)
-        case r.CallReleased():
-            _release(state, record, at)
+        case r.CallReleased() if (call := state.open_call(record.call_id)) is not None:
+            if call.consent == "held":
+                call.consent, call.started_at, call.claim = "free", at, state.claim
         case r.QuestionsAsked():
             _ask(state, record, at)
         case _:
@@ -170,20 +175,6 @@ def _claim(state: Conversation, record: r.Claimed, at: int) -> None:
     # The tool that asked ended with its process.
     for question in [question for question in state.questions.values() if question.form is not None]:
         _close(state, question, "superseded", at)
-
-
-def _declare(state: Conversation, record: r.ProfileDeclared) -> None:
-    state.profile = record.profile
-    if "approval" not in record.profile.capabilities:
-        for question in state.questions.values():
-            question.card = False
-            _forget(state, question.id)
-
-
-def _set_field(state: Conversation, record: r.FieldSet) -> None:
-    state.fields[record.name] = record.value
-    if not record.value:
-        del state.fields[record.name]
 
 
 def _add_notice(state: Conversation, notice: Notice) -> None:
@@ -253,6 +244,7 @@ def _break(state: Conversation, turn: Turn, record: r.ReplyBroken) -> None:
     if record.text:
         state.log += [AssistantMessage(record.text), Note(CONTINUE)]
         _place_segments(state, turn, state.log_end - 2)
+    _trim(state, record.trim)
     turn.retries += not record.by_takeover
     turn.reply_text, turn.reply_id, turn.segments = "", "", 0
 
@@ -280,11 +272,6 @@ def _reply(state: Conversation, turn: Turn, record: r.ReplyLogged, at: int) -> N
         if call.consent == "free" and call.is_open:
             call.started_at, call.claim = at, state.claim
     _close_round(state)
-
-
-def _release(state: Conversation, record: r.CallReleased, at: int) -> None:
-    if (call := state.open_call(record.call_id)) is not None and call.consent == "held":
-        call.consent, call.started_at, call.claim = "free", at, state.claim
 
 
 def _finish(state: Conversation, record: r.CallFinished) -> None:

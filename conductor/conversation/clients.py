@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import structlog
 
@@ -44,12 +43,8 @@ _TRACEPARENT = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeAnswer:
-    """The answer to ``resume``: calls to resend the result of, and calls that the server does not await."""
-
-    resend: list[str]
-    drop: list[str]
+# The answer to ``resume``: calls to resend the result of, and calls that the server does not await.
+ResumeAnswer: TypeAlias = tuple[list[str], list[str]]
 
 
 class Clients:
@@ -98,6 +93,7 @@ class Clients:
             )
             return [r.ProfileDeclared(profile)] if profile != former else []
 
+        resend, drop = answer or (None, None)
         transport.resumes, transport.segments = "resume" in capabilities, "segments" in capabilities
         started = SessionStarted(
             session.key.session_id,
@@ -106,8 +102,8 @@ class Clients:
             session.tools.declared if rejected is not None else None,
             rejected,
             None if resumed else "new" if event.resume is None else "not_kept",
-            answer.resend if answer is not None else None,
-            answer.drop if answer is not None else None,
+            resend,
+            drop,
             services.serving(model or session.state.profile.model),
             services.local_only or None,
         )

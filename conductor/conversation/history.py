@@ -73,7 +73,6 @@ class HistoryBudget:
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
         self._ratio = 1.0
-        self._estimated: tuple[Sequence[Message], int] = (), 0
 
     @property
     def tokens(self) -> int:
@@ -87,19 +86,8 @@ class HistoryBudget:
         running = request.messages[running_turn(request.messages) :]
         reasoning = sum(len(reply.opaque or "") for reply in running if isinstance(reply, AssistantMessage))
         fixed = len(request.system) + _size(tuple(request.tools)) + reasoning
-        estimated = self._estimate(request.messages) + fixed / CHARS_PER_TOKEN
+        estimated = sum(map(estimate_tokens, request.messages)) + fixed / CHARS_PER_TOKEN
         self._ratio = min(max(1.0, counted / estimated), _MAX_RATIO)
-
-    def _estimate(self, messages: Sequence[Message]) -> int:
-        """Sum the estimates; the requests of a turn begin with the messages of the one before."""
-        earlier, total = self._estimated
-        number = len(earlier)
-        continues = 0 < number <= len(messages) and messages[0] is earlier[0]
-        if not continues or messages[number - 1] is not earlier[-1]:
-            number, total = 0, 0
-        total += sum(map(estimate_tokens, messages[number:]))
-        self._estimated = messages, total
-        return total
 
     def halve(self, messages: Sequence[Message]) -> int:
         """Shrink to half of a history that was too long; return how many messages to drop."""

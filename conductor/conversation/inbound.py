@@ -125,11 +125,15 @@ async def _take(  # noqa: C901 -- a branch an event
             outbox.extend(event.call_id)
             session.changed()
         case client.ToolsList() if session.services.inspect and "inspect" in capabilities:
-            _list_tools(session)
+            services, listed = session.services, session.tools.listed
+            model = services.serving(session.state.profile.model) or services.provider.name
+            prompt = services.observers.prompt[0], session.tools.system_prompt
+            session.flash(ToolsListed(listed, model, *prompt, services.choices))
+            return InboundResult.COSTLY
         case _:
             log.debug("event ignored", type=inbound.type[:64], session=session.key.session_id)
             session.clients.diagnose([of_ignored(inbound)])
-    return InboundResult.COSTLY if isinstance(event, client.ToolsList) else InboundResult.ORDINARY
+    return InboundResult.ORDINARY
 
 
 async def record(session: Session, event_id: str, event: object, question_id: str = "") -> Response:
@@ -219,7 +223,7 @@ async def learn(session: Session, event: client.SessionStart) -> ResumeAnswer | 
     # UI calls are acknowledged by `handled`; the bound holds against any number of invented ids.
     drop = [call_id for call_id in drop if not session.outbox.is_ui_call(call_id)][: client.MAX_RESUMED]
     session.outbox.handled(resume.last_event_id, queues_speeches="segments" in event.capabilities)
-    return ResumeAnswer(resend, drop)
+    return resend, drop
 
 
 def _awaits(session: Session, call_id: str) -> bool:
@@ -261,13 +265,6 @@ def _refuse(session: Session, refusal: Refuse, event_id: str) -> None:
 
 
 # -- extensions
-
-
-def _list_tools(session: Session) -> None:
-    services, tools = session.services, session.tools
-    model = services.serving(session.state.profile.model) or services.provider.name
-    name = services.observers.prompt[0]
-    session.flash(ToolsListed(tools.listed, model, name, tools.system_prompt, services.choices))
 
 
 async def _take_decisions(session: Session, event: client.ApprovalResponse, transport: Transport) -> None:

@@ -16,7 +16,7 @@ from conductor.conversation.core import SessionCore
 from conductor.conversation.events import segments_id
 from conductor.conversation.history import BEGINNINGS
 from conductor.conversation.receive import ended, replied
-from conductor.conversation.records import HistoryTrimmed, Record, ReplyBroken, SegmentSpoken
+from conductor.conversation.records import Record, ReplyBroken, SegmentSpoken
 from conductor.conversation.state import Conversation, Turn
 from conductor.conversation.steps import AskModel
 from conductor.errors import ConductorError, ModelError
@@ -29,6 +29,7 @@ from conductor.segments import SegmentSplitter
 from conductor.speech import CODE_PHRASE, TABLE_PHRASE, for_the_ear
 
 _NO_ANSWER = "I have nothing to say to that."
+_LIMIT_REACHED = "The limit of tool calls is reached; the model answers with what it has."
 _CITATION = re.compile(r"[ \t]?\[(\d{1,3}(?:, ?\d{1,3})*)\](?!\()")
 _CODE = re.compile(r"(```.*?(?:```|\Z)|`[^`\n]*`)", re.DOTALL)
 # Of a result as JSON; the quotes of a document are escaped there.
@@ -124,7 +125,7 @@ class ModelSteps:
             limits = rules.limits
             if turn.rounds >= limits.max_tool_rounds or turn.calls_made >= limits.max_calls_per_turn:
                 session.observer.note("limit")
-                session.flash(LIMIT_REACHED)
+                session.flash(ErrorEvent("tool_round_limit_exceeded", _LIMIT_REACHED))
 
     async def _read(self, step: AskModel, reply: list[str], calls: list[ToolCall]) -> Finished:
         session = self._session
@@ -245,7 +246,7 @@ class ModelSteps:
             if cut:
                 self._last_messages = None
                 before = state.log_start + cut
-                await session.take(step, lambda: [HistoryTrimmed(before), ReplyBroken()])
+                await session.take(step, lambda: [ReplyBroken(trim=before)])
                 return
         backoff_s = session.rules.limits.model_retry * random.uniform(0.5, 1.0)
         pause_s = max(backoff_s, error.retry_after or 0.0)
@@ -312,8 +313,7 @@ class Speaker:
                 speech_text = ""
             if speech_text in (CODE_PHRASE, TABLE_PHRASE):
                 self._phrases.add(speech_text)
-            turn = self._session.state.turn
-            if turn is not None:
+            if (turn := self._session.state.turn) is not None:
                 work = partial(_segment_records, turn, turn.reply_text, SegmentSpoken(segment, speech_text))
                 await self._session.take(self._step, work)
 
@@ -321,8 +321,3 @@ class Speaker:
 def _segment_records(turn: Turn, preceding: str, segment: SegmentSpoken) -> list[Record]:
     # A commit that seemed to have failed is decided again.
     return [segment] if turn.reply_text == preceding else []
-
-
-LIMIT_REACHED = ErrorEvent(
-    "tool_round_limit_exceeded", "The limit of tool calls is reached; the model answers with what it has."
-)

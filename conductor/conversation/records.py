@@ -125,12 +125,6 @@ class TurnStarted(Fact, frozen=True):
     summary: Summary | None = None
 
 
-class HistoryTrimmed(Fact, frozen=True):
-    """The history was too long for the model: messages before a position were dropped."""
-
-    before: int
-
-
 class SegmentSpoken(Fact, frozen=True):
     """A part of the running reply was spoken: ``text`` as written, ``speech_text`` for the ear, if any."""
 
@@ -147,11 +141,13 @@ class BridgeSpoken(Fact, frozen=True):
 class ReplyBroken(Fact, frozen=True):
     """A reply broke off. ``text`` was spoken and stays; the model continues from there.
 
-    ``by_takeover``: its process ended, not the request.
+    ``by_takeover``: its process ended, not the request. The history was too long for the model: messages
+    before the position ``trim`` are dropped.
     """
 
     text: str = ""
     by_takeover: bool = False
+    trim: int = 0
 
 
 class ReplyLogged(Fact, frozen=True):

@@ -99,8 +99,6 @@ class SessionTools:
         self._rates: dict[str, TokenBucket] = {}
         self._declared: tuple[ToolSpec, ...] | None = None
         self._executor: ToolExecutor | None = None
-        # The end of the log that was looked at, and the position of its last untrusted message.
-        self._untrusted = (0, -1)
         self._rules: tuple[str, str, tuple[Rule, ...]] = ("", "", ())
         self._questions: dict[str, tuple[ApprovalJudge[Any], SpokenQuestion]] = {}
 
@@ -283,14 +281,9 @@ class SessionTools:
     @property
     def _is_tainted(self) -> bool:
         """Whether untrusted text in the history may steer the model."""
-        state, (looked_at, last) = self._state, self._untrusted
-        for position in range(max(looked_at, state.log_start), state.log_end):
-            if getattr(state.log[position - state.log_start], "untrusted", False):
-                last = position
-        self._untrusted = state.log_end, last
-        is_summary = state.summary is not None and state.summary.untrusted
-        results = (call.result for call in state.calls if call.result is not None)
-        return last >= state.log_start or is_summary or any(result.untrusted for result in results)
+        state = self._state
+        texts = [*state.log, state.summary, *(call.result for call in state.calls)]
+        return True in [getattr(text, "untrusted", False) for text in texts]
 
     def _may_have_happened(self, digest: str) -> bool:
         now = self._now()

@@ -35,7 +35,9 @@ def take(state: Conversation, record: r.Record, at: int) -> None:
             state.webhook_events[event_id] = WebhookEvent(event_id, kind, at, data)
 
 
-def _facts(state: Conversation, record: r.Record, at: int) -> Iterator[_Fact]:
+def _facts(  # noqa: C901 -- a branch a record
+    state: Conversation, record: r.Record, at: int
+) -> Iterator[_Fact]:
     """Make the facts of a record; ``state`` is the one before it."""
     match record:
         case r.SessionOpened():
@@ -45,18 +47,6 @@ def _facts(state: Conversation, record: r.Record, at: int) -> Iterator[_Fact]:
             yield "session.ended", {"inputTokens": tokens_in, "outputTokens": tokens_out, "cost": cost}
         case r.TurnEnded():
             yield from _ended(state, record, at)
-        case r.Claimed() | r.QuestionsAsked() | r.QuestionDecided():
-            yield from _question(state, record)
-        case r.CallFinished():
-            yield from _unknown(state, record)
-        case r.LateFinished() if (late := state.late_calls.get(record.call_id)) is not None:
-            yield "call.late", {"call": late.call_id, "tool": late.name}
-        case r.DeviceWanted():
-            yield from _wanted(state, record, at)
-
-
-def _question(state: Conversation, record: r.Record) -> Iterator[_Fact]:
-    match record:
         case r.QuestionsAsked():
             for question in record.questions:
                 if question.id not in state.questions:
@@ -69,6 +59,12 @@ def _question(state: Conversation, record: r.Record) -> Iterator[_Fact]:
             for question in state.questions.values():
                 if question.form is not None:
                     yield from _decided(state, question.id, "superseded")
+        case r.CallFinished():
+            yield from _unknown(state, record)
+        case r.LateFinished() if (late := state.late_calls.get(record.call_id)) is not None:
+            yield "call.late", {"call": late.call_id, "tool": late.name}
+        case r.DeviceWanted():
+            yield from _wanted(state, record, at)
 
 
 def _waiting(question: Question) -> dict[str, Any]:

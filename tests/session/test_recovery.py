@@ -90,7 +90,7 @@ class Phone:
             )
             resume_answer = await learn(session, start)
             assert resume_answer is not None
-            for call_id in resume_answer.drop:
+            for call_id in resume_answer[1]:
                 self.results.pop(call_id)
         self.app.capabilities = self.capabilities
         await self.app.connect(session, resumed=bool(self.app.lines), answer=resume_answer)
