@@ -67,6 +67,15 @@ async def device_call(stage: Stage, name: str = "device.do") -> str:
     return str(event["payload"]["callId"])
 
 
+async def calling(services: Services, *capabilities: str, name: str = "device.do") -> tuple[Stage, str]:
+    """Say "go" to a session whose model then calls the device; gives the stage and the call's id."""
+    stage = await open_stage(services, silent_tools)
+    if capabilities:
+        await declare(stage, *capabilities)
+    stage.app.say("go")
+    return stage, await device_call(stage, name)
+
+
 def reaches_model(stage: Stage, marker: str) -> bool:
     """Whether the model was, or will be, told of a result: by its call's result, or by a note."""
     return any(r["data"] == marker for r in results(stage)) or any(marker in text for text in notes(stage))
@@ -108,10 +117,7 @@ async def test_a_call_without_an_answer_is_unknown_at_its_limit_and_its_late_res
 
 async def test_a_late_result_is_acknowledged_once_it_is_recorded() -> None:
     store = SlowStore()
-    stage = await open_stage(make_services(ONE_CALL, store=store, tool_timeout=30.0), silent_tools)
-    await declare(stage, "resume")
-    stage.app.say("go")
-    call_id = await device_call(stage)
+    stage, call_id = await calling(make_services(ONE_CALL, store=store, tool_timeout=30.0), "resume")
     await stage.app.until("assistant.speech.final")
     await stage.quiet()
     store.hold = asyncio.Event()
@@ -124,9 +130,7 @@ async def test_a_late_result_is_acknowledged_once_it_is_recorded() -> None:
 
 
 async def test_a_late_result_is_too_late_after_ten_minutes() -> None:
-    stage = await open_stage(make_services(ONE_CALL), silent_tools)
-    stage.app.say("go")
-    call_id = await device_call(stage)
+    stage, call_id = await calling(make_services(ONE_CALL))
     await stage.quiet()
     await later(601)
     stage.app.result(call_id, "heron")
@@ -137,9 +141,7 @@ async def test_a_late_result_is_too_late_after_ten_minutes() -> None:
 
 @pytest.mark.parametrize("name", ["device.look", "device.do"])
 async def test_a_result_after_an_interruption_is_told_in_the_next_turn(name: str) -> None:
-    stage = await open_stage(make_services([[call(name)], [TextDelta("Next.")]]), silent_tools)
-    stage.app.say("go")
-    call_id = await device_call(stage, name)
+    stage, call_id = await calling(make_services([[call(name)], [TextDelta("Next.")]]), name=name)
     stage.app.interrupt()
     await stage.settled()
     stage.app.result(call_id, "heron")
@@ -187,9 +189,7 @@ async def test_a_result_reaches_the_model_whatever_waits_for_the_store_with_it(
 ) -> None:
     store = SlowStore()
     turn_timeout = TURN_S if "end of the turn" in others else Limits().turn_timeout
-    stage = await open_stage(make_services(ONE_CALL, store=store, turn_timeout=turn_timeout), silent_tools)
-    stage.app.say("go")
-    call_id = await device_call(stage)
+    stage, call_id = await calling(make_services(ONE_CALL, store=store, turn_timeout=turn_timeout))
     await steps(20)
     store.hold, failures = asyncio.Event(), iter([StoreUnavailable("away")])
     for what in (*others[:result_at], "result", *others[result_at:]):
@@ -212,9 +212,7 @@ async def test_a_result_reaches_the_model_whatever_waits_for_the_store_with_it(
 
 async def test_a_time_out_that_comes_while_the_result_is_committed_changes_nothing() -> None:
     store = SlowStore()
-    stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
-    stage.app.say("go")
-    call_id = await device_call(stage)
+    stage, call_id = await calling(make_services(ONE_CALL, store=store))
     await steps(20)
     store.hold = asyncio.Event()
     stage.app.result(call_id, "heron")
@@ -230,9 +228,7 @@ async def test_a_time_out_that_comes_while_the_result_is_committed_changes_nothi
 
 async def test_a_result_whose_time_is_over_while_it_waits_for_the_store_counts() -> None:
     store = SlowStore()
-    stage = await open_stage(make_services(ONE_CALL, store=store, tool_timeout=30.0), silent_tools)
-    stage.app.say("go")
-    call_id = await device_call(stage)
+    stage, call_id = await calling(make_services(ONE_CALL, store=store, tool_timeout=30.0))
     await later(29)
     store.hold = asyncio.Event()
     failures = iter([StoreUnavailable("away")])
@@ -247,9 +243,7 @@ async def test_a_result_whose_time_is_over_while_it_waits_for_the_store_counts()
 
 
 async def test_a_call_has_more_time_when_the_process_stood_still() -> None:
-    stage = await open_stage(make_services(ONE_CALL, tool_timeout=30.0), silent_tools)
-    stage.app.say("go")
-    call_id = await device_call(stage)
+    stage, call_id = await calling(make_services(ONE_CALL, tool_timeout=30.0))
     await later(20)
     stage.session.suspended_for(15)
     await later(20)
@@ -344,10 +338,7 @@ async def test_the_results_of_a_round_are_logged_in_the_order_of_its_calls() -> 
 
 async def test_a_turn_that_is_stopped_while_its_last_result_is_recorded_keeps_it() -> None:
     store = SlowStore()
-    stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
-    await declare(stage, "activity")
-    stage.app.say("go")
-    call_id = await device_call(stage)
+    stage, call_id = await calling(make_services(ONE_CALL, store=store), "activity")
     store.hold_answer = asyncio.Event()
     stage.app.result(call_id, "heron")
     await steps(10)
@@ -417,10 +408,7 @@ def payloads(stage: Stage, event_type: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", ["device.look", "device.do"])
 async def test_the_late_result_of_a_call_that_timed_out_begins_a_turn_of_its_own(name: str) -> None:
     scripts: list[Script] = [[call(name)], [TextDelta("No answer.")], [TextDelta("A heron.")]]
-    stage = await open_stage(make_services(scripts), silent_tools)
-    await declare(stage, "late")
-    stage.app.say("go")
-    call_id = await device_call(stage, name)
+    stage, call_id = await calling(make_services(scripts), "late", name=name)
     await stage.quiet()
     since = len(stage.app.log)
     stage.app.result(call_id, "heron")
@@ -439,10 +427,7 @@ async def test_after_an_interruption_a_write_is_told_at_once_and_a_read_with_the
     name: str, own_turn: bool
 ) -> None:
     scripts: list[Script] = [[call(name)], [TextDelta("One.")], [TextDelta("Two.")]]
-    stage = await open_stage(make_services(scripts), silent_tools)
-    await declare(stage, "late")
-    stage.app.say("go")
-    call_id = await device_call(stage, name)
+    stage, call_id = await calling(make_services(scripts), "late", name=name)
     stage.app.interrupt()
     await stage.settled()
     stage.app.result(call_id, "heron")
@@ -467,10 +452,7 @@ async def test_a_result_that_comes_late_during_another_turn_is_told_with_the_nex
         [hold, TextDelta("Two.")],
         [TextDelta("Three.")],
     ]
-    stage = await open_stage(make_services(scripts), silent_tools)
-    await declare(stage, "late")
-    stage.app.say("go")
-    call_id = await device_call(stage)
+    stage, call_id = await calling(make_services(scripts), "late")
     await stage.quiet()
     stage.app.say("something else")
     await steps(20)
@@ -490,9 +472,7 @@ async def test_a_result_that_comes_late_during_another_turn_is_told_with_the_nex
 
 async def test_a_turn_for_a_late_result_waits_for_the_floor_and_goes_with_the_words_of_the_person() -> None:
     scripts: list[Script] = [[call("device.do")], [TextDelta("No answer.")], [TextDelta("Both.")]]
-    stage = await open_stage(make_services(scripts), silent_tools)
-    stage.app.say("go")
-    call_id = await device_call(stage)
+    stage, call_id = await calling(make_services(scripts))
     await stage.quiet()
     say(stage, client.TranscriptPartial("and"))
     stage.app.result(call_id, "heron")
@@ -506,9 +486,7 @@ async def test_a_turn_for_a_late_result_waits_for_the_floor_and_goes_with_the_wo
 
 
 async def test_without_the_capability_a_late_result_is_told_all_the_same() -> None:
-    stage = await open_stage(make_services(ONE_CALL), silent_tools)
-    stage.app.say("go")
-    call_id = await device_call(stage)
+    stage, call_id = await calling(make_services(ONE_CALL))
     await stage.quiet()
     stage.app.result(call_id, "heron")
     await stage.quiet()
@@ -559,9 +537,7 @@ async def test_the_model_reads_how_arguments_were_corrected_however_the_call_end
     how: str,
 ) -> None:
     store = SlowStore()
-    stage = await open_stage(make_services(COERCED, store=store), silent_tools)
-    stage.app.say("go")
-    call_id = await device_call(stage)
+    stage, call_id = await calling(make_services(COERCED, store=store))
     await steps(20)
     if how == "not recorded":
         failures = iter([StoreUnavailable("away")])
@@ -580,10 +556,7 @@ JOB: list[Script] = [[call("device.do")], [TextDelta("It has begun.")], [TextDel
 
 
 async def test_an_accepted_call_frees_the_turn_and_its_result_has_a_turn_hours_later() -> None:
-    stage = await open_stage(make_services(JOB), silent_tools)
-    await declare(stage, "async", "late")
-    stage.app.say("go")
-    call_id = await device_call(stage)
+    stage, call_id = await calling(make_services(JOB), "async", "late")
     say(stage, client.ToolAccepted(call_id, "job-7"))
     await stage.quiet()
     (result,) = results(stage)
@@ -598,10 +571,7 @@ async def test_an_accepted_call_frees_the_turn_and_its_result_has_a_turn_hours_l
 
 
 async def test_a_call_that_is_accepted_after_its_time_limit_is_a_job() -> None:
-    stage = await open_stage(make_services(JOB), silent_tools)
-    await declare(stage, "async", "late")
-    stage.app.say("go")
-    call_id = await device_call(stage)
+    stage, call_id = await calling(make_services(JOB), "async", "late")
     await stage.quiet()
     assert [result["error_type"] for result in results(stage)] == ["unknown"]
     say(stage, client.ToolAccepted(call_id, "job-7"))
@@ -623,10 +593,7 @@ async def test_without_the_capability_a_call_is_not_accepted() -> None:
 @pytest.mark.parametrize("delay", range(12))
 async def test_the_result_of_a_job_that_is_accepted_while_its_turn_ends_is_not_lost(delay: int) -> None:
     store = SlowStore(lambda: 2, lambda: 2)
-    stage = await open_stage(make_services(JOB, store=store), silent_tools)
-    await declare(stage, "async", "late")
-    stage.app.say("go")
-    call_id = await device_call(stage)
+    stage, call_id = await calling(make_services(JOB, store=store), "async", "late")
     await steps(20)
     stage.app.interrupt()
     await steps(delay)
@@ -655,10 +622,7 @@ KEPT = tool("device.do", effect="write", approval="never", on_interrupt="keep")
 async def test_an_interruption_cancels_the_calls_that_are_to_be_cancelled(
     spec: ToolSpec, capabilities: list[str], is_sent: bool
 ) -> None:
-    stage = await open_stage(with_tools(make_services(ONE_CALL), spec), silent_tools)
-    await declare(stage, *capabilities)
-    stage.app.say("go")
-    call_id = await device_call(stage)
+    stage, call_id = await calling(with_tools(make_services(ONE_CALL), spec), *capabilities)
     stage.app.interrupt()
     await stage.settled()
     expected = [{"callId": call_id, "reason": "barge_in"}] if is_sent else []
@@ -723,10 +687,7 @@ async def test_the_late_result_of_an_interrupted_call_is_told_and_nothing_is_unk
     effect: Literal["none", "partial", "complete"],
 ) -> None:
     scripts: list[Script] = [[call("device.do")], [TextDelta("I see.")], [TextDelta("Next.")]]
-    stage = await open_stage(with_tools(make_services(scripts), STOPPABLE), silent_tools)
-    await declare(stage, "cancel")
-    stage.app.say("go")
-    call_id = await device_call(stage)
+    stage, call_id = await calling(with_tools(make_services(scripts), STOPPABLE), "cancel")
     stage.app.interrupt()
     await stage.settled()
     say(stage, client.ToolCancelled(call_id, effect, "two of three"))
@@ -739,10 +700,7 @@ def told_late(stage: Stage) -> bool:
 
 
 async def test_a_call_that_timed_out_is_cancelled_at_the_device() -> None:
-    stage = await open_stage(make_services(ONE_CALL), silent_tools)
-    await declare(stage, "cancel")
-    stage.app.say("go")
-    call_id = await device_call(stage)
+    stage, call_id = await calling(make_services(ONE_CALL), "cancel")
     await stage.quiet()
     assert payloads(stage, "tool.cancel") == [{"callId": call_id, "reason": "timeout"}]
 

@@ -56,6 +56,13 @@ def three_rounds(request: ModelRequest) -> Script:
     return [TextDelta("All "), TextDelta("done.")]
 
 
+async def join(services: Services, app: App) -> Session:
+    """Go on with the session in a process, and connect the app to it."""
+    session = await open_session(services)
+    await app.connect(session)
+    return session
+
+
 class Phone:
     """An app with its device, which outlives sessions; with ``resume`` it reports its results."""
 
@@ -200,15 +207,13 @@ async def test_a_late_result_reaches_the_next_process() -> None:
 
     services = make_services(reply, store=store)
     app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
-    session = await open_session(services)
-    await app.connect(session)
+    session = await join(services, app)
     app.say("go")
     call = await app.until("device.do")
     await app.until("assistant.speech.final")
     await at_rest(session)
     die(session, app)
-    session = await open_session(services)
-    await app.connect(session, resumed=True)
+    session = await join(services, app)
     app.result(call["payload"]["callId"], "heron")
     await at_rest(session)
     assert app.finals() == ["Unknown: 1.", "It was done."]
@@ -219,14 +224,12 @@ async def test_the_next_process_asks_before_it_repeats_a_call_that_may_have_run(
     services = make_services(do_again, store=store)
     app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
     app.capabilities = ["approval"]
-    session = await open_session(services)
-    await app.connect(session)
+    session = await join(services, app)
     app.say("go")
     await app.until("assistant.speech.final")
     await at_rest(session)
     die(session, app)
-    session = await open_session(services)
-    await app.connect(session, resumed=True)
+    session = await join(services, app)
     app.say("again")
     assert "may have happened" in reasons(await app.until("approval.request"))
     assert app.shapes().count("device.do") == 1
@@ -247,14 +250,12 @@ async def test_the_next_process_asks_before_it_repeats_a_running_call_of_its_rou
     services = replace(make_services(reply, store=store, toolsets=[local]), catalog=[do])
     app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
     app.capabilities = ["approval"]
-    session = await open_session(services)
-    await app.connect(session)
+    session = await join(services, app)
     app.say("go")
     await later(6)
     die(session, app)
     local.go.set()
-    session = await open_session(services)
-    await app.connect(session, resumed=True)
+    session = await join(services, app)
     assert "may have happened" in reasons(await app.until("approval.request"))
     assert app.shapes().count("device.do") <= 1 and "local.write" not in local.ran
 
@@ -263,14 +264,12 @@ async def test_an_interruption_after_a_takeover_truncates_the_reply() -> None:
     store = SlowStore()
     services = make_services([[TextDelta("One two three four.")]], store=store)
     app = App(lambda name, call_id: None if name == "tts.speak" else SPOKEN, store)
-    session = await open_session(services)
-    await app.connect(session)
+    session = await join(services, app)
     app.say("go")
     await app.until("tts.speak")
     await steps(30)
     die(session, app)
-    session = await open_session(services)
-    await app.connect(session, resumed=True)
+    session = await join(services, app)
     app.interrupt(spokenText="One two")
     await steps(50)
     (reply_text,) = [item.text for item in session.state.log if isinstance(item, AssistantMessage)]
@@ -294,15 +293,13 @@ async def test_an_interrupted_reply_names_actions_of_the_previous_process(rounds
 
     services = make_services(reply, store=store, toolsets=[local])
     app = App(lambda name, call_id: None if name == "tts.speak" else SPOKEN, store)
-    session = await open_session(services)
-    await app.connect(session)
+    session = await join(services, app)
     app.say("go")
     await local.started.wait()
     await steps(30)
     die(session, app)
     local.go.set()
-    session = await open_session(services)
-    await app.connect(session, resumed=True)
+    session = await join(services, app)
     await app.until("tts.speak")
     app.interrupt(spokenText="All")
     await later(1)
@@ -324,8 +321,7 @@ async def test_the_limits_of_a_turn_hold_across_processes(bound: dict[str, Any])
 
     services = make_services(reply, store=store, toolsets=[local], **bound)
     app = App(store=store)
-    session = await open_session(services)
-    await app.connect(session)
+    session = await join(services, app)
     app.say("go")
     await local.started.wait()
     while local.ran != ["local.sum"]:
@@ -333,8 +329,7 @@ async def test_the_limits_of_a_turn_hold_across_processes(bound: dict[str, Any])
     await steps(30)
     die(session, app)
     local.go.set()
-    session = await open_session(services)
-    await app.connect(session, resumed=True)
+    session = await join(services, app)
     await at_rest(session)
     assert app.error_codes() == ["tool_round_limit_exceeded"]
     assert app.finals() == ["Enough."]
