@@ -11,7 +11,15 @@ from typing import Any
 from msgspec.structs import replace
 
 from conductor.conversation import records as r
-from conductor.conversation.events import events, reply_id, segments_id, slot_id, speech_id, ui_call_id
+from conductor.conversation.events import (
+    events,
+    reply_id,
+    segments_id,
+    slot_id,
+    speech_id,
+    take_webhooks,
+    ui_call_id,
+)
 from conductor.conversation.phrases import CONTINUE
 from conductor.conversation.state import (
     MAX_NOTICES,
@@ -23,7 +31,6 @@ from conductor.conversation.state import (
     Speech,
     Turn,
 )
-from conductor.conversation.webhooks import take
 from conductor.messages import AssistantMessage, Message, Note, UserMessage
 from conductor.tools.base import truncate
 from conductor.tools.outcomes import Outcome
@@ -63,7 +70,7 @@ def apply(state: Conversation, record: r.Record, at: int) -> list[Event]:
         state.handled_ids[event_id] = None
         _bound(state.handled_ids, MAX_HANDLED)
     turn = state.turn
-    take(state, record, at)
+    take_webhooks(state, record, at)
     _change(state, record, at)
     _run_clock(state, at)
     record_events = events(state, record, at, turn)
@@ -207,7 +214,7 @@ def _start(state: Conversation, record: r.TurnStarted, at: int) -> None:
 
 def _take_notices(state: Conversation, record: r.TurnStarted, at: int) -> list[Message]:
     """Take the notices of a turn: those without words, the first with words, or those that start none."""
-    if record.cause not in ("transcript", "news", "words"):
+    if record.cause not in ("transcript", "news", "words") or not state.notices:
         return []
     live = [notice for notice in state.notices if notice.expires_at > at and not notice.late]
     if record.cause == "news":

@@ -10,13 +10,13 @@ import msgspec
 import structlog
 
 from conductor.conversation.core import SessionCore
-from conductor.conversation.history import cut_point
 from conductor.conversation.model import history_of
 from conductor.conversation.phrases import reminder_notice
 from conductor.conversation.records import NoticeTaken, Record
 from conductor.conversation.state import MAX_NOTICES, Notice, Summary
+from conductor.conversation.view import cut_point
 from conductor.errors import ConductorError, ModelError, StoreError
-from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
+from conductor.messages import AssistantMessage, Message, ToolResult, UserMessage
 from conductor.models.base import CACHE_S, CacheWarmer, Finished, ModelRequest, TextDelta
 from conductor.tools.reminders import FIELD, TAKEN_MS, Reminder, read_reminders, write_reminders
 
@@ -79,16 +79,13 @@ def _lines(message: Message) -> list[str]:
     match message:
         case AssistantMessage():
             text = [f"Assistant: {message.text[:_READ_CHARS]}"] if message.text else []
-            return text + [f"Assistant called {_call(call)}" for call in message.calls]
+            calls = message.calls
+            return text + [f"Assistant called {c.name}({c.arguments[:_READ_CHARS]})" for c in calls]
         case ToolResult():
             return [f"Result: {message.content[:_READ_CHARS]}"]
         case UserMessage():
             return [f"User: {message.text[:_READ_CHARS]}"]
     return [f"Note: {message.text[:_READ_CHARS]}"]
-
-
-def _call(call: ToolCall) -> str:
-    return f"{call.name}({call.arguments[:_READ_CHARS]})"
 
 
 def warm_cache(session: SessionCore, *, shared: bool) -> None:

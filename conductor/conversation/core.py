@@ -23,7 +23,6 @@ from conductor.conversation import records as r
 from conductor.conversation.apply import advance
 from conductor.conversation.consent import Response
 from conductor.conversation.events import encode_payload, nonce
-from conductor.conversation.history import lost_result
 from conductor.conversation.ledger import SNAPSHOT_BYTES, SNAPSHOT_COMMITS, Fields, PersonFields, replay
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.phrases import MESSAGES
@@ -32,7 +31,7 @@ from conductor.conversation.services import Services
 from conductor.conversation.state import Call, Conversation, Event, Question, Turn
 from conductor.conversation.steps import Step, next_step
 from conductor.conversation.tools import SessionTools
-from conductor.conversation.view import View
+from conductor.conversation.view import View, lost_result
 from conductor.errors import Conflict, ErrorCode, Fenced, Rollback, StoreError
 from conductor.events.envelope import Payload, new_call_id
 from conductor.events.server import EndReason, ErrorEvent, set_state
@@ -288,7 +287,7 @@ class SessionCore(ABC):
         acked, outbox.acked = outbox.acked, []
         commit = self._commit(self.view.now(), tuple(records), tuple(acked))
         if self.durable:
-            outbox.withhold(r.closed_calls(records))
+            outbox.withhold(key for key, _ in r.answers(records))
         assert self.doubtful is None
         self.doubtful = commit
         try:
@@ -357,7 +356,8 @@ class SessionCore(ABC):
     def _apply(self, commit: r.Commit) -> None:
         """Apply a recorded commit: change the state, send its events, wake who waits."""
         turn = self.state.turn
-        self._resolve(commit.records)
+        for key, value in r.answers(commit.records):
+            self._answer(key, value)
         self.observer.applying(commit)
         events = advance(self.state, commit)
         self.outbox.deciding = False
@@ -381,23 +381,6 @@ class SessionCore(ABC):
         if key not in self.pending:
             self.pending[key] = asyncio.get_running_loop().create_future()
         return self.pending[key]
-
-    def _resolve(self, records: Sequence[r.Record]) -> None:
-        for record in records:
-            match record:
-                case r.ReplyLogged():
-                    for call in record.calls:
-                        if call.result is not None:
-                            self._answer(call.id, call.result)
-                case r.CallFinished():
-                    self._answer(record.result.call_id, record.result)
-                case r.TurnEnded():
-                    self._resolve(record.results)
-                    for question_id in record.superseded:
-                        self._answer(question_id, None)
-                case r.QuestionDecided():
-                    allowed = record.outcome in ("allowed", "edited")
-                    self._answer(record.question_id, record.arguments if allowed else None)
 
     def drop_request(self, call_id: str) -> None:
         """Answer a call of a program that will not be made."""

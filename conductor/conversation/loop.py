@@ -21,7 +21,7 @@ from conductor.conversation.consent import word_form, word_questions
 from conductor.conversation.core import SessionCore
 from conductor.conversation.model import ModelSteps
 from conductor.conversation.receive import turn_started
-from conductor.conversation.state import Call, Question
+from conductor.conversation.state import Call
 from conductor.conversation.steps import (
     AskModel,
     AskPerson,
@@ -207,12 +207,8 @@ class Loop:
         if question.id not in session.state.questions and not answer.done():
             del session.pending[question.id]
             return None
-        arguments = await answer
-        return None if arguments is None else self._checked(question, arguments)
-
-    def _checked(self, question: Question, arguments: str) -> Mapping[str, Any] | None:
-        spec = self._session.tools.spec_of(question)
-        checked = validate(spec, arguments) if spec is not None else None
+        arguments, spec = await answer, session.tools.spec_of(question)
+        checked = validate(spec, arguments) if spec is not None and arguments is not None else None
         return checked.arguments if isinstance(checked, Valid) else None
 
     # -- the server's tools

@@ -14,11 +14,11 @@ import msgspec
 
 from conductor.conversation.core import SessionCore
 from conductor.conversation.events import segments_id
-from conductor.conversation.history import BEGINNINGS
 from conductor.conversation.receive import ended, replied
 from conductor.conversation.records import Record, ReplyBroken, SegmentSpoken
 from conductor.conversation.state import Conversation, Turn
 from conductor.conversation.steps import AskModel
+from conductor.conversation.view import BEGINNINGS
 from conductor.errors import ConductorError, ModelError
 from conductor.events.envelope import new_call_id
 from conductor.events.server import ErrorEvent, SpeechPartial

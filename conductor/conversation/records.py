@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -310,16 +310,22 @@ else:
     Record = reduce(or_, Fact.__subclasses__())  # the decoder needs each class
 
 
-def closed_calls(records: Sequence[Record]) -> Iterator[str]:
-    """List the calls and speeches that are over by these records."""
+def answers(records: Sequence[Record]) -> Iterator[tuple[str, Any]]:
+    """List what is over: calls with their results, questions with the arguments of a yes, and speeches."""
     for record in records:
         match record:
+            case ReplyLogged():
+                yield from ((call.id, call.result) for call in record.calls if call.result is not None)
             case CallFinished():
-                yield record.result.call_id
+                yield record.result.call_id, record.result
             case TurnEnded():
-                yield from (finished.result.call_id for finished in record.results)
+                yield from answers(record.results)
+                yield from ((question_id, None) for question_id in record.superseded)
+            case QuestionDecided():
+                allowed = record.outcome in ("allowed", "edited")
+                yield record.question_id, record.arguments if allowed else None
             case SpeechCut():
-                yield record.speech_id
+                yield record.speech_id, None
 
 
 class Commit(Value, frozen=True):

@@ -12,7 +12,6 @@ import structlog
 from conductor.conversation.background import Reminders, start_summary
 from conductor.conversation.clients import Clients
 from conductor.conversation.core import SessionCore, epoch_ms
-from conductor.conversation.history import lost_result
 from conductor.conversation.ledger import PREFIX
 from conductor.conversation.loop import Loop
 from conductor.conversation.receive import ended
@@ -28,6 +27,7 @@ from conductor.conversation.records import (
 from conductor.conversation.services import Services
 from conductor.conversation.state import Conversation, Profile, Turn
 from conductor.conversation.steps import AwaitResults, deadline, due, next_step
+from conductor.conversation.view import lost_result
 from conductor.errors import ConductorError, Fenced, StoreError
 from conductor.events.envelope import new_call_id
 from conductor.events.server import set_state

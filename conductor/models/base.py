@@ -34,7 +34,7 @@ class ToolDefinition:
 class ModelRequest:
     """One request to a model.
 
-    ``messages`` is a valid history (`conductor.conversation.history`) that ends with a user's message, a note
+    ``messages`` is a valid history (`conductor.messages`) that ends with a user's message, a note
     or tool results. ``tool_choice`` "none" forbids calls but keeps the tools in the request. ``silence_s``
     bounds the time without a byte from the service, ``deadline_s`` all retries; without ``may_retry`` there
     are no retries. ``max_tokens`` replaces the provider's limit. The reply ends before the first of the

@@ -16,8 +16,8 @@ import structlog
 from aiohttp import web
 
 from conductor.conversation.core import epoch_ms
+from conductor.conversation.events import WEBHOOK_EVENTS
 from conductor.conversation.ledger import PREFIX, SubjectRecords, replay
-from conductor.conversation.webhooks import EVENTS
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import Finished, ModelRequest, TextDelta, Usage
@@ -413,7 +413,7 @@ def test_a_file_without_events_has_all_of_them_and_hides_its_key(tmp_path: Path)
     path = tmp_path / "webhooks.toml"
     path.write_text(f"url = 'https://a.example'\nsecret = '{SECRET}'")
     file = load_webhooks(load_settings(None, webhooks_file=path))
-    assert file is not None and file.events == EVENTS
+    assert file is not None and file.events == WEBHOOK_EVENTS
     assert "the-secret" not in repr(file)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from conductor.conversation.history import HistoryBudget, cut_point, estimate_tokens
+from conductor.conversation.view import HistoryBudget, cut_point, estimate_tokens
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, ToolDefinition, Usage
 from conductor.plugins.models.anthropic_request import body_of

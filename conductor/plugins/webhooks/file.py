@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, HttpUrl
 
 from conductor.config_file import read_toml, validate
-from conductor.conversation.webhooks import EVENTS
+from conductor.conversation.events import WEBHOOK_EVENTS
 from conductor.settings import Settings, is_safe_url, with_environment
 
 NAME = "webhooks.toml"
@@ -18,8 +18,8 @@ PREFIX = "whsec_"
 
 
 def _event(name: str) -> str:
-    if name not in EVENTS:
-        raise ValueError(f"there is no {name}; there are: {', '.join(EVENTS)}")
+    if name not in WEBHOOK_EVENTS:
+        raise ValueError(f"there is no {name}; there are: {', '.join(WEBHOOK_EVENTS)}")
     return name
 
 
@@ -46,7 +46,9 @@ class WebhookFile(BaseModel):
 
     url: Annotated[HttpUrl, AfterValidator(_url)]
     secret: Annotated[bytes, BeforeValidator(_key), Field(repr=False)]
-    events: Annotated[tuple[Annotated[str, AfterValidator(_event)], ...], Field(min_length=1)] = EVENTS
+    events: Annotated[tuple[Annotated[str, AfterValidator(_event)], ...], Field(min_length=1)] = (
+        WEBHOOK_EVENTS
+    )
 
 
 def load_webhooks(settings: Settings) -> WebhookFile | None:
