@@ -363,7 +363,7 @@ class SessionCore(ABC):
         self.outbox.deciding = False
         self.outbox.put(events, self.state.outbound)
         self._advanced(commit, turn)
-        self.observer.applied(commit)
+        self.observer.applied()
         self._deliver()
 
     def _deliver(self) -> None:

@@ -57,10 +57,10 @@ class SessionObserver:
     """Is told the records of one session, and facts that are not recorded; this one ignores them."""
 
     def applying(self, commit: Commit) -> None:
-        """Look at the state before a commit is applied."""
+        """Take a recorded commit; the state is the one before it."""
 
-    def applied(self, commit: Commit) -> None:
-        """Take a commit that was applied."""
+    def applied(self) -> None:
+        """Send what follows the events of the commit."""
 
     def first(self, output: Output) -> None:
         """Take an output of the turn; only the first one counts."""

@@ -14,13 +14,14 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from conductor.conversation import records as r
 from conductor.conversation.services import Observed, Observers, Output, SessionObserver, SessionStart
-from conductor.conversation.state import Call, Question, Turn
+from conductor.conversation.state import Turn
 from conductor.errors import ConductorError, ErrorCode
 from conductor.events.server import EndReason, TurnMetrics
 from conductor.models.base import Finished, Usage
 from conductor.stores.base import SessionKey
 from conductor.tools.audit import SessionAudit
 from conductor.tools.base import ToolOutcome, ToolSpec
+from conductor.tools.outcomes import Outcome
 from conductor.tools.permissions import Verdict
 
 log = structlog.get_logger(__name__)
@@ -176,9 +177,9 @@ class TurnObserver(SessionObserver):
     def __init__(self, session: Observed, observers: TurnObservers) -> None:
         self._session = session
         self._observers = observers
-        self._about: dict[str, Call | Question | Turn] = {}
-        if session.state.turn is not None:
-            self._stats = TurnStats([session.state.turn.cause, "recovered"], rounds=session.state.turn.rounds)
+        self._ended: tuple[Turn, r.TurnEnded] | None = None
+        if (turn := session.state.turn) is not None:
+            self._stats = TurnStats([turn.cause, "recovered"], rounds=turn.rounds)
 
     @cached_property
     def _audit(self) -> SessionAudit:
@@ -258,32 +259,11 @@ class TurnObserver(SessionObserver):
     # -- records
 
     def applying(self, commit: r.Commit) -> None:
-        """Take the subjects of the commit's records, before they are applied."""
-        state = self._session.state
-        about = self._about = {}
-        for record in commit.records:
-            match record:
-                case r.QuestionDecided() if record.question_id in state.questions:
-                    about[record.question_id] = msgspec.structs.replace(state.questions[record.question_id])
-                case r.TurnEnded():
-                    for question_id in record.superseded:
-                        if question_id in state.questions:
-                            about[question_id] = msgspec.structs.replace(state.questions[question_id])
-        if state.turn is not None:
-            about["turn"] = state.turn
-            about.update({call.id: call for call in state.turn.calls})
-
-    def applied(self, commit: r.Commit) -> None:
-        """Observe the records of a commit that was applied."""
-        about = self._about
+        """Observe the records of a commit; the state is the one before them."""
         for record in commit.records:
             match record:
                 case r.TurnStarted():
-                    self._stats = TurnStats([record.cause])
-                    self._stats.transcript = record.text
-                    turn = self._session.state.turn
-                    if turn is not None:
-                        about["turn"] = turn
+                    self._stats = TurnStats([record.cause], record.text)
                 case r.ReplyLogged():
                     self._reply(record)
                 case r.SegmentSpoken() if record.speech_text:
@@ -294,11 +274,21 @@ class TurnObserver(SessionObserver):
                     for question in record.questions:
                         self._session.services.metrics.count_request(question.tool, question.source)
                 case r.QuestionDecided():
-                    self._decided(record.question_id, record.outcome, commit.at, record.channel)
-                    if record.outcome == "edited":
-                        self._edited(record)
-                case r.TurnEnded():
-                    self._ended(record, commit.at)
+                    self._decided(
+                        record.question_id, record.outcome, commit.at, record.channel, record.arguments
+                    )
+                case r.TurnEnded() if (turn := self._session.state.turn) is not None:
+                    for question_id in record.superseded:
+                        self._decided(question_id, "superseded", commit.at)
+                    for finished in record.results:
+                        self._finished(finished)
+                    self._ended = turn, record
+
+    def applied(self) -> None:
+        """Report a turn that the commit ended: its request to the model has ended, its events are sent."""
+        if self._ended is not None:
+            self._report(*self._ended)
+            self._ended = None
 
     def _reply(self, record: r.ReplyLogged) -> None:
         stats = self._stats
@@ -308,7 +298,6 @@ class TurnObserver(SessionObserver):
             self.first("speech")
         if record.calls:
             stats.rounds += 1
-            self._about.update({call.id: call for call in record.calls})
         else:
             stats.trace.append("final")
 
@@ -318,8 +307,9 @@ class TurnObserver(SessionObserver):
         took_s = record.took_ms / 1000
         self._session.services.metrics.count_call(record.tool, record.source, record.error_type, took_s)
         self._stats.tool_s += took_s
-        call = self._about.get(record.result.call_id) if self._session.services.audit is not None else None
-        if isinstance(call, Call) and (spec := self._session.spec_of(call)) is not None:
+        audits = self._session.services.audit is not None
+        call = self._session.state.open_call(record.result.call_id) if audits else None
+        if call is not None and (spec := self._session.spec_of(call)) is not None:
             outcome = msgspec.json.decode(record.result.content, type=ToolOutcome)
             self._audit.record_end(spec, msgspec.json.decode(call.arguments or "{}"), outcome)
         attributes = {
@@ -331,40 +321,30 @@ class TurnObserver(SessionObserver):
         start_ns = time.time_ns() - record.took_ms * 1_000_000
         self._step("execute_tool", record.tool, start_ns, error, attributes)
 
-    def _decided(self, question_id: str, outcome: Any, at: int, channel: str) -> None:
-        question = self._about.get(question_id)
-        if not isinstance(question, Question):
-            return
+    def _decided(
+        self, question_id: str, outcome: Outcome, at: int, channel: str = "card", arguments: str = ""
+    ) -> None:
+        """Note the outcome of a question; ``arguments`` are those that an edit put in place."""
         session = self._session
+        question = session.state.questions.get(question_id)
+        if question is None:
+            return
         seconds = max(0.0, (at - question.asked_at) / 1000)
         session.services.metrics.count_decision(
             question.tool, question.source, outcome, seconds, by_voice=channel == "voice"
         )
         spec = session.spec_of(question)
         if spec is not None:
-            self._audit.record_answer(spec, msgspec.json.decode(question.arguments), outcome, channel)
+            asked = [question.arguments, arguments] if outcome == "edited" else [question.arguments]
+            for text in asked:
+                self._audit.record_answer(spec, msgspec.json.decode(text), outcome, channel)
         allowed = "allowed" if outcome in ("allowed", "edited") else "not allowed"
         self._stats.trace.append(allowed)
         attributes = {"gen_ai.tool.name": question.tool, "conductor.approval.outcome": allowed}
         start_ns = time.time_ns() - round(seconds * 1e9)
         self._step("approval", question.tool, start_ns, "", attributes)
 
-    def _edited(self, record: r.QuestionDecided) -> None:
-        """Record the arguments that run instead."""
-        question = self._about.get(record.question_id)
-        spec = self._session.spec_of(question) if isinstance(question, Question) else None
-        if spec is not None:
-            arguments = msgspec.json.decode(record.arguments)
-            self._audit.record_answer(spec, arguments, "edited", record.channel)
-
-    def _ended(self, record: r.TurnEnded, at: int) -> None:
-        turn = self._about.get("turn")
-        if not isinstance(turn, Turn):
-            return
-        for question_id in record.superseded:
-            self._decided(question_id, "superseded", at, "card")
-        for finished in record.results:
-            self._finished(finished)
+    def _report(self, turn: Turn, record: r.TurnEnded) -> None:
         session, stats = self._session, self._stats
         if record.speech_text:
             self.first("speech")
