@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import suppress
 from enum import Enum, auto
 from functools import partial
 from math import ceil
@@ -74,9 +75,8 @@ class Connection(Writer):
         self._session: Session | None = None
         self._former: Session | None = None
         self._bound_to: str | None = None
-        self._rejoining: asyncio.Task[None] | None = None
         self._refused_start: Inbound | None = None
-        self._starting: asyncio.Task[None] | None = None
+        self._recovering: asyncio.Task[None] | None = None
         self._handling = asyncio.Lock()
         self._stale = False
         self._resumed = False
@@ -105,9 +105,8 @@ class Connection(Writer):
             if self._expiry is not None:
                 self._expiry.cancel()
             writer.cancel()
-            for task in (self._rejoining, self._starting):
-                if task is not None:
-                    task.cancel()
+            if self._recovering is not None:
+                self._recovering.cancel()
             if self._session is not None:
                 self._registry.unbind(self._session.key, self)
             await asyncio.wait([writer], timeout=self._limits.close_timeout)
@@ -144,24 +143,28 @@ class Connection(Writer):
         """
         self._stale = stale and self._state is _State.SERVED
         self._former, self._session = self._session if stale else None, None
-        if self._stale and not self._handling.locked():  # else `_handle` binds again
-            self._rejoining = asyncio.create_task(self._rejoin())
+        if self._stale:
+            self._recover_soon()
         elif not stale:
             self.suspend()
             if self.resumes:
                 self.close(SUPERSEDED, "another connection serves the session")
 
-    async def _rejoin(self) -> None:
+    def _recover_soon(self) -> None:
+        if self._recovering is None or self._recovering.done():
+            self._recovering = asyncio.create_task(self._recover())
+
+    async def _recover(self) -> None:
+        """Start or bind again until it succeeds: apps wait, and send no second start on a connection."""
         try:
-            while await self.is_alive():
-                try:
-                    # A second binding at the same time would lose the event that the first one delivers.
-                    async with self._handling:
-                        if self._session is None:
+            while (self._refused_start or self._state is _State.STALE) and await self.is_alive():
+                # A second binding at the same time would lose the event that the first one delivers.
+                async with self._handling:
+                    await self._handle_refused_start()
+                    if self._state is _State.STALE:
+                        with suppress(StoreError):
                             await self._rejoin_alone(await self._bind(self.session_id))
-                    return
-                except StoreError:
-                    await asyncio.sleep(self._limits.store_retry)
+                await asyncio.sleep(self._limits.store_retry)
         except Exception:
             log.exception("session could not be bound again", session=self.session_id)
 
@@ -255,21 +258,13 @@ class Connection(Writer):
         if refused is not None:
             await self._handle(refused, is_retry=True)
 
-    async def _start_again(self) -> None:
-        # Apps wait for `session.started`, and send no second start on the same connection.
-        while self._refused_start is not None and await self.is_alive():
-            await asyncio.sleep(self._limits.store_retry)
-            async with self._handling:
-                await self._handle_refused_start()
-
     async def _handle(self, inbound: Inbound, *, is_retry: bool = False) -> None:
         try:
             await self._dispatch(inbound)
         except StoreError as error:
             if isinstance(inbound.event, client.SessionStart) and isinstance(error, StoreUnavailable):
                 self._refused_start = inbound
-                if self._starting is None or self._starting.done():
-                    self._starting = asyncio.create_task(self._start_again())
+                self._recover_soon()
             if is_retry:
                 return
             message, retry_after_ms = "The session store cannot be reached.", None
@@ -282,10 +277,6 @@ class Connection(Writer):
             # A bug in the server must not cost the client its connection.
             log.exception("event failed", type=inbound.type[:64], session=inbound.session_id)
             self._send_error("internal_error", "The server made a mistake.", inbound.id, inbound.session_id)
-        finally:
-            idle = self._rejoining is None or self._rejoining.done()
-            if self._session is None and idle and self._state is _State.STALE:
-                self._rejoining = asyncio.create_task(self._rejoin())
 
     async def _dispatch(self, inbound: Inbound) -> None:
         event = inbound.event

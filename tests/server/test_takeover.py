@@ -360,9 +360,9 @@ async def test_an_old_connection_that_binds_again_yields_to_a_newer_one(file_she
             await asyncio.wait_for(store.refused.wait(), WAIT)  # it tries again in a while
             store.away = False
             async with served.phone(start_fields=resumes) as new:
-                rejoining = connection._rejoining
-                assert rejoining is not None
-                await asyncio.wait_for(asyncio.shield(rejoining), WAIT)
+                recovering = connection._recovering
+                assert recovering is not None
+                await asyncio.wait_for(asyncio.shield(recovering), WAIT)
                 since = len(new.log)
                 await new.ask("two")
                 assert new.finals(since) == ["Heard one, two."] and new.close_code is None
