@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx2
 import structlog
@@ -33,6 +33,12 @@ log = structlog.get_logger(__name__)
 
 # Retries are ours: the SDK's know no deadline.
 _OPTIONS: dict[str, Any] = {"max_retries": 0, "open_telemetry": False}
+_PlatformClient: TypeAlias = AsyncAnthropic | AsyncAnthropicBedrockMantle
+_CLIENTS: dict[str, Callable[..., _PlatformClient]] = {
+    "foundry": AsyncAnthropicFoundry,
+    "aws": AsyncAnthropicAWS,
+    "mantle": AsyncAnthropicBedrockMantle,
+}
 
 
 def connect(account: Account, client: HttpClient) -> Send:
@@ -57,23 +63,13 @@ def _direct(account: Account, client: HttpClient, options: dict[str, Any]) -> Se
     return Service(client, str(sdk.base_url), headers, auth).send
 
 
-def _platform_client(
-    account: Account, options: dict[str, Any]
-) -> AsyncAnthropic | AsyncAnthropicBedrockMantle:
-    key = account.key
+def _platform_client(account: Account, options: dict[str, Any]) -> _PlatformClient:
     options = {**options, **account.options}
-    match account.platform:
-        case "foundry":
-            return AsyncAnthropicFoundry(api_key=key, **options)
-        case "aws":
-            return AsyncAnthropicAWS(api_key=key, **options)
-        case "mantle":
-            return AsyncAnthropicBedrockMantle(api_key=key, **options)
-        case _:
-            # Without a token Google's default credentials are used.
-            return AsyncAnthropicGoogleCloud(
-                token_provider=None if key is None else _token_of(key), **options
-            )
+    if account.platform == "google_cloud":
+        # Without a token Google's default credentials are used.
+        token = None if account.key is None else _token_of(account.key)
+        return AsyncAnthropicGoogleCloud(token_provider=token, **options)
+    return _CLIENTS[account.platform](api_key=account.key, **options)
 
 
 def _token_of(key: str) -> Callable[[], Awaitable[str]]:
@@ -84,7 +80,7 @@ def _token_of(key: str) -> Callable[[], Awaitable[str]]:
 
 
 async def _post(
-    sdk: AsyncAnthropic | AsyncAnthropicBedrockMantle,
+    sdk: _PlatformClient,
     path: str,
     body: bytes | None,
     headers: Mapping[str, str],

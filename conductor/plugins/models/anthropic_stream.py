@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from conductor.messages import ToolCall
-from conductor.models.base import Finished, ModelEvent, StopReason, Usage, token_count
+from conductor.models.base import Finished, ModelEvent, StopReason, Usage
 from conductor.models.failures import failure
 from conductor.plugins.models.decoding import EventDecoder, Item, SSEParser
 from conductor.plugins.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
@@ -41,11 +41,10 @@ class _Delta(msgspec.Struct, gc=False):
 
 
 class _Usage(msgspec.Struct, gc=False):
-    # Any type: an invalid figure is counted as 0.
-    input_tokens: Any = None
-    output_tokens: Any = None
-    cache_read_input_tokens: Any = None
-    cache_creation_input_tokens: Any = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
 
 
 class _Message(msgspec.Struct):
@@ -99,7 +98,7 @@ class ReplyDecoder(EventDecoder):
             case "content_block_delta":
                 self._extend(event)
             case "content_block_start" if event.content_block is not None:
-                return self._begin(event.index, event.content_block)
+                self._blocks[event.index] = (event.content_block, [])
             case "content_block_stop":
                 # Only here are the arguments of a call complete.
                 return self._end_block(event.index)
@@ -115,11 +114,6 @@ class ReplyDecoder(EventDecoder):
                 raise from_event(problem_of(event.error))
         return None
 
-    def _begin(self, index: int, block: dict[str, Any]) -> str:
-        words = str(block.get("text", ""))
-        self._blocks[index] = (block, [words])
-        return words
-
     def _part(self, index: int) -> list[str]:
         return self._blocks.get(index, ({}, []))[1]
 
@@ -133,7 +127,7 @@ class ReplyDecoder(EventDecoder):
             self._part(event.index).append(delta.thinking)
         elif delta.type == "signature_delta" and event.index in self._blocks:
             block = self._blocks[event.index][0]
-            block["signature"] = str(block.get("signature") or "") + delta.signature
+            block["signature"] = block.get("signature", "") + delta.signature
 
     def _end_block(self, index: int) -> ToolCall | None:
         block, parts = self._blocks.pop(index, ({}, []))
@@ -141,15 +135,13 @@ class ReplyDecoder(EventDecoder):
             case "text":
                 self._received.append(Words("".join(parts)))
             case "tool_use":
-                # Without deltas the whole input is in the start event, usually `{}`.
-                raw = "".join(parts) or msgspec.json.encode(block.get("input", {})).decode()
                 call_id = str(block.get("id", ""))
                 self._received.append(CallSlot(call_id))
-                return ToolCall(call_id, self._names.to_tool(str(block.get("name", ""))), raw)
+                name = self._names.to_tool(str(block.get("name", "")))
+                return ToolCall(call_id, name, "".join(parts) or "{}")
             # Goes back unchanged: the service checks the signature.
             case "thinking":
-                thinking = str(block.get("thinking") or "") + "".join(parts)
-                self._received.append(Reasoning({**block, "thinking": thinking}))
+                self._received.append(Reasoning({**block, "thinking": "".join(parts)}))
             case "redacted_thinking":
                 self._received.append(Reasoning(block))
         return None
@@ -199,8 +191,8 @@ class WarmingDecoder:
 
 def _usage_of(usage: _Usage) -> Usage:
     return Usage(
-        token_count(usage.input_tokens),
-        token_count(usage.output_tokens),
-        token_count(usage.cache_read_input_tokens),
-        token_count(usage.cache_creation_input_tokens),
+        usage.input_tokens or 0,
+        usage.output_tokens or 0,
+        usage.cache_read_input_tokens or 0,
+        usage.cache_creation_input_tokens or 0,
     )

@@ -95,9 +95,13 @@ def completions_body(request: ModelRequest, *, model: str, max_tokens: int) -> J
     }
 
 
-def object_parameters(tool: ToolDefinition) -> Json:
-    """Give a tool's schema; services want ``properties`` in an object."""
-    return {"properties": {}, **object_schema(tool.input_schema)}
+def function_of(tool: ToolDefinition, names: ToolNameMap) -> Json:
+    """Render a tool; services want ``properties`` in its schema."""
+    parameters = {"properties": {}, **object_schema(tool.input_schema)}
+    function: Json = {"name": names.to_service(tool.name), "parameters": parameters}
+    if tool.description.strip():
+        function["description"] = tool.description
+    return function
 
 
 class _User(msgspec.Struct, tag_field="role", tag="user"):
@@ -184,14 +188,7 @@ def _call(call: Any, names: ToolNameMap) -> _Call:
 
 @lru_cache(maxsize=256)
 def _tools(tools: tuple[ToolDefinition, ...], names: ToolNameMap) -> list[Json]:
-    return [{"type": "function", "function": _function(tool, names)} for tool in tools]
-
-
-def _function(tool: ToolDefinition, names: ToolNameMap) -> Json:
-    function: Json = {"name": names.to_service(tool.name), "parameters": object_parameters(tool)}
-    if tool.description.strip():
-        function["description"] = tool.description
-    return function
+    return [{"type": "function", "function": function_of(tool, names)} for tool in tools]
 
 
 def _prompt(request: ModelRequest) -> str:

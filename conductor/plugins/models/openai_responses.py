@@ -12,7 +12,7 @@ from conductor.messages import AssistantMessage, ToolCall, ToolResult
 from conductor.models.base import Finished, ModelRequest, StopReason, ToolDefinition, is_json, running_turn
 from conductor.models.profiles import Effort
 from conductor.plugins.models.decoding import EventDecoder, Item, SSEParser
-from conductor.plugins.models.openai_request import PROVIDER, object_parameters
+from conductor.plugins.models.openai_request import PROVIDER, function_of
 from conductor.plugins.models.openai_stream import usage
 from conductor.plugins.models.reasoning import (
     CallSlot,
@@ -73,20 +73,8 @@ def responses_body(
 
 @lru_cache(maxsize=256)
 def _tools(tools: tuple[ToolDefinition, ...], names: ToolNameMap) -> list[Json]:
-    return [_tool(tool, names) for tool in tools]
-
-
-def _tool(tool: ToolDefinition, names: ToolNameMap) -> Json:
-    rendered: Json = {
-        "type": "function",
-        "name": names.to_service(tool.name),
-        "parameters": object_parameters(tool),
-        # The default is true, and refuses schemas with optional properties.
-        "strict": False,
-    }
-    if tool.description.strip():
-        rendered["description"] = tool.description
-    return rendered
+    # The default of "strict" is true, and refuses schemas with optional properties.
+    return [{"type": "function", "strict": False, **function_of(tool, names)} for tool in tools]
 
 
 class _User(msgspec.Struct, tag_field="role", tag="user"):

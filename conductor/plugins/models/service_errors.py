@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -145,13 +143,10 @@ def _any_of(parts: tuple[str, ...], message: str) -> bool:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Read ``retry-after-ms`` (milliseconds) or ``retry-after`` (seconds or a date), else None."""
+    """Read ``retry-after-ms`` (milliseconds) or ``retry-after`` (seconds), else None."""
     for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         try:
             return max(0.0, float(headers.get(name, "")) / unit)
         except ValueError:
             continue
-    try:
-        return max(0.0, parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - time.time())
-    except ValueError:
-        return None
+    return None

@@ -133,11 +133,7 @@ class ThoughtFilter:
         end = _UNTIL[self._inside].search(self._pending)
         is_header = self._inside in _HEADERS
         if end is None:
-            if is_header and len(self._pending) > _LONGEST_HEADER:
-                self._inside = ""
-                return True
-            if not is_header:
-                self._pending = self._pending[-_LONGEST_MARK:]
+            self._pending = self._pending[-_LONGEST_HEADER:]
             return False
         header = self._pending[: end.start()] if is_header else ""
         self._pending = self._pending[end.end() :]

@@ -40,7 +40,7 @@ TEXTS: dict[str, tuple[str, str]] = {
         "",
     ),
     "gpt-oss: only the final channel": ("<|channel|>final<|message|>Hello.", "Hello."),
-    "gpt-oss: a header that never ends": ("<|channel|>" + "Hello, " * 40, "Hello, " * 40),
+    "gpt-oss: a header that never ends": ("<|channel|>" + "Hello, " * 40, ""),
     "an end mark": ("Hello.<|im_end|>", "Hello."),
     "an invented turn": ("Hello.<|im_end|>\n<|im_start|>user\nThanks.<|im_end|>", "Hello."),
     "an invented turn of Llama": (

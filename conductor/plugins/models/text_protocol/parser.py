@@ -135,7 +135,10 @@ def _meaning(value: Any, is_repaired: bool, tools: Tools, is_meant: bool) -> Wri
     names = [value[key] for key in _NAMES if isinstance(value.get(key), str) and value[key]]
     name = next((name for name in names if resolve(name, tools) in tools), names[0] if names else None)
     if kind == "final_answer" or "final_answer" in value or name in ("final_answer", "Final Answer"):
-        return Written(answer=_text(next((value[key] for key in _TEXTS if key in value), "")))
+        answer = next((value[key] for key in _TEXTS if key in value), "")
+        if not isinstance(answer, str):
+            raise MalformedCall
+        return Written(answer=answer)
     for nested in (value.get("tool_calls"), value.get("function")):  # as in OpenAI's API
         if isinstance(nested, list | dict):
             return _meaning(nested, is_repaired, tools, is_meant=True)
@@ -166,18 +169,6 @@ def _joined(parts: Iterable[Written | None]) -> Written | None:
     for part in parts:
         calls += part.calls if part is not None else ()
     return Written(tuple(calls)) if calls else None
-
-
-def _text(value: Any) -> str:
-    """Give the words of an answer that may be a list or an object."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, dict):
-        text = next((value[key] for key in _TEXTS if key in value), None)
-        return _text(list(value.values()) if text is None else text)
-    if isinstance(value, list):
-        return " ".join(filter(None, map(_text, value)))
-    return "" if value is None or isinstance(value, bool) else str(value)
 
 
 def _call(name: str, arguments: Any, is_repaired: bool, tools: Tools) -> Written:
