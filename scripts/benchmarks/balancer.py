@@ -1,4 +1,4 @@
-"""A TCP balancer in this process: round robin over the nodes that are ready, and no stickiness."""
+"""A TCP balancer in this process: round robin over the nodes that are ready, without stickiness."""
 
 from __future__ import annotations
 
@@ -7,19 +7,12 @@ import contextlib
 import re
 import socket
 import struct
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, Self, TypeVar
-
-from benchmarks.nodes import readiness
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, Self, TypeVar
 
 Address = tuple[str, int]
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
-EVERY_S = 0.2
-"""How often each node is asked ``/readyz``."""
-ANSWER_S = 1.0
-"""A node that does not answer for this long is dead."""
 CONNECT_S = 1.0
 CHUNK = 65_536
 _NAME = re.compile(rb"GET /ws\?client=([\w-]+) ")
@@ -138,14 +131,14 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 class Switch(Generic[N]):
-    """Forwards connections to ``port`` of loopback (0: any) to the ``ready`` nodes in turn.
+    """Forwards connections to ``port`` of loopback, within ``async with``, to the ``ready`` nodes in turn.
 
     Without a ready node a client is closed at once. ``latest``: a client's name -> its last link. ``on_end``
     gets the name when a link has ended.
     """
 
-    def __init__(self, ready: Callable[[], Sequence[N]], port: int = 0) -> None:
-        self.port = port
+    def __init__(self, ready: Callable[[], Sequence[N]]) -> None:
+        self.port = 0
         self.links: set[Link[N]] = set()
         self.latest: dict[str, Link[N]] = {}
         self.on_end: Callable[[str], None] = lambda name: None
@@ -154,25 +147,17 @@ class Switch(Generic[N]):
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
-
     @property
     def url(self) -> str:
         """Where clients connect."""
         return f"ws://127.0.0.1:{self.port}/ws"
 
-    async def start(self) -> None:
-        """Listen. Raises OSError if the port is taken."""
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, backlog=512)
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, backlog=512)
         self.port = self._server.sockets[0].getsockname()[1]
+        return self
 
-    async def stop(self) -> None:
-        """Stop listening, and cut all connections."""
+    async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.close()
         for link in list(self.links):
@@ -195,13 +180,9 @@ class Switch(Generic[N]):
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = Link(self, writer)
         self.links.add(link)
-        self._spawn(self._serve(link, reader))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(self._serve(link, reader))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task
 
     async def _serve(self, link: Link[N], reader: asyncio.StreamReader) -> None:
         for _ in self._ready():
@@ -213,77 +194,12 @@ class Switch(Generic[N]):
             try:
                 async with asyncio.timeout(CONNECT_S):
                     far = await asyncio.open_connection(*node.address)
-            except ConnectionRefusedError:
-                self._note_status(node, 0)
             except (OSError, TimeoutError):
-                self._note_status(node, None)
+                continue
+            if link.ended or reader.at_eof():
+                link.cut()
+                _reset(far[1])
             else:
-                if link.ended or reader.at_eof():
-                    link.cut()
-                    _reset(far[1])
-                else:
-                    await link.serve(reader, node, far)
-                return
+                await link.serve(reader, node, far)
+            return
         link.cut()
-
-    def _note_status(self, node: N, status: int | None) -> None:
-        """Take note of a node's readiness: as `readiness` gives it, or None if it is unreachable."""
-
-
-@dataclass(eq=False)
-class _Node:
-    """A node as the balancer sees it. Status 200: ready; None: dead; any other: no new connections."""
-
-    address: Address
-    status: int | None = None
-
-
-class Balancer(Switch[_Node]):
-    """A switch to ``nodes`` that polls their readiness.
-
-    A dead node's connections are cut. A node that answers, but is not ready, keeps its connections; so does
-    one that refuses new connections, as it may be draining.
-    """
-
-    def __init__(
-        self,
-        nodes: Iterable[Address],
-        port: int = 0,
-        *,
-        every_s: float = EVERY_S,
-        answer_s: float = ANSWER_S,
-    ) -> None:
-        super().__init__(lambda: [node for node in self._nodes.values() if node.status == 200], port)
-        self._nodes = {address: _Node(address) for address in nodes}
-        self._every_s, self._answer_s = every_s, answer_s
-        self._changed = asyncio.Event()
-
-    async def start(self) -> None:
-        """Listen, and look at the nodes from now on. Raises OSError if the port is taken."""
-        await super().start()
-        for node in self._nodes.values():
-            self._spawn(self._check(node))
-
-    def cut(self, address: Address) -> None:
-        """Reset the connections of a node in any state; both sides lose them at once."""
-        for link in self.links_of(self._nodes[address]):
-            link.cut()
-
-    async def wait_ready(self, count: int | None = None, timeout_s: float = 20.0) -> None:
-        """Wait until exactly ``count`` nodes are ready, or all. Raises TimeoutError."""
-        async with asyncio.timeout(timeout_s):
-            while len(self._ready()) != (len(self._nodes) if count is None else count):
-                self._changed.clear()
-                await self._changed.wait()
-
-    async def _check(self, node: _Node) -> None:
-        while True:
-            self._note_status(node, await readiness(*node.address, self._answer_s))
-            await asyncio.sleep(self._every_s)
-
-    def _note_status(self, node: _Node, status: int | None) -> None:
-        if status is None:
-            self.cut(node.address)
-        if status != node.status:
-            node.status = status
-            self._changed.set()

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import scenarios
-from benchmarks.cluster import DURABLE
 from benchmarks.knowledge import DOCUMENTS, knowledge_base
-from benchmarks.nodes import Process, conductor, pin_load, postgres_program, redis_program
+from benchmarks.nodes import DURABLE, Process, conductor, pin_load, postgres_program, redis_program
 from benchmarks.people import people
 from benchmarks.scenarios import ToolMetrics
 from benchmarks.talker import connected, disconnect

@@ -25,8 +25,7 @@ from benchmarks.chaos_clients import LibraryClient
 from benchmarks.chaos_faults import STEPS, Injector, Plan, Store, World
 from benchmarks.chaos_jobs import JobModel, declarations
 from benchmarks.chaos_nodes import CONTROLS, SHOWN_BY, ChaosNode, Parent
-from benchmarks.cluster import DURABLE
-from benchmarks.nodes import redis_program, stand_in_settings
+from benchmarks.nodes import DURABLE, redis_program, stand_in_settings
 from tests.models import AnthropicService
 from tests.services.postgres_server import PostgresServer
 from tests.services.redis_cluster import RedisCluster

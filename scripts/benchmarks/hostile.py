@@ -1,11 +1,8 @@
 """Talkers next to hostile peers: the talkers' times, the server's memory, and the lifetime of the peers.
 
 The server has one core, everything else the other. The peers are a separate process that runs only when the
-talkers and the model's stand-in are idle, on the same core. A burner process keeps each core awake: the host
-wakes a sleeping virtual core late, and that delay would dominate the figures.
-
-On a busy machine the time that the server itself worked during a turn is the better figure: for the talker's
-events and all events before them. ``stolen`` is the host's share of each core.
+talkers and the model's stand-in are idle, on the same core. On a busy machine the time that the server itself
+worked during a turn is the better figure: for the talker's events and all events before them.
 """
 
 from __future__ import annotations
@@ -17,12 +14,12 @@ import os
 import random
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks import scenarios
-from benchmarks.nodes import SERVER_CORE, Process, conductor, pin_load
+from benchmarks.nodes import Process, conductor, pin_load
 from benchmarks.peers import KINDS
 from benchmarks.talker import Talker, connected, disconnect
 from tests.models import AnthropicService, BenchPersona
@@ -41,13 +38,6 @@ PAUSE_S = 1.0
 SEED = 20261121
 TURN_S = 30.0
 SETTLE_S = 5.0
-BURN = """
-import os, sys
-os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-os.sched_setaffinity(0, {int(sys.argv[1])})
-while os.getppid() == int(sys.argv[2]):
-    pass
-"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -84,11 +74,8 @@ def main(arguments: Sequence[str]) -> int:
 async def _run(talkers: int, alone: float, seconds: float, counts: dict[str, int]) -> dict[str, Any]:
     pinned = pin_load()
     figures: dict[str, Any] = {"peers": counts, "cores": os.cpu_count(), "pinned": pinned, "talkers": talkers}
-    async with AnthropicService(api_keys=None, keep_requests=0) as service, AsyncExitStack() as burning:
+    async with AnthropicService(api_keys=None, keep_requests=0) as service:
         service.default = BenchPersona(scenarios.ROUNDS, scenarios.TOKENS)
-        for core in sorted(os.sched_getaffinity(0) | ({int(SERVER_CORE)} if pinned else set())):
-            burner = [sys.executable, "-c", BURN, str(core), str(os.getpid())]
-            await burning.enter_async_context(_process(burner))
         async with conductor(service.base_url, pinned=pinned) as server:
             apps = await connected(server, talkers, "talker")
             talk = _Talk(apps, server)
@@ -135,7 +122,6 @@ class _Talk:
         loop = asyncio.get_running_loop()
         chance = random.Random(SEED)  # equal pauses would put them in step
         start, cpu = loop.time(), self._server.cpu()
-        stolen = _stolen()
         times: list[float] = []
         worked: list[float] = []
 
@@ -154,7 +140,6 @@ class _Talk:
         await asyncio.gather(*(talk(talker, chance.uniform(0, 2 * PAUSE_S)) for talker in self._talkers))
         load = (self._server.cpu() - cpu) / (loop.time() - start)
         worst = round(max(times, default=float("nan")) * 1000, 3)
-        stolen_share = (_stolen() - stolen) / (loop.time() - start) / (os.cpu_count() or 1)
         return {
             **scenarios.milliseconds(times),
             "max_ms": worst,
@@ -162,7 +147,6 @@ class _Talk:
             "server_worked_p99_ms": scenarios.milliseconds(worked)["p99_ms"],
             "turns": len(times),
             "server_load": round(load, 3),
-            "stolen": round(stolen_share, 3),
         }
 
 
@@ -213,11 +197,6 @@ class _Lives:
             for port in ports - _remote_ports(self._server) - set(self._lived):
                 self._lived[port] = loop.time() - self._began
             await asyncio.sleep(0.5)
-
-
-def _stolen() -> float:
-    """Give the seconds that the host has taken of all cores so far."""
-    return int(Path("/proc/stat").read_text().split()[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def _remote_ports(server: Process) -> set[int]:

@@ -62,9 +62,8 @@ class Running(Protocol):
 class Process:
     """A server that writes its address, ``ws://host:port``, to its standard error.
 
-    It appends to ``log`` and runs in ``folder``, or in temporary ones. Ctrl-C in a terminal does not reach a
-    process that is ``apart``. Every start uses a given ``port``. ``state`` is "up" once it is ready.
-    ``headers`` are those of a session's client.
+    It appends to ``log``, or to a temporary file, and runs in the log's folder. Every start uses a given
+    ``port``. ``state`` is "up" once it is ready. ``headers`` are those of a session's client.
     """
 
     def __init__(
@@ -74,8 +73,6 @@ class Process:
         pinned: bool = False,
         port: int = 0,
         log: Path | None = None,
-        folder: Path | None = None,
-        apart: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.host, self.port = "127.0.0.1", port
@@ -85,9 +82,7 @@ class Process:
         self._environment = {**clean_environment(), **(environment or {})}
         self._own = Path(tempfile.mkdtemp(prefix="conductor-bench-")) if log is None else None
         self.log = log or Path(self._own or "", "log")
-        self._folder = folder or self.log.parent
         self.headers: Callable[[str], Mapping[str, str]] = lambda _: {}
-        self._apart = {"process_group": 0} if apart else {}  # uvloop does not know the option
         self._process: Running | None = None
 
     async def __aenter__(self) -> Self:
@@ -126,8 +121,7 @@ class Process:
                 stdout=log,
                 stderr=log,
                 env=self._environment,
-                cwd=self._folder,
-                **self._apart,  # type: ignore[arg-type] # one option, where there is one
+                cwd=self.log.parent,
             )
 
     async def _until_ready(self, log_size: int) -> None:
@@ -271,25 +265,17 @@ async def readiness(host: str, port: int, timeout_s: float = 5.0) -> int | None:
 class Node(Process):
     """One Conductor server; every start has the same port, settings and log.
 
-    ``settings`` are environment variables; ``arguments`` are the command's. The log is a file in ``logs``
-    named like the node. It runs in ``folder`` (whose ``.env`` it reads), or in ``logs``.
+    ``settings`` are environment variables; ``arguments`` are the command's. It runs in the folder ``logs``,
+    where its log is a file named like the node.
     """
 
     def __init__(
-        self,
-        name: str,
-        logs: Path,
-        *arguments: str,
-        folder: Path | None = None,
-        apart: bool = False,
-        settings: Mapping[str, str] | None = None,
+        self, name: str, logs: Path, *arguments: str, settings: Mapping[str, str] | None = None
     ) -> None:
         self.name = name
         port = free_port()
         command = [sys.executable, "-m", "conductor", "--host", "127.0.0.1", "--port", str(port), *arguments]
-        super().__init__(
-            command, port=port, log=logs / f"{name}.log", folder=folder, apart=apart, environment=settings
-        )
+        super().__init__(command, port=port, log=logs / f"{name}.log", environment=settings)
 
     async def restart(self) -> None:
         """Stop it and start it again. Raises `DidNotStart`."""
@@ -305,6 +291,10 @@ class Node(Process):
         async with asyncio.timeout(timeout_s):
             while not await self.ready():  # noqa: ASYNC110 -- another process: there is nothing to wait on
                 await asyncio.sleep(0.02)
+
+
+DURABLE = ("--appendonly", "yes", "--save", "")
+"""Options of a Redis that writes each command to its folder before it answers."""
 
 
 def redis_program() -> str | None:

@@ -1,4 +1,4 @@
-"""A server for a long time: turns without a pause, or many idle sessions. Its memory must not grow."""
+"""A server for a long time, with turns without a pause. Its memory must not grow."""
 
 from __future__ import annotations
 
@@ -26,24 +26,18 @@ REST_S = 6.0
 GROWTH = 1.1
 """The allowed growth of resident memory: allocators move a little."""
 SLACK_KB = 3_000
-PING_S = 20.0
-"""The server pings each client this often."""
-AT_THE_END = 20
-"""This number of idle sessions has a turn at the end."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run; 1 if something grew, or a session was lost."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--sessions", type=int, default=100, help="number of talking sessions (100)")
-    parser.add_argument("--idle", type=int, help="this number of idle sessions instead")
-    parser.add_argument("--minutes", type=float, help="duration (20 with talkers, 10 with idle sessions)")
+    parser.add_argument("--minutes", type=float, default=20.0, help="duration (20)")
     parser.add_argument("--json", type=Path, help="also write the samples to this file")
     options = parser.parse_args(arguments)
-    minutes = options.minutes or (10.0 if options.idle else 20.0)
     import uvloop
 
-    result = uvloop.run(_run(options.idle, options.sessions, minutes * 60))
+    result = uvloop.run(_run(options.sessions, options.minutes * 60))
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
     for fault in result["faults"]:
@@ -51,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     return int(bool(result["faults"]))
 
 
-async def _run(idle: int | None, sessions: int, seconds: float) -> dict[str, Any]:
+async def _run(sessions: int, seconds: float) -> dict[str, Any]:
     pinned = pin_load()
     with tempfile.TemporaryDirectory(prefix="conductor-soak-") as folder:
         file = Path(folder) / "observed"
@@ -59,7 +53,7 @@ async def _run(idle: int | None, sessions: int, seconds: float) -> dict[str, Any
             service.default = BenchPersona(scenarios.ROUNDS, scenarios.TOKENS)
             async with _observed(service.base_url, file, pinned=pinned) as server:
                 soak = _Soak(server, file, seconds)
-                faults = await (soak.idle(idle) if idle else soak.talk(sessions))
+                faults = await soak.talk(sessions)
                 if server.tracebacks():
                     faults.append(f"{server.tracebacks()} tracebacks in the log")
         return {"pinned": pinned, "samples": soak.samples, **soak.notes, "faults": faults}
@@ -99,34 +93,16 @@ class _Soak:
         disconnect(talkers)
         return faults
 
-    async def idle(self, count: int) -> list[str]:
-        """Have sessions that do nothing but answer pings, and a turn of some at the end."""
-        talkers = await connected(self._server, count, "idle")
-        await self._sample_until_end(talkers)
-        faults = self._compare(count)
-        least = min(talker.pings for talker in talkers)
-        self.notes["pings"] = {"least": least, "most": max(talker.pings for talker in talkers)}
-        print(self.notes["pings"], flush=True)
-        if least < int(self._seconds / PING_S) - 1:
-            faults.append(f"a session got {least} pings in {self._seconds:.0f} s")
-        faults += [f"{talker.session_id} lost its socket" for talker in talkers if talker.closed.is_set()]
-        some = [talker for talker in talkers[:: max(1, count // AT_THE_END)] if not talker.closed.is_set()]
-        await asyncio.gather(*(talker.turn() for talker in some))
-        disconnect(talkers)
-        return faults
-
-    async def _sample_until_end(
-        self, talkers: Sequence[Talker], talking: scenarios.Talking | None = None
-    ) -> None:
+    async def _sample_until_end(self, talkers: Sequence[Talker], talking: scenarios.Talking) -> None:
         """Take samples. The talkers pause for the two that are compared."""
         loop = asyncio.get_running_loop()
         start = loop.time()
         times = {self._settled, self._seconds, *(n * EVERY_S for n in range(1, int(self._seconds / EVERY_S)))}
         for when in sorted(times):
             await asyncio.sleep(max(0.0, start + when - loop.time()))
-            compared = talking if when in (self._settled, self._seconds) else None
-            if compared is not None:
-                await compared.pause()
+            is_compared = when in (self._settled, self._seconds)
+            if is_compared:
+                await talking.pause()
                 await asyncio.sleep(REST_S / 2)
             sample = {
                 "s": round(when),
@@ -138,8 +114,8 @@ class _Soak:
             }
             self.samples.append(sample)
             print(json.dumps(sample), flush=True)
-            if compared is not None:
-                compared.resume()
+            if is_compared:
+                talking.resume()
 
     async def _look_inside(self) -> dict[str, Any]:
         before = self._size()
