@@ -39,20 +39,26 @@ STOP_S = 2.0
 END_S = 1.0
 # Characters of a call's arguments on its line.
 MAX_ARGUMENTS = 200
-HINT = "Esc or Ctrl-C stops the answer, Ctrl-D exits."
+COMMANDS = {
+    "/help": "list the commands",
+    "/new": "start a new session",
+    "/session": "print the session's id, or change to another session: /session [ID]",
+    "/quit": "exit",
+}
+HINT = "Esc or Ctrl-C stops the answer, Ctrl-D exits, /help lists the commands."
 
 DONE, FAILED, NO_CONNECTION, LEFT = 0, 1, 2, 130
 View: TypeAlias = "Plain | Screen"
 
 
 class TerminalChat:
-    """Talks through a client, and closes it.
+    """Runs one client at a time; ``make`` makes a client for a session id, or for a new session.
 
     Without ``cards`` or an interactive terminal, approval requests are spoken: the next line answers.
     """
 
-    def __init__(self, client: Client, *, cards: bool = True) -> None:
-        self._client = client
+    def __init__(self, make: Callable[[str | None], Client], *, cards: bool = True) -> None:
+        self._make = make
         self._cards = cards
         self._floor = asyncio.Lock()
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -61,9 +67,10 @@ class TerminalChat:
         self._running: dict[str, str] = {}
         self._last_signal = float("-inf")
 
-    async def run(self, view: View, text: str | None) -> int:
+    async def run(self, view: View, session_id: str | None, text: str | None) -> int:
         """Send one text, or each line until the end of the input; return the exit code."""
         self._view = view
+        self._client = self._make(session_id)
         talking = asyncio.create_task(self._talk(text))
         try:
             # Without a time limit: each turn and each try to connect has its own.
@@ -91,7 +98,7 @@ class TerminalChat:
 
     async def _talk(self, text: str | None) -> int:
         try:
-            await self._start()
+            await self._start(self._client)
         except ClientError as error:
             self._view.error(str(error))
             return NO_CONNECTION
@@ -136,21 +143,27 @@ class TerminalChat:
             self._spawn(self._handle(line))
         self._leave(LEFT)
 
-    async def _start(self) -> None:
-        self._listen(self._client)
-        self._view.status(connection="connecting", session=self._client.session_id)
-        started = await self._client.start()
+    async def _start(self, client: Client) -> None:
+        self._listen(client)
+        self._view.status(connection="connecting", session=client.session_id, model="", state="")
+        started = await client.start()
         for tool in started.rejected_tools or ():
             self._view.error(f"The server rejects the tool {tool.name}: {tool.reason}")
         self._view.status(connection="connected", model=started.model or "", state="idle")
 
     async def _handle(self, line: str) -> bool:
+        command, client = line.lstrip().startswith("/"), self._client
         try:
-            return await self._finish(await self._client.say(line))
+            if command:
+                name, _, argument = line.strip().partition(" ")
+                await self._command(name, argument.strip() or None)
+                return True
+            return await self._finish(await client.say(line))
         except (ClientError, LookupError, ValueError) as error:
-            if not self._over.done():  # else the loss of the connection was reported
+            # A lost connection is reported elsewhere, and the turn of a previous session is irrelevant.
+            if not self._over.done() and (command or client is self._client):
                 self._view.error(str(error))
-            return False
+            return command
 
     async def _finish(self, turn: Turn) -> bool:
         result = await turn
@@ -162,6 +175,22 @@ class TerminalChat:
         if not has_answer and not result.errors and not stopped:
             self._view.error("There was no answer.")
         return has_answer and not result.errors
+
+    async def _command(self, name: str, argument: str | None) -> None:
+        show = self._view.line
+        match name:
+            case "/quit":
+                self._leave(DONE)
+            case "/session" if argument is None:
+                show(self._client.session_id)
+            case "/new" | "/session":
+                previous, self._client = self._client, self._make(argument)
+                await previous.close()
+                self._view.working(None)
+                await self._start(self._client)
+                show(f"Session {self._client.session_id}.")
+            case _:
+                show("\n".join([HINT, *(f"{name:<8}  {about}" for name, about in COMMANDS.items())]))
 
     async def _approve(
         self, approval: Approval, notify_shown: Callable[[], Awaitable[None]]

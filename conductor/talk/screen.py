@@ -6,13 +6,14 @@ import asyncio
 import io
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import run_in_terminal
+from prompt_toolkit.completion import ConditionalCompleter, WordCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import Condition, has_focus
@@ -30,12 +31,12 @@ from conductor.talk.plain import clean
 # Seconds between two frames of the spinner and of a growing answer.
 FRAME_S = 0.1
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-# Lines under the growing answer: spinner, editor, status.
+# Lines under the growing answer: spinner, editor, completions, status.
 BELOW = 6
 
 
 class Screen:
-    """Draws on a terminal within ``async with``.
+    """Draws on a terminal within ``async with``; ``commands`` by name, with their help, are completed.
 
     ``signal`` is called for Esc and Ctrl-C during a turn, and for Ctrl-C on an empty line.
     """
@@ -43,7 +44,9 @@ class Screen:
     interactive = True
     is_closed = False
 
-    def __init__(self, stdin: TextIO, stdout: TextIO, signal: Callable[[], None]) -> None:
+    def __init__(
+        self, stdin: TextIO, stdout: TextIO, commands: Mapping[str, str], signal: Callable[[], None]
+    ) -> None:
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
         self._signal = signal
         self._partial = ""
@@ -57,6 +60,10 @@ class Screen:
         self._session: PromptSession[str] = PromptSession(
             self._message,
             bottom_toolbar=self._toolbar,
+            completer=ConditionalCompleter(
+                WordCompleter(list(commands), meta_dict=dict(commands), sentence=True),
+                Condition(lambda: self._buffer.text.startswith("/")),
+            ),
             history=_history(),
             key_bindings=self._keys(),
             erase_when_done=True,
@@ -189,7 +196,7 @@ class Screen:
         return keys
 
     def _entered(self, text: str) -> None:
-        if self._partial and self._question is None and text.strip():
+        if self._partial and self._question is None and text.strip() and not text.startswith("/"):
             self.cut()  # these words end the answer
         self.draw(Text(f"{self._label()}{clean(text)}", style="bold"))
         if self._question is None:

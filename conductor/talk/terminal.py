@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TextIO
 
-from conductor.client.client import connect
+from conductor.client.client import Client, connect
 from conductor.client.connection import Reconnect
 from conductor.commands.banner import server_address
 from conductor.errors import SettingsError
 from conductor.rehearse.script import Answers, Tool, load_tools
 from conductor.settings import load_settings
-from conductor.talk.chat import TerminalChat
+from conductor.talk.chat import COMMANDS, TerminalChat
 from conductor.talk.plain import Plain, StdinReader
 
 # Tries within about half a minute.
@@ -49,16 +49,19 @@ async def talk(
     answer); 2 without a connection; 130 if Ctrl-C ended the single text.
     """
     answers = Answers()
-    client = connect(
-        url,
-        session_id,
-        token=token,
-        tools=[tool.declaration for tool in tools],
-        handlers={tool.name: partial(answers.give, tool) for tool in tools},
-        reconnect=reconnect,
-    )
+
+    def make(session: str | None) -> Client:
+        return connect(
+            url,
+            session,
+            token=token,
+            tools=[tool.declaration for tool in tools],
+            handlers={tool.name: partial(answers.give, tool) for tool in tools},
+            reconnect=reconnect,
+        )
+
     stdin, stdout, stderr = stdin or sys.stdin, stdout or sys.stdout, stderr or sys.stderr
-    chat = TerminalChat(client, cards=not voice_approvals)
+    chat = TerminalChat(make, cards=not voice_approvals)
     plain = Plain(StdinReader(stdin), stdout, stderr, json=json)
     with _on_ctrl_c(chat.signalled):
         if stdin.isatty() and stdout.isatty() and not json:
@@ -70,9 +73,9 @@ async def talk(
                 plain.error(NO_EDITOR)
             else:
                 if not is_dumb_terminal():
-                    async with Screen(stdin, stdout, chat.signalled) as screen:
-                        return await chat.run(screen, text)
-        return await chat.run(plain, text)
+                    async with Screen(stdin, stdout, COMMANDS, chat.signalled) as screen:
+                        return await chat.run(screen, session_id, text)
+        return await chat.run(plain, session_id, text)
 
 
 @contextlib.contextmanager

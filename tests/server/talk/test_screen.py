@@ -243,18 +243,55 @@ async def test_a_lost_connection_is_shown_and_an_unreachable_server_ends_the_pro
     assert user.status == 2
 
 
-async def test_pasted_lines_are_sent_together() -> None:
+async def test_pasted_lines_and_commands_with_completion() -> None:
     async def script(peer: Peer) -> None:
         await start(peer, "cancel")
         assert await peer.begin() == "first line\nsecond line"
         await peer.answer("Both.")
         await peer.connection.wait_closed()
 
-    async with scripted_server(script) as server, person(server.url) as user:
+    async def second(peer: Peer) -> None:
+        await start(peer, "cancel")
+        await peer.connection.wait_closed()
+
+    async with scripted_server(script, second) as server, person(server.url, session_id="one") as user:
         user.type("\x1b[200~first line\nsecond line\x1b[201~", enter=False)
         await user.sees("second line")
         user.type("")
         await user.sees("Both.")
+        user.type("/se", enter=False)
+        await user.sees("change to another session", without="start a new session")
+        user.type("\t", enter=False)
+        await user.sees("> /session")
+        user.type("")
+        await user.sees("> /session\none", without="change to another session")
+        user.type("/session two")
+        await user.sees("Session two.")
+        user.type("/nonsense")
+        await user.sees("/quit     exit")
+        user.type("/quit")
+        await user.sees("/quit")
+    assert user.status == 0
+    assert [peer.session_id for peer in server.peers] == ["one", "two"]
+
+
+async def test_a_new_session_during_an_answer() -> None:
+    async def script(peer: Peer) -> None:
+        await start(peer, "cancel")
+        await peer.begin()
+        await partial(peer, "A long story")
+        await peer.connection.wait_closed()
+
+    async def second(peer: Peer) -> None:
+        await start(peer, "cancel")
+        await peer.connection.wait_closed()
+
+    async with scripted_server(script, second) as server, person(server.url) as user:
+        user.type("tell me")
+        await user.sees("A long story", "thinking 0 s")
+        user.type("/session two")
+        await user.sees("A long story …\nSession two.", without="thinking 0 s")
+    assert "closed" not in user.text
 
 
 async def test_segments_of_the_answer_are_not_shown_twice() -> None:
