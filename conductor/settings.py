@@ -210,6 +210,7 @@ class Settings(BaseSettings):
     deny_irreversible: bool = False
     dry_run: bool = False
     local_only: bool = False
+    redact_paths: bool = False
     file_roots: _List = ()
     notes_dir: Path | None = None
     knowledge_dir: Path | None = None

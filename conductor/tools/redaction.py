@@ -1,7 +1,7 @@
 """Redaction of secrets in tool results, before a model, a log or a person reads them.
 
-Pure functions, in this order: known secrets in any encoding, tokens and keys of known formats, and values by
-the name of their field. Redaction is idempotent and takes linear time.
+Pure functions, in this order: known secrets in any encoding, tokens and keys of known formats, values by the
+name of their field, and paths if configured. Redaction is idempotent and takes linear time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
@@ -18,10 +18,12 @@ from conductor.tools.redaction_patterns import (
     BEARER,
     CONTEXTS,
     MIN_SECRET,
+    PATHS,
     RUNS,
     SECRET_NAME,
     TOKENS,
     USER_INFO,
+    Pattern,
 )
 
 # Secrets in a text. With more, the remainder of the text is withheld.
@@ -30,7 +32,7 @@ MAX_SECRETS = 2_000
 MAX_DEPTH = 128
 
 MARKER = re.compile(r"\[REDACTED:[a-z_]{1,16}\]")
-KINDS = tuple("api_key bearer jwt nested password private_key rest secret token".split())
+KINDS = tuple("api_key bearer jwt nested password path private_key rest secret token".split())
 
 _Span: TypeAlias = tuple[int, int, str]  # from, to (exclusive), kind
 
@@ -45,14 +47,15 @@ class Redactor:
 
     After `MAX_SECRETS` secrets the remainder of a text is withheld. ``secrets`` are
     known values; a value with fewer than `MIN_SECRET` characters besides blanks, quotes and escapes is
-    ignored.
+    ignored. With ``paths`` absolute paths of this machine are redacted too.
     """
 
-    def __init__(self, secrets: Iterable[str]) -> None:
+    def __init__(self, secrets: Iterable[str], *, paths: bool = False) -> None:
         values = [secret.strip() for secret in secrets if len(_plain(_encoded(secret))) >= MIN_SECRET]
         spellings = {form for value in values for form in _spellings(value) if not _is_in_marker(form)}
         self._spellings = sorted(spellings, key=len, reverse=True)
         self._plain_forms = {form for value in values for form in _plain_forms(value)}
+        self._paths = paths
 
     def text(self, text: str) -> str:
         """Redact a text; returns the same object if there is nothing to redact."""
@@ -60,10 +63,11 @@ class Redactor:
             return text
         if self._plain_forms:
             text = self._without_known(text)
-        text = _in_context(text)
+        text = _in_context(CONTEXTS, text, _folded)
         text = _substituted(BEARER, "bearer", _replaced(text, _tokens(text)))
         text = _replaced(text, _assigned(text))
-        return _substituted(USER_INFO, "password", text)  # late: these markers make the text longest
+        text = _substituted(USER_INFO, "password", text)  # late: these markers make the text longest
+        return _in_context(PATHS, text) if self._paths else text
 
     def value(self, value: Any) -> Any:
         """Redact a JSON value and its field names; returns the same object if there is nothing to redact."""
@@ -251,19 +255,22 @@ def _folded(text: str) -> str:
     return text.encode("ascii", "replace").lower().decode("ascii")
 
 
-def _in_context(text: str) -> str:
-    for literal, pattern in CONTEXTS:
-        searched = _folded(text)
+def _in_context(patterns: Iterable[Pattern], text: str, fold: Callable[[str], str] = str) -> str:
+    for literal, pattern in patterns:
+        searched = fold(text)
         if literal in searched:
             text = _replaced(text, _matches(pattern, text, searched))
     return text
 
 
 def _matches(pattern: re.Pattern[str], text: str, searched: str) -> Iterator[_Span]:
+    marked = "[REDACTED:" in text
     for match in pattern.finditer(searched):
-        kind = str(match.lastgroup)
+        kind = match.lastgroup
+        if kind is None:
+            continue
         start, end = match.span(kind)
-        if not MARKER.search(text, start, end) or _is_long(text[start:end]):
+        if not marked or not MARKER.search(text, start, end) or _is_long(text[start:end]):
             yield start, end, kind
 
 

@@ -1,4 +1,4 @@
-"""The forms of secrets in a text: the tables that a redactor applies.
+"""The forms of secrets and of paths in a text: the tables that a redactor applies.
 
 Each takes linear time: a pattern reads few characters before it decides, takes the remainder possessively,
 and never reads them again. `CONTEXTS`, `ASSIGNED` and `SECRET_NAME` are searched in a text in lower case in
@@ -58,7 +58,7 @@ TOKENS = re.compile(
 )
 
 
-# -- secrets, by the text around them
+# -- secrets and paths, by the text around them
 
 BEARER = re.compile(
     # A digit, a sign or mixed case, or too long for a word: "bearer authentication" is prose.
@@ -123,3 +123,26 @@ ASSIGNED = re.compile(
     re.ASCII,
 )
 """``name=value``, ``"name": "value"`` and headers such as ``X-Api-Key: value``."""
+
+_ROOTS = (
+    "home|Users|root|tmp|var|etc|opt|usr|mnt|media|srv|run|proc|sys|private|Volumes|Library|Applications|"
+    "boot|lib|bin|sbin|dev"
+)
+_PATH_STOPS = r"""\s"'`<>|:;,()\[\]{}*?&=\\"""
+_FILE = r"""[^\\/:*?"'<>|\r\n\t,;\[\]]{1,255}"""
+# A path within a URL does not count, except after ``file://``.
+PATHS = _compiled(
+    (
+        ":",
+        # The separator is doubled in JSON; a single backslash is then an escape and ends the path.
+        r"(?P<path>[A-Za-z]:(?<![\w-]..)(?:(?<!/..)|(?<=file:///..))(?P<sep>\\{1,4}|/)(?![\\/])"
+        rf"(?:{_FILE}(?P=sep)(?![\\/])){{0,64}}[^/{_PATH_STOPS}]{{0,255}})",
+    ),
+    (
+        "/",
+        # The roots first: most slashes do not precede one.
+        r""":(?<!file:)//[^\s"'`<>|,()]*+"""
+        rf"|(?P<path>(?=\\?/(?:{_ROOTS})(?![\w-]))(?:(?<![\w./~-])|(?<=\\[nrt])|(?<=file://))"
+        rf"\\?/[^{_PATH_STOPS}]*+(?:\\/[^{_PATH_STOPS}]*+)*+)",
+    ),
+)

@@ -58,4 +58,4 @@ def make_redactor(settings: Settings, toolsets: Sequence[Toolset]) -> Redactor:
     values += [secret for toolset in toolsets for secret in toolset.secrets()]
     values += passwords(settings.store_url)
     values += [entry.partition(":")[2].rpartition(":")[0] for entry in settings.api_keys]
-    return Redactor([*settings.auth_tokens, *values])
+    return Redactor([*settings.auth_tokens, *values], paths=settings.redact_paths)

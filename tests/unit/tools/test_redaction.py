@@ -21,6 +21,7 @@ from tests.cpu import least_cpu_s
 UNHURRIED = settings(deadline=None)  # the machine may be busy
 
 ANY = Redactor(())
+PATHS = Redactor((), paths=True)
 BODY = "Ab3xY9" * 7
 PEM = f"-----BEGIN RSA PRIVATE {'KEY'}-----\n{BODY}\n{BODY}==\n-----END RSA PRIVATE {'KEY'}-----"
 JWT = f"eyJ{BODY}.eyJ{BODY}.{BODY}-_x"
@@ -51,6 +52,8 @@ def adversarial_inputs(size: int) -> dict[str, str]:
         "assigned backslashes": "password=\\\\ ",
         "escapes": "\\nsk-",
         "slashes": "/",
+        "paths": "/home/x ",
+        "drives": "C:\\",
         "markers": "[REDACTED:",
         "secret starts": "known-secre",
         "secrets": "known-secret",
@@ -176,6 +179,23 @@ def test_a_password_is_found_in_json_within_json(depth: int) -> None:
 )
 def test_a_text_without_secrets_is_unchanged(text: str) -> None:
     assert ANY.text(text) is text
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("see /home/x/a.txt, and /tmp.", "see P, and P"),
+        ("/Users/x:/root (/var/log) '/etc/passwd'", "P:P (P) 'P'"),
+        ("in C:\\Users\\Kim Lee\\a.txt now", "in P now"),
+        ("C:/Users/x, d:\\", "P, P"),
+        (json.dumps({"a": "C:\\dir\\f\nx", "b": "\n/tmp/x"}), '{"a": "P\\nx", "b": "\\nP"}'),
+        ('"\\/home\\/x"', '"P"'),
+        ("file:///home/x and https://x.y/home/x?p=/tmp/z", "file://P and https://x.y/home/x?p=/tmp/z"),
+        ("and/or 1/2 /api/v1/tmp ./tmp/x ~/x /tmpfs", "and/or 1/2 /api/v1/tmp ./tmp/x ~/x /tmpfs"),
+    ],
+)
+def test_paths_of_this_machine_are_redacted_and_urls_are_not(text: str, redacted: str) -> None:
+    assert PATHS.text(text) == redacted.replace("P", "[REDACTED:path]")
 
 
 @pytest.mark.parametrize(
@@ -342,7 +362,7 @@ PARTS = st.sampled_from(
         *KEYS,
         *(piece[:60] for piece in adversarial_inputs(60).values()),
         *"password token Authorization Set-Cookie api_key pwd known-secret hunter22".split(),
-        *":// a:b@ ----- -----END abc [REDACTED:token] [REDACTED: %20 é İ".split(),
+        *"/home/ /tmp C:\\ :// a:b@ ----- -----END abc [REDACTED:token] [REDACTED: %20 é İ".split(),
         *("Bearer ", "Basic ", ": ", " = ", "==", '\\"', '\\\\\\"', "\\n", "x" * 30),
         *"=:\"'\\\n ,;&@/][){\0.-_*",
     ]
@@ -351,9 +371,9 @@ TEXTS = st.lists(PARTS, max_size=14).map("".join) | st.text(max_size=80)
 
 
 @UNHURRIED
-@given(TEXTS)
-def test_redacting_twice_changes_nothing_more(text: str) -> None:
-    redactor = Redactor(["known-secret", "secret"])
+@given(TEXTS, st.booleans())
+def test_redacting_twice_changes_nothing_more(text: str, paths: bool) -> None:
+    redactor = Redactor(["known-secret", "secret"], paths=paths)
     once = redactor.text(text)
     assert redactor.text(once) == once
 
@@ -382,7 +402,7 @@ def test_no_known_secret_remains_in_a_text(secrets: list[str], data: st.DataObje
     spellings = [spelling for secret in secrets for spelling in _spellings(secret)]
     parts = PARTS | st.text(max_size=20) | st.sampled_from(spellings or [""])
     text = "".join(data.draw(st.lists(parts, max_size=12)))
-    redactor = Redactor(secrets)
+    redactor = Redactor(secrets, paths=data.draw(st.booleans()))
     after = redactor.text(text)
     assert not [spelling for spelling in spellings if spelling in after]
     assert redactor.text(after) == after
@@ -447,7 +467,7 @@ def test_a_document_is_redacted_alike_as_a_text_and_as_a_value(document: dict[st
 
 @pytest.mark.parametrize("name", adversarial_inputs(1))
 def test_an_adversarial_text_is_done_with_in_time(name: str) -> None:
-    redactor = Redactor(["known-secret"])
+    redactor = Redactor(["known-secret"], paths=True)
     text = adversarial_inputs(64 * 1024)[name]
     assert least_cpu_s(lambda: redactor.text(text), 0.25) < 0.25  # else it would hold the event loop
     once = redactor.text(text)
