@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -11,7 +12,7 @@ from traceback import extract_tb
 from types import MappingProxyType
 from typing import Any
 
-from conductor.errors import SettingsError
+from conductor.errors import SettingsError, StoreUnavailable
 
 MODELS = "conductor.models"
 STORES = "conductor.stores"
@@ -57,19 +58,27 @@ class Plugin:
     def make(self, interface: type, *arguments: Any) -> Any:
         """Call the factory. Raises `SettingsError`, also for a part that lacks members of ``interface``."""
         factory = self.load()
-        try:
+        with self.guard("cannot be made"):
             part = factory(*arguments)
-        except SettingsError:
-            raise
-        except Exception as error:  # its text may contain a key
-            frame = extract_tb(error.__traceback__)[-1]
-            position = f"{Path(frame.filename).name}, line {frame.lineno}"
-            raise self._mistake(f"cannot be made: {type(error).__name__} in {position}") from error
         members = {*vars(interface), *interface.__annotations__}
         missing = sorted(name for name in members if name[0] != "_" and not hasattr(part, name))
         if missing:
             raise self._mistake(f"is a {type(part).__name__} without {', '.join(missing)}")
         return part
+
+    @contextmanager
+    def guard(self, failure: str) -> Iterator[None]:
+        """Raise `SettingsError` for an unexpected error of the plugin; ``failure`` is its predicate."""
+        try:
+            yield
+        except (SettingsError, StoreUnavailable):
+            raise
+        except Exception as error:  # its text may contain a key
+            frame = extract_tb(error.__traceback__)[-1]
+            position = f"{type(error).__name__} in {Path(frame.filename).name}, line {frame.lineno}"
+            # Raised by the call itself: the function has other parameters.
+            reason = str(error) if frame.filename == __file__ else position
+            raise self._mistake(f"{failure}: {reason}") from error
 
     def _mistake(self, reason: str) -> SettingsError:
         return SettingsError(f"{self.label[:1].upper()}{self.label[1:]} {reason}.")

@@ -21,6 +21,7 @@ from conductor.commands.output import Item, fail, ok, warn, write
 from conductor.commands.policy_lint import file_notes, lint, lint_allowed
 from conductor.commands.serve import overrides
 from conductor.commands.tools import started
+from conductor.conversation.records import Commit, encode
 from conductor.entry_points import NOUNS, Plugin, plugins
 from conductor.env_file import ENV_FILE
 from conductor.errors import ModelError, ModelFailure, SettingsError, StoreUnavailable
@@ -41,7 +42,7 @@ from conductor.settings import (
 )
 from conductor.stores.base import SessionKey
 from conductor.stores.memory import MemoryStore
-from conductor.stores.registry import check_shared, describe_store, make_store
+from conductor.stores.registry import check_shared, describe_store, make_store, store_plugin
 from conductor.tools.policies import load, policies_path
 from conductor.tools.toolsets import all_tools
 
@@ -208,15 +209,19 @@ async def store_items(settings: Settings, *, seconds: float = STORE_TIMEOUT_S) -
         yield ok("sessions", f"{name}, not created yet.")
         return
     try:
-        # Some stores keep a tombstone of a deleted session for this time.
-        store = make_store(settings.model_copy(update={"session_ttl_s": 1.0}))
+        store = make_store(settings)
         async with asyncio.timeout(seconds), aclosing(store):
-            await store.open()
-            start = time.perf_counter()
-            await store.release(await store.claim(_KEY))
-            await store.delete(_KEY.subject, _KEY.session_id)
+            with store_plugin(settings).guard("cannot store a session"):
+                await store.open()
+                start = time.perf_counter()
+                claim = await store.claim(_KEY)
+                await store.append(claim, "check", encode(Commit()))
+                await store.read(_KEY)
+                await store.release(claim)
+                await store.delete(_KEY.subject, _KEY.session_id)
+                warnings = await store.warnings()
             yield ok("sessions", f"{name}; writes took {(time.perf_counter() - start) * 1000:.1f} ms.")
-            for warning in await store.warnings():
+            for warning in warnings:
                 yield warn("sessions", f"{warning}.")
     except TimeoutError:
         yield fail("sessions", f"{name} did not store a session within {seconds:g} s.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from conductor.entry_points import STORES, choose
+from conductor.entry_points import STORES, Plugin, choose
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.settings import Settings
 from conductor.stores.base import SessionLog, StoreOptions, describe
@@ -26,17 +26,22 @@ def make_store(settings: Settings) -> SessionLog:
     options = StoreOptions(
         settings.session_ttl_s, settings.max_kept_sessions_per_subject, settings.session_store_replicas
     )
-    plugin = choose(STORES, settings.store_kind, "SESSION_STORE_URL")
-    store: SessionLog = plugin.make(SessionLog, settings.store_url, options)
+    store: SessionLog = store_plugin(settings).make(SessionLog, settings.store_url, options)
     return store
+
+
+def store_plugin(settings: Settings) -> Plugin:
+    """Return the plugin of the store that the settings choose. Raises `SettingsError`."""
+    return choose(STORES, settings.store_kind, "SESSION_STORE_URL")
 
 
 async def open_store(store: SessionLog, settings: Settings) -> None:
     """Open the store, and log its warnings. Raises `SettingsError`."""
     try:
-        await store.open()
-        for warning in await store.warnings():
-            log.warning("sessions may be lost", store=describe_store(settings), reason=warning)
+        with store_plugin(settings).guard("cannot be opened"):
+            await store.open()
+            for warning in await store.warnings():
+                log.warning("sessions may be lost", store=describe_store(settings), reason=warning)
     except StoreUnavailable as error:
         raise SettingsError(f"SESSION_STORE_URL: {error}") from None
 

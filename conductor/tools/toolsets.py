@@ -25,7 +25,9 @@ def make_toolsets(settings: Settings) -> list[Toolset]:
     for name, plugin in plugins(TOOLSETS).items():
         toolset: Toolset = plugin.make(Toolset, settings)
         toolsets.append(toolset)
-        for spec in toolset.all_specs():
+        with plugin.guard("cannot list its tools"):
+            specs = toolset.all_specs()
+        for spec in specs:
             if problem := mistake(spec):
                 raise SettingsError(f"The tool {spec.name} of {plugin.label} cannot be offered: {problem}.")
             owner = owners.setdefault(spec.name, name)

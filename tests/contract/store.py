@@ -196,6 +196,9 @@ class StoreContract:
             await store.open()
             yield store
 
+    async def test_warnings_are_sentences(self, store: SessionLog) -> None:
+        assert all(isinstance(warning, str) for warning in await store.warnings())
+
     # -- claims
 
     async def test_a_new_session_is_empty_and_its_first_claim_is_the_first(self, store: SessionLog) -> None:

@@ -9,6 +9,7 @@ from conductor.errors import SettingsError
 from conductor.models.profiles import load_profiles
 from conductor.models.registry import make_provider
 from conductor.settings import load_settings
+from conductor.stores.registry import make_store, open_store
 from conductor.tools.toolsets import make_toolsets
 from tests.conftest import InstallPackage
 
@@ -34,6 +35,10 @@ def make(settings):
     ("factory", "mistake"),
     [
         (f'raise ValueError("{SECRET}")', "cannot be made: ValueError in acme_model.py, line 2"),
+        (
+            "pass\nmake = len",
+            "cannot be made: len() takes exactly one argument (2 given)",
+        ),
         ("return {}", "is a dict without aclose, name, start, stream"),
     ],
 )
@@ -63,6 +68,36 @@ def test_a_tool_that_cannot_be_offered_is_named(
     place = 'The tool garage.open of the toolset "garage" of acme 1.0 cannot be offered'
     with pytest.raises(SettingsError, match=f"^{place}: {mistake}.*[.]$"):
         make_toolsets(load_settings(None))
+
+
+def test_a_toolset_that_fails_to_list_its_tools_is_named(install_package: InstallPackage) -> None:
+    module = TOOLSET.format(fields=f"int('{SECRET}')")
+    install_package("acme", {"conductor.toolsets": {"garage": "acme_garage:make"}}, acme_garage=module)
+    with pytest.raises(SettingsError) as error:
+        make_toolsets(load_settings(None))
+    sentence = "cannot list its tools: ValueError in acme_garage.py, line 7."
+    assert str(error.value) == f'The toolset "garage" of acme 1.0 {sentence}'
+
+
+async def test_a_store_that_fails_to_open_is_named(install_package: InstallPackage) -> None:
+    module = f"""
+from conductor.stores.memory import MemoryStore
+
+
+class FolderStore(MemoryStore):
+    async def warnings(self):
+        raise RuntimeError("{SECRET}")
+
+
+def make(url, options):
+    return FolderStore()
+"""
+    install_package("acme", {STORES: {"folder": "folder_store:make"}}, folder_store=module)
+    settings = load_settings(None, session_store_url="folder://x")
+    with pytest.raises(SettingsError) as error:
+        await open_store(make_store(settings), settings)
+    sentence = "cannot be opened: RuntimeError in folder_store.py, line 7."
+    assert str(error.value) == f'The session store "folder" of acme 1.0 {sentence}'
 
 
 def test_two_packages_cannot_offer_the_same_name(install_package: InstallPackage) -> None:

@@ -84,8 +84,6 @@ async def test_a_redis_server_without_persistence_is_a_warning(server: RedisServ
     assert warned == "warn  sessions: appendonly is off: a restart loses unsaved commits."
     ask("CONFIG", "SET", "appendonly", "yes")
     assert len(await run_checks(session_store_url=url)) == 1
-    # The test session expires after a second; each request takes a few milliseconds.
-    assert any(ask("KEYS", "*") == "" for _ in range(2_000))
 
 
 async def test_missing_replicas_fail(server: RedisServer) -> None:
