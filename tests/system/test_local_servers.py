@@ -1,9 +1,9 @@
-"""Conversations with real local model servers: calls as text, over both endpoints, and native ones."""
+"""Conversations with a real local model server: calls as text, over both endpoints, and native ones."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from conductor.settings import load_settings
 from tests.app import App
 from tests.dialogues import begin, decide
 from tests.shapes import Event
-from tests.stand_ins.local_servers import LocalServer, llama_cpp_server, mlx_server
+from tests.stand_ins.local_servers import LocalServer, mlx_server
 
 LAMP = {
     "name": "lamp.switch",
@@ -48,28 +48,16 @@ provider = "demo"
 
 @dataclass(frozen=True)
 class Way:
-    """The API and the call format of a server."""
+    """The call format, and the API of the server."""
 
-    server: str
     kind: str
     endpoint: str
 
-    def serve(self, folder: Path) -> AbstractAsyncContextManager[LocalServer]:
-        """Run the server."""
-        model = "native" if self.kind == "native" else "text"
-        return mlx_server(model) if self.server == "mlx" else llama_cpp_server(model, folder)
+
+WAYS = [Way("text", "chat"), Way("text", "completions"), Way("native", "chat")]
 
 
-WAYS = [
-    Way("mlx", "text", "chat"),
-    Way("mlx", "text", "completions"),
-    Way("mlx", "native", "chat"),
-    Way("llama_cpp", "text", "chat"),
-    Way("llama_cpp", "text", "completions"),
-]
-
-
-@pytest.fixture(params=WAYS, ids=lambda way: f"{way.server}-{way.kind}-{way.endpoint}")
+@pytest.fixture(params=WAYS, ids=lambda way: f"{way.kind}-{way.endpoint}")
 async def way(request: pytest.FixtureRequest) -> Way:
     assert isinstance(request.param, Way)
     return request.param
@@ -80,7 +68,7 @@ async def phone_of(
     way: Way, folder: Path, tools: dict[str, Callable[[dict[str, Any]], str | None]]
 ) -> AsyncIterator[tuple[App, LocalServer]]:
     """Run the model's server and ours; give a phone whose lamp can be switched."""
-    async with way.serve(folder) as server:
+    async with mlx_server(way.kind) as server:
         models = folder / "models.toml"
         models.write_text(
             PROFILES.format(
