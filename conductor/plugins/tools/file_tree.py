@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ import msgspec
 
 from conductor.plugins.tools.definitions import argument, definition
 from conductor.plugins.tools.sandbox import CancelFlag, Files, SandboxPath
-from conductor.plugins.tools.walk import MARKS, Kind, Walk, is_everything
+from conductor.plugins.tools.walk import MARKS, Walk, is_everything
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
 
 # Levels of a tree, and its entries.
@@ -48,7 +47,7 @@ class FileTree:
         self._files = files
 
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
-        """Answer with ``tree, folders, files, links, special, ignored, complete``.
+        """Answer with ``tree`` and ``complete``.
 
         The levels nearest to the top come first; of a folder its folders, then the other entries, each by
         name. If not everything fits, the outcome's notes give the reason.
@@ -75,7 +74,6 @@ class FileTree:
 class _Tree(Walk):
     def __init__(self, files: Files, stop: CancelFlag, seconds: float) -> None:
         super().__init__(files, stop, seconds)
-        self._counts: Counter[Kind] = Counter()
         self._lines: list[str] = []
         self._text_left = MAX_TEXT_BYTES
 
@@ -88,7 +86,6 @@ class _Tree(Walk):
             # As JSON, as the limit of an observation is counted.
             self._text_left -= len(msgspec.json.encode(line))
             if self._text_left >= 0:
-                self._counts[kind] += 1
                 self._lines.append(line)
 
     def reached_limit(self) -> str:
@@ -98,16 +95,4 @@ class _Tree(Walk):
 
     def outcome(self) -> ToolOutcome:
         """Make the outcome."""
-        counts = self._counts
-        return succeeded(
-            {
-                "tree": "\n".join(self._lines),
-                "folders": counts["folder"],
-                "files": counts["file"],
-                "links": counts["link"],
-                "special": counts["other"],
-                "ignored": self.ignored,
-                "complete": self.complete,
-            },
-            notes=self.notes,
-        )
+        return succeeded({"tree": "\n".join(self._lines), "complete": self.complete}, notes=self.notes)

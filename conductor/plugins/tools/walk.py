@@ -27,7 +27,7 @@ class Walk:
     """The walk of one call, and its limits.
 
     ``seconds`` is the time limit. ``notes`` are in order, each once.
-    ``complete`` is False once a limit left something out. ``ignored`` counts the entries that rules ignore.
+    ``complete`` is False once a limit left something out.
     """
 
     def __init__(
@@ -35,7 +35,6 @@ class Walk:
     ) -> None:
         self.files = files
         self.complete = True
-        self.ignored = 0
         self._notes: dict[str, None] = {}
         self._unused_rules = 0
         self._stop = stop
@@ -106,9 +105,7 @@ class Walk:
     ) -> Iterator[tuple[Kind, SandboxPath]]:
         for _, name, kind in heapq.merge(*runs):
             child = SandboxPath(location.root, (*location.parts, name))
-            if _ignored(chain, child, kind == "folder"):
-                self.ignored += 1
-            else:
+            if not _ignored(chain, child, kind == "folder"):
                 yield kind, child
 
     def _scan(self, folder: int) -> list[list[tuple[bool, str, Kind]]]:

@@ -8,7 +8,6 @@ import random
 import subprocess
 import tempfile
 import threading
-import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -50,11 +49,6 @@ async def test_folders_come_first_and_all_in_order(root: Path) -> None:
     outcome = await tree(root)
     assert outcome.data == {
         "tree": "a/\nb/\n.hidden\nB\nz.txt\nb/c/\nb/x\nb/y\nb/c/deep",
-        "folders": 3,
-        "files": 6,
-        "links": 0,
-        "special": 0,
-        "ignored": 0,
         "complete": True,
     }
     assert outcome.metadata.notes == ()
@@ -87,11 +81,9 @@ async def test_links_are_shown_and_not_followed(root: Path) -> None:
     (root / "a" / "file").symlink_to("/etc/passwd")
     (root / "dangling").symlink_to("nowhere")
     os.mkfifo(root / "pipe")
-    data = (await tree(root)).data
-    assert data["tree"] == (
+    assert (await tree(root)).data["tree"] == (
         "a/\ndangling (link)\nfolder (link)\nloop (link)\npipe (special)\na/file (link)\na/x"
     )
-    assert (data["links"], data["special"]) == (4, 1)
     outcome = await tree(root, path="folder")
     assert outcome.error_type == "permission_denied"
     assert outcome.error_message == "'folder' is a link or is behind a link; links are not followed."
@@ -104,11 +96,9 @@ async def test_gitignore_files_apply_at_every_level(root: Path) -> None:
     (root / ".gitignore").write_text("*.log\n/build/\n")
     (root / "a" / ".gitignore").write_text("!keep.log\n")
     (root / "src" / ".gitignore").write_text("gen\n")
-    data = (await tree(root)).data
-    assert data["tree"] == (
+    assert (await tree(root)).data["tree"] == (
         "a/\nsrc/\n.gitignore\na/b/\na/.gitignore\na/keep.log\nsrc/build/\nsrc/.gitignore\nsrc/build/z"
     )
-    assert data["ignored"] == 4
     assert (await tree(root, path="a/b")).data["tree"] == ""  # by the rules of the folders above
     outcome = await tree(root, path="build")
     assert outcome.data["tree"] == "build/out"
@@ -156,7 +146,7 @@ async def test_a_large_tree_is_cut_far_from_the_top(
     monkeypatch.setattr(*limit)
     make(root, *(f"{folder}/{file}" for folder in "abc" for file in range(30)), "top")
     outcome = await tree(root, depth=depth)
-    assert outcome.data["folders"] + outcome.data["files"] == count
+    assert len(outcome.data["tree"].split()) == count
     assert outcome.data["tree"].endswith(end)
     assert not outcome.data["complete"]
     assert outcome.metadata.notes == (note,)
@@ -191,13 +181,10 @@ async def test_a_folder_with_very_many_entries_is_limited(
     random.Random(7).shuffle(numbers)
     for name in numbers:
         os.close(os.open(memory_disk / name, os.O_CREAT | os.O_WRONLY))
-    thread_start, process_start = time.thread_time(), time.process_time()
     outcome = await tree(memory_disk)
-    thread_s, process_s = time.thread_time() - thread_start, time.process_time() - process_start
     assert outcome.data["tree"].startswith(".gitignore\n000000\n000001\n")
     assert "000015" not in outcome.data["tree"]
     assert not outcome.data["complete"]
-    assert thread_s < process_s / 4  # the work is in another thread
     tracemalloc.start()
     try:
         assert (await tree(memory_disk)).data == outcome.data
@@ -216,7 +203,7 @@ async def test_a_deep_tree_is_cut_at_the_greatest_depth(root: Path) -> None:
     os.close(folder)
     try:
         outcome = await tree(root)
-        assert outcome.data["folders"] == MAX_DEPTH
+        assert len(outcome.data["tree"].split()) == MAX_DEPTH
         assert outcome.metadata.notes == (f"Only {MAX_DEPTH} levels are shown.",)
     finally:
         await asyncio.to_thread(subprocess.run, ["rm", "-rf", str(root)], check=True)
