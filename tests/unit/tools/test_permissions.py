@@ -392,5 +392,7 @@ def test_grants_are_read_for_each_decision() -> None:
     assert gate.decide(spec(), {}, tainted=False, may_have_happened=False).effect == "ask"
     further = gate.decide(spec(), {}, tainted=False, may_have_happened=False, granted=(ALLOW,))
     assert further.effect == "allow"
+    further = gate.decide(spec(), {}, tainted=True, may_have_happened=False, granted=(ALLOW,))
+    assert further.effect == "ask"
     granted.append(ALLOW)
     assert gate.decide(spec(), {}, tainted=False, may_have_happened=False).effect == "allow"

@@ -188,9 +188,6 @@ def test_an_invalid_or_deleted_file_keeps_the_earlier_rules(path: Path, broken: 
     assert not file.rules and not file.problem
 
 
-# -- writing
-
-
 # -- rules that make no sense
 
 

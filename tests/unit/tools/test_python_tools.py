@@ -161,15 +161,6 @@ def test_installed_packages_offer_tools_by_entry_point(
         python_tools.cache_clear()
 
 
-def test_a_server_offers_the_tools_of_the_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text(SHOP)
-    monkeypatch.setenv("TOOLS_PATH", str(path))
-    services = make_services(load_settings(None))
-    (order,) = [spec for source in services.toolsets for spec in source.specs() if spec.source == "python"]
-    assert order.name == "order" and order.risk == "medium"
-
-
 def test_the_name_of_a_built_in_tool_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "own.py"
     path.write_text('from conductor.tools import tool\n@tool(name="calculator")\ndef f():\n    "F."\n')
