@@ -79,7 +79,6 @@ class Limits:
     close_timeout: float = 5.0  # for the last commit of a turn
     partial_interval: float = 0.05
     session_grace: float = 120.0
-    max_arguments_bytes: int = 65_536
     max_observation_bytes: int = 16_384
     floor_timeout: float = 5.0  # a person has the floor for this long after a partial transcript,
     open_microphone: float = 4.0  # and in a client that has never sent a partial

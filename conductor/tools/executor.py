@@ -113,7 +113,7 @@ class ToolExecutor:
             return failed("not_found", f"There is no tool {call.name[:128]!r}. Nothing was run.")
         spec, toolset = entry
         # Validation comes before permission: rules match coerced arguments.
-        checked = validate(spec, call.arguments, self._limits.max_arguments_bytes)
+        checked = validate(spec, call.arguments)
         if not isinstance(checked, Valid):
             return checked
         # After validation: a model that corrects its arguments is not in a loop.
@@ -134,7 +134,7 @@ class ToolExecutor:
     def edited(self, ready: PreparedCall, arguments: Mapping[str, Any]) -> PreparedCall | str:
         """Replace a call's arguments; returns a text if they are not valid."""
         text = msgspec.json.encode(arguments).decode()
-        checked = validate(ready.spec, text, self._limits.max_arguments_bytes)
+        checked = validate(ready.spec, text)
         if not isinstance(checked, Valid):
             return checked.error_message or "The arguments are not valid."
         # The model must know, or it would report its own arguments to the person.
@@ -154,7 +154,7 @@ class ToolExecutor:
         spec, toolset = entry
         # Approved arguments run unchanged: a second validation might change them.
         if arguments is None:
-            checked = validate(spec, call.arguments, self._limits.max_arguments_bytes)
+            checked = validate(spec, call.arguments)
             if not isinstance(checked, Valid):
                 return None
             arguments = checked.arguments

@@ -49,8 +49,7 @@ def refusal(tool: str, errors: Iterable[str]) -> str:
 class SchemaCache:
     """Compiled schemas, since many sockets declare the same tools. The oldest is dropped first."""
 
-    def __init__(self, max_count: int = 1024, max_bytes: int = 64 * 1024 * 1024) -> None:
-        self._max_count = max_count
+    def __init__(self, max_bytes: int = 64 * 1024 * 1024) -> None:
         self._max_bytes = max_bytes
         self._schemas: dict[str, Schema] = {}
         self.size = 0
@@ -65,7 +64,7 @@ class SchemaCache:
         if schema is None:
             schema = self._schemas[key] = read_schema(spec.input_schema)
             self.size += schema.size
-            while len(self._schemas) > self._max_count or self.size > self._max_bytes:
+            while self.size > self._max_bytes:
                 self.size -= self._schemas.pop(next(iter(self._schemas))).size
         return schema
 
@@ -239,7 +238,6 @@ GITHUB = "github-repository"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*/(?!\.{1,2}/?\Z)[A-Za-z0-9_.-]+/?\Z")
 # Above this number a float cannot represent every integer.
 _EXACT_INTEGERS = 2**53
-_QUOTED_CHARS = 40
 
 
 def coerce(arguments: Any, schema: Schema) -> tuple[Any, tuple[str, ...]]:
@@ -318,11 +316,8 @@ def _coerced(value: Any, errors: Sequence[ValidationError], tree: Any) -> tuple[
         result = f"https://github.com/{value}"
     if result is _NOTHING:
         return _NOTHING, "" if value else "empty text was left out"
-    text = json.dumps(value[:_QUOTED_CHARS], ensure_ascii=False)
-    return (
-        result,
-        f"{text} was read as {'JSON' if isinstance(result, dict | list) else json.dumps(result)}",
-    )
+    form = "JSON" if isinstance(result, dict | list) else json.dumps(result)
+    return result, f"{_quoted(value)} was read as {form}"
 
 
 def _json(text: str) -> Any:

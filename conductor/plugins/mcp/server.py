@@ -245,19 +245,14 @@ class McpConnection:
 
     async def _list(self, client: Client) -> None:
         tools: list[Tool] = []
-        cursors: set[str | None] = {None}
         cursor: str | None = None
-        warnings: list[str] = []
-        while client.server_capabilities.tools is not None:
+        for _ in range(MAX_PAGES) if client.server_capabilities.tools is not None else ():
             page = await client.list_tools(cursor=cursor)
             tools += page.tools
             cursor = page.next_cursor
-            if not cursor:
+            if not cursor or len(tools) > MAX_LISTED:
                 break
-            if cursor in cursors or len(cursors) == MAX_PAGES or len(tools) > MAX_LISTED:
-                warnings.append("the list of tools does not end; only the first tools were read.")
-                break
-            cursors.add(cursor)
+        warnings = ["the list of tools does not end; only the first tools were read."] if cursor else []
         # In a thread: compiling the schemas of a hundred tools would block the event loop.
         specs, more = await asyncio.to_thread(make_specs, self.config, tools[:MAX_LISTED])
         warnings += more

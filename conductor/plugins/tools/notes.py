@@ -25,8 +25,7 @@ from conductor.tools.reminders import find_zone
 
 MAX_TITLE_CHARS = 120
 MAX_TEXT_CHARS = 20_000
-# Limits of one search: notes read, bytes of each, notes in a result, characters of each, seconds.
-MAX_NOTES = 5000
+# Limits of one search: bytes of a note, notes in a result, characters of each, seconds.
 MAX_NOTE_BYTES = 256 * 1024
 MAX_RESULTS = 20
 EXCERPT_CHARS = 500
@@ -136,9 +135,8 @@ class NotesSearch:
             if location.name.endswith((".md", ".txt"))
             and (top.parts or not location.parts[0].startswith(PERSON))
         )
-        for count, (folder, location) in enumerate(notes):
-            if count >= MAX_NOTES or walk.full():
-                walk.cut(f"Only {count:,} notes were searched.")
+        for folder, location in notes:
+            if walk.full():
                 break
             try:
                 data = read_bytes(self._files, location, stop, MAX_NOTE_BYTES)

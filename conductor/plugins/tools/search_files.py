@@ -18,9 +18,7 @@ from conductor.tools.schema import MAX_PATTERN_CHARS, SchemaError, linear_search
 
 # A pattern may be preceded by "(?i)".
 MAX_QUERY_CHARS = MAX_PATTERN_CHARS - 4
-# Limits of one call: files, bytes of all files, matches, bytes of the matches as JSON, seconds.
-MAX_FILES = 20_000
-MAX_READ_BYTES = 128 * 1024 * 1024
+# Limits of one call: matches, their bytes as JSON, seconds.
 MAX_MATCHES = 100
 MAX_TEXT_BYTES = 12 * 1024
 BUDGET_S = 5.0
@@ -94,7 +92,6 @@ class _Search(Walk):
         self._names = gitignore.parse(arguments.get("files", "").encode(errors="replace"))[0]
         self._matches: list[dict[str, Any]] = []
         self._text_left = MAX_TEXT_BYTES
-        self._bytes_left = MAX_READ_BYTES
         self._searched = 0
         self._skipped: Counter[str] = Counter()
 
@@ -110,11 +107,8 @@ class _Search(Walk):
             self._search_file(location)
 
     def reached_limit(self) -> str:
-        if len(self._matches) >= MAX_MATCHES or self._text_left <= 0:
-            return "Only the first matches are listed."
-        if self._searched >= MAX_FILES or self._bytes_left <= 0:
-            return f"Only {self._searched:,} files were searched."
-        return ""
+        is_full = len(self._matches) >= MAX_MATCHES or self._text_left <= 0
+        return "Only the first matches are listed." if is_full else ""
 
     def _search_file(self, location: SandboxPath) -> None:
         if self.full():
@@ -128,7 +122,6 @@ class _Search(Walk):
             self._stop.check()
             self._skipped["cannot be read" if isinstance(error, OSError) else "are too large"] += 1
             return
-        self._bytes_left -= len(data)
         if b"\0" in data[:8192]:
             return
         self._searched += 1

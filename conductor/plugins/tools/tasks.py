@@ -12,8 +12,7 @@ from conductor.plugins.tools.definitions import ToolFailure, argument, definitio
 from conductor.tools.base import CallContext, SessionFields, ToolOutcome, succeeded
 
 FIELD = "tasks"
-# Tasks of a list, bytes of the list, which is one field of the session, and characters of a task.
-MAX_TASKS = 200
+# Bytes of a list, which is one field of the session, and characters of a task.
 MAX_BYTES = 32 * 1024
 MAX_TITLE_CHARS = 200
 MAX_NOTES_CHARS = 2000
@@ -60,8 +59,6 @@ class AddTask:
         """Answer with the new ``task`` and ``open``: how many are not completed."""
 
         def add(tasks: dict[str, Task]) -> Task:
-            if len(tasks) >= MAX_TASKS:
-                raise ToolFailure("validation_failed", f"The list is full: it has {MAX_TASKS} tasks.")
             return _edited(Task(next_id("task", tasks), ""), arguments)
 
         return await _change(context, add)

@@ -29,17 +29,16 @@ from conductor.plugins.tools.sandbox import (
 )
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
 
-# Bytes of a file; a model does not write more in one reply.
-MAX_CONTENT_BYTES = 1_000_000
-# Lines of each text that are compared, since the time grows with their product; lines of a difference in a
-# preview, and characters of each.
+# Bytes of an old text that is compared, and lines of each text, since the time grows with their product;
+# lines of a difference in a preview, and characters of each.
+MAX_COMPARED_BYTES = 1_000_000
 MAX_COMPARED_LINES = 5000
 MAX_DIFF_LINES = 60
 _DIFF_CHARS = 120
 
 _ARGUMENTS = {
     "path": argument("string", "For example: notes/ideas.md", minLength=1, maxLength=4096),
-    "content": argument("string", "The whole text of the file.", maxLength=MAX_CONTENT_BYTES),
+    "content": argument("string", "The whole text of the file."),
 }
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
@@ -130,7 +129,7 @@ class WriteFile(CreateFile):
 
         def work(stop: CancelFlag) -> ToolOutcome:
             def attempt(location: SandboxPath) -> ToolOutcome:
-                old = read_bytes(self._files, location, stop, MAX_CONTENT_BYTES)
+                old = read_bytes(self._files, location, stop, MAX_COMPARED_BYTES)
                 path = self._files.roots.path_of(location)
                 return succeeded(_difference(location, path, old, arguments["content"]))
 
@@ -244,12 +243,9 @@ def _sync(folder: int) -> None:
 def encode(content: str) -> bytes:
     """Encode a file's content. Raises `ToolFailure`."""
     try:
-        data = content.encode()
+        return content.encode()
     except UnicodeEncodeError:
         raise ToolFailure("validation_failed", "The content contains incomplete characters.") from None
-    if len(data) > MAX_CONTENT_BYTES:
-        raise ToolFailure("validation_failed", f"The content has more than {MAX_CONTENT_BYTES:,} bytes.")
-    return data
 
 
 def _size(content: str) -> str:

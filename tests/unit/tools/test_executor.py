@@ -20,9 +20,7 @@ from conductor.tools.redaction import Redactor
 from conductor.tools.rules import Rule
 
 WAIT = 5.0
-LIMITS = Limits(
-    tool_timeout=0.02, interactive_timeout=0.04, max_observation_bytes=200, max_arguments_bytes=100
-)
+LIMITS = Limits(tool_timeout=0.02, interactive_timeout=0.04, max_observation_bytes=200)
 CONTEXT = CallContext("s-1", "c-1", "Europe/Berlin", "de-DE")
 ADD = ToolSpec(
     "add_task",
@@ -120,7 +118,7 @@ def test_a_call_of_an_unknown_tool_fails() -> None:
     [
         ("{", "parse_error"),
         ('{"text":"x","more":1}', "validation_failed"),
-        ('{"text":"' + "x" * 100 + '"}', "validation_failed"),
+        ('{"text":"' + "x" * 65_536 + '"}', "validation_failed"),
     ],
 )
 def test_bad_arguments_are_refused_and_nothing_is_run(arguments: str, error_type: str) -> None:
@@ -258,7 +256,7 @@ def test_edited_arguments_are_checked_and_noted_for_the_model() -> None:
     }
 
 
-@pytest.mark.parametrize("arguments", [{}, {"text": 1, "more": 2}, {"text": "x" * 200}])
+@pytest.mark.parametrize("arguments", [{}, {"text": 1, "more": 2}, {"text": "x" * 65_536}])
 def test_an_invalid_edit_is_rejected_with_the_reason(arguments: dict[str, Any]) -> None:
     executor = ToolExecutor([shelf()], LIMITS)
     assert isinstance(executor.edited(ready(executor, "add_task", '{"text":"x"}'), arguments), str)

@@ -311,8 +311,8 @@ def numbered(number: int, **keywords: Any) -> ToolSpec:
 
 
 def test_compiled_schemas_are_cached_and_the_oldest_is_dropped() -> None:
-    cache = SchemaCache(max_count=2)
     first, second, third = (numbered(number) for number in range(3))
+    cache = SchemaCache(max_bytes=2 * read_schema(first.input_schema).size)
     cached = cache.get(first), cache.get(second)
     assert (cache.get(first), cache.get(second)) == cached
     cache.get(third)

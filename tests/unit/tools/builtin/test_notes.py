@@ -88,9 +88,9 @@ async def test_without_a_query_the_newest_come(folder: Path, monkeypatch: pytest
     assert titles(outcome) == ["n6", "n5", "n4", "n3", "n2"] and outcome.data["found"] == 7
     assert titles(await search(folder, limit=1)) == ["n6"]
     assert outcome.data["notes"][0]["modified"] == "1970-01-01T00:00:06Z"
-    monkeypatch.setattr(notes, "MAX_NOTES", 1)
+    monkeypatch.setattr(notes, "BUDGET_S", 0)
     outcome = await search(folder)
-    assert not outcome.data["complete"] and outcome.metadata.notes == ("Only 1 notes were searched.",)
+    assert not outcome.data["complete"] and outcome.metadata.notes == ("The time limit was reached.",)
 
 
 async def test_notes_of_other_programs_are_found(folder: Path) -> None:

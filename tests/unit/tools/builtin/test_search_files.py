@@ -114,8 +114,6 @@ async def test_long_lines_are_cut_around_the_match(root: Path) -> None:
     [
         ("MAX_MATCHES", 3, "Only the first matches are listed."),
         ("MAX_TEXT_BYTES", 120, "Only the first matches are listed."),
-        ("MAX_FILES", 1, "Only 1 files were searched."),
-        ("MAX_READ_BYTES", 10, "Only 1 files were searched."),
         ("BUDGET_S", 0, "The time limit was reached."),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conductor.errors import StoreUnavailable
-from conductor.plugins.tools.tasks import FIELD, MAX_BYTES, MAX_TASKS, AddTask, ListTasks, UpdateTask
+from conductor.plugins.tools.tasks import FIELD, MAX_BYTES, AddTask, ListTasks, UpdateTask
 from conductor.tools.base import CallContext, ToolOutcome
 
 
@@ -98,18 +98,6 @@ async def test_a_blank_title_is_refused(title: str) -> None:
     assert (await add(fields, title)).error_message == "The title is blank. Nothing was changed."
     assert (await update(fields, "task_1", title=title)).error_type == "validation_failed"
     assert fields.texts == before
-
-
-async def test_a_list_with_too_many_tasks_is_full() -> None:
-    fields = Fields()
-    for number in range(MAX_TASKS):
-        assert (await add(fields, str(number))).success
-    before = dict(fields.texts)
-    outcome = await add(fields)
-    assert outcome.error_type == "validation_failed"
-    assert outcome.error_message == "The list is full: it has 200 tasks. Nothing was changed."
-    assert fields.texts == before
-    assert (await update(fields, "task_200", status="completed")).success
 
 
 async def test_a_list_with_too_much_text_is_full() -> None:

@@ -13,8 +13,8 @@ import pytest
 from conductor.plugins.tools.definitions import ToolFailure
 from conductor.plugins.tools.sandbox import CancelFlag, Files, Roots
 from conductor.plugins.tools.write_file import (
+    MAX_COMPARED_BYTES,
     MAX_COMPARED_LINES,
-    MAX_CONTENT_BYTES,
     MAX_DIFF_LINES,
     WriteFile,
     replace_file,
@@ -124,7 +124,7 @@ async def test_a_preview_is_bounded(root: Path) -> None:
     assert max(map(len, lines)) <= 120
     text = await preview(root, "a/old.md", "y\n" * (MAX_COMPARED_LINES + 1))
     assert text.endswith("The texts are too long to be compared.")
-    (root / "a" / "old.md").write_bytes(b"x" * (MAX_CONTENT_BYTES + 1))
+    (root / "a" / "old.md").write_bytes(b"x" * (MAX_COMPARED_BYTES + 1))
     assert "the limit is" in await preview(root, "a/old.md")
 
 
