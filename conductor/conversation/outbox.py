@@ -307,18 +307,13 @@ class Outbox:
 
     # -- time
 
-    def postpone(self, ms: int) -> None:
-        """Extend the first call's time: the process was suspended."""
-        if self._head is not None and self.deadline is not None:
-            later = self.deadline + min(ms, self._head.limit_ms)
-            self.deadline = max(later, self._view.now() + _UNREAD_MS)
-
     def tick(self) -> None:
         """Expire late calls and speeches; a process that was suspended first reads the client's events."""
         now = self._view.now()
         while self._head is not None and self.deadline is not None and now >= self.deadline:
             entry, late = self._head, now - self.deadline
-            if late > _SUSPENDED_MS:
+            if late > _SUSPENDED_MS and not entry.is_extended:
+                entry.is_extended = True
                 self.deadline = now + max(_UNREAD_MS, min(late, entry.limit_ms))
                 return
             if entry.event.kind in ("call", "speak"):

@@ -237,10 +237,6 @@ class Session(SessionCore):
             self._is_expiring = False
         self.changed()
 
-    def suspended_for(self, seconds: float) -> None:
-        """Extend the client's time limits: this process was suspended."""
-        self.outbox.postpone(round(seconds * 1000))
-
     # -- the end
 
     def reload(self, services: Services) -> None:

@@ -48,8 +48,9 @@ class Transport(Protocol):
 class Entry:
     """An unacknowledged event.
 
-    ``is_sent``: to any connection. ``replayed``: sent before the present connection. A speech and the state
-    just before it (``speaking``) are ``partner`` of each other: they are replayed together.
+    ``is_sent``: to any connection. ``replayed``: sent before the present connection. ``is_extended``: it got
+    more time after a suspension. A speech and the state just before it (``speaking``) are ``partner`` of each
+    other: they are replayed together.
     """
 
     event: Event
@@ -58,3 +59,4 @@ class Entry:
     is_sent: bool = False
     replayed: bool = False
     partner: Entry | None = None
+    is_extended: bool = False

@@ -243,8 +243,6 @@ class SessionRegistry:
             await asyncio.wait(self._closing)
 
     def _suspended_for(self, seconds: float) -> None:
-        for session in self.sessions:
-            session.suspended_for(seconds)
         if self._services.store.durable:
             self.recheck_ownership()
 

@@ -377,18 +377,6 @@ async def test_a_timer_that_fires_late_gives_its_call_more_time(seconds: float, 
     assert [time - start for _, time in bench.expired] == pytest.approx([expires])
 
 
-async def test_an_answer_that_arrived_during_a_suspension_can_still_be_read() -> None:
-    bench = Bench()
-    bench.connect()
-    start = virtual_loop().time()
-    bench.put("call")
-    await later(29.5)
-    jump(0.6)
-    bench.outbox.postpone(100)
-    await bench.quiet()
-    assert [time - start for _, time in bench.expired] == pytest.approx([31.1])
-
-
 async def test_calls_expire_in_a_process_that_is_suspended_again_and_again() -> None:
     bench = Bench()
     bench.connect()
@@ -396,10 +384,9 @@ async def test_calls_expire_in_a_process_that_is_suspended_again_and_again() -> 
     active = 0.0
     while not bench.expired:
         jump(2.0)
-        bench.outbox.postpone(2_000)
         await later(1.0)
         active += 1.0
-    assert active == pytest.approx(CALL_LIMIT, abs=2.0)
+    assert active <= CALL_LIMIT
 
 
 # -- the model
