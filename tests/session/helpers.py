@@ -520,6 +520,11 @@ class Stage:
         assert isinstance(provider, ScriptedProvider)
         return provider
 
+    async def ask(self, text: str) -> None:
+        """Say something, and wait for the end of everything."""
+        self.app.say(text)
+        await self.quiet()
+
     async def quiet(self) -> None:
         """Wait until nothing is on its way, no turn runs, and no limit of the device is running."""
         for _ in range(6_000):
@@ -546,12 +551,15 @@ async def open_stage(
     answer: Callable[[str, str], str | None | Awaitable[str | None]] | None = None,
     *,
     slow: bool = False,
+    say: str = "",
 ) -> Stage:
-    """Open a session and connect an app to it."""
+    """Open a session and connect an app to it, whose person then says something."""
     session = await open_session(services)
     store = services.store if isinstance(services.store, SlowStore) else None
     app = App(answer, store)
     await app.connect(session, slow=slow)
+    if say:
+        app.say(say)
     return Stage(session, app, services)
 
 

@@ -61,8 +61,7 @@ async def test_the_final_reply_and_its_speech_have_only_returned_citations() -> 
         [call("library.search")],
         [TextDelta("Herons fish [1], ducks fly [7]. See [3].")],
     ]
-    stage = await open_stage(make_services(scripts, toolsets=[Library()]))
-    stage.app.say("what do herons do")
+    stage = await open_stage(make_services(scripts, toolsets=[Library()]), say="what do herons do")
     await stage.quiet()
     final_text = "Herons fish [1], ducks fly. See."
     assert stage.app.finals() == [final_text]

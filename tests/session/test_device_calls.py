@@ -83,8 +83,9 @@ def reaches_model(stage: Stage, marker: str) -> bool:
 
 @pytest.mark.parametrize("seed", [3, 5, 8, 13])
 async def test_a_result_reaches_the_model_once(seed: int) -> None:
-    stage = await open_stage(make_services(ONE_CALL, store=randomly_slow(random.Random(seed))), silent_tools)
-    stage.app.say("go")
+    stage = await open_stage(
+        make_services(ONE_CALL, store=randomly_slow(random.Random(seed))), silent_tools, say="go"
+    )
     call_id = await device_call(stage)
     stage.app.result(call_id, "heron")
     stage.app.result(call_id, "again")
@@ -108,8 +109,7 @@ async def test_a_call_without_an_answer_is_unknown_at_its_limit_and_its_late_res
     stage.app.result(call_id, "heron")
     stage.app.result(call_id, "twice")
     await stage.quiet()
-    stage.app.say("and?")
-    await stage.quiet()
+    await stage.ask("and?")
     (note,) = notes(stage)
     assert "heron" in note
     assert stage.app.speeches() == ["Done.", "Next.", "After that."]
@@ -134,8 +134,7 @@ async def test_a_late_result_is_too_late_after_ten_minutes() -> None:
     await stage.quiet()
     await later(601)
     stage.app.result(call_id, "heron")
-    stage.app.say("and?")
-    await stage.quiet()
+    await stage.ask("and?")
     assert notes(stage) == []
 
 
@@ -145,15 +144,13 @@ async def test_a_result_after_an_interruption_is_told_in_the_next_turn(name: str
     stage.app.interrupt()
     await stage.settled()
     stage.app.result(call_id, "heron")
-    stage.app.say("and?")
-    await stage.quiet()
+    await stage.ask("and?")
     assert any("heron" in text for text in notes(stage))
     assert faults(stage.session.state.log) == []
 
 
 async def test_a_call_whose_turn_was_stopped_is_not_replayed() -> None:
-    stage = await open_stage(make_services([[call("device.look")]]), silent_tools)
-    stage.app.say("go")
+    stage = await open_stage(make_services([[call("device.look")]]), silent_tools, say="go")
     await device_call(stage, "device.look")
     stage.app.interrupt()
     await stage.settled()
@@ -204,8 +201,7 @@ async def test_a_result_reaches_the_model_whatever_waits_for_the_store_with_it(
         await steps(10)
     store.hold.set()
     await stage.quiet()
-    stage.app.say("and?")
-    await stage.quiet()
+    await stage.ask("and?")
     assert reaches_model(stage, "heron")
     assert faults(stage.session.state.log) == []
 
@@ -221,8 +217,7 @@ async def test_a_time_out_that_comes_while_the_result_is_committed_changes_nothi
     await stage.quiet()
     (result,) = results(stage)
     assert result["data"] == "heron"
-    stage.app.say("and?")
-    await stage.quiet()
+    await stage.ask("and?")
     assert notes(stage) == []
 
 
@@ -255,8 +250,7 @@ async def test_a_call_has_more_time_when_the_process_stood_still() -> None:
 
 async def test_a_time_out_that_could_not_be_recorded_still_ends_the_wait() -> None:
     store = SlowStore()
-    stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools)
-    stage.app.say("go")
+    stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools, say="go")
     await device_call(stage)
     await steps(20)
     failures = iter([StoreUnavailable("away")])
@@ -289,8 +283,7 @@ async def test_a_declaration_while_a_call_is_committed_does_not_fail_the_turn() 
     store = SlowStore()
     hold = asyncio.Event()
     scripts: list[Script] = [[hold, call("device.do")], [TextDelta("Done.")]]
-    stage = await open_stage(make_services(scripts, store=store))
-    stage.app.say("go")
+    stage = await open_stage(make_services(scripts, store=store), say="go")
     await steps(20)
     store.hold = asyncio.Event()
     stage.app.agent_done("a-1")  # a commit that the round's must wait for
@@ -325,8 +318,7 @@ async def test_no_future_is_left_of_a_call_that_was_never_waited_for(how: str) -
 async def test_the_results_of_a_round_are_logged_in_the_order_of_its_calls() -> None:
     store = SlowStore()
     scripts: list[Script] = [[call("device.do"), call("device.look")], [TextDelta("Done.")]]
-    stage = await open_stage(make_services(scripts, store=store), silent_tools)
-    stage.app.say("go")
+    stage = await open_stage(make_services(scripts, store=store), silent_tools, say="go")
     write_call, read_call = await device_call(stage), await device_call(stage, "device.look")
     stage.app.result(read_call, "a heron")
     stage.app.result(write_call, "written")
@@ -434,8 +426,7 @@ async def test_after_an_interruption_a_write_is_told_at_once_and_a_read_with_the
     await stage.quiet()
     await later(100)
     assert stage.app.speeches() == (["One."] if own_turn else [])
-    stage.app.say("and?")
-    await stage.quiet()
+    await stage.ask("and?")
     assert len(stage.app.speeches()) == (2 if own_turn else 1)
     assert [late["deliveredAs"] for late in payloads(stage, "tool.late")] == [
         "turn" if own_turn else "context"
@@ -465,8 +456,7 @@ async def test_a_result_that_comes_late_during_another_turn_is_told_with_the_nex
     assert payloads(stage, "tool.late") == [{"callId": call_id, "deliveredAs": "context"}]
     assert stage.app.speeches() == ["No answer.", "Two."], "no turn of its own"
     assert notes(stage) == []
-    stage.app.say("and?")
-    await stage.quiet()
+    await stage.ask("and?")
     assert any("heron" in text for text in notes(stage))
 
 
@@ -478,8 +468,7 @@ async def test_a_turn_for_a_late_result_waits_for_the_floor_and_goes_with_the_wo
     stage.app.result(call_id, "heron")
     await later(2.0)
     assert not stage.session.busy
-    stage.app.say("and now?")
-    await stage.quiet()
+    await stage.ask("and now?")
     await later(100)
     assert stage.app.speeches() == ["No answer.", "Both."]
     assert len(notes(stage)) == 1
@@ -514,8 +503,7 @@ async def test_after_its_late_result_an_identical_call_is_not_asked_about() -> N
     await stage.quiet()
     stage.app.result(call_id, "heron")
     await stage.quiet()
-    stage.app.say("once more")
-    await stage.quiet()
+    await stage.ask("once more")
     assert payloads(stage, "approval.request") == []
     assert stage.app.speeches()[-1] == "Again."
 
@@ -583,8 +571,7 @@ async def test_a_call_that_is_accepted_after_its_time_limit_is_a_job() -> None:
 
 
 async def test_without_the_capability_a_call_is_not_accepted() -> None:
-    stage = await open_stage(make_services(JOB), silent_tools)
-    stage.app.say("go")
+    stage = await open_stage(make_services(JOB), silent_tools, say="go")
     say(stage, client.ToolAccepted(await device_call(stage), "job-7"))
     await stage.quiet()
     assert [result["error_type"] for result in results(stage)] == ["unknown"]
@@ -603,8 +590,7 @@ async def test_the_result_of_a_job_that_is_accepted_while_its_turn_ends_is_not_l
     await later(300)
     stage.app.result(call_id, "heron")
     await stage.quiet()
-    stage.app.say("and?")
-    await stage.quiet()
+    await stage.ask("and?")
     assert reaches_model(stage, "heron")
     assert len(payloads(stage, "tool.late")) == 1
 

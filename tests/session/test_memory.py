@@ -98,8 +98,7 @@ async def test_another_process_reads_what_was_written_and_another_person_nothing
     assert (await use(other, "recall")).data["results"] == ["my code is 1234"]
     assert (await use(other, "recall", person="bob")).data["results"] == []
     stage = await open_stage([[TextDelta("Hello.")]], store, "bob")
-    stage.app.say("what is my code?")
-    await stage.quiet()
+    await stage.ask("what is my code?")
     assert "1234" not in str(stage.provider.requests)
 
 
@@ -118,8 +117,7 @@ async def test_the_fitting_entries_are_a_note_of_outsiders_that_stays_for_the_se
     facts = ["my sister is called Anna", INJECTED, *(f"I own book {number}" for number in range(12))]
     await remember(store, *facts)
     stage = await open_stage(lambda _: [TextDelta("So it is.")], store)
-    stage.app.say("how is my sister called?")
-    await stage.quiet()
+    await stage.ask("how is my sister called?")
     first = stage.provider.requests[0]
     note, words = first.messages
     assert isinstance(note, Note) and isinstance(words, UserMessage)
@@ -129,15 +127,13 @@ async def test_the_fitting_entries_are_a_note_of_outsiders_that_stays_for_the_se
     assert entries[:2] == ["my sister is called Anna", "I own book 11"] and len(entries) == 10
     # The prompt is the same in the next turn, and in another process, whatever is remembered meanwhile.
     await remember(store, "my sister is called Berta")
-    stage.app.say("and else?")
-    await stage.quiet()
+    await stage.ask("and else?")
     second = stage.provider.requests[1]
     assert second.system == first.system and list(second.messages)[:2] == list(first.messages)
     assert sum(isinstance(message, Note) for message in second.messages) == 1
     die(stage.session, stage.app)
     stage = await open_stage(lambda _: [TextDelta("So it is.")], store)
-    stage.app.say("and now?")
-    await stage.quiet()
+    await stage.ask("and now?")
     assert list(stage.provider.requests[0].messages)[:2] == list(first.messages)
 
 

@@ -31,8 +31,9 @@ def deaf_to_speech(name: str, call_id: str) -> str | None:
 
 @pytest.mark.parametrize("moves", [False, True])
 async def test_a_relaunched_app_gets_the_speaking_state_before_the_speech(moves: bool) -> None:
-    stage = await open_stage(make_services([[TextDelta("Sure.")]], store=SlowStore()), deaf_to_speech)
-    stage.app.say("hi")
+    stage = await open_stage(
+        make_services([[TextDelta("Sure.")]], store=SlowStore()), deaf_to_speech, say="hi"
+    )
     await stage.settled()
     ids = [e["id"] for e in stage.app.log if shape_of(e) in ("state speaking", "tts.speak")]
     stage.app.line.cut()
@@ -50,8 +51,7 @@ async def test_a_relaunched_app_gets_the_speaking_state_before_the_speech(moves:
 @pytest.mark.parametrize("moves", [False, True])
 async def test_a_speech_whose_answer_was_lost_does_not_hold_up_an_idle_session(moves: bool) -> None:
     script = [[TextDelta("One.")], [TextDelta("Two.")]]
-    stage = await open_stage(make_services(script, store=SlowStore()), deaf_to_speech)
-    stage.app.say("hi")
+    stage = await open_stage(make_services(script, store=SlowStore()), deaf_to_speech, say="hi")
     await stage.settled()
     stage.app.reply = lambda name, call_id: None
     stage.app.say("and?")
@@ -69,8 +69,7 @@ async def test_a_speech_whose_answer_was_lost_does_not_hold_up_an_idle_session(m
 
 async def test_a_restored_speech_has_the_time_limit_of_its_text() -> None:
     services = make_services([[TextDelta("One.")]], store=SlowStore())
-    stage = await open_stage(services, deaf_to_speech)
-    stage.app.say("hi")
+    stage = await open_stage(services, deaf_to_speech, say="hi")
     await stage.settled()
     moved = await open_session(services)
     at = asyncio.get_running_loop().time()
@@ -131,9 +130,8 @@ async def test_results_of_ui_calls_are_acknowledged_together() -> None:
 async def test_a_resume_with_many_old_results_is_bounded() -> None:
     scripts: list[Script] = [[TextDelta("I look."), call("device.look")], [TextDelta("There it is.")]]
     stage = await open_stage(
-        make_services(scripts), lambda name, _: None if name == "device.look" else SPOKEN
+        make_services(scripts), lambda name, _: None if name == "device.look" else SPOKEN, say="look"
     )
-    stage.app.say("look")
     look = (await stage.app.until("device.look"))["payload"]["callId"]
     stage.app.line.cut()
     ui_results = [client.ResumeDone(f"shown-{number}", SPOKEN) for number in range(600)]
@@ -147,8 +145,7 @@ async def test_a_resume_with_many_old_results_is_bounded() -> None:
 
 
 async def test_a_resume_neither_requests_nor_drops_ui_calls() -> None:
-    stage = await open_stage(make_services([[TextDelta("Sure.")]]), deaf_to_speech)
-    stage.app.say("hi")
+    stage = await open_stage(make_services([[TextDelta("Sure.")]]), deaf_to_speech, say="hi")
     speech = (await stage.app.until("tts.speak"))["payload"]["callId"]
     stage.app.line.cut()
     resume = client.Resume(done=[client.ResumeDone(speech)], pending=[speech])

@@ -110,8 +110,7 @@ async def test_an_app_with_segments_gets_all_segments_while_it_speaks() -> None:
 
 
 async def test_an_app_without_segments_gets_one_segment_at_a_time() -> None:
-    stage = await open_stage(always([[TextDelta("".join(OWLS))]]), mute)
-    stage.app.say("owls")
+    stage = await open_stage(always([[TextDelta("".join(OWLS))]]), mute, say="owls")
     await stage.settled()
     for number in range(3):
         assert speeches(stage.app) == [{"text": text.strip()} for text in OWLS[: number + 1]]
@@ -121,8 +120,7 @@ async def test_an_app_without_segments_gets_one_segment_at_a_time() -> None:
 
 
 async def test_a_client_without_the_capability_gets_whole_replies_by_default() -> None:
-    stage = await open_stage(make_services([[TextDelta("".join(OWLS))]]))
-    stage.app.say("owls")
+    stage = await open_stage(make_services([[TextDelta("".join(OWLS))]]), say="owls")
     await stage.quiet()
     assert stage.app.speeches() == ["".join(OWLS)]
 
@@ -176,8 +174,7 @@ async def test_without_acknowledged_segments_the_heard_text_is_unknown() -> None
 
 
 async def test_a_transcript_withdraws_unsent_segments() -> None:
-    stage = await open_stage(always([[TextDelta("".join(OWLS))], [TextDelta("Yes.")]]), mute)
-    stage.app.say("owls")
+    stage = await open_stage(always([[TextDelta("".join(OWLS))], [TextDelta("Yes.")]]), mute, say="owls")
     await stage.settled()
     stage.app.say("stop")
     await steps(50)
@@ -193,8 +190,7 @@ BROKE = ModelError("connection", "gone")
 async def test_a_broken_reply_continues_after_its_spoken_part() -> None:
     scripts: list[Script] = [[TextDelta(OWLS[0] + "They he"), BROKE], [TextDelta("They hear well.")]]
     stage = await capable(make_services(scripts))
-    stage.app.say("owls")
-    await stage.quiet()
+    await stage.ask("owls")
     assert stage.app.speeches() == ["Owls hunt at night.", "They hear well."]
     assert stage.app.finals() == ["Owls hunt at night.", "They hear well."]
     assert stage.session.state.log[1:] == [
@@ -209,8 +205,7 @@ async def test_a_failed_turn_keeps_its_spoken_part_and_apologises() -> None:
     failures = {"model_provider_failed": "Sorry."}
     services = make_services([[TextDelta(OWLS[0] + "They"), refusal]], failures=failures)  # type: ignore[arg-type]  # a dict of literals
     stage = await capable(services)
-    stage.app.say("owls")
-    await stage.quiet()
+    await stage.ask("owls")
     assert stage.app.speeches() == ["Owls hunt at night.", "Sorry."]
     assert answers(stage) == [f"Owls hunt at night. They {CUT_OFF} Sorry."]
 
@@ -219,8 +214,7 @@ async def test_code_is_announced_once_and_text_without_sound_is_skipped() -> Non
     code = "```\nx = 1. Y\n```\n"
     text = f"{code}And once more in another way:\n{code}That is all that I have for you. 🎉🎉"
     stage = await capable(make_services([[TextDelta(text)]]))
-    stage.app.say("code")
-    await stage.quiet()
+    await stage.ask("code")
     assert stage.app.speeches() == [
         "The code is on the screen.",
         "And once more in another way:",
@@ -245,8 +239,7 @@ def test_an_interruption_at_every_step_leaves_a_valid_history() -> None:
         await steps(after)
         over = not stage.session.busy and bool(stage.app.finals())
         stage.app.interrupt()
-        stage.app.say("stop")
-        await stage.quiet()
+        await stage.ask("stop")
         assert faults(stage.session.state.log) == []
         assert stage.app.shapes()[-1] == "state idle"
         assert stage.app.finals()[-1] == answers(stage)[-1]
@@ -265,8 +258,7 @@ def bridging(scripts: Sequence[Script], **fields: Any) -> Services:
 async def test_a_slow_tool_is_bridged_once_by_an_unlogged_phrase() -> None:
     local = LocalTools()
     scripts: list[Script] = [[call("local.wait")], [call("local.wait")], [TextDelta("Done.")]]
-    stage = await open_stage(bridging(scripts, toolsets=[local]))
-    stage.app.say("go")
+    stage = await open_stage(bridging(scripts, toolsets=[local]), say="go")
     await later(1.4)
     assert stage.app.speeches() == []
     await later(0.2)
@@ -286,8 +278,7 @@ async def test_a_tool_that_is_fast_or_follows_speech_is_not_bridged() -> None:
         [TextDelta("Let me look."), call("local.wait")],
         [TextDelta("Done.")],
     ]
-    stage = await open_stage(bridging(scripts, toolsets=[local]))
-    stage.app.say("go")
+    stage = await open_stage(bridging(scripts, toolsets=[local]), say="go")
     await later(5.0)
     local.go.set()
     await stage.quiet()

@@ -47,8 +47,7 @@ async def test_server_calls_and_invalid_calls_have_results() -> None:
 async def test_a_call_waits_for_the_running_turn_and_a_transcript_stops_it() -> None:
     local = LocalTools()
     services = make_services([[TextDelta("Hello."), 5.0], [TextDelta("Yes?")]], toolsets=[local])
-    stage = await open_stage(services)
-    stage.app.say("hello")
+    stage = await open_stage(services, say="hello")
     await later(1)
     request = asyncio.create_task(stage.session.request("local.write", "{}"))
     await later(1)
@@ -72,8 +71,7 @@ async def test_a_call_that_is_cancelled_ends() -> None:
     request.cancel()
     await stage.quiet()
     assert not stage.session.busy and local.ran == []
-    stage.app.say("well")
-    await stage.quiet()
+    await stage.ask("well")
     assert stage.app.finals() == ["Fine."]
 
 

@@ -84,8 +84,7 @@ async def test_a_call_whose_result_cannot_be_recorded_runs_once() -> None:
             return failed("io_error", "no file \udc80")
 
     local = Odd()
-    stage = await open_stage(make_services([[call("local.write")], [TextDelta("Well.")]], toolsets=[local]))
-    stage.app.say("go")
+    await open_stage(make_services([[call("local.write")], [TextDelta("Well.")]], toolsets=[local]), say="go")
     await later(5)
     assert len(local.ran) == 1
 
@@ -219,8 +218,9 @@ async def test_a_program_is_answered_although_its_turn_is_recorded_late() -> Non
 
 
 async def test_a_program_that_waits_is_answered_at_the_end() -> None:
-    stage = await open_stage(make_services([[TextDelta("Hello."), 5.0]], toolsets=[LocalTools()]))
-    stage.app.say("hello")
+    stage = await open_stage(
+        make_services([[TextDelta("Hello."), 5.0]], toolsets=[LocalTools()]), say="hello"
+    )
     await later(1)
     request = asyncio.create_task(stage.session.request("local.sum", "{}"))
     await later(1)

@@ -266,8 +266,7 @@ async def test_the_end_of_a_connection_that_was_replaced_leaves_the_new_one_serv
     assert replaced is not None
     await stage.app.connect(stage.session)
     replaced.cut()
-    stage.app.say("hi")
-    await stage.quiet()
+    await stage.ask("hi")
     assert stage.app.finals() == ["Hello."]
 
 
@@ -279,8 +278,7 @@ async def test_a_plain_turn_has_the_shape_of_the_protocol(seed: int | None) -> N
     store = randomly_slow(random.Random(seed)) if seed is not None else SlowStore()
     stage = await open_stage(make_services([[TextDelta("Hello "), TextDelta("there.")]], store=store))
     since = len(stage.app.log)
-    stage.app.say("hi")
-    await stage.quiet()
+    await stage.ask("hi")
     assert stage.app.shapes(since) == PLAIN_TURN
     assert stage.session.state.log == [
         UserMessage("hi"),

@@ -47,8 +47,7 @@ class Untrusted(Toolset):
 
 async def talk(stage: Stage, *texts: str) -> None:
     for text in texts:
-        stage.app.say(text)
-        await stage.quiet()
+        await stage.ask(text)
 
 
 async def test_the_dropped_part_of_a_history_is_summarised() -> None:

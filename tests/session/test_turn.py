@@ -47,8 +47,7 @@ async def test_the_calls_of_a_reply_run_concurrently_and_their_results_keep_the_
         [call("local.wait"), call("device.do"), call("local.sum", '{"x": 3}'), call("device.look")],
         [TextDelta("Done.")],
     ]
-    stage = await open_stage(make_services(scripts, toolsets=[local]), silent_tools)
-    stage.app.say("go")
+    stage = await open_stage(make_services(scripts, toolsets=[local]), silent_tools, say="go")
     look = await stage.app.until("device.look")
     do = await stage.app.until("device.do")
     await local.started.wait()
@@ -77,8 +76,7 @@ async def test_a_history_that_is_too_long_is_halved_and_sent_again(refused: Scri
     ]
     stage = await open_stage(make_services(scripts))
     for text in ("one", "two", "three", "four", "five"):
-        stage.app.say(text)
-        await stage.quiet()
+        await stage.ask(text)
     assert stage.session.state.log[-1] == AssistantMessage("Yes.", provider="scripted")
     requests = [
         message.text for message in stage.provider.requests[-1].messages if isinstance(message, UserMessage)
@@ -90,8 +88,7 @@ async def test_a_history_that_is_too_long_is_halved_and_sent_again(refused: Scri
 
 
 async def test_a_single_turn_that_is_too_long_fails_with_an_apology() -> None:
-    stage = await open_stage(make_services([[TOO_LONG]]))
-    stage.app.say("one")
+    stage = await open_stage(make_services([[TOO_LONG]]), say="one")
     await stage.quiet()
     assert len(stage.provider.requests) == 1
     assert stage.app.error_codes() == ["model_provider_failed"] and len(stage.app.speeches()) == 1
@@ -102,8 +99,7 @@ def test_the_log_names_the_failed_profile_and_the_reason() -> None:
     error.profile = "home"
 
     async def scenario() -> None:
-        stage = await open_stage(make_services([[error]]))
-        stage.app.say("one")
+        stage = await open_stage(make_services([[error]]), say="one")
         await stage.quiet()
 
     with capture_logs() as lines:
@@ -131,8 +127,7 @@ def test_a_broken_reply_is_requested_once_more_and_discarded(
         ]
         stage = await open_stage(make_services(scripts, partial_interval=0.0))
         since = len(stage.app.log)
-        stage.app.say("go")
-        await stage.quiet()
+        await stage.ask("go")
         assert stage.app.error_codes() == []
         assert stage.app.partials() == ["Let me think about it", "I do it.", "Done."]
         assert stage.app.finals() == ["I do it.", "Done."]
@@ -162,8 +157,7 @@ def test_a_broken_reply_is_requested_once_more_and_discarded(
 async def test_a_broken_reply_is_retried_only_once_and_within_the_time_limit(
     scripts: list[Script], requests: int
 ) -> None:
-    stage = await open_stage(make_services(scripts, turn_timeout=120.0))
-    stage.app.say("go")
+    stage = await open_stage(make_services(scripts, turn_timeout=120.0), say="go")
     await stage.quiet()
     assert len(stage.provider.requests) == requests
     assert stage.app.error_codes() == ["model_provider_failed"]
@@ -172,8 +166,7 @@ async def test_a_broken_reply_is_retried_only_once_and_within_the_time_limit(
 
 async def test_a_turn_can_be_interrupted_before_its_retry() -> None:
     busy = ModelError("overloaded", "busy", retry_after=10.0)
-    stage = await open_stage(make_services([[TextDelta("Let me see"), busy], [TextDelta("x")]]))
-    stage.app.say("go")
+    stage = await open_stage(make_services([[TextDelta("Let me see"), busy], [TextDelta("x")]]), say="go")
     await stage.app.until("assistant.speech.partial")
     await later(5)
     stage.app.interrupt()
@@ -189,8 +182,7 @@ async def test_at_the_limit_of_rounds_the_model_answers_without_tools() -> None:
     def reply(request: ModelRequest) -> Script:
         return [TextDelta("Words."), call("local.sum")]
 
-    stage = await open_stage(make_services(reply, toolsets=[LocalTools()], max_tool_rounds=3))
-    stage.app.say("go")
+    stage = await open_stage(make_services(reply, toolsets=[LocalTools()], max_tool_rounds=3), say="go")
     await stage.quiet()
     assert [r.tool_choice for r in stage.provider.requests] == ["auto"] * 3 + ["none"]
     assert all(r.tools for r in stage.provider.requests)
@@ -206,9 +198,8 @@ async def test_the_limit_of_calls_holds_over_all_rounds() -> None:
         return [call("local.sum")] * 3 if request.tool_choice == "auto" else [TextDelta("Enough.")]
 
     stage = await open_stage(
-        make_services(reply, toolsets=[local], max_calls_per_turn=7, max_calls_per_round=3)
+        make_services(reply, toolsets=[local], max_calls_per_turn=7, max_calls_per_round=3), say="go"
     )
-    stage.app.say("go")
     await stage.quiet()
     assert len(local.ran) == 7
     assert [o["error_type"] for o in outcomes(stage)] == ["none"] * 7 + ["rate_limited"] * 2
@@ -217,8 +208,7 @@ async def test_the_limit_of_calls_holds_over_all_rounds() -> None:
 
 @pytest.mark.parametrize("stop", ["end_turn", "tool_use"])
 async def test_an_empty_reply_is_replaced_by_a_sentence(stop: StopReason) -> None:
-    stage = await open_stage(make_services([[TextDelta(" \n"), Finished(stop)]]))
-    stage.app.say("go")
+    stage = await open_stage(make_services([[TextDelta(" \n"), Finished(stop)]]), say="go")
     await stage.quiet()
     (text,) = stage.app.finals()
     assert text.strip()
@@ -227,16 +217,14 @@ async def test_an_empty_reply_is_replaced_by_a_sentence(stop: StopReason) -> Non
 
 async def test_calls_of_a_cut_off_reply_are_not_run() -> None:
     scripts: list[Script] = [[call("device.do", '{"x":'), Finished("max_tokens")], [TextDelta("Sorry.")]]
-    stage = await open_stage(make_services(scripts))
-    stage.app.say("go")
+    stage = await open_stage(make_services(scripts), say="go")
     await stage.quiet()
     assert "device.do" not in stage.app.shapes()
     assert [o["error_type"] for o in outcomes(stage)] == ["parse_error"]
 
 
 async def test_a_refusal_of_the_model_is_a_failure() -> None:
-    stage = await open_stage(make_services([[TextDelta("I"), Finished("refusal")]]))
-    stage.app.say("go")
+    stage = await open_stage(make_services([[TextDelta("I"), Finished("refusal")]]), say="go")
     await stage.quiet()
     assert stage.app.error_codes() == ["model_provider_failed"]
     assert faults(stage.session.state.log) == []
@@ -244,8 +232,7 @@ async def test_a_refusal_of_the_model_is_a_failure() -> None:
 
 async def test_the_turns_clock_stops_during_an_interactive_tool() -> None:
     scripts: list[Script] = [[call("device.pick")], [5.0, TextDelta("Done.")]]
-    stage = await open_stage(make_services(scripts, turn_timeout=10.0), silent_tools)
-    stage.app.say("go")
+    stage = await open_stage(make_services(scripts, turn_timeout=10.0), silent_tools, say="go")
     pick = await stage.app.until("device.pick")
     await later(500)
     stage.app.result(pick["payload"]["callId"], "the second")
@@ -270,8 +257,7 @@ async def test_the_turns_clock_runs_while_a_tool_runs() -> None:
 @pytest.mark.parametrize(("name", "error_type"), [("local.wait", "cancelled"), ("local.write", "unknown")])
 async def test_a_running_call_of_a_stopped_turn_is_cancelled_or_unknown(name: str, error_type: str) -> None:
     local = LocalTools()
-    stage = await open_stage(make_services([[call(name)]], toolsets=[local]))
-    stage.app.say("go")
+    stage = await open_stage(make_services([[call(name)]], toolsets=[local]), say="go")
     await local.started.wait()
     stage.app.interrupt()
     await stage.quiet()
@@ -280,8 +266,7 @@ async def test_a_running_call_of_a_stopped_turn_is_cancelled_or_unknown(name: st
 
 
 async def test_an_unsent_device_call_of_a_stopped_turn_is_not_run() -> None:
-    stage = await open_stage(make_services([[call("device.do")], [TextDelta("Next.")]]), slow=True)
-    stage.app.say("go")
+    stage = await open_stage(make_services([[call("device.do")], [TextDelta("Next.")]]), slow=True, say="go")
     await steps(30)
     stage.app.interrupt()
     await stage.settled()
@@ -293,8 +278,7 @@ async def test_an_unsent_device_call_of_a_stopped_turn_is_not_run() -> None:
 
 
 async def test_an_interrupted_stream_is_closed_and_logged_as_not_heard() -> None:
-    stage = await open_stage(make_services([[TextDelta("Once upon"), asyncio.Event()]]))
-    stage.app.say("go")
+    stage = await open_stage(make_services([[TextDelta("Once upon"), asyncio.Event()]]), say="go")
     await stage.app.until("assistant.speech.partial")
     stage.app.interrupt()
     await stage.quiet()
@@ -321,9 +305,8 @@ async def test_no_partial_of_an_interrupted_reply_is_sent() -> None:
 async def test_a_client_cannot_report_more_than_the_reply(arriving: bool) -> None:
     reply: Script = [TextDelta("Once upon"), *([asyncio.Event()] if arriving else [])]
     stage = await open_stage(
-        make_services([reply]), lambda name, call_id: None if name == "tts.speak" else SPOKEN
+        make_services([reply]), lambda name, call_id: None if name == "tts.speak" else SPOKEN, say="go"
     )
-    stage.app.say("go")
     await stage.app.until("assistant.speech.partial" if arriving else "tts.speak")
     stage.app.interrupt(spokenText="Once upon a time " * 1_000)
     await stage.settled()
@@ -344,8 +327,7 @@ class SlowToClose(ScriptedProvider):
 
 async def test_no_partial_is_sent_while_an_interrupted_stream_closes() -> None:
     provider = SlowToClose([[TextDelta("Once "), TextDelta("upon "), asyncio.Event()]])
-    stage = await open_stage(make_services(provider, partial_interval=1.0))
-    stage.app.say("go")
+    stage = await open_stage(make_services(provider, partial_interval=1.0), say="go")
     await stage.app.until("assistant.speech.partial")
     await steps(10)
     position = len(stage.app.log)
@@ -364,8 +346,7 @@ async def test_each_request_is_a_valid_history_with_the_input_last() -> None:
         )
     )
     for number in range(8):
-        stage.app.say(f"q{number}")
-        await stage.quiet()
+        await stage.ask(f"q{number}")
     for request in stage.provider.requests:
         assert faults(request.messages) == []
         assert isinstance(request.messages[-1], UserMessage | Note | ToolResult)
@@ -388,8 +369,7 @@ async def test_an_expired_question_is_not_a_denial() -> None:
     stage = await open_stage(asking(scripts))
     stage.app.capabilities = ["approval"]
     await stage.app.connect(stage.session, resumed=False)
-    stage.app.say("go")
-    await stage.quiet()
+    await stage.ask("go")
     assert [o["error_type"] for o in outcomes(stage)] == ["approval_timeout", "approval_timeout"]
     assert stage.app.shapes().count("approval.request") == 2
 
@@ -399,7 +379,6 @@ async def test_two_refused_rounds_end_without_tools() -> None:
     stage = await open_stage(asking([*scripts[:2], [TextDelta("Well.")]]))
     stage.app.capabilities = ["approval"]
     await stage.app.connect(stage.session, resumed=False)
-    stage.app.say("go")
-    await stage.quiet()
+    await stage.ask("go")
     assert [request.tool_choice for request in stage.provider.requests] == ["auto", "auto", "none"]
     assert stage.app.speeches() == ["Well."]

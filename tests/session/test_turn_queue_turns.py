@@ -92,8 +92,7 @@ async def test_a_person_hears_once_that_words_were_refused_when_those_before_the
     assert stage.app.speeches()[4:] == sentences
     assert stage.app.shapes()[-5:] == PLAIN_TURN[2:]
     assert stage.app.states().count("idle") == 1 + speaks_failures
-    stage.app.say("q8")
-    await stage.quiet()
+    await stage.ask("q8")
     assert stage.app.finals()[-1] == "To q8."
 
 
@@ -102,13 +101,11 @@ async def test_of_transcripts_that_follow_each_other_only_the_last_is_answered()
         text = users(request.messages)[-1]
         return [asyncio.Event()] if text == "one" else [TextDelta(f"To {text}.")]
 
-    stage = await open_stage(make_services(reply))
-    stage.app.say("one")
+    stage = await open_stage(make_services(reply), say="one")
     await steps(20)
     since = len(stage.app.log)
     stage.app.say("two")
-    stage.app.say("three")
-    await stage.quiet()
+    await stage.ask("three")
     assert users(stage.session.state.log) == ["one", "two", "three"]
     assert [users(r.messages)[-1] for r in stage.provider.requests] == ["one", "three"]
     assert stage.app.shapes(since) == [*PLAIN_TURN[:2], *PLAIN_TURN]
@@ -118,8 +115,7 @@ async def test_an_interrupted_answer_names_the_finished_actions() -> None:
     local = LocalTools()
     local.go.set()
     scripts: list[Script] = [[call("local.write"), call("local.sum")], [TextDelta("It is written.")]]
-    stage = await open_stage(make_services(scripts, toolsets=[local]), deaf_to_speech)
-    stage.app.say("go")
+    stage = await open_stage(make_services(scripts, toolsets=[local]), deaf_to_speech, say="go")
     await stage.app.until("tts.speak")
     await stage.settled()
     stage.app.interrupt(spokenText="It")
@@ -136,8 +132,7 @@ async def test_the_heard_part_of_an_earlier_answer_is_shown_to_the_model_from_th
         [TextDelta("First.")], [call("local.wait")], [TextDelta("Second.")], [TextDelta("Third.")],
     ]  # fmt: skip
     services = make_services(scripts, toolsets=[local])
-    stage = await open_stage(services, deaf_to_speech)
-    stage.app.say("one")
+    stage = await open_stage(services, deaf_to_speech, say="one")
     await stage.settled()
     stage.app.say("two")
     await local.started.wait()
@@ -202,8 +197,9 @@ async def test_a_transcript_that_was_refused_for_the_store_is_not_answered_all_t
 async def test_a_client_that_was_away_with_the_store_is_answered_once_both_are_back() -> None:
     hold = asyncio.Event()
     store = SlowStore()
-    stage = await open_stage(make_services([[hold, TextDelta("One.")], [TextDelta("Two.")]], store=store))
-    stage.app.say("one")
+    stage = await open_stage(
+        make_services([[hold, TextDelta("One.")], [TextDelta("Two.")]], store=store), say="one"
+    )
     await steps(10)
     store.fail = lambda commit: StoreUnavailable("away")
     stage.app.line.cut()
@@ -214,8 +210,7 @@ async def test_a_client_that_was_away_with_the_store_is_answered_once_both_are_b
     await later(2)
     await stage.app.connect(stage.session)
     await stage.quiet()
-    stage.app.say("two")
-    await stage.quiet()
+    await stage.ask("two")
     assert stage.app.finals() == ["One.", "Two."]
 
 
@@ -227,8 +222,7 @@ async def test_transcripts_that_waited_for_a_store_are_answered_before_the_next_
         text = users(request.messages)[-1]
         return [hold, TextDelta("One.")] if text == "one" else [TextDelta(f"To {text}.")]
 
-    stage = await open_stage(make_services(reply, store=store, mode="queue"))
-    stage.app.say("one")
+    stage = await open_stage(make_services(reply, store=store, mode="queue"), say="one")
     await steps(10)
     stage.app.say("two")
     stage.app.say("three")
@@ -238,8 +232,7 @@ async def test_transcripts_that_waited_for_a_store_are_answered_before_the_next_
     await later(0.1)
     assert stage.app.error_codes() == ["store_unavailable"]
     store.fail = lambda operations: None
-    stage.app.say("four")
-    await stage.quiet()
+    await stage.ask("four")
     texts = users(stage.session.state.log)
     assert texts == ["one", "two", "three", "four"]
 
@@ -247,8 +240,7 @@ async def test_transcripts_that_waited_for_a_store_are_answered_before_the_next_
 async def test_a_transcript_that_waited_for_a_store_is_answered_once_the_store_is_back() -> None:
     hold, store = asyncio.Event(), SlowStore()
     scripts: list[Script] = [[hold, TextDelta("One.")], [TextDelta("Two.")]]
-    stage = await open_stage(make_services(scripts, store=store, mode="queue"))
-    stage.app.say("one")
+    stage = await open_stage(make_services(scripts, store=store, mode="queue"), say="one")
     await steps(10)
     stage.app.say("two")
     await steps(10)
@@ -273,8 +265,7 @@ async def test_a_transcript_never_stops_the_turn_that_answers_it(begins_while_re
         has_reply = any(isinstance(m, AssistantMessage) for m in request.messages)
         return [hold, TextDelta("Done.")] if has_reply else [TextDelta("I look."), call("local.sum")]
 
-    stage = await open_stage(make_services(reply, store=store, toolsets=[local]), deaf_to_speech)
-    stage.app.say("one")
+    stage = await open_stage(make_services(reply, store=store, toolsets=[local]), deaf_to_speech, say="one")
     await stage.app.until("tts.speak")  # it is playing: the answer's own speech will be held
     await steps(20)
     store.hold = asyncio.Event()
@@ -309,8 +300,7 @@ async def test_a_speech_that_was_taken_back_is_no_speech_to_interrupt() -> None:
         has_reply = any(isinstance(m, AssistantMessage) for m in request.messages)
         return [TextDelta("Done.")] if has_reply else [TextDelta("I look."), call("local.sum")]
 
-    stage = await open_stage(make_services(reply, toolsets=[local]), deaf_to_speech)
-    stage.app.say("one")
+    stage = await open_stage(make_services(reply, toolsets=[local]), deaf_to_speech, say="one")
     await stage.settled()
     first = (await stage.app.until("tts.speak"))["payload"]["callId"]
     stage.app.say("two")  # takes back the second speech, which waits for the first
@@ -327,8 +317,7 @@ async def test_a_speech_that_was_taken_back_is_no_speech_to_interrupt() -> None:
 async def test_a_speech_that_was_too_old_to_replay_is_no_speech_to_interrupt() -> None:
     hold = asyncio.Event()
     services = make_services([[TextDelta("First.")], [TextDelta("So"), hold]], stale_speech=-1.0)
-    stage = await open_stage(services, deaf_to_speech)
-    stage.app.say("one")
+    stage = await open_stage(services, deaf_to_speech, say="one")
     await stage.settled()
     stage.app.line.cut()  # the acknowledgement is lost with the line
     await stage.app.connect(stage.session)  # and the speech is too old to be repeated
@@ -344,9 +333,8 @@ async def test_a_speech_that_was_too_old_to_replay_is_no_speech_to_interrupt() -
 async def test_a_client_that_acknowledges_nothing_can_interrupt_its_second_answer() -> None:
     hold = asyncio.Event()
     stage = await open_stage(
-        make_services([[TextDelta("First.")], [TextDelta("So"), hold]]), lambda name, call_id: None
+        make_services([[TextDelta("First.")], [TextDelta("So"), hold]]), lambda name, call_id: None, say="one"
     )
-    stage.app.say("one")
     await stage.settled()
     stage.app.say("two")
     await steps(20)
@@ -375,8 +363,7 @@ async def test_a_speech_whose_commit_failed_is_no_speech_to_interrupt() -> None:
 
 async def test_an_answer_interrupted_during_its_commit_is_either_heard_or_not_spoken() -> None:
     store = SlowStore()
-    stage = await open_stage(make_services([[TextDelta("A long story.")]], store=store), slow=True)
-    stage.app.say("one")
+    stage = await open_stage(make_services([[TextDelta("A long story.")]], store=store), slow=True, say="one")
     while not stage.provider.requests:
         await steps(1)
     store.hold = asyncio.Event()
@@ -397,8 +384,9 @@ async def test_an_answer_interrupted_during_its_commit_is_either_heard_or_not_sp
 
 async def test_news_waits_for_the_running_turn_and_leaves_thinking_out() -> None:
     hold = asyncio.Event()
-    stage = await open_stage(make_services([[hold, TextDelta("Sure.")], [TextDelta("Both are done.")]]))
-    stage.app.say("hi")
+    stage = await open_stage(
+        make_services([[hold, TextDelta("Sure.")], [TextDelta("Both are done.")]]), say="hi"
+    )
     await steps(10)
     stage.app.agent_done("a-1")
     stage.app.agent_done("a-2")
@@ -416,9 +404,8 @@ async def test_news_waits_for_the_running_turn_and_leaves_thinking_out() -> None
 
 async def test_news_waits_until_the_speech_is_over() -> None:
     stage = await open_stage(
-        make_services([[TextDelta("Sure.")], [TextDelta("It is done.")]]), deaf_to_speech
+        make_services([[TextDelta("Sure.")], [TextDelta("It is done.")]]), deaf_to_speech, say="hi"
     )
-    stage.app.say("hi")
     await stage.settled()
     stage.app.agent_done("a-1")
     await steps(50)
@@ -487,8 +474,7 @@ async def test_a_transcript_goes_before_news() -> None:
     stage = await open_stage(make_services([[TextDelta("Hello.")], [TextDelta("It is done.")]]))
     stage.app.line.say(client.TranscriptPartial("he"))
     stage.app.agent_done("a-1")
-    stage.app.say("hello")
-    await stage.quiet()
+    await stage.ask("hello")
     assert stage.app.finals() == ["Hello.", "It is done."]
 
 
@@ -508,8 +494,7 @@ async def test_news_waits_for_a_listener() -> None:
 
 async def test_at_most_sixteen_pieces_of_news_wait() -> None:
     hold = asyncio.Event()
-    stage = await open_stage(make_services([[hold, TextDelta("Sure.")], [TextDelta("Done.")]]))
-    stage.app.say("hi")
+    stage = await open_stage(make_services([[hold, TextDelta("Sure.")], [TextDelta("Done.")]]), say="hi")
     for number in range(20):
         stage.app.agent_done(f"agent-{number:02}")
     await steps(60)
@@ -529,8 +514,7 @@ async def test_news_that_is_too_old_to_be_told_by_itself_goes_with_the_next_turn
     await stage.app.connect(stage.session)
     await stage.quiet()
     assert stage.provider.requests == []
-    stage.app.say("hello")
-    await stage.quiet()
+    await stage.ask("hello")
     assert any(isinstance(m, Note) and "a-1" in m.text for m in stage.session.state.log)
 
 
@@ -540,8 +524,7 @@ async def test_news_survives_a_store_that_is_away() -> None:
     stage.app.agent_done("a-1")
     await later(1)
     store.fail = lambda operations: None
-    stage.app.say("hello")
-    await stage.quiet()
+    await stage.ask("hello")
     assert any(isinstance(m, Note) and "a-1" in m.text for m in stage.session.state.log)
 
 
@@ -561,8 +544,9 @@ def fenced_after(messages: int) -> SlowStore:
 
 
 async def test_a_session_that_was_taken_over_does_not_apologise() -> None:
-    stage = await open_stage(make_services([[ModelError("overloaded", "busy")]], store=fenced_after(1)))
-    stage.app.say("hi")
+    stage = await open_stage(
+        make_services([[ModelError("overloaded", "busy")]], store=fenced_after(1)), say="hi"
+    )
     await stage.settled()
     assert stage.app.shapes()[-1] == "append user"
 

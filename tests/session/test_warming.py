@@ -56,12 +56,10 @@ async def test_the_cache_is_warmed_once_in_its_lifetime() -> None:
     assert start.tools and start.max_tokens is None
     # It is warm, by the start and by the turns.
     speaks(stage)
-    stage.app.say("Hello")
-    await stage.quiet()
+    await stage.ask("Hello")
     await later(CACHE_S - 1)
     speaks(stage)
-    stage.app.say("And?")
-    await stage.quiet()
+    await stage.ask("And?")
     await later(CACHE_S - 1)
     speaks(stage)
     await steps(5)
@@ -72,8 +70,7 @@ async def test_the_cache_is_warmed_once_in_its_lifetime() -> None:
     await steps(5)
     messages = [UserMessage("Hello"), AssistantMessage("Yes.", provider="scripted")]
     assert list(service.warmed[1].messages)[:2] == messages and len(service.warmed) == 2
-    stage.app.say("And now?")
-    await stage.quiet()
+    await stage.ask("And now?")
     assert (service.requests[2].system, service.requests[2].tools) == (start.system, start.tools)
     assert list(service.requests[2].messages)[:-1] == list(service.warmed[1].messages)
     count = stage.services.model_metrics.registry.get_sample_value
@@ -85,8 +82,7 @@ async def test_the_cache_is_warmed_once_in_its_lifetime() -> None:
 async def test_the_history_of_a_resumed_session_is_warmed_when_its_person_speaks() -> None:
     service = Service()
     services = make_services(service, store=Disk())
-    stage = await open_stage(services)
-    stage.app.say("Hello")
+    stage = await open_stage(services, say="Hello")
     await stage.quiet()
     await stage.session.close()
     two = await open_stage(services)
@@ -98,8 +94,7 @@ async def test_the_history_of_a_resumed_session_is_warmed_when_its_person_speaks
 
 
 async def test_a_turn_does_not_wait_for_warming_and_closing_cancels_it() -> None:
-    stage = await open_stage(make_services(Service(asyncio.Event)))
-    stage.app.say("Hello")
+    stage = await open_stage(make_services(Service(asyncio.Event)), say="Hello")
     await stage.app.until("assistant.speech.final")
     await later(5)
     assert stage.app.finals() == ["Yes."] and not stage.session.busy
@@ -109,8 +104,7 @@ async def test_a_turn_does_not_wait_for_warming_and_closing_cancels_it() -> None
 
 
 async def test_a_failed_warming_changes_nothing() -> None:
-    stage = await open_stage(make_services(Service(lambda: ModelError("overloaded", "No."))))
-    stage.app.say("Hello")
+    stage = await open_stage(make_services(Service(lambda: ModelError("overloaded", "No."))), say="Hello")
     await stage.quiet()
     assert stage.app.finals() == ["Yes."] and not stage.app.error_codes()
 
