@@ -96,6 +96,21 @@ class Scene:
         event = client.ApprovalResponse(card["approvalId"], digest, decision, **fields)
         self.app.line.say(event)
 
+    async def tap(self, card: dict[str, Any], decision: Any, **fields: Any) -> None:
+        """Decide about a card, and wait for the end of everything."""
+        self.decide(card, decision, **fields)
+        await self.over()
+
+    async def say(self, text: str) -> None:
+        """Say something, and give it a second."""
+        self.app.say(text)
+        await later(1)
+
+    async def ask(self, text: str) -> None:
+        """Say something, and wait for the end of everything."""
+        self.app.say(text)
+        await self.over()
+
     def resolved(self) -> list[str]:
         return [e["payload"]["outcome"] for e in self.app.log if e["type"] == "approval.resolved"]
 
@@ -157,8 +172,7 @@ async def test_nine_minutes_for_a_decision_end_well_in_a_turn_of_two_minutes() -
         card = await on.card()
         await later(540)
         assert on.ran == []
-        on.decide(card, "allow")
-        await on.over()
+        await on.tap(card, "allow")
         assert on.ran == ["device.move"] and on.app.error_codes() == []
         assert on.app.finals() == ["Well."]
 
@@ -181,8 +195,7 @@ async def test_a_question_that_no_answer_expires_and_a_late_decision_is_told_so(
 async def test_edited_arguments_are_run_and_the_model_is_told_of_the_changes() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
-        on.decide(card, "edit", edited_arguments={"x": 2})
-        await on.over()
+        await on.tap(card, "edit", edited_arguments={"x": 2})
         card_event = next(
             arguments_of(e)
             for e in on.app.log
@@ -202,8 +215,7 @@ async def test_an_edit_that_is_invalid_or_forbidden_is_refused_and_the_question_
         on.decide(card, "edit", edited_arguments=edited)
         await later(1)
         assert on.resolved() == ["refused"] and on.ran == []
-        on.decide(card, "allow")
-        await on.over()
+        await on.tap(card, "allow")
         assert on.resolved() == ["refused", "allowed"] and on.ran == ["device.move"]
 
 
@@ -235,8 +247,7 @@ async def test_changes_count_as_turns_and_other_decisions_do_not() -> None:
         assert on.resolved() == ["refused"] * 4
         messages = [e["payload"]["message"] for e in on.app.log if e["type"] == "approval.resolved"]
         assert [message == "Too many changes; wait." for message in messages] == [False, False, True, True]
-        on.decide(card, "allow")
-        await on.over()
+        await on.tap(card, "allow")
         assert on.ran == ["device.move"]
 
 
@@ -244,8 +255,7 @@ async def test_a_denied_call_is_not_asked_again_in_that_turn_and_two_such_rounds
 
     rounds: list[Script] = [MOVE[0], MOVE[0], [TextDelta("I leave it.")]]
     async with scene(rounds, capabilities=ALL) as on:
-        on.decide(await on.card(), "deny", message="leave it")
-        await on.over()
+        await on.tap(await on.card(), "deny", message="leave it")
         assert len([e for e in on.app.log if e["type"] == "approval.request"]) == 1
         assert [r["error_type"] for r in on.results()] == ["permission_denied"] * 2
         choices = [request.tool_choice for request in on.stage.provider.requests]
@@ -269,8 +279,7 @@ async def test_allowed_for_the_session_is_not_asked_again_at_medium_risk_and_at_
         on.decide(await on.card(2), "allow", scope="session")
         third = await on.card(3)
         assert third["arguments"] == {"x": 8}, "other arguments at high risk"
-        on.decide(third, "deny")
-        await on.over()
+        await on.tap(third, "deny")
         assert on.ran == ["device.move", "device.wipe", "device.move", "device.wipe"]
 
 
@@ -283,16 +292,14 @@ async def test_allowed_always_holds_in_other_sessions_of_the_person_until_the_to
     async with scene(services=services(), capabilities=ALL) as on:
         card = await on.card()
         assert card["scopes"] == ["once", "session", "always"]
-        on.decide(card, "allow", scope="always")
-        await on.over()
+        await on.tap(card, "allow", scope="always")
     async with scene(services=services(), capabilities=ALL) as on:
         await on.over()
         assert "approval.request" not in on.app.shapes()
         assert on.ran == ["device.move"]
     changed = tuple(replace(spec, description="Moves it, and more.") for spec in CATALOG)
     async with scene(services=services(), capabilities=ALL, catalog=changed) as on:
-        on.decide(await on.card(), "deny")
-        await on.over()
+        await on.tap(await on.card(), "deny")
 
 
 async def test_a_tool_whose_definition_changes_during_its_question_does_not_run() -> None:
@@ -300,8 +307,7 @@ async def test_a_tool_whose_definition_changes_during_its_question_does_not_run(
         card = await on.card()
         spec = replace(CATALOG[1], description="Something else.")
         on.stage.session.reload(replace(on.stage.services, catalog=(spec,)))
-        on.decide(card, "allow")
-        await on.over()
+        await on.tap(card, "allow")
         assert on.ran == [] and on.resolved() == ["superseded"]
         assert "changed" in on.results()[0]["error_message"]
 
@@ -316,21 +322,18 @@ async def test_an_open_question_is_shown_again_after_a_reconnect_and_its_answer_
         await later(1)
         rounds = [e for e in on.app.repeated if e["type"] == "approval.request"]
         assert rounds and rounds[0]["payload"] == card, "the same event, with its id"
-        on.decide(card, "allow")
-        await on.over()
+        await on.tap(card, "allow")
         assert on.ran == ["device.move"]
 
 
 async def test_a_card_that_was_shown_may_be_answered_by_voice_and_any_other_words_supersede_it() -> None:
     async with scene(capabilities=ALL) as on:
         await on.look_at()
-        on.app.say("yes please")
-        await on.over()
+        await on.ask("yes please")
         assert on.ran == ["device.move"] and on.resolved() == ["allowed"]
     async with scene(capabilities=ALL) as on:
         card = await on.card()
-        on.app.say("what time is it in Paris")
-        await on.over()
+        await on.ask("what time is it in Paris")
         assert on.ran == [] and on.resolved() == ["superseded"]
         assert on.results()[0]["error_type"] == "approval_timeout"
         assert on.app.finals() == ["Well."], "the new request has its answer"
@@ -342,8 +345,7 @@ async def test_a_card_that_was_shown_may_be_answered_by_voice_and_any_other_word
 async def is_left_alone(on: Scene, words: str) -> None:
     """Say words that are a yes and may not count: they are shown, and the cards stand."""
     since, decided = len(on.app.log), on.resolved()
-    on.app.say(words)
-    await later(1)
+    await on.say(words)
     assert on.app.shapes(since) == ["append user", "state idle"]
     assert on.resolved() == decided and on.ran == []
 
@@ -353,8 +355,7 @@ async def test_without_word_that_a_card_was_shown_only_the_card_decides() -> Non
         card = await on.card()
         await later(60)
         await is_left_alone(on, "yes please")
-        on.decide(card, "allow")
-        await on.over()
+        await on.tap(card, "allow")
         assert on.ran == ["device.move"]
 
 
@@ -367,16 +368,14 @@ async def test_a_yes_that_was_on_its_way_before_its_card_was_shown_does_not_coun
         on.shows(card)
         await later(1)
         assert on.ran == [] and on.resolved() == []
-        on.app.say("yes please")
-        await on.over()
+        await on.ask("yes please")
         assert on.ran == ["device.move"]
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         on.shows(card)
         await later(seconds)
         await is_left_alone(on, "yes please")
-        on.app.say("yes please")
-        await on.over()
+        await on.ask("yes please")
         assert on.ran == ["device.move"]
 
 
@@ -395,16 +394,14 @@ async def test_words_from_before_a_card_was_shown_do_not_count_however_late_they
         await is_left_alone(on, "yes please")
         partial(on, "yes")
         await later(1)
-        on.app.say("yes please")
-        await on.over()
+        await on.ask("yes please")
         assert on.ran == ["device.move"]
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         partial(on, "hm")
         on.shows(card)
         await later(20)  # the utterance has no end any more
-        on.app.say("yes please")
-        await on.over()
+        await on.ask("yes please")
         assert on.ran == ["device.move"]
     async with scene(capabilities=ALL) as on:
         card = await on.card()
@@ -412,8 +409,7 @@ async def test_words_from_before_a_card_was_shown_do_not_count_however_late_they
         await is_left_alone(on, "yes please")
         on.shows(card)
         await later(1)
-        on.app.say("yes please")
-        await on.over()
+        await on.ask("yes please")
         assert on.ran == ["device.move"]
 
 
@@ -426,8 +422,7 @@ async def test_a_card_must_be_shown_again_on_each_connection() -> None:
         await is_left_alone(on, "yes please")
         on.shows(card)
         await later(1)
-        on.app.say("yes please")
-        await on.over()
+        await on.ask("yes please")
         assert on.ran == ["device.move"]
 
 
@@ -453,8 +448,7 @@ async def test_a_spoken_yes_to_two_cards_is_for_neither_and_a_no_is_for_both() -
     async with scene(TWO, capabilities=ALL) as on:
         await on.look_at(2)
         await is_left_alone(on, "yes")
-        on.app.say("no, none of them")
-        await on.over()
+        await on.ask("no, none of them")
         assert on.ran == [] and on.resolved() == ["denied", "denied"]
 
 
@@ -464,8 +458,7 @@ async def test_a_yes_that_was_on_its_way_while_two_cards_stood_is_not_for_the_on
         on.decide(first, "deny")
         await later(0.1)
         await is_left_alone(on, "yes")
-        on.app.say("yes")
-        await on.over()
+        await on.ask("yes")
         assert on.ran == ["device.copy"] and on.resolved() == ["denied", "allowed"]
 
 
@@ -485,8 +478,7 @@ async def test_a_high_risk_card_takes_the_words_that_it_asks_for_once_it_was_sho
         on.shows(card)
         await later(1)
         await is_left_alone(on, "yes")
-        on.app.say(phrase_of(card["prompt"]))
-        await on.over()
+        await on.ask(phrase_of(card["prompt"]))
         assert on.ran == ["device.wipe"] and on.resolved() == ["allowed"]
         assert not on.stage.session.state.grants
 
@@ -511,8 +503,7 @@ async def test_the_microphone_is_open_as_long_as_a_card_stands_and_closed_when_t
         on.decide(first, "deny")
         await later(1)
         assert on.app.shapes(since) == ["approval.resolved"]
-        on.decide(second, "deny")
-        await on.over()
+        await on.tap(second, "deny")
         assert on.app.shapes(since)[1:3] == ["approval.resolved", "state thinking"]
 
 
@@ -534,8 +525,7 @@ async def test_the_time_that_a_person_takes_is_not_the_tools() -> None:
         card = await on.card()
         time.sleep(0.05)  # noqa: ASYNC251, TID251  # durations are the wall clock's, which nothing moves
         decided_at = time.time()
-        on.decide(card, "allow")
-        await on.over()
+        await on.tap(card, "allow")
         took_ms = on.results()[0]["metadata"]["execution_time_ms"]
         assert took_ms <= (time.time() - decided_at) * 1000 + 1
 
@@ -562,13 +552,11 @@ async def test_a_yes_that_interrupts_the_prompt_does_not_count_and_a_no_does() -
             await later(0.01)
         on.app.interrupt()
         on.app.result(call_ids.pop(), SPOKEN)  # the app says so of an interrupted speech too
-        on.app.say("yes")
-        await later(1)
+        await on.say("yes")
         assert on.ran == [] and len(on.app.speeches()) == 2, "it is presented again"
         on.app.result(call_ids.pop(), SPOKEN)
         await later(1)
-        on.app.say("yes")
-        await later(1)
+        await on.say("yes")
         assert on.ran == ["device.move"]
         on.app.result(call_ids.pop(), SPOKEN)
         await on.over()
@@ -577,8 +565,7 @@ async def test_a_yes_that_interrupts_the_prompt_does_not_count_and_a_no_does() -
         while not call_ids:
             await later(0.01)
         on.app.interrupt()
-        on.app.say("no")
-        await later(1)
+        await on.say("no")
         assert on.results()[0]["error_type"] == "permission_denied"
 
 
@@ -603,8 +590,7 @@ async def test_a_speech_that_fails_counts_as_presented_since_its_text_is_shown()
         call_id = (await on.app.until("tts.speak"))["payload"]["callId"]
         on.app.line.say(client.ToolResultEvent(call_id, None, "no voice"))
         await later(1)
-        on.app.say("yes")
-        await on.over()
+        await on.ask("yes")
         assert on.ran == ["device.move"]
 
 
@@ -613,14 +599,12 @@ async def test_high_risk_needs_its_words_repeated_and_is_never_remembered_by_voi
         phrase = phrase_of(await on.prompt(1))
         on.app.say("yes")
         await on.prompt(2)
-        on.app.say(f"{phrase}, always")
-        await later(1)
+        await on.say(f"{phrase}, always")
         if on.ran:  # the scope is not taken, the words are
             assert not on.stage.session.state.grants
         else:
             await on.prompt(3)
-            on.app.say(phrase)
-            await later(1)
+            await on.say(phrase)
         assert on.ran == ["device.wipe"]
         assert not on.stage.session.state.grants
 
@@ -629,8 +613,7 @@ async def test_high_risk_needs_its_words_repeated_and_is_never_remembered_by_voi
 async def test_another_request_closes_the_question_and_is_answered(mode: str) -> None:
     async with scene(services=make_services(MOVE, mode=mode)) as on:
         await on.prompt(1)
-        on.app.say("what is the weather like in Oslo tomorrow")
-        await on.over()
+        await on.ask("what is the weather like in Oslo tomorrow")
         assert on.ran == [] and on.results()[0]["error_type"] == "approval_timeout"
         assert on.app.speeches()[1:] == ["Well."]
 
@@ -659,14 +642,12 @@ async def test_a_spoken_question_is_repeated_after_a_relaunch_before_a_yes_count
         assert on.app.shapes(since)[-4:] == ["append assistant", "state speaking", "tts.speak", "state idle"]
         first, second = on.app.speeches()
         assert first == second, "the whole question"
-        on.app.say("yes")
-        await later(1)
+        await on.say("yes")
         assert on.ran == [], "the prompt is not heard yet"
         for call_id in call_ids:
             on.app.result(call_id, SPOKEN)
             await later(1)
-        on.app.say("yes")
-        await later(1)
+        await on.say("yes")
         assert on.ran == ["device.move"]
 
 
@@ -682,8 +663,7 @@ async def test_words_that_come_first_on_a_new_connection_have_heard_no_question(
         await on.prompt(2)
         await later(5)
         assert on.ran == []
-        on.app.say("yes")
-        await on.over()
+        await on.ask("yes")
         assert on.ran == ["device.move"]
 
 
@@ -712,8 +692,7 @@ async def test_a_resuming_client_has_heard_the_prompt_that_it_heard(same: bool) 
         await later(1)
         assert len(on.app.speeches()) == (1 if same else 2)
         assert on.app.states()[-1] == "idle"
-        on.app.say("yes")
-        await on.over()
+        await on.ask("yes")
         assert on.ran == ["device.move"]
 
 
@@ -725,8 +704,7 @@ async def test_a_connection_that_is_bound_again_by_this_server_is_the_same_proce
         await on.stage.session.clients.attach(line, resumed=True, same_process=True)
         await later(1)
         assert len(on.app.speeches()) == 1
-        on.app.say("yes")
-        await on.over()
+        await on.ask("yes")
         assert on.ran == ["device.move"]
 
 
@@ -741,8 +719,7 @@ async def test_a_prompt_that_is_replayed_is_not_spoken_twice() -> None:
         assert len(on.app.speeches()) == 2 and call_ids[0] == call_ids[1], "the same call, to two processes"
         on.app.result(call_ids[1], SPOKEN)
         await later(1)
-        on.app.say("yes")
-        await later(1)
+        await on.say("yes")
         assert on.ran == ["device.move"]
 
 
@@ -761,8 +738,7 @@ async def test_a_prompt_that_is_being_recorded_when_a_client_comes_is_spoken_onc
         await relaunch
         await on.prompt(2)
         assert len(on.app.speeches()) == 2
-        on.app.say("yes")
-        await on.over()
+        await on.ask("yes")
         assert on.ran == ["device.move"]
 
 
@@ -776,8 +752,7 @@ async def test_reconnects_do_not_count_as_repetitions_of_a_question() -> None:
             on.app.say("okay")
             await on.prompt(number)
         assert on.ran == [] and on.results() == []
-        on.app.say("yes")
-        await on.over()
+        await on.ask("yes")
         assert on.ran == ["device.move"]
 
 
@@ -800,8 +775,7 @@ async def test_always_is_never_granted_by_voice_and_the_session_only_at_medium_r
     services = replace(services, subject_records=SubjectRecords(services.store))
     async with scene(services=services, capabilities=capabilities) as on:
         prompt = (await on.look_at())["prompt"] if capabilities else await on.prompt()
-        on.app.say(words.format(phrase=phrase_of(prompt) if replies is WIPE else ""))
-        await later(1)
+        await on.say(words.format(phrase=phrase_of(prompt) if replies is WIPE else ""))
         assert "always" not in on.stage.session.state.grants
         claim = await services.store.claim(SessionKey("ann", "$grants"))
         assert not replay(claim.commits).fields
@@ -816,8 +790,7 @@ async def test_always_is_never_granted_by_voice_and_the_session_only_at_medium_r
 async def test_in_a_language_without_spoken_approvals_a_call_needs_a_card(locale: str) -> None:
     async with scene(locale=locale) as on:
         assert "needs your screen" in await on.prompt()
-        on.app.say("yes")
-        await on.over()
+        await on.ask("yes")
         assert on.ran == []
         (result,) = on.results()
         assert result["error_type"] == "approval_timeout" and "by voice" in result["error_message"]
@@ -826,8 +799,7 @@ async def test_in_a_language_without_spoken_approvals_a_call_needs_a_card(locale
 async def test_a_locale_of_english_is_asked_and_answered_by_voice() -> None:
     async with scene(locale="en-GB") as on:
         await on.prompt()
-        on.app.say("yes")
-        await on.over()
+        await on.ask("yes")
         assert on.ran == ["device.move"]
 
 
@@ -847,8 +819,7 @@ async def test_an_identical_write_asks_while_the_outcome_of_the_first_one_is_unk
         assert [r["error_type"] for r in on.results()] == ["unknown"]
         assert "may have happened" in " ".join((await on.card())["reasons"])
         silent = False
-        on.decide(await on.card(), "allow")
-        await on.over()
+        await on.tap(await on.card(), "allow")
         assert on.ran == ["device.move", "device.move"]
 
 
@@ -867,15 +838,13 @@ async def test_a_yes_counts_only_once_no_interruption_can_come_any_more() -> Non
         assert on.ran == [], "the prompt was cut, and the yes was too early"
         on.app.result(call_ids.pop(), SPOKEN)
         await later(1)
-        on.app.say("yes")
-        await later(1)
+        await on.say("yes")
         assert on.ran == ["device.move"]
     async with scene(answer=speaks_when_told(call_ids)) as on:
         call_ids.clear()
         await on.hears(call_ids)
         await later(0.001)
-        on.app.say("yes")
-        await later(1)
+        await on.say("yes")
         assert on.ran == ["device.move"], "quick, but not too early"
 
 
@@ -884,8 +853,7 @@ async def test_a_rule_that_comes_while_it_is_asked_about_stops_the_call() -> Non
         card = await on.card()
         rules = [Rule("deny", "device.move", args={"x": {"eq": 1}})]
         on.stage.session.reload(replace(on.stage.services, rules=rules))
-        on.decide(card, "allow")
-        await on.over()
+        await on.tap(card, "allow")
         assert on.ran == [] and on.results()[0]["error_type"] == "permission_denied"
 
 
@@ -893,22 +861,18 @@ async def test_an_empty_transcript_while_a_card_stands_opens_the_microphone_agai
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         before = len(on.app.log)
-        on.app.say("   ")
-        await later(1)
+        await on.say("   ")
         assert on.app.error_codes(before) == ["invalid_transcript"] and on.app.states(before) == ["idle"]
-        on.decide(card, "allow")
-        await on.over()
+        await on.tap(card, "allow")
         assert on.ran == ["device.move"]
 
 
 async def test_another_request_beyond_the_rate_leaves_the_question_alone() -> None:
     async with scene(capabilities=ALL, turns_per_minute=1.0) as on:
         card = await on.card()
-        on.app.say("what time is it in Paris")
-        await later(1)
+        await on.say("what time is it in Paris")
         assert on.app.error_codes() == ["rate_limited"] and on.resolved() == []
-        on.decide(card, "allow")
-        await on.over()
+        await on.tap(card, "allow")
         assert on.ran == ["device.move"]
 
 
@@ -923,8 +887,7 @@ async def test_two_interruptions_of_one_prompt_leave_the_question_standing() -> 
         assert len(on.app.speeches()) == 2, "it is repeated"
         on.app.result(call_ids[-1], SPOKEN)
         await later(1)
-        on.app.say("yes")
-        await later(1)
+        await on.say("yes")
         assert on.ran == ["device.move"]
 
 
@@ -936,12 +899,10 @@ async def test_a_no_is_for_the_same_call_twice_in_one_reply_and_a_grant_for_all_
         [TextDelta("Well.")],
     ]
     async with scene(same, capabilities=ALL) as on:
-        on.decide(await on.card(2), "deny")
-        await on.over()
+        await on.tap(await on.card(2), "deny")
         assert on.ran == [] and on.resolved() == ["denied", "denied"]
     async with scene(following_scripts, capabilities=ALL) as on:
-        on.decide(await on.card(2), "allow", scope="session")
-        await on.over()
+        await on.tap(await on.card(2), "allow", scope="session")
         assert on.ran == ["device.move", "device.move"] and on.resolved() == ["allowed", "allowed"]
 
 
@@ -961,8 +922,7 @@ async def test_scopes_that_would_change_nothing_are_not_offered_and_count_as_onc
     async with scene(capabilities=ALL, rules=[Rule("ask", "device.move")]) as on:
         card = await on.card()
         assert card["scopes"] == ["once"]
-        on.decide(card, "allow", scope="session")
-        await on.over()
+        await on.tap(card, "allow", scope="session")
         assert on.ran == ["device.move"]
         assert not on.stage.session.state.grants
 
@@ -994,8 +954,7 @@ async def test_a_write_waits_for_the_decision_on_an_earlier_write_and_a_read_doe
     async with scene(ORDER, capabilities=ALL, catalog=KEEP) as on:
         card = await on.card()
         assert on.ran == ["device.look"]
-        on.decide(card, decision)
-        await on.over()
+        await on.tap(card, decision)
         assert on.ran == ["device.look", *ran]
         assert [result["success"] for result in on.results()] == [decision == "allow", True, True]
 
@@ -1003,8 +962,7 @@ async def test_a_write_waits_for_the_decision_on_an_earlier_write_and_a_read_doe
 async def test_a_held_write_of_an_interrupted_turn_is_not_run() -> None:
     async with scene(ORDER, capabilities=ALL, catalog=KEEP) as on:
         await on.card()
-        on.app.say("something else")
-        await on.over()
+        await on.ask("something else")
         assert on.ran == ["device.look"]
         assert [result["success"] for result in on.results()] == [False, False, True]
         assert on.results()[1]["error_type"] != "unknown"
@@ -1020,8 +978,7 @@ async def test_a_held_write_is_judged_again_before_it_runs(changes: str) -> None
             on.stage.session.reload(replace(services, catalog=(*CATALOG, keep)))
         else:
             on.stage.session.reload(replace(services, rules=[Rule("ask", "device.keep")]))
-        on.decide(card, "allow")
-        await on.over()
+        await on.tap(card, "allow")
         assert on.ran == ["device.look", "device.move"]
         assert on.results()[1]["error_type"] == "permission_denied"
         assert "Nothing was run." in on.results()[1]["error_message"]
@@ -1057,6 +1014,5 @@ async def test_a_second_early_yes_is_not_about_the_next_question() -> None:
         await later(5)
         questions = list(on.stage.session.state.questions.values())
         assert [(question.tool, question.presentations) for question in questions] == [("device.copy", 1)]
-        on.app.say("no")
-        await on.over()
+        await on.ask("no")
         assert on.ran == ["device.move"]

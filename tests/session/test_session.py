@@ -11,16 +11,13 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from conductor.conversation.ledger import SubjectRecords
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.records import CallFinished, ReplyLogged, TurnEnded, TurnStarted
-from conductor.conversation.services import Services
 from conductor.errors import ModelError
 from conductor.events import client
 from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.settings import Limits
-from conductor.stores.memory import MemoryStore
 from tests.models import Script
 from tests.session.helpers import (
     SPOKEN,
@@ -85,9 +82,7 @@ SENTENCES = (
 NAMES = ("device.look", "device.do", "device.pick", "local.sum", "local.wait", "nobody.home")
 
 
-def random_reply(
-    rng: random.Random, request: ModelRequest, names: Sequence[str] = NAMES, words: Sequence[str] = WORDS
-) -> Script:
+def random_reply(rng: random.Random, request: ModelRequest, words: Sequence[str] = WORDS) -> Script:
     """Say something, call something, fail, or take time; end after some rounds."""
     rounds = 0
     for message in reversed(request.messages):
@@ -101,7 +96,7 @@ def random_reply(
         return [*script, ModelError("overloaded", "busy")]
     if rounds < 3 and rng.random() < 0.5:
         script += [
-            call(rng.choice(names), rng.choice(("{}", '{"x":1}', "{"))) for _ in range(rng.randint(1, 4))
+            call(rng.choice(NAMES), rng.choice(("{}", '{"x":1}', "{"))) for _ in range(rng.randint(1, 4))
         ]
     return script
 
@@ -155,12 +150,6 @@ class Chaos:
             await steps(self.rng.randint(1, 12))
         elif action == "wait":
             await later(self.rng.choice((0.01, 0.2, 4.0, 40.0)))
-        else:
-            self.do(action)
-
-    def do(self, action: str) -> None:
-        """Send an event that only some clients send."""
-        raise AssertionError(action)
 
     def check(self) -> None:
         stage = self.stage
@@ -439,10 +428,6 @@ ASKING = (
 ALL = ["approval", "cancel", "lease", "late", "async", "activity"]
 
 
-def asking_services(services: Services) -> Services:
-    return replace(services, catalog=ASKING)
-
-
 async def open_with(stage: Stage, capabilities: Sequence[str]) -> None:
     start = client.SessionStart(capabilities=list(capabilities))
     await stage.session.clients.start(start, stage.app.line, resumed=False)
@@ -485,7 +470,7 @@ def test_a_turn_may_be_stopped_at_any_step_of_a_decision(
     async def scenario(after: int) -> bool:
         store = SlowStore(lambda: delay, lambda: delay)
         services = make_services(move_and_look, store=store, turn_timeout=turn_timeout(how))
-        stage = await open_stage(asking_services(services))
+        stage = await open_stage(replace(services, catalog=ASKING))
         await open_with(stage, ALL)
         stage.app.say("go")
         card = await next_card(stage)
@@ -504,101 +489,3 @@ def test_a_turn_may_be_stopped_at_any_step_of_a_decision(
         return over
 
     at_every_step(scenario)
-
-
-class Doubts(Chaos):
-    """Chaos, with a client that also decides, cancels and accepts as it likes."""
-
-    ACTIONS: ClassVar[Mapping[str, int]] = {
-        **Chaos.ACTIONS,
-        "decide": 8,
-        "words": 5,
-        "cancelled": 2,
-        "accepted": 2,
-        "alive": 1,
-        "stop": 1,
-    }
-
-    def do(self, action: str) -> None:
-        line, rng = self.stage.app.line, self.rng
-        calls = [e["payload"]["callId"] for e in self.stage.app.log if shape_of(e).startswith("device.")]
-        cards = [e["payload"] for e in self.stage.app.log if e["type"] == "approval.request"]
-        if action == "decide" and cards:
-            card = cards[-rng.randint(1, min(3, len(cards)))]
-            kinds: tuple[Literal["allow", "deny", "edit"], ...] = ("allow", "allow", "deny", "edit")
-            kind = rng.choice(kinds)
-            fields: dict[str, Any] = {"edited_arguments": {"x": 5}} if kind == "edit" else {}
-            if kind == "allow":
-                fields["scope"] = rng.choice(("once", "once", "session", "always"))
-            digest = rng.choice((card["argumentsDigest"], card["argumentsDigest"], "0" * 64))
-            line.say(client.ApprovalResponse(card["approvalId"], digest, kind, **fields))
-        elif action == "words":
-            self.stage.app.say(rng.choice(("yes", "no", "okay", "what?", "yes please", "confirm wipe")))
-        elif action == "cancelled" and calls:
-            line.say(client.ToolCancelled(rng.choice(calls), rng.choice(("none", "partial", "complete"))))
-        elif action == "accepted" and calls:
-            line.say(client.ToolAccepted(rng.choice(calls), "job"))
-        elif action == "alive" and calls:
-            line.say(client.ToolProgress(rng.choice(calls)))
-        elif action == "stop":
-            line.say(client.ResponseCancel())
-
-    def check(self) -> None:
-        check_rest(self.stage)
-        assert "internal_error" not in self.stage.app.error_codes()
-        check_honest(self.stage)
-        opened = opened_calls(self.store)
-        results = [m.call_id for m in self.stage.session.state.log if isinstance(m, ToolResult)]
-        assert sorted(opened) == sorted(results)
-        assert not self.stage.session.state.questions
-        approval_ids = [
-            e["payload"]["approvalId"] for e in self.stage.app.log if e["type"] == "approval.request"
-        ]
-        ended = [
-            e["payload"]["approvalId"]
-            for e in self.stage.app.log
-            if e["type"] == "approval.resolved" and e["payload"]["outcome"] in ENDS
-        ]
-        assert set(ended) <= set(approval_ids)
-        ran = [e["payload"]["callId"] for e in self.stage.app.log if shape_of(e).startswith("device.")]
-        assert len(ran) == len(set(ran)), "a call was sent twice"
-
-
-ENDS = ("allowed", "edited")
-
-
-@pytest.mark.parametrize("capabilities", [[], ["approval"], ALL], ids=["voice", "cards", "all"])
-@pytest.mark.parametrize("start", range(0, 40, 20))
-def test_nothing_that_can_happen_to_questions_breaks_a_session(start: int, capabilities: list[str]) -> None:
-    for seed in range(start, start + 20):
-        run(doubts(seed, capabilities))
-
-
-async def doubts(seed: int, capabilities: list[str]) -> None:
-    """Do sixty things at random with tools that ask, let time pass, and check that nothing is left."""
-    rng = random.Random(seed)
-    store = randomly_slow(rng)
-    names = [spec.name for spec in ASKING]
-    services = make_services(
-        lambda request: random_reply(rng, request, names),
-        store=store,
-        max_turns=1000,
-        stale_speech=-1.0,
-        turns_per_minute=1e6,
-    )
-    services = replace(services, catalog=ASKING, subject_records=SubjectRecords(MemoryStore()))
-    stage = await open_stage(services, random_device(rng))
-    stage.app.capabilities = capabilities
-    await open_with(stage, capabilities)
-    world = Doubts(rng, stage, store)
-    try:
-        for _ in range(60):
-            await world.step()
-        await later(5_000)
-        await stage.quiet()
-        await stage.app.connect(stage.session)
-        await later(100)
-        await stage.quiet()
-        world.check()
-    except AssertionError as error:
-        raise AssertionError(f"seed {seed}: {error}; {world.trail}; {stage.app.shapes()[-30:]}") from error
