@@ -238,6 +238,14 @@ def test_thinking_of_anything_else_is_left_out(reply: AssistantMessage, more: tu
     assert [block["type"] for block in body["messages"][1]["content"]] == ["text", "tool_use"]
 
 
+def test_a_paused_reply_goes_back_without_the_blank_at_its_end() -> None:
+    own = prefix_of(BEFORE, names_of(BEFORE), Claude("test-model"))
+    opaque = opaque_of([Reasoning(THOUGHT[0]), Words("Wait. ")], lambda: own)
+    request = ask(UserMessage("Go."), AssistantMessage("Wait.", opaque=opaque, provider="anthropic"))
+    body = msgspec.json.decode(encode(body_of(request, names_of(request), Claude("test-model"), 9)))
+    assert [block.get("text") for block in body["messages"][1]["content"]] == [None, "Wait."]
+
+
 def random_history(random: Random) -> list[Message]:
     """Make a valid history, as `conductor.conversation` keeps it, of odd texts, names, ids and arguments."""
     texts = ["", " ", "\n", "Hello.", "Ends with space ", "\ud800", "日本語", "[note]", "a" * 300]
