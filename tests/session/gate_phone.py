@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from conductor.conversation.inbound import handle
 from conductor.conversation.records import decode
 from conductor.conversation.session import Session
-from conductor.conversation.transport import Frame
 from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.stores.base import Claim
 from conductor.stores.memory import MemoryStore
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, failed, succeeded
+from tests.links import Pipe
 from tests.session.gate_book import LOCAL, STRANGER, Book, Consent, Meaning, Prompt
 from tests.session.helpers import SPOKEN, SlowStore, StoreProxy, inbound, later, steps, tool
 from tests.shapes import Event, arguments_of, shape_of
@@ -61,88 +61,53 @@ class LocalTools(Toolset):
 # -- the client
 
 
-class Wire:
-    """A connection: a `Transport`, and a reader that takes one event at a time as the server's does."""
+class Wire(Pipe):
+    """A line that a session sends by; ``slow``: frames wait until they are let.
 
-    resumes = False
-    segments = False
+    ``decisions`` and ``answers`` count by question; ``born`` are the questions that this line saw first.
+    """
 
     def __init__(self, phone: Phone, session: Session, capabilities: Sequence[str], *, slow: bool) -> None:
+        super().__init__(lambda data: phone.receive(json.loads(data), self), session, slow=slow)
         self.phone = phone
-        self.session = session
         self.capabilities = capabilities
-        self.slow = slow
-        self.cut = False
-        self.parked = False
         self.decisions: Counter[str] = Counter()
         self.answers: Counter[str] = Counter()
         self.born: set[str] = set()
         self.visible_cards: set[str] = set()
-        self._queue: deque[Frame] = deque()
-        self._up: asyncio.Queue[tuple[Inbound, list[Consent], Meaning]] = asyncio.Queue()
         self.opened = asyncio.Event()
-        self._reader = asyncio.create_task(self._read())
+        self._up: asyncio.Queue[tuple[Inbound, list[Consent], Meaning]] = asyncio.Queue()
 
-    def send(self, frame: Frame) -> None:
-        if self.cut or self.parked:
-            return
-        self._queue.append(frame)
-        if not self.slow:
-            self.flush()
-
-    def drop_partials(self) -> None:
-        for frame in self._queue:
-            frame.withdrawn = frame.withdrawn or frame.partial
-
-    def suspend(self) -> None:
-        self.parked = True
-        self._queue.clear()
-
-    def close(self, code: int, reason: str) -> None:
-        raise AssertionError("no session closes a line by itself")
-
-    def ownership_lost(self, *, stale: bool) -> None:
-        raise AssertionError("no other process claims the session")
-
-    def flush(self, number: int = 1_000) -> None:
-        """Hand frames on to the phone."""
-        while self._queue and number:
-            frame = self._queue.popleft()
-            if not frame.withdrawn:
-                frame.is_written = True
-                self.phone.receive(json.loads(frame.data), self)
-                number -= 1
+    @property
+    def is_cut(self) -> bool:
+        return self.closed.is_set()
 
     def say(self, event: client.ClientEvent | None, meaning: Meaning = list) -> None:
         """Send an event; its meaning is that of the time of sending or of hearing."""
         self._up.put_nowait((inbound(event), meaning(), meaning))
 
+    def write(self, data: bytes) -> None:
+        self.say(None)  # wakes the reader
+
     async def drained(self) -> None:
         await self.opened.wait()
         await self._up.join()
-
-    def hang_up(self) -> None:
-        """Lose the line with its frames under way; the session finishes a received event."""
-        self.cut = True
-        self._queue.clear()
-        self.say(None)
-        self.session.clients.detach(self)
 
     async def start(self, event: client.SessionStart, *, resumed: bool) -> None:
         """Start or resume the session."""
         await self.session.clients.start(event, self, resumed=resumed)
         self.opened.set()
-        if self.cut:
+        if self.is_cut:
             self.session.clients.detach(self)
 
     async def _read(self) -> None:
         await self.opened.wait()
-        while not self.cut:
+        while not self.is_cut:
             item, consents, meaning = await self._up.get()
             await self.session.clients.is_superseded(self)  # waits for a line that opens
             served = self.session.outbox.transport is self or isinstance(item.event, client.ToolResultEvent)
             try:
-                if not self.cut and served:
+                if not self.is_cut and served:
                     if isinstance(item.event, client.ApprovalResponse) and "approval" in self.capabilities:
                         self.decisions.update(decision.approval_id for decision in item.event.all())
                     event = item.event
@@ -223,7 +188,7 @@ class Phone:
     async def _look(self, approval_id: str, wire: Wire) -> None:
         """Have the person look at a card, if they do, and tell the session."""
         await later(self.rng.choice((0.0, 0.2, 2.0)))
-        if self.rng.random() < 0.9 and not wire.cut:
+        if self.rng.random() < 0.9 and not wire.is_cut:
             wire.visible_cards.add(approval_id)
             wire.say(client.ApprovalShown(approval_id))
 
@@ -259,7 +224,7 @@ class Phone:
         return not self._speeches or list(self._speeches.values())[-1]
 
     def say(self, event: client.ClientEvent, meaning: Meaning = list) -> None:
-        if self.wire is not None and not self.wire.cut:
+        if self.wire is not None and not self.wire.is_cut:
             self.wire.say(event, meaning)
 
     # -- the device
@@ -337,6 +302,6 @@ class Phone:
         for task in list(self.jobs):
             task.cancel()
         for wire in self.wires:
-            if not wire.cut:
-                wire.hang_up()
+            if not wire.is_cut:
+                wire.cut()
         await steps(20)

@@ -195,7 +195,7 @@ class World:
         self.note("listen")
         wire, questions = self.wire, self.book.questions
         await later(70.0)
-        if not questions or wire is not self.wire or wire.cut or wire.slow:
+        if not questions or wire is not self.wire or wire.is_cut or wire.slow:
             return
         if [item.id for item in questions] != [item.id for item in self.book.questions]:
             return
@@ -244,7 +244,7 @@ class World:
         self.phone.say(client.SessionUpdate([kind.declaration for kind in self.declared.values()]))
 
     def hang_up(self) -> None:
-        self.wire.hang_up()
+        self.wire.cut()
         if self.rng.random() < 0.3:
             self.phone.relaunch()
         self.phone.spawn(self._come_back(self.wire))
@@ -348,12 +348,12 @@ class World:
         """Let everything come to its end, and check that nothing is left."""
         self.note("rest")
         self.resting = True
-        if self.wire.cut:
+        if self.wire.is_cut:
             self.connect()
         self.wire.slow = False
         self.wire.flush()
         for _ in range(3_000):
-            if self.wire.cut:
+            if self.wire.is_cut:
                 self.connect()
             self.wire.slow = False
             self.wire.flush()
