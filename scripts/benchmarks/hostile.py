@@ -1,4 +1,4 @@
-"""Talkers next to hostile peers: the talkers' times, the server's memory, and the lifetime of the peers.
+"""Talkers next to hostile peers: the talkers' times, and the server's memory.
 
 The server has one core, everything else the other. The peers are a separate process that runs only when the
 talkers and the model's stand-in are idle, on the same core. On a busy machine the time that the server itself
@@ -82,25 +82,21 @@ async def _run(talkers: int, alone: float, seconds: float, counts: dict[str, int
             await talk.measure(3.0)  # imports and pools
             figures["alone"] = await talk.measure(alone)
             base = server.rss()
-            lives = _Lives(server)
-            command = [
-                sys.executable,
-                "-m",
-                "benchmarks.peers",
-                server.host,
-                str(server.port),
-                str(seconds + 5),
-            ]
-            async with _process([*command, *(f"{name}={count}" for name, count in counts.items())]) as peers:
-                await lives.begin(peers)
+            most = [base]
+            command = [sys.executable, "-m", "benchmarks.peers", server.host, str(server.port)]
+            kinds = (f"{name}={count}" for name, count in counts.items())
+            async with _process([*command, str(seconds + 5), *kinds]) as peers:
+                assert peers.stdout is not None
+                if not await asyncio.wait_for(peers.stdout.readline(), 30):
+                    sys.exit("the hostile peers did not connect")
+                watching = asyncio.create_task(_watch_memory(server, most))
                 figures["with_peers"] = await talk.measure(seconds)
-                await lives.end()
-            figures["lived"] = lives.figures()
+                watching.cancel()
             await asyncio.sleep(SETTLE_S)
             figures["after"] = await talk.measure(alone)
             figures["memory_mb"] = {
                 "before": round(base / 1024, 1),
-                "most": round(lives.most_kb / 1024, 1),
+                "most": round(most[0] / 1024, 1),
                 "after": round(server.rss() / 1024, 1),
             }
             figures["failures"] = talk.failures + sum(talker.closed.is_set() for talker in apps)
@@ -150,63 +146,11 @@ class _Talk:
         }
 
 
-class _Lives:
-    """Watches the server's memory, and from its side the connected peers."""
-
-    def __init__(self, server: Process) -> None:
-        self._server = server
-        self._kinds: dict[str, set[int]] = {}
-        self._lived: dict[int, float] = {}
-        self._watching: asyncio.Task[None] | None = None
-        self._began = 0.0
-        self._ended = 0.0
-        self.most_kb = 0.0
-
-    async def begin(self, peers: asyncio.subprocess.Process) -> None:
-        """Wait until the peers are connected, and watch from then on."""
-        assert peers.stdout is not None
-        line = await asyncio.wait_for(peers.stdout.readline(), 30)
-        if not line:
-            sys.exit("the hostile peers did not connect")
-        self._kinds = {name: set(ports) for name, ports in json.loads(line).items()}
-        self._began = asyncio.get_running_loop().time()
-        self._watching = asyncio.create_task(self._watch())
-
-    async def end(self) -> None:
-        assert self._watching is not None
-        self._ended = asyncio.get_running_loop().time() - self._began
-        self._watching.cancel()
-        await asyncio.wait([self._watching])
-
-    def figures(self) -> dict[str, Any]:
-        """Give for each kind how many are gone, and their lifetimes."""
-        lives: dict[str, Any] = {"watched_s": round(self._ended, 1)}
-        for name, ports in self._kinds.items():
-            lived = [self._lived[port] for port in ports if port in self._lived]
-            lives[name] = {"count": len(ports), "ended": len(lived)}
-            if lived:
-                lives[name]["median_s"] = round(scenarios.percentile(lived, 0.5), 1)
-                lives[name]["max_s"] = round(max(lived), 1)
-        return lives
-
-    async def _watch(self) -> None:
-        loop = asyncio.get_running_loop()
-        ports = set().union(*self._kinds.values())
-        while True:
-            self.most_kb = max(self.most_kb, self._server.rss())
-            for port in ports - _remote_ports(self._server) - set(self._lived):
-                self._lived[port] = loop.time() - self._began
-            await asyncio.sleep(0.5)
-
-
-def _remote_ports(server: Process) -> set[int]:
-    """Find the ports of those connected to the server; a socket that it has closed has no inode any more."""
-    ports = set()
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if int(fields[1].rpartition(":")[2], 16) == server.port and fields[9] != "0":
-            ports.add(int(fields[2].rpartition(":")[2], 16))
-    return ports
+async def _watch_memory(server: Process, most: list[float]) -> None:
+    """Keep the server's largest resident memory in ``most``, in KB."""
+    while True:
+        most[0] = max(most[0], server.rss())
+        await asyncio.sleep(0.5)
 
 
 @asynccontextmanager

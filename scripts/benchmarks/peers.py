@@ -1,6 +1,6 @@
 """Hostile peers, in a process of their own: ``python -m benchmarks.peers HOST PORT SECONDS KIND=COUNT …``.
 
-When all are connected, it prints the local ports of each kind as one line of JSON. Then they misbehave.
+When all are connected, it prints a line. Then they misbehave.
 """
 
 from __future__ import annotations
@@ -41,11 +41,6 @@ class Peer(App):
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, (host, port))
         self.attach(await WebSocket(self.receive).open(f"ws://{host}:{port}/ws", sock=sock))
-
-    @property
-    def port(self) -> int:
-        """The local port, by which the server's side knows the peer."""
-        return int(self.socket.transport.get_extra_info("sockname")[1])
 
     def frames(self, event_type: str, payload: Any) -> Iterator[bytes]:
         """Make frames of an event without end, each under an id of its own."""
@@ -131,7 +126,7 @@ async def _run(host: str, port: int, seconds: float, counts: dict[str, int]) -> 
     }
     for peer in (peer for group in peers.values() for peer in group):
         await peer.connect(host, port)
-    print(json.dumps({kind: [peer.port for peer in group] for kind, group in peers.items()}), flush=True)
+    print("connected", flush=True)
     # With two cores, the peers share the load's core: the talkers' work goes first.
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     tasks = [asyncio.ensure_future(KINDS[kind](peer)) for kind, group in peers.items() for peer in group]
