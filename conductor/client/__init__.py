@@ -1,13 +1,36 @@
-"""A client of the Conductor's protocol, for voice apps in Python; see docs/clients/python.md."""
+"""A client of the Conductor's protocol, for voice apps in Python; see docs/clients/python.md.
 
-from conductor.client.approvals import Approval, ApprovalDecision, allow, deny, edit
-from conductor.client.calls import ToolCancelledError, ToolRun
-from conductor.client.client import Client, connect
+The public methods, and the loops that handle events and reconnect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from msgspec.json import encode
+from msgspec.structs import replace
+
+from conductor.client.approvals import (
+    Approval,
+    ApprovalDecision,
+    ApprovalHandler,
+    Approvals,
+    allow,
+    deny,
+    edit,
+)
+from conductor.client.calls import SPEAK, Calls, SpeakHandler, ToolCancelledError, ToolHandler, ToolRun
 from conductor.client.connection import (
     CannotConnect,
     ClientError,
     ClientLimits,
     ConnectionLost,
+    Event,
     GaveUp,
     Lost,
     Reconnect,
@@ -16,8 +39,13 @@ from conductor.client.connection import (
     TryFailed,
     UnknownEvent,
     WaitTimeout,
+    describe_error,
+    state_of,
 )
-from conductor.client.turns import Turn, TurnResult
+from conductor.client.session import CLOSED, Session
+from conductor.client.turns import Turn, Turns
+from conductor.events import client as outbound
+from conductor.events import server
 
 __all__ = [
     "Approval",
@@ -36,7 +64,6 @@ __all__ = [
     "ToolRun",
     "TryFailed",
     "Turn",
-    "TurnResult",
     "UnknownEvent",
     "WaitTimeout",
     "allow",
@@ -44,3 +71,287 @@ __all__ = [
     "deny",
     "edit",
 ]
+
+log = logging.getLogger(__name__)
+
+DEFAULT_CAPABILITIES = ("resume", "cancel", "lease", "late", "activity", "turns", "diagnostics")
+"""Capabilities that the library implements alone. ``tools`` and ``approval`` need handlers of the app. An app
+asks for ``segments`` itself, because speeches then run concurrently with other events."""
+_NOT_REPLAYED = (
+    server.SpeechPartial | server.SessionPing | server.SessionStarted | server.EventAck | server.Diagnostic
+)
+_MAX_START_BYTES = 64_512  # without the envelope; the soft limit is 64 KiB
+
+
+class Client(Session):
+    """A voice app's side of one session. Turns, handlers and unconfirmed events outlive a connection.
+
+    ``session_id`` None makes a new session. ``token`` is sent in the ``Authorization: Bearer`` header.
+    ``tools`` are MCP's Tools as JSON objects, ``handlers`` functions by name, and ``speak`` is the voice; the
+    default one is silent. ``capabilities`` None names all that the library implements, ``()`` the base
+    protocol. ``serial`` handles events one at a time, each call to its end; otherwise tools and speech run
+    concurrently. ``reconnect`` restores a lost connection.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        session_id: str | None = None,
+        *,
+        token: str | None = None,
+        locale: str | None = None,
+        time_zone: str | None = None,
+        instructions: str | None = None,
+        model: str | None = None,
+        capabilities: Sequence[str] | None = None,
+        tools: Sequence[Any] = (),
+        handlers: Mapping[str, ToolHandler] | None = None,
+        speak: SpeakHandler | None = None,
+        on_approval: ApprovalHandler | None = None,
+        serial: bool = True,
+        limits: ClientLimits | None = None,
+        reconnect: Reconnect | None = None,
+    ) -> None:
+        session_id = session_id or f"session-{secrets.token_hex(8)}"
+        super().__init__(session_id, limits or ClientLimits(), url, token)
+        self.state: str | None = None  # of the last ``convo.setState``
+        self._names = DEFAULT_CAPABILITIES if capabilities is None else tuple(capabilities)
+        self._serial = serial
+        self._policy = reconnect
+        self._options = outbound.SessionStart(session_id, None, locale, time_zone, instructions, model=model)
+        self._turns = Turns(self.discard)
+        self._approvals = Approvals(self, on_approval)
+        self._calls = Calls(self, tools, speak)
+        for name, handler in (handlers or {}).items():
+            self.on_tool(name, handler)
+        self._callbacks: dict[str, list[Callable[[Any], Any]]] = {}
+        self._last_event_id: str | None = None  # of the last handled event
+        self._worker: asyncio.Task[None] | None = None
+        self._retries = False  # the connection is watched, and restored after a loss
+
+    async def __aenter__(self) -> Client:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a speech is running, or a turn that does not wait for the answer to a spoken question."""
+        is_active = self._calls.speeches or self.state in ("thinking", "speaking")
+        return bool(is_active) or self._turns.are_busy(self.state)
+
+    @property
+    def asking(self) -> bool:
+        """Whether an approval request is undecided."""
+        return self._approvals.asking
+
+    # Connecting
+
+    async def start(self) -> server.SessionStarted:
+        """Connect and start the session, or continue it on a new connection; does nothing while connected.
+
+        A failure is not retried, even with ``reconnect``, so that a wrong address fails at once. Raises
+        `CannotConnect`, `StartRefused`, `ConnectionLost` and `WaitTimeout`.
+        """
+        started = await self.open()
+        # One worker for all connections, so that events are handled in their order.
+        self._worker = self._worker or self.spawn(self._work())
+        await self.flush()
+        if self._policy is not None and not self._retries:
+            self._retries = True
+            self.spawn(self._watch(self._policy))
+        return started
+
+    reconnect = start
+
+    async def close(self) -> None:
+        """Close the socket and stop the handlers. Running turns end with `ConnectionLost`."""
+        self._retries = False
+        self._turns.end(self._turns.open[:], ConnectionLost(CLOSED))
+        await super().close()
+
+    def make_start(self) -> outbound.SessionStart:
+        # An outdated transcript must not start a turn.
+        oldest = asyncio.get_running_loop().time() - self.limits.resend_s
+        fresh = [entry.event_id for entry in self.entries if entry.at > oldest]
+        self._turns.end([t for t in self._turns.at("waiting") if t.event_id not in fresh], "lost")
+        tools, capabilities = self._calls.tools, list(self._names)
+        for name, is_used in {"tools": tools, "approval": self._approvals.handler}.items():
+            if is_used and name not in capabilities:
+                capabilities.append(name)
+        start = replace(self._options, capabilities=capabilities, tools=tools or None)
+        # A new process reports nothing: it does not remember its calls, and would run them twice.
+        if self.started is None or "resume" not in capabilities:
+            return start
+        results = (e.event for e in self.entries if isinstance(e.event, outbound.ToolResultEvent))
+        calls = [outbound.ResumeDone(result.call_id) for result in results]
+        full = replace(start, resume=outbound.Resume(self._last_event_id, calls, list(self._calls.runs)))
+        if len(encode(full)) <= _MAX_START_BYTES:
+            return full
+        return replace(start, resume=outbound.Resume(self._last_event_id))  # the server repeats the calls
+
+    async def _watch(self, policy: Reconnect) -> None:
+        now = asyncio.get_running_loop().time
+        failures = 0
+        error: ClientError | None = None
+        while error is None:
+            since = now()
+            error = loss = await self.wait_lost()
+            # Only a connection that lasted resets the backoff.
+            failures = 0 if now() - since >= policy.steady_s else failures
+            await self._tell(Lost(loss))
+            while error is not None and not error.is_final and failures != policy.tries:
+                failures += 1
+                await policy.sleep(policy.delay_s(failures, error))
+                try:
+                    started = await self.start()
+                    error = None
+                except ClientError as failure:
+                    error = failure
+                    await self._tell(TryFailed(failures, error))
+            if error is None:
+                await self._tell(Reconnected(started))
+        self._retries = False
+        await self._tell(GaveUp(error))
+        if not self.connected:
+            self._turns.end(self._turns.open[:], ConnectionLost(f"The connection was given up. {error}"))
+
+    # Sending
+
+    async def say(self, text: str) -> Turn:
+        """Send a final transcript; await the returned turn for its end.
+
+        With ``reconnect`` a transcript waits for a connection. Without a connection it raises
+        `ConnectionLost`, as it does if ``ClientLimits.unsent`` transcripts wait or the client has given up.
+        Raises `ValueError` for a text that exceeds a frame or has lone surrogates.
+        """
+        if not self._retries or len(self._turns.at("waiting")) >= self.limits.unsent:
+            self.require()
+        entry = self.add(outbound.TranscriptFinal(text))
+        turn = Turn(text, entry.event_id, self.limits.turn_s)
+        self._turns.open.append(turn)
+        await self.flush()
+        return turn
+
+    async def interrupt(
+        self, reason: str = "user", *, spoken_text: str | None = None, played_ms: float | None = None
+    ) -> None:
+        """Barge in: stop the running and the queued speeches, and notify the server.
+
+        ``played_ms`` is in milliseconds. Raises `ConnectionLost` after the speech has stopped.
+        """
+        # The server must receive the interruption before the speech's result. The speech's task cannot end
+        # before this one has sent the event.
+        self._calls.silence()
+        await self._stop(outbound.OutputInterrupted(reason, None, spoken_text, played_ms))
+
+    async def cancel_response(self) -> bool:
+        """Stop the running turn silently (capability ``cancel``), as a stop button does.
+
+        A speech continues; `interrupt` stops it. Returns False if the server does not accept the event.
+        Raises `ConnectionLost`.
+        """
+        if is_accepted := "cancel" in self.capabilities:
+            await self._stop(outbound.ResponseCancel())
+        return is_accepted
+
+    async def _stop(self, event: outbound.ClientEvent) -> None:
+        for turn in self._turns.open:
+            turn.interrupted = True
+        await self.send(event)
+
+    async def declare(self, tools: Sequence[Any]) -> None:
+        """Replace the declared tools, also for later connections. Raises `ConnectionLost`."""
+        self._calls.tools = list(tools)
+        await self.send(outbound.SessionUpdate(list(tools)))
+
+    # Handlers
+
+    def on_tool(self, name: str, handler: ToolHandler) -> None:
+        """Set the handler of a tool or a UI call. Raises `ValueError` for ``tts.speak``: use `on_speak`."""
+        if name == SPEAK:
+            raise ValueError("tts.speak is handled by on_speak, so that it can be interrupted")
+        self._calls.handlers[name] = handler
+
+    def on_speak(self, handler: SpeakHandler) -> None:
+        """Replace the voice."""
+        self._calls.speak = handler
+
+    def on_approval(self, handler: ApprovalHandler) -> None:
+        """Replace the handler of approval requests; later connections name the capability ``approval``."""
+        self._approvals.handler = handler
+
+    def on(self, kind: str | type[Any], callback: Callable[[Any], Any]) -> None:
+        """Register a callback for a type of event: ``"tool.call"``, `ToolCallEvent`, or ``"*"`` for all.
+
+        The next event waits for an async callback. With ``reconnect``, `Lost`, `TryFailed`, `Reconnected` and
+        `GaveUp` describe the connection.
+        """
+        self._callbacks.setdefault(kind if isinstance(kind, str) else kind.TYPE, []).append(callback)
+
+    async def _tell(self, event: Event | Lost | TryFailed | Reconnected | GaveUp, *kinds: str) -> None:
+        for callback in [c for kind in (event.TYPE, *kinds) for c in self._callbacks.get(kind, ())]:
+            try:
+                if inspect.isawaitable(value := callback(event)):
+                    await value
+            except (Exception, asyncio.CancelledError) as error:
+                if self._closing is not None:
+                    raise
+                log.warning("callback for %s failed: %s", event.TYPE, describe_error(error))
+
+    # Reading
+
+    def on_read(self, event: Event) -> None:  # noqa: C901 -- a branch an event
+        match event:
+            case server.SessionStarted():
+                self._turns.are_named = "turns" in self.capabilities
+                # A yes by voice counts only for words after the card.
+                self.entries.sort(key=lambda entry: isinstance(entry.event, outbound.ApprovalShown))
+                if not event.resumed:
+                    self._turns.end(self._turns.at("recorded", "running"), "lost")
+                    self._approvals.close()
+                if event.drop and "resume" in self.capabilities:
+                    self._calls.drop(event.drop)
+            case server.EventAck(event_ids):
+                for turn in self._turns.of(*event_ids):
+                    turn.stage = "recorded" if turn.stage == "waiting" else turn.stage
+                self.acknowledge(event_ids)
+            case server.ErrorEvent(event_id=str() as event_id):
+                if self._turns.of(event_id):
+                    self.discard(event_id)
+                elif event.code == "store_unavailable":
+                    self.spawn(self.retry(event_id))
+            case server.ToolCallEvent():
+                self._calls.queue(event)
+            case server.ToolCancel(call_id, reason):
+                self._calls.cancel(call_id, reason)
+            case server.ApprovalRequest():
+                self._approvals.ask(event)
+            case server.ApprovalResolved():
+                self._approvals.resolve(event)
+            case server.Diagnostic():
+                log.warning("diagnostic %s: %s", event.code, event.message)
+
+    async def _work(self) -> None:
+        while True:
+            event_id, event = await self.inbox.get()
+            self.state = state_of(event) or self.state
+            self._turns.note(event, self._calls.runs.get(getattr(event, "call_id", None) or ""))
+            await self._tell(event, "*")
+            if isinstance(event, server.ToolCallEvent):
+                is_speech = event.name == SPEAK
+                is_serial = self._serial and not (is_speech and "segments" in self.capabilities)
+                if is_serial or (server.is_ui_call(event.name) and not is_speech):
+                    await self._calls.answer(event)
+                else:
+                    self.spawn(self._calls.answer(event))
+            # After the handlers: a turn ends when its last call has run, not when its ``idle`` is read.
+            self._turns.settle(event)
+            # Too high a position loses speeches on a resume; too low a position repeats events.
+            if not self._calls.speeches and not isinstance(event, _NOT_REPLAYED):
+                self._last_event_id = event_id
+
+
+connect = Client  # ``async with`` or `Client.start` connects it

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-import msgspec
+from msgspec.structs import asdict, replace
 
-from conductor.client.connection import ConnectionLost, describe_error
-from conductor.client.session import Entry, Session, clean, takes_two_arguments
+from conductor.client.calls import clean, takes_two_arguments
+from conductor.client.connection import describe_error
+from conductor.client.session import Entry, Session, remember
 from conductor.events.client import ApprovalResponse, ApprovalShown
 from conductor.events.server import ApprovalRequest, ApprovalResolved
 
@@ -23,8 +23,7 @@ log = logging.getLogger(__name__)
 Scope: TypeAlias = Literal["once", "session", "always"]
 
 _MAX_MESSAGE = 2_000
-_MAX_REQUESTS = 256
-_MAX_ROUNDS = 10  # of one request: it is put to the app again after a refused edit
+_MAX_EDITS = 10  # of one request: it is put to the app again after a refused edit
 
 
 class Approval(ApprovalRequest, frozen=True, rename="camel", omit_defaults=True):
@@ -73,19 +72,12 @@ def edit(arguments: dict[str, Any]) -> ApprovalDecision:
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    # ``entry`` is the decision, ``connection`` the number of the socket that the request came on, and
-    # ``last_shown`` that of the last ``approval.shown``.
     approval: Approval
-    connection: int
     task: asyncio.Task[None] | None = None
-    entry: Entry | None = None
-    rounds: int = 0
-    last_shown: int = 0
+    card: Entry | None = None  # ``approval.shown``
+    decision: Entry | None = None
+    refusals: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     is_settled: bool = False
-
-    @property
-    def is_open(self) -> bool:
-        return self.entry is None and not self.is_settled
 
 
 class Approvals:
@@ -98,65 +90,56 @@ class Approvals:
     def __init__(self, session: Session, handler: ApprovalHandler | None) -> None:
         self.handler = handler
         self._session = session
-        self._questions: dict[str, _Question] = {}  # oldest first
+        self._questions: dict[str, _Question] = {}
 
     @property
     def asking(self) -> bool:
-        return any(question.is_open for question in self._questions.values())
+        return any(not (q.decision or q.is_settled) for q in self._questions.values())
 
-    def ask(self, request: ApprovalRequest, connection: int) -> None:
-        """Put a request to the app, as soon as it is read."""
+    def ask(self, request: ApprovalRequest) -> None:
         question = self._questions.get(request.approval_id)
-        if question is not None and question.approval.arguments_digest == request.arguments_digest:
-            if question.entry is not None and not question.is_settled:
-                if question.entry not in self._session.entries:
-                    self._session.spawn(self._send(question, question.entry.event))
-            return
-        if question is not None:  # same id, other arguments: the decision does not apply
-            self._settle(question)
-        approval = Approval(**msgspec.structs.asdict(request))
-        question = self._questions[request.approval_id] = _Question(approval, connection)
-        if len(self._questions) > _MAX_REQUESTS:
-            self._settle(self._questions.pop(next(iter(self._questions))))
-        self._start_handler(question)
+        if question is None or question.approval.arguments_digest != request.arguments_digest:
+            if question is not None:  # same id, other arguments: the decision does not apply
+                self._settle(question)
+            question = _Question(Approval(**asdict(request)))
+            remember(self._questions, request.approval_id, question)
+            if self.handler is not None:
+                question.task = self._session.spawn(self._decide(question, self.handler))
+        elif not question.is_settled and question.decision and question.decision not in self._session.entries:
+            self._session.spawn(self._send(question, question.decision.event))
 
     def resolve(self, event: ApprovalResolved) -> None:
-        """Record the outcome of a request, as soon as it is read."""
         question = self._questions.get(event.approval_id)
-        if question is None:
-            return
-        if event.outcome != "refused":
-            self._settle(question)
-        elif (entry := question.entry) is not None:
+        if question is not None:
+            entry = question.decision
+            is_edit = entry is not None and getattr(entry.event, "decision", None) == "edit"
             # A repeated edit may be refused because the first copy was accepted.
-            if entry.sends != 1 or getattr(entry.event, "decision", None) != "edit":
-                return self._settle(question)
-            self._session.discard(entry.event_id)
-            refused = event.message or "It was refused."
-            question.approval = msgspec.structs.replace(question.approval, refused=refused)
-            question.entry = None
-            self._start_handler(question)
-
-    def welcome(self, *, resumed: bool) -> None:
-        """Drop the requests of an expired session on a new connection, and report visible requests."""
-        for question in self._questions.values():
-            # A new session does not know the requests of the old one.
-            if not resumed and question.connection < self._session.connection:
+            if event.outcome == "refused" and entry is not None and is_edit and entry.sends == 1:
+                question.refusals.put_nowait(event.message or "It was refused.")
+            elif event.outcome != "refused" or entry is not None:
                 self._settle(question)
-            elif question.last_shown:
-                self._session.spawn(self._show(question))
 
-    def _start_handler(self, question: _Question) -> None:
-        question.rounds += 1
-        if self.handler is not None:
-            question.task = self._session.spawn(self._decide(question, self.handler))
+    def close(self) -> None:
+        """Drop the requests of a session that the server has forgotten."""
+        for question in self._questions.values():
+            self._settle(question)
 
     async def _decide(self, question: _Question, handler: ApprovalHandler) -> None:
+        for _ in range(_MAX_EDITS):
+            response = await self._consult(question, handler)
+            if response is None or question.is_settled:
+                return
+            entry = await self._send(question, response)
+            refused = await question.refusals.get()
+            self._session.discard(entry.event_id)
+            question.approval = replace(question.approval, refused=refused)
+            question.decision = None
+        await self._send(question, _response(question.approval, deny()))  # else it would block the turn
+
+    async def _consult(self, question: _Question, handler: ApprovalHandler) -> ApprovalResponse | None:
         # A failed handler refuses the call: only a decision can allow it.
         limit = asyncio.timeout(self._session.limits.approval_s)
         try:
-            if question.rounds > _MAX_ROUNDS:
-                raise ValueError("The handler repeats a refused edit.")  # it would block the turn
             async with limit:
                 if takes_two_arguments(handler):
                     value = handler(question.approval, partial(self._show, question))
@@ -168,30 +151,27 @@ class Approvals:
             response = None if value is None else _response(question.approval, value)
             if response is not None:
                 self._session.frame("check", response)  # an edit that exceeds the frame size is a refusal
+            return response
         except Exception as error:
             log.warning("approval handler failed: %s", describe_error(error))
             # Without a message, which the model would attribute to the person. At the time limit the
             # server's own decides.
-            response = None if limit.expired() else _response(question.approval, deny())
-        if response is not None and not question.is_settled:
-            await self._send(question, response)
+            return None if limit.expired() else _response(question.approval, deny())
 
-    async def _send(self, question: _Question, response: Any) -> None:
-        question.entry = self._session.add(response, self._session.new_id())
+    async def _send(self, question: _Question, response: Any) -> Entry:
+        question.decision = entry = self._session.add(response)
         await self._session.flush()
+        return entry
 
     async def _show(self, question: _Question) -> None:
-        connection = self._session.connection
-        if question.is_open and question.last_shown != connection:
-            question.last_shown = connection
-            with contextlib.suppress(ConnectionLost):  # it is sent on the next connection
-                await self._session.send(ApprovalShown(question.approval.approval_id))
+        if question.card is None and question.decision is None and not question.is_settled:
+            question.card = self._session.add(ApprovalShown(question.approval.approval_id))
+            await self._session.flush()
 
     def _settle(self, question: _Question) -> None:
         # The question stays in the table, so that a replay does not start its handler again.
         question.is_settled = True
-        if question.entry is not None:
-            self._session.discard(question.entry.event_id)
+        self._session.discard(*(e.event_id for e in (question.card, question.decision) if e is not None))
         if question.task is not None and question.task is not asyncio.current_task():
             question.task.cancel()
 

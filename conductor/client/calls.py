@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
+from msgspec.json import encode
 from msgspec.structs import replace
 
 from conductor.client.connection import ConnectionLost, arguments_of, describe_error
-from conductor.client.session import MAX_FRAME_BYTES, MAX_IDS, Session, clean, encode, takes_two_arguments
+from conductor.client.session import Session, remember
 from conductor.events.client import ToolCancelled, ToolProgress, ToolResultEvent, ToolStarted
 from conductor.events.server import ToolCallEvent, is_ui_call
 
@@ -34,11 +35,24 @@ SpeakHandler: TypeAlias = Callable[[str], Awaitable[None]]
 Outcome: TypeAlias = ToolResultEvent | ToolCancelled
 
 SPEAK = "tts.speak"
-_NO_OBJECT = "The arguments are not a JSON object."
 _MAX_MESSAGE = 1_000
-# Characters kept of a result that exceeds a frame; a character takes up to six bytes of JSON.
+# Characters of a result; one takes up to six bytes of JSON, and a frame may have 1 MiB.
 _MAX_RESULT = 131_072
 _MAX_CANCELLED_RESULT = 8_192  # an event other than ``tool.result`` may have 64 KiB
+
+
+def clean(text: str) -> str:
+    """Replace lone surrogates, which UTF-8 cannot encode."""
+    return text.encode(errors="replace").decode()
+
+
+def takes_two_arguments(handler: Callable[..., Any]) -> bool:
+    """Whether a handler's signature has a second parameter without a default."""
+    try:
+        inspect.signature(handler).bind(None)
+    except (TypeError, ValueError) as error:  # `ValueError`: it has no signature
+        return isinstance(error, TypeError)
+    return False
 
 
 class ToolCancelledError(Exception):
@@ -54,19 +68,21 @@ class ToolCancelledError(Exception):
 
 
 class ToolRun:
-    """One running call: the second argument of a handler that takes two.
+    """One call: the second argument of a handler that takes two, and an item of `Turn.calls`.
 
-    ``timeout_ms`` is the server's limit without progress, if it sets one. When the server cancels the call,
+    ``arguments`` are JSON; ``result`` or ``error`` is set at the end. When the server cancels the call,
     ``cancelled`` is set, with its ``reason``, and the handler's task is cancelled. ``effect``, which the
     handler updates, is reported then.
     """
 
     def __init__(self, call: ToolCallEvent, session: Session) -> None:
-        self.call_id, self.name, self.timeout_ms = call.call_id, call.name, call.timeout_ms
+        self.call_id, self.name, self.arguments = call.call_id, call.name, call.arguments
+        self.result: str | None = None
+        self.error: str | None = None
         self.cancelled = asyncio.Event()
         self.reason: str | None = None
         self.effect: Effect | None = None
-        self.is_dropped = False  # the server accepts no answer
+        self.is_queued = True
         self.task: asyncio.Task[Outcome] | None = None
         self._session = session
         self._last_report = float("-inf")
@@ -80,7 +96,7 @@ class ToolRun:
         if percent is not None and not 0 <= percent <= 100:
             raise ValueError("percent must be from 0 to 100")
         now = asyncio.get_running_loop().time()
-        is_over = self.is_dropped or self.cancelled.is_set() or self.task is None or self.task.done()
+        is_over = self.cancelled.is_set() or self.task is None or self.task.done()
         is_early = now - self._last_report < self._session.limits.progress_s
         if is_over or is_early or "lease" not in self._session.capabilities:
             return
@@ -90,218 +106,150 @@ class ToolRun:
             await self._session.send(ToolProgress(self.call_id, text, percent))
 
     def cancel(self, reason: str) -> None:
-        """Cancel the call, unless its handler has ended."""
-        if self.task is None or not self.task.done():
-            self.reason = reason
-            self.cancelled.set()
-            if self.task is not None:
-                self.task.cancel()
+        self.reason = reason
+        self.cancelled.set()
+        if self.task is not None:
+            self.task.cancel()
 
 
 class Calls:
-    """The tool handlers, the running calls and the running speech; ``on_result`` takes each result.
+    """The tools and their handlers, the queued and running calls, and the voice. No call runs twice."""
 
-    No call runs twice: its stage is ``queued``, ``taken`` (it runs or has a result), ``cancelled``,
-    ``unwanted`` (cancelled before it arrived) or ``dropped`` (the server accepts no answer).
-    """
-
-    def __init__(self, session: Session, on_result: Callable[[ToolResultEvent], None]) -> None:
-        self.tools: list[Any] = []
+    def __init__(self, session: Session, tools: Sequence[Any], speak: SpeakHandler | None) -> None:
+        self.tools, self.speak = list(tools), speak
         self.handlers: dict[str, ToolHandler] = {}
-        self.speak: SpeakHandler | None = None
+        self.runs: dict[str, ToolRun] = {}  # unanswered tool calls, oldest first
+        self.speeches: set[str] = set()  # calls of the queued speeches, and of the running one
         self._session = session
-        self._on_result = on_result
-        self._stages: dict[str, str] = {}  # oldest first
-        self._runs: dict[str, ToolRun] = {}
+        self._over: dict[str, None] = {}  # calls that must not run, or not again
         self._voice = asyncio.Lock()  # one speech at a time
-        self._speech: asyncio.Task[Any] | None = None
-        self._silent_to = 0
-
-    @property
-    def speaking(self) -> bool:
-        return self._speech is not None
-
-    @property
-    def pending(self) -> list[str]:
-        """The ids of unanswered tool calls, running ones first."""
-        running = [call_id for call_id, run in self._runs.items() if not run.is_dropped]
-        return [*running, *(call_id for call_id, stage in self._stages.items() if stage == "queued")]
+        self._speech: ToolRun | None = None
 
     def silence(self) -> None:
-        """Stop the running speech, and skip speeches that were read before."""
-        self._silent_to = self._session.number
+        """Stop the running speech, and skip the queued ones."""
+        self.speeches.clear()
         if self._speech is not None:
-            self._speech.cancel()
+            self._speech.cancel("barge_in")
 
     def queue(self, call: ToolCallEvent) -> None:
         """Record a call as soon as it is read."""
-        if _is_tool(call.name) and call.call_id not in self._stages and call.call_id not in self._runs:
-            self._note(call.call_id, "queued")
+        if call.name == SPEAK:
+            self.speeches.add(call.call_id)
+        # The shipped app never answers ``bridge.*``.
+        is_tool = not is_ui_call(call.name) and not call.name.startswith("bridge.")
+        if is_tool and call.call_id not in self._over:
+            self.runs.setdefault(call.call_id, ToolRun(call, self._session))
 
     def cancel(self, call_id: str, reason: str) -> None:
         """Cancel a call at once, also a queued one."""
-        stage = self._stages.get(call_id)
-        if (run := self._runs.get(call_id)) is not None:
-            run.cancel(reason)
-        elif stage == "queued":
-            self._note(call_id, "cancelled")
+        run = self.runs.get(call_id)
+        if run is not None and not run.is_queued:
+            return run.cancel(reason)
+        self.drop([call_id])
+        if run is not None:
             self._session.spawn(self._post(ToolCancelled(call_id, "none")))
-        elif stage is None:  # an earlier process of the app may have run it
-            self._note(call_id, "unwanted")
 
     def drop(self, call_ids: Iterable[str]) -> None:
-        """Drop calls that the server no longer needs: queued ones do not start, and no answer is sent.
-
-        A running read-only tool is cancelled. Other tools run to their end.
-        """
+        """Forget calls that the server no longer needs, unless they are running."""
         for call_id in call_ids:
-            if (run := self._runs.get(call_id)) is not None:
-                run.is_dropped = True
-                if self._is_read_only(run.name):
-                    run.cancel("superseded")
-            self._note(call_id, "dropped")
+            if (run := self.runs.get(call_id)) is None or run.is_queued:
+                self.runs.pop(call_id, None)
+                remember(self._over, call_id, None)
 
-    async def answer(self, call: ToolCallEvent, number: int) -> None:
-        """Run a call to its end and send the result; ``number`` is the event's."""
-        arguments = arguments_of(call)
-        if is_ui_call(call.name):
-            await self._post(await self._show(call, arguments, number))
-        elif _is_tool(call.name) and call.call_id not in self._runs:
-            stage = self._stages.get(call.call_id)
-            if stage == "unwanted":
-                await self._end(ToolCancelled(call.call_id, "none"))
-            elif stage == "taken":
-                # A replay may deliver a call under a new envelope id, because its answer was lost.
-                await self._session.resend(call.call_id)
-            elif stage == "queued":
-                await self._end(await self._run(call, arguments))
+    async def answer(self, call: ToolCallEvent) -> None:
+        """Run a call to its end and send the result."""
+        run = ToolRun(call, self._session) if is_ui_call(call.name) else self.runs.get(call.call_id)
+        if run is None or not run.is_queued:
+            return
+        run.is_queued = False  # before the first await: a ``tool.cancel`` or a replay may follow at once
+        outcome: Outcome
+        if (arguments := arguments_of(call)) is None:
+            outcome = ToolResultEvent(call.call_id, error="The arguments are not a JSON object.")
+        elif call.name == SPEAK:
+            outcome = await self._say(run, str(arguments.get("text", "")))
+        elif is_ui_call(call.name):
+            handler = self.handlers.get(call.name, lambda _: {"ok": True})
+            outcome = await self._attempt(run, partial(handler, arguments))
+        else:
+            outcome = await self._run(run, arguments)
+        if self.runs.pop(call.call_id, None) is not None:
+            remember(self._over, call.call_id, None)
+        run.result = outcome.result
+        run.error = f"cancelled: {outcome.effect}" if isinstance(outcome, ToolCancelled) else outcome.error
+        await self._post(outcome)
 
-    # Tools
-
-    async def _run(self, call: ToolCallEvent, arguments: dict[str, Any] | None) -> Outcome:
-        if (handler := self.handlers.get(call.name)) is None:
-            return ToolResultEvent(call.call_id, error=f"This device has no tool {call.name}.")
-        if arguments is None:
-            return ToolResultEvent(call.call_id, error=_NO_OBJECT)
-        # Before the first await: a ``tool.cancel`` or a replay may follow at once.
-        run = self._runs[call.call_id] = ToolRun(call, self._session)
-        self._note(call.call_id, "taken")
-        result: Outcome | None = None
+    async def _run(self, run: ToolRun, arguments: dict[str, Any]) -> Outcome:
+        if (handler := self.handlers.get(run.name)) is None:
+            return ToolResultEvent(run.call_id, error=f"This device has no tool {run.name}.")
         if "lease" in self._session.capabilities:
             with contextlib.suppress(ConnectionLost):
-                await self._session.send(ToolStarted(call.call_id))
-        # The call may be cancelled while ``tool.started`` is sent.
-        if has_begun := not run.cancelled.is_set() and not run.is_dropped:
-            extra = (run,) if takes_two_arguments(handler) else ()
-            run.task = self._session.spawn(self._attempt(call, partial(handler, arguments, *extra)))
-            result = await _end_of(run.task)
-        del self._runs[call.call_id]
-        if not run.cancelled.is_set():
-            return _as_result(call, result)
-        if isinstance(result, ToolCancelled):
+                await self._session.send(ToolStarted(run.call_id))
+        if run.cancelled.is_set():  # while ``tool.started`` was sent
+            return ToolCancelled(run.call_id, "none")
+        extra = (run,) if takes_two_arguments(handler) else ()
+        result = await self._attempt(run, partial(handler, arguments, *extra))
+        if not run.cancelled.is_set() or isinstance(result, ToolCancelled):
             return result
-        if not has_begun:
-            return ToolCancelled(call.call_id, "none")
-        if result is not None and result.error is None:  # it ended despite the cancellation
-            return ToolCancelled(call.call_id, run.effect or "complete", result.result)
+        if result.error is None:  # it ended despite the cancellation
+            return ToolCancelled(run.call_id, run.effect or "complete", result.result)
         # Without a report of the handler the worst case is assumed.
-        effect: Effect = "none" if self._is_read_only(run.name) else "partial"
-        return ToolCancelled(call.call_id, run.effect or effect)
+        tools = (tool for tool in self.tools if isinstance(tool, Mapping) and tool.get("name") == run.name)
+        reads = any((tool.get("annotations") or {}).get("readOnlyHint") is True for tool in tools)
+        return ToolCancelled(run.call_id, run.effect or ("none" if reads else "partial"))
 
-    def _is_read_only(self, name: str) -> bool:
-        tools = (tool for tool in self.tools if isinstance(tool, Mapping) and tool.get("name") == name)
-        return any((tool.get("annotations") or {}).get("readOnlyHint") is True for tool in tools)
-
-    # UI calls
-
-    async def _show(
-        self, call: ToolCallEvent, arguments: dict[str, Any] | None, number: int
-    ) -> ToolResultEvent:
-        if arguments is None:
-            return ToolResultEvent(call.call_id, error=_NO_OBJECT)
-        if call.name != SPEAK:
-            handler = self.handlers.get(call.name, lambda _: {"ok": True})
-            task = self._session.spawn(self._attempt(call, partial(handler, arguments)))
-            return _as_result(call, await _end_of(task))
-        result = None
+    async def _say(self, run: ToolRun, text: str) -> Outcome:
         async with self._voice:
-            if self.speak is not None and number > self._silent_to:
-                work = partial(self.speak, str(arguments.get("text", "")))
-                self._speech = self._session.spawn(self._attempt(call, work))
-                try:
-                    result = await _end_of(self._speech)
-                finally:
-                    self._speech = None
-        if isinstance(result, ToolResultEvent) and result.error is not None:
-            return result
+            if self.speak is not None and run.call_id in self.speeches:
+                self._speech = run
+                outcome = await self._attempt(run, partial(self.speak, text))
+                self._speech = None
+                if isinstance(outcome, ToolResultEvent) and outcome.error and not run.cancelled.is_set():
+                    return outcome
         # The shipped app also answers "spoken" for an interrupted speech.
-        return ToolResultEvent(call.call_id, '{"spoken":true}')
+        return ToolResultEvent(run.call_id, '{"spoken":true}')
 
-    async def _attempt(self, call: ToolCallEvent, work: Callable[[], Any]) -> Outcome:
-        # An exception in the app's code becomes a result.
+    async def _attempt(self, run: ToolRun, work: Callable[[], Any]) -> Outcome:
+        """Run the app's code. An exception, or a cancellation by the code itself, becomes an error."""
+        run.task = self._session.spawn(self._work(run, work))
+        # Not awaited directly, which would not tell its cancellation from that of the waiting task.
+        await asyncio.wait({run.task})
+        outcome = None if run.task.cancelled() else run.task.result()
+        if isinstance(outcome, ToolResultEvent) or (outcome is not None and run.cancelled.is_set()):
+            return outcome
+        effect = f"; effect: {outcome.effect}" if outcome is not None else ""
+        return ToolResultEvent(run.call_id, error=f"The tool was cancelled on the device{effect}.")
+
+    async def _work(self, run: ToolRun, work: Callable[[], Any]) -> Outcome:
         limit = asyncio.timeout(seconds := self._session.limits.tool_s)
         try:
             async with limit:
                 if inspect.isawaitable(value := work()):
                     value = await value
-            return ToolResultEvent(call.call_id, _as_text(value))
+            return ToolResultEvent(run.call_id, _as_text(value))
         except ToolCancelledError as cancelled:
-            return ToolCancelled(call.call_id, cancelled.effect, cancelled.result)
+            return ToolCancelled(run.call_id, cancelled.effect, cancelled.result)
         except Exception as error:
-            log.warning("tool handler %s failed: %s", call.name, describe_error(error))
+            log.warning("tool handler %s failed: %s", run.name, describe_error(error))
             late = f"The device's tool did not end within {seconds:g} s." if limit.expired() else ""
-            return ToolResultEvent(call.call_id, error=late or str(error) or type(error).__name__)
-
-    # Results
-
-    async def _end(self, outcome: Outcome) -> None:
-        if self._stages.get(outcome.call_id) != "dropped":
-            self._note(outcome.call_id, "cancelled" if isinstance(outcome, ToolCancelled) else "taken")
-            await self._post(outcome)
+            return ToolResultEvent(run.call_id, error=late or str(error) or type(error).__name__)
 
     async def _post(self, event: Outcome) -> None:
         if isinstance(event, ToolCancelled):
-            self._on_result(ToolResultEvent(event.call_id, event.result, f"cancelled: {event.effect}"))
             event = replace(event, result=_shorten(event.result, _MAX_CANCELLED_RESULT))
         else:
-            self._on_result(event)
-            event = replace(event, result=_shorten(event.result), error=_shorten(event.error))
-            if len(encode(event)) > MAX_FRAME_BYTES - 4_096:
-                result, error = _shorten(event.result, _MAX_RESULT), _shorten(event.error, _MAX_RESULT)
-                event = replace(event, result=result, error=error)
-        await self._session.keep(event)
-
-    def _note(self, call_id: str, stage: str) -> None:
-        self._stages.pop(call_id, None)
-        self._stages[call_id] = stage
-        if len(self._stages) > MAX_IDS:
-            del self._stages[next(iter(self._stages))]
-
-
-async def _end_of(task: asyncio.Task[Outcome]) -> Outcome | None:
-    # Not awaited directly, which would not tell its cancellation from that of the waiting task.
-    await asyncio.wait({task})
-    return None if task.cancelled() else task.result()
-
-
-def _is_tool(name: str) -> bool:
-    # The shipped app never answers ``bridge.*``.
-    return not is_ui_call(name) and not name.startswith("bridge.")
-
-
-def _as_result(call: ToolCallEvent, outcome: Outcome | None) -> ToolResultEvent:
-    if isinstance(outcome, ToolResultEvent):
-        return outcome
-    effect = f"; effect: {outcome.effect}" if outcome is not None else ""
-    return ToolResultEvent(call.call_id, error=f"The tool was cancelled on the device{effect}.")
+            result, error = _shorten(event.result, _MAX_RESULT), _shorten(event.error, _MAX_RESULT)
+            event = replace(event, result=result, error=error)
+        self._session.add(event)
+        await self._session.flush()
+        self.speeches.discard(event.call_id)
 
 
 def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else encode(value).decode()
 
 
-def _shorten(text: str | None, limit: int | None = None) -> str | None:
+def _shorten(text: str | None, limit: int) -> str | None:
     text = None if text is None else clean(text)
-    if text is None or limit is None or len(text) <= limit:
+    if text is None or len(text) <= limit:
         return text
     return f"{text[:limit]}… [{len(text) - limit} characters left out by the device]"

@@ -149,16 +149,14 @@ class Reconnect:
 # Events of the connection for `Client.on`. They are not part of "*".
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(msgspec.Struct, frozen=True):
     """The connection is lost; `Reconnected` or `GaveUp` follows."""
 
     TYPE: ClassVar[str] = "client.lost"
     error: ConnectionLost
 
 
-@dataclass(frozen=True, slots=True)
-class TryFailed:
+class TryFailed(msgspec.Struct, frozen=True):
     """A try failed; ``number`` counts from 1. More tries may follow."""
 
     TYPE: ClassVar[str] = "client.try_failed"
@@ -166,16 +164,14 @@ class TryFailed:
     error: ClientError
 
 
-@dataclass(frozen=True, slots=True)
-class Reconnected:
+class Reconnected(msgspec.Struct, frozen=True):
     """The connection is restored, and waiting events were sent."""
 
     TYPE: ClassVar[str] = "client.reconnected"
     started: SessionStarted
 
 
-@dataclass(frozen=True, slots=True)
-class GaveUp:
+class GaveUp(msgspec.Struct, frozen=True):
     """The client stops retrying, and open turns end. Tries are used up, or a retry is pointless."""
 
     TYPE: ClassVar[str] = "client.gave_up"
@@ -183,9 +179,9 @@ class GaveUp:
 
 
 class UnknownEvent(msgspec.Struct, frozen=True):
-    """An event of an unknown type; ``payload`` is its JSON object."""
+    """An event of an unknown type, which ``TYPE`` names; ``payload`` is its JSON object."""
 
-    type: str
+    TYPE: str
     payload: dict[str, Any]
 
 
@@ -225,11 +221,6 @@ def decode_frame(frame: bytes) -> tuple[str, Event] | None:
         return None
 
 
-def wire_type(event: Event) -> str:
-    """Return an event's type on the wire."""
-    return event.type if isinstance(event, UnknownEvent) else event.TYPE
-
-
 def arguments_of(call: ToolCallEvent) -> dict[str, Any] | None:
     """Decode a call's arguments; None if they are not a JSON object."""
     try:
@@ -245,9 +236,7 @@ def state_of(event: Event) -> str | None:
     return None
 
 
-async def open_socket(
-    url: str, token: str | None, proxy: str | None, limits: ClientLimits
-) -> ClientConnection:
+async def open_socket(url: str, token: str | None, limits: ClientLimits) -> ClientConnection:
     """Open a socket. Raises `CannotConnect`."""
     if token is not None and not re.fullmatch(r"[!-~]+", token):
         raise CannotConnect("The token contains characters that are not allowed in a header.")
@@ -255,7 +244,7 @@ async def open_socket(
         return await open_websocket(
             url,
             additional_headers={} if token is None else {"Authorization": f"Bearer {token}"},
-            proxy=proxy,  # None: do not read one from the environment
+            proxy=None,  # do not read one from the environment
             open_timeout=limits.connect_s,
             ping_interval=limits.ping_s,
             ping_timeout=limits.ping_s,

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from conductor.client import DEFAULT_CAPABILITIES, Client, connect
 from conductor.client.approvals import Approval, ApprovalDecision, allow, deny, edit
 from conductor.client.calls import SPEAK
-from conductor.client.client import DEFAULT_CAPABILITIES, Client, connect
 from conductor.client.connection import ClientError, ConnectionLost, Reconnect
 from conductor.client.turns import Turn
 from conductor.errors import SettingsError

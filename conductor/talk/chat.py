@@ -8,8 +8,8 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from conductor.client import Client
 from conductor.client.approvals import Approval, ApprovalDecision, edit
-from conductor.client.client import Client
 from conductor.client.connection import (
     ClientError,
     ConnectionLost,
@@ -20,7 +20,6 @@ from conductor.client.connection import (
     TryFailed,
     UnknownEvent,
     state_of,
-    wire_type,
 )
 from conductor.client.turns import Turn
 from conductor.commands.output import as_json, escape
@@ -242,7 +241,7 @@ class TerminalChat:
             client.on_approval(self._approve)
 
     def _event(self, event: Event) -> None:
-        self._view.event(wire_type(event), event.payload if isinstance(event, UnknownEvent) else event)
+        self._view.event(event.TYPE, event.payload if isinstance(event, UnknownEvent) else event)
         # A closed pipe (``talk | head``) is noticed by the next write only.
         if self._view.is_closed:
             self._leave(DONE)

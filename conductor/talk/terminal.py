@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TextIO
 
-from conductor.client.client import Client, connect
-from conductor.client.connection import Reconnect
+from conductor.client import Client, Reconnect, connect
 from conductor.commands.banner import server_address
 from conductor.errors import SettingsError
 from conductor.rehearse.script import Answers, Tool, load_tools

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
-from conductor.client import Client, Reconnect, TurnResult, connect
+from conductor.client import Client, Reconnect, Turn, connect
 from tests.stand_ins.scripted_server import LIMIT_S, Json, Peer, ScriptedServer, scripted_server
 
 ALL = ("tools", "approval", "cancel", "lease", "late", "activity")
@@ -85,7 +85,7 @@ async def play(
     fields: Sequence[Json] = (),
     clients: list[Client] | None = None,
     **options: Any,
-) -> tuple[ScriptedServer, TurnResult]:
+) -> tuple[ScriptedServer, Turn]:
     """Play one turn over several connections, one a part, each cut after its part but for the last.
 
     ``fields`` are further fields of ``session.started``, a dict for each connection. The client is added to

@@ -231,6 +231,7 @@ async def test_requests_of_a_lost_session_are_dropped() -> None:
         connect(server.url, on_approval=handler) as client,
     ):
         await soon(started)
+        client.drop()
         await client.reconnect()
         await soon(stopped)
 

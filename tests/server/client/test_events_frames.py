@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 import pytest
 
-from conductor.client.connection import UnknownEvent, decode_frame, show_url, wire_type
+from conductor.client.connection import UnknownEvent, decode_frame, show_url
 from conductor.events.envelope import encode_event
 from conductor.events.server import ErrorEvent, ServerEvent, SessionPing, SpeechPartial
 
@@ -27,7 +27,6 @@ def test_each_server_event_is_decoded_as_its_struct(struct: Any) -> None:
     decoded = decode_frame(encode_event("e", "s", event))
     assert decoded == ("e", event)
     assert decoded is not None
-    assert wire_type(decoded[1]) == struct.TYPE
 
 
 def _sample(kind: Any) -> Any:

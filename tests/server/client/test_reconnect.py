@@ -9,6 +9,7 @@ import pytest
 
 from conductor.client import ClientLimits, ConnectionLost, WaitTimeout, connect
 from conductor.client.session import MAX_WAITING
+from conductor.events.client import TranscriptPartial
 from conductor.events.server import SpeechPartial
 from tests.server.client.extended import soon
 from tests.stand_ins.scripted_server import LIMIT_S, Peer, plain_turns, scripted_server
@@ -17,6 +18,7 @@ from tests.stand_ins.scripted_server import LIMIT_S, Peer, plain_turns, scripted
 async def test_a_reconnect_starts_the_same_session_on_a_new_socket() -> None:
     async with scripted_server() as server, connect(server.url, "s-1") as client:
         assert (await (await client.say("one")).wait(LIMIT_S)).ok
+        client.drop()
         await client.reconnect()
         assert (await (await client.say("two")).wait(LIMIT_S)).ok
     starts = [event for event in server.heard if event["type"] == "session.start"]
@@ -30,6 +32,7 @@ async def test_declared_tools_apply_to_the_next_connection() -> None:
 
     async with scripted_server() as server, connect(server.url, tools=tools("first")) as client:
         await client.declare(tools("second"))
+        client.drop()
         await client.reconnect()
         client.drop()
         with pytest.raises(ConnectionLost):
@@ -154,7 +157,7 @@ async def test_a_failed_reconnect_can_be_repeated() -> None:
             with pytest.raises(WaitTimeout):
                 await client.reconnect()
             with pytest.raises(ConnectionLost):
-                await client.partial("hel")
+                await client.send(TranscriptPartial("hel"))
             await client.reconnect()
             assert (await (await client.say("hello")).wait(LIMIT_S)).ok
         with pytest.raises(ConnectionLost):

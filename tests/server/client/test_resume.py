@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conductor.client import ClientLimits, Reconnect, ToolRun, connect
+from conductor.client import ClientLimits, Reconnect, connect
 from tests.server.client.extended import cut, payloads, play, soon, start, tool_results
 from tests.stand_ins.scripted_server import Json, Peer, ScriptedServer, scripted_server
 
@@ -56,6 +56,7 @@ def recorder(runs: list[str], name: str = "added") -> Callable[[Any], str]:
 )
 async def test_the_capability_is_named_by_default(options: Json, is_named: bool) -> None:
     async with scripted_server() as server, connect(server.url, **options) as client:
+        client.drop()
         await client.reconnect()
     starts = payloads(server, "session.start")
     assert ["resume" in payload.get("capabilities", ()) for payload in starts] == [is_named, is_named]
@@ -211,44 +212,6 @@ async def test_a_dropped_queued_call_does_not_run() -> None:
     assert runs == ["wanted"]
     assert "call_unwanted" not in str(resumes(server)[1])
     assert {call_id for _, call_id in tool_results(server)} == {"call_slow", "call_wanted"}
-
-
-@pytest.mark.parametrize(("name", "end"), [("notes.read", "stopped"), ("notes.add", "ended")])
-async def test_a_dropped_running_call_sends_no_result(name: str, end: str) -> None:
-    async def first(peer: Peer) -> None:
-        await peer.call(name, {}, "evt_run")
-        await soon(started)
-
-    async def second(peer: Peer) -> None:
-        await peer.arrived()
-        release.set()
-
-    async def run(_arguments: Json, run: ToolRun) -> str:
-        started.set()
-        try:
-            await release.wait()
-        except asyncio.CancelledError:
-            ends.append("stopped")
-            raise
-        await run.progress("more")
-        ends.append("ended")
-        return "result"
-
-    started, release = asyncio.Event(), asyncio.Event()
-    ends: list[str] = []
-    server, result = await play(
-        first,
-        second,
-        capabilities=("resume", "lease", "cancel"),
-        fields=[{}, {"drop": ["call_evt_run"]}],
-        tools=[READ],
-        handlers={name: run},
-    )
-    assert ends == [end]
-    assert tool_results(server) == []
-    assert not {"tool.cancelled", "tool.progress"} & set(server.types_heard())
-    (call,) = result.calls
-    assert (call.call_id, call.result, call.error) == ("call_evt_run", None, None)
 
 
 # -- transcripts

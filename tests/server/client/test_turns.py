@@ -6,7 +6,6 @@ import pytest
 
 from conductor.client.connection import ClientError
 from conductor.client.turns import Turn, Turns
-from conductor.events.client import ToolResultEvent
 from conductor.events.server import (
     ApprovalRequest,
     ApprovalResolved,
@@ -26,7 +25,7 @@ class Wire:
     """Passes events to the turns, as the client does."""
 
     def __init__(self) -> None:
-        self.turns = Turns()
+        self.turns = Turns(lambda _: None)
 
     def say(self, text: str) -> Turn:
         turn = Turn(text, f"id of {text}", LIMIT_S)
@@ -104,6 +103,13 @@ async def test_a_turn_ends_when_the_next_starts_without_an_idle() -> None:
     assert ((await second).ending, (await second).finals) == ("idle", ["Two."])
 
 
+async def test_a_transcript_that_the_server_skips_is_lost() -> None:
+    wire = Wire()
+    first, second = wire.say("one"), wire.say("two")
+    wire.hear(THINKING, append_message("c", "user", "two"))
+    assert ((await first).ending, second.is_done) == ("lost", False)
+
+
 async def test_a_transcript_matches_after_normalisation() -> None:
     wire = Wire()
     turn = wire.say(" cafe\u0301  now ")
@@ -167,7 +173,7 @@ async def test_an_interrupted_turn_says_by_whom(by_client: bool, ending: str) ->
     wire.turns.are_named = True
     turn = wire.say("count")
     if by_client:
-        wire.turns.mark_interrupted()
+        turn.interrupted = True
     wire.hear(TurnEnded("turn_1", turn.event_id, "interrupted"))
     assert ((await turn).ending, (await turn).reason) == (ending, "interrupted")
 
@@ -190,16 +196,6 @@ async def test_a_refused_transcript_of_a_named_turn_ends_with_the_idle() -> None
     assert not (await turn).ok
 
 
-async def test_the_result_contains_the_devices_answers() -> None:
-    wire = Wire()
-    turn = wire.say("go")
-    wire.hear(append_message("c1", "user", "go"), ToolCallEvent("c2", "notes.add", "{}"))
-    wire.turns.add_result(ToolResultEvent("c2", "added"))
-    wire.hear(IDLE)
-    (run,) = (await turn).calls
-    assert (run.call_id, run.name, run.result, run.error) == ("c2", "notes.add", "added", None)
-
-
 async def test_invalid_arguments_set_no_state() -> None:
     wire = Wire()
     turn = wire.say("go")
@@ -210,6 +206,6 @@ async def test_invalid_arguments_set_no_state() -> None:
 async def test_close_ends_each_turn_with_the_error() -> None:
     wire = Wire()
     turn = wire.say("go")
-    wire.turns.close(ClientError("gone"))
+    wire.turns.end([turn], ClientError("gone"))
     with pytest.raises(ClientError, match="gone"):
         await turn

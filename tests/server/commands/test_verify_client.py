@@ -13,8 +13,8 @@ import pytest
 from websockets.asyncio.server import serve
 
 from conductor.cli import main
-from conductor.client import Approval, ApprovalDecision, Client, Reconnect, allow, connect
-from conductor.client.client import DEFAULT_CAPABILITIES
+from conductor.client import DEFAULT_CAPABILITIES, Client, Reconnect, connect
+from conductor.client.approvals import Approval, ApprovalDecision, allow
 from conductor.commands.verify_client import QUESTION, STEPS, Play, Step, verify
 from tests.app import App
 
