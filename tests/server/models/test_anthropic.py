@@ -17,7 +17,6 @@ from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessa
 from conductor.models.base import Finished, ModelEvent, TextDelta, Usage
 from conductor.plugins.models import anthropic_client
 from conductor.plugins.models.anthropic import AnthropicProvider
-from conductor.plugins.models.anthropic_request import Account
 from conductor.plugins.models.anthropic_stream import ReplyDecoder, WarmingDecoder
 from conductor.plugins.models.service_errors import retry_after_s
 from conductor.plugins.models.tool_names import ToolNameMap
@@ -206,15 +205,6 @@ async def test_statuses(
     assert service.received == tries
 
 
-async def test_a_retry_after_beyond_the_deadline_fails_at_once(
-    service: AnthropicService, provider: AnthropicProvider
-) -> None:
-    service.default = HttpFailure(429, "rate_limit_error", headers={"retry-after": "30"})
-    error = await failure_of(provider, ask(deadline_s=20.0))
-    assert (error.reason, error.retry_after) == ("rate_limited", 30.0)
-    assert service.received == 1
-
-
 def test_retry_after_is_read_in_all_its_forms() -> None:
     assert retry_after_s({"retry-after": "7"}) == 7.0
     assert retry_after_s({"retry-after-ms": "250", "retry-after": "7"}) == 0.25
@@ -239,28 +229,6 @@ async def test_the_environments_proxy_is_used_only_where_it_is_trusted(
     else:
         assert (await failure_of(provider)).reason == reason
     await provider.aclose()
-
-
-@pytest.mark.parametrize(
-    ("answer", "reason"), [(b"", "timeout"), (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "connection")]
-)
-async def test_a_service_that_answers_nothing_or_no_http(answer: bytes, reason: ModelFailure) -> None:
-    disconnected = asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(answer)
-        while not answer and await reader.read(65536):
-            pass
-        disconnected.set()
-        writer.close()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        account = Account("k", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        provider = AnthropicProvider(account, "m", 512, trust_env=False, retry_s=0.001)
-        assert (await failure_of(provider, ask(silence_s=0.1))).reason == reason
-        await asyncio.wait_for(disconnected.wait(), 5)
-        await provider.aclose()
 
 
 # Connections

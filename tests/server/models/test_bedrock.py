@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from contextlib import aclosing
@@ -28,7 +27,7 @@ from conductor.plugins.models.bedrock_stream import ConverseDecoder, converse_bo
 from conductor.plugins.models.families import Claude
 from conductor.plugins.models.rendering import encode, names_of
 from conductor.settings import Settings
-from tests.models import Call, Reply
+from tests.models import Reply
 from tests.session.test_history import random_history
 from tests.stand_ins.bedrock_service import BedrockService, check, frame, pieces
 
@@ -137,17 +136,9 @@ def test_botocore_accepts_the_request_of_any_history(model: str) -> None:
 # -- streams
 
 
-REPLIES = {
-    "text": (Reply(text="Hello there."), [TextDelta("Hello there."), Finished("end_turn", Usage(20, 5, 3))]),
-    "text behind a thought (Nova)": (
-        Reply(text="<thinking> Hm. </thinking>\n\nHello."),
-        [TextDelta("Hello."), Finished("end_turn", Usage(20, 5, 3))],
-    ),
-    "a call": (
-        Reply(calls=(Call("agent_spawn", {"task": "x"}, "c1"),), stop_reason="tool_use"),
-        [ToolCall("c1", "agent.spawn", '{"task": "x"}'), Finished("tool_use", Usage(20, 5, 3))],
-    ),
-}
+def test_a_thought_in_the_text_is_not_spoken() -> None:
+    events = decoded(stream_of(Reply(text="<thinking> Hm. </thinking>\n\nHello.")))
+    assert joined(events) == [TextDelta("Hello."), Finished("end_turn", Usage(20, 5, 3))]
 
 
 def joined(events: list[ModelEvent]) -> list[ModelEvent]:
@@ -155,19 +146,6 @@ def joined(events: list[ModelEvent]) -> list[ModelEvent]:
     return [
         *([TextDelta(text)] if text else []),
         *(event for event in events if not isinstance(event, TextDelta)),
-    ]
-
-
-@pytest.mark.parametrize("name", REPLIES)
-@pytest.mark.parametrize("size", [None, 1, 7])
-def test_a_stream_is_the_same_however_it_arrives(name: str, size: int | None) -> None:
-    reply, expected = REPLIES[name]
-    events = joined(decoded(stream_of(reply), size))
-    assert [json.loads(event.arguments) for event in events if isinstance(event, ToolCall)] == [
-        json.loads(event.arguments) for event in expected if isinstance(event, ToolCall)
-    ]
-    assert [event for event in events if not isinstance(event, ToolCall)] == [
-        event for event in expected if not isinstance(event, ToolCall)
     ]
 
 
@@ -217,19 +195,14 @@ def test_reasoning_that_is_not_signed_is_not_sent_back() -> None:
 START = frame(
     "contentBlockStart", {"contentBlockIndex": 0, "start": {"toolUse": {"toolUseId": "c", "name": "n"}}}
 )
-STOPS = {
-    "malformed_tool_use": "malformed",
-    "malformed_model_output": "malformed",
-    "tool_use": "malformed",
-}
 
 
-@pytest.mark.parametrize(("stop", "reason"), STOPS.items())
-def test_a_call_that_is_not_whole_is_malformed(stop: str, reason: str) -> None:
+@pytest.mark.parametrize("stop", ["malformed_tool_use", "malformed_model_output", "tool_use"])
+def test_a_call_that_is_not_whole_is_malformed(stop: str) -> None:
     stream = START + frame("messageStop", {"stopReason": stop}) + frame("metadata", {})
     with pytest.raises(ModelError) as raised:
         decoded(stream)
-    assert raised.value.reason == reason
+    assert raised.value.reason == "malformed"
 
 
 @pytest.mark.parametrize(
@@ -248,14 +221,6 @@ def test_a_call_that_is_not_whole_is_malformed(stop: str, reason: str) -> None:
 def test_stop_reasons(stop: str, meaning: Any) -> None:
     stream = frame("messageStop", {"stopReason": stop}) + frame("metadata", {})
     assert decoded(stream) == [Finished(meaning)]
-
-
-def test_a_stream_cut_anywhere_before_its_stop_is_a_lost_connection() -> None:
-    stream = stream_of(REPLIES["a call"][0])
-    for end in range(1, stream.index(b"messageStop")):
-        with pytest.raises(ModelError) as raised:
-            decoded(stream[:end])
-        assert raised.value.reason == "connection"
 
 
 @pytest.mark.parametrize(

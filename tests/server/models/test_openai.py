@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from conductor.errors import ModelError, ModelFailure, SettingsError
-from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
+from conductor.errors import ModelFailure, SettingsError
+from conductor.messages import ToolCall
 from conductor.models.base import (
-    Finished,
     ModelProvider,
     TextDelta,
     Usage,
@@ -58,33 +57,6 @@ async def test_words_names_and_usage_come_through_and_thinking_does_not(
     assert events[0] == TextDelta("Yes.")
     assert events[1:-1] == [ToolCall("t7", "agent.spawn", '{"task":"x"}') for _ in calls]
     assert finished_of(events).usage == Usage(10 - usage["cached"], 9, usage["cached"])
-    await provider.aclose()
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "values"),
-    [("responses", {"thinking": "Hm."}), ("chat", {"thinking": "Hm."}), ("chat", {"redacted": "Hm."})],
-)
-async def test_reasoning_that_is_not_handed_back_is_missed(
-    service: OpenAIService, endpoint: str, values: dict[str, str]
-) -> None:
-    provider = service.provider(endpoint=endpoint)
-    service.replies.append(
-        Reply(
-            calls=(Call("agent_spawn", {}, "t7"),),
-            thinking=values.get("thinking"),
-            redacted=values.get("redacted"),
-        )
-    )
-    call, finished = await collect(provider)
-    assert isinstance(call, ToolCall) and isinstance(finished, Finished)
-    for opaque, refusals in ((finished.opaque, 0), (None, 1)):
-        reply = AssistantMessage("", (call,), opaque, provider.name)
-        try:
-            await collect(provider, ask(UserMessage("Hello."), reply, ToolResult("t7", "ok")))
-        except ModelError as error:
-            assert error.reason == "protocol"
-        assert len(service.refused) == refusals
     await provider.aclose()
 
 

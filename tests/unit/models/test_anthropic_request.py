@@ -95,11 +95,6 @@ def test_arguments_that_are_no_object_go_back_empty(arguments: str) -> None:
     assert rendered(request)["messages"][1]["content"][0]["input"] == {}
 
 
-def test_an_assistant_s_words_end_without_white_space() -> None:
-    messages = rendered(ask(UserMessage("Hello."), AssistantMessage("I am \n")))["messages"]
-    assert messages[-1]["content"] == [text("I am")]
-
-
 def test_without_tools_on_offer_those_of_the_history_are_switched_off() -> None:
     request = ask(UserMessage("Go."), AssistantMessage(calls=(call(),)), ToolResult("t1", "ok"), tools=())
     body = rendered(request)
@@ -160,19 +155,6 @@ def test_the_cache_holds_the_prefix_of_a_turn_whose_thinking_is_dropped() -> Non
         cache.count(body, 0.0)
     history += [AssistantMessage("Done."), UserMessage("And now?")]
     assert cache.count(rendered(ask(*history)), 0.0)["cache_read_input_tokens"] == before > 1000
-
-
-def test_the_next_request_begins_with_this_one() -> None:
-    """A change of the prefix would defeat the service's cache."""
-    history: list[Message] = [
-        UserMessage("Go."),
-        AssistantMessage("Well ", (call(),)),
-        ToolResult("t1", "ok"),
-    ]
-    before = rendered(ask(*history))
-    after = rendered(ask(*history, AssistantMessage("Done."), UserMessage("Thanks.")))
-    assert after["tools"] == before["tools"]
-    assert [plain(m) for m in after["messages"][:3]] == [plain(m) for m in before["messages"]]
 
 
 def test_a_blank_system_prompt_or_description_is_left_out() -> None:

@@ -233,16 +233,6 @@ QUIRKS: dict[str, tuple[bytes, list[ModelEvent]]] = {
         ),
         [A_CALL, Finished("tool_use", Usage(7, 2))],
     ),
-    "calls beside content": (
-        stream_of(
-            '{"choices":[{"delta":{"content":"Hm.","tool_calls":['
-            + part('"{\\"task\\":\\"x\\"}"', call_id="c1", index=0)
-            + "]}}]}",
-            CALLED,
-            DONE,
-        ),
-        [TextDelta("Hm."), A_CALL, Finished("tool_use")],
-    ),
     "finish_reason stop with calls (Ollama)": (
         stream_of(calls(part('"{\\"task\\":\\"x\\"}"', call_id="c1", index=0)), STOP, DONE),
         [A_CALL, Finished("tool_use")],
@@ -278,10 +268,6 @@ QUIRKS: dict[str, tuple[bytes, list[ModelEvent]]] = {
             DONE,
         ),
         [TextDelta("Hi."), Finished("end_turn", Usage(3, 1, 4, 2))],
-    ),
-    "reasoning inline that never ends": (
-        stream_of(says("<think>Hm."), says("", '"length"'), DONE),
-        [Finished("max_tokens")],
     ),
     "a text that only begins like reasoning": (
         stream_of(says("<thi"), STOP, DONE),
@@ -355,9 +341,6 @@ SAY_HI: dict[str, bytes] = {
     ),
     "reasoning (Ollama, OpenRouter)": stream_of(
         '{"choices":[{"delta":{"content":"","reasoning":"Hm."}}]}', says("Hi."), STOP, DONE
-    ),
-    "reasoning inline, in several deltas": stream_of(
-        says("\\n<thi"), says("nk>Hm. </thi"), says("nk> \\n"), says("\\nHi."), STOP, DONE
     ),
     "content as parts, some of them thoughts (Mistral)": stream_of(
         *thinks("content", '[{"type":"thinking","thinking":[{"type":"text","text":"Hm."}]}]'),

@@ -16,30 +16,6 @@ from tests.conftest import ROOT, Main
 
 SECRET = "sk-hunter2-hunter2"
 HOME = '[[profile]]\nname = "home"\nprovider = "demo"\n'
-EXAMPLE = """
-default = "home"
-allowed = ["home", "cloud"]
-
-[[profile]]
-name = "home"
-provider = "openai"
-base_url = "http://127.0.0.1:11434/v1"
-model = "qwen3:4b"
-kind = "text"
-style = "xml"
-endpoint = "completions"
-api_key_env = "HOME_KEY"
-fallback = ["cloud"]
-use = "voice"
-
-[[profile]]
-name = "cloud"
-provider = "anthropic"
-model = "claude-haiku-5-5"
-timeout_s = 12
-context_window = 200_000
-prices = { input = 1, output = 5, cache_read = 0.1, cache_write = 1.25 }
-"""
 
 
 @pytest.fixture
@@ -58,23 +34,16 @@ def key_of(profile: ModelProfile) -> str | None:
     return None if profile.api_key is None else profile.api_key.get_secret_value()
 
 
-def test_a_file_gives_its_profiles(load: Callable[..., Profiles], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME_KEY", SECRET)
-    profiles = load(EXAMPLE, anthropic_api_key="cloud-key")
-    home, cloud = profiles.by_name["home"], profiles.by_name["cloud"]
-    assert profiles.main is home and profiles.allowed == ("home", "cloud")
-    assert (home.kind, home.style, home.endpoint, home.use) == ("text", "xml", "completions", "voice")
-    assert home.fallback == ("cloud",) and key_of(home) == SECRET
-    assert home.title == "qwen3:4b (openai) at 127.0.0.1" and SECRET not in repr(home)
-    assert cloud.timeout_s == 12 and cloud.prices and cloud.prices.cache_write == 1.25
-    assert key_of(cloud) == "cloud-key" and cloud.title == "Claude (claude-haiku-5-5)"
-
-
-def test_the_example_of_the_documents_is_one(load: Callable[..., Profiles]) -> None:
+def test_the_example_of_the_documents_gives_its_profiles(load: Callable[..., Profiles]) -> None:
     text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     Path(".env").write_text(f"CLOUD_KEY={SECRET}\n")
     profiles = load(text.partition("```toml\n")[2].partition("```")[0])
-    assert profiles.main.fallback == ("cloud",) and key_of(profiles.by_name["cloud"]) == SECRET
+    home, cloud = profiles.by_name["home"], profiles.by_name["cloud"]
+    assert profiles.main is home and profiles.allowed == ("home", "cloud")
+    assert (home.kind, home.style, home.endpoint, home.timeout_s) == ("native", "jsonl", "chat", 20)
+    assert (home.fallback, home.title) == (("cloud",), "qwen3:4b (openai) at 127.0.0.1")
+    assert key_of(cloud) == SECRET and SECRET not in repr(cloud)
+    assert cloud.prices and cloud.prices.cache_write == 2.50 and cloud.title == "Claude (claude-sonnet-5-5)"
 
 
 def test_a_key_may_stand_in_the_file_of_settings(load: Callable[..., Profiles]) -> None:
