@@ -13,9 +13,8 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,9 +73,8 @@ class LlamaCppProvider:
         self._server: _Server | None = None
         self._loading = asyncio.Lock()
         self._workers = ThreadPoolExecutor(slots, "llama.cpp")
-        self._slots = asyncio.Semaphore(slots)
+        self._slots = slots
         self._max_waiting = max_waiting
-        self._waiting = 0
         self._running: set[threading.Event] = set()
         self._habit = ThoughtHabit()
 
@@ -107,68 +105,37 @@ class LlamaCppProvider:
         source = f"{self.name} {self._path.name}"
         body = chat_body(request, names, model=self.name, max_tokens=limit, official=False, source=source)
         decoder = ChatDecoder(names, source, self._habit, offers_tools=may_call(request))
+        if (waiting := len(self._running) - self._slots) >= self._max_waiting:
+            requests = f"{waiting} request{' waits' if waiting == 1 else 's wait'}"
+            raise ModelError("overloaded", f"The local model is busy, and {requests} for it.")
         chunks: asyncio.Queue[_Chunk] = asyncio.Queue()
-        async with self._slot(request.deadline_s) as stop:
-            self._generate(server, encode(body | {"return_progress": True}).decode(), chunks, stop)
+        stop = threading.Event()
+        self._running.add(stop)
+        loop = asyncio.get_running_loop()
+        encoded = encode(body | {"return_progress": True}).decode()
+
+        def put(chunk: _Chunk) -> None:
+            loop.call_soon_threadsafe(chunks.put_nowait, chunk)
+
+        # A request in llama.cpp's own queue cannot be stopped.
+        work = loop.run_in_executor(self._workers, _generate, server, encoded, put, stop)
+        work.add_done_callback(lambda _: self._running.discard(stop))
+        limit_s = request.deadline_s  # for a slot
+        try:
             while not decoder.finished:
                 try:
-                    async with asyncio.timeout(request.silence_s):
+                    async with asyncio.timeout(limit_s):
                         chunk = await chunks.get()
                 except TimeoutError:
                     raise ModelError("timeout", "The local model did not answer in time.") from None
+                limit_s = request.silence_s
                 if isinstance(chunk, Exception):
                     log.warning("local model failed", error=type(chunk).__name__)
                     raise ModelError("protocol", "The local model cannot take this request.")
                 for event in decoder.end() if chunk is None else decoder.feed(chunk):
                     yield event
-
-    @asynccontextmanager
-    async def _slot(self, seconds: float) -> AsyncIterator[threading.Event]:
-        """Wait for a slot; on leaving the request stops and frees it."""
-        # A request in llama.cpp's own queue cannot be stopped.
-        if self._slots.locked() and self._waiting >= self._max_waiting:
-            waiting = f"{self._waiting} request{' waits' if self._waiting == 1 else 's wait'}"
-            raise ModelError("overloaded", f"The local model is busy, and {waiting} for it.")
-        self._waiting += 1
-        try:
-            async with asyncio.timeout(seconds):
-                await self._slots.acquire()
-        except TimeoutError:
-            raise ModelError("timeout", "The local model was busy for too long.") from None
-        finally:
-            self._waiting -= 1
-        stop = threading.Event()
-        self._running.add(stop)
-        try:
-            yield stop
         finally:
             stop.set()
-
-    def _generate(
-        self, server: _Server, body: str, chunks: asyncio.Queue[_Chunk], stop: threading.Event
-    ) -> None:
-        loop = asyncio.get_running_loop()
-
-        def put(chunk: _Chunk) -> None:
-            loop.call_soon_threadsafe(chunks.put_nowait, chunk)
-
-        def take(event: str) -> bool:
-            put(b"data: %s\n\n" % event.encode())
-            return stop.is_set()
-
-        def run() -> None:
-            try:
-                if not stop.is_set():
-                    server.generate(body, take)
-                put(None)
-            except Exception as error:
-                put(error)
-
-        def free(_: object) -> None:
-            self._running.discard(stop)
-            self._slots.release()
-
-        loop.run_in_executor(self._workers, run).add_done_callback(free)
 
     async def aclose(self) -> None:
         """Stop the running requests, and free the model."""
@@ -183,6 +150,20 @@ class LlamaCppProvider:
                     await asyncio.to_thread(server.close)
         except TimeoutError:
             log.warning("model not freed in time", file=self._path.name)
+
+
+def _generate(server: _Server, body: str, put: Callable[[_Chunk], None], stop: threading.Event) -> None:
+    def take(event: str) -> bool:
+        put(b"data: %s\n\n" % event.encode())
+        return stop.is_set()
+
+    put(b"")  # the slot is free
+    try:
+        if not stop.is_set():
+            server.generate(body, take)
+        put(None)
+    except Exception as error:
+        put(error)
 
 
 class _Server:

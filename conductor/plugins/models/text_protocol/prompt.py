@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
-from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
+from conductor.messages import AssistantMessage, Message, ToolResult, UserMessage
 from conductor.models.base import ToolDefinition
+from conductor.plugins.models.rendering import arguments_of
 
 Style: TypeAlias = Literal["jsonl", "xml", "markdown-json"]
 
@@ -108,26 +110,19 @@ def messages(history: Iterable[Message], style: Style) -> list[Message]:
     """Write the history's calls and results as text."""
     rendered: list[Message] = []
     names: dict[str, str] = {}
-    observations: list[str] = []
-    for item in history:
-        if isinstance(item, ToolResult):
-            observations.append(observation(names.get(item.call_id, ""), item.content))
+    for _, group in groupby(history, type):
+        items = list(group)
+        results = [item for item in items if isinstance(item, ToolResult)]
+        if results:
+            lines = [observation(names.get(result.call_id, ""), result.content) for result in results]
+            rendered.append(UserMessage("\n".join(lines)))
             continue
-        _flush(observations, rendered)
-        if isinstance(item, AssistantMessage):
-            names |= {call.call_id: call.name for call in item.calls}
-            rendered.append(AssistantMessage(_reply(item, style)))
-        else:
-            assert isinstance(item, UserMessage | Note)
+        for item in items:
+            if isinstance(item, AssistantMessage):
+                names |= {call.call_id: call.name for call in item.calls}
+                item = AssistantMessage(_reply(item, style))
             rendered.append(item)
-    _flush(observations, rendered)
     return rendered
-
-
-def _flush(observations: list[str], rendered: list[Message]) -> None:
-    if observations:
-        rendered.append(UserMessage("\n".join(observations)))
-        observations.clear()
 
 
 def observation(name: str, content: str) -> str:
@@ -139,13 +134,7 @@ def _reply(message: AssistantMessage, style: Style) -> str:
     parts: list[Mapping[str, Any]] = []
     if message.text:
         parts.append({"type": "final_answer", "content": message.text})
-    parts += [{"type": "tool_call", "name": call.name, "arguments": _object(call)} for call in message.calls]
+    for call in message.calls:
+        arguments = json.loads(arguments_of(call))
+        parts.append({"type": "tool_call", "name": call.name, "arguments": arguments})
     return "\n".join(notation(part, style) for part in parts)
-
-
-def _object(call: ToolCall) -> Any:
-    try:
-        value = json.loads(call.arguments)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
