@@ -54,24 +54,22 @@ class InvalidFrame(ConductorError):
         self.event_id, self.session_id, self.event_type = head.id, head.session_id, head.type
 
 
-@dataclass(slots=True)
-class _Head:
-    # The readable fields of a frame, for the error about it.
+class _Head(msgspec.Struct, rename="camel"):
+    # The readable fields of a frame, for the error about it. They can be read before other values are built.
     id: str | None = None
     type: str | None = None
     session_id: str | None = None
 
-
-class _LargeHead(msgspec.Struct, rename="camel"):
-    # The fields that are read of a frame before its values are built.
-    id: str = ""
-    type: str = ""
-    session_id: str = ""
+    def __post_init__(self) -> None:
+        if self.id is not None and not 0 < len(self.id) <= 128:
+            self.id = None
+        if self.session_id is not None and not _SESSION_ID.fullmatch(self.session_id):
+            self.session_id = None
 
 
 # msgspec's own conversion of floats such as 1e308 takes 100 times as long.
 _decode = msgspec.json.Decoder(float_hook=float).decode
-_decode_head = msgspec.json.Decoder(_LargeHead).decode
+_decode_head = msgspec.json.Decoder(_Head).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -81,17 +79,20 @@ def decode_event(frame: bytes, max_bytes: int = 65_536) -> Inbound:
     ``max_bytes`` is the limit of an event; a ``tool.result`` may be larger, up to the transport's limit.
     Raises `InvalidFrame`.
     """
-    head = _Head()
     if frame.startswith(BINARY_MARK):
-        _refuse("binary_frame", head)
-    if len(frame) > max_bytes:
-        _read_head(frame, head)
-        if head.type != client.ToolResultEvent.TYPE:
-            _refuse(f"event_too_large:{len(frame)}", head)
+        _refuse("binary_frame")
+    if len(frame) > max_bytes and (head := _read_head(frame)).type != client.ToolResultEvent.TYPE:
+        _refuse(f"event_too_large:{len(frame)}", head)
     if _has_too_many_values(frame):
-        _read_head(frame, head)
-        _refuse("too_many_values", head)
-    value = _parse(frame, head)
+        _refuse("too_many_values", _read_head(frame))
+    value = _parse(frame)
+    fields = (value.get(name) for name in ("id", "type", "sessionId"))
+    head = _Head(*(field if isinstance(field, str) else None for field in fields))
+    _check_values(value, head)
+    # A frame that encodes to itself has no duplicate key. The search for one costs seven times as much as
+    # parsing.
+    if _encode(value) != frame:
+        _check_keys(frame, head)
     payload = _check_envelope(value, head)
     assert head.id is not None and head.type is not None and head.session_id is not None
     # An unknown type is no error: the app may be newer than the server.
@@ -109,45 +110,29 @@ def _has_too_many_values(frame: bytes) -> bool:
     return quotes > 4 * MAX_NODES or _STRING.sub(b"", frame).count(b",") > MAX_NODES
 
 
-def _refuse(message: str, head: _Head, code: ErrorCode = "invalid_event") -> NoReturn:
-    raise InvalidFrame(code, message, head) from None
+def _refuse(message: str, head: _Head | None = None, code: ErrorCode = "invalid_event") -> NoReturn:
+    raise InvalidFrame(code, message, head or _Head()) from None
 
 
-def _read_head(frame: bytes, head: _Head) -> None:
+def _read_head(frame: bytes) -> _Head:
     try:
-        large = _decode_head(frame)
+        return _decode_head(frame)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return
-    _note(head, large.id, large.type, large.session_id)
+        return _Head()
 
 
-def _note(head: _Head, event_id: Any, event_type: Any, session_id: Any) -> None:
-    if isinstance(event_id, str) and 0 < len(event_id) <= 128:
-        head.id = event_id
-    if isinstance(event_type, str):
-        head.type = event_type
-    if isinstance(session_id, str) and _SESSION_ID.fullmatch(session_id):
-        head.session_id = session_id
-
-
-def _parse(frame: bytes, head: _Head) -> dict[str, Any]:
-    # Parse strictly: UTF-8, no NaN, no lone surrogates, no duplicate keys, bounded depth and size.
+def _parse(frame: bytes) -> dict[str, Any]:
+    # Parse strictly: UTF-8, no NaN, no lone surrogates.
     try:
         value = _decode(frame)
     except UnicodeDecodeError:
-        _refuse("invalid_utf8", head)
+        _refuse("invalid_utf8")
     except RecursionError:
-        _refuse("too_deep", head)
+        _refuse("too_deep")
     except msgspec.MsgspecError:
-        _refuse("invalid_json", head)
+        _refuse("invalid_json")
     if not isinstance(value, dict):
-        _refuse("not_an_object", head)
-    _note(head, value.get("id"), value.get("type"), value.get("sessionId"))
-    _check_values(value, head)
-    # A frame that encodes to itself has no duplicate key. The search for one costs seven times as much as
-    # parsing.
-    if _encode(value) != frame:
-        _check_keys(frame, head)
+        _refuse("not_an_object")
     return value
 
 
