@@ -61,9 +61,11 @@ class _Head(msgspec.Struct, rename="camel"):
     session_id: str | None = None
 
     def __post_init__(self) -> None:
-        if self.id is not None and not 0 < len(self.id) <= 128:
+        if not (isinstance(self.id, str) and 0 < len(self.id) <= 128):
             self.id = None
-        if self.session_id is not None and not _SESSION_ID.fullmatch(self.session_id):
+        if not isinstance(self.type, str):
+            self.type = None
+        if not (isinstance(self.session_id, str) and _SESSION_ID.fullmatch(self.session_id)):
             self.session_id = None
 
 
@@ -86,8 +88,7 @@ def decode_event(frame: bytes, max_bytes: int = 65_536) -> Inbound:
     if _has_too_many_values(frame):
         _refuse("too_many_values", _read_head(frame))
     value = _parse(frame)
-    fields = (value.get(name) for name in ("id", "type", "sessionId"))
-    head = _Head(*(field if isinstance(field, str) else None for field in fields))
+    head = _Head(value.get("id"), value.get("type"), value.get("sessionId"))
     _check_values(value, head)
     # A frame that encodes to itself has no duplicate key. The search for one costs seven times as much as
     # parsing.

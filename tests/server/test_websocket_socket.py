@@ -57,7 +57,12 @@ async def connected(**limits: Any) -> AsyncIterator[Ends]:
         arrived.put_nowait(socket)
         await finished.wait()
 
-    options: dict[str, Any] = {"compression": None, "ping_interval": None, "close_timeout": 0.2}
+    options: dict[str, Any] = {
+        "compression": None,
+        "ping_interval": None,
+        "close_timeout": 0.2,
+        "max_queue": 1,
+    }
     options["create_connection"] = partial(
         Socket, limits=Limits(**limits), handshakes=Handshakes(10, 1_000_000, Refusals())
     )
@@ -128,6 +133,22 @@ async def test_a_binary_message_in_fragments_is_marked_once() -> None:
 def test_no_event_can_begin_with_the_mark() -> None:
     with pytest.raises(ValueError):
         json.loads(BINARY_MARK + b"{}")
+
+
+# -- pings
+
+
+async def test_a_pong_is_read_behind_events_within_bounds() -> None:
+    async with connected(alive_timeout=0.3) as ends:
+        for _ in range(2):
+            for _ in range(20):
+                await ends.client.send("event")
+            assert await ends.server.is_alive()
+            assert [await ends.receive() for _ in range(20)] == [b"event"] * 20
+        for _ in range(5):
+            fragment(ends.client, BIG, first=True, fin=True)
+        assert not await ends.server.is_alive(), "its pong is behind too many bytes"
+        assert [await ends.receive() for _ in range(5)] == [BIG] * 5
 
 
 # -- messages in fragments
