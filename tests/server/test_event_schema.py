@@ -23,7 +23,7 @@ from protocol_schema import (
 
 from conductor.errors import CODE_MEANINGS, ErrorCode
 from conductor.events import client, server
-from conductor.events.codec import InvalidFrame, decode_event
+from conductor.events.codec import decode_event
 from conductor.events.envelope import encode_event
 from conductor.events.server import (
     STATE_MEANINGS,
@@ -41,24 +41,8 @@ from tests.unit.events.events import CLIENT, SERVER, events_of
 
 SCHEMA = json_schema()
 VALIDATOR = Draft202012Validator(SCHEMA)
-EXAMPLES = {event.type: event.example for event in EVENTS}
 
 events = pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.type)
-
-
-def frame(**fields: Any) -> dict[str, Any]:
-    """Make a client's frame with some fields changed; None leaves one out."""
-    event = {**EXAMPLES["user.audio.transcript.final"], **fields}
-    return {name: value for name, value in event.items() if value is not None}
-
-
-def accepted(event: Any) -> bool:
-    """Tell whether the server takes a frame."""
-    try:
-        decode_event(json.dumps(event).encode())
-    except InvalidFrame:
-        return False
-    return True
 
 
 # -- descriptions
@@ -149,45 +133,6 @@ def test_every_event_of_the_server_fits_the_schemas_and_comes_back_as_it_was_wri
     VALIDATOR.validate(read)
     assert msgspec.convert(read["payload"], SERVER[read["type"]]) == payload
     assert decode_event(frame, len(frame)).event is None  # the server ignores its own events
-
-
-CHANGES: list[dict[str, Any]] = [
-    {},
-    {"protocolVersion": None},
-    {"timestamp": "yesterday"},
-    {"id": "x" * 128},
-    {"id": "x" * 129},
-    {"id": None},
-    {"id": 1},
-    {"timestamp": None},
-    {"timestamp": 5},
-    {"sessionId": "A-z.0_9:"},
-    {"sessionId": "x" * 129},
-    {"sessionId": "a b"},
-    {"sessionId": ""},
-    {"sessionId": None},
-    {"payload": None},
-    {"payload": []},
-    {"payload": {}},
-    {"payload": {"text": 1}},
-    {"payload": {"text": ""}},
-    {"protocolVersion": 2},
-    {"protocolVersion": "1"},
-    {"type": "tool.result", "payload": {"callId": "x"}},
-    {"type": "tool.result", "payload": {"callId": "x" * 129}},
-    {"type": "tool.result", "payload": {"callId": "x", "result": {"a": [None]}}},
-    {"type": "tool.result", "payload": {"callId": "x", "error": 1}},
-    {"type": "audio.output.interrupted", "payload": {"playedMs": -1}},
-    {"type": "audio.output.interrupted", "payload": {"playedMs": 0.5}},
-    {"type": "session.start", "payload": {"locale": "x" * 257}},
-    {"type": "session.start", "payload": {"capabilities": ["x"] * 64}},
-]
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: json.dumps(change)[:60])
-def test_the_schema_and_the_server_agree_on_client_events(change: dict[str, Any]) -> None:
-    event = frame(**change)
-    assert VALIDATOR.is_valid(event) is accepted(event)
 
 
 def references(value: Any) -> Iterator[str]:

@@ -155,6 +155,11 @@ BOUND: dict[str, Any] = {"approvalId": "appr_1", "argumentsDigest": "0" * 64}
 ALLOW: dict[str, Any] = {**BOUND, "decision": "allow"}
 EDIT: dict[str, Any] = {**BOUND, "decision": "edit", "editedArguments": {"path": "a"}}
 VALID: list[tuple[str, dict[str, Any]]] = [
+    ("user.audio.transcript.final", {"text": ""}),
+    ("tool.result", CALL),
+    ("tool.result", {**CALL, "result": {"a": [None]}}),
+    ("audio.output.interrupted", {"playedMs": 0.5}),
+    ("session.start", {"capabilities": ["x"] * 64}),
     ("session.start", {"resume": None}),
     ("session.start", {"resume": {"lastEventId": None, "done": [], "pending": [], "more": 1}}),
     ("session.start", {"resume": {"done": [{**CALL, "result": None, "error": None}]}}),

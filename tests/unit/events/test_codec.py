@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from jsonschema_rs import Draft202012Validator
+from protocol_schema import json_schema
 
 from conductor.events import client
 from conductor.events.codec import (
@@ -22,6 +24,10 @@ from conductor.events.codec import (
 from conductor.events.envelope import encode_event
 from tests.cpu import least_cpu_s
 from tests.unit.events.events import CLIENT, MISSING, event, events_of, frame, refusal, texts
+
+VALIDATOR = Draft202012Validator(json_schema())
+INVALID = {f"invalid_{name}" for name in "id type timestamp session_id payload protocol_version".split()}
+"""The refusals that the schema knows, besides missing fields."""
 
 
 def nested(depth: int) -> Any:
@@ -97,11 +103,14 @@ def test_a_bad_frame_is_refused_by_name(name: str) -> None:
     data, message = REFUSED[name]
     error = refusal(data)
     assert (error.code, str(error)) == ("invalid_event", message)
+    if message.startswith("missing_") or message in INVALID:
+        assert not VALIDATOR.is_valid(json.loads(data))
 
 
 @pytest.mark.parametrize("version", [2, 7, MAX_INTEGER])
 def test_a_newer_version_is_answered_with_the_servers_version(version: int) -> None:
     error = refusal(frame(protocolVersion=version))
+    assert not VALIDATOR.is_valid(event(protocolVersion=version))
     assert error.code == "unsupported_protocol_version"
     assert str(error) == "This server speaks protocol version 1."
 
@@ -254,7 +263,7 @@ def test_values_are_not_built_to_be_counted() -> None:
     [
         frame(protocolVersion=MISSING),  # which means 1
         frame(timestamp=""),
-        frame(timestamp="yesterday"),
+        frame(timestamp="yesterday", id="x" * 128, sessionId="A-z.0_9:"),
         *(frame(payload={"text": "hi", "n": n}) for n in (MAX_INTEGER, -MAX_INTEGER, 0, 1.5, 1e300, -0.0)),
         frame(more={"a": 1}, payload={"text": "hi", "more": [1]}),
     ],
