@@ -17,9 +17,8 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any
 
-from standardwebhooks.webhooks import Webhook
+from aiohttp import web
 
 from benchmarks.nodes import Node, stand_in_settings
 from conductor.client import Reconnect, connect
@@ -30,7 +29,7 @@ from conductor.conversation.state import Conversation
 from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.stores.base import SessionKey
 from tests.models import AnthropicService, BenchPersona
-from tests.server.receiver import SECRET
+from tests.server.receiver import Receiver, receiving
 from tests.services.redis_server import free_port
 
 PEOPLE, VISITS, TURNS = 6, 2, 3
@@ -50,47 +49,32 @@ TOOLS = [
 FINDINGS = ("lost", "of another id", "out of order", "tracebacks")
 
 
-class Receiver:
-    """Takes events at a port, and refuses some; the ids that it took are by session, in order."""
+class MortalReceiver(Receiver):
+    """Refuses some events, and answers some late; ``by_session`` has the ids that it took, in order."""
 
     def __init__(self, chance: random.Random) -> None:
-        self.port = free_port()
-        self.ids: dict[str, list[str]] = {}
-        self.types: Counter[str] = Counter()
-        self.requests = 0
+        super().__init__()
+        self.by_session: dict[str, list[str]] = {}
         self._chance = chance
-        self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._port = free_port()
+        self._running = AsyncExitStack()
 
     async def start(self) -> None:
-        """Listen."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        """Listen, at the same port each time."""
+        await self._running.enter_async_context(receiving(self._port, self))
 
     async def kill(self) -> None:
-        """Close the port and cut all connections, some between an event and its answer."""
-        assert self._server is not None
-        self._server.close()
-        for writer in self._writers:
-            writer.transport.abort()
+        """Close the port and all connections, some between an event and its answer."""
+        await self._running.aclose()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        with suppress(OSError, asyncio.IncompleteReadError):
-            while True:
-                lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[1:-2]
-                headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
-                body = await reader.readexactly(int(headers["content-length"]))
-                event: dict[str, Any] = Webhook(SECRET).verify(body, headers)
-                self.requests += 1
-                refused = self._chance.random() < 0.05
-                if not refused:
-                    self.types[event["type"]] += 1
-                    self.ids.setdefault(event["data"]["session"], []).append(headers["webhook-id"])
-                await asyncio.sleep(self._chance.choice((0, 0, 0, 0.02, 0.1)))
-                status = b"500 Error" if refused else b"200 OK"
-                writer.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\n\r\n")
-        self._writers.discard(writer)
-        writer.close()
+    async def take(self, request: web.Request) -> web.Response:
+        self.status = 500 if self._chance.random() < 0.05 else 200
+        response = await super().take(request)
+        if response.status == 200:
+            session = self.events[-1]["data"]["session"]
+            self.by_session.setdefault(session, []).append(self.ids[-1])
+        await asyncio.sleep(self._chance.choice((0, 0, 0, 0.02, 0.1, 0.3)))
+        return response
 
 
 def facts(commits: Sequence[bytes], revision: int) -> list[str] | None:
@@ -130,10 +114,10 @@ async def _talk(
                     await asyncio.sleep(chance.uniform(0.0, 0.5))
 
 
-async def _kill(kills: int, chance: random.Random, nodes: Sequence[Node], receiver: Receiver) -> None:
+async def _kill(kills: int, chance: random.Random, nodes: Sequence[Node], receiver: MortalReceiver) -> None:
     for number in range(kills):
-        goal, end = receiver.requests + chance.randint(1, MOST_EVENTS), time.monotonic() + LONGEST_S
-        while receiver.requests < goal and time.monotonic() < end:  # noqa: ASYNC110 -- of another process
+        goal, end = receiver.tries + chance.randint(1, MOST_EVENTS), time.monotonic() + LONGEST_S
+        while receiver.tries < goal and time.monotonic() < end:  # noqa: ASYNC110 -- of another process
             await asyncio.sleep(0.01)
         await asyncio.sleep(chance.uniform(0.0, 0.05))
         target = receiver if number % 2 else nodes[number // 2 % len(nodes)]
@@ -144,7 +128,7 @@ async def _kill(kills: int, chance: random.Random, nodes: Sequence[Node], receiv
             print(f"\r{number} of {kills} kills", end="", file=sys.stderr, flush=True)
 
 
-async def _compare(folder: Path, receiver: Receiver, tally: Counter[str]) -> None:
+async def _compare(folder: Path, receiver: MortalReceiver, tally: Counter[str]) -> None:
     store = SqliteStore(folder / "s.db")
     await store.open()
     keys = [key for key in await store.keys("anonymous", None, None, 1_000_000) if not key.never_expires]
@@ -152,11 +136,11 @@ async def _compare(folder: Path, receiver: Receiver, tally: Counter[str]) -> Non
     for key in keys:
         expected = await _facts_of(store, key)
         # Later events of the session may still be on their way.
-        while expected and not set(expected) <= set(receiver.ids.get(key.session_id, ())):
+        while expected and not set(expected) <= set(receiver.by_session.get(key.session_id, ())):
             if time.monotonic() > deadline:
                 break
             await asyncio.sleep(0.2)
-        all_ids = receiver.ids.get(key.session_id, [])
+        all_ids = receiver.by_session.get(key.session_id, [])
         got = list(dict.fromkeys(all_ids))
         tally["sessions"] += 1
         tally["repeated"] += len(all_ids) - len(got)
@@ -184,9 +168,7 @@ async def _facts_of(store: SqliteStore, key: SessionKey) -> list[str] | None:
 
 async def _run(kills: int, seed: int, folder: Path) -> Counter[str]:
     chance, tally, stop = random.Random(seed), Counter[str](), asyncio.Event()
-    receiver = Receiver(chance)
-    url = f"http://127.0.0.1:{receiver.port}/hook"
-    (folder / "webhooks.toml").write_text(f'url = "{url}"\nsecret = "{SECRET}"\n')
+    receiver = MortalReceiver(chance)
     async with AnthropicService(api_keys=None, keep_requests=0) as service, AsyncExitStack() as stack:
         service.default = BenchPersona(1, 5, tool="device_look")
         settings = stand_in_settings(service.base_url) | {
@@ -194,6 +176,8 @@ async def _run(kills: int, seed: int, folder: Path) -> Counter[str]:
             "SESSION_GRACE_S": "1",
         }
         await receiver.start()
+        stack.push_async_callback(receiver.kill)
+        receiver.file(folder)
         pair = [Node(name, folder, settings=settings) for name in ("north", "south")]
         nodes = [await stack.enter_async_context(node) for node in pair]
         talks = [
@@ -206,7 +190,7 @@ async def _run(kills: int, seed: int, folder: Path) -> Counter[str]:
             await node.restart()  # it picks up what the killed ones left
         await _compare(folder, receiver, tally)
         tally["tracebacks"] = sum(node.tracebacks() for node in nodes)
-    return tally + Counter({"requests": receiver.requests}) + receiver.types
+    return tally + Counter({"requests": receiver.tries}) + Counter(receiver.types())
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -60,9 +60,9 @@ class Receiver:
 
 
 @asynccontextmanager
-async def receiving(port: int = 0) -> AsyncIterator[Receiver]:
+async def receiving(port: int = 0, receiver: Receiver | None = None) -> AsyncIterator[Receiver]:
     """Run a receiver."""
-    receiver = Receiver()
+    receiver = receiver or Receiver()
     application = web.Application()
     application.router.add_post("/hook", receiver.take)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
