@@ -8,6 +8,7 @@ import os
 import shlex
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from conductor.models.profiles import load_profiles
 from conductor.plugins.mcp.config import load_mcp_servers
 from conductor.plugins.tools import http_tools
 from conductor.plugins.webhooks.file import load_webhooks
-from conductor.settings import Settings, read_settings, referenced_names
+from conductor.settings import Reading, Settings, read_settings, referenced_names
 from conductor.stores.registry import describe_store
 
 _REMOTE_ADDRESS = ("192.0.2.1", 9)
@@ -66,16 +67,12 @@ def _authority(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-REFERRING_FILES = (load_profiles, load_mcp_servers, load_webhooks, http_tools.from_settings)
-"""Loaders of the files that refer to names in the environment; each adds them to `referenced_names`."""
-
-
-def unknown_names(settings: Settings) -> list[str]:
+def unknown_names(reading: Reading) -> list[str]:
     """List the names in ``.env`` that are no settings and that no configuration file refers to."""
-    for load in REFERRING_FILES:
-        load(settings)
-    file = read_settings(ENV_FILE, {}).file
-    return [name for name in file.unknown if name not in referenced_names] if file else []
+    for load in (load_profiles, load_mcp_servers, load_webhooks, http_tools.from_settings):
+        with suppress(SettingsError):  # `check` reports it
+            load(reading.settings)  # adds to `referenced_names`
+    return [name for name in reading.file.unknown if name not in referenced_names] if reading.file else []
 
 
 def _page(settings: Settings, port: int) -> str | None:

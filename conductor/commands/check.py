@@ -9,14 +9,14 @@ import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any
 from urllib.parse import urlsplit
 
 import structlog
 
 from conductor.app import make_authenticator, make_services
-from conductor.commands.banner import REFERRING_FILES
+from conductor.commands.banner import unknown_names
 from conductor.commands.output import Item, fail, ok, warn, write
 from conductor.commands.policy_lint import file_notes, lint, lint_allowed
 from conductor.commands.serve import overrides
@@ -38,7 +38,6 @@ from conductor.settings import (
     environment_names,
     is_loopback,
     read_settings,
-    referenced_names,
 )
 from conductor.stores.base import SessionKey
 from conductor.stores.memory import MemoryStore
@@ -93,12 +92,8 @@ async def check(
     if not (reading.invalid or (reading.file and reading.file.mistakes)):
         async for item in server_items(reading.settings, offline=offline, insecure=insecure):
             yield item
-    for refer in REFERRING_FILES:  # plugins and other files refer to some names
-        with suppress(SettingsError):  # reported with the services
-            refer(reading.settings)
-    for name in reading.file.unknown if reading.file else ():
-        if name not in referenced_names:
-            yield warn("settings", f"{name} in {ENV_FILE} is not a setting.")
+    for name in unknown_names(reading):
+        yield warn("settings", f"{name} in {ENV_FILE} is not a setting.")
 
 
 async def server_items(settings: Settings, *, offline: bool, insecure: bool) -> AsyncIterator[Item]:

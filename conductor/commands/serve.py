@@ -19,7 +19,7 @@ from conductor.env_file import ENV_FILE
 from conductor.errors import SettingsError
 from conductor.logs import configure_logs
 from conductor.server.address import check_exposure, connections_within, raise_descriptor_limit
-from conductor.settings import Settings, load_settings
+from conductor.settings import Settings, load_settings, read_settings
 
 if TYPE_CHECKING:
     from conductor.server.listener import Listener
@@ -125,7 +125,7 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
 
 
 def _announce(settings: Settings, port: int, lan_token: str | None) -> None:
-    for name in unknown_names(settings):
+    for name in unknown_names(read_settings(ENV_FILE, {})):
         log.warning("not a setting", name=name, file=str(ENV_FILE))
     if _has_reader(settings) or lan_token is not None:
         _write(banner(settings, port, lan_token))
