@@ -165,23 +165,6 @@ async def test_a_request_is_handled_during_a_tool_and_before_waiting_events(toge
     assert finals == ["waits", "Done."]
 
 
-async def test_the_idle_for_an_answer_does_not_end_the_turn() -> None:
-    async def part(peer: Peer) -> None:
-        await peer.send("approval.request", request())
-        await peer.result(await peer.state("idle"))
-        decide.set()
-        await approval_response(peer)
-        await resolve(peer, "allowed")
-
-    async def handler(_approval: Approval) -> Any:
-        await decide.wait()
-        return allow()
-
-    decide = asyncio.Event()
-    _, result = await play(part, on_approval=handler)
-    assert (result.ending, result.text) == ("idle", "Done.")
-
-
 # -- the end of a request
 
 
@@ -378,25 +361,6 @@ async def test_a_decision_that_was_not_recorded_is_sent_again() -> None:
     server, _ = await play(part, on_approval=lambda _: allow(), limits=ClientLimits(retry_s=0.0))
     first, second = responses(server)
     assert first == second
-
-
-async def test_a_decision_without_a_connection_waits_for_the_next() -> None:
-    async def first(peer: Peer) -> None:
-        await peer.send("approval.request", request())
-        await soon(started)
-
-    async def second(peer: Peer) -> None:
-        assert (await approval_response(peer))["decision"] == "deny"
-        await resolve(peer, "denied")
-
-    async def handler(_approval: Approval) -> Any:
-        started.set()
-        await asyncio.wait_for(clients[0].wait_lost(), LIMIT_S)
-        return deny()
-
-    started = asyncio.Event()
-    clients: list[Client] = []
-    await play(first, second, clients=clients, on_approval=handler)
 
 
 # -- approval.shown

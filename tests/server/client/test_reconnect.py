@@ -15,17 +15,6 @@ from tests.server.client.extended import soon
 from tests.stand_ins.scripted_server import LIMIT_S, Peer, plain_turns, scripted_server
 
 
-async def test_a_reconnect_starts_the_same_session_on_a_new_socket() -> None:
-    async with scripted_server() as server, connect(server.url, "s-1") as client:
-        assert (await (await client.say("one")).wait(LIMIT_S)).ok
-        client.drop()
-        await client.reconnect()
-        assert (await (await client.say("two")).wait(LIMIT_S)).ok
-    starts = [event for event in server.heard if event["type"] == "session.start"]
-    assert [start["sessionId"] for start in starts] == ["s-1", "s-1"]
-    assert starts[0]["id"] != starts[1]["id"]
-
-
 async def test_declared_tools_apply_to_the_next_connection() -> None:
     def tools(name: str) -> list[dict[str, Any]]:
         return [{"name": name, "inputSchema": {"type": "object"}}]
@@ -40,17 +29,6 @@ async def test_declared_tools_apply_to_the_next_connection() -> None:
         await client.reconnect()
     starts = [event["payload"]["tools"] for event in server.heard if event["type"] == "session.start"]
     assert starts == [tools("first"), tools("second"), tools("third")]
-
-
-async def test_a_dropped_connection_cannot_send() -> None:
-    async with scripted_server() as server, connect(server.url) as client:
-        client.drop()
-        await asyncio.wait_for(client.wait_lost(), LIMIT_S)
-        with pytest.raises(ConnectionLost):
-            await client.say("hello")
-        await client.reconnect()
-        assert client.connected
-        assert (await (await client.say("again")).wait(LIMIT_S)).ok
 
 
 async def test_events_that_no_handler_takes_close_the_connection_and_come_again() -> None:

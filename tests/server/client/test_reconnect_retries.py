@@ -277,25 +277,6 @@ async def test_a_callback_may_close_its_client(kind: type[Lost] | type[GaveUp]) 
 # -- repeated events
 
 
-async def test_an_unprocessed_transcript_is_sent_again_under_its_id() -> None:
-    async def first(peer: Peer) -> None:
-        await peer.start()
-        await peer.receive("user.audio.transcript.final")
-        peer.connection.transport.abort()
-
-    async def second(peer: Peer) -> None:
-        await peer.start(resumed=True)
-        await peer.state("idle")  # no turn is running
-        await peer.begin()
-        await peer.answer("Four.")
-
-    async with scripted_server(first, second) as server, connect(server.url, reconnect=AT_ONCE) as client:
-        turn = await client.say("2 + 2")
-        assert (await turn.wait(LIMIT_S)).text == "Four."
-    ids = [event["id"] for event in server.heard if event["type"] == "user.audio.transcript.final"]
-    assert ids == [turn.event_id] * 2
-
-
 async def test_transcripts_wait_for_a_connection_in_order_and_within_bounds() -> None:
     waiting, go_on = asyncio.Event(), asyncio.Event()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conductor.client import ClientLimits, Reconnect, connect
+from conductor.client import Reconnect, connect
 from tests.server.client.extended import cut, payloads, play, soon, start, tool_results
 from tests.stand_ins.scripted_server import Json, Peer, ScriptedServer, scripted_server
 
@@ -63,22 +63,6 @@ async def test_the_capability_is_named_by_default(options: Json, is_named: bool)
     assert ["resume" in payload for payload in starts] == [False, is_named]
 
 
-async def test_a_process_without_an_answer_reports_nothing() -> None:
-    async def silent(peer: Peer) -> None:
-        await peer.receive("session.start")
-
-    async def first(peer: Peer) -> None:
-        await start(peer, "resume")
-
-    async with scripted_server(silent, first) as server:
-        client = connect(server.url, limits=ClientLimits(start_s=0.05))
-        with pytest.raises(TimeoutError):
-            await client.start()
-        await client.start()
-        await client.close()
-    assert ["resume" in payload for payload in payloads(server, "session.start")] == [False, False]
-
-
 # -- results
 
 
@@ -125,20 +109,6 @@ async def test_a_result_is_kept_until_it_is_acknowledged(is_acknowledged: bool) 
     server, _ = await play(first, idle, capabilities=RESUME, handlers={"notes.add": lambda _: "added"})
     assert done(server, "evt_add") == [not is_acknowledged]
     assert len(set(tool_results(server))) == 1
-
-
-async def test_a_requested_result_is_sent_again_under_its_id() -> None:
-    async def first(peer: Peer) -> None:
-        await peer.result(await peer.call("notes.large", {}, "large"))
-
-    async def second(peer: Peer) -> None:
-        assert (await peer.result("call_large"))["result"] == "x" * 40_000
-
-    handlers = {"notes.large": lambda _: "x" * 40_000}
-    fields = [{}, {"resend": ["call_large"]}]
-    server, _ = await play(first, second, capabilities=RESUME, fields=fields, handlers=handlers)
-    assert done(server, "large") == [True]
-    assert len(tool_results(server)) == 2 and len(set(tool_results(server))) == 1
 
 
 async def test_a_full_session_start_lists_no_calls() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from conductor.client.connection import ClientError
 from conductor.client.turns import Turn, Turns
 from conductor.events.server import (
     ApprovalRequest,
@@ -201,11 +200,3 @@ async def test_invalid_arguments_set_no_state() -> None:
     turn = wire.say("go")
     wire.hear(append_message("c1", "user", "go"), ToolCallEvent("c2", "convo.setState", "idle"))
     assert not turn.is_done
-
-
-async def test_close_ends_each_turn_with_the_error() -> None:
-    wire = Wire()
-    turn = wire.say("go")
-    wire.turns.end([turn], ClientError("gone"))
-    with pytest.raises(ClientError, match="gone"):
-        await turn
