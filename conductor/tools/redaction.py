@@ -10,6 +10,7 @@ import base64
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
@@ -26,13 +27,11 @@ from conductor.tools.redaction_patterns import (
     Pattern,
 )
 
-# Secrets in a text. With more, the remainder of the text is withheld.
-MAX_SECRETS = 2_000
 # Levels of a nested value; deeper values are withheld.
 MAX_DEPTH = 128
 
 MARKER = re.compile(r"\[REDACTED:[a-z_]{1,16}\]")
-KINDS = tuple("api_key bearer jwt nested password path private_key rest secret token".split())
+KINDS = tuple("api_key bearer jwt nested password path private_key secret token".split())
 
 _Span: TypeAlias = tuple[int, int, str]  # from, to (exclusive), kind
 
@@ -45,9 +44,8 @@ def mark(kind: str) -> str:
 class Redactor:
     """Replaces secrets by ``[REDACTED:kind]``.
 
-    After `MAX_SECRETS` secrets the remainder of a text is withheld. ``secrets`` are
-    known values; a value with fewer than `MIN_SECRET` characters besides blanks, quotes and escapes is
-    ignored. With ``paths`` absolute paths of this machine are redacted too.
+    ``secrets`` are known values; a value with fewer than `MIN_SECRET` characters besides blanks, quotes and
+    escapes is ignored. With ``paths`` absolute paths of this machine are redacted too.
     """
 
     def __init__(self, secrets: Iterable[str], *, paths: bool = False) -> None:
@@ -116,10 +114,8 @@ def _gather(value: Any, depth: int, texts: list[str]) -> None:
 
 def _with_texts(value: Any, depth: int, texts: Iterator[str]) -> Any:
     if isinstance(value, str):
-        redacted = next(texts, mark("rest"))
-        for _ in range(f"{value}\n".count(_BOUNDARY)):
-            redacted += _BOUNDARY + next(texts, mark("rest"))
-        return redacted.removesuffix("\n")
+        pieces = islice(texts, 1 + f"{value}\n".count(_BOUNDARY))
+        return _BOUNDARY.join(pieces).removesuffix("\n")
     if not value or not isinstance(value, dict | list):
         return value
     if depth >= MAX_DEPTH:
@@ -149,9 +145,6 @@ def _replaced(text: str, spans: Iterable[_Span]) -> str:
     for start, end, kind in spans:
         pieces += (text[position:start], mark(kind))
         position = end
-        # Withheld: the part that was not searched may hold a secret.
-        if len(pieces) > 2 * MAX_SECRETS:
-            return "".join((*pieces, mark("rest")))
     return "".join((*pieces, text[position:])) if pieces else text
 
 

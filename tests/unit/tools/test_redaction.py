@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from conductor.tools.redaction import MAX_DEPTH, MAX_SECRETS, Redactor, is_secret_name
+from conductor.tools.redaction import MAX_DEPTH, Redactor, is_secret_name
 from tests.cpu import least_cpu_s
 
 UNHURRIED = settings(deadline=None)  # the machine may be busy
@@ -245,13 +245,6 @@ def test_the_texts_of_a_value_do_not_mix() -> None:
     value = ["password=", "hunter22", "known-", "secret", "a\n\0\nb"]
     assert Redactor(["known-secret"]).value(value) is value
     assert ANY.value([*value, "a\n\0\npassword=hunter22"])[-1] == "a\n\0\npassword=[REDACTED:secret]"
-
-
-def test_of_a_text_with_thousands_of_secrets_the_rest_is_withheld() -> None:
-    after = ANY.text("password=hunter22 " * 3 * MAX_SECRETS)
-    assert after.count("password=[REDACTED:secret]") == MAX_SECRETS + 1
-    assert after.endswith("[REDACTED:rest]")
-    assert ANY.value(["password=hunter22"] * 3 * MAX_SECRETS)[-1] == "[REDACTED:rest]"
 
 
 def test_a_value_that_is_nested_too_deep_is_withheld() -> None:
