@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 from pathspec.patterns.gitignore import GitIgnorePatternError
@@ -28,24 +29,15 @@ class IgnoreRule(NamedTuple):
     matches: Callable[[str], bool]
 
 
-def parse(data: bytes) -> tuple[tuple[IgnoreRule, ...], int]:
-    """Read a file's rules; also return the number of lines that cannot be used.
+def parse(data: bytes) -> tuple[IgnoreRule, ...]:
+    """Read a file's rules, at most `MAX_RULES`.
 
-    Those are long lines, lines after `MAX_RULES`, and named classes such as ``[:alpha:]``. Lines that are no
-    pattern to git are dropped.
+    Long lines and lines with named classes, such as ``[:alpha:]``, are left out, as are those that are no
+    pattern to git.
     """
-    rules: list[IgnoreRule] = []
-    left_out = int(len(data) > MAX_BYTES)
-    for line in data[:MAX_BYTES].decode(errors="replace").removeprefix("\ufeff").split("\n"):
-        if not line or line[0] == "#":
-            continue
-        try:
-            rule = _rule(line) if len(rules) < MAX_RULES else None
-            left_out += len(rules) >= MAX_RULES
-        except SchemaError:
-            rule, left_out = None, left_out + 1
-        rules += [rule] if rule is not None else []
-    return tuple(rules), left_out
+    lines = data[:MAX_BYTES].decode(errors="replace").removeprefix("\ufeff").split("\n")
+    rules = (_rule(line) for line in lines if line and line[0] != "#")
+    return tuple(islice(filter(None, rules), MAX_RULES))
 
 
 def verdict(rules: Sequence[IgnoreRule], parts: Sequence[str], is_folder: bool) -> bool | None:
@@ -61,19 +53,18 @@ def verdict(rules: Sequence[IgnoreRule], parts: Sequence[str], is_folder: bool) 
 
 @lru_cache(maxsize=1024)
 def _rule(line: str) -> IgnoreRule | None:
-    # The library reads a named class as its letters, and takes quadratic time for `**/**/…`.
-    if "[:" in line or len(line) > MAX_PATTERN_CHARS:
-        raise SchemaError("named classes and long patterns are not supported")
-    if line.strip() == "!/":  # to git it names nothing, to the library every folder
+    # The library reads a named class as its letters, and takes quadratic time for `**/**/…`. To git "!/"
+    # names nothing, to the library every folder.
+    if "[:" in line or len(line) > MAX_PATTERN_CHARS or line.strip() == "!/":
         return None
     # To git ``a/**`` is everything in ``a``; the library's expression would name ``a`` too.
     line = re.sub(r"/\*\*(/?\s*)\Z", r"/**/*\1", line)
     try:
         expression, ignores = GitIgnoreSpecPattern.pattern_to_regex(line)
-    except GitIgnorePatternError:
+        if expression is None:
+            return None
+        # The library's expression also matches what is below a path, and a slash by ``[!a]``.
+        expression = expression.replace("[^", "[^/")
+        return IgnoreRule(bool(ignores), linear_search(f"(?s){expression}$"))
+    except (GitIgnorePatternError, SchemaError):
         return None
-    if expression is None:
-        return None
-    # The library's expression also matches what is below a path, and a slash by ``[!a]``.
-    expression = expression.replace("[^", "[^/")
-    return IgnoreRule(bool(ignores), linear_search(f"(?s){expression}$"))

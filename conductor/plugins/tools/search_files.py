@@ -89,7 +89,7 @@ class _Search(Walk):
         self._plain, case = not arguments.get("regex"), bool(arguments.get("case_sensitive"))
         self._find = _finder(arguments["query"], plain=self._plain, case=case)
         # A name's pattern as in .gitignore: it never backtracks.
-        self._names = gitignore.parse(arguments.get("files", "").encode(errors="replace"))[0]
+        self._names = gitignore.parse(arguments.get("files", "").encode(errors="replace"))
         self._matches: list[dict[str, Any]] = []
         self._text_left = MAX_TEXT_BYTES
         self._searched = 0

@@ -36,7 +36,6 @@ class Walk:
         self.files = files
         self.complete = True
         self._notes: dict[str, None] = {}
-        self._unused_rules = 0
         self._stop = stop
         self._deadline = time.monotonic() + seconds
         self._scans_left = self._max_scanned = MAX_SCANNED if max_scanned is None else max_scanned
@@ -68,8 +67,7 @@ class Walk:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was left out, and why."""
-        count = self._unused_rules
-        return (*self._notes, *([f"{count:,} lines of .gitignore files could not be used."] if count else ()))
+        return tuple(self._notes)
 
     def entries_below(
         self, top: SandboxPath, depth: int = MAX_PARTS
@@ -139,8 +137,7 @@ class Walk:
                 data = os.read(file, gitignore.MAX_BYTES + 1)
         except OSError:  # no file, or a link, which git does not follow here either
             return above
-        rules, unused = gitignore.parse(data)
-        self._unused_rules += unused
+        rules = gitignore.parse(data)
         return (*above, (len(location.parts), rules)) if rules else above
 
     def _rules_above(self, location: SandboxPath) -> Chain:
