@@ -138,20 +138,15 @@ class ToolOutcome(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self).decode()
 
 
-def succeeded(
-    data: Any, *, took_s: float = 0.0, size: int | None = None, notes: Sequence[str] = ()
-) -> ToolOutcome:
-    """Make the outcome of a call that succeeded; ``size`` is in bytes, counted if not given."""
-    if size is None:
-        size = len(data.encode()) if isinstance(data, str) else len(msgspec.json.encode(data))
+def succeeded(data: Any, *, took_s: float = 0.0, notes: Sequence[str] = ()) -> ToolOutcome:
+    """Make the outcome of a call that succeeded."""
+    size = len(data.encode()) if isinstance(data, str) else len(msgspec.json.encode(data))
     return ToolOutcome(True, data, None, "none", _metadata(took_s, size, "", notes))
 
 
-def failed(
-    error_type: ErrorType, message: str, *, reason: str = "", took_s: float = 0.0, notes: Sequence[str] = ()
-) -> ToolOutcome:
+def failed(error_type: ErrorType, message: str, *, reason: str = "", took_s: float = 0.0) -> ToolOutcome:
     """Make the outcome of a call that failed, or whose outcome is unknown (``unknown``)."""
-    return ToolOutcome(False, None, message, error_type, _metadata(took_s, 0, reason, notes))
+    return ToolOutcome(False, None, message, error_type, _metadata(took_s, 0, reason, ()))
 
 
 def _metadata(took_s: float, size: int, reason: str, notes: Sequence[str]) -> ToolMetadata:

@@ -1,4 +1,4 @@
-"""Tool declarations of clients, MCP servers and catalog files, parsed into `ToolSpec`s; the device's tools.
+"""Tool declarations of clients and catalog files, parsed into `ToolSpec`s; the device's tools.
 
 A declaration is MCP's Tool (`name`, `description`, `inputSchema`, `annotations`), with `_meta.conductor` for
 the fields that MCP lacks (docs/protocol-reference.md).
@@ -96,29 +96,26 @@ Reading: TypeAlias = ToolSpec | Refused
 
 def parse_declarations(
     declarations: Sequence[Any],
-    source: str = "device",
     *,
     readings: Iterable[Reading] | None = None,
-    reserved_prefixes: tuple[str, ...] = SERVER_PREFIXES,
     reserved_names: Collection[str] = (),
-    max_tools: int = MAX_TOOLS,
 ) -> Declared:
     """Read decoded JSON declarations; an invalid one is rejected and does not affect the others.
 
     ``readings`` come from `read_declarations`, ``reserved_names`` from other toolsets. Never raises. After
-    ``max_tools`` tools and as many rejections reading stops, and the last rejection says so.
+    `MAX_TOOLS` tools and as many rejections reading stops, and the last rejection says so.
     """
     accepted: dict[str, ToolSpec] = {}
     rejected: list[tuple[str, str]] = []
     if readings is None:
-        readings = (_read(declaration, source) for declaration in declarations)
+        readings = map(_read, declarations)
     for index, reading in enumerate(readings):
         if isinstance(reading, Refused):
             reason = str(reading)
-        elif len(accepted) >= max_tools:
-            reason = f"more than {max_tools} tools"
-        elif reading.name.startswith(reserved_prefixes):
-            reason = f"names that start with {', '.join(reserved_prefixes)} are the server's own"
+        elif len(accepted) >= MAX_TOOLS:
+            reason = f"more than {MAX_TOOLS} tools"
+        elif reading.name.startswith(SERVER_PREFIXES):
+            reason = f"names that start with {', '.join(SERVER_PREFIXES)} are the server's own"
         elif reading.name in reserved_names:
             reason = "this name is taken by another tool"
         elif reading.name in accepted:
@@ -126,7 +123,7 @@ def parse_declarations(
         else:
             accepted[reading.name] = reading
             continue
-        if len(rejected) == max_tools:
+        if len(rejected) == MAX_TOOLS:
             rejected.append(("", f"{len(declarations) - index} more declarations were not read"))
             break
         rejected.append((reading.name, reason))
@@ -152,13 +149,13 @@ async def read_declarations(declarations: Sequence[Any], admission: Admission) -
         if time.perf_counter() - started > READ_S:
             await admission.enter()
             started = time.perf_counter()
-        readings.append(_read(declaration, "device"))
+        readings.append(_read(declaration))
     return readings
 
 
-def _read(declaration: Any, source: str) -> Reading:
+def _read(declaration: Any) -> Reading:
     try:
-        return _spec(msgspec.convert(declaration, _Declaration), source)
+        return _spec(msgspec.convert(declaration, _Declaration))
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `$.")
         prefix = f"{path[:-1]}: " if path else ""
@@ -167,7 +164,7 @@ def _read(declaration: Any, source: str) -> Reading:
         return Refused(str(refused), _shown_name(declaration))
 
 
-def _spec(declaration: _Declaration, source: str) -> ToolSpec:
+def _spec(declaration: _Declaration) -> ToolSpec:
     hints = declaration.annotations or _Annotations()
     wishes = (declaration.meta or _Extension()).conductor or _Wishes()
     # MCP: "destructiveHint … is meaningful only when readOnlyHint == false". MCP's default, destructive, does
@@ -179,7 +176,6 @@ def _spec(declaration: _Declaration, source: str) -> ToolSpec:
         name=declaration.name,
         description=_description(declaration.description or ""),
         input_schema=declaration.input_schema,
-        source=source,
         risk=_RISKS[effect],
         effect=effect,
         timeout_s=None if wishes.timeout_ms is None else wishes.timeout_ms / 1000,

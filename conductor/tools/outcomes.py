@@ -21,13 +21,13 @@ def definition_changed() -> ToolOutcome:
     return failed("permission_denied", DEFINITION_CHANGED, reason="definition_changed")
 
 
-def denied(words: str | None, reason: str = "denied") -> ToolOutcome:
+def denied(words: str | None) -> ToolOutcome:
     """Make the outcome of a denied call; ``words`` are the person's."""
     quote = f" The user said: {words!r}." if words else ""
     return failed(
         "permission_denied",
         f"The user did not allow this call.{quote} Nothing was run. Do not ask for it again.",
-        reason=reason,
+        reason="denied",
     )
 
 

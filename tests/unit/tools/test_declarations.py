@@ -87,8 +87,6 @@ def test_the_results_of_an_open_world_tool_are_untrusted(hint: bool | None) -> N
 
 def test_without_wishes_the_defaults_hold() -> None:
     assert spec() == ToolSpec("t", "", {"type": "object"}, source="device")
-    accepted, _ = parse_declarations([declaration()], source="mcp:files")
-    assert accepted[0].source == "mcp:files"
 
 
 @pytest.mark.parametrize(
