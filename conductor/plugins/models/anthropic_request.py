@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from conductor.messages import AssistantMessage, Message, Note, ToolResult, UserMessage
+from conductor.messages import AssistantMessage, Message, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, ToolDefinition, running_turn
 from conductor.models.profiles import Thinking
 from conductor.plugins.models.families import Claude
@@ -60,7 +60,9 @@ class Account:
 def _tools(tools: tuple[ToolDefinition, ...], names: ToolNameMap) -> list[ToolParam]:
     rendered = [_tool(tool, names) for tool in tools]
     # The service refuses a tool_use in the history without a definition of its tool.
-    rendered += [_former_tool(name, names) for name in names.besides({tool.name for tool in tools})]
+    for name in names.besides({tool.name for tool in tools}):
+        former = ToolDefinition(name, "No longer available. Do not call it.", {})
+        rendered.append(_tool(former, names))
     if rendered:
         # A cache mark covers all before it.
         rendered[-1]["cache_control"] = _CACHE
@@ -149,14 +151,6 @@ def _tool(tool: ToolDefinition, names: ToolNameMap) -> ToolParam:
     return rendered
 
 
-def _former_tool(name: str, names: ToolNameMap) -> ToolParam:
-    return {
-        "name": names.to_service(name),
-        "description": "No longer available. Do not call it.",
-        "input_schema": {"type": "object"},
-    }
-
-
 def _render(
     request: ModelRequest, names: ToolNameMap, claude: Claude, *, reasoning: bool
 ) -> tuple[Json, list[_Message]]:
@@ -186,8 +180,12 @@ def _messages(
         texts.clear()
 
     for index, item in enumerate(history):
+        # The service wants all results before any text.
+        if isinstance(item, ToolResult):
+            results.append(_Result(ids[item.call_id], user_text(item), item.is_error))
+            continue
         if not isinstance(item, AssistantMessage):
-            _add_user(item, results, texts, ids)
+            texts.append(_Text(user_text(item)))
             continue
         if not (item.text.strip() or item.calls):
             continue
@@ -205,16 +203,6 @@ def _messages(
             messages.append(_Message("assistant", blocks))
     end_user()
     return messages
-
-
-def _add_user(
-    item: UserMessage | Note | ToolResult, results: list[_Result], texts: list[_Text], ids: dict[str, str]
-) -> None:
-    # The service wants all results before any text.
-    if isinstance(item, ToolResult):
-        results.append(_Result(ids[item.call_id], user_text(item), item.is_error))
-    else:
-        texts.append(_Text(user_text(item)))
 
 
 def _use(call_id: str, name: str, arguments: bytes) -> _Use:

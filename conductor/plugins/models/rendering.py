@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -42,18 +42,13 @@ def limit_of(request: ModelRequest, max_tokens: int) -> int:
 
 def names_of(request: ModelRequest) -> ToolNameMap:
     """Map the names of the offered tools and of the history's calls."""
-    return _names(tuple(request.tools), frozenset(_call_names(request.messages)))
+    replies = (message for message in request.messages if isinstance(message, AssistantMessage))
+    return _names(tuple(request.tools), frozenset(call.name for reply in replies for call in reply.calls))
 
 
 @lru_cache(maxsize=256)
 def _names(tools: tuple[ToolDefinition, ...], calls: frozenset[str]) -> ToolNameMap:
-    return ToolNameMap([*(tool.name for tool in tools), *sorted(calls)])
-
-
-def _call_names(messages: Iterable[Message]) -> list[str]:
-    return [
-        call.name for message in messages if isinstance(message, AssistantMessage) for call in message.calls
-    ]
+    return ToolNameMap([*(tool.name for tool in tools), *calls])
 
 
 def call_id(value: str) -> str:
