@@ -178,6 +178,7 @@ class TurnObserver(SessionObserver):
         self._session = session
         self._observers = observers
         self._ended: tuple[Turn, r.TurnEnded] | None = None
+        self._started: TurnStats | None = None
         if (turn := session.state.turn) is not None:
             self._stats = TurnStats([turn.cause, "recovered"], rounds=turn.rounds)
 
@@ -263,7 +264,7 @@ class TurnObserver(SessionObserver):
         for record in commit.records:
             match record:
                 case r.TurnStarted():
-                    self._stats = TurnStats([record.cause], record.text)
+                    self._started = TurnStats([record.cause], record.text)
                 case r.ReplyLogged():
                     self._reply(record)
                 case r.SegmentSpoken() if record.speech_text:
@@ -289,6 +290,9 @@ class TurnObserver(SessionObserver):
         if self._ended is not None:
             self._report(*self._ended)
             self._ended = None
+        # A barge-in ends a turn and starts the next in one commit: the figures until here are the former's.
+        if self._started is not None:
+            self._stats, self._started = self._started, None
 
     def _reply(self, record: r.ReplyLogged) -> None:
         stats = self._stats

@@ -382,3 +382,15 @@ async def test_two_refused_rounds_end_without_tools() -> None:
     await stage.ask("go")
     assert [request.tool_choice for request in stage.provider.requests] == ["auto", "auto", "none"]
     assert stage.app.speeches() == ["Well."]
+
+
+async def test_a_turn_that_words_interrupt_keeps_its_own_figures() -> None:
+    scripts: list[Script] = [[call("local.sum")], [TextDelta("Once "), asyncio.Event()], [TextDelta("Yes.")]]
+    stage = await open_stage(make_services(scripts, toolsets=[LocalTools()]), say="tell me")
+    await stage.app.until("assistant.speech.partial")
+    with capture_logs() as lines:
+        await stage.ask("stop")
+    turns = [line for line in lines if line["event"] == "turn"]
+    figures = [(line["end"], line["rounds"], line["first_token_ms"] is not None) for line in turns]
+    assert figures == [("interrupted", 1, True), ("answered", 0, True)]
+    assert turns[1]["trace"] == "transcript -> final"
