@@ -159,7 +159,7 @@ class Client(Session):
         # One worker for all connections, so that events are handled in their order.
         self._worker = self._worker or self.spawn(self._work())
         await self.flush()
-        if self._policy is not None and not self._retries:
+        if self._policy is not None and not self._retries and self._closing is None:
             self._retries = True
             self.spawn(self._watch(self._policy))
         return started

@@ -47,7 +47,7 @@ class Turn:
 
     @property
     def text(self) -> str:
-        """The answer: the last final text; empty if there is none."""
+        """The answer: the last final text, or an empty one."""
         return self.finals[-1] if self.finals else ""
 
     @property
@@ -174,11 +174,9 @@ class Turns:
         if message.get("role") != "user" or message.get("isPartial"):
             return
         text = _plain(str(message.get("text", "")))
+        same = next((turn for turn in waiting if _plain(turn.transcript) == text), None)
         # A server may rewrite the text. Without a ``thinking`` before it, it may be a replay.
-        turn = next(
-            (t for t in waiting if _plain(t.transcript) == text),
-            waiting[0] if waiting and self._thinking else None,
-        )
+        turn = waiting[0] if same is None and waiting and self._thinking else same
         if turn is None:
             return
         if not self.are_named:
@@ -186,7 +184,8 @@ class Turns:
             self.end(self.at("running"), "followed")
         turn.stage = "running"
         self._thinking = False
-        self._discard(turn.event_id)
+        if turn is same:
+            self._discard(turn.event_id)
 
 
 def _plain(text: str) -> str:

@@ -324,3 +324,5 @@ async def test_an_unconfirmed_result_is_sent_again_under_its_id() -> None:
     ids = [event_id for event_id, _ in tool_results(server)]
     assert len(ids) == 2 and ids[0] == ids[1]
     assert len(runs) == 1
+    # Without ``resume`` its return is the confirmation of a transcript.
+    assert server.types_heard().count("user.audio.transcript.final") == 1
