@@ -282,11 +282,5 @@ def of_ignored(inbound: Inbound) -> Diagnostic:
     return Diagnostic("warning", "missing_capability", message, inbound.id)
 
 
-def of_unknown_call(event_id: str) -> Diagnostic:
-    """Report a result whose call id the server never made."""
-    message = "This callId is not that of a tool.call; it is not the frame's id."
-    return Diagnostic("warning", "unknown_call", message, event_id)
-
-
 def _quoted(name: str | None) -> str:
     return repr((name or "")[:_MAX_NAME])

@@ -16,7 +16,7 @@ import msgspec
 
 from conductor.conversation import records as r
 from conductor.conversation.phrases import CUT_OFF, MESSAGES
-from conductor.conversation.state import Call, Conversation, Event, Kind, Question, Speech, Turn, WebhookEvent
+from conductor.conversation.state import Call, Conversation, Event, Kind, Question, Turn, WebhookEvent
 from conductor.events.server import (
     ApprovalRequest,
     ApprovalResolved,
@@ -287,7 +287,7 @@ def _final(state: Conversation, text: str, message_id: str) -> Iterator[SlotPayl
 
 
 def _speech(state: Conversation) -> Iterator[SlotPayload]:
-    speech = _own_speech(state)
+    speech = state.speeches.get(speech_id(state))  # this record has made it
     if speech is None:
         return
     if speech.segment == 0:
@@ -298,14 +298,9 @@ def _speech(state: Conversation) -> Iterator[SlotPayload]:
     yield _SLOTS["speak"], "speak", speak(speech.id, speech.speech_text, segment)
 
 
-def _own_speech(state: Conversation) -> Speech | None:
-    """Find the speech that this record has made."""
-    return state.speeches.get(speech_id(state))
-
-
 def _message_id(state: Conversation) -> str:
     """Name the message that this record speaks; empty without a speech."""
-    speech = _own_speech(state)
+    speech = state.speeches.get(speech_id(state))
     return speech.reply_id if speech is not None else ""
 
 

@@ -11,7 +11,7 @@ import structlog
 from msgspec.structs import replace
 
 from conductor.conversation.background import warm_cache
-from conductor.conversation.clients import ResumeAnswer, of_ignored, of_tools, of_unknown_call
+from conductor.conversation.clients import ResumeAnswer, of_ignored, of_tools
 from conductor.conversation.consent import Later, Refuse, Response, answer, tapped
 from conductor.conversation.phrases import MESSAGES
 from conductor.conversation.receive import receive, too_late
@@ -23,6 +23,7 @@ from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.events.server import (
     ApprovalResolved,
+    Diagnostic,
     ErrorEvent,
     ToolsChanged,
     ToolsListed,
@@ -39,6 +40,7 @@ _RECORDED = (
     client.AgentCompleted,
     client.ApprovalResponse,
 )
+_UNKNOWN_CALL = "This callId is not that of a tool.call; it is not the frame's id."
 _TOO_OFTEN = "Too many changes; wait."
 _TWICE = "One decision at a time about each question."
 
@@ -166,7 +168,7 @@ async def _record_later(session: Session, later: Later, event_id: str, event: ob
 async def _take_result(session: Session, event_id: str, event: client.ToolResultEvent) -> InboundResult:
     outbox, state = session.outbox, session.state
     if not event.call_id.startswith("call_"):  # as all ids of this server do
-        session.clients.diagnose([of_unknown_call(event_id)])
+        session.clients.diagnose([Diagnostic("warning", "unknown_call", _UNKNOWN_CALL, event_id)])
     call = state.open_call(event.call_id)
     if call is not None and call.is_device:
         outbox.extend(event.call_id)  # it must not time out while its result is recorded
