@@ -205,7 +205,7 @@ class Caller:
         approval = "ask" if consents or task.kind == "spoken" else "never"
         tools = [declaration(tool, approval) for tool in world.tools[task.domain]]
 
-        def decide(asked: Approval) -> Any:
+        def decide(_: Approval) -> Any:
             return deny() if task.kind == "denied" else allow()
 
         client = connect(

@@ -36,7 +36,7 @@ class Task:
     """The `key` of each write that ran, by call id."""
     outcomes: dict[str, tuple[int, str]] = field(default_factory=dict)
     """The action's number and the outcome that the model was told, by call id."""
-    asked: dict[int, float] = field(default_factory=dict)
+    call_times: dict[int, float] = field(default_factory=dict)
     """The times of the model's calls without a result."""
     is_stuck: bool = False
     hash: str = ""
@@ -77,7 +77,7 @@ def score(tasks: Sequence[Task]) -> dict[str, int]:
     """Count the `FAULTS`, and the outcomes of writes that were not told as ``ran``."""
     count = Counter[str]()
     for task in tasks:
-        known = {i: outcome for i, (number, outcome) in task.outcomes.items() if task.writes_at(number)}
+        writes = {i: outcome for i, (number, outcome) in task.outcomes.items() if task.writes_at(number)}
         gold = Counter(key(*action) for number, action in enumerate(task.actions) if task.writes_at(number))
         ran = Counter(task.keys.values())
         if task.kind == "denied":
@@ -86,18 +86,18 @@ def score(tasks: Sequence[Task]) -> dict[str, int]:
         count["stuck"] += task.is_stuck
         count.update(
             outcome
-            for outcome in known.values()
+            for outcome in writes.values()
             if outcome not in ("ran", "permission_denied" if task.kind == "denied" else "")
         )
-        for call_id, outcome in known.items():
+        for call_id, outcome in writes.items():
             count["false"] += outcome != "unknown" and (outcome == "ran") != bool(task.runs[call_id])
         count["wrong hashes"] += task.hash != task.gold
         if not task.is_stuck:  # else the model had not been told everything
-            count["false"] += len(task.runs.keys() - known.keys())
+            count["false"] += len(task.runs.keys() - writes.keys())
             numbers = {number for number, _ in task.outcomes.values()}
             count["lost"] += sum(map(task.writes_at, set(range(len(task.actions))) - numbers))
-    others = sorted(count.keys() - set(FAULTS) - {"unknown"})
-    return {name: count[name] for name in (*FAULTS, "unknown", *others)}
+    errors = sorted(count.keys() - set(FAULTS) - {"unknown"})
+    return {name: count[name] for name in (*FAULTS, "unknown", *errors)}
 
 
 class GoldModel:
@@ -122,10 +122,10 @@ class GoldModel:
                         task, results = self.tasks[int(match[1])], 0
         if task is None:
             return Reply(text=END)
-        if (asked_at := task.asked.pop(results - 1, None)) is not None:
+        if (asked_at := task.call_times.pop(results - 1, None)) is not None:
             self.call_s.append(now() - asked_at)
         if results >= len(task.actions):
             return Reply(text=END)
-        task.asked.setdefault(results, now())
+        task.call_times.setdefault(results, now())
         name, arguments = task.actions[results]
         return Reply("", (Call(name.replace(".", "_"), arguments),))
