@@ -127,7 +127,7 @@ class ReplyDecoder(EventDecoder):
             self._part(event.index).append(delta.thinking)
         elif delta.type == "signature_delta" and event.index in self._blocks:
             block = self._blocks[event.index][0]
-            block["signature"] = block.get("signature", "") + delta.signature
+            block["signature"] = (block.get("signature") or "") + delta.signature
 
     def _end_block(self, index: int) -> ToolCall | None:
         block, parts = self._blocks.pop(index, ({}, []))
@@ -138,7 +138,9 @@ class ReplyDecoder(EventDecoder):
                 call_id = str(block.get("id", ""))
                 self._received.append(CallSlot(call_id))
                 name = self._names.to_tool(str(block.get("name", "")))
-                return ToolCall(call_id, name, "".join(parts) or "{}")
+                # Gateways that have a whole reply send the arguments with the block's start, without deltas.
+                arguments = "".join(parts) or msgspec.json.encode(block.get("input", {})).decode()
+                return ToolCall(call_id, name, arguments)
             # Goes back unchanged: the service checks the signature.
             case "thinking":
                 self._received.append(Reasoning({**block, "thinking": "".join(parts)}))

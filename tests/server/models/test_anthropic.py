@@ -152,9 +152,15 @@ def test_a_call_that_never_ended_is_not_taken_for_whole() -> None:
     assert caught.value.reason == "protocol"
 
 
-def test_thinking_and_its_signature_may_come_in_parts() -> None:
+def test_arguments_may_come_with_the_start_of_their_call() -> None:
+    start = {"type": "tool_use", "id": "t1", "name": "a", "input": {"path": "/x"}}
+    assert decoded(*block(start))[0] == ToolCall("t1", "a", '{"path":"/x"}')
+
+
+@pytest.mark.parametrize("signature", ["", None])
+def test_thinking_and_its_signature_may_come_in_parts(signature: str | None) -> None:
     thinking = block(
-        {"type": "thinking", "thinking": "", "signature": ""},
+        {"type": "thinking", "thinking": "", "signature": signature},
         {"type": "thinking_delta", "thinking": "Let "},
         {"type": "thinking_delta", "thinking": "me see."},
         {"type": "signature_delta", "signature": "sig"},
