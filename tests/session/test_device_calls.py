@@ -138,17 +138,6 @@ async def test_a_late_result_is_too_late_after_ten_minutes() -> None:
     assert notes(stage) == []
 
 
-@pytest.mark.parametrize("name", ["device.look", "device.do"])
-async def test_a_result_after_an_interruption_is_told_in_the_next_turn(name: str) -> None:
-    stage, call_id = await calling(make_services([[call(name)], [TextDelta("Next.")]]), name=name)
-    stage.app.interrupt()
-    await stage.settled()
-    stage.app.result(call_id, "heron")
-    await stage.ask("and?")
-    assert any("heron" in text for text in notes(stage))
-    assert faults(stage.session.state.log) == []
-
-
 async def test_a_call_whose_turn_was_stopped_is_not_replayed() -> None:
     stage = await open_stage(make_services([[call("device.look")]]), silent_tools, say="go")
     await device_call(stage, "device.look")
@@ -472,15 +461,6 @@ async def test_a_turn_for_a_late_result_waits_for_the_floor_and_goes_with_the_wo
     await later(100)
     assert stage.app.speeches() == ["No answer.", "Both."]
     assert len(notes(stage)) == 1
-
-
-async def test_without_the_capability_a_late_result_is_told_all_the_same() -> None:
-    stage, call_id = await calling(make_services(ONE_CALL))
-    await stage.quiet()
-    stage.app.result(call_id, "heron")
-    await stage.quiet()
-    assert payloads(stage, "tool.late") == []
-    assert stage.app.speeches() == ["Done.", "Next."]
 
 
 async def test_after_its_late_result_an_identical_call_is_not_asked_about() -> None:

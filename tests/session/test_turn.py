@@ -374,16 +374,6 @@ async def test_an_expired_question_is_not_a_denial() -> None:
     assert stage.app.shapes().count("approval.request") == 2
 
 
-async def test_two_refused_rounds_end_without_tools() -> None:
-    scripts: list[Script] = [[call("device.move", f'{{"x":{n}}}')] for n in range(3)]
-    stage = await open_stage(asking([*scripts[:2], [TextDelta("Well.")]]))
-    stage.app.capabilities = ["approval"]
-    await stage.app.connect(stage.session, resumed=False)
-    await stage.ask("go")
-    assert [request.tool_choice for request in stage.provider.requests] == ["auto", "auto", "none"]
-    assert stage.app.speeches() == ["Well."]
-
-
 async def test_a_turn_that_words_interrupt_keeps_its_own_figures() -> None:
     scripts: list[Script] = [[call("local.sum")], [TextDelta("Once "), asyncio.Event()], [TextDelta("Yes.")]]
     stage = await open_stage(make_services(scripts, toolsets=[LocalTools()]), say="tell me")
