@@ -302,16 +302,6 @@ async def test_allowed_always_holds_in_other_sessions_of_the_person_until_the_to
         await on.tap(await on.card(), "deny")
 
 
-async def test_a_tool_whose_definition_changes_during_its_question_does_not_run() -> None:
-    async with scene(capabilities=ALL) as on:
-        card = await on.card()
-        spec = replace(CATALOG[1], description="Something else.")
-        on.stage.session.reload(replace(on.stage.services, catalog=(spec,)))
-        await on.tap(card, "allow")
-        assert on.ran == [] and on.resolved() == ["superseded"]
-        assert "changed" in on.results()[0]["error_message"]
-
-
 async def test_an_open_question_is_shown_again_after_a_reconnect_and_its_answer_counts() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()

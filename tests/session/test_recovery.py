@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from conductor.conversation.inbound import learn
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
@@ -34,7 +31,7 @@ from tests.session.helpers import (
     steps,
     tool,
 )
-from tests.shapes import Event, shape_of
+from tests.shapes import Event
 
 
 async def join(services: Services, app: App) -> Session:
@@ -42,50 +39,6 @@ async def join(services: Services, app: App) -> Session:
     session = await open_session(services)
     await app.connect(session)
     return session
-
-
-class Phone:
-    """An app with its device, which outlives sessions; with ``resume`` it reports its results."""
-
-    def __init__(
-        self, services: Services, store: SlowStore, *, resume: bool, capabilities: Sequence[str] = ()
-    ) -> None:
-        self.services = services
-        self.ran: Counter[str] = Counter()
-        self.results: dict[str, str] = {}
-        self.resume = resume
-        self.capabilities = [*capabilities, *(["resume"] if resume else [])]
-        self.app = App(self._answer, store)
-
-    def _answer(self, name: str, call_id: str) -> str | None:
-        if not name.startswith("device."):
-            return SPOKEN
-        if self.resume and call_id in self.results:
-            return None
-        self.ran[call_id] += 1
-        self.results[call_id] = f"{name} is done"
-        return self.results[call_id]
-
-    async def connect(self) -> Session:
-        """Claim the session, as another process does, and start it."""
-        session = await open_session(self.services)
-        resume_answer = None
-        if self.resume and self.app.lines:
-            last = next((e["id"] for e in reversed(self.app.log) if shape_of(e) not in _UNCOUNTED), None)
-            reports = [client.ResumeDone(call_id, result) for call_id, result in self.results.items()]
-            start = client.SessionStart(
-                capabilities=self.capabilities, resume=client.Resume(last_event_id=last, done=reports)
-            )
-            resume_answer = await learn(session, start)
-            assert resume_answer is not None
-            for call_id in resume_answer[1]:
-                self.results.pop(call_id)
-        self.app.capabilities = self.capabilities
-        await self.app.connect(session, resumed=bool(self.app.lines), answer=resume_answer)
-        return session
-
-
-_UNCOUNTED = ("assistant.speech.partial", "session.ping", "event.ack")
 
 
 async def test_a_turn_is_attempted_at_most_twice() -> None:
@@ -96,19 +49,19 @@ async def test_a_turn_is_attempted_at_most_twice() -> None:
         attempts += 1
         return [asyncio.Event()]
 
-    phone = Phone(make_services(reply, store=store), store, resume=False)
-    session = await phone.connect()
-    phone.app.say("go")
-    await phone.app.until("append user")
+    services, app = make_services(reply, store=store), App(store=store)
+    session = await join(services, app)
+    app.say("go")
+    await app.until("append user")
     for expected in (1, 2):
         await steps(20)
         assert attempts == expected
-        die(session, phone.app)
-        session = await phone.connect()
+        die(session, app)
+        session = await join(services, app)
     await at_rest(session)
     assert attempts == 2
-    assert phone.app.finals() == [FAILURES["model_provider_failed"]]
-    assert phone.app.states()[-1] == "idle"
+    assert app.finals() == [FAILURES["model_provider_failed"]]
+    assert app.states()[-1] == "idle"
 
 
 def do_again(request: ModelRequest) -> Script:
@@ -143,22 +96,6 @@ async def test_a_late_result_reaches_the_next_process() -> None:
     app.result(call["payload"]["callId"], "heron")
     await at_rest(session)
     assert app.finals() == ["Unknown: 1.", "It was done."]
-
-
-async def test_the_next_process_asks_before_it_repeats_a_call_that_may_have_run() -> None:
-    store = SlowStore()
-    services = make_services(do_again, store=store)
-    app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
-    app.capabilities = ["approval"]
-    session = await join(services, app)
-    app.say("go")
-    await app.until("assistant.speech.final")
-    await at_rest(session)
-    die(session, app)
-    session = await join(services, app)
-    app.say("again")
-    assert "may have happened" in reasons(await app.until("approval.request"))
-    assert app.shapes().count("device.do") == 1
 
 
 @pytest.mark.parametrize("name", ["device.do", "local.write"])
@@ -205,36 +142,6 @@ async def test_an_interruption_after_a_takeover_truncates_the_reply() -> None:
 # -- turns that go on elsewhere
 
 
-@pytest.mark.parametrize("rounds", [1, 2])
-async def test_an_interrupted_reply_names_actions_of_the_previous_process(rounds: int) -> None:
-    """In the round that was taken over, or in one before it."""
-    store, local = SlowStore(), LocalTools()
-
-    def reply(request: ModelRequest) -> Script:
-        results = sum(isinstance(item, ToolResult) for item in request.messages)
-        if results == 2:
-            return [TextDelta("All done.")]
-        tool_calls = [call("device.do"), call("local.wait")]
-        return [*tool_calls] if rounds == 1 else [tool_calls[results]]
-
-    services = make_services(reply, store=store, toolsets=[local])
-    app = App(lambda name, call_id: None if name == "tts.speak" else SPOKEN, store)
-    session = await join(services, app)
-    app.say("go")
-    await local.started.wait()
-    await steps(30)
-    die(session, app)
-    local.go.set()
-    session = await join(services, app)
-    await app.until("tts.speak")
-    app.interrupt(spokenText="All")
-    await later(1)
-    (reply_text,) = [
-        item.text for item in session.state.log if isinstance(item, AssistantMessage) and item.text
-    ]
-    assert reply_text.startswith("All [") and "device.do" in reply_text
-
-
 @pytest.mark.parametrize("bound", [{"max_calls_per_turn": 2}, {"max_tool_rounds": 2}])
 async def test_the_limits_of_a_turn_hold_across_processes(bound: dict[str, Any]) -> None:
     store, local = SlowStore(), LocalTools()
@@ -262,59 +169,33 @@ async def test_the_limits_of_a_turn_hold_across_processes(bound: dict[str, Any])
     assert local.ran == ["local.sum", "local.wait"]
 
 
-async def test_a_second_refusal_in_the_next_process_ends_the_turn_without_tools() -> None:
-    store = SlowStore()
-
-    def reply(request: ModelRequest) -> Script:
-        results = sum(isinstance(item, ToolResult) for item in request.messages)
-        if request.tool_choice == "none":
-            return [TextDelta("As you wish.")]
-        return [call("device.move", f'{{"x":{results}}}')]
-
-    services = replace(make_services(reply, store=store), catalog=[tool("device.move", risk="medium")])
-    phone = Phone(services, store, resume=True, capabilities=["approval"])
-    session = await phone.connect()
-    phone.app.say("go")
-    for number in range(2):
-        await later(1)
-        cards = [e["payload"] for e in phone.app.log if e["type"] == "approval.request"]
-        assert len(cards) == number + 1
-        if number:
-            die(session, phone.app)
-            session = await phone.connect()
-        card = cards[number]
-        phone.app.line.say(client.ApprovalResponse(card["approvalId"], card["argumentsDigest"], "deny"))
-    await at_rest(session)
-    assert phone.app.finals() == ["As you wish."]
-
-
 async def test_an_orderly_stop_does_not_count_as_an_attempt() -> None:
     store, hold = Disk(), asyncio.Event()
-    phone = Phone(make_services(lambda _: [hold, TextDelta("Done.")], store=store), store, resume=False)
-    session = await phone.connect()
-    phone.app.say("go")
+    services, app = make_services(lambda _: [hold, TextDelta("Done.")], store=store), App(store=store)
+    session = await join(services, app)
+    app.say("go")
     for _ in range(3):
         await later(1)
         await session.close()
-        session = await phone.connect()
+        session = await join(services, app)
     hold.set()
     await at_rest(session)
-    assert phone.app.error_codes() == [] and phone.app.finals() == ["Done."]
+    assert app.error_codes() == [] and app.finals() == ["Done."]
 
 
 async def test_progress_resets_the_attempts_of_a_turn() -> None:
     store = SlowStore()
     hangs: Script = [asyncio.Event()]
     scripts = [hangs, [call("device.look")], hangs, [TextDelta("Done.")]]
-    phone = Phone(make_services(scripts, store=store), store, resume=False)
-    session = await phone.connect()
-    phone.app.say("go")
+    services, app = make_services(scripts, store=store), App(store=store)
+    session = await join(services, app)
+    app.say("go")
     for _ in range(2):
         await later(1)
-        die(session, phone.app)
-        session = await phone.connect()
+        die(session, app)
+        session = await join(services, app)
     await at_rest(session)
-    assert phone.app.error_codes() == [] and phone.app.finals() == ["Done."]
+    assert app.error_codes() == [] and app.finals() == ["Done."]
 
 
 # -- questions
@@ -347,31 +228,32 @@ async def test_a_question_still_warns_of_untrusted_text_in_the_next_process() ->
     store = SlowStore()
     look = tool("device.look", effect="read", risk="safe", untrusted=True)
     services = make_services(read_and_move, store=store)
-    phone = Phone(replace(services, catalog=[look, tool("device.move", risk="medium")]), store, resume=False)
-    session = await phone.connect()
-    phone.app.say("go")
-    while len(phone.app.speeches()) < 1:
+    services, app = replace(services, catalog=[look, tool("device.move", risk="medium")]), App(store=store)
+    session = await join(services, app)
+    app.say("go")
+    while len(app.speeches()) < 1:
         await later(0.01)
     await at_calm(session)
-    die(session, phone.app)
-    session = await phone.connect()
-    while len(phone.app.speeches()) < 2:
+    die(session, app)
+    session = await join(services, app)
+    while len(app.speeches()) < 2:
         await later(0.01)
-    assert ["strangers" in reply_text for reply_text in phone.app.speeches()] == [True, True]
+    assert ["strangers" in reply_text for reply_text in app.speeches()] == [True, True]
 
 
 async def test_a_tool_redefined_before_the_takeover_does_not_run() -> None:
     store = SlowStore()
     services = replace(make_services(move, store=store), catalog=[tool("device.move", risk="medium")])
-    phone = Phone(services, store, resume=True, capabilities=["approval"])
-    session = await phone.connect()
-    phone.app.say("go")
-    request = (await phone.app.until("approval.request"))["payload"]
+    app = App(store=store)
+    app.capabilities = ["approval"]
+    session = await join(services, app)
+    app.say("go")
+    request = (await app.until("approval.request"))["payload"]
     await at_calm(session)
-    die(session, phone.app)
-    phone.services = replace(services, catalog=[tool("device.move", risk="medium", timeout_s=1.0)])
-    session = await phone.connect()
-    phone.app.line.say(client.ApprovalResponse(request["approvalId"], request["argumentsDigest"], "allow"))
+    die(session, app)
+    services = replace(services, catalog=[tool("device.move", risk="medium", timeout_s=1.0)])
+    session = await join(services, app)
+    app.line.say(client.ApprovalResponse(request["approvalId"], request["argumentsDigest"], "allow"))
     await at_rest(session)
-    assert phone.app.finals() == ["Not moved."]
-    assert not phone.ran
+    assert app.finals() == ["Not moved."]
+    assert "device.move" not in app.shapes()
