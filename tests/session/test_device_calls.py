@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from conductor.conversation.inbound import learn
-from conductor.conversation.records import CallFinished, Commit, ReplyLogged
+from conductor.conversation.records import Commit, ReplyLogged
 from conductor.conversation.services import Services
 from conductor.errors import StoreError, StoreUnavailable
 from conductor.events import client
@@ -302,19 +302,6 @@ async def test_no_future_is_left_of_a_call_that_was_never_waited_for(how: str) -
     await stage.app.until("append user")
     await at_rest(stage.session)
     assert loose_ends(stage.session) == {}
-
-
-async def test_the_results_of_a_round_are_logged_in_the_order_of_its_calls() -> None:
-    store = SlowStore()
-    scripts: list[Script] = [[call("device.do"), call("device.look")], [TextDelta("Done.")]]
-    stage = await open_stage(make_services(scripts, store=store), silent_tools, say="go")
-    write_call, read_call = await device_call(stage), await device_call(stage, "device.look")
-    stage.app.result(read_call, "a heron")
-    stage.app.result(write_call, "written")
-    await stage.quiet()
-    finished = [record.result.call_id for record in store.records if isinstance(record, CallFinished)]
-    assert finished == [read_call, write_call]
-    assert [result["data"] for result in results(stage)] == ["written", "a heron"]
 
 
 async def test_a_turn_that_is_stopped_while_its_last_result_is_recorded_keeps_it() -> None:

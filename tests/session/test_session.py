@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import pytest
 
@@ -36,9 +35,8 @@ from tests.session.helpers import (
     randomly_slow,
     run,
     steps,
-    tool,
 )
-from tests.shapes import PLAIN_TURN, Event, shape_of
+from tests.shapes import PLAIN_TURN
 
 SEEDS = [11, 23]
 
@@ -207,7 +205,8 @@ async def chaos(seed: int, mode: str, stale_speech: float = -1.0, segments: str 
     stage = await open_stage(services, random_device(rng))
     if segments == "capable":
         stage.app.capabilities = ["segments"]
-        await open_with(stage, stage.app.capabilities)
+        start = client.SessionStart(capabilities=["segments"])
+        await stage.session.clients.start(start, stage.app.line, resumed=False)
     world = Chaos(rng, stage, store)
     try:
         for _ in range(40):
@@ -412,80 +411,6 @@ def test_a_session_may_be_closed_at_any_step() -> None:
         assert len(stage.app.log) == count, "a closed session is silent"
         assert faults(stage.session.state.log) == []
         assert loose_ends(stage.session, calls=False).keys() <= {"open calls"}  # the store has let go of them
-        return over
-
-    at_every_step(scenario)
-
-
-# -- questions
-
-ASKING = (
-    tool("device.look", effect="read", risk="safe"),
-    tool("device.move", effect="write", risk="medium"),
-    tool("device.wipe", effect="irreversible", risk="high"),
-    tool("device.do", effect="write", approval="never", on_interrupt="cancel"),
-)
-ALL = ["approval", "cancel", "lease", "late", "async", "activity"]
-
-
-async def open_with(stage: Stage, capabilities: Sequence[str]) -> None:
-    start = client.SessionStart(capabilities=list(capabilities))
-    await stage.session.clients.start(start, stage.app.line, resumed=False)
-
-
-def check_honest(stage: Stage) -> None:
-    """Check that the history denies no call that the app got, and no call ran without a yes."""
-    call_ids = {e["payload"]["callId"] for e in stage.app.raw if shape_of(e).startswith("device.")}
-    for message in stage.session.state.log:
-        if isinstance(message, ToolResult) and message.call_id in call_ids:
-            outcome = json.loads(message.content)
-            assert outcome["error_type"] not in ("approval_timeout", "permission_denied"), outcome
-            assert "Nothing was run" not in (outcome["error_message"] or ""), outcome
-
-
-async def next_card(stage: Stage) -> Event:
-    return (await stage.app.until("approval.request"))["payload"]  # type: ignore[no-any-return] # parsed JSON
-
-
-def decide(stage: Stage, card: Event, decision: Literal["allow", "deny", "edit"], **fields: Any) -> None:
-    answer = client.ApprovalResponse(card["approvalId"], card["argumentsDigest"], decision, **fields)
-    stage.app.line.say(answer)
-
-
-def move_and_look(request: ModelRequest) -> Script:
-    """Answer "stop" at once, and anything else with two calls and then words."""
-    if request.messages[-1] == UserMessage("stop"):
-        return [TextDelta("Second.")]
-    if isinstance(request.messages[-1], UserMessage):
-        return [call("device.move", '{"x":1}'), call("device.look")]
-    return [TextDelta("First.")]
-
-
-@pytest.mark.parametrize("delay", [0, 3])
-@pytest.mark.parametrize("decision", ["allow", "deny", "edit"])
-@pytest.mark.parametrize("how", ["interrupt", "say", "time out", "hang up"])
-def test_a_turn_may_be_stopped_at_any_step_of_a_decision(
-    how: str, decision: Literal["allow", "deny", "edit"], delay: int
-) -> None:
-    async def scenario(after: int) -> bool:
-        store = SlowStore(lambda: delay, lambda: delay)
-        services = make_services(move_and_look, store=store, turn_timeout=turn_timeout(how))
-        stage = await open_stage(replace(services, catalog=ASKING))
-        await open_with(stage, ALL)
-        stage.app.say("go")
-        card = await next_card(stage)
-        since = len(stage.app.log)
-        edited = {"edited_arguments": {"x": 2}} if decision == "edit" else {}
-        decide(stage, card, decision, **edited)
-        await steps(after)
-        over = "state idle" in stage.app.shapes(since)
-        await end_it(stage, how)
-        await come_to_rest(stage)
-        check_honest(stage)
-        check_rest(stage)
-        assert stage.session.state.turn is None and not stage.session.state.questions
-        if how == "say":
-            assert "Second." in stage.app.finals(since)
         return over
 
     at_every_step(scenario)
