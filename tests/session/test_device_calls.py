@@ -138,18 +138,6 @@ async def test_a_late_result_is_too_late_after_ten_minutes() -> None:
     assert notes(stage) == []
 
 
-async def test_a_call_whose_turn_was_stopped_is_not_replayed() -> None:
-    stage = await open_stage(make_services([[call("device.look")]]), silent_tools, say="go")
-    await device_call(stage, "device.look")
-    stage.app.interrupt()
-    await stage.settled()
-    stage.app.line.cut()
-    since = len(stage.app.raw)
-    await stage.app.connect(stage.session)
-    await steps(10)
-    assert "device.look" not in [e["payload"].get("name") for e in stage.app.raw[since:]]
-
-
 async def held_expiry(stage: Stage, store: SlowStore) -> str:
     """Let a call's limit pass while commits are held, so that its time-out waits to be recorded."""
     stage.app.say("go")
@@ -235,19 +223,6 @@ async def test_a_call_has_more_time_when_the_process_stood_still() -> None:
     await stage.quiet()
     (result,) = results(stage)
     assert (result["success"], result["data"]) == (True, "heron")
-
-
-async def test_a_time_out_that_could_not_be_recorded_still_ends_the_wait() -> None:
-    store = SlowStore()
-    stage = await open_stage(make_services(ONE_CALL, store=store), silent_tools, say="go")
-    await device_call(stage)
-    await steps(20)
-    failures = iter([StoreUnavailable("away")])
-    store.fail = lambda operations: next(failures, None)
-    await stage.quiet()
-    (result,) = results(stage)
-    assert result["error_type"] == "unknown"
-    assert stage.app.finals() == ["Done."]
 
 
 async def test_a_result_that_overtakes_a_time_out_which_was_not_recorded_does_not_fail_the_turn() -> None:

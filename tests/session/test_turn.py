@@ -178,34 +178,6 @@ async def test_a_turn_can_be_interrupted_before_its_retry() -> None:
     assert message.text == f"Let me see {CUT_BEFORE_SPEECH}"
 
 
-async def test_at_the_limit_of_rounds_the_model_answers_without_tools() -> None:
-    def reply(request: ModelRequest) -> Script:
-        return [TextDelta("Words."), call("local.sum")]
-
-    stage = await open_stage(make_services(reply, toolsets=[LocalTools()], max_tool_rounds=3), say="go")
-    await stage.quiet()
-    assert [r.tool_choice for r in stage.provider.requests] == ["auto"] * 3 + ["none"]
-    assert all(r.tools for r in stage.provider.requests)
-    assert stage.app.error_codes() == ["tool_round_limit_exceeded"]
-    assert stage.app.finals()[-1] == "Words."
-    assert len(outcomes(stage)) == 3
-
-
-async def test_the_limit_of_calls_holds_over_all_rounds() -> None:
-    local = LocalTools()
-
-    def reply(request: ModelRequest) -> Script:
-        return [call("local.sum")] * 3 if request.tool_choice == "auto" else [TextDelta("Enough.")]
-
-    stage = await open_stage(
-        make_services(reply, toolsets=[local], max_calls_per_turn=7, max_calls_per_round=3), say="go"
-    )
-    await stage.quiet()
-    assert len(local.ran) == 7
-    assert [o["error_type"] for o in outcomes(stage)] == ["none"] * 7 + ["rate_limited"] * 2
-    assert stage.app.finals() == ["Enough."]
-
-
 @pytest.mark.parametrize("stop", ["end_turn", "tool_use"])
 async def test_an_empty_reply_is_replaced_by_a_sentence(stop: StopReason) -> None:
     stage = await open_stage(make_services([[TextDelta(" \n"), Finished(stop)]]), say="go")
@@ -263,18 +235,6 @@ async def test_a_running_call_of_a_stopped_turn_is_cancelled_or_unknown(name: st
     await stage.quiet()
     assert [o["error_type"] for o in outcomes(stage)] == [error_type]
     assert local.ran == []
-
-
-async def test_an_unsent_device_call_of_a_stopped_turn_is_not_run() -> None:
-    stage = await open_stage(make_services([[call("device.do")], [TextDelta("Next.")]]), slow=True, say="go")
-    await steps(30)
-    stage.app.interrupt()
-    await stage.settled()
-    stage.app.line.slow = False
-    stage.app.line.flush()
-    await stage.quiet()
-    assert "device.do" not in stage.app.shapes()
-    assert [o["error_type"] for o in outcomes(stage)] == ["cancelled"]
 
 
 async def test_an_interrupted_stream_is_closed_and_logged_as_not_heard() -> None:

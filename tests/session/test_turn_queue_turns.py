@@ -148,15 +148,6 @@ async def test_the_heard_part_of_an_earlier_answer_is_shown_to_the_model_from_th
     assert answers(following)[0].startswith("Fi [")
 
 
-async def test_the_second_answer_to_a_client_that_acknowledges_nothing_is_spoken_at_once() -> None:
-    stage = await open_stage(make_services([[TextDelta("First.")], [TextDelta("Second.")]]), lambda *_: None)
-    for text in ("one", "two"):
-        stage.app.say(text)
-        await stage.settled()
-    assert stage.app.speeches() == ["First.", "Second."]
-    assert stage.app.states()[-1] == "idle"
-
-
 async def test_a_transcript_repeated_on_another_line_during_its_commit_is_answered_once() -> None:
     store = SlowStore()
     stage = await open_stage(make_services(lambda _: [TextDelta("Yes.")], store=store))
