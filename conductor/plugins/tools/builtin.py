@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from conductor.plugins.tools.calculator import Calculator
-from conductor.plugins.tools.clock import CurrentTime, utc_now
+from conductor.plugins.tools.clock import CurrentTime
 from conductor.plugins.tools.file_tree import FileTree
 from conductor.plugins.tools.folders import file_roots, knowledge_index, notes_dir
 from conductor.plugins.tools.knowledge_index import KnowledgeBase, KnowledgeIndex
@@ -40,25 +39,24 @@ class BuiltinTool(Protocol):
 
 
 def standard_tools(
-    now: Callable[[], datetime] = utc_now,
     file_roots: Sequence[Path] = (),
     notes_dir: Path | None = None,
     knowledge: KnowledgeIndex | None = None,
     web_fetch: bool = False,
     web_search: str | None = None,
 ) -> tuple[BuiltinTool, ...]:
-    """Make the standard tools; ``now`` returns the time with its offset.
+    """Make the standard tools.
 
     The file tools need ``file_roots``, the notes ``notes_dir`` and the knowledge base its index, and all of
     them a system that can open files without following links. ``web_search`` is the search engine.
     """
     tools: list[BuiltinTool] = [
-        CurrentTime(now),
+        CurrentTime(),
         Calculator(),
         AddTask(),
         ListTasks(),
         UpdateTask(),
-        ScheduleTask(now),
+        ScheduleTask(),
         ListScheduledTasks(),
         CancelScheduledTask(),
     ]
@@ -68,7 +66,7 @@ def standard_tools(
         tools += (CreateFile(files), WriteFile(files))
     if notes_dir is not None and SUPPORTED:
         notes = Files(Roots([notes_dir]))
-        tools += (NotesCreate(notes, now), NotesSearch(notes))
+        tools += (NotesCreate(notes), NotesSearch(notes))
     if knowledge is not None and SUPPORTED:
         tools.append(KnowledgeBase(knowledge))
     if web_fetch:

@@ -63,8 +63,8 @@ class FileTree:
                     except OSError:
                         tree.cut(f"The folder {root.label!r} is not available now.")
             else:
-                place = "." if is_everything(path) else path
-                self._files.first(place, lambda location: tree.add_below(location, depth))
+                folder = "." if is_everything(path) else path
+                self._files.first(folder, lambda location: tree.add_below(location, depth))
             return tree.outcome()
 
         return await self._files.run(work, walk=True)

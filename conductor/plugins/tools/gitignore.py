@@ -32,8 +32,7 @@ class IgnoreRule(NamedTuple):
 def parse(data: bytes) -> tuple[IgnoreRule, ...]:
     """Read a file's rules, at most `MAX_RULES`.
 
-    Long lines and lines with named classes, such as ``[:alpha:]``, are left out, as are those that are no
-    pattern to git.
+    Long lines, lines with named classes such as ``[:alpha:]``, and lines that git ignores are left out.
     """
     lines = data[:MAX_BYTES].decode(errors="replace").removeprefix("\ufeff").split("\n")
     rules = (_rule(line) for line in lines if line and line[0] != "#")

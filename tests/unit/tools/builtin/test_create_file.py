@@ -9,7 +9,6 @@ import stat
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,9 +28,8 @@ def umask() -> Iterator[None]:
     os.umask(before)
 
 
-async def create(root: Path, path: str, content: str = "text\n", **arguments: Any) -> ToolOutcome:
-    tool = CreateFile(Files(Roots([root])))
-    return await tool.run({"path": path, "content": content, **arguments}, CONTEXT)
+async def create(root: Path, path: str, content: str = "text\n") -> ToolOutcome:
+    return await CreateFile(Files(Roots([root]))).run({"path": path, "content": content}, CONTEXT)
 
 
 @pytest.mark.parametrize(

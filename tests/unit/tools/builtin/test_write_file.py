@@ -31,8 +31,8 @@ def root(root: Path) -> Path:
     return root
 
 
-async def write(root: Path, path: str, content: str = "new\n", **arguments: Any) -> ToolOutcome:
-    return await WriteFile(Files(Roots([root]))).run({"path": path, "content": content, **arguments}, CONTEXT)
+async def write(root: Path, path: str, content: str = "new\n") -> ToolOutcome:
+    return await WriteFile(Files(Roots([root]))).run({"path": path, "content": content}, CONTEXT)
 
 
 async def preview(root: Path, path: str, content: str = "new\n") -> str:
