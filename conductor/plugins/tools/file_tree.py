@@ -12,8 +12,9 @@ from conductor.plugins.tools.sandbox import CancelFlag, Files, SandboxPath
 from conductor.plugins.tools.walk import MARKS, Walk, is_everything
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
 
-# Levels of a tree.
+# Levels of a tree, and its entries.
 MAX_DEPTH = 12
+MAX_ENTRIES = 2000
 # Bytes of a result as JSON, which leave space for the other fields of an observation, and seconds of a call.
 MAX_TEXT_BYTES = 14 * 1024
 BUDGET_S = 2.0
@@ -88,6 +89,8 @@ class _Tree(Walk):
                 self._lines.append(line)
 
     def reached_limit(self) -> str:
+        if len(self._lines) >= MAX_ENTRIES:
+            return f"Only {MAX_ENTRIES:,} entries are shown."
         return "The entries do not all fit in one result." if self._text_left <= 0 else ""
 
     def outcome(self) -> ToolOutcome:

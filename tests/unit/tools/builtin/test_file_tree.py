@@ -133,6 +133,7 @@ async def test_names_stay_on_their_line(root: Path) -> None:
 @pytest.mark.parametrize(
     ("limit", "depth", "count", "end", "note"),
     [
+        ((file_tree, "MAX_ENTRIES", 40), 12, 40, "\nb/13", "Only 40 entries are shown."),
         ((file_tree, "MAX_TEXT_BYTES", 200), 12, 36, "\nb/1", "The entries do not all fit in one result."),
         ((walk, "MAX_SCANNED", 50), 12, 50, "", "Only 50 entries were scanned."),
         ((file_tree, "BUDGET_S", 0), 12, 0, "", "The time limit was reached."),
