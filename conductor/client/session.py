@@ -104,6 +104,8 @@ class Session:
         async with self._opening:
             if self._link is not None and self.started is not None:
                 return self.started
+            if self._closing is not None:
+                raise ConnectionLost(CLOSED)
             link = await wire.open_socket(self.url, self.token, self.limits)
             answer: asyncio.Future[server.SessionStarted] = asyncio.get_running_loop().create_future()
             start_id = self.new_id()

@@ -253,6 +253,27 @@ async def test_close_ends_a_delay() -> None:
         assert len(server.peers) == 1
 
 
+async def test_a_client_closed_during_its_start_accepts_nothing() -> None:
+    async with scripted_server() as server:
+        client = connect(server.url, reconnect=Reconnect())
+        starting = asyncio.create_task(client.start())
+        async with asyncio.timeout(LIMIT_S):
+            while not client.connected:  # noqa: ASYNC110 -- the start goes on one step later
+                await asyncio.sleep(0)
+        await client.close()
+        await starting
+        with pytest.raises(ConnectionLost):
+            await client.say("hello")
+
+
+async def test_a_closed_client_opens_no_socket() -> None:
+    async with scripted_server() as server:
+        async with connect(server.url) as client:
+            pass
+    with pytest.raises(ConnectionLost):  # not `CannotConnect`
+        await client.start()
+
+
 @pytest.mark.parametrize("kind", [Lost, GaveUp])
 async def test_a_callback_may_close_its_client(kind: type[Lost] | type[GaveUp]) -> None:
     async def close(_event: object) -> None:
