@@ -310,7 +310,7 @@ class Client(Session):
                 # A yes by voice counts only for words after the card.
                 self.entries.sort(key=lambda entry: isinstance(entry.event, outbound.ApprovalShown))
                 if not event.resumed:
-                    self._turns.end(self._turns.at("recorded", "running"), "lost")
+                    self._turns.end(self._turns.at("recorded", "running", "refused"), "lost")
                     self._approvals.close()
                 if event.drop and "resume" in self.capabilities:
                     self._calls.drop(event.drop)

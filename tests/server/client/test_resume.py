@@ -10,7 +10,7 @@ import pytest
 
 from conductor.client import Reconnect, connect
 from tests.server.client.extended import cut, payloads, play, soon, start, tool_results
-from tests.stand_ins.scripted_server import Json, Peer, ScriptedServer, scripted_server
+from tests.stand_ins.scripted_server import LIMIT_S, Json, Peer, ScriptedServer, scripted_server
 
 AT_ONCE = Reconnect(first_s=0, most_s=0)
 RESUME = ("resume",)
@@ -206,6 +206,22 @@ async def test_a_recorded_transcript_is_lost_only_with_its_session(resumed: bool
     async with scripted_server(first, second) as server, connect(server.url, reconnect=AT_ONCE) as client:
         assert (await (await client.say("hello"))).ending == ("idle" if resumed else "lost")
     assert server.types_heard().count("user.audio.transcript.final") == 1
+
+
+async def test_a_refused_transcript_ends_with_its_session() -> None:
+    async def first(peer: Peer) -> None:
+        await start(peer)
+        event = await peer.receive("user.audio.transcript.final")
+        await peer.send("error", {"code": "rate_limited", "message": "Slow.", "eventId": event["id"]})
+        await peer.arrived()
+        cut(peer)
+
+    async def second(peer: Peer) -> None:
+        await start(peer)
+
+    async with scripted_server(first, second) as server, connect(server.url, reconnect=AT_ONCE) as client:
+        result = await (await client.say("hello")).wait(LIMIT_S)
+    assert (result.ending, len(result.errors)) == ("lost", 1)
 
 
 # -- lastEventId
