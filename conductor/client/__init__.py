@@ -337,21 +337,27 @@ class Client(Session):
     async def _work(self) -> None:
         while True:
             event_id, event = await self.inbox.get()
-            self.state = state_of(event) or self.state
-            self._turns.note(event, self._calls.runs.get(getattr(event, "call_id", None) or ""))
-            await self._tell(event, "*")
-            if isinstance(event, server.ToolCallEvent):
-                is_speech = event.name == SPEAK
-                is_serial = self._serial and not (is_speech and "segments" in self.capabilities)
-                if is_serial or (server.is_ui_call(event.name) and not is_speech):
-                    await self._calls.answer(event)
-                else:
-                    self.spawn(self._calls.answer(event))
-            # After the handlers: a turn ends when its last call has run, not when its ``idle`` is read.
-            self._turns.settle(event)
+            try:
+                await self._handle(event)
+            except Exception as error:
+                log.error("event handler failed: %s", describe_error(error))
             # Too high a position loses speeches on a resume; too low a position repeats events.
             if not self._calls.speeches and not isinstance(event, _NOT_REPLAYED):
                 self._last_event_id = event_id
+
+    async def _handle(self, event: Event) -> None:
+        self.state = state_of(event) or self.state
+        self._turns.note(event, self._calls.find(getattr(event, "call_id", None) or ""))
+        await self._tell(event, "*")
+        if isinstance(event, server.ToolCallEvent):
+            is_speech = event.name == SPEAK
+            is_serial = self._serial and not (is_speech and "segments" in self.capabilities)
+            if is_serial or (server.is_ui_call(event.name) and not is_speech):
+                await self._calls.answer(event)
+            else:
+                self.spawn(self._calls.answer(event))
+        # After the handlers: a turn ends when its last call has run, not when its ``idle`` is read.
+        self._turns.settle(event)
 
 
 connect = Client  # ``async with`` or `Client.start` connects it

@@ -121,7 +121,7 @@ class Calls:
         self.runs: dict[str, ToolRun] = {}  # unanswered tool calls, oldest first
         self.speeches: set[str] = set()  # calls of the queued speeches, and of the running one
         self._session = session
-        self._over: dict[str, None] = {}  # calls that must not run, or not again
+        self._over: dict[str, ToolRun | None] = {}  # calls that must not run, or not again
         self._voice = asyncio.Lock()  # one speech at a time
         self._speech: ToolRun | None = None
 
@@ -140,21 +140,24 @@ class Calls:
         if is_tool and call.call_id not in self._over:
             self.runs.setdefault(call.call_id, ToolRun(call, self._session))
 
+    def find(self, call_id: str) -> ToolRun | None:
+        """Return an unanswered call, or one that was cancelled while it was queued."""
+        return self.runs.get(call_id) or self._over.get(call_id)
+
     def cancel(self, call_id: str, reason: str) -> None:
         """Cancel a call at once, also a queued one."""
-        run = self.runs.get(call_id)
-        if run is not None and not run.is_queued:
-            return run.cancel(reason)
+        if (run := self.runs.get(call_id)) is not None:
+            run.cancel(reason)
         self.drop([call_id])
-        if run is not None:
+        if run is not None and run.is_queued:
+            run.error = "cancelled: none"
             self._session.spawn(self._post(ToolCancelled(call_id, "none")))
 
     def drop(self, call_ids: Iterable[str]) -> None:
         """Forget calls that the server no longer needs, unless they are running."""
         for call_id in call_ids:
             if (run := self.runs.get(call_id)) is None or run.is_queued:
-                self.runs.pop(call_id, None)
-                remember(self._over, call_id, None)
+                remember(self._over, call_id, self.runs.pop(call_id, self._over.get(call_id)))
 
     async def answer(self, call: ToolCallEvent) -> None:
         """Run a call to its end and send the result."""
@@ -168,8 +171,8 @@ class Calls:
         elif call.name == SPEAK:
             outcome = await self._say(run, str(arguments.get("text", "")))
         elif is_ui_call(call.name):
-            handler = self.handlers.get(call.name, lambda _: {"ok": True})
-            outcome = await self._attempt(run, partial(handler, arguments))
+            handler: ToolHandler = self.handlers.get(call.name, lambda _: {"ok": True})
+            outcome = await self._attempt(run, lambda: handler(arguments))
         else:
             outcome = await self._run(run, arguments)
         if self.runs.pop(call.call_id, None) is not None:
@@ -187,7 +190,7 @@ class Calls:
         if run.cancelled.is_set():  # while ``tool.started`` was sent
             return ToolCancelled(run.call_id, "none")
         extra = (run,) if takes_two_arguments(handler) else ()
-        result = await self._attempt(run, partial(handler, arguments, *extra))
+        result = await self._attempt(run, lambda: handler(arguments, *extra))
         if not run.cancelled.is_set() or isinstance(result, ToolCancelled):
             return result
         if result.error is None:  # it ended despite the cancellation
@@ -231,7 +234,9 @@ class Calls:
         except Exception as error:
             log.warning("tool handler %s failed: %s", run.name, describe_error(error))
             late = f"The device's tool did not end within {seconds:g} s." if limit.expired() else ""
-            return ToolResultEvent(run.call_id, error=late or str(error) or type(error).__name__)
+            with contextlib.suppress(Exception):  # the text is the app's code, too
+                late = late or str(error)
+            return ToolResultEvent(run.call_id, error=late or type(error).__name__)
 
     async def _post(self, event: Outcome) -> None:
         if isinstance(event, ToolCancelled):

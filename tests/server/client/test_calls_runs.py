@@ -237,8 +237,9 @@ async def test_a_call_that_waits_behind_another_is_cancelled_at_once_and_never_s
 
     release = asyncio.Event()
     runs: list[Json] = []
-    server = await conversation(part, handlers={"notes.slow": slow, "notes.add": runs.append})
+    server, result = await play(part, tools=TOOLS, handlers={"notes.slow": slow, "notes.add": runs.append})
     assert runs == []
+    assert [call.error for call in result.calls] == [None, "cancelled: none"]
     assert server.types_heard().count("tool.cancelled") == 1
 
 

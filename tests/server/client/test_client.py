@@ -111,6 +111,17 @@ def fails(_arguments: Json) -> None:
     raise ValueError("the shelf is empty")
 
 
+class TextlessError(Exception):
+    """An exception whose text fails."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def fails_without_text(_arguments: Json) -> None:
+    raise TextlessError
+
+
 async def never_ends(_arguments: Json) -> None:
     await asyncio.Event().wait()
 
@@ -127,6 +138,8 @@ def refuses(_arguments: Json) -> None:
     ("handler", "arguments", "error"),
     [
         (fails, {}, "the shelf is empty"),
+        (fails_without_text, {}, "TextlessError"),
+        ("no function", {}, "'str' object is not callable"),
         (None, {}, "This device has no tool notes.add."),
         (never_ends, {}, "The device's tool did not end within 0.01 s."),
         (lambda _: object(), {}, "Encoding objects of type object is unsupported"),
@@ -291,6 +304,12 @@ async def test_a_failed_callback_does_not_affect_others() -> None:
 
 
 # -- connecting
+
+
+async def test_a_cancelled_end_of_a_turn_does_not_affect_the_next_turn() -> None:
+    async with scripted_server() as server, connect(server.url) as client:
+        (await client.say("one")).end.cancel()
+        assert (await (await client.say("two")).wait(LIMIT_S)).ok
 
 
 async def test_an_unreachable_server_is_an_error_without_the_query() -> None:
