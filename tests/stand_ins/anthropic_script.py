@@ -72,8 +72,8 @@ class Reply:
     ``chunks`` is how ``text`` is cut into deltas (default: words), ``argument_size`` the characters of one
     ``input_json_delta``. ``delay_s`` goes before each delta; ``hold`` is waited for before delta ``hold_at``,
     ``hold_end`` between the last event and the response's end. ``split_bytes`` writes the stream in pieces of
-    this number of bytes, each an HTTP chunk. ``line_end`` ends the stream's lines. ``pings`` puts a ping
-    before each delta.
+    this number of bytes, each an HTTP chunk. ``pings`` puts a ping before each
+    delta.
     """
 
     text: str = ""
@@ -91,7 +91,6 @@ class Reply:
     hold_end: asyncio.Event | None = None
     pings: bool = False
     split_bytes: int | None = None
-    line_end: str = "\n"
     content_type: str = "text/event-stream; charset=utf-8"
     broken: Break | None = None
     usage: Mapping[str, int] = field(default_factory=dict)
@@ -199,8 +198,7 @@ def stream_pieces(
 
     def event(name: str, body: JsonObject, delta: bool = False) -> Piece:
         data = msgspec.json.encode({"type": name, **body}).decode()
-        end = reply.line_end
-        return Piece(f"event: {name}{end}data: {data}{end}{end}".encode(), delta)
+        return Piece(f"event: {name}\ndata: {data}\n\n".encode(), delta)
 
     ping = event("ping", {})
     message = _message(message_id, model, {**usage, "output_tokens": 1})

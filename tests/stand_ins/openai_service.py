@@ -143,7 +143,7 @@ def chat_pieces(
 
     def data(value: JsonObject, delta: bool = False) -> Piece:
         line = msgspec.json.encode({**common, **value}).decode()
-        return Piece(f"data: {line}{reply.line_end}{reply.line_end}".encode(), delta)
+        return Piece(f"data: {line}\n\n".encode(), delta)
 
     def chunk(delta: JsonObject, reason: str | None = None, *, counts: bool = True) -> Piece:
         part = {"text": delta.get("content", "")} if text else {"delta": delta}
@@ -187,8 +187,7 @@ def responses_pieces(
 
     def event(kind: str, body: JsonObject, delta: bool = False) -> Piece:
         line = msgspec.json.encode({"type": kind, **body}).decode()
-        end = reply.line_end
-        return Piece(f"event: {kind}{end}data: {line}{end}{end}".encode(), delta)
+        return Piece(f"event: {kind}\ndata: {line}\n\n".encode(), delta)
 
     response = {"id": f"resp_{request_id}", "object": "response", "status": "in_progress"}
     yield event("response.created", {"response": response})

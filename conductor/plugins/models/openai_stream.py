@@ -27,15 +27,14 @@ _FAILURES = ("error", "abort", "network_error", "insufficient_system_resource")
 _CALLED = ("tool_calls", "function_call")
 
 
-# Only the shape is checked: a value of another type must not cost the reply.
 class _Function(msgspec.Struct):
-    name: Any = None
-    arguments: Any = None
+    name: str | None = None
+    arguments: Any = None  # some services send JSON itself, not its text
 
 
 class _CallDelta(msgspec.Struct):
-    index: Any = None
-    id: Any = None
+    index: int | None = None
+    id: str | None = None
     function: _Function | None = None
     extra_content: Any = None
 
@@ -51,7 +50,7 @@ class _Delta(msgspec.Struct):
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
     text: Any = None  # of completions
-    finish_reason: Any = None
+    finish_reason: str | None = None
 
 
 class _Chunk(msgspec.Struct):
@@ -142,7 +141,7 @@ class ChatDecoder(EventDecoder):
         self._sse = SSEParser()
         self._reasoning = _Reasoning()
         self._calls: list[_OpenCall] = []
-        self._by_index: dict[str, _OpenCall] = {}
+        self._by_index: dict[int | None, _OpenCall] = {}
         self._usage: Any = None
         self._stop: str | None = None
         self._has_text = False
@@ -173,20 +172,20 @@ class ChatDecoder(EventDecoder):
             self._reasoning.add(delta)
         for part in delta.tool_calls or ():
             self._extend(part)
-        if choice.finish_reason and isinstance(choice.finish_reason, str):
-            self._stop = choice.finish_reason
+        self._stop = choice.finish_reason or self._stop
         text = _text_of(choice.text or delta.content)
         self._has_text = self._has_text or bool(text.strip())
         return text
 
     def _extend(self, delta: _CallDelta) -> None:
         function = delta.function or _Function()
-        name, call_id = str(function.name or ""), str(delta.id or "")
-        arguments, index = _json_of(function.arguments), str(delta.index)
-        call = self._by_index.get(index)
+        name, call_id, arguments = function.name or "", delta.id or "", function.arguments or ""
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+        call = self._by_index.get(delta.index)
         # Some services send no index or 0 with each call, and some repeat the name in each delta.
         if call is None or not call.goes_on(call_id, name, arguments):
-            call = self._by_index[index] = _OpenCall()
+            call = self._by_index[delta.index] = _OpenCall()
             self._calls.append(call)
         call.id = call.id or call_id
         call.name = call.name or name
@@ -245,10 +244,3 @@ def _text_of(content: Any) -> str:
     if isinstance(content, dict) and content.get("type") in (None, "text", "output_text"):
         return _text_of(content.get("text"))
     return ""
-
-
-def _json_of(arguments: Any) -> str:
-    # Some services send JSON itself, not its text.
-    if isinstance(arguments, str):
-        return arguments
-    return "" if arguments is None else json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))

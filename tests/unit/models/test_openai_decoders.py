@@ -194,17 +194,6 @@ CALLS: dict[str, tuple[list[str], list[ToolCall]]] = {
         [A_CALL, WEATHER_C2],
     ),
     "a call without arguments": ([calls(part('""', "get_weather", "c1", 0))], [WEATHER_C1]),
-    "an index that is a text": (
-        [
-            calls(part('"{"', call_id="c1", index=0).replace(":0", ':"0"')),
-            calls(part('"}"', None).replace("{", '{"index":"0",', 1)),
-        ],
-        [SPAWN_C1],
-    ),
-    "an id that is a number": (
-        [calls(part(TASK, call_id="c1", index=0).replace('"c1"', "7"))],
-        [ToolCall("7", "agent.spawn", '{"task":"x"}')],
-    ),
     **{
         f"a call named {name}": ([calls(part(TASK, name, "c1", 0))], [A_CALL])
         for name in (
