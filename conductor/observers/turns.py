@@ -87,7 +87,7 @@ class Tracer(Protocol):
 
 
 class SessionMetrics:
-    """Counts turns, and observes response times and delays. Only the event loop's thread may count."""
+    """Counters and histograms of turns, starts and delays. Only the event loop's thread may count."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         registry = registry or CollectorRegistry()
@@ -95,7 +95,7 @@ class SessionMetrics:
         def seconds(name: str, meaning: str, bounds: Sequence[float] = BOUNDS_S) -> Histogram:
             return Histogram(name, meaning, registry=registry, buckets=bounds)
 
-        self._turns = Counter(
+        self.turns = Counter(
             "conductor_turns",
             "Turns by cause (transcript, news, request …) and end.",
             ("cause", "end"),
@@ -106,11 +106,11 @@ class SessionMetrics:
             "partial": "From the start of a turn to the first partial text sent.",
             "speech": "From the start of a turn to the first speech sent.",
         }
-        self._first = {
+        self.first = {
             output: seconds(f"conductor_turn_first_{output}_seconds", meaning)
             for output, meaning in outputs.items()
         }
-        self._starts = Counter(
+        self.starts = Counter(
             "conductor_session_starts",
             "Answers to session.start: new, resumed, or not_kept, for a client whose session has expired.",
             ("result",),
@@ -119,25 +119,11 @@ class SessionMetrics:
         self.commits = seconds(
             "conductor_store_commit_seconds", "Time of one commit to the session store.", COMMIT_BOUNDS_S
         )
-        self._loop_lag = seconds(
+        self.loop_lag = seconds(
             "conductor_loop_lag_seconds",
             "Delay of the event loop's timers, measured four times a second.",
             COMMIT_BOUNDS_S,
         )
-
-    def started(self, result: SessionStart) -> None:
-        """Count an answer to ``session.start``."""
-        self._starts.labels(result).inc()
-
-    def lagged(self, seconds: float) -> None:
-        """Observe how late the event loop ran a timer."""
-        self._loop_lag.observe(max(0.0, seconds))
-
-    def ended(self, cause: str, reason: EndReason, stats: TurnStats) -> None:
-        """Count a turn that has ended."""
-        self._turns.labels(cause, reason).inc()
-        for output, seconds in stats.first_s.items():
-            self._first[output].observe(seconds)
 
 
 class TurnObservers(Observers):
@@ -163,7 +149,7 @@ class TurnObservers(Observers):
 
     def lagged(self, seconds: float) -> None:
         """Observe how late the event loop ran a timer."""
-        self.metrics.lagged(seconds)
+        self.metrics.loop_lag.observe(max(0.0, seconds))
 
     def close(self) -> None:
         """Send the remaining traces. Blocks for a few seconds at most."""
@@ -230,7 +216,7 @@ class TurnObserver(SessionObserver):
 
     def started(self, result: SessionStart) -> None:
         """Note the answer to a ``session.start``."""
-        self._observers.metrics.started(result)
+        self._observers.metrics.starts.labels(result).inc()
 
     def decided(self, spec: ToolSpec, arguments: Mapping[str, Any], verdict: Verdict) -> None:
         """Note the gate's verdict about a call."""
@@ -354,7 +340,9 @@ class TurnObserver(SessionObserver):
             self.first("speech")
         if record.reason != "answered":
             stats.trace.append(f"error:{record.error}" if record.error else record.reason)
-        self._observers.metrics.ended(turn.cause, record.reason, stats)
+        self._observers.metrics.turns.labels(turn.cause, record.reason).inc()
+        for output, first_s in stats.first_s.items():
+            self._observers.metrics.first[output].observe(first_s)
         if self._observers.tracer is not None:
             self._observers.tracer.end_turn(
                 turn.id,

@@ -392,18 +392,10 @@ class Connection(Writer):
         return self._session
 
     async def _reopen_microphone(self, session_id: str | None) -> None:
-        if self._state is _State.LOST:
-            self._say_idle(self.session_id)
-        elif self._session is None and session_id is not None:
-            try:
-                await (await self._bind(session_id)).clients.attach(self, resumed=False)
-            except StoreError:
-                self._say_idle(session_id)
-        if self._session is not None:
-            if self._state is _State.SERVED:
-                await self._session.reopen_microphone()
-            else:
-                self._say_idle(self.session_id)
+        if self._session is not None and self._state is _State.SERVED:
+            await self._session.reopen_microphone()
+        elif (shown := self._bound_to or session_id) is not None:
+            self._say_idle(shown)
 
     def _say_idle(self, session_id: str) -> None:
         self.send(Frame(encode_event(_event_ids(), session_id, set_state(new_call_id(), "idle"))))
