@@ -71,11 +71,6 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("source", WITHOUT_TOKEN)
-def test_no_token_is_found(source: str) -> None:
-    assert WITHOUT_TOKEN[source].token is None
-
-
 @pytest.mark.parametrize("number", range(len(WRONG)))
 async def test_without_a_right_token_there_is_no_subject(number: int) -> None:
     assert await subject_of(WRONG[number], TOKEN, OTHER) is None

@@ -81,20 +81,6 @@ async def test_simultaneous_connections_share_one_claim() -> None:
     await registry.close()
 
 
-async def test_a_stored_session_has_existed() -> None:
-    store = WiredStore()
-    registry = make_registry(store, ScriptedProvider([[TextDelta("Hello.")]]))
-    wire = Wire()
-    session, _ = await bind(registry, wire)
-    await say(session, wire, "hi")
-    await until(lambda: not session.busy)
-    successor = make_registry(store)  # of another process
-    _, existed = await bind(successor, Wire())
-    assert existed
-    await successor.close()
-    await registry.close()
-
-
 # -- a silent store
 
 
