@@ -116,18 +116,6 @@ async def test_a_connection_that_leaves_during_a_claim_does_not_affect_others() 
 # -- grace
 
 
-async def test_a_session_ends_after_its_grace_period() -> None:
-    store = WiredStore()
-    registry = make_registry(store, grace=0.01)
-    wire = Wire()
-    await bind(registry, wire)
-    registry.unbind(KEY, wire)
-    await until(lambda: len(registry) == 0 and len(store.memory) == 0)
-    _, existed = await bind(registry, wire)
-    assert not existed
-    await registry.close()
-
-
 async def test_a_running_turn_extends_the_grace_period() -> None:
     store = WiredStore()
     go_on = asyncio.Event()
