@@ -10,7 +10,6 @@ import base64
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
@@ -68,11 +67,15 @@ class Redactor:
         return _in_context(PATHS, text) if self._paths else text
 
     def value(self, value: Any) -> Any:
-        """Redact a JSON value and its field names; returns the same object if there is nothing to redact."""
+        """Redact a JSON value and its field names; returns the same object if there is nothing to redact.
+
+        NUL characters become U+FFFD.
+        """
         # As one text, since a value may consist of thousands.
         texts: list[str] = []
         _gather(value, 0, texts)
-        joined = "".join(f"{text}\n{_BOUNDARY}" for text in texts)
+        # Half a boundary in a text would shift all later texts once a secret took it along.
+        joined = "".join(text.replace("\0", "\ufffd") + f"\n{_BOUNDARY}" for text in texts)
         redacted = _with_texts(value, 0, iter(self.text(joined).split(_BOUNDARY)))
         return value if redacted == value else redacted
 
@@ -114,8 +117,7 @@ def _gather(value: Any, depth: int, texts: list[str]) -> None:
 
 def _with_texts(value: Any, depth: int, texts: Iterator[str]) -> Any:
     if isinstance(value, str):
-        pieces = islice(texts, 1 + f"{value}\n".count(_BOUNDARY))
-        return _BOUNDARY.join(pieces).removesuffix("\n")
+        return next(texts).removesuffix("\n")
     if not value or not isinstance(value, dict | list):
         return value
     if depth >= MAX_DEPTH:
