@@ -23,8 +23,9 @@ from conductor.plugins.models.text_protocol.parser import (
 )
 from conductor.plugins.models.text_protocol.span import AnswerText, Brackets
 
-# Characters of one object.
+# Characters of one object, and objects of one reply: the time grows with their product.
 MAX_CHARS = 32_768
+MAX_SPANS = 64
 # Brackets without a key in these characters are words.
 _MAX_CHARS_TO_KEY = 200
 
@@ -102,6 +103,7 @@ class ReplyScanner:
         self._tools = tools
         self._pending = ""
         self._span: _Span | None = None
+        self._spans = 0
         self._ended = False
         self._at_line = True  # the pending text begins a line
         self._in_code = False
@@ -227,6 +229,9 @@ class ReplyScanner:
             )
         else:
             return False
+        self._spans += 1
+        if self._spans > MAX_SPANS:
+            self._fail("malformed")
         return True
 
     def _read_after(self) -> str | None:

@@ -10,7 +10,7 @@ import pytest
 
 from conductor.plugins.models.text_protocol.parser import WrittenCall
 from conductor.plugins.models.text_protocol.prompt import Style, notation
-from conductor.plugins.models.text_protocol.scanner import ReplyScanner, ServiceProblem
+from conductor.plugins.models.text_protocol.scanner import MAX_SPANS, ReplyScanner, ServiceProblem
 from tests.cpu import least_cpu_s
 
 TOOLS: dict[str, dict[str, object]] = {"agent.spawn": {}, "get_time": {}, "lamp": {}}
@@ -53,6 +53,8 @@ BASES = [
         ('{"type":"tool_call","name":"lamp","arguments":{"on":NaN}}', None),  # mended to a text
         ('{"type":"final_answer","content":"I was cut o', None),
         ('{"type":"tool_call","name":"lamp","arguments":' + '{"a":' * 70 + "1" + "}" * 71, "truncated"),
+        ("{ a\n" * (MAX_SPANS + 1), "malformed"),
+        ('{"type":"tool_call","name":"lamp","arguments":{}}\n' * (MAX_SPANS + 1), "malformed"),
     ],
 )
 def test_an_invalid_call_is_a_problem(text: str, problem: ServiceProblem | None) -> None:
