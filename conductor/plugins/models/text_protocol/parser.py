@@ -136,9 +136,9 @@ def _meaning(value: Any, is_repaired: bool, tools: Tools, is_meant: bool) -> Wri
     name = next((name for name in names if resolve(name, tools) in tools), names[0] if names else None)
     if kind == "final_answer" or "final_answer" in value or name in ("final_answer", "Final Answer"):
         answer = next((value[key] for key in _TEXTS if key in value), "")
-        if not isinstance(answer, str):
+        if not isinstance(answer, str | int | float):  # small models answer sums by a number
             raise MalformedCall
-        return Written(answer=answer)
+        return Written(answer=str(answer))
     for nested in (value.get("tool_calls"), value.get("function")):  # as in OpenAI's API
         if isinstance(nested, list | dict):
             return _meaning(nested, is_repaired, tools, is_meant=True)
