@@ -9,7 +9,6 @@ from collections import Counter
 
 import pytest
 
-from conductor.messages import AssistantMessage
 from conductor.models.base import TextDelta
 from conductor.rehearse.player import Backstage, Player
 from conductor.rehearse.script import Rehearsal, holds
@@ -76,21 +75,6 @@ steps:
     code, out, err = rehearse(NINE + step)
     assert (code, err) == (0, ""), out
     assert "interrupted" in out
-
-
-def test_with_segments_the_person_interrupts_between_sentences(rehearse: Rehearse) -> None:
-    text = """
-model: scripted
-segments: true
-replies:
-  - This is a first sentence of some length. This is a second sentence, also of some length. And a third one.
-steps:
-  - say: Talk.
-    interrupt: {after_characters: 60}
-    expect: {said: a second, not_said: third}
-"""
-    code, out, _ = rehearse(text)
-    assert code == 0, out
 
 
 WRONG = """
@@ -222,16 +206,6 @@ async def test_the_server_continues_while_the_socket_is_cut() -> None:
         alone.set()
         [scene] = await playing
     assert (scene.speeches, scene.problems, scene.state) == (["One two."], [], "idle")
-
-
-async def test_the_model_receives_the_heard_text() -> None:
-    provider = ScriptedProvider([[TextDelta("One two three four five.")], [TextDelta("Six.")]])
-    steps = [{"say": "Count.", "interrupt": {"after_characters": 7}}, {"say": "Go on."}]
-    async with serving(provider) as served:
-        rehearsal = Rehearsal.model_validate({"steps": steps})
-        await Player(rehearsal, served.url, random.Random(1), Backstage(Counter)).play()
-    [text] = [item.text for item in provider.requests[1].messages if isinstance(item, AssistantMessage)]
-    assert text.startswith("One two") and "three" not in text
 
 
 def test_arguments_match_by_their_parts() -> None:
