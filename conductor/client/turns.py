@@ -183,9 +183,9 @@ class Turns:
             self.end(waiting[: waiting.index(turn)], "lost")  # the server skipped them
             self.end(self.at("running"), "followed")
         turn.stage = "running"
-        self._thinking = False
-        if turn is same:
+        if turn is same and self._thinking:  # a replay may have the same words
             self._discard(turn.event_id)
+        self._thinking = False
 
 
 def _plain(text: str) -> str:

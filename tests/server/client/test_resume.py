@@ -224,6 +224,23 @@ async def test_a_refused_transcript_ends_with_its_session() -> None:
     assert (result.ending, len(result.errors)) == ("lost", 1)
 
 
+async def test_a_replay_of_the_same_words_does_not_confirm_a_transcript() -> None:
+    async def first(peer: Peer) -> None:
+        await start(peer, "resume", "turns")
+        await peer.receive("user.audio.transcript.final")  # the server has not recorded it
+        await peer.result(await peer.message("user", "yes"))  # of an earlier process of the app
+        cut(peer)
+
+    async def second(peer: Peer) -> None:
+        await start(peer, "resume", "turns", resumed=True)
+        event = await peer.receive("user.audio.transcript.final")
+        await peer.answer("Done.")
+        await peer.send("turn.ended", {"turnId": "turn_1", "eventId": event["id"], "reason": "answered"})
+
+    async with scripted_server(first, second) as server, connect(server.url, reconnect=AT_ONCE) as client:
+        assert (await (await client.say("yes")).wait(LIMIT_S)).text == "Done."
+
+
 # -- lastEventId
 
 
