@@ -88,7 +88,7 @@ def test_calls_and_results_go_back_with_their_tools() -> None:
     ]
     assert body["inferenceConfig"] == {"maxTokens": 2048, "stopSequences": ["END"]}
     (tool,) = body["toolConfig"]["tools"]
-    assert tool["toolSpec"]["name"] == "agent_spawn"
+    assert (tool["toolSpec"]["name"], tool["toolSpec"]["description"]) == ("agent_spawn", "Start an agent.")
     # The tool of a former call is defined though it is gone.
     assert body_of(ask(*history))["toolConfig"]["tools"][0]["toolSpec"]["name"] == "agent_spawn"
 
