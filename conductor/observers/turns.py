@@ -314,7 +314,7 @@ class TurnObserver(SessionObserver):
     def _decided(
         self, question_id: str, outcome: Outcome, at: int, channel: str = "card", arguments: str = ""
     ) -> None:
-        """Note the outcome of a question; ``arguments`` are those that an edit put in place."""
+        """Note the outcome of a question; ``arguments`` are the edited ones."""
         session = self._session
         question = session.state.questions.get(question_id)
         if question is None:
@@ -325,8 +325,8 @@ class TurnObserver(SessionObserver):
         )
         spec = session.spec_of(question)
         if spec is not None:
-            asked = [question.arguments, arguments] if outcome == "edited" else [question.arguments]
-            for text in asked:
+            versions = [question.arguments, arguments] if outcome == "edited" else [question.arguments]
+            for text in versions:
                 self._audit.record_answer(spec, msgspec.json.decode(text), outcome, channel)
         allowed = "allowed" if outcome in ("allowed", "edited") else "not allowed"
         self._stats.trace.append(allowed)

@@ -394,8 +394,8 @@ class Connection(Writer):
     async def _reopen_microphone(self, session_id: str | None) -> None:
         if self._session is not None and self._state is _State.SERVED:
             await self._session.reopen_microphone()
-        elif (shown := self._bound_to or session_id) is not None:
-            self._say_idle(shown)
+        elif (target := self._bound_to or session_id) is not None:
+            self._say_idle(target)
 
     def _say_idle(self, session_id: str) -> None:
         self.send(Frame(encode_event(_event_ids(), session_id, set_state(new_call_id(), "idle"))))
