@@ -76,6 +76,7 @@ async def fetch(
         resends=False,
     )
     origin: tuple[str, str, int | None] | None = None
+    was_redirected = False
     try:
         async with asyncio.timeout(timeout_s), client:
             for _ in range(MAX_REDIRECTS + 1):
@@ -89,9 +90,13 @@ async def fetch(
                 response = await _send(client, request, max_bytes)
                 if isinstance(response, WebResponse):
                     return response
+                was_redirected = True
                 url = str(target.join(response.headers["Location"]))
                 if response.status_code == 303 or (response.status_code in (301, 302) and method == "POST"):
                     method, body = "GET", None
+    except WebError as error:
+        error.was_sent = error.was_sent or was_redirected
+        raise
     except TimeoutError:
         raise WebError("It did not answer in time.", was_sent=True) from None
     except httpx2.InvalidURL:  # of a redirect
@@ -103,9 +108,10 @@ def parse_url(url: str) -> httpx2.URL:
     """Read a URL. Raises `WebError` if it is not http or https, or holds credentials."""
     try:
         target = httpx2.URL(url)
-    except httpx2.InvalidURL:
-        target = httpx2.URL("")
-    if target.scheme not in ("http", "https") or not target.host:
+        is_valid = target.scheme in ("http", "https") and bool(target.host) and (target.port or 80) < 65_536
+    except (httpx2.InvalidURL, UnicodeError):  # of a host's letters
+        is_valid = False
+    if not is_valid:
         raise WebError("The address must begin with https:// or http:// and a host.", was_sent=False)
     if target.userinfo:
         raise WebError("The address contains a user name or a password.", was_sent=False)
