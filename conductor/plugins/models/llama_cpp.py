@@ -105,7 +105,9 @@ class LlamaCppProvider:
         source = f"{self.name} {self._path.name}"
         body = chat_body(request, names, model=self.name, max_tokens=limit, official=False, source=source)
         decoder = ChatDecoder(names, source, self._habit, offers_tools=may_call(request))
-        if (waiting := len(self._running) - self._slots) >= self._max_waiting:
+        # One that was given up no longer counts, though a thread has yet to take it.
+        waiting = sum(not stop.is_set() for stop in self._running) - self._slots
+        if waiting >= self._max_waiting:
             requests = f"{waiting} request{' waits' if waiting == 1 else 's wait'}"
             raise ModelError("overloaded", f"The local model is busy, and {requests} for it.")
         chunks: asyncio.Queue[_Chunk] = asyncio.Queue()
