@@ -124,7 +124,8 @@ class Session:
                 raise wire.WaitTimeout(f"The server did not start the session within {seconds}.") from None
             finally:
                 answer.cancel()
-                if self._link is not link:  # also after a cancellation: leave no half-open socket
+                # Also after a cancellation or a close: leave no half-open socket.
+                if self._link is not link or self._closing is not None:
                     link.transport.abort()
 
     async def close(self) -> None:

@@ -253,17 +253,20 @@ async def test_close_ends_a_delay() -> None:
         assert len(server.peers) == 1
 
 
-async def test_a_client_closed_during_its_start_accepts_nothing() -> None:
+async def test_a_client_closed_at_any_step_of_its_start_accepts_nothing_and_has_no_socket() -> None:
     async with scripted_server() as server:
-        client = connect(server.url, reconnect=Reconnect())
-        starting = asyncio.create_task(client.start())
-        async with asyncio.timeout(LIMIT_S):
-            while not client.connected:  # noqa: ASYNC110 -- the start goes on one step later
+        for steps in range(40):
+            client = connect(server.url, reconnect=Reconnect())
+            starting = asyncio.create_task(client.start())
+            for _ in range(steps):
                 await asyncio.sleep(0)
-        await client.close()
-        await starting
-        with pytest.raises(ConnectionLost):
-            await client.say("hello")
+            await client.close()
+            await asyncio.gather(starting, return_exceptions=True)
+            with pytest.raises(ConnectionLost):
+                await client.say("hello")
+        async with asyncio.timeout(LIMIT_S):
+            for peer in server.peers:
+                await peer.connection.wait_closed()
 
 
 async def test_a_closed_client_opens_no_socket() -> None:
