@@ -186,7 +186,7 @@ class Connection(Writer):
         deadline: float | None = _now() + self._limits.first_event_timeout
         while True:
             async with asyncio.timeout_at(deadline):
-                frame = await self._socket.recv(decode=False)
+                frame = await self._socket.next_message()
             if self._close is not None and self._close[0] == POLICY_VIOLATION:
                 return
             size = len(frame)

@@ -50,7 +50,7 @@ class Socket(ServerConnection):
     """
 
     # Slots: more than 30 attributes in its dict would cost each connection 1.3 KB.
-    __slots__ = ("_frames", "_handshakes", "_incomplete", "_limits", "_pings", "client")
+    __slots__ = ("_ahead", "_frames", "_handshakes", "_incomplete", "_limits", "_reading", "client")
 
     def __init__(self, *args: Any, limits: Limits, handshakes: Handshakes, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -59,7 +59,8 @@ class Socket(ServerConnection):
         self._handshakes = handshakes
         self._frames = TokenBucket(limits.wire_frames_per_second, limits.wire_frames_burst, self.loop.time())
         self._incomplete: asyncio.TimerHandle | None = None
-        self._pings = 0
+        self._ahead: list[bytes] = []  # a list: an empty deque takes 600 bytes
+        self._reading = asyncio.Lock()
         if self.ping_interval is not None:
             self.ping_interval *= random.uniform(PING_SPREAD, 1.0)
 
@@ -74,9 +75,6 @@ class Socket(ServerConnection):
             if self.transport.is_closing():
                 return
             super().data_received(data[start : start + SLICE_BYTES])
-            if self._pings and sum(len(f.data) for f in self.recv_messages.frames.queue) >= READ_AHEAD_BYTES:
-                self.recv_messages.high = 0
-                self.recv_messages.maybe_pause()
             if self.transport.get_write_buffer_size() > self._limits.max_unsent_bytes:
                 self.transport.abort()
 
@@ -88,8 +86,7 @@ class Socket(ServerConnection):
                 return
             if event.opcode is Opcode.BINARY:
                 event = WebSocketFrame(Opcode.TEXT, BINARY_MARK + event.data, event.fin)
-            is_data = event.opcode is Opcode.TEXT or event.opcode is Opcode.CONT
-            if is_data and not (event.fin and self._incomplete is None):
+            if event.opcode is Opcode.TEXT or event.opcode is Opcode.CONT:
                 self._watch(event.fin)
         super().process_event(event)
 
@@ -114,28 +111,42 @@ class Socket(ServerConnection):
             async with asyncio.timeout(seconds):
                 await self.drain()
 
+    async def next_message(self) -> bytes:
+        """Return the next message; first those read while a pong was awaited. Raises `ConnectionClosed`."""
+        async with self._reading:
+            return self._ahead.pop(0) if self._ahead else await self.recv(decode=False)
+
     async def is_alive(self) -> bool:
         """Tell whether the client answers a ping.
 
         Late events of a client that has moved to another process must not take its session back.
         """
-        self._read_ahead(1)
         try:
             async with asyncio.timeout(self._limits.alive_timeout):
-                await (await self.ping())
+                pong = asyncio.ensure_future(await self.ping())
+                while not pong.done() and len(self._ahead) < READ_AHEAD:
+                    if sum(map(len, self._ahead)) >= READ_AHEAD_BYTES:
+                        break
+                    await self._read_ahead(pong)
+                await pong
         except (TimeoutError, ConnectionClosed):
             return False
-        finally:
-            self._read_ahead(-1)
         return True
 
-    def _read_ahead(self, pings: int) -> None:
-        """Read more events than usual during a ping: the pong comes after those on their way."""
-        self._pings += pings
-        queue = self.recv_messages
-        queue.high, queue.low = (READ_AHEAD, READ_AHEAD // 4) if self._pings else (self.max_queue_high, 0)
-        queue.maybe_resume()
-        queue.maybe_pause()
+    async def _read_ahead(self, pong: asyncio.Future[float]) -> None:
+        message = asyncio.ensure_future(self._keep_next())
+        try:
+            waits: set[asyncio.Future[Any]] = {pong, message}
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            message.cancel()
+            await asyncio.wait([message])
+            if not message.cancelled():
+                message.exception()  # the pong raises the same if the connection closed
+
+    async def _keep_next(self) -> None:
+        async with self._reading:
+            self._ahead.append(await self.recv(decode=False))
 
     def _watch(self, complete: bool) -> None:
         if complete and self._incomplete is not None:

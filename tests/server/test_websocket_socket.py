@@ -43,7 +43,7 @@ class Ends:
 
     async def receive(self) -> bytes:
         """Read one message at the server's end."""
-        return await asyncio.wait_for(self.server.recv(decode=False), WAIT)
+        return await asyncio.wait_for(self.server.next_message(), WAIT)
 
 
 @asynccontextmanager
