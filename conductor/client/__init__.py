@@ -263,9 +263,14 @@ class Client(Session):
         await self.send(event)
 
     async def declare(self, tools: Sequence[Any]) -> None:
-        """Replace the declared tools, also for later connections. Raises `ConnectionLost`."""
+        """Replace the declared tools, also for later connections.
+
+        Raises `ConnectionLost`, and `TypeError` and `ValueError` for tools that are no JSON or too large.
+        """
+        update = outbound.SessionUpdate(list(tools))
+        self.frame("check", update)  # else each later start fails
         self._calls.tools = list(tools)
-        await self.send(outbound.SessionUpdate(list(tools)))
+        await self.send(update)
 
     # Handlers
 

@@ -31,6 +31,15 @@ async def test_declared_tools_apply_to_the_next_connection() -> None:
     assert starts == [tools("first"), tools("second"), tools("third")]
 
 
+async def test_invalid_tools_are_not_declared_on_the_next_connection() -> None:
+    async with scripted_server() as server, connect(server.url) as client:
+        with pytest.raises(TypeError):
+            await client.declare([object()])
+        client.drop()
+        await client.reconnect()
+    assert len(server.peers) == 2
+
+
 async def test_events_that_no_handler_takes_close_the_connection_and_come_again() -> None:
     begun, release = asyncio.Event(), asyncio.Event()
 
