@@ -50,7 +50,7 @@ class _Delta(msgspec.Struct):
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
     text: Any = None  # of completions
-    finish_reason: str | None = None
+    finish_reason: str | None | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Chunk(msgspec.Struct):
@@ -144,6 +144,7 @@ class ChatDecoder(EventDecoder):
         self._by_index: dict[int | None, _OpenCall] = {}
         self._usage: Any = None
         self._stop: str | None = None
+        self._names_reasons = True
         self._has_text = False
 
     def end(self) -> list[ModelEvent]:
@@ -153,6 +154,8 @@ class ChatDecoder(EventDecoder):
     def _read(self, chunk: bytes, items: list[Item]) -> None:
         for data in self._sse.feed(chunk):
             if data == b"[DONE]":
+                # To a service without reasons the end mark is one.
+                self._stop = self._stop or (None if self._names_reasons else "stop")
                 items += self._finish()
                 return
             # Other data are keep-alives.
@@ -172,6 +175,7 @@ class ChatDecoder(EventDecoder):
             self._reasoning.add(delta)
         for part in delta.tool_calls or ():
             self._extend(part)
+        self._names_reasons = choice.finish_reason is not msgspec.UNSET
         self._stop = choice.finish_reason or self._stop
         text = _text_of(choice.text or delta.content)
         self._has_text = self._has_text or bool(text.strip())

@@ -318,6 +318,7 @@ SAY_HI: dict[str, bytes] = {
         '{"choices":[{"delta":{"content":"Hi."}}],"usage":null}', STOP, DONE
     ),
     "the end mark is missing": stream_of(says("Hi."), STOP),
+    "no finish_reason at all": stream_of('{"choices":[{"delta":{"content":"Hi."}}]}', DONE),
     "no space after the colon": stream_of(f"data:{says('Hi.')}", f"data:{STOP}", "data:[DONE]"),
     "comments (OpenRouter)": stream_of(
         ": OPENROUTER PROCESSING", says("Hi."), ": OPENROUTER PROCESSING", STOP, DONE
