@@ -1,4 +1,4 @@
-"""The events of a record, as pure functions: those of the client, and those that wait for the app's backend.
+"""The events of a record, as pure functions: events of the client, and webhook events of the app's backend.
 
 An id consists of the claim, the record's number and a slot. Each thing that a record can show has a slot of
 its own, in the order of the wire: so an id always means the same event, and ids of one claim are in the order

@@ -311,7 +311,7 @@ else:
 
 
 def answers(records: Sequence[Record]) -> Iterator[tuple[str, Any]]:
-    """List what is over: calls with their results, questions with the arguments of a yes, and speeches."""
+    """List ended calls with their results, decided questions with the arguments of a yes, and speeches."""
     for record in records:
         match record:
             case ReplyLogged():

@@ -60,7 +60,7 @@ class SessionObserver:
         """Take a recorded commit; the state is the one before it."""
 
     def applied(self) -> None:
-        """Send what follows the events of the commit."""
+        """Report after the events of the commit are sent."""
 
     def first(self, output: Output) -> None:
         """Take an output of the turn; only the first one counts."""

@@ -211,7 +211,7 @@ def parse_rule(value: Any, location: str = "The rule") -> Rule:
 
 
 def encode_rules(rules: Sequence[Rule]) -> str:
-    """Encode rules for a session's field, without their defaults; "", which drops it, if there are none."""
+    """Encode rules for a session's field, without their defaults; without rules "", which drops the field."""
     json_form = _RULES.dump_python(tuple(rules), mode="json", by_alias=True, exclude_defaults=True)
     return json.dumps(json_form) if rules else ""
 

@@ -118,13 +118,13 @@ def close_later(item: Session | App) -> None:
 def run(scenario: Coroutine[Any, Any, T]) -> T:
     """Run a scenario in virtual time, where a test runs several."""
 
-    async def whole() -> T:
+    async def run_all() -> T:
         result = await scenario
         await virtual_loop().end()
         return result
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(whole())
+        return runner.run(run_all())
 
 
 async def steps(number: int) -> None:
