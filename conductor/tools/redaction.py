@@ -69,13 +69,13 @@ class Redactor:
     def value(self, value: Any) -> Any:
         """Redact a JSON value and its field names; returns the same object if there is nothing to redact.
 
-        NUL characters become U+FFFD.
+        In a redacted text NUL characters become U+FFFD.
         """
         # As one text, since a value may consist of thousands.
         texts: list[str] = []
         _gather(value, 0, texts)
         # Half a boundary in a text would shift all later texts once a secret took it along.
-        joined = "".join(text.replace("\0", "\ufffd") + f"\n{_BOUNDARY}" for text in texts)
+        joined = "".join(_line(text) + _BOUNDARY for text in texts)
         redacted = _with_texts(value, 0, iter(self.text(joined).split(_BOUNDARY)))
         return value if redacted == value else redacted
 
@@ -105,6 +105,10 @@ _BOUNDARY = "\0\n"
 """After each text of a value, which becomes a line: no pattern and no known secret crosses it."""
 
 
+def _line(text: str) -> str:
+    return text.replace("\0", "\ufffd") + "\n"
+
+
 def _gather(value: Any, depth: int, texts: list[str]) -> None:
     if isinstance(value, str):
         texts.append(value)
@@ -117,7 +121,8 @@ def _gather(value: Any, depth: int, texts: list[str]) -> None:
 
 def _with_texts(value: Any, depth: int, texts: Iterator[str]) -> Any:
     if isinstance(value, str):
-        return next(texts).removesuffix("\n")
+        text = next(texts)
+        return value if text == _line(value) else text.removesuffix("\n")
     if not value or not isinstance(value, dict | list):
         return value
     if depth >= MAX_DEPTH:
