@@ -73,11 +73,11 @@ class Plugin:
             yield
         except (SettingsError, StoreUnavailable):
             raise
-        except Exception as error:  # its text may contain a key
-            frame = extract_tb(error.__traceback__)[-1]
-            position = f"{type(error).__name__} in {Path(frame.filename).name}, line {frame.lineno}"
-            # Raised by the call itself: the function has other parameters.
-            reason = str(error) if frame.filename == __file__ else position
+        except Exception as error:
+            frames = extract_tb(error.__traceback__)
+            position = f"{type(error).__name__} in {Path(frames[-1].filename).name}, line {frames[-1].lineno}"
+            # Two frames, this one and its caller: the call failed. A plugin's own text may contain a key.
+            reason = str(error) if len(frames) == 2 else position
             raise self._mistake(f"{failure}: {reason}") from error
 
     def _mistake(self, reason: str) -> SettingsError:

@@ -79,14 +79,22 @@ def test_a_toolset_that_fails_to_list_its_tools_is_named(install_package: Instal
     assert str(error.value) == f'The toolset "garage" of acme 1.0 {sentence}'
 
 
-async def test_a_store_that_fails_to_open_is_named(install_package: InstallPackage) -> None:
+@pytest.mark.parametrize(
+    ("warnings", "mistake"),
+    [
+        ("async def warnings(self): return open('secret')", "FileNotFoundError in folder_store.py, line 6"),
+        ("def warnings(self): return []", "object list can't be used in 'await' expression"),
+    ],
+)
+async def test_a_store_that_fails_to_open_is_named(
+    install_package: InstallPackage, warnings: str, mistake: str
+) -> None:
     module = f"""
 from conductor.stores.memory import MemoryStore
 
 
 class FolderStore(MemoryStore):
-    async def warnings(self):
-        raise RuntimeError("{SECRET}")
+    {warnings}
 
 
 def make(url, options):
@@ -96,8 +104,7 @@ def make(url, options):
     settings = load_settings(None, session_store_url="folder://x")
     with pytest.raises(SettingsError) as error:
         await open_store(make_store(settings), settings)
-    sentence = "cannot be opened: RuntimeError in folder_store.py, line 7."
-    assert str(error.value) == f'The session store "folder" of acme 1.0 {sentence}'
+    assert str(error.value) == f'The session store "folder" of acme 1.0 cannot be opened: {mistake}.'
 
 
 def test_two_packages_cannot_offer_the_same_name(install_package: InstallPackage) -> None:
