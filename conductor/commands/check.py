@@ -254,7 +254,7 @@ async def _profile_item(profile: ModelProfile, settings: Settings, offline: bool
         provider = make_provider(profile.model_copy(update={"max_tokens": 1}), settings)
         if offline:
             return ok("model", f"{profile.heading}, not tested (--offline).")
-        request = ModelRequest("", [UserMessage("Hello")], silence_s=seconds, deadline_s=seconds)
+        request = ModelRequest("", [UserMessage("Hello")], deadline_s=seconds)
         async with aclosing(provider), asyncio.timeout(seconds):
             await provider.start()
             async with aclosing(provider.stream(request)) as stream:

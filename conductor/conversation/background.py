@@ -59,14 +59,18 @@ async def _summarize(session: SessionCore, messages: Sequence[Message], before: 
     )
     pieces: list[str] = []
     try:
-        async with aclosing(session.provider.stream(request)) as events:
+        async with (
+            asyncio.timeout(session.rules.limits.turn_timeout),
+            aclosing(session.provider.stream(request)) as events,
+        ):
             async for event in events:
                 if isinstance(event, TextDelta):
                     pieces.append(event.text)
                 elif isinstance(event, Finished):
                     session.observer.replied(event)
-    except ConductorError as error:
-        log.info("history not summarised", session=session.key.session_id, code=error.code)
+    except (ConductorError, TimeoutError) as error:
+        code = error.code if isinstance(error, ConductorError) else "timeout"
+        log.info("history not summarised", session=session.key.session_id, code=code)
         return
     text = "".join(pieces).strip()[:_MAX_CHARS]
     untrusted = any(getattr(message, "untrusted", False) for message in messages)

@@ -34,13 +34,14 @@ class ToolDefinition:
 class ModelRequest:
     """One request to a model.
 
-    ``messages`` is a valid history (`conductor.messages`) that ends with a user's message, a note
-    or tool results. ``tool_choice`` "none" forbids calls but keeps the tools in the request. ``silence_s``
-    bounds the time without a byte from the service, ``deadline_s`` all retries; without ``may_retry`` there
-    are no retries. ``max_tokens`` replaces the provider's limit. The reply ends before the first of the
-    texts ``stop``, if the service supports them. Only the router reads ``profile``, the session's choice, and
-    ``avoid``, a profile whose reply to this request broke off. Requests with the same ``cache_key`` begin
-    alike, which helps some services find their cached prefix.
+    ``messages`` is a valid history (`conductor.messages`) that ends with a user's message, a note or tool
+    results. ``tool_choice`` "none" forbids calls but keeps the tools in the request. ``silence_s`` bounds the
+    time without a byte from the service. No retry begins after ``deadline_s``, and without ``may_retry`` none
+    begins at all; the whole request is bounded by its caller, who closes it. ``max_tokens`` replaces the
+    provider's limit. The reply ends before the first of the texts ``stop``, if the service supports them.
+    Only the router reads ``profile``, the session's choice, and ``avoid``, a profile whose reply to this
+    request broke off. Requests with the same ``cache_key`` begin alike, which helps some services find their
+    cached prefix.
     """
 
     system: str

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from conductor.errors import ModelError
 from conductor.messages import ToolCall, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, ToolDefinition, is_json
-from conductor.models.failures import ToolsRefused
+from conductor.models.failures import ToolsRefused, failure
 
 # Failures in a row that open the breaker, and the seconds until one request may try again.
 MAX_FAILURES = 3
@@ -55,9 +55,7 @@ class CircuitBreaker:
 
 async def is_healthy(provider: ModelProvider) -> bool:
     """Tell whether a request of one token is answered in time."""
-    request = ModelRequest(
-        "", [UserMessage("Hello")], deadline_s=CHECK_TIMEOUT_S, may_retry=False, max_tokens=1
-    )
+    request = ModelRequest("", [UserMessage("Hello")], may_retry=False, max_tokens=1)
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S), aclosing(provider.stream(request)) as events:
             async for _ in events:
@@ -74,14 +72,15 @@ async def calls_tools(provider: ModelProvider) -> bool:
         [UserMessage(PROBE_TEXT)],
         [PROBE_TOOL],
         silence_s=PROBE_TIMEOUT_S,
-        deadline_s=PROBE_TIMEOUT_S,
         may_retry=False,
     )
     try:
-        async with aclosing(provider.stream(request)) as events:
+        async with asyncio.timeout(PROBE_TIMEOUT_S), aclosing(provider.stream(request)) as events:
             calls = [event async for event in events if isinstance(event, ToolCall)]
     except ToolsRefused:
         return False
+    except TimeoutError:
+        raise failure("timeout") from None
     except ModelError as error:
         if error.reason == "malformed":  # the service could not read the call
             return False

@@ -23,6 +23,8 @@ from conductor.settings import Settings
 
 # Seconds between two words of a scripted reply, so that an interruption or a cut falls within it.
 WORD_S = 0.003
+# Seconds for an answer of the person's model or of the judge.
+ANSWER_S = 120.0
 _ENDED = "DONE"
 _PERSON = """\
 You play a person who speaks with a voice assistant. Stay in the role, and never play the assistant.
@@ -113,7 +115,12 @@ async def judge(
 
 async def _ask(provider: ModelProvider, name: str, system: str, messages: Sequence[Message]) -> str:
     try:
-        async with aclosing(provider.stream(ModelRequest(system, messages))) as events:
+        async with (
+            asyncio.timeout(ANSWER_S),
+            aclosing(provider.stream(ModelRequest(system, messages))) as events,
+        ):
             return "".join([event.text async for event in events if isinstance(event, TextDelta)])
+    except TimeoutError:
+        raise SettingsError(f"{name} failed: no answer within {ANSWER_S:g} s.") from None
     except ModelError as error:
         raise SettingsError(f"{name} failed: {error}") from None

@@ -122,7 +122,7 @@ class LlamaCppProvider:
         # A request in llama.cpp's own queue cannot be stopped.
         work = loop.run_in_executor(self._workers, _generate, server, encoded, put, stop)
         work.add_done_callback(lambda _: self._running.discard(stop))
-        limit_s = request.deadline_s  # for a slot
+        limit_s: float | None = None  # for a slot: the caller's
         try:
             while not decoder.finished:
                 try:

@@ -122,9 +122,8 @@ class HttpProvider:
         send = self._send or await self._started()
         from conductor.plugins.models.http import open_reply
 
-        def attempt(remaining: float) -> Awaitable[ReplyStream]:
-            silence_s = min(request.silence_s, remaining)
-            return open_reply(send, path, post.body, post.new_decoder(), silence_s, post.headers)
+        def attempt() -> Awaitable[ReplyStream]:
+            return open_reply(send, path, post.body, post.new_decoder(), request.silence_s, post.headers)
 
         try:
             # Up to the first event; later the turn decides about another try.
@@ -164,7 +163,7 @@ class HttpProvider:
 
 
 async def with_retries(
-    attempt: Callable[[float], Awaitable[T]],
+    attempt: Callable[[], Awaitable[T]],
     deadline_s: float,
     retries: int = RETRIES,
     retry_s: float = RETRY_S,
@@ -172,22 +171,17 @@ async def with_retries(
 ) -> T:
     """Return the result of ``attempt``, retrying while its `ModelError` is retryable.
 
-    ``attempt`` gets the seconds left of ``deadline_s``, and is cancelled after them. It must release its
-    resources when it fails, and end with the stream's first event. The delay before a retry is ``retry_s``,
-    doubled each time, less a random part of up to half, so that sessions do not retry together; it is never
-    shorter than the service's retry-after. If it would exceed the deadline, the error is raised at once.
-    Raises the last `ModelError`; ``timeout`` if an attempt passes the deadline.
+    ``attempt`` must release its resources when it fails, and end with the stream's first event. The delay
+    before a retry is ``retry_s``, doubled each time, less a random part of up to half, so that sessions do
+    not retry together; it is never shorter than the service's retry-after. If it would end after
+    ``deadline_s`` seconds from the start, the error is raised at once. Raises the last `ModelError`.
     """
     now = asyncio.get_running_loop().time
     end = now() + deadline_s
     retry = 0
     while True:
-        remaining = end - now()
         try:
-            async with asyncio.timeout(remaining):
-                return await attempt(remaining)
-        except TimeoutError:
-            raise failure("timeout") from None
+            return await attempt()
         except ModelError as error:
             wait = max(retry_s * 2**retry * (1 - random.random() / 2), error.retry_after or 0)
             # If the wait would outlast the turn, the person hears the apology at once.
