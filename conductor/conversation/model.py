@@ -14,17 +14,18 @@ import msgspec
 
 from conductor.conversation.core import SessionCore
 from conductor.conversation.events import segments_id
+from conductor.conversation.phrases import Failure, in_about
 from conductor.conversation.receive import ended, replied
 from conductor.conversation.records import Record, ReplyBroken, SegmentSpoken
 from conductor.conversation.state import Conversation, Turn
 from conductor.conversation.steps import AskModel
 from conductor.conversation.view import BEGINNINGS
-from conductor.errors import ConductorError, ModelError
+from conductor.errors import BudgetSpent, ConductorError, ModelError
 from conductor.events.envelope import new_call_id
 from conductor.events.server import ErrorEvent, SpeechPartial
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult
 from conductor.models.base import CACHE_S, Finished, ModelRequest, TextDelta, ToolDefinition
-from conductor.models.failures import BROKEN_OFF
+from conductor.models.failures import BROKEN_OFF, rest_of
 from conductor.segments import SegmentSplitter
 from conductor.speech import CODE_PHRASE, TABLE_PHRASE, for_the_ear
 
@@ -249,7 +250,8 @@ class ModelSteps:
                 await session.take(step, lambda: [ReplyBroken(trim=before)])
                 return
         backoff_s = session.rules.limits.model_retry * random.uniform(0.5, 1.0)
-        pause_s = max(backoff_s, error.retry_after or 0.0)
+        # Another profile may reply sooner than a service that rests.
+        pause_s = backoff_s if rest_of(error) else max(backoff_s, error.retry_after or 0.0)
         broke_off = error.reason in BROKEN_OFF and has_reply
         if step.retries == 0 and broke_off and pause_s < session.left_s:
             session.observer.note(f"retry:{error.reason}")
@@ -266,9 +268,15 @@ class ModelSteps:
     async def _fail(self, step: AskModel, error: ConductorError) -> None:
         session = self._session
         session.observer.failed(error)
-        # Within a turn only a spent budget raises ``rate_limited``.
-        failure = "budget_spent" if error.code == "rate_limited" else error.code
-        await session.take(step, lambda: [ended(session.view, "failed", error=error.code, failure=failure)])
+        failure: Failure = error.code
+        if isinstance(error, BudgetSpent):
+            failure = "budget_spent"
+        elif isinstance(error, ModelError) and rest_of(error):
+            failure = "model_busy"
+        back = in_about(rest_of(error)) if isinstance(error, ModelError) else ""
+        await session.take(
+            step, lambda: [ended(session.view, "failed", error=error.code, failure=failure, back=back)]
+        )
 
     # -- partials
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
@@ -13,10 +15,10 @@ from conductor.events.client import AgentCompleted
 from conductor.tools.base import truncate
 
 # Failures that have a spoken sentence.
-Failure: TypeAlias = ErrorCode | Literal["budget_spent"]
+Failure: TypeAlias = ErrorCode | Literal["budget_spent", "model_busy", "calls_ran"]
 
-# Spoken when a turn fails, by error code; ``rate_limited`` when the queue is full. An empty or missing
-# sentence is not spoken.
+# Spoken when a turn fails, by error code; ``rate_limited`` when the queue is full, ``calls_ran`` instead of a
+# request to try again. An empty or missing sentence is not spoken.
 FAILURES: Mapping[Failure, str] = MappingProxyType(
     {
         "model_provider_failed": "Sorry, I could not get an answer just now. Please try again.",
@@ -25,6 +27,8 @@ FAILURES: Mapping[Failure, str] = MappingProxyType(
         "internal_error": "Sorry, something went wrong on my side. Please try again.",
         "rate_limited": "Sorry, too much at once: I missed the last thing you said. Please say it again.",
         "budget_spent": "Sorry, today's allowance is used up. Please come back tomorrow.",
+        "model_busy": "Sorry, too many people want an answer just now. Please try again {back}.",
+        "calls_ran": "This is done: {done}. I could not finish my answer.",
     }
 )
 
@@ -39,11 +43,27 @@ MESSAGES: Mapping[ErrorCode, str] = MappingProxyType(
     }
 )
 
+# Of a tool's name.
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_NO_WORD = re.compile(r"[\W_]+")
+
 # Bytes of each text about an agent in a notice: notices must not fill the context window.
 MAX_NOTICE_BYTES = 4_096
 
 CUT_OFF = "[The reply broke off here.]"
 CONTINUE = "Your reply broke off there, and that much was spoken. Go on from there, and repeat nothing of it."
+
+
+def in_about(seconds: float) -> str:
+    """Say when something is due, rounded up."""
+    if seconds <= 90:
+        return f"in about {math.ceil(seconds / 10) * 10} seconds"
+    return f"in about {math.ceil(seconds / 60)} minutes"
+
+
+def name_for_the_ear(tool: str) -> str:
+    """Say a tool's name, such as ``note delete``."""
+    return " ".join(_NO_WORD.sub(" ", _CAMEL.sub(" ", tool)).split()).lower()
 
 
 def agent_notice(event: AgentCompleted) -> str:

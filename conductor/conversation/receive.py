@@ -21,6 +21,7 @@ from conductor.conversation.phrases import (
     heard_text,
     late_result,
     marked,
+    name_for_the_ear,
 )
 from conductor.conversation.state import (
     MAX_NOTICES,
@@ -237,12 +238,13 @@ def ended(
     heard_prefix: str | None = None,
     error: ErrorCode | None = None,
     failure: Failure | None = None,
+    back: str = "",
     event_id: str = "",
     follow: bool | None = None,
 ) -> r.TurnEnded:
     """Make the end of the running turn: an honest result for each open call, the rest of a reply.
 
-    ``failure`` names the apology, if it is not that of the code ``error``.
+    ``failure`` names the apology, if it is not that of the code ``error``; ``back`` says when to try again.
     """
     turn = view.state.turn
     assert turn is not None
@@ -265,10 +267,7 @@ def ended(
         text = _heard_draft(view, turn, draft, heard_prefix)
     elif turn.cause != "request":
         text = f"{draft} {CUT_OFF}" if draft else ""
-        cause_of = failure or error
-        apology = view.rules.failures.get(cause_of, "") if cause_of is not None else ""
-        if failure == "budget_spent" and AssistantMessage(apology) in view.state.log[-2:]:
-            apology = ""  # it was said at the turn before
+        apology = _apology(view, turn, failure or error, back)
         speech_text = for_the_ear(apology) if apology else ""
     return r.TurnEnded(
         reason,
@@ -282,6 +281,20 @@ def ended(
         speech_text,
         view.follows if follow is None else follow,
     )
+
+
+def _apology(view: View, turn: Turn, failure: Failure | None, back: str) -> str:
+    """Word a failure. After calls that changed something it says so, and never asks to try again."""
+    if failure is None:
+        return ""
+    apology = view.rules.failures.get(failure, "").format(back=back)
+    if failure == "budget_spent" and AssistantMessage(apology) in view.state.log[-2:]:
+        apology = ""  # it was said at the turn before
+    if not turn.actions:
+        return apology
+    done = ", ".join(dict.fromkeys(map(name_for_the_ear, turn.actions)))
+    ran = view.rules.failures.get("calls_ran", "").format(done=done)
+    return f"{ran} {apology}".strip() if failure == "budget_spent" else ran
 
 
 def _heard_draft(view: View, turn: Turn, draft: str, heard_prefix: str | None) -> str:

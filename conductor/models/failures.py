@@ -24,6 +24,10 @@ RETRYABLE = frozenset({"rate_limited", "overloaded", "connection", "undecodable"
 BROKEN_OFF = RETRYABLE | {"timeout", "protocol"}
 
 
+# Seconds of a service's retry-after that a turn waits; after a longer one the service is left alone.
+MAX_PAUSE_S = 3.0
+
+
 class ToolsRefused(ModelError):
     """The model takes no tools."""
 
@@ -31,3 +35,8 @@ class ToolsRefused(ModelError):
 def failure(reason: ModelFailure, *, retry_after: float | None = None) -> ModelError:
     """Make the error with a sentence for people, without the service's text."""
     return ModelError(reason, _TEXTS[reason], retry_after=retry_after)
+
+
+def rest_of(error: ModelError) -> float:
+    """Give the seconds for which the service wants no request; 0.0 if a turn can wait for them."""
+    return error.retry_after if error.retry_after is not None and error.retry_after > MAX_PAUSE_S else 0.0

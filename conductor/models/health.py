@@ -13,6 +13,8 @@ from conductor.models.failures import ToolsRefused, failure
 # Failures in a row that open the breaker, and the seconds until one request may try again.
 MAX_FAILURES = 3
 OPEN_S = 15.0
+# The longest rest of a service, whatever its retry-after says.
+MAX_REST_S = 300.0
 # Seconds for a health check, which is one token, and for the probe for tool calls.
 CHECK_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 60.0
@@ -26,17 +28,30 @@ PROBE_TEXT = "What is the weather in Berlin? Call the tool get_weather."
 
 
 class CircuitBreaker:
-    """Opens after failures in a row; then it lets one request through every `OPEN_S` seconds."""
+    """Opens after failures in a row; then it lets one request through every `OPEN_S` seconds.
+
+    A service that says when to come back rests until then: it gets no request.
+    """
 
     def __init__(self) -> None:
         self._failures = 0
         self._used_at = 0.0
+        self._rests_until = 0.0
 
     @property
     def allows(self) -> bool:
         """Whether a request may be sent now."""
         now = asyncio.get_running_loop().time()
-        return self._failures < MAX_FAILURES or now >= self._used_at + OPEN_S
+        return not self.rest_s and (self._failures < MAX_FAILURES or now >= self._used_at + OPEN_S)
+
+    @property
+    def rest_s(self) -> float:
+        """The seconds until the service may be asked again; 0.0 while it does not rest."""
+        return max(0.0, self._rests_until - asyncio.get_running_loop().time())
+
+    def rest(self, seconds: float) -> None:
+        """Send no request for the seconds that the service named, at most `MAX_REST_S`."""
+        self._rests_until = asyncio.get_running_loop().time() + min(seconds, MAX_REST_S)
 
     def begin(self) -> None:
         """Note that a request is sent: for now no other follows through an open breaker."""

@@ -12,7 +12,7 @@ import structlog
 from conductor.errors import ModelError
 from conductor.messages import ToolCall
 from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, Usage, warm
-from conductor.models.failures import failure
+from conductor.models.failures import failure, rest_of
 from conductor.models.health import CircuitBreaker, calls_tools, is_healthy, is_malformed
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import ModelProfile, Prices, Profiles
@@ -64,7 +64,9 @@ class Route:
         await self._ready()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Stream the reply, and note its end. Raises `ModelError`."""
+        """Stream the reply, and note its end. Raises `ModelError`; a service that rests gets none."""
+        if rest_s := self.breaker.rest_s:
+            raise self._of_this(failure("rate_limited", retry_after=rest_s))
         if self.profile.timeout_s is not None:
             request = replace(request, silence_s=self.profile.timeout_s)
         calls: list[ToolCall] = []
@@ -83,7 +85,9 @@ class Route:
                         event = self._signed(event)
                     yield event
         except ModelError as error:
-            error.profile = self.profile.name
+            self._of_this(error)
+            if rest_s := rest_of(error):
+                self.breaker.rest(rest_s)
             # A second timeout would take another half minute.
             if error.reason == "timeout":
                 self.breaker.trip()
@@ -109,6 +113,10 @@ class Route:
                 await self._idle.wait()
         finally:
             await self.provider.aclose()
+
+    def _of_this(self, error: ModelError) -> ModelError:
+        error.profile = self.profile.name
+        return error
 
     def _signed(self, event: Finished) -> Finished:
         profile = self.profile
@@ -155,6 +163,8 @@ class Route:
         if self._active or now - self._answered_at < every_s:
             self.is_healthy = True
             return
+        if self.breaker.rest_s:
+            return
         healthy = await is_healthy(self.provider)
         if healthy != self.is_healthy:
             log.info("model health changed", profile=self.profile.name, healthy=healthy)
@@ -165,9 +175,9 @@ class ModelRouter:
     """A provider over several profiles.
 
     A request goes to the session's profile, else to the profile for requests with or without tools, else to
-    the default. If it fails before its reply begins, its ``fallback`` follows; profiles that seem down, or
-    timed out in the last 15 s, come last. A local model's requests stay local unless its ``fallback`` has a
-    remote one.
+    the default. If it fails before its reply begins, its ``fallback`` follows; profiles that seem down, rest,
+    or timed out in the last 15 s, come last. A local model's requests stay local unless its ``fallback`` has
+    a remote one.
     """
 
     def __init__(

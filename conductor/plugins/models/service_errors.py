@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -143,10 +144,14 @@ def _any_of(parts: tuple[str, ...], message: str) -> bool:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Read ``retry-after-ms`` (milliseconds) or ``retry-after`` (seconds), else None."""
+    """Read ``retry-after-ms`` (milliseconds) or ``retry-after`` (seconds, or a later date than ``date``)."""
     for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         try:
             return max(0.0, float(headers.get(name, "")) / unit)
         except ValueError:
             continue
-    return None
+    try:
+        at, now = (parsedate_to_datetime(headers.get(name, "")) for name in ("retry-after", "date"))
+        return max(0.0, (at - now).total_seconds())
+    except (ValueError, TypeError):  # two dates of which one has no zone cannot be compared
+        return None

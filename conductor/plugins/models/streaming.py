@@ -15,7 +15,7 @@ import structlog
 
 from conductor.errors import ModelError
 from conductor.models.base import ModelEvent, ModelRequest, StreamDecoder
-from conductor.models.failures import RETRYABLE, failure
+from conductor.models.failures import RETRYABLE, failure, rest_of
 from conductor.plugins.models.service_errors import EmptyReply, ReasoningRefused
 
 if TYPE_CHECKING:
@@ -174,7 +174,8 @@ async def with_retries(
     ``attempt`` must release its resources when it fails, and end with the stream's first event. The delay
     before a retry is ``retry_s``, doubled each time, less a random part of up to half, so that sessions do
     not retry together; it is never shorter than the service's retry-after. If it would end after
-    ``deadline_s`` seconds from the start, the error is raised at once. Raises the last `ModelError`.
+    ``deadline_s`` seconds from the start, or the service names more than
+    `conductor.models.failures.MAX_PAUSE_S`, the error is raised at once. Raises the last `ModelError`.
     """
     now = asyncio.get_running_loop().time
     end = now() + deadline_s
@@ -184,8 +185,9 @@ async def with_retries(
             return await attempt()
         except ModelError as error:
             wait = max(retry_s * 2**retry * (1 - random.random() / 2), error.retry_after or 0)
-            # If the wait would outlast the turn, the person hears the apology at once.
-            if error.reason not in RETRYABLE or retry >= retries or wait >= end - now():
+            # If the wait would outlast the turn or be long, the person hears the apology at once.
+            is_long = wait >= end - now() or rest_of(error)
+            if error.reason not in RETRYABLE or retry >= retries or is_long:
                 raise
             retry += 1
             log.info("model request retried", reason=error.reason, retry=retry, wait_s=round(wait, 3))

@@ -129,6 +129,20 @@ async def test_the_second_model_answers_however_the_first_one_breaks(
             assert last is (request.node.callspec.id in ("hang", "stall after words"))
 
 
+async def test_a_model_that_names_a_long_rest_is_replaced_at_once_and_left_alone(models: Path) -> None:
+    async with started("The cloud replies.") as cloud, started("home") as home:
+        async with phone_of(models, home, cloud) as phone:
+            home.replies.append(HttpFailure(429, "rate_limit_error", headers={"retry-after": "40"}))
+            await phone.ask("hello?")
+            await phone.ask("hello again")
+            assert phone.finals() == ["The cloud replies."] * 2 and home.received == 1
+            cloud.default = HttpFailure(529, "overloaded_error", headers={"retry-after": "60"})
+            await phone.ask("and now?")
+            await phone.ask("and now?")
+            assert all("Please try again in about" in words for words in phone.finals()[2:])
+            assert (home.received, cloud.received) == (1, 3)
+
+
 async def test_a_client_chooses_its_model(models: Path) -> None:
     async with started("cloud") as cloud, started("home") as home:
         async with phone_of(models, home, cloud, model="cloud") as phone:

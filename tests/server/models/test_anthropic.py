@@ -217,6 +217,11 @@ def test_retry_after_is_read_in_all_its_forms() -> None:
     assert retry_after_s({"retry-after": "-1"}) == 0.0
     assert retry_after_s({"retry-after": "soon"}) is None
     assert retry_after_s({}) is None
+    day = "Sat, 28 Nov 2026 12:0"
+    assert retry_after_s({"retry-after": f"{day}1:00 GMT", "date": f"{day}0:20 GMT"}) == 40.0
+    assert retry_after_s({"retry-after": f"{day}0:00 GMT", "date": f"{day}0:20 GMT"}) == 0.0
+    assert retry_after_s({"retry-after": f"{day}1:00 GMT"}) is None
+    assert retry_after_s({"retry-after": f"{day}1:00", "date": f"{day}0:20 GMT"}) is None
 
 
 @pytest.mark.parametrize(("trust_env", "reason"), [(False, None), (True, "connection")])

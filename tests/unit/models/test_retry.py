@@ -62,14 +62,14 @@ async def test_a_lasting_failure_is_raised_at_once(reason: ModelFailure) -> None
     assert len(attempts.starts) == 1
 
 
-@pytest.mark.parametrize(("retry_after", "least"), [(7.0, 7.0), (0.0, 0.25)])
+@pytest.mark.parametrize(("retry_after", "least"), [(2.5, 2.5), (0.0, 0.25)])
 async def test_a_wait_is_at_least_the_services_retry_after(retry_after: float, least: float) -> None:
     attempts = Attempts(error("rate_limited", retry_after))
     await run(attempts)
     assert least <= attempts.waits[0] <= max(least, 0.5)
 
 
-@pytest.mark.parametrize(("retry_after", "deadline_s", "count"), [(7.0, 7.0, 1), (None, 0.6, 2)])
+@pytest.mark.parametrize(("retry_after", "deadline_s", "count"), [(2.5, 2.5, 1), (None, 0.6, 2)])
 async def test_a_wait_that_would_pass_the_deadline_does_not_begin(
     retry_after: float | None, deadline_s: float, count: int
 ) -> None:
@@ -78,3 +78,10 @@ async def test_a_wait_that_would_pass_the_deadline_does_not_begin(
         await run(attempts, deadline_s)
     assert (caught.value.retry_after, len(attempts.starts)) == (retry_after, count)
     assert asyncio.get_running_loop().time() - attempts.starts[0] < deadline_s
+
+
+async def test_a_service_that_names_a_long_rest_is_not_waited_for() -> None:
+    attempts = Attempts(error("overloaded", 3.1))
+    with pytest.raises(ModelError):
+        await run(attempts)
+    assert len(attempts.starts) == 1

@@ -16,7 +16,7 @@ from conductor.errors import ModelError
 from conductor.messages import ToolCall, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, TextDelta, Usage
 from conductor.models.failures import ToolsRefused
-from conductor.models.health import MAX_FAILURES, OPEN_S, PROBE_TOOL
+from conductor.models.health import MAX_FAILURES, MAX_REST_S, OPEN_S, PROBE_TOOL
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import ModelProfile, Prices, Profiles
 from conductor.models.router import ModelRouter
@@ -209,6 +209,56 @@ async def test_an_open_breaker_does_not_stop_a_profile_without_a_fallback() -> N
             await bench.ask()
     bench.replies["home"] = [TextDelta("home")]
     assert await bench.ask() == "home"
+
+
+RESTS: Script = [ModelError("rate_limited", "Too many requests.", retry_after=40.0)]
+
+
+async def test_a_service_that_rests_gets_no_request_until_its_time() -> None:
+    bench = home_and_cloud()
+    bench.replies["home"] = RESTS
+    assert await bench.ask() == "cloud"
+    bench.replies["home"] = [TextDelta("home")]
+    await later(39)
+    assert (await bench.ask(), bench.request_count("home")) == ("cloud", 1)
+    await later(1)
+    assert await bench.ask() == "home"
+
+
+async def test_a_resting_service_without_another_is_not_asked_either() -> None:
+    bench = Bench(profile("home"))
+    bench.replies["home"] = RESTS
+    for wait_s, retry_after in ((0, 40.0), (30, 10.0)):
+        await later(wait_s)
+        with pytest.raises(ModelError) as caught:
+            await bench.ask()
+        assert (caught.value.reason, caught.value.retry_after, caught.value.profile) == (
+            "rate_limited", retry_after, "home",
+        )  # fmt: skip
+    assert bench.request_count("home") == 1
+
+
+async def test_no_service_rests_for_longer_than_five_minutes() -> None:
+    bench = Bench(profile("home"))
+    bench.replies["home"] = [ModelError("overloaded", "Come back tomorrow.", retry_after=float("inf"))]
+    with pytest.raises(ModelError):
+        await bench.ask()
+    bench.replies["home"] = [TextDelta("home")]
+    await later(MAX_REST_S)
+    assert await bench.ask() == "home"
+
+
+async def test_a_resting_service_is_not_checked() -> None:
+    bench = home_and_cloud(check_s=30)
+    bench.replies["home"] = RESTS
+    await bench.ask()
+    bench.replies["home"] = [TextDelta("home")]
+    await bench.router.start()
+    await later(35)
+    assert bench.request_count("home") == 1
+    await later(30)
+    assert bench.request_count("home") == 2
+    await bench.router.aclose()
 
 
 # -- health
