@@ -22,10 +22,13 @@ from websockets.datastructures import Headers
 
 from conductor.entry_points import AUTH, choose
 from conductor.errors import SettingsError
-from conductor.plugins.auth.jwt import LEEWAY_S, REREAD_S, RETRY_S, JwtAuthenticator
+from conductor.plugins.auth.jwt import LEEWAY_S, MAX_AGE_S, REFRESH_S, REREAD_S, RETRY_S, JwtAuthenticator
 from conductor.server.auth import Authenticator, Handshake, person_id
 from conductor.settings import load_settings
 from tests.contract.auth import AuthContract
+from tests.models import AnthropicService
+from tests.server.wires import http, upgrade
+from tests.serving import configured
 
 ISSUER, AUDIENCE = "https://id.example", "voice"
 KEYS: dict[str, Any] = {
@@ -164,6 +167,56 @@ async def test_a_withdrawn_key_is_refused_once_the_keys_are_read_again(
     assert await authenticator.authenticate(handshake(token())) is None
 
 
+async def test_a_withdrawn_key_is_refused_after_five_minutes_without_any_other_token(
+    provider: Provider, authenticator: JwtAuthenticator
+) -> None:
+    assert await authenticator.authenticate(handshake(token())) is not None
+    provider.document = jwks("ES256")
+    provider.time += MAX_AGE_S
+    assert MAX_AGE_S == 300
+    assert await authenticator.authenticate(handshake(token())) is None
+    assert await authenticator.authenticate(handshake(token("ES256"))) is not None
+    assert provider.reads == 2
+
+
+async def test_old_keys_are_read_again_while_tokens_are_admitted_by_them(provider: Provider) -> None:
+    reading, ready = asyncio.Event(), asyncio.Event()
+    ready.set()
+
+    async def read() -> bytes:
+        provider.reads += 1
+        reading.set()
+        await ready.wait()
+        return provider.document
+
+    authenticator = JwtAuthenticator(ISSUER, AUDIENCE, read, provider.now)
+    assert await authenticator.authenticate(handshake(token())) is not None
+    reading.clear()
+    ready.clear()
+    provider.document = jwks("ES256")
+    provider.time += REFRESH_S
+    assert await authenticator.authenticate(handshake(token())) is not None, "nobody waits for the provider"
+    await reading.wait()
+    ready.set()
+    while await authenticator.authenticate(handshake(token())) is not None:  # noqa: ASYNC110 -- the read ends
+        await asyncio.sleep(0)
+    assert provider.reads == 2
+
+
+async def test_keys_that_cannot_be_read_again_admit_nobody_after_five_minutes(
+    provider: Provider, authenticator: JwtAuthenticator
+) -> None:
+    assert await authenticator.authenticate(handshake(token())) is not None
+    document, provider.document = provider.document, b"<html>"
+    provider.time += MAX_AGE_S - 1
+    assert await authenticator.authenticate(handshake(token())) is not None
+    provider.time += RETRY_S
+    assert await authenticator.authenticate(handshake(token())) is None
+    provider.document = document
+    provider.time += RETRY_S
+    assert await authenticator.authenticate(handshake(token())) is not None
+
+
 @pytest.mark.parametrize("document", [b"<html>", b"{}", b'{"keys": [1]}', b'{"keys": 3}'])
 async def test_the_known_keys_stay_if_others_cannot_be_read(
     provider: Provider, authenticator: JwtAuthenticator, document: bytes
@@ -229,8 +282,25 @@ async def test_the_keys_may_be_a_file(tmp_path: Path, monkeypatch: pytest.Monkey
     for name, value in (("ISSUER", ISSUER), ("AUDIENCE", AUDIENCE), ("KEYS", str(tmp_path / "keys.json"))):
         monkeypatch.setenv(f"JWT_{name}", value)
     authenticator = choose(AUTH, "jwt", "AUTH").make(Authenticator, load_settings(None))
-    assert choose(AUTH, "jwt", "AUTH").make(Authenticator, load_settings(None)) is authenticator
     assert await authenticator.authenticate(handshake(token("EdDSA"))) is not None
+
+
+async def test_sighup_reads_the_keys_again(
+    claude: AnthropicService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_bytes(jwks("EdDSA"))
+    for name, value in (("ISSUER", ISSUER), ("AUDIENCE", AUDIENCE), ("KEYS", str(keys))):
+        monkeypatch.setenv(f"JWT_{name}", value)
+    former, new = (upgrade("/ws", f"Authorization: Bearer {token(name)}") for name in ("EdDSA", "ES256"))
+    async with configured(claude, tmp_path, auth=("jwt",)) as served:
+        port = served.listener.port
+        assert (await http(port, former))[0] == 101
+        keys.write_bytes(jwks("ES256"))
+        assert (await http(port, former))[0] == 101
+        served.reload()
+        assert (await http(port, former))[0] == 401
+        assert (await http(port, new))[0] == 101
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,19 @@ LEEWAY_S = 60
 # Seconds between two reads of the keys, for a key that is not known, and after a read that failed.
 REREAD_S = 60.0
 RETRY_S = 2.0
+# Seconds after which a token lets the keys be read again, and after which it waits for that: a provider
+# withdraws a key by no longer listing it.
+REFRESH_S = 240.0
+MAX_AGE_S = 300.0
 MAX_TOKEN = 8_192
 
 
 class JwtAuthenticator(Authenticator):
     """Checks signature, issuer, audience and times of a token.
 
-    ``read`` gives the JWKS: for the first token, and for one that no known key fits, at most once in
-    `REREAD_S`, or after a failure in `RETRY_S`. ``now`` is a clock in seconds.
+    ``read`` gives the JWKS: for the first token, and again for one that no known key fits or that comes after
+    `REFRESH_S`, at most once in `REREAD_S`, or after a failure in `RETRY_S`. Keys that are older than
+    `MAX_AGE_S` admit nobody. ``now`` is a clock in seconds.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class JwtAuthenticator(Authenticator):
         self._keys: Mapping[str | None, jwt.PyJWK] = {}
         self._reading: asyncio.Task[None] | None = None
         self._next_read = float("-inf")
+        self._read_at = float("-inf")
 
     async def authenticate(self, handshake: Handshake) -> Principal | None:
         """Name the person of the token; None if the token is missing or not valid."""
@@ -95,14 +101,19 @@ class JwtAuthenticator(Authenticator):
         return claims
 
     async def _key(self, kid: str | None, former: jwt.PyJWK | None = None) -> jwt.PyJWK:
-        if self._keys.get(kid) is former:
-            if self._reading is None and self._now() >= self._next_read:
+        is_missing = self._keys.get(kid) is former
+        if (is_missing or self._age >= REFRESH_S) and self._reading is None:
+            if self._now() >= self._next_read:
                 self._reading = asyncio.create_task(self._reread())
-            if self._reading is not None:
-                await asyncio.shield(self._reading)  # a handshake that is cut off does not end it
-        if kid not in self._keys:
+        if self._reading is not None and (is_missing or self._age >= MAX_AGE_S):
+            await asyncio.shield(self._reading)  # a handshake that is cut off does not end it
+        if kid not in self._keys or self._age >= MAX_AGE_S:
             raise jwt.InvalidKeyError
         return self._keys[kid]
+
+    @property
+    def _age(self) -> float:
+        return self._now() - self._read_at
 
     async def _reread(self) -> None:
         self._next_read = self._now() + RETRY_S
@@ -113,7 +124,8 @@ class JwtAuthenticator(Authenticator):
             return
         finally:
             self._reading = None
-        self._keys, self._next_read = keys, self._now() + REREAD_S
+        self._keys, self._read_at = keys, self._now()
+        self._next_read = self._read_at + REREAD_S
         log.info("keys of the identity provider read", keys=len(keys))
 
 
@@ -124,20 +136,16 @@ def _keys(document: str) -> Mapping[str | None, jwt.PyJWK]:
     return {**keys, None: next(iter(keys.values()))} if len(keys) == 1 else keys
 
 
-@lru_cache(maxsize=1)  # a reload of the settings does not forget the keys
-def _authenticator(
-    issuer: str, audience: str, keys: str, tenant: str | None, local_only: bool
-) -> JwtAuthenticator:
-    file = partial(asyncio.to_thread, Path(keys).read_bytes)
-    read = partial(fetch, keys, local_only=local_only) if "://" in keys else file
-    return JwtAuthenticator(issuer, audience, read, tenant=tenant)
-
-
 def from_settings(settings: Settings) -> JwtAuthenticator:
-    """Make the authenticator. Raises `SettingsError` for a setting that is missing or not safe."""
+    """Make the authenticator, which has no keys yet, also after a reload of the settings.
+
+    Raises `SettingsError` for a setting that is missing or not safe.
+    """
     issuer, audience, keys = (read_value("jwt", f"JWT_{name}") for name in ("ISSUER", "AUDIENCE", "KEYS"))
     if "://" in keys:
         check_url("JWT_KEYS", keys, " or a file")
     elif not Path(keys).is_file():
         raise SettingsError(f"JWT_KEYS names {keys}, which is no file.")
-    return _authenticator(issuer, audience, keys, environment_value("JWT_TENANT"), settings.local_only)
+    file = partial(asyncio.to_thread, Path(keys).read_bytes)
+    read = partial(fetch, keys, local_only=settings.local_only) if "://" in keys else file
+    return JwtAuthenticator(issuer, audience, read, tenant=environment_value("JWT_TENANT"))
