@@ -150,9 +150,9 @@ def is_trusted(address: str, trusted: Sequence[Network]) -> bool:
 def origin_allowed(origin: str | None, host: str | None, allowed: Collection[str], *, tokens: bool) -> bool:
     """Tell whether a web page may connect; other clients send no Origin.
 
-    ``allowed`` are the operator's origins; if it is empty, pages of this machine may connect. With
-    ``tokens``, pages of the requested ``host`` may, too. Without tokens that would be unsafe: a page can have
-    its own name resolve to this machine (DNS rebinding).
+    ``allowed`` are the operator's origins. Without them, a page may connect to the ``host`` and port that it
+    is of: another port of this machine is another program. Without ``tokens`` that host must be this machine:
+    a page can have its own name resolve to it (DNS rebinding).
     """
     if origin is None or origin in allowed:
         return True
@@ -161,8 +161,5 @@ def origin_allowed(origin: str | None, host: str | None, allowed: Collection[str
         name = parts.hostname
     except ValueError:
         return False
-    if parts.scheme not in ("http", "https"):
-        return False
-    if tokens and host is not None and parts.netloc == host:
-        return True
-    return not allowed and name in ("localhost", "127.0.0.1", "::1")
+    is_own = parts.scheme in ("http", "https") and parts.netloc == host
+    return is_own and (tokens or name in ("localhost", "127.0.0.1", "::1"))

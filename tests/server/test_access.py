@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -13,9 +15,9 @@ from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.rate_limit import ANONYMOUS
 from conductor.server.access import Access, Client, Refusal, Refusals
 from conductor.settings import Limits
-from tests.models import ScriptedProvider
+from tests.models import AnthropicService, ScriptedProvider
 from tests.server.wires import get, http, until, upgrade
-from tests.serving import serving
+from tests.serving import configured, serving
 
 TOKEN = "correct-horse-battery-staple"
 PROXY = "127.0.0.1"
@@ -63,8 +65,38 @@ async def test_a_forwarded_request_needs_a_token_or_a_trusted_proxy() -> None:
     client = await access(TOKEN).decide(request(forwarded, bearer), PROXY)
     assert isinstance(client, Client) and client.address == "", "the address is not reliable"
     trusting = access(proxies=(PROXY,))
-    assert await trusting.decide(request(forwarded), PROXY) == Client(ANONYMOUS, address="198.51.100.7")
+    admitted = Client(ANONYMOUS, address="198.51.100.7", is_forwarded=True)
+    assert await trusting.decide(request(forwarded), PROXY) == admitted
     assert await access().decide(request(), PROXY) == Client(ANONYMOUS)
+
+
+# -- pages
+
+
+@pytest.mark.parametrize("auth", ["tokens", "header", "none"])
+async def test_a_page_may_connect_to_its_own_host_and_port_and_no_page_of_another_port(
+    claude: AnthropicService, tmp_path: Path, auth: str
+) -> None:
+    values: dict[str, Any] = {
+        "tokens": {"auth_tokens": TOKEN},
+        "header": {"auth": "header", "trusted_proxies": PROXY},
+        "none": {},
+    }[auth]
+    proof = {"tokens": f"Authorization: Bearer {TOKEN}", "header": "X-User: ada", "none": "X-No: proof"}[auth]
+    host = "localhost" if auth == "none" else "voice.example.com"
+    async with configured(claude, tmp_path, **values) as served:
+
+        async def answer(origin: str) -> int:
+            text = upgrade("/ws", proof, f"Origin: {origin}").replace("Host: localhost", f"Host: {host}")
+            return (await http(served.listener.port, text))[0]
+
+        assert await answer(f"https://{host}") == 101
+        for origin in ("http://localhost:5173", "http://127.0.0.1:1", f"http://{host}:5173"):
+            assert await answer(origin) == 403, origin
+    async with configured(claude, tmp_path, **values, allowed_origins="http://localhost:5173") as served:
+        assert await answer("http://localhost:5173") == 101
+        assert await answer(f"https://{host}") == 101
+        assert await answer("http://localhost:5174") == 403
 
 
 @pytest.mark.parametrize("header", ["Origin: http://localhost\r\nOrigin: http://evil.com", "Host: other"])

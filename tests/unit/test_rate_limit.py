@@ -136,13 +136,15 @@ ALWAYS: list[tuple[str | None, str | None, tuple[str, ...]]] = [
     (None, "evil.com", ()),
     ("null", "h", ("null",)),
     *(
-        (origin, LOCAL, ())
-        for origin in ("http://localhost:3000", "HTTP://LOCALHOST:3000", "http://[::1]:8080")
+        (f"{scheme}://{host}", host, allowed)
+        for scheme in ("http", "HTTP", "https")
+        for host in (LOCAL, "localhost:8080", "[::1]:8080", "localhost")
+        for allowed in ((), ALLOWED)
     ),
     *((origin, "h", ALLOWED) for origin in ALLOWED),
 ]
 NEVER: list[tuple[str | None, str | None, tuple[str, ...]]] = [
-    # An origin is compared as a whole, and a list of origins replaces those of this machine.
+    # An origin is compared as a whole.
     *(
         (origin, "other", ALLOWED)
         for origin in (
@@ -170,6 +172,8 @@ NEVER: list[tuple[str | None, str | None, tuple[str, ...]]] = [
             ),
             *("http://localhost.evil.com", "http://localhost@evil.com", "http://evil.com/localhost"),
             *("http://0.0.0.0", "http://192.168.1.7:8080", "http://\u2100"),
+            # Other ports of this machine are other programs.
+            *("http://localhost:3000", "http://localhost", "http://127.0.0.1:8081", "http://[::1]:8080"),
         )
     ),
     *(
