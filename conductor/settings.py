@@ -307,10 +307,10 @@ class Settings(BaseSettings):
         return self.web == "on" and (is_loopback(self.host) or self.authenticates)
 
     @property
-    def allows_inspect(self) -> bool:
-        """Whether clients may list the tools of their session: ``local`` means without a proxy, too."""
+    def inspectors(self) -> Literal["local", "on", "off"]:
+        """Which clients may list the tools of their session; with ``local`` those that use no proxy."""
         is_local = is_loopback(self.host) and not self.trusted_proxies
-        return self.inspect == "on" or (self.inspect == "local" and is_local)
+        return self.inspect if self.inspect != "local" or is_local else "off"
 
     @property
     def limits(self) -> Limits:

@@ -177,6 +177,7 @@ class Pipe:
 
     resumes = False
     segments = False
+    is_forwarded = False
 
     def __init__(self, receive: Receive, session: Session, *, slow: bool = False) -> None:
         self.receive = receive

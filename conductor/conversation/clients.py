@@ -75,7 +75,7 @@ class Clients:
         """
         session = self._session
         services = session.services
-        capabilities = tuple(name for name in services.capabilities if name in event.capabilities)
+        capabilities = tuple(name for name in services.capabilities(transport) if name in event.capabilities)
         model = event.model if event.model in services.choices else None
         declares = "tools" in capabilities and event.tools is not None
         rejected = session.tools.declare(event.tools or [], readings) if declares else None

@@ -126,7 +126,7 @@ async def _take(  # noqa: C901 -- a branch an event
         case client.ToolStarted() | client.ToolProgress() if "lease" in capabilities:
             outbox.extend(event.call_id)
             session.changed()
-        case client.ToolsList() if session.services.inspect and "inspect" in capabilities:
+        case client.ToolsList() if session.services.may_inspect(transport) and "inspect" in capabilities:
             services, listed = session.services, session.tools.listed
             model = services.serving(session.state.profile.model) or services.provider.name
             prompt = services.observers.prompt[0], session.tools.system_prompt

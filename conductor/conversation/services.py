@@ -12,6 +12,7 @@ from conductor.conversation.ledger import SubjectRecords
 from conductor.conversation.phrases import FAILURES, Failure
 from conductor.conversation.records import Commit
 from conductor.conversation.state import Call, Conversation, Question
+from conductor.conversation.transport import Transport
 from conductor.errors import ConductorError
 from conductor.events.envelope import Payload
 from conductor.events.server import CAPABILITIES
@@ -172,8 +173,8 @@ class Services:
     turn waits long for a tool. ``summarize_history``: the model summarises the dropped part of a history.
     ``rules`` are the operator's, read from ``policies``. ``subject_records`` enable the scope "always".
     ``turn_rates`` and ``budget`` limit turns and the model's use by person and tenant; a rate is kept by the
-    sessions that share it. With ``local_only`` nothing leaves the local network. ``inspect``: clients may
-    read the tools and the prompt of their session.
+    sessions that share it. With ``local_only`` nothing leaves the local network. ``inspect``: which clients
+    may read the tools and the prompt of their session.
     """
 
     store: SessionLog
@@ -202,7 +203,7 @@ class Services:
     turn_rates: WeakValueDictionary[str, TokenBucket] = field(default_factory=WeakValueDictionary)
     budget: DailyBudget | None = None
     admission: Admission = field(default_factory=Admission)
-    inspect: bool = False
+    inspect: Literal["local", "on", "off"] = "off"
 
     @cached_property
     def conduct(self) -> Rules:
@@ -235,10 +236,13 @@ class Services:
         """Name the profile that replies to sessions that chose ``model``; None without profiles."""
         return self.provider.serving(model) if isinstance(self.provider, ModelRouter) else None
 
-    @property
-    def capabilities(self) -> Sequence[str]:
-        """The extensions that clients may use."""
-        return [name for name in CAPABILITIES if self.inspect or name != "inspect"]
+    def may_inspect(self, transport: Transport) -> bool:
+        """Tell whether a client may read the tools and the prompt of its session."""
+        return self.inspect == "on" or (self.inspect == "local" and not transport.is_forwarded)
+
+    def capabilities(self, transport: Transport) -> Sequence[str]:
+        """List the extensions that a client may use."""
+        return [name for name in CAPABILITIES if name != "inspect" or self.may_inspect(transport)]
 
     @property
     def history_tokens(self) -> int:

@@ -23,10 +23,14 @@ class Frame:
 
 
 class Transport(Protocol):
-    """A connection to one client; its client may have the capabilities ``resume`` and ``segments``."""
+    """A connection to one client, through a proxy if it ``is_forwarded``.
+
+    Its client may have the capabilities ``resume`` and ``segments``.
+    """
 
     resumes: bool
     segments: bool
+    is_forwarded: bool
 
     def send(self, frame: Frame) -> None:
         """Queue a frame without waiting. A full queue closes the connection, not the session."""

@@ -73,9 +73,13 @@ FORWARDED = (
 
 @dataclass(frozen=True, slots=True)
 class Client(Principal):
-    """The person of an admitted client. ``address`` is empty if it is not known."""
+    """The person of an admitted client. ``address`` is empty if it is not known.
+
+    ``is_forwarded``: its request came through a proxy.
+    """
 
     address: str = ""
+    is_forwarded: bool = False
 
     @property
     def subject(self) -> str:
@@ -172,7 +176,8 @@ class Access:
 
     async def _decide(self, request: Request, peer: str, address: str) -> Client | Refusal:
         headers = request.headers
-        if not (self.authenticator.required or self._proxies) and any(name in headers for name in FORWARDED):
+        is_forwarded = any(name in headers for name in FORWARDED)
+        if is_forwarded and not (self.authenticator.required or self._proxies):
             # Loopback needs no token, but every client of a local proxy comes from loopback.
             text = (
                 "This request came through a proxy, and the server has no tokens; set AUTH_TOKENS, "
@@ -193,7 +198,9 @@ class Access:
             facts = {"origin": (origin or "")[:200]}
             return Refusal(http.HTTPStatus.FORBIDDEN, "This origin is not allowed.", "origin", facts)
         end, session, by = principal.expires, principal.session, principal.authenticator
-        client = Client(principal.id, end, session, authenticator=by, address=address)
+        client = Client(
+            principal.id, end, session, authenticator=by, address=address, is_forwarded=is_forwarded
+        )
         full = self._full(client)
         if full is None and principal.redeem is not None:
             # Counted before, because others are decided meanwhile: a token that is used up must connect.

@@ -82,6 +82,7 @@ class Connection(Writer):
         self._resumed = False
         self.resumes = False
         self.segments = False
+        self.is_forwarded = socket.client.is_forwarded
         self._ping: asyncio.TimerHandle | None = None
 
     # -- the life of a connection

@@ -92,7 +92,7 @@ class Peer(Transport, Protocol):
 class Visitor:
     """A connection to a session that shows nothing: the session's client stays attached."""
 
-    resumes = segments = False
+    resumes = segments = is_forwarded = False
 
     def send(self, *_: Any, **__: Any) -> None:
         """Do nothing: nothing is shown, held or closed here, and a loss is seen by the next commit."""

@@ -61,6 +61,7 @@ class Wire:
 
     resumes = False
     segments = False
+    is_forwarded = False
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []

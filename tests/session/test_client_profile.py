@@ -97,7 +97,7 @@ async def test_declared_tools_take_the_catalogs_place() -> None:
 async def test_the_capabilities_of_this_version_are_accepted_in_its_own_order(
     requested: list[str], accepted: list[str]
 ) -> None:
-    stage = await make_client(replace(make_services(), inspect=True))
+    stage = await make_client(replace(make_services(), inspect="on"))
     started = await start(stage, SessionStart(capabilities=requested))
     assert list(stage.session.state.profile.capabilities) == accepted
     assert started.get("capabilities", []) == accepted

@@ -42,6 +42,7 @@ class Wire:
 
     resumes = False
     segments = False
+    is_forwarded = False
 
     def __init__(self, *, slow: bool = False) -> None:
         self.slow = slow

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from conductor.server.access import FORWARDED
 from conductor.settings import load_settings
 from tests.app import App
 from tests.dialogues import DELETE, LOOK, begin
 from tests.models import AnthropicService
 from tests.serving import configured, write_rules
+
+TOKEN = "correct-horse-battery-staple"
 
 
 async def listed(phone: App) -> dict[str, Any]:
@@ -58,19 +61,51 @@ async def test_a_reload_of_the_rules_shows_in_the_next_list(claude: AnthropicSer
 
 
 @pytest.mark.parametrize(
-    ("values", "allows"),
+    ("values", "inspectors"),
     [
-        ({}, True),
-        ({"host": "192.0.2.7"}, False),
-        ({"host": "192.0.2.7", "inspect": "on"}, True),
-        ({"trusted_proxies": "10.0.0.0/8"}, False),
-        ({"inspect": "off"}, False),
+        ({}, "local"),
+        ({"host": "192.0.2.7"}, "off"),
+        ({"host": "192.0.2.7", "inspect": "on"}, "on"),
+        ({"trusted_proxies": "10.0.0.0/8"}, "off"),
+        ({"inspect": "off"}, "off"),
     ],
 )
 def test_clients_may_inspect_on_loopback_or_as_the_operator_says(
-    values: dict[str, Any], allows: bool
+    values: dict[str, Any], inspectors: str
 ) -> None:
-    assert load_settings(None, **values).allows_inspect is allows
+    assert load_settings(None, **values).inspectors == inspectors
+
+
+@pytest.mark.parametrize("header", FORWARDED)
+async def test_a_client_behind_a_proxy_of_this_machine_is_not_local(
+    claude: AnthropicService, tmp_path: Path, header: str
+) -> None:
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    forwarded = {**bearer, header: "198.51.100.7"}
+    async with configured(claude, tmp_path, auth_tokens=TOKEN) as server:
+        async with server.phone(headers=forwarded) as phone:
+            await begin(phone, "inspect", "diagnostics")
+            assert "inspect" not in phone.events("session.started")[-1]["payload"]["capabilities"]
+            phone.send("tools.list", {})
+            await phone.until("diagnostic", code="missing_capability")
+        async with server.phone("s-2", headers=bearer) as phone:
+            await begin(phone, "inspect", "diagnostics")
+            await listed(phone)
+        # The session keeps the capability of its local client.
+        phone = server.phone("s-2", headers=forwarded)
+        await phone.open(start=False)
+        phone.send("tools.list", {})
+        await phone.until("diagnostic", code="missing_capability")
+        assert phone.events("tools.listed") == []
+        await phone.close()
+
+
+async def test_the_operator_can_allow_it_behind_a_proxy(claude: AnthropicService, tmp_path: Path) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}", "X-Forwarded-For": "198.51.100.7"}
+    async with configured(claude, tmp_path, auth_tokens=TOKEN, inspect="on") as server:
+        async with server.phone(headers=headers) as phone:
+            await begin(phone, "inspect")
+            await listed(phone)
 
 
 async def test_the_operator_can_withhold_the_capability(claude: AnthropicService, tmp_path: Path) -> None:
