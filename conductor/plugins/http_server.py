@@ -1,21 +1,21 @@
-"""HTTP servers on the listener's port: the head of a first request decides between them and WebSockets."""
+"""HTTP servers on the listener's port: the head of a request decides between them and WebSockets."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from http import HTTPStatus
+from typing import Any, TypeAlias, cast
 
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 from websockets.server import ServerProtocol
 
 from conductor.server.listener import Listener, MakeProtocol
-
-if TYPE_CHECKING:
-    from aiohttp.web import Application
 
 # Bytes in which a head must end to be an HTTP server's.
 MAX_HEAD_BYTES = 8_192
@@ -24,20 +24,19 @@ STOP_S = 2.0
 _ROOT = re.compile(rb"\S+ (/\w+)[/? ]")
 _UPGRADE = re.compile(rb"\nupgrade:\s*websocket", re.I)
 
+Refuse: TypeAlias = Callable[[HTTPStatus, str], web.Response]
+"""Makes the answer to a request that is not valid HTTP."""
+
 
 @asynccontextmanager
 async def serving_http(
-    listener: Listener, root: bytes, application: Application, **options: Any
+    listener: Listener, root: bytes, application: web.Application, refuse: Refuse, **options: Any
 ) -> AsyncIterator[None]:
     """Serve an application below ``root``, such as ``/v1``, during the block."""
-    from aiohttp.web import AppRunner  # takes half a second
-
-    # A stranger's bytes that are no HTTP are no error of the server.
-    silent = logging.Logger("http", logging.CRITICAL)
-    runner = AppRunner(application, access_log=None, logger=silent, shutdown_timeout=STOP_S, **options)
+    runner = web.AppRunner(application, shutdown_timeout=STOP_S, **options)
     await runner.setup()
     assert runner.server is not None
-    listener.http[root] = runner.server
+    listener.http[root] = partial(OneRequest, runner.server, refuse)
     listener.wrap = partial(Demultiplexer, listener)
     try:
         yield
@@ -46,14 +45,50 @@ async def serving_http(
         await runner.cleanup()
 
 
-class Demultiplexer(asyncio.Protocol):
-    """Reads the first request, and gives the connection to one of the HTTP servers or to ``websocket``.
+class OneRequest(RequestHandler):
+    """Answers the first request of a connection and ends it: the next request may be another server's.
 
-    An upgrade is the WebSocket library's, which answers one GET a connection, and reads no bodies.
-    An HTTP server in front of both would parse each upgrade a second time, and own the transport whose
-    writes `Socket` batches. This costs a WebSocket 3 us of a handshake of 700 us, and nothing afterwards.
-    A connection without a head, or not admitted by its HTTP server, is cut in time. The library compares
-    ``protocol`` with its own.
+    A proxy sends the requests of many clients, upgrades among them, over the connections that it keeps.
+    """
+
+    __slots__ = ("_refuse",)
+
+    def __init__(self, server: web.Server, refuse: Refuse) -> None:
+        # A stranger's bytes that are no HTTP are no error of the server.
+        silent = logging.Logger("http", logging.CRITICAL)
+        super().__init__(server, loop=asyncio.get_running_loop(), access_log=silent, logger=silent)
+        self._refuse = refuse
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Write the answer; the body of a request that took too long is not awaited."""
+        if not resp.prepared:
+            resp.headers["Server"] = "conductor"
+            resp.force_close()
+        written = await super().finish_response(request, resp, start_time)
+        if resp.status == HTTPStatus.REQUEST_TIMEOUT:
+            self.force_close()
+        return written
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Refuse without the library's own page, which names versions and repeats the request."""
+        return self._refuse(HTTPStatus(status), "The request is not valid HTTP.")
+
+
+class Demultiplexer(asyncio.Protocol):
+    """Reads the head of a request, and gives its connection to one of the HTTP servers or to ``websocket``.
+
+    Both answer one request a connection, so no later one can reach the wrong server. An HTTP server in front
+    of both would parse each upgrade a second time, and own the transport whose writes `Socket` batches. This
+    costs a WebSocket 3 us of a handshake of 700 us, and nothing afterwards. A connection without a head, or
+    not admitted by its HTTP server, is cut in time. The library compares ``protocol`` with its own.
     """
 
     def __init__(self, listener: Listener, websocket: MakeProtocol, protocol: ServerProtocol) -> None:

@@ -85,7 +85,7 @@ async def _answer_file(file: tuple[str, bytes], request: Request, peer: str) -> 
     if request.method not in ("GET", "HEAD"):
         return text_response(http.HTTPStatus.METHOD_NOT_ALLOWED, "Only GET.\n", {"Allow": "GET, HEAD"})
     headers = {"Content-Type": file[0], **HEADERS}
-    return response(http.HTTPStatus.OK, file[1], headers, head=request.method == "HEAD")
+    return response(http.HTTPStatus.OK, file[1], headers)
 
 
 async def _answer_replay(listener: Listener, request: Request, peer: str) -> Response:

@@ -236,10 +236,13 @@ class Listener:
             await self.services.admission.enter()
         path = request.path.partition("?")[0]
         peer = socket.remote_address[0] if socket.remote_address else ""
-        route = self.routes.get(path)
-        if route is not None:
-            return await route(request, peer)
-        return await self._answer(socket, path, request, peer)
+        if (route := self.routes.get(path)) is not None:
+            answer: Response | None = await route(request, peer)
+        else:
+            answer = await self._answer(socket, path, request, peer)
+        if answer is not None and request.method == "HEAD":
+            answer.body = b""
+        return answer
 
     async def _answer(
         self, socket: ServerConnection, path: str, request: Request, peer: str
@@ -271,9 +274,7 @@ def text_response(status: http.HTTPStatus, text: str, more: Mapping[str, str] | 
     return response(status, text.encode(), {**headers, **(more or {})})
 
 
-def response(
-    status: http.HTTPStatus, body: bytes, more: Mapping[str, str], *, head: bool = False
-) -> Response:
-    """Make a response with ``more`` headers, which ends its connection; without its body for a HEAD."""
+def response(status: http.HTTPStatus, body: bytes, more: Mapping[str, str]) -> Response:
+    """Make a response with ``more`` headers, which ends its connection."""
     headers = {"Content-Length": str(len(body)), "Cache-Control": "no-store", "Connection": "close", **more}
-    return Response(status.value, status.phrase, Headers(headers), b"" if head else body)
+    return Response(status.value, status.phrase, Headers(headers), body)

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from conductor.app import make_services, running
@@ -41,13 +41,12 @@ class Answer:
 
 @dataclass
 class Backend:
-    """A server with the API, and a kept connection to it."""
+    """A server with the API, and requests to it."""
 
     listener: Listener
     provider: ScriptedProvider
     settings: Settings
     services: Services
-    streams: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=list)
 
     def phone(self, session_id: str = "s-1", **options: Any) -> App:
         return App(f"ws://127.0.0.1:{self.listener.port}/ws", session_id, **options)
@@ -64,30 +63,21 @@ class Backend:
         return await self.send("\r\n".join([*lines, "", ""]).encode() + data)
 
     async def send(self, request: bytes) -> Answer:
-        """Send bytes on the kept connection, or on a new one."""
+        """Send bytes on a connection, which ends with the answer."""
         async with asyncio.timeout(WAIT):
-            if not self.streams:
-                self.streams.append(await asyncio.open_connection("127.0.0.1", self.listener.port))
-            reader, writer = self.streams[-1]
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.listener.port)
             writer.write(request)
-            head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-            headers = dict(line.split(": ", 1) for line in head[1:] if line)
-            data = await reader.readexactly(int(headers["Content-Length"]))
-            if headers.get("Connection") == "close":
-                assert await reader.read() == b""
-                self.close()
-            return Answer(int(head[0].split()[1]), headers, json.loads(data) if data else None)
+            head, _, data = (await reader.read()).partition(b"\r\n\r\n")
+            writer.close()
+        first, *lines = head.decode().split("\r\n")
+        headers = dict(line.split(": ", 1) for line in lines)
+        return Answer(int(first.split()[1]), headers, json.loads(data) if data else None)
 
     async def released(self) -> None:
         """Wait until no session is held here."""
         registry = self.listener.registry
         await until(lambda: not len(registry))
         await registry.end("nobody")  # it waits for sessions that end already
-
-    def close(self) -> None:
-        for _, writer in self.streams:
-            writer.close()
-        self.streams.clear()
 
 
 @asynccontextmanager
@@ -104,8 +94,4 @@ async def backend(
     if store is not None:
         services = replace(services, store=store, subject_records=SubjectRecords(store))
     async with running(settings, services) as listener:
-        served = Backend(listener, provider, settings, services)
-        try:
-            yield served
-        finally:
-            served.close()
+        yield Backend(listener, provider, settings, services)

@@ -22,15 +22,13 @@ from tests.server.wires import get, http, upgrade
 HELLO = [TextDelta("Good morning.")]
 
 
-async def test_requests_and_sockets_share_the_port_and_a_connection_is_kept() -> None:
+async def test_requests_and_sockets_share_the_port() -> None:
     async with backend([HELLO]) as served, served.phone() as phone:
         await phone.ask("Hello.")
         answer = await served.ask("GET", "/v1/sessions")
         assert answer.status == 200 and [item["id"] for item in answer.body["sessions"]] == ["s-1"]
         assert answer.headers["Cache-Control"] == "no-store" and answer.headers["Server"] == "conductor"
-        stream = served.streams[0]
         assert (await served.ask("GET", "/v1/sessions/s-1")).status == 200
-        assert served.streams == [stream]
 
 
 @pytest.mark.parametrize("path", ["/v11/sessions", "/v", "/v1x", "/other?x=/v1/"])
@@ -62,7 +60,7 @@ async def test_a_connection_without_an_accepted_key_is_cut() -> None:
             with suppress(ConnectionResetError):
                 assert await reader.read() == b""
             writer.close()
-        assert (await served.ask("GET", "/v1/sessions")).status == 200 and len(served.streams) == 1
+        assert (await served.ask("GET", "/v1/sessions")).status == 200
 
 
 def test_it_runs_on_the_event_loop_of_the_program() -> None:
@@ -89,7 +87,6 @@ async def test_a_wrong_key_is_refused_and_limited_and_locks_nobody_out() -> None
         for key in (None, "wrong", KEYS["read"][:-1]):
             answer = await served.ask("GET", "/v1/sessions", key=key)
             assert answer.status == 401 and answer.code == "unauthorized"
-            assert answer.headers["Connection"] == "close"
         statuses = [(await served.ask("GET", "/v1/sessions", key="wrong")).status for _ in range(9)]
         assert statuses == [401] * 7 + [429] * 2
         assert (await served.ask("GET", "/v1/sessions", key="read")).status == 200

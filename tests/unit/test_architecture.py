@@ -58,6 +58,7 @@ LAZY = {
     "plugins.models.anthropic_client",
     "plugins.models.http",
     "plugins.http_client",
+    "plugins.http_server",
     "plugins.mcp.endpoint",
     "plugins.mcp.endpoint_http",
     "plugins.mcp.http",

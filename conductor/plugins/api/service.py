@@ -30,9 +30,8 @@ log = structlog.get_logger(__name__)
 
 MAX_BODY_BYTES = 65_536
 MAX_KEY_CHARS = 128
-# Seconds until a request must be answered, and an idle connection is closed.
+# Seconds until a request must be answered.
 REQUEST_S = 30.0
-KEEP_ALIVE_S = 75.0
 _CODES = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "too_large"}
 
 
@@ -42,7 +41,7 @@ async def serving_api(listener: Listener, keys: ApiKeys) -> AsyncIterator[None]:
     application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_answer])
     for route in ROUTES:
         application.router.add_route(route.method, route.path, partial(_work, listener, keys, route))
-    async with serving_http(listener, b"/v1", application, keepalive_timeout=KEEP_ALIVE_S):
+    async with serving_http(listener, b"/v1", application, _refuse_http):
         yield
 
 
@@ -54,7 +53,7 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     except ApiError as error:
         return _refuse(error.status, error.code, str(error))
     except web.HTTPException as error:
-        return _refuse(error.status, _CODES.get(error.status, "invalid_request"), f"{error.reason}.")
+        return _refuse_http(error.status, f"{error.reason}.")
     except TimeoutError:
         return _refuse(408, "timeout", "The request took too long.")
     except TooManySessions as error:
@@ -68,14 +67,17 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def _refuse(status: int, code: str, message: str) -> web.Response:
     response = _json(Failure(Problem(code, message)), status)
-    if status in (401, 429):  # a stranger holds no connection
+    if status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
-        response.force_close()
     return response
 
 
+def _refuse_http(status: int, message: str) -> web.Response:
+    return _refuse(status, _CODES.get(status, "invalid_request"), message)
+
+
 def _json(value: Any, status: int = 200) -> web.Response:
-    headers = {"Cache-Control": "no-store", "Server": "conductor", "X-Content-Type-Options": "nosniff"}
+    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
     body = msgspec.json.encode(value)
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 

@@ -32,7 +32,6 @@ log = structlog.get_logger(__name__)
 
 # Seconds until an MCP session without a request ends.
 SESSION_IDLE_S = 1_800.0
-_HEADERS = {"Server": "conductor"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,8 @@ class HttpServer:
         """Serve ``/mcp`` on the listener's port during the block."""
         application = web.Application(client_max_size=self._limits.hard_event_bytes)
         application.router.add_route("*", MCP_PATH, self._serve)
-        door = serving_http(self._listener, MCP_PATH.encode(), application, handler_cancellation=True)
+        root = MCP_PATH.encode()
+        door = serving_http(self._listener, root, application, _refuse, handler_cancellation=True)
         # The package's sessions end first, so that their streams are not cut off.
         async with door, self._sessions.run():
             yield
@@ -140,7 +140,7 @@ class HttpServer:
 
     async def _forward(self, request: web.Request, caller: Caller, body: bytes) -> web.StreamResponse:
         # The package is an ASGI application.
-        response = web.StreamResponse(headers=_HEADERS)
+        response = web.StreamResponse(headers={"Server": "conductor"})
         response.force_close()
         unread, disconnected = [body], asyncio.Event()
         scope = {
@@ -182,8 +182,7 @@ class HttpServer:
 
 
 def _refuse(status: HTTPStatus, text: str) -> web.Response:
-    response = web.Response(status=status.value, text=f"{text}\n", headers=_HEADERS)
+    response = web.Response(status=status.value, text=f"{text}\n")
     if status is HTTPStatus.UNAUTHORIZED:
         response.headers["WWW-Authenticate"] = "Bearer"
-    response.force_close()
     return response
