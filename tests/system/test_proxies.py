@@ -1,0 +1,120 @@
+"""HAProxy, nginx and Caddy in front of a server, with the files of docs/deploy.md.
+
+Without a proxy its test is skipped. ``.ci/run`` installs them and sets ``CI_REQUIRE_PROXIES=1``, with which a
+skip is a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tests.app import App
+from tests.conftest import ROOT
+from tests.server.test_one_port import KEY, OPENED, REQUESTS, TOKEN, serving, statuses
+from tests.server.wires import WAIT, get
+from tests.stand_ins.programs import program
+from tests.system.clients.programs import started
+
+PATHS = os.pathsep.join((os.defpath, "/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/local/bin"))
+# A proxy refuses the other two by itself.
+PASSED = {name: REQUESTS[name] for name in REQUESTS.keys() - {"no HTTP", "odd expectation"}}
+NGINX = """\
+daemon off;
+pid {folder}/pid;
+error_log stderr;
+events {{}}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    {file}
+}}
+"""
+
+
+def documented(name: str, *replacements: tuple[str, str]) -> str:
+    """Read a proxy's file of the document, and replace its addresses and its certificate."""
+    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    match = re.search(rf"{name}[^`]*(?:`[^`\n]*`[^`]*)*```\n(.*?)```", page, re.DOTALL)
+    assert match
+    file = match[1]
+    for pattern, text in replacements:
+        file, count = re.subn(pattern, text, file, flags=re.MULTILINE)
+        assert count, pattern
+    return file
+
+
+def command(name: str, folder: Path, port: int, server: int) -> list[str]:
+    """Write the file of a proxy that listens on a port; gives the command that runs it."""
+    executable, config = program("PROXIES", name, path=PATHS), folder / "config"
+    to_server = (r"127\.0\.0\.1:8080", f"127.0.0.1:{server}")
+    match name:
+        case "caddy":
+            site = (r"^voice\.example\.com", f"http://localhost:{port}")
+            config.write_text(f"{{\nadmin off\n}}\n{documented('Caddy', to_server, site)}")
+            return [executable, "run", "--adapter", "caddyfile", "--config", str(config)]
+        case "nginx":
+            plain = [(r"443 ssl", f"127.0.0.1:{port}"), (r"^ *ssl_\w+ .*\n", "")]
+            config.write_text(NGINX.format(folder=folder, file=documented("nginx", to_server, *plain)))
+            return [executable, "-p", str(folder), "-c", str(config)]
+        case _:
+            plain = [(r":443 ssl crt \S+", f"127.0.0.1:{port}")]
+            config.write_text(documented("HAProxy", to_server, *plain))
+            return [executable, "-db", "-f", str(config)]
+
+
+@asynccontextmanager
+async def proxied(name: str, folder: Path, server: int) -> AsyncIterator[int]:
+    """Run a proxy in front of a server's port; yields the port of the proxy once it passes requests."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    async with started(
+        command(name, folder, port, server), environment={"HOME": str(folder), "XDG_DATA_HOME": str(folder)}
+    ):
+        async with asyncio.timeout(2 * WAIT):
+            while True:
+                try:
+                    if await statuses(port, [get("/readyz")]) == [200]:
+                        break
+                except OSError:
+                    await asyncio.sleep(0.05)  # another process: there is nothing to wait on
+        yield port
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", ["haproxy", "nginx", "caddy"])
+async def test_a_pooling_proxy_gets_every_request_answered_by_its_own_server(
+    name: str, tmp_path: Path
+) -> None:
+    async with serving() as server, proxied(name, tmp_path, server) as port, asyncio.timeout(8 * WAIT):
+        for pair in product(PASSED, repeat=2):
+            if pair[0] not in OPENED:
+                found = await statuses(port, [PASSED[each][0] for each in pair])
+                assert found == [PASSED[each][1] for each in pair], pair
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", ["haproxy", "nginx", "caddy"])
+async def test_apps_connect_and_talk_through_a_proxy_beside_requests_of_the_api(
+    name: str, tmp_path: Path
+) -> None:
+    async with serving() as server, proxied(name, tmp_path, server) as port, asyncio.timeout(8 * WAIT):
+        for number in range(12):
+            assert await statuses(port, [get("/v1/sessions", KEY), get("/v1/none")]) == [200, 404]
+            url, headers = f"ws://localhost:{port}/ws", {"Authorization": f"Bearer {TOKEN}"}
+            async with App(url, f"s-{number}", headers=headers) as app:
+                await app.ask("Hello.")
+                assert await statuses(port, [get("/sessions"), get("/v1/sessions", KEY)]) == [200, 200]
