@@ -24,7 +24,14 @@ from conductor.errors import BudgetSpent, ConductorError, ModelError
 from conductor.events.envelope import new_call_id
 from conductor.events.server import ErrorEvent, SpeechPartial
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult
-from conductor.models.base import CACHE_S, Finished, ModelRequest, TextDelta, ToolDefinition
+from conductor.models.base import (
+    CACHE_S,
+    Finished,
+    ModelRequest,
+    TextDelta,
+    ToolDefinition,
+    whole_characters,
+)
 from conductor.models.failures import BROKEN_OFF, rest_of
 from conductor.segments import SegmentSplitter
 from conductor.speech import CODE_PHRASE, TABLE_PHRASE, for_the_ear
@@ -144,8 +151,7 @@ class ModelSteps:
                     if isinstance(event, TextDelta):
                         if not text:
                             session.observer.first("token")
-                        # Lone surrogates, which no UTF-8 text holds, become ``?``.
-                        piece = event.text.encode("utf-8", "replace").decode()
+                        piece = whole_characters(event.text)
                         reply.append(piece)
                         session.view.draft = text = text + piece
                         self._show_partial()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
@@ -57,6 +58,8 @@ class ModelRequest:
     avoid: str | None = None
     cache_key: str | None = None
 
+
+_HALF = re.compile("[\\ud800-\\udfff]")
 
 CHARS_PER_TOKEN = 3.5
 """Estimated low for English prose and JSON, so that tokens are estimated high."""
@@ -123,11 +126,12 @@ CACHE_S = 300.0
 class ModelProvider(Protocol):
     """A model service.
 
-    ``stream`` yields the reply as it arrives and ends with exactly one `Finished`. A `ToolCall` is yielded
-    when its block ends; its ``arguments`` are complete JSON only if the stop reason is ``tool_use``. Closing
-    the iterator (``aclose``) stops the request at the service at once. Raises `ModelError`. The provider
-    retries (429, 5xx, 529, connection, a malformed call) only before the first event; the turn repeats the
-    request once if a reply breaks off later.
+    ``stream`` yields the reply as it arrives and ends with exactly one `Finished`. Each `ToolCall` is yielded
+    once, even if the service repeats it; its ``arguments`` are complete JSON only if the stop reason is
+    ``tool_use``. A reply without words and calls is no failure. Closing the iterator (``aclose``) stops the
+    request at the service at once. Raises `ModelError`. The provider retries (429, 5xx, 529, connection, a
+    malformed call) only before the first event; the turn repeats the request once if a reply breaks off
+    later.
     """
 
     name: str
@@ -182,6 +186,13 @@ def running_turn(messages: Sequence[Message]) -> int:
         if isinstance(messages[index - 1], UserMessage | Note):
             return index
     return 0
+
+
+def whole_characters(text: str) -> str:
+    """Join the two halves of a character beyond 16 bits, and replace a lone half by U+FFFD."""
+    if text.isascii() or not _HALF.search(text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def is_json(text: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 import struct
 from collections.abc import Iterator
@@ -129,7 +130,7 @@ def frame(kind: str, payload: JsonObject, *, message_type: str = "event") -> byt
         bytes([len(name)]) + name.encode() + b"\x07" + struct.pack(">H", len(value)) + value.encode()
         for name, value in header_values.items()
     )
-    body = msgspec.json.encode(payload)
+    body = json.dumps(payload).encode()  # it may hold halves of characters
     prelude = struct.pack(">II", 16 + len(headers) + len(body), len(headers))
     message = prelude + struct.pack(">I", binascii.crc32(prelude)) + headers + body
     message_bytes = message + struct.pack(">I", binascii.crc32(message))

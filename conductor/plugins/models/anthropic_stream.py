@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from conductor.messages import ToolCall
-from conductor.models.base import Finished, ModelEvent, StopReason, Usage
+from conductor.models.base import Finished, ModelEvent, StopReason, Usage, is_json, token_count
 from conductor.models.failures import failure
-from conductor.plugins.models.decoding import EventDecoder, Item, SSEParser
-from conductor.plugins.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
-from conductor.plugins.models.service_errors import from_event, problem_of
+from conductor.plugins.models.calls import arguments_text
+from conductor.plugins.models.decoding import EventDecoder, Item, SSEParser, joined, json_decoder
+from conductor.plugins.models.reasoning import Reasoning, ReplyBlock, Words, add_slot, opaque_of
+from conductor.plugins.models.service_errors import cut_off, from_event, problem_of
 from conductor.plugins.models.tool_names import ToolNameMap
 
 if TYPE_CHECKING:
@@ -28,27 +28,21 @@ _SERVICE_STOPS: dict[ServiceStop, StopReason] = {
     "pause_turn": "pause_turn",
     "model_context_window_exceeded": "context_window",
 }
+_USAGE = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _STOPS: dict[str, StopReason] = {str(name): stop for name, stop in _SERVICE_STOPS.items()}
 
 
 class _Delta(msgspec.Struct, gc=False):
     type: str = ""
-    text: str = ""
-    partial_json: str = ""
-    thinking: str = ""
-    signature: str = ""
+    text: str | None = ""
+    partial_json: str | None = ""
+    thinking: str | None = ""
+    signature: str | None = ""
     stop_reason: str | None = None
 
 
-class _Usage(msgspec.Struct, gc=False):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
-
-
 class _Message(msgspec.Struct):
-    usage: _Usage | None = None
+    usage: Any = None
 
 
 class _Event(msgspec.Struct):
@@ -58,11 +52,11 @@ class _Event(msgspec.Struct):
     delta: _Delta | None = None
     content_block: dict[str, Any] | None = None
     message: _Message | None = None
-    usage: _Usage | None = None
+    usage: Any = None
     error: Any = None
 
 
-_decode = msgspec.json.Decoder(_Event).decode
+_decode = json_decoder(_Event)
 
 
 class ReplyDecoder(EventDecoder):
@@ -79,17 +73,27 @@ class ReplyDecoder(EventDecoder):
         self._sse = SSEParser()
         self._blocks: dict[int, tuple[dict[str, Any], list[str]]] = {}
         self._received: list[ReplyBlock] = []
-        self._usage = _Usage()
+        self._usage: dict[str, int] = {}
         self._stop: str | None = None
+
+    def end(self) -> list[ModelEvent]:
+        """Give the last events if only the end mark is missing. Raises `ModelError` for a cut reply."""
+        if self._stop is None:
+            raise cut_off()
+        return self._events([self._finish(self._stop)])
 
     def _read(self, chunk: bytes, items: list[Item]) -> None:
         for data in self._sse.feed(chunk):
+            # Some services send OpenAI's end mark or words that keep the connection alive.
+            if not data.startswith(b"{"):
+                continue
             event = _decode(data)
             # Nearly all events are text, so they skip the dispatch.
             delta = event.delta
             if delta is not None and delta.type == "text_delta":
-                self._part(event.index).append(delta.text)
-                items.append(delta.text)
+                text = delta.text or ""
+                self._part(event.index).append(text)
+                items.append(text)
             elif (result := self._take(event)) is not None:
                 items.append(result)
 
@@ -98,21 +102,30 @@ class ReplyDecoder(EventDecoder):
             case "content_block_delta":
                 self._extend(event)
             case "content_block_start" if event.content_block is not None:
-                self._blocks[event.index] = (event.content_block, [])
+                return self._begin_block(event.index, event.content_block)
             case "content_block_stop":
                 # Only here are the arguments of a call complete.
-                return self._end_block(event.index)
+                self._end_block(event.index)
             case "message_start" if event.message is not None:
                 self._count(event.message.usage)
             case "message_delta":
                 self._count(event.usage)
-                if event.delta is not None:
+                if event.delta is not None and event.delta.stop_reason is not None:
                     self._stop = event.delta.stop_reason
             case "message_stop":
-                return self._finish()
+                # Without a reason the last message_delta was lost, so the reply may be cut.
+                if self._stop is None:
+                    raise failure("connection")
+                return self._finish(self._stop)
             case "error":
                 raise from_event(problem_of(event.error))
         return None
+
+    def _begin_block(self, index: int, block: dict[str, Any]) -> str | None:
+        """Begin a block; services that have a whole reply send its text with the start."""
+        begun = str(block.get(str(block.get("type"))) or "")
+        self._blocks[index] = (block, [begun])
+        return begun if block.get("type") == "text" else None
 
     def _part(self, index: int) -> list[str]:
         return self._blocks.get(index, ({}, []))[1]
@@ -122,50 +135,47 @@ class ReplyDecoder(EventDecoder):
         if delta is None:
             return
         if delta.type == "input_json_delta":
-            self._part(event.index).append(delta.partial_json)
+            self._part(event.index).append(delta.partial_json or "")
         elif delta.type == "thinking_delta":
-            self._part(event.index).append(delta.thinking)
+            self._part(event.index).append(delta.thinking or "")
         elif delta.type == "signature_delta" and event.index in self._blocks:
             block = self._blocks[event.index][0]
-            block["signature"] = (block.get("signature") or "") + delta.signature
+            block["signature"] = (block.get("signature") or "") + (delta.signature or "")
 
-    def _end_block(self, index: int) -> ToolCall | None:
+    def _end_block(self, index: int) -> None:
         block, parts = self._blocks.pop(index, ({}, []))
         match block.get("type"):
             case "text":
-                self._received.append(Words("".join(parts)))
+                self._received.append(Words(joined(parts)))
             case "tool_use":
-                call_id = str(block.get("id", ""))
-                self._received.append(CallSlot(call_id))
+                call_id = str(block.get("id") or "")
+                add_slot(self._received, call_id)
                 name = self._names.to_tool(str(block.get("name", "")))
                 # Gateways that have a whole reply send the arguments with the block's start, without deltas.
-                arguments = "".join(parts) or msgspec.json.encode(block.get("input", {})).decode()
-                return ToolCall(call_id, name, arguments)
+                arguments = "".join(parts) or arguments_text(block.get("input") or {})
+                self._add_call(call_id, name, arguments)
             # Goes back unchanged: the service checks the signature.
             case "thinking":
                 self._received.append(Reasoning({**block, "thinking": "".join(parts)}))
             case "redacted_thinking":
                 self._received.append(Reasoning(block))
-        return None
 
-    def _count(self, usage: _Usage | None) -> None:
+    def _count(self, usage: Any) -> None:
         # Figures are totals, not increments.
-        if usage is not None:
-            figures = msgspec.structs.asdict(usage).items()
-            values = {name: value for name, value in figures if value is not None}
-            self._usage = msgspec.structs.replace(self._usage, **values)
+        if isinstance(usage, dict):
+            self._usage |= {name: token_count(value) for name, value in usage.items() if value is not None}
 
-    def _finish(self) -> Finished:
-        # The last message_delta was lost, so the reply may be cut.
-        if self._stop is None:
-            raise failure("connection")
+    def _finish(self, reason: str) -> Finished:
+        calls = self._calls_of_reply()
+        if not reason and calls and all(is_json(call.arguments) for call in calls):
+            reason = "tool_use"
         # A call whose block has not ended must not run: its arguments are incomplete.
         open_blocks = (block for block, _ in self._blocks.values())
-        if self._stop == "tool_use" and any(block.get("type") == "tool_use" for block in open_blocks):
+        if reason == "tool_use" and any(block.get("type") == "tool_use" for block in open_blocks):
             raise failure("protocol")
         self.finished = True
         # With an unknown stop reason no call runs.
-        stop = _STOPS.get(self._stop, "end_turn")
+        stop = _STOPS.get(reason, "end_turn")
         return Finished(stop, _usage_of(self._usage), opaque_of(self._received, self._prefix))
 
 
@@ -188,13 +198,8 @@ class WarmingDecoder:
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise failure("protocol") from None
         self.finished = True
-        return [Finished("max_tokens", _usage_of(usage or _Usage()))]
+        return [Finished("max_tokens", _usage_of(usage))]
 
 
-def _usage_of(usage: _Usage) -> Usage:
-    return Usage(
-        usage.input_tokens or 0,
-        usage.output_tokens or 0,
-        usage.cache_read_input_tokens or 0,
-        usage.cache_creation_input_tokens or 0,
-    )
+def _usage_of(figures: Any) -> Usage:
+    return Usage(*(token_count(figures.get(name)) for name in _USAGE) if isinstance(figures, dict) else ())

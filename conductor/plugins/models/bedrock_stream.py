@@ -13,11 +13,10 @@ import msgspec
 from botocore.eventstream import EventStreamBuffer, ParserError
 
 from conductor.errors import ModelError
-from conductor.messages import ToolCall
-from conductor.models.base import Finished, ModelRequest, StopReason, Usage
+from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason, Usage
 from conductor.models.failures import failure
 from conductor.plugins.models import anthropic_request
-from conductor.plugins.models.decoding import EventDecoder, Item
+from conductor.plugins.models.decoding import EventDecoder, Item, joined, json_decoder
 from conductor.plugins.models.families import Claude
 from conductor.plugins.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.plugins.models.rendering import Json, encode, may_call
@@ -171,7 +170,7 @@ class _Event(msgspec.Struct, rename="camel"):
     message: str = ""
 
 
-_decode = msgspec.json.Decoder(_Event).decode
+_decode = json_decoder(_Event)
 
 
 class ConverseDecoder(EventDecoder):
@@ -195,6 +194,10 @@ class ConverseDecoder(EventDecoder):
         self._received: dict[int, ReplyBlock] = {}
         self._stop: str | None = None
 
+    def end(self) -> list[ModelEvent]:
+        """Give the last events if only the figures are missing. Raises `ModelError` for a cut reply."""
+        return super().end() if self._stop is None else self._events([self._finish(_Usage())])
+
     def _read(self, chunk: bytes, items: list[Item]) -> None:
         self._frames.add_data(chunk)
         for frame in self._frames:
@@ -216,8 +219,9 @@ class ConverseDecoder(EventDecoder):
                 self._extend(index, event.delta)
             case "contentBlockStop" if index in self._calls:
                 call, parts = self._calls.pop(index)
-                self._received[index] = CallSlot(call.id)
-                return ToolCall(call.id, self._names.to_tool(call.name), "".join(parts) or "{}")
+                if CallSlot(call.id) not in self._received.values():  # else it is repeated
+                    self._received[index] = CallSlot(call.id)
+                self._add_call(call.id, self._names.to_tool(call.name), "".join(parts) or "{}")
             case "messageStop":
                 self._stop = event.stop_reason
             case "metadata":  # the last event
@@ -249,7 +253,7 @@ class ConverseDecoder(EventDecoder):
             figures.cache_read_input_tokens,
             figures.cache_write_input_tokens,
         )
-        received: dict[int, ReplyBlock] = {n: Words("".join(parts)) for n, parts in self._words.items()}
+        received: dict[int, ReplyBlock] = {n: Words(joined(parts)) for n, parts in self._words.items()}
         received |= self._received
         # Models that do not sign their reasoning do not want it back.
         received |= {n: Reasoning(t) for n, t in self._reasoning.items() if t.get("signature") or "data" in t}

@@ -37,8 +37,8 @@ MAX_REPLY_CHARS = 1024 * 1024
 DOCUMENT_S = 2.0
 # Comments, Anthropic's ping events, and chunks without choices.
 _KEEPS_ALIVE = re.compile(
-    rb'(?:[ \r\n]+|:[^\n]*\n|event: ?ping\r?\n|data: ?\{"type": ?"ping"\}\r?\n'
-    rb'|data: ?\{[^\n]*"choices": ?\[\][^\n]*\n)+'
+    rb'(?:[ \r\n]+|:[^\r\n]*[\r\n]|event: ?ping[\r\n]|data: ?\{"type": ?"ping"\}[\r\n]'
+    rb'|data: ?\{[^\r\n]*"choices": ?\[\][^\r\n]*[\r\n])+'
 )
 log = structlog.get_logger(__name__)
 

@@ -15,6 +15,7 @@ from conductor.plugins.models.rendering import (
     Json,
     arguments_of,
     call_id,
+    encode,
     limit_of,
     may_call,
     object_schema,
@@ -41,7 +42,7 @@ class ChatOpaque(msgspec.Struct):
 
     def dump(self) -> str:
         """Encode it for `AssistantMessage.opaque`."""
-        return msgspec.json.encode(self).decode()
+        return encode(self).decode()
 
 
 def chat_body(

@@ -8,17 +8,18 @@ from typing import Any
 
 import msgspec
 
-from conductor.messages import AssistantMessage, ToolCall, ToolResult
+from conductor.messages import AssistantMessage, ToolResult
 from conductor.models.base import Finished, ModelRequest, StopReason, ToolDefinition, is_json, running_turn
 from conductor.models.profiles import Effort
-from conductor.plugins.models.decoding import EventDecoder, Item, SSEParser
+from conductor.plugins.models.calls import arguments_text
+from conductor.plugins.models.decoding import EventDecoder, Item, SSEParser, joined, json_decoder
 from conductor.plugins.models.openai_request import PROVIDER, function_of
 from conductor.plugins.models.openai_stream import usage
 from conductor.plugins.models.reasoning import (
-    CallSlot,
     Reasoning,
     ReplyBlock,
     Words,
+    add_slot,
     opaque_of,
     received_of,
     render,
@@ -148,7 +149,7 @@ class _Event(msgspec.Struct):
     error: Any = None
 
 
-_decode = msgspec.json.Decoder(_Event).decode
+_decode = json_decoder(_Event)
 
 
 class ResponsesDecoder(EventDecoder):
@@ -161,7 +162,6 @@ class ResponsesDecoder(EventDecoder):
         self._sse = SSEParser()
         self._received: list[ReplyBlock] = []
         self._words: list[str] = []
-        self._calls_stop: StopReason = "end_turn"
         self._refused = False
 
     def _read(self, chunk: bytes, items: list[Item]) -> None:
@@ -182,11 +182,11 @@ class ResponsesDecoder(EventDecoder):
         response = event.response or _Response()
         match event.type:
             case "response.output_item.done" if event.item is not None:
-                return self._end_item(event.item)
+                self._end_item(event.item)
             case "response.refusal.delta":
                 self._refused = True
             case "response.completed":
-                return self._finish(self._calls_stop, response)
+                return self._finish(self._stop_of_calls(), response)
             case "response.incomplete":
                 reason = response.incomplete_details.reason if response.incomplete_details else None
                 return self._finish(_INCOMPLETE.get(reason or "", "max_tokens"), response)
@@ -194,25 +194,28 @@ class ResponsesDecoder(EventDecoder):
                 raise from_event(problem_of(response.error))
         return None
 
-    def _end_item(self, item: dict[str, Any]) -> Item | None:
+    def _end_item(self, item: dict[str, Any]) -> None:
         kind = item.get("type")
         # Reasoning without content is only an id, and the service stores nothing.
         if kind == "reasoning" and (item.get("encrypted_content") or item.get("content")):
             self._received.append(Reasoning(item))
         elif kind == "message":
-            self._received.append(Words("".join(self._words)))
+            self._received.append(Words(joined(self._words)))
             self._words.clear()
-        if kind != "function_call":
-            return None
-        call_id = str(item.get("call_id") or item.get("id") or f"call_{len(self._received) + 1}")
-        self._received.append(CallSlot(call_id))
-        arguments = str(item.get("arguments") or "")
-        if not arguments and item.get("status") != "incomplete":
-            arguments = "{}"
+        elif kind == "function_call":
+            call_id = str(item.get("call_id") or item.get("id") or f"call_{len(self._received) + 1}")
+            add_slot(self._received, call_id)
+            arguments = arguments_text(item.get("arguments"))
+            if not arguments and item.get("status") != "incomplete":
+                arguments = "{}"
+            self._add_call(call_id, self._names.to_tool(str(item.get("name", ""))), arguments)
+
+    def _stop_of_calls(self) -> StopReason:
+        calls = self._calls_of_reply()
+        if not calls:
+            return "end_turn"
         # llama.cpp also says "completed" of a reply that its limit cut off.
-        is_complete = is_json(arguments) and self._calls_stop != "max_tokens"
-        self._calls_stop = "tool_use" if is_complete else "max_tokens"
-        return ToolCall(call_id, self._names.to_tool(str(item.get("name", ""))), arguments)
+        return "tool_use" if all(is_json(call.arguments) for call in calls) else "max_tokens"
 
     def _finish(self, stop: StopReason, response: _Response) -> Finished:
         self.finished = True

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from conductor.messages import ToolCall
 from conductor.models.base import Finished, ModelEvent, StopReason, Usage, is_json, token_count
 from conductor.models.failures import failure
-from conductor.plugins.models.decoding import EventDecoder, Item, SSEParser
+from conductor.plugins.models.calls import arguments_text, has_arguments, one_object
+from conductor.plugins.models.decoding import EventDecoder, Item, SSEParser, json_decoder
 from conductor.plugins.models.openai_request import REASONING, ChatOpaque
 from conductor.plugins.models.service_errors import cut_off, from_event, problem_of
 from conductor.plugins.models.thought_filter import ThoughtFilter, ThoughtHabit
@@ -59,7 +57,7 @@ class _Chunk(msgspec.Struct):
     error: Any = None
 
 
-_decode = msgspec.json.Decoder(_Chunk, float_hook=float).decode
+_decode = json_decoder(_Chunk)
 
 
 class _OpenCall:
@@ -68,6 +66,7 @@ class _OpenCall:
         self.name = ""
         self.parts: list[str] = []
         self.extra: Any = None
+        self.is_repeated = False
 
     def goes_on(self, call_id: str, name: str, arguments: str) -> bool:
         """Tell whether a delta with the call's index belongs to it."""
@@ -75,7 +74,18 @@ class _OpenCall:
             return True
         if name != self.name or (call_id and self.id and call_id != self.id):
             return False
-        return not arguments.strip() or not is_json("".join(self.parts))
+        return not arguments.strip() or not is_json(self.arguments)
+
+    def is_begun_again(self, call_id: str, name: str, arguments: str, *, same_index: bool) -> bool:
+        """Tell whether a delta with a name repeats this call, as some services do at the stream's end."""
+        if not name or name != self.name:
+            return False
+        if call_id and self.id:
+            return call_id == self.id
+        # Two equal calls without ids may be meant, unless only one of them has none.
+        may_be = same_index or bool(call_id or self.id)
+        doubled = self.arguments + arguments
+        return may_be and is_json(arguments) and one_object(doubled) != doubled
 
     @property
     def arguments(self) -> str:
@@ -121,9 +131,9 @@ class _Reasoning:
 class ChatDecoder(EventDecoder):
     """Decodes a streamed reply.
 
-    Calls are given at the end of the reply: only then are their arguments complete. The reasoning of a reply
-    with calls is kept in ``opaque`` for its ``source``. ``habit``: see `ThoughtFilter`. With ``offers_tools``
-    an empty reply at the limit is a lost call.
+    Only at the end of the reply are a call's arguments complete. The reasoning of a reply with calls is kept
+    in ``opaque`` for its ``source``. ``habit``: see `ThoughtFilter`. With ``offers_tools`` an empty reply at
+    the limit is a lost call.
     """
 
     def __init__(
@@ -149,14 +159,14 @@ class ChatDecoder(EventDecoder):
 
     def end(self) -> list[ModelEvent]:
         """Give the last events if only the end mark is missing. Raises `ModelError` for a cut reply."""
-        return self._events(list(self._finish()))
+        return self._events([self._finish()])
 
     def _read(self, chunk: bytes, items: list[Item]) -> None:
         for data in self._sse.feed(chunk):
             if data == b"[DONE]":
                 # To a service without reasons the end mark is one.
                 self._stop = self._stop or (None if self._names_reasons else "stop")
-                items += self._finish()
+                items.append(self._finish())
                 return
             # Other data are keep-alives.
             if not data.startswith(b"{"):
@@ -175,7 +185,7 @@ class ChatDecoder(EventDecoder):
             self._reasoning.add(delta)
         for part in delta.tool_calls or ():
             self._extend(part)
-        self._names_reasons = choice.finish_reason is not msgspec.UNSET
+        self._names_reasons = choice.finish_reason is None
         self._stop = choice.finish_reason or self._stop
         text = _text_of(choice.text or delta.content)
         self._has_text = self._has_text or bool(text.strip())
@@ -183,25 +193,36 @@ class ChatDecoder(EventDecoder):
 
     def _extend(self, delta: _CallDelta) -> None:
         function = delta.function or _Function()
-        name, call_id, arguments = function.name or "", delta.id or "", function.arguments or ""
-        if not isinstance(arguments, str):
-            arguments = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+        name, call_id, arguments = function.name or "", delta.id or "", arguments_text(function.arguments)
         call = self._by_index.get(delta.index)
         # Some services send no index or 0 with each call, and some repeat the name in each delta.
         if call is None or not call.goes_on(call_id, name, arguments):
-            call = self._by_index[delta.index] = _OpenCall()
-            self._calls.append(call)
+            call = self._by_index[delta.index] = self._begin(call, call_id, name, arguments)
         call.id = call.id or call_id
         call.name = call.name or name
-        call.parts.append(arguments)
         call.extra = delta.extra_content or call.extra
+        if not call.is_repeated:
+            call.parts.append(arguments)
 
-    def _finish(self) -> Iterator[Item]:
+    def _begin(self, current: _OpenCall | None, call_id: str, name: str, arguments: str) -> _OpenCall:
+        """Give the call that a delta begins, begins again, or continues under another index."""
+        for call in self._calls:
+            if call.is_begun_again(call_id, name, arguments, same_index=call is current):
+                call.is_repeated = has_arguments(call.arguments)  # whole arguments stay
+                return call
+        own = [call for call in self._calls if call.id == call_id] if call_id else self._calls[-1:]
+        if own and not name:
+            return own[0]
+        self._calls.append(_OpenCall())
+        return self._calls[-1]
+
+    def _finish(self) -> Finished:
         if self._stop is None:
             raise cut_off()
         reason = self._stop.lower()
         if reason in _FAILURES:
             raise failure("overloaded")
+        self._calls = [call for call in self._calls if call.name or call.arguments.strip()]
         stop = _STOPS.get(reason) or self._stop_of_calls(reason)
         fields = self._reasoning.fields
         # mlx-lm drops an invalid call and says only this.
@@ -212,18 +233,18 @@ class ChatDecoder(EventDecoder):
             arguments = call.arguments
             if stop == "tool_use" and not arguments.strip():
                 arguments = "{}"
-            yield ToolCall(call.id or f"call_{number}", self._names.to_tool(call.name), arguments)
+            self._add_call(call.id or f"call_{number}", self._names.to_tool(call.name), arguments)
         extras = [call.extra for call in self._calls]
         has_opaque = self._calls and (fields or any(extras))
         opaque = ChatOpaque(self._source, fields, extras).dump() if has_opaque else None
-        yield Finished(stop, usage(self._usage), opaque)
+        return Finished(stop, usage(self._usage), opaque)
 
     def _stop_of_calls(self, reason: str) -> StopReason:
         if (reason in _CALLED and not self._calls) or not all(call.name for call in self._calls):
             raise failure("malformed")
         # With an unknown reason the reply may be cut off.
         is_whole = reason in ("stop", *_CALLED) or all(
-            is_json(call.arguments or "{}") for call in self._calls
+            is_json(one_object(call.arguments) or "{}") for call in self._calls
         )
         return "tool_use" if self._calls and is_whole else "end_turn"
 

@@ -47,11 +47,18 @@ class Received(msgspec.Struct, frozen=True):
     blocks: tuple[ReplyBlock, ...]
 
 
+def add_slot(blocks: list[ReplyBlock], own_id: str) -> None:
+    """Note the place of a call; one that the service repeats keeps its first place."""
+    slot = CallSlot(own_id)
+    if not own_id or slot not in blocks:
+        blocks.append(slot)
+
+
 def opaque_of(blocks: Sequence[ReplyBlock], prefix: Callable[[], str]) -> str | None:
     """Encode a reply's blocks for `AssistantMessage.opaque`; None without reasoning."""
     if not any(isinstance(block, Reasoning) for block in blocks):
         return None
-    return msgspec.json.encode(Received(prefix(), tuple(blocks))).decode()
+    return encode(Received(prefix(), tuple(blocks))).decode()
 
 
 def received_of(message: AssistantMessage, provider: str) -> Received | None:

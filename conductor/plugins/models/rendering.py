@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
-from conductor.models.base import ModelRequest, ToolDefinition
+from conductor.models.base import ModelRequest, ToolDefinition, whole_characters
 from conductor.plugins.models.tool_names import ToolNameMap, with_hash
 
 Json: TypeAlias = dict[str, Any]
@@ -96,13 +96,13 @@ def object_schema(schema: Mapping[str, Any]) -> Json:
     return rendered
 
 
-def encode(body: Json) -> bytes:
-    """Encode a body; lone surrogates, which services refuse, become question marks."""
+def encode(body: Any) -> bytes:
+    """Encode a body; half characters, which services refuse, are joined or replaced."""
     try:
         return _encode(body)
     except UnicodeEncodeError:
         plain = msgspec.to_builtins(body, enc_hook=msgspec.json.decode)  # of `msgspec.Raw`
-        return json.dumps(plain, ensure_ascii=False).encode("utf-8", "replace")
+        return whole_characters(json.dumps(plain, ensure_ascii=False)).encode()
 
 
 _encode = msgspec.json.Encoder().encode

@@ -23,7 +23,7 @@ from conductor.plugins.models.tool_names import ToolNameMap
 from tests.models import AnthropicService, Break, Call, HttpFailure, JsonObject, Reply
 from tests.stand_ins.anthropic_binding import BOUND_ELSEWHERE
 from tests.stand_ins.anthropic_rules import BINDING_BETA
-from tests.unit.models.replies import SECRET, ask, collect, failure_of, finished_of
+from tests.unit.models.replies import SECRET, ask, collect, failure_of, finished_of, text_of
 
 assert anthropic_client  # imported here: it takes a while, and no test's wait should hold that
 
@@ -154,7 +154,69 @@ def test_a_call_that_never_ended_is_not_taken_for_whole() -> None:
 
 def test_arguments_may_come_with_the_start_of_their_call() -> None:
     start = {"type": "tool_use", "id": "t1", "name": "a", "input": {"path": "/x"}}
-    assert decoded(*block(start))[0] == ToolCall("t1", "a", '{"path":"/x"}')
+    assert decoded(*block(start), *STOP)[0] == ToolCall("t1", "a", '{"path":"/x"}')
+
+
+def raw(*events: JsonObject | str) -> bytes:
+    """Make a stream of events and other lines."""
+    lines = (event if isinstance(event, str) else msgspec.json.encode(event).decode() for event in events)
+    return "".join(f"data: {line}\n\n" for line in lines).encode()
+
+
+def said(*texts: str | None) -> list[JsonObject]:
+    return block({"type": "text", "text": ""}, *({"type": "text_delta", "text": text} for text in texts))
+
+
+# Of services that speak this API nearly; the SDK's own stream takes all of them.
+NEARLY: dict[str, bytes] = {
+    "OpenAI's end mark behind the end": raw(*said("Hi."), *STOP, "[DONE]"),
+    "OpenAI's end mark for the end": raw(*said("Hi."), STOP[0], "[DONE]"),
+    "no end": raw(*said("Hi."), STOP[0]),
+    "words that keep the connection alive": raw("ping", *said("Hi."), "keep-alive", *STOP),
+    "figures with a fraction": raw(
+        {"type": "message_start", "message": {"usage": {"input_tokens": 3.0, "output_tokens": 0.0}}},
+        *said("Hi."),
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2.0}},
+        STOP[1],
+    ),
+    "figures that are none": raw(
+        {"type": "message_start", "message": {"usage": {"input_tokens": "3", "output_tokens": None}}},
+        *said("Hi."),
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": []},
+        STOP[1],
+    ),
+    "the text at the start of its block": raw(*block({"type": "text", "text": "Hi."}), *STOP),
+    "half of the text at the start of its block": raw(
+        *block({"type": "text", "text": "H"}, {"type": "text_delta", "text": "i."}), *STOP
+    ),
+    "texts null": raw(*block({"type": "text", "text": None}), *said(None, "Hi.", None), *STOP),
+    "an empty stop reason": raw(
+        *said("Hi."), {"type": "message_delta", "delta": {"stop_reason": ""}}, STOP[1]
+    ),
+    "a stop reason that is null behind the true one": raw(
+        *said("Hi."), STOP[0], {"type": "message_delta", "delta": {"stop_reason": None}}, STOP[1]
+    ),
+    "a byte order mark": b"\xef\xbb\xbf" + raw(*said("Hi."), *STOP),
+    "lines that end by CR": raw(*said("Hi."), *STOP).replace(b"\n", b"\r"),
+}
+
+
+@pytest.mark.parametrize("stream", NEARLY.values(), ids=NEARLY)
+async def test_a_whole_reply_of_a_service_that_speaks_nearly_this_api_is_taken(
+    service: AnthropicService, provider: AnthropicProvider, stream: bytes
+) -> None:
+    service.play(HttpFailure(200, body=stream, headers={"content-type": "text/event-stream"}))
+    events = await collect(provider)
+    assert text_of(events) == "Hi." and finished_of(events).stop == "end_turn"
+    assert service.received == 1
+
+
+async def test_a_reply_without_a_stop_reason_is_cut_off(
+    service: AnthropicService, provider: AnthropicProvider
+) -> None:
+    cut = HttpFailure(200, body=raw(*said("Hi."), "[DONE]"), headers={"content-type": "text/event-stream"})
+    service.play(cut)
+    assert (await failure_of(provider)).reason == "connection"
 
 
 @pytest.mark.parametrize("signature", ["", None])

@@ -162,15 +162,15 @@ def test_a_blank_system_prompt_or_description_is_left_out() -> None:
     assert "system" not in body and "description" not in body["tools"][0]
 
 
-def test_lone_surrogates_become_question_marks() -> None:
+def test_halves_of_characters_are_replaced() -> None:
     tool = ToolDefinition(
         "agent.spawn", "d\udfff", {"type": "object", "properties": {"x": {"enum": ["\ud800"]}}}
     )
     body = rendered(ask(UserMessage("a\ud83db"), system="c\udc00", tools=(tool,)))
-    assert plain(body["messages"][0]) == [text("a?b")]
-    assert body["tools"][0]["description"] == "d?"
-    assert body["tools"][0]["input_schema"]["properties"] == {"x": {"enum": ["?"]}}
-    assert body["system"][0]["text"] == "c?"
+    assert plain(body["messages"][0]) == [text("a\ufffdb")]
+    assert body["tools"][0]["description"] == "d\ufffd"
+    assert body["tools"][0]["input_schema"]["properties"] == {"x": {"enum": ["\ufffd"]}}
+    assert body["system"][0]["text"] == "c\ufffd"
 
 
 THOUGHT: list[JsonObject] = [

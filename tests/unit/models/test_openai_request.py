@@ -159,7 +159,7 @@ def test_halves_of_surrogate_pairs_are_replaced() -> None:
     history = (UserMessage("b\ud800"), AssistantMessage("c\ud800"), UserMessage("d"))
     for body in (chat, responses, completions):
         text = msgspec.json.encode(body(ask(*history, system="e\ud800", tools=(tool,)))).decode()
-        assert "b?" in text and "c?" in text and "e?" in text
+        assert all(f"{letter}\ufffd" in text for letter in "bce")
 
 
 def test_texts_that_end_a_reply() -> None:

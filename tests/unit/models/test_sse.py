@@ -17,9 +17,13 @@ STREAM = (
 EVENTS = [b"{}", b"no space", b"two\nlines", "ünïcödé 😀".encode()]
 
 
-@given(st.lists(st.integers(0, len(STREAM)), max_size=20), st.sampled_from([b"\n", b"\r\n"]))
-def test_cuts_do_not_change_the_events(cuts: list[int], end: bytes) -> None:
-    parser, stream = SSEParser(), STREAM.replace(b"\n", end)
+@given(
+    st.lists(st.integers(0, len(STREAM)), max_size=20),
+    st.sampled_from([b"\n", b"\r\n", b"\r"]),
+    st.sampled_from([b"", b"\xef\xbb\xbf"]),
+)
+def test_cuts_do_not_change_the_events(cuts: list[int], end: bytes, mark: bytes) -> None:
+    parser, stream = SSEParser(), mark + STREAM.replace(b"\n", end)
     edges = [0, *sorted(cuts), len(stream)]
     pieces = (stream[start:stop] for start, stop in zip(edges, edges[1:], strict=False))
     assert [event for piece in pieces for event in parser.feed(piece)] == EVENTS
@@ -28,7 +32,7 @@ def test_cuts_do_not_change_the_events(cuts: list[int], end: bytes) -> None:
 def test_an_event_is_given_as_soon_as_its_blank_line_is_there() -> None:
     parser = SSEParser()
     assert [parser.feed(piece) for piece in (b"data: 1\n", b"\n", b"data: 2\r\n\r", b"\n")] == [
-        [], [b"1"], [], [b"2"],
+        [], [b"1"], [b"2"], [],
     ]  # fmt: skip
 
 

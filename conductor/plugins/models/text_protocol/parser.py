@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from conductor.models.base import is_json, whole_characters
+
 # Characters of one object: a repair takes more than linear time.
 _MAX_REPAIRED_CHARS = 8_192
 
@@ -178,6 +180,8 @@ def _call(name: str, arguments: Any, is_repaired: bool, tools: Tools) -> Written
         raise MalformedCall
     try:
         text = json.dumps(arguments, allow_nan=False)
+        if not is_json(text):  # it has half a character
+            text = whole_characters(json.dumps(arguments, ensure_ascii=False))
     except (TypeError, ValueError):  # no JSON type, or NaN
         raise MalformedCall from None
     return Written((WrittenCall(resolve(name, tools), text, is_repaired),))
