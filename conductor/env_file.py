@@ -24,12 +24,13 @@ _SHOWABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class EnvFile:
-    """A parsed file: ``values`` by the settings' names, and ``unknown`` names.
+    """A parsed file: ``values`` by the settings' names, ``others`` by their names, and ``unknown`` names.
 
     ``mistakes`` are sentences without any value.
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
     mistakes: tuple[str, ...] = ()
 
@@ -45,6 +46,7 @@ def read_env_file(path: Path, names: Collection[str]) -> EnvFile | None:
     if not os.path.lexists(path):
         return None
     values: dict[str, str] = {}
+    others: dict[str, str] = {}
     unknown: list[str] = []
     mistakes: list[str] = []
     text = read_text(path, f"The file {path}", allow_pipe=True)
@@ -58,6 +60,7 @@ def read_env_file(path: Path, names: Collection[str]) -> EnvFile | None:
             continue
         name, value = match[1].lower(), match[2] or match[3] or match[4] or ""
         if name not in names:
+            others[match[1]] = value
             unknown.append(match[1] if _SHOWABLE.fullmatch(match[1]) else f"line {number}")
         elif name in values:
             mistakes.append(f"Line {number} of {path.name} sets {name.upper()} a second time.")
@@ -65,4 +68,4 @@ def read_env_file(path: Path, names: Collection[str]) -> EnvFile | None:
             mistakes.append(f"Line {number} of {path.name} refers to a variable; write the value itself.")
         else:
             values[name] = value
-    return EnvFile(values, tuple(unknown), tuple(mistakes))
+    return EnvFile(values, others, tuple(unknown), tuple(mistakes))

@@ -6,7 +6,7 @@ import ipaddress
 import os
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -53,6 +53,13 @@ DATA_FOLDER = "data"
 STORE_FILE = "conductor.db"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\sA-Z]+")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkingFile:
+    """The ``name`` of the file in the working folder that counts while its setting is empty."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +138,7 @@ class Settings(BaseSettings):
     web: Annotated[Literal["on", "off"], _LOWER] = "on"
     inspect: Annotated[Literal["local", "on", "off"], _LOWER] = "local"
     model_provider: Annotated[str | None, _LOWER] = None
-    models_file: Path | None = None
+    models_file: Annotated[Path | None, WorkingFile("models.toml")] = None
     anthropic_api_key: SecretStr | None = None
     anthropic_base_url: str | None = None
     anthropic_model: Annotated[str, Field(min_length=1)] = "claude-haiku-5-5"
@@ -190,9 +197,9 @@ class Settings(BaseSettings):
     device_tools_file: Path | None = None
     web_fetch: bool = False
     web_search: str | None = None
-    http_tools_file: Path | None = None
-    mcp_config_file: Path | None = None
-    webhooks_file: Path | None = None
+    http_tools_file: Annotated[Path | None, WorkingFile("tools.toml")] = None
+    mcp_config_file: Annotated[Path | None, WorkingFile("mcp.json")] = None
+    webhooks_file: Annotated[Path | None, WorkingFile("webhooks.toml")] = None
     mcp_server: bool = False
     session_grace_s: Annotated[float, Field(ge=0, le=86_400)] = 120
     auth_tokens: Annotated[_List, Field(repr=False)] = ()
@@ -205,7 +212,7 @@ class Settings(BaseSettings):
     data_dir: Path | None = None
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     allowed_tools: _List = ()
-    policies_file: Path | None = None
+    policies_file: Annotated[Path | None, WorkingFile("policies.json")] = None
     deny_irreversible: bool = False
     dry_run: bool = False
     local_only: bool = False
@@ -291,6 +298,24 @@ class Settings(BaseSettings):
     @property
     def store_path(self) -> Path:
         return Path(os.path.expanduser(self.store_url.removeprefix("sqlite:///")))
+
+    def working_file(self, name: str) -> Path:
+        """Return the path of a setting with a `WorkingFile`."""
+        marks = type(self).model_fields[name].metadata
+        default = next(mark.name for mark in marks if isinstance(mark, WorkingFile))
+        return getattr(self, name) or Path(default)
+
+    @property
+    def paths(self) -> Iterator[tuple[str, Path]]:
+        """The paths that settings name, and the texts that name a file, each with its setting."""
+        for name, field in type(self).model_fields.items():
+            if any(isinstance(mark, WorkingFile) for mark in field.metadata):
+                yield name, self.working_file(name)
+                continue
+            value = getattr(self, name)
+            for part in value if isinstance(value, tuple) else (value,):
+                if isinstance(part, Path) or (isinstance(part, str) and os.path.isfile(part)):
+                    yield name, Path(part)
 
     @property
     def provider(self) -> str:
@@ -399,6 +424,12 @@ def with_environment(location: str, text: str, secrets: list[str]) -> str:
         return secret
 
     return _VARIABLE.sub(value, text)
+
+
+def environment_values(env_file: Path = ENV_FILE) -> Mapping[str, str]:
+    """Return the values of all names, settings or not, of the file and of the environment, which wins."""
+    file = read_env_file(env_file, ()) or EnvFile()
+    return {**file.others, **os.environ}
 
 
 def environment_names() -> list[str]:

@@ -17,7 +17,6 @@ from conductor.config_file import check_url, read_toml, validate
 from conductor.errors import SettingsError
 from conductor.settings import Settings, environment_value
 
-MODELS_NAME = "models.toml"
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 
@@ -154,7 +153,7 @@ class _File(BaseModel):
 
 def models_path(settings: Settings) -> Path:
     """Return the path of the profiles: MODELS_FILE, or ``models.toml`` in the working directory."""
-    return settings.models_file or Path(MODELS_NAME)
+    return settings.working_file("models_file")
 
 
 def load_profiles(settings: Settings) -> Profiles:

@@ -23,7 +23,6 @@ log = structlog.get_logger(__name__)
 MAX_RULES = 1_000
 # Seconds between checks for a change of the file.
 REREAD_S = 2.0
-POLICIES_NAME = "policies.json"
 VERSION = 1
 
 _Signature: TypeAlias = tuple[int, int, int] | None
@@ -31,7 +30,7 @@ _Signature: TypeAlias = tuple[int, int, int] | None
 
 def policies_path(settings: Settings) -> Path:
     """Return the path of the rules: POLICIES_FILE, or ``policies.json`` in the working directory."""
-    return settings.policies_file or Path(POLICIES_NAME)
+    return settings.working_file("policies_file")
 
 
 def load(path: Path, *, required: bool = False) -> tuple[Rule, ...]:

@@ -11,6 +11,7 @@ import sqlite3
 import sysconfig
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
@@ -119,9 +120,11 @@ def test_folders_of_the_file_tools_contain_no_file_of_the_server(folders: Path) 
         assert "contains the state of the system" in refused(root)
 
 
-@pytest.mark.parametrize(
-    "name", ["policies_file", "system_prompt_file", "device_tools_file", "data_dir", "audit_log"]
-)
+FOR_TOOLS = ("notes_dir", "knowledge_dir")
+PATHS = [name for name, field in Settings.model_fields.items() if Path in get_args(field.annotation)]
+
+
+@pytest.mark.parametrize("name", [name for name in PATHS if name not in FOR_TOOLS])
 @pytest.mark.parametrize("root", ["files", "files/deep"])
 @pytest.mark.parametrize("exists", [True, False])
 def test_folders_of_the_file_tools_contain_no_file_of_a_setting(
@@ -129,13 +132,48 @@ def test_folders_of_the_file_tools_contain_no_file_of_a_setting(
 ) -> None:
     own = folders / "files" / "deep" / "own"
     if exists:
-        own.mkdir() if name == "data_dir" else own.touch()
+        own.mkdir() if name in ("data_dir", "tools_path") else own.touch()
     assert str(own) in refused(folders / root, **{name: own})
     refused(folders / root, **{name: folders / "server" / ".." / "files" / "deep" / "own"})
     link = folders / "server" / "link"
     link.symlink_to(own)
     assert str(link) in refused(folders / root, **{name: link})
     make_services(settings(file_roots=("shared",), data_dir=folders / "server"))
+
+
+@pytest.mark.parametrize("name", ["models.toml", "tools.toml", "mcp.json", "webhooks.toml", "policies.json"])
+def test_the_file_in_the_working_folder_may_be_a_link(folders: Path, name: str) -> None:
+    own = folders / "files" / name
+    own.touch()
+    (folders / "server" / name).symlink_to(own)
+    assert f"({name})" in refused(folders / "files")
+
+
+def test_a_text_that_names_a_file_is_a_path(folders: Path) -> None:
+    model = folders / "files" / "small.gguf"
+    assert file_roots(settings(file_roots=("../files",), llama_cpp_model=str(model)))
+    model.touch()
+    assert "contains LLAMA_CPP_MODEL" in refused("../files", llama_cpp_model=str(model))
+
+
+@pytest.mark.parametrize("name", ["JWT_KEYS", "KEY_OF_A_PLUGIN"])
+@pytest.mark.parametrize("tools", ["file_roots", *FOR_TOOLS])
+def test_no_folder_of_the_tools_contains_a_file_of_a_variable(
+    folders: Path, monkeypatch: pytest.MonkeyPatch, name: str, tools: str
+) -> None:
+    keys = folders / "files" / "deep" / "keys.json"
+    keys.touch()
+    folder = ("../files",) if tools == "file_roots" else Path("../files")
+    values: dict[str, Any] = {tools: folder, "data_dir": folders / "data"}
+    mistake = rf"^{tools.upper()}: \.\./files contains {name} \(.*keys\.json\); use another folder\.$"
+    make_services(settings(**values))
+    (folders / "server" / ".env").write_text(f"{name}={keys}\n")
+    with pytest.raises(SettingsError, match=mistake):
+        make_services(settings(**values))
+    (folders / "server" / ".env").unlink()
+    monkeypatch.setenv(name, "../files/deep/keys.json")
+    with pytest.raises(SettingsError, match=mistake):
+        make_services(settings(**values))
 
 
 def test_the_folder_of_notes_is_checked_too(folders: Path) -> None:

@@ -15,8 +15,6 @@ from conductor.settings import Settings, with_environment
 from conductor.tools.base import Risk
 from conductor.tools.declarations import SERVER_PREFIXES
 
-MCP_CONFIG_NAME = "mcp.json"
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}\Z")
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 _TYPES = {"streamable-http": "http", "streamableHttp": "http"}
@@ -55,7 +53,7 @@ class McpServerConfig(BaseModel):
 
 def mcp_config_path(settings: Settings) -> Path:
     """Return the path of the file: MCP_CONFIG_FILE, or ``mcp.json`` in the working directory."""
-    return settings.mcp_config_file or Path(MCP_CONFIG_NAME)
+    return settings.working_file("mcp_config_file")
 
 
 def mcp_folder(settings: Settings) -> Path | None:

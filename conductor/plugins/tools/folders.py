@@ -11,15 +11,13 @@ from pathlib import Path
 import conductor
 from conductor.env_file import ENV_FILE
 from conductor.errors import SettingsError
-from conductor.models.profiles import models_path
-from conductor.plugins.mcp.config import mcp_config_path
-from conductor.plugins.tools.http_tools import http_tools_path
 from conductor.plugins.tools.knowledge_index import KnowledgeIndex
-from conductor.settings import Settings
-from conductor.tools.policies import policies_path
+from conductor.settings import Settings, environment_values
 
 # The knowledge base's index in DATA_DIR.
 KNOWLEDGE_FILE = "knowledge.db"
+# The settings of folders that are for the tools.
+_FOR_TOOLS = ("file_roots", "notes_dir", "knowledge_dir")
 
 
 def file_roots(settings: Settings) -> list[Path]:
@@ -35,9 +33,7 @@ def knowledge_index(settings: Settings) -> KnowledgeIndex | None:
     """Make the index of the knowledge base. Raises `SettingsError`."""
     if settings.knowledge_dir is None:
         return None
-    folder = Path(os.path.expanduser(settings.knowledge_dir))
-    if not os.path.isdir(folder):
-        raise SettingsError(f"KNOWLEDGE_DIR: {folder} is not a folder.")
+    folder = _tools_folder("KNOWLEDGE_DIR", settings.knowledge_dir, settings)
     if settings.data_dir is None:
         raise SettingsError("KNOWLEDGE_DIR needs DATA_DIR, the folder of its index.")
     return KnowledgeIndex(folder, Path(os.path.expanduser(settings.data_dir)) / KNOWLEDGE_FILE)
@@ -55,30 +51,29 @@ def _tools_folder(setting: str, name: Path, settings: Settings) -> Path:
     if Path(os.path.realpath(folder)).parts[1:2] in (("proc",), ("sys",)):
         raise SettingsError(f"{setting}: {folder} contains the state of the system, not files.")
     for content, path in _own_files(settings):
-        if path is not None and _contains(folder, path):
+        if _contains(folder, path):
             raise SettingsError(f"{setting}: {folder} contains {content} ({path}); use another folder.")
     return folder
 
 
-def _own_files(settings: Settings) -> Iterator[tuple[str, Path | None]]:
+def _own_files(settings: Settings) -> Iterator[tuple[str, Path]]:
     yield "its settings", ENV_FILE
-    yield "the operator's rules", policies_path(settings)
-    yield "the sessions", settings.store_path if settings.store_kind == "sqlite" else settings.data_dir
-    yield "the system prompt", settings.system_prompt_file
-    yield "the models", models_path(settings)
-    yield "the catalog of tools", settings.device_tools_file
-    yield "the tools' code", settings.tools_path
-    yield "the MCP servers", mcp_config_path(settings)
-    yield "the HTTP tools", http_tools_path(settings)
-    yield "the audit log", settings.audit_log
+    if settings.store_kind == "sqlite":
+        yield "the sessions", settings.store_path
     # A file tool could write code that runs at the next start.
     yield "the server's code", Path(conductor.__file__).parent
     yield "installed packages", Path(sysconfig.get_path("purelib"))
+    yield from ((name.upper(), path) for name, path in settings.paths if name not in _FOR_TOOLS)
+    # A plugin has variables of its own, such as JWT_KEYS.
+    for name, value in environment_values().items():
+        if name.lower() not in _FOR_TOOLS and os.path.isfile(os.path.expanduser(value)):
+            yield name, Path(value)
 
 
 def _contains(root: Path, path: Path) -> bool:
     # Compares inodes of the parents, so that case, spelling and links make no difference. A link's location
     # and its target count. A directory that is mounted twice is not recognized.
+    path = Path(os.path.expanduser(path))
     for spelling in {os.path.abspath(path), os.path.realpath(path)}:
         for folder in (Path(spelling), *Path(spelling).parents):
             with suppress(OSError):  # it does not exist yet, or may not be read

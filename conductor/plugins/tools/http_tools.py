@@ -24,7 +24,6 @@ from conductor.tools.declarations import NAME, SERVER_PREFIXES
 from conductor.tools.schema import SchemaError, read_schema
 from conductor.tools.validation import decode_json, refusal
 
-HTTP_TOOLS_NAME = "tools.toml"
 # Bytes of an answer that are read, and characters of an error that the model gets.
 MAX_ANSWER_BYTES = 1_048_576
 _MAX_PROBLEM = 500
@@ -101,7 +100,7 @@ class HttpToolConfig(BaseModel):
 
 def http_tools_path(settings: Settings) -> Path:
     """Return the path of the tools: HTTP_TOOLS_FILE, or ``tools.toml`` in the working directory."""
-    return settings.http_tools_file or Path(HTTP_TOOLS_NAME)
+    return settings.working_file("http_tools_file")
 
 
 def from_settings(settings: Settings) -> HttpToolset:

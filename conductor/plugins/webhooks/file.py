@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, HttpUrl
@@ -13,7 +12,6 @@ from conductor.config_file import read_toml, validate
 from conductor.conversation.events import WEBHOOK_EVENTS
 from conductor.settings import Settings, is_safe_url, with_environment
 
-NAME = "webhooks.toml"
 PREFIX = "whsec_"
 
 
@@ -53,7 +51,7 @@ class WebhookFile(BaseModel):
 
 def load_webhooks(settings: Settings) -> WebhookFile | None:
     """Read WEBHOOKS_FILE; None without a file. Raises `SettingsError`: one sentence with the mistake."""
-    path = settings.webhooks_file or Path(NAME)
+    path = settings.working_file("webhooks_file")
     if settings.webhooks_file is None and not path.exists():
         return None
     document = read_toml(path)
