@@ -7,19 +7,22 @@ generative AI, v0.1.0 of their own repository.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from threading import Thread
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from conductor.errors import ErrorCode, SettingsError
 from conductor.events.server import EndReason
 from conductor.models.base import Finished
 from conductor.observers.turns import TurnObservers, TurnStats
 from conductor.server.listener import Listener
-from conductor.settings import Settings
+from conductor.settings import Settings, environment_values
 from conductor.stores.base import SessionKey
+from conductor.tools.redaction import without_scheme
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -33,10 +36,18 @@ _PROVIDERS = {"bedrock": "aws.bedrock"}
 
 def serve(listener: Listener, settings: Settings) -> AbstractAsyncContextManager[None]:
     """Trace turns, if OTEL_EXPORTER_OTLP_ENDPOINT is set. Raises `SettingsError` without the extra."""
+    listener.redact(header_secrets(environment_values()), settings)
     observers = listener.services.observers
     if settings.otel_exporter_otlp_endpoint is not None and isinstance(observers, TurnObservers):
         observers.tracer = make_tracer(settings.otel_exporter_otlp_endpoint, content=settings.log_content)
     return nullcontext()
+
+
+def header_secrets(variables: Mapping[str, str]) -> list[str]:
+    """List the values of the headers in ``OTEL_…_HEADERS``, which are quoted as in a URL."""
+    texts = [text for name, text in variables.items() if re.fullmatch("OTEL_.*_HEADERS", name)]
+    pairs = [pair for text in texts for pair in text.split(",")]
+    return [without_scheme(unquote(pair.partition("=")[2])) for pair in pairs]
 
 
 class TurnTracer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -175,6 +176,15 @@ class Listener:
         """Apply an endpoint's settings now, and edited ones at a reload; ``prepare`` returns the change."""
         self._preparations.append(prepare)
         prepare(settings)()
+
+    def redact(self, secrets: Sequence[str], settings: Settings) -> None:
+        """Redact the secrets of an endpoint in what tools return, also after a reload."""
+
+        def redact() -> None:
+            redactor = self.services.redactor.knowing(secrets)
+            self.reload(replace(self.services, redactor=redactor))
+
+        self.configure(lambda _: redact, settings)
 
     def prepare(self, settings: Settings) -> list[Callable[[], None]]:
         """Validate edited settings for the endpoints; returns the changes. Raises `SettingsError`."""

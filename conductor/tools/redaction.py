@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
@@ -50,9 +50,14 @@ class Redactor:
     def __init__(self, secrets: Iterable[str], *, paths: bool = False) -> None:
         values = [secret.strip() for secret in secrets if len(_plain(_encoded(secret))) >= MIN_SECRET]
         spellings = {form for value in values for form in _spellings(value) if not _is_in_marker(form)}
+        self._secrets = tuple(values)
         self._spellings = sorted(spellings, key=len, reverse=True)
         self._plain_forms = {form for value in values for form in _plain_forms(value)}
         self._paths = paths
+
+    def knowing(self, secrets: Iterable[str]) -> Redactor:
+        """Return a redactor of further known values."""
+        return Redactor((*self._secrets, *secrets), paths=self._paths)
 
     def text(self, text: str) -> str:
         """Redact a text; returns the same object if there is nothing to redact."""
@@ -284,6 +289,19 @@ _AFTER = ".!?:)}*"  # of a sentence around the value
 def is_secret_name(name: str) -> bool:
     """Return whether a field of this name holds a secret: ``db_password`` does, ``token_count`` does not."""
     return SECRET_NAME.search(_folded(name[-32:])) is not None
+
+
+_SCHEME = re.compile(r"(?:bearer|basic|token|apikey)\s+", re.IGNORECASE)
+
+
+def without_scheme(value: str) -> str:
+    """Return the credentials of a header, without a scheme such as ``Bearer``."""
+    return _SCHEME.sub("", value.strip(), count=1)
+
+
+def secrets_in(fields: Mapping[str, str]) -> list[str]:
+    """List the secret values of fields by their names."""
+    return [without_scheme(value) for name, value in fields.items() if is_secret_name(name)]
 
 
 def _is_long(value: str) -> bool:

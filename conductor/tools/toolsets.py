@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import get_args
 
+from pydantic import SecretStr
+
 from conductor.entry_points import TOOLSETS, plugins
 from conductor.errors import SettingsError
 from conductor.models.profiles import load_profiles
@@ -55,9 +57,9 @@ def all_tools(settings: Settings) -> tuple[ToolSpec, ...]:
 def make_redactor(settings: Settings, toolsets: Sequence[Toolset]) -> Redactor:
     """Make the redactor of the secrets in the settings and of the toolsets. Raises `SettingsError`."""
     keys = [profile.api_key for profile in load_profiles(settings).by_name.values()]
-    keys += [settings.anthropic_api_key, settings.admin_token]
-    values = [key.get_secret_value() for key in keys if key is not None]
-    values += [secret for toolset in toolsets for secret in toolset.secrets()]
-    values += passwords(settings.store_url)
+    fields = [getattr(settings, name) for name in Settings.model_fields]
+    values = [key.get_secret_value() for key in (*keys, *fields) if isinstance(key, SecretStr)]
+    values += [password for text in fields if isinstance(text, str) for password in passwords(text)]
     values += [entry.partition(":")[2].rpartition(":")[0] for entry in settings.api_keys]
+    values += [secret for toolset in toolsets for secret in toolset.secrets()]
     return Redactor([*settings.auth_tokens, *values], paths=settings.redact_paths)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from pydantic import SecretStr
 
 import conductor
 from conductor.app import make_services, running
@@ -238,6 +239,27 @@ def test_a_root_that_is_not_a_folder_is_refused(folders: Path, root: str) -> Non
 def test_the_stores_password_is_one_of_the_secrets() -> None:
     redactor = make_redactor(settings(session_store_url="redis://me:hunter2%40@h"), [])
     assert "hunter2@" not in redactor.text("it is hunter2@")
+
+
+SECRET_FIELDS = [
+    name
+    for name, field in Settings.model_fields.items()
+    if not field.repr or SecretStr in get_args(field.annotation)
+]
+FORMS = {"api_keys": "shop:{}:read", "session_store_url": "redis://me:{}@h"}
+
+
+@pytest.mark.parametrize("name", SECRET_FIELDS)
+def test_each_secret_field_of_the_settings_is_redacted_used_or_not(name: str) -> None:
+    secret = "correct-horse-battery-staple"
+    values = {name: FORMS.get(name, "{}").format(secret)}
+    assert secret not in make_redactor(settings(**values), []).text(f"it is {secret}, as you know")
+
+
+@pytest.mark.parametrize("name", ["anthropic_base_url", "otel_exporter_otlp_endpoint", "web_search"])
+def test_a_password_in_an_address_of_the_settings_is_redacted(name: str) -> None:
+    redactor = make_redactor(settings(**{name: "https://me:correct-horse@host.example/v1"}), [])
+    assert "correct-horse" not in redactor.text("it is correct-horse")
 
 
 # -- who may reach it

@@ -14,6 +14,7 @@ from conductor.errors import SettingsError
 from conductor.settings import Settings, with_environment
 from conductor.tools.base import Risk
 from conductor.tools.declarations import SERVER_PREFIXES
+from conductor.tools.redaction import secrets_in
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}\Z")
 _STRICT = ConfigDict(extra="forbid", frozen=True)
@@ -27,7 +28,8 @@ class McpServerConfig(BaseModel):
     without the server's name; empty means all tools. ``risk`` replaces the risk of single tools. ``timeout``
     is the time limit of a call in seconds, instead of TOOL_TIMEOUT_MS. With the ``scope`` ``session`` each
     session has its own server. ``oauth``: the server needs a login (`conductor mcp login`). ``revision`` is
-    the revision of the protocol. ``secrets`` are the values from the environment.
+    the revision of the protocol. ``secrets`` are the values from the environment,
+    and those with the name of a secret.
     """
 
     model_config = _STRICT
@@ -95,7 +97,8 @@ def _server(path: Path, name: str, values: Any) -> McpServerConfig:
         }
         for field in ("env", "headers")
     }
-    return config.model_copy(update={**expanded, "secrets": tuple(secrets)})
+    secrets += [secret for fields in expanded.values() for secret in secrets_in(fields)]
+    return config.model_copy(update={**expanded, "secrets": tuple(dict.fromkeys(secrets))})
 
 
 def _check_transport(location: str, config: McpServerConfig) -> None:

@@ -21,6 +21,7 @@ from conductor.plugins.tools.definitions import ToolFailure, web_client
 from conductor.settings import Settings, with_environment
 from conductor.tools.base import CallContext, Effect, Risk, ToolOutcome, Toolset, ToolSpec, failed, succeeded
 from conductor.tools.declarations import NAME, SERVER_PREFIXES
+from conductor.tools.redaction import secrets_in
 from conductor.tools.schema import SchemaError, read_schema
 from conductor.tools.validation import decode_json, refusal
 
@@ -118,7 +119,7 @@ def from_settings(settings: Settings) -> HttpToolset:
         if tool.name in tools:
             raise SettingsError(f"{path}: the name {tool.name} belongs to another tool.")
         tools[tool.name] = tool
-    return HttpToolset(tools, tuple(secrets))
+    return HttpToolset(tools, tuple(dict.fromkeys(secrets)))
 
 
 def _entries(path: Path, document: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -140,6 +141,7 @@ def _tool(path: Path, number: int, values: Mapping[str, Any], secrets: list[str]
         raise SettingsError(f"{label} needs another name: letters, digits, dots, hyphens and underscores.")
     _check_url(label, tool)
     headers = {name: with_environment(label, text, secrets) for name, text in tool.headers.items()}
+    secrets += [*secrets_in(headers), *secrets_in(dict(parse_qsl(urlsplit(tool.url).query)))]
     return tool.model_copy(update={"headers": headers})
 
 
@@ -216,7 +218,7 @@ def make_body(template: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 class HttpToolset(Toolset):
-    """HTTP tools; ``secrets`` are the values from the environment."""
+    """HTTP tools; ``secrets`` are the values from the environment, and those with the name of a secret."""
 
     def __init__(self, tools: Mapping[str, HttpToolConfig], secrets: Sequence[str]) -> None:
         self._secrets = secrets

@@ -48,6 +48,11 @@ class WebhookFile(BaseModel):
         WEBHOOK_EVENTS
     )
 
+    @property
+    def secrets(self) -> list[str]:
+        """The secret without its prefix."""
+        return [base64.b64encode(self.secret).decode()]
+
 
 def load_webhooks(settings: Settings) -> WebhookFile | None:
     """Read WEBHOOKS_FILE; None without a file. Raises `SettingsError`: one sentence with the mistake."""

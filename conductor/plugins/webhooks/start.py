@@ -23,6 +23,7 @@ def serve(listener: Listener, settings: Settings) -> AbstractAsyncContextManager
     if file is None:
         return nullcontext()
     listener.services.webhooks.events = file.events
+    listener.redact(file.secrets, settings)
     return _delivering(listener, settings, file)
 
 

@@ -86,6 +86,45 @@ async def test_the_secrets_of_a_result_reach_neither_model_nor_app_nor_log(
     assert logged and leaked(str(logged)) == []
 
 
+async def test_secrets_that_the_server_does_not_use_are_redacted_too_also_after_a_reload(
+    claude: AnthropicService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signing = base64.b64encode(b"a secret of thirty-two bytes ...").decode()
+    (tmp_path / "webhooks.toml").write_text(f'url = "http://127.0.0.1:1/"\nsecret = "whsec_{signing}"\n')
+    literal = '{Authorization = "Bearer literal-0815", "X-Api-Key" = "other-literal-4711"}'
+    (tmp_path / "tools.toml").write_text(
+        f'[[tool]]\nname = "radio"\ndescription = "The radio."\nurl = "http://127.0.0.1:1/?api_key=in-the-query"\n'
+        f'headers = {literal}\ninput_schema = {{type = "object"}}\n'
+    )
+    servers = {"mail": {"command": "true", "env": {"MAIL_PASSWORD": "literal-of-mail"}}}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    monkeypatch.setenv(
+        "OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20trace-0451, x-team=team-of-traces"
+    )
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "api-key=only-for-traces")
+    secrets = {
+        *("unused-of-openai-1", "unused-of-bedrock-2", signing, "literal-0815", "other-literal-4711"),
+        *("in-the-query", "literal-of-mail", "trace-0451", "team-of-traces", "only-for-traces"),
+    }
+    async with configured(
+        claude,
+        tmp_path,
+        openai_api_key="unused-of-openai-1",
+        bedrock_api_key="unused-of-bedrock-2",
+        webhooks_file=tmp_path / "webhooks.toml",
+        http_tools_file=tmp_path / "tools.toml",
+        mcp_config_file=tmp_path / "mcp.json",
+    ) as server:
+        async with server.phone(tools={"look": lambda a: f"We know {' and '.join(secrets)}."}) as phone:
+            await begin(phone)
+            for _ in range(2):
+                claude.replies += [Reply(calls=(call("look"),)), Reply(text="Hm.")]
+                await phone.ask("look")
+                (result,) = results_of(claude.requests[-1])
+                assert [secret for secret in secrets if secret in result["data"]] == []
+                server.reload()
+
+
 async def test_the_secrets_of_a_late_result_reach_neither_model_nor_app_nor_log(
     claude: AnthropicService, tmp_path: Path
 ) -> None:
