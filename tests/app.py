@@ -23,7 +23,7 @@ import msgspec
 from tests.links import Link, WebSocket
 from tests.shapes import Call, Event, arguments_of, call_of, matches, shape_of
 
-WAIT = 15.0
+WAIT = 60.0
 """Every wait of a test is bounded by this, in seconds."""
 REMEMBERED = 4_096  # ids of handled events
 KEPT = (

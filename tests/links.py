@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # the load's processes start faster without a session's modul
     from conductor.conversation.session import Session
     from conductor.conversation.transport import Frame
 
-CLOSE_S = 10.0
-HANDSHAKE_S = 30.0
+CLOSE_S = 60.0
+HANDSHAKE_S = 60.0
 
 Receive = Callable[[bytes], None]
 """Takes a frame of the server."""

@@ -11,7 +11,7 @@ from websockets.datastructures import Headers
 
 from conductor.server.auth import Authenticator, Handshake
 
-SECONDS = 10.0
+SECONDS = 60.0
 JUNK = (
     Handshake("/ws", Headers()),
     Handshake("/ws?token=", Headers()),

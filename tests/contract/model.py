@@ -20,7 +20,7 @@ from conductor.models.base import (
     ToolDefinition,
 )
 
-SECONDS = 10.0
+SECONDS = 60.0
 TOOL = ToolDefinition(
     "lamp.switch",
     "Switch a lamp.",

@@ -85,7 +85,7 @@ class History(RuleBasedStateMachine):
         self.loop.close()
 
     def run(self, awaitable: Any) -> Any:
-        return self.loop.run_until_complete(asyncio.wait_for(awaitable, 5))
+        return self.loop.run_until_complete(asyncio.wait_for(awaitable, 60))
 
     @initialize()
     def first_claim(self) -> None:

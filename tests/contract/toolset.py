@@ -17,7 +17,7 @@ from conductor.tools.toolsets import mistake
 from conductor.tools.validation import Valid, validate
 
 MakeToolset: TypeAlias = Callable[[], Toolset]
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 class ToolsetContract:

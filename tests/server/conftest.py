@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from conductor.plugins.models import anthropic_client, http
 from conductor.plugins.stores.redis import RedisStore
 from conductor.plugins.stores.sqlite import SqliteStore
+from tests.hasty import HastyLoop
 from tests.server.nodes import Shelf
 from tests.services.redis_server import RedisServer
 
+# The import takes a second, which no test's wait should hold.
+assert anthropic_client and http
+
 _prefixes = itertools.count(1)
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Name the event loop of the tests in this folder."""
+    return {"hasty": HastyLoop}
 
 
 @pytest.fixture(scope="module")

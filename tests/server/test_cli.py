@@ -24,7 +24,7 @@ from conductor import __version__
 from tests.app import App
 from tests.conftest import IOS_CATALOG, ROOT, Main, environment
 
-START = 30.0
+START = 60.0
 """How long a process may take to start or end, in seconds: the machine may be busy with others."""
 SECRET = "hunter2-hunter2"
 

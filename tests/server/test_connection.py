@@ -23,6 +23,7 @@ from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from tests.app import App
 from tests.conftest import IOS_CATALOG
+from tests.hasty import SHORT_S, hasten
 from tests.models import ScriptedProvider
 from tests.server.wires import WAIT, WiredStore, until
 from tests.serving import Served, serving
@@ -123,13 +124,14 @@ async def test_a_closing_connection_sends_its_queue_first() -> None:
 
 async def test_a_client_that_does_not_read_is_cut_and_its_session_survives() -> None:
     provider = ScriptedProvider([[TextDelta("Still here.")]])
-    async with serving(provider, send_timeout=0.1, close_timeout=0.1) as served:
+    async with serving(provider, send_timeout=SHORT_S, close_timeout=SHORT_S) as served:
         async with reader(served) as socket:
             session = served.listener.registry.sessions[0]
             socket.transport.pause_reading()
             connection = connection_of(served)
             for _ in range(20):
                 connection.send(Frame(BIG))
+            hasten(4 * SHORT_S)
             await until(lambda: served.listener.connections == 0)
             assert session.outbox.transport is None
         async with served.phone() as phone:
@@ -143,7 +145,8 @@ async def test_a_client_that_does_not_read_is_cut_and_its_session_survives() -> 
 
 
 async def test_session_pings_repeat_with_new_ids() -> None:
-    async with serving(ScriptedProvider([]), ping_interval=0.02) as served, served.phone() as phone:
+    async with serving(ScriptedProvider([]), ping_interval=SHORT_S) as served, served.phone() as phone:
+        hasten(10 * SHORT_S)
         started = len(phone.log)  # a ping before the start belongs to no session yet
         for _ in range(3):
             await phone.until("session.ping", since=len(phone.log))
@@ -169,7 +172,7 @@ async def test_a_websocket_ping_is_answered_while_a_turn_runs_and_while_the_stor
 async def test_a_client_that_leaves_before_its_claim_claims_nothing() -> None:
     """By then another process may serve the client, and a claim would fence it."""
     store = WiredStore()
-    async with stored(store, ping_interval=0.2) as served:
+    async with stored(store, ping_interval=SHORT_S) as served:
         store.claim_gate.clear()
         phone = served.phone()
         await phone.open(start=False)
@@ -178,6 +181,7 @@ async def test_a_client_that_leaves_before_its_claim_claims_nothing() -> None:
         await until(store.claiming.is_set)
         phone.socket.close_s = 0.01  # the server reads no frame here
         await phone.close()
+        hasten(4 * SHORT_S)
         await until(lambda: served.listener.connections == 0)
         store.claim_gate.set()
         assert (store.claims, len(store.memory), len(served.listener.registry)) == (1, 0, 0)

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from conductor.server.access import Refusals
 from conductor.server.address import connections_within, descriptor_limit, raise_descriptor_limit
 from conductor.server.websocket import Handshakes
+from tests.hasty import SHORT_S, hasten
 from tests.models import ScriptedProvider
 from tests.server.test_websocket_socket import connected
 from tests.server.wires import WAIT, ask, upgrade
@@ -63,8 +64,12 @@ async def test_a_complete_handshake_does_not_count() -> None:
 
 
 async def test_single_bytes_do_not_extend_the_time_of_a_handshake() -> None:
-    async with serving(ScriptedProvider([]), handshake_timeout=0.05) as served, silent(served, 1) as sockets:
+    async with (
+        serving(ScriptedProvider([]), handshake_timeout=SHORT_S) as served,
+        silent(served, 1) as sockets,
+    ):
         reader, writer = sockets[0]
+        hasten()
         ended = asyncio.create_task(closed((reader, writer)))
         for letter in upgrade()[:-2]:
             writer.write(letter.encode())

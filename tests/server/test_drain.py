@@ -19,6 +19,7 @@ from conductor.settings import load_settings
 from conductor.stores.base import Claim
 from tests.app import App
 from tests.conftest import IOS_CATALOG
+from tests.hasty import SHORT_S, hasten
 from tests.models import Script, ScriptedProvider
 from tests.server.nodes import still_open
 from tests.server.wires import WAIT, WiredStore
@@ -189,7 +190,8 @@ async def test_the_drain_has_a_time_limit(waits_for: str) -> None:
                 await phone.until("assistant.speech.partial")
             else:
                 await phone.until("tts.speak" if waits_for == "a speech" else "agent.status")
-            await asyncio.wait_for(served.listener.stop(drain_s=0.05), WAIT)
+            hasten()
+            await asyncio.wait_for(served.listener.stop(drain_s=SHORT_S), WAIT)
             assert await closed(phone) == 1012
             await asyncio.wait_for(provider.record(0).closed.wait(), WAIT)
             assert phone.shapes()[-1] == "state idle", "the microphone is open again"

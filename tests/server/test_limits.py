@@ -12,6 +12,7 @@ from websockets.exceptions import InvalidStatus
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import TextDelta
 from tests.app import App
+from tests.hasty import SHORT_S, hasten
 from tests.models import ScriptedProvider
 from tests.server.wires import WAIT, get, http, until, upgrade
 from tests.serving import Served, serving
@@ -79,8 +80,9 @@ async def test_a_token_has_a_limit_of_connections_of_its_own() -> None:
 
 
 async def test_a_silent_client_is_closed() -> None:
-    async with serving(ScriptedProvider([]), first_event_timeout=0.05) as served:
+    async with serving(ScriptedProvider([]), first_event_timeout=SHORT_S) as served:
         socket = await open_socket(served)
+        hasten()
         await asyncio.wait_for(socket.wait_closed(), WAIT)
         assert socket.close_code == 1008
         await until(lambda: served.listener.connections == 0)
@@ -88,8 +90,9 @@ async def test_a_silent_client_is_closed() -> None:
 
 
 async def test_a_client_may_be_silent_after_its_first_event() -> None:
-    async with serving(ScriptedProvider([]), first_event_timeout=0.1, ping_interval=0.02) as served:
+    async with serving(ScriptedProvider([]), first_event_timeout=SHORT_S, ping_interval=SHORT_S) as served:
         async with served.phone() as phone:
+            hasten(12 * SHORT_S)
             for _ in range(10):
                 await phone.until("session.ping", since=len(phone.log))
             assert not phone.closed.is_set()

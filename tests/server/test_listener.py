@@ -20,6 +20,7 @@ from conductor.server.listener import Listener
 from conductor.settings import Limits, load_settings
 from tests.app import App
 from tests.conftest import IOS_CATALOG
+from tests.hasty import SHORT_S, hasten
 from tests.models import ScriptedProvider
 from tests.server.wires import WAIT, WiredStore, ask, get, http, until, upgrade
 
@@ -131,11 +132,12 @@ async def test_a_stopping_server_is_healthy_and_not_ready() -> None:
 
 
 async def test_a_client_that_ignores_the_close_does_not_delay_the_stop() -> None:
-    async with listening(close_timeout=0.1) as listener:
+    async with listening(close_timeout=SHORT_S) as listener:
         reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
         writer.write(upgrade().encode())
         await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WAIT)
         await until(lambda: listener.connections == 1)
+        hasten()
         await asyncio.wait_for(listener.stop(), WAIT)
         assert listener.connections == 0
         writer.close()
@@ -143,7 +145,9 @@ async def test_a_client_that_ignores_the_close_does_not_delay_the_stop() -> None
 
 async def test_a_client_that_does_not_read_does_not_delay_the_stop() -> None:
     provider = ScriptedProvider([[TextDelta("x" * 1_000_000), asyncio.Event()]])
-    async with listening(provider, close_timeout=0.1, send_timeout=60.0, partial_interval=0.0) as listener:
+    async with listening(
+        provider, close_timeout=SHORT_S, send_timeout=60.0, partial_interval=0.0
+    ) as listener:
         socket_ = await connect(
             f"ws://127.0.0.1:{listener.port}/ws", proxy=None, max_queue=1, max_size=None, ping_interval=None
         )
@@ -156,6 +160,7 @@ async def test_a_client_that_does_not_read_does_not_delay_the_stop() -> None:
             session = listener.registry.sessions[0]
             assert session.outbox.transport is not None
             session.outbox.transport.send(_frame(1_000_000))
+        hasten()
         await asyncio.wait_for(listener.stop(drain_s=0.01), WAIT)
         assert listener.connections == 0
         socket_.transport.abort()

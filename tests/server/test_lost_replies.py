@@ -70,7 +70,7 @@ async def test_a_session_continues_after_a_lost_reply(file_shelf: Shelf, number:
 @pytest.mark.parametrize("capabilities", [[], ["resume"]])
 async def test_a_result_for_a_stale_session_is_not_lost(file_shelf: Shelf, capabilities: list[str]) -> None:
     store = LosesReplies(file_shelf.make())
-    async with node(store, status, tool_timeout=3.0) as served:
+    async with node(store, status, tool_timeout=60.0) as served:
         async with served.phone(start_fields={"capabilities": capabilities}) as phone:
             phone.say("how is it?")
             call = await phone.until("agent.status")

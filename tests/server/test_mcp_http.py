@@ -14,6 +14,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
+from tests.hasty import SHORT_S, hasten
 from tests.server.wires import WAIT, get, http, until
 from tests.system.mcp.test_toolset import program, use
 from tests.system.test_mcp_server import Running, over_http, running, text_of
@@ -105,7 +106,8 @@ async def closed(reader: asyncio.StreamReader) -> bytes:
 
 @pytest.mark.parametrize("text", ["", HEADER, UNFINISHED])
 async def test_an_incomplete_request_is_cut_in_spite_of_single_bytes(text: str) -> None:
-    async with running(ANN, handshake_timeout=0.05, message_timeout=0.1) as server:
+    async with running(ANN, handshake_timeout=SHORT_S, message_timeout=SHORT_S) as server:
+        hasten()
         reader, writer = await asyncio.open_connection("127.0.0.1", server.http)
         ended = asyncio.create_task(closed(reader))
         writer.write(text.encode())
@@ -192,7 +194,7 @@ async def test_a_session_belongs_to_one_person() -> None:
 
 @pytest.mark.parametrize("end", ["by its program", "unused"])
 async def test_an_ended_session_gets_no_changes(end: str) -> None:
-    async with running(ANN, idle_s=0.1 if end == "unused" else WAIT) as server:
+    async with running(ANN, idle_s=SHORT_S if end == "unused" else WAIT) as server:
         async with httpx2.AsyncClient(trust_env=False) as client:
             program = Program(server, ANN, client, "?session=of-some-name")
             await program.initialize()
@@ -200,6 +202,7 @@ async def test_an_ended_session_gets_no_changes(end: str) -> None:
             assert server.endpoint.watchers == 1
             if end == "by its program":
                 await program.end()
+            hasten()
             await until(lambda: server.endpoint.watchers == 0)
 
 
@@ -266,13 +269,14 @@ async def test_a_flood_over_a_websocket_closes_it() -> None:
 
 async def test_a_stop_with_open_streams_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async with AsyncExitStack() as stack:
-        async with running(ANN, close_timeout=0.5) as server:
+        async with running(ANN, close_timeout=SHORT_S) as server:
             (ann,) = await stack.enter_async_context(programs(server, ANN))
             await ann.initialize()
             await stack.enter_async_context(ann.listening())
             for text in (HEADER, UNFINISHED):
                 await stack.enter_async_context(sockets(server, text))
             await stack.enter_async_context(server.phone(headers={"Authorization": f"Bearer {ANN}"}))
+            hasten(4 * SHORT_S)
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 

@@ -44,7 +44,7 @@ async def test_a_removed_token_is_out_within_a_second_and_a_new_one_is_in(
             file.write_text(f"AUTH_TOKENS={KEPT},{NEW}\nMAX_TURNS=7\n")
             served.process.send_signal(signal.SIGHUP)
             lines = [await log_line(served, "reloaded") for _ in range(workers)]
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(WAIT):
                 await outsider.closed.wait()
             assert (outsider.close_code, insider.closed.is_set()) == (1008, False)
             await insider.ask("say hello")
@@ -72,7 +72,7 @@ async def test_a_client_that_does_not_answer_the_close_is_cut_within_a_second() 
         await reader.readuntil(b"\r\n\r\n")
         await until(lambda: listener.connections == 1)
         reload(settings(KEPT), services, listener)
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(WAIT):
             received = await reader.read()  # until the connection ends
         assert received[-40:].endswith(b"the token is no longer valid")
         await until(lambda: listener.connections == 0)

@@ -17,6 +17,7 @@ from conductor.server.sessions import SuspendDetector
 from conductor.server.websocket import MAX_WRITE, Socket, Writer
 from conductor.settings import Limits
 from tests.app import App
+from tests.hasty import SHORT_S, hasten
 from tests.server.nodes import Node, Shelf, calm, comes, shapes_sent, still_open, two_nodes
 from tests.server.wires import WiredStore, until
 
@@ -100,13 +101,14 @@ async def test_a_resumed_node_keeps_its_sessions(shelf: Shelf) -> None:
 async def test_verification_without_the_store_has_a_time_limit(
     shelf: Shelf,
 ) -> None:
-    async with two_nodes(Shelf(lambda: WiredStore(shelf.make())), verify_timeout=0.05) as (a, _):
+    async with two_nodes(Shelf(lambda: WiredStore(shelf.make())), verify_timeout=SHORT_S) as (a, _):
         async with a.phone() as phone:
             await phone.ask("one")
             await calm(a)
             assert isinstance(a.store, WiredStore)
             a.store.append_gate.clear()
             a.listener.registry.recheck_ownership()
+            hasten()
             await a.listener.registry.ownership_verified.wait()
             a.store.append_gate.set()
             since = len(phone.log)
@@ -118,7 +120,7 @@ async def test_verification_without_the_store_has_a_time_limit(
 async def test_a_first_event_from_before_a_suspend_needs_a_connected_client(
     shelf: Shelf, alive: bool
 ) -> None:
-    async with two_nodes(shelf, alive_timeout=0.1) as (a, b):
+    async with two_nodes(shelf, alive_timeout=SHORT_S) as (a, b):
         async with b.phone() as new:
             await new.ask("one")
             await calm(b)
@@ -136,6 +138,7 @@ async def test_a_first_event_from_before_a_suspend_needs_a_connected_client(
                 with structlog.testing.capture_logs() as lines:
                     old.start()
                     old.send("user.audio.transcript.partial", {"text": "more"})
+                    hasten()
                     await until(lambda: any(".partial" in str(line.get("type")) for line in lines))
             since = len(new.log)
             await new.ask("two")
@@ -144,7 +147,7 @@ async def test_a_first_event_from_before_a_suspend_needs_a_connected_client(
 
 @pytest.mark.parametrize("alive", [True, False])
 async def test_a_claim_from_before_a_suspend_needs_a_connected_client(shelf: Shelf, alive: bool) -> None:
-    async with two_nodes(Shelf(lambda: WiredStore(shelf.make())), alive_timeout=0.1) as (a, b):
+    async with two_nodes(Shelf(lambda: WiredStore(shelf.make())), alive_timeout=SHORT_S) as (a, b):
         assert isinstance(a.store, WiredStore)
         a.store.claim_gate.clear()
         a.store.claiming.clear()
@@ -164,6 +167,7 @@ async def test_a_claim_from_before_a_suspend_needs_a_connected_client(shelf: She
             async with deaf(old):
                 a.listener.registry.recheck_ownership()
                 a.store.claim_gate.set()
+                hasten()
                 await until(lambda: not len(a.listener.registry))
             since = len(new.log)
             await new.ask("two")

@@ -20,6 +20,7 @@ from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.rate_limit import Admission
 from conductor.stores.base import Claim, SessionLog
 from tests.app import WAIT
+from tests.hasty import SHORT_S, hasten
 from tests.models import Script
 from tests.server.nodes import (
     KEY,
@@ -180,7 +181,7 @@ async def test_a_deleted_or_expired_session_is_reported_as_not_kept(tmp_path: Pa
 
 
 async def test_late_events_of_a_dead_client_claim_nothing(shelf: Shelf) -> None:
-    async with two_nodes(shelf, alive_timeout=0.2) as (a, b):
+    async with two_nodes(shelf, alive_timeout=SHORT_S) as (a, b):
         async with a.phone() as dead, b.phone() as phone:
             dead.say("one")  # which takes the session back, and that opens its microphone at once
             await dead.until("assistant.speech.final")
@@ -191,6 +192,7 @@ async def test_late_events_of_a_dead_client_claim_nothing(shelf: Shelf) -> None:
             with structlog.testing.capture_logs() as lines:
                 dead.say("late words")
                 dead.send("user.audio.transcript.partial", {"text": "more"})
+                hasten()
                 # A connection takes one event at a time: the transcript was dropped before.
                 await until(lambda: any(".partial" in str(line.get("type")) for line in lines))
             since = len(phone.log)

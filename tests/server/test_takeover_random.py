@@ -21,7 +21,7 @@ from tests.server.wires import until
 from tests.session.helpers import faults
 
 STEPS = 40
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 APOLOGY = FAILURES["model_provider_failed"]
 WAITING = 3
 """The most unanswered transcripts of a client."""

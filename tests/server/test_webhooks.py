@@ -30,6 +30,7 @@ from conductor.stores.base import SessionKey
 from conductor.tools.reminders import FIELD, Reminder, write_reminders
 from tests.app import App
 from tests.conftest import ROOT, Main
+from tests.hasty import SHORT_S, hasten
 from tests.models import Script
 from tests.server.api import Backend, backend
 from tests.server.nodes import MOVE
@@ -229,7 +230,8 @@ async def test_a_phone_that_is_wanted_and_comes_back_runs_the_call_once(
 async def test_a_call_whose_phone_comes_too_late_is_told_as_it_was(
     receiver: Receiver, tmp_path: Path
 ) -> None:
-    async with wanted(receiver, tmp_path, tool_timeout=0.05) as (served, phone):
+    async with wanted(receiver, tmp_path, tool_timeout=SHORT_S) as (served, phone):
+        hasten()
         await until(lambda: len(served.provider.requests) == 2)
         await phone.open()
         await until(lambda: phone.speeches() == ["It said device_not_connected."])
@@ -245,11 +247,13 @@ async def test_a_change_without_an_answer_is_unknown_and_its_late_result_is_told
 
     start = {"capabilities": ["tools", "approval"], "tools": [MOVE]}
     options = values(receiver, tmp_path, events=["call.unknown", "call.late"])
-    async with backend(replies, limits={"tool_timeout": 0.05}, **options) as served:
+    async with backend(replies, limits={"tool_timeout": SHORT_S}, **options) as served:
         phone = served.phone(tools={"move_file": lambda _: None}, start_fields=start)
         phone.decide = lambda _: "allow"
         async with phone:
-            await phone.ask("Move it.")
+            phone.say("Move it.")
+            await phone.until("move_file")
+            hasten()
             unknown = await receiver.until("call.unknown")
             assert unknown["tool"] == "move_file" and unknown["reason"] == "tool_result_timeout"
             phone.result(unknown["call"], "moved")

@@ -21,6 +21,7 @@ from conductor.models.base import TextDelta
 from conductor.server.access import Refusals
 from conductor.server.websocket import Handshakes, Socket
 from conductor.settings import Limits
+from tests.hasty import SHORT_S, hasten
 from tests.links import WebSocket
 from tests.models import ScriptedProvider
 from tests.server.wires import WAIT
@@ -139,7 +140,7 @@ def test_no_event_can_begin_with_the_mark() -> None:
 
 
 async def test_a_pong_is_read_behind_events_within_bounds() -> None:
-    async with connected(alive_timeout=0.3) as ends:
+    async with connected(alive_timeout=SHORT_S) as ends:
         for _ in range(2):
             for _ in range(20):
                 await ends.client.send("event")
@@ -147,6 +148,7 @@ async def test_a_pong_is_read_behind_events_within_bounds() -> None:
             assert [await ends.receive() for _ in range(20)] == [b"event"] * 20
         for _ in range(5):
             fragment(ends.client, BIG, first=True, fin=True)
+        hasten()
         assert not await ends.server.is_alive(), "its pong is behind too many bytes"
         assert [await ends.receive() for _ in range(5)] == [BIG] * 5
 
@@ -155,8 +157,9 @@ async def test_a_pong_is_read_behind_events_within_bounds() -> None:
 
 
 async def test_a_ping_does_not_extend_the_time_of_a_message() -> None:
-    async with connected(message_timeout=0.05) as ends:
+    async with connected(message_timeout=SHORT_S) as ends:
         fragment(ends.client, b"a", first=True, fin=False)
+        hasten()
         with pytest.raises(ConnectionClosed):
             async with asyncio.timeout(WAIT):
                 while True:
@@ -208,10 +211,11 @@ async def test_a_long_message_in_many_fragments_is_accepted() -> None:
 
 async def test_an_incomplete_message_cuts_the_connection_and_not_the_session() -> None:
     provider = ScriptedProvider([[TextDelta("Hi.")]])
-    async with serving(provider, ping_interval=0.02, message_timeout=0.1) as served:
+    async with serving(provider, message_timeout=SHORT_S) as served:
         async with served.phone("s-2") as calm, served.phone() as phone:
             session = next(s for s in served.listener.registry.sessions if s.key.session_id == "s-1")
             fragment(phone.socket, b'{"id"', first=True, fin=False)
+            hasten()
             await asyncio.wait_for(phone.closed.wait(), WAIT)
             assert phone.close_code == 1006
             await phone.open()

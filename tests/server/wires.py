@@ -11,7 +11,7 @@ from conductor.stores.base import Claim, SessionKey, SessionLog
 from conductor.stores.memory import MemoryStore
 from tests.session.helpers import StoreProxy
 
-WAIT = 15.0
+WAIT = 60.0
 """The limit of every wait of a test, in seconds."""
 
 

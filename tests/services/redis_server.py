@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.stand_ins.programs import missing, program, started
 
-WAIT = 10.0
+WAIT = 60.0
 """The longest time in seconds for a server to start, stop or answer."""
 
 

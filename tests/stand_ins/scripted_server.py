@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-LIMIT_S = 5.0
+LIMIT_S = 60.0
 
 Json: TypeAlias = dict[str, Any]
 

@@ -28,7 +28,7 @@ from tests.server.wires import get, http
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "hunter2-hunter2-hunter2"
-WAIT = 30.0
+WAIT = 60.0
 
 
 def write(path: Path, **servers: Any) -> Settings:

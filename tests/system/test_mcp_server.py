@@ -38,7 +38,7 @@ from tests.models import ScriptedProvider
 from tests.system.mcp.test_toolset import use
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT = 30.0
+WAIT = 60.0
 
 
 @dataclass

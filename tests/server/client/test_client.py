@@ -22,6 +22,7 @@ from conductor.client import (
     connect,
 )
 from conductor.events.server import SpeechFinal, SpeechPartial, ToolCallEvent
+from tests.hasty import SHORT_S, hasten
 from tests.server.client.extended import play, soon, tool_results
 from tests.stand_ins.scripted_server import LIMIT_S, Json, Peer, scripted_server
 
@@ -123,6 +124,7 @@ def fails_without_text(_arguments: Json) -> None:
 
 
 async def never_ends(_arguments: Json) -> None:
+    hasten()
     await asyncio.Event().wait()
 
 
@@ -141,7 +143,7 @@ def refuses(_arguments: Json) -> None:
         (fails_without_text, {}, "TextlessError"),
         ("no function", {}, "'str' object is not callable"),
         (None, {}, "This device has no tool notes.add."),
-        (never_ends, {}, "The device's tool did not end within 0.01 s."),
+        (never_ends, {}, "The device's tool did not end within 1 s."),
         (lambda _: object(), {}, "Encoding objects of type object is unsupported"),
         (cancels_itself, {}, "The tool was cancelled on the device."),
         (fails, "[1]", "The arguments are not a JSON object."),
@@ -154,7 +156,7 @@ async def test_a_failed_call_is_answered_by_an_error(handler: Any, arguments: An
 
     results: list[Json] = []
     handlers = {} if handler is None else {"notes.add": handler}
-    await play(part, handlers=handlers, limits=ClientLimits(tool_s=0.01))
+    await play(part, handlers=handlers, limits=ClientLimits(tool_s=SHORT_S))
     assert [result["error"] for result in results] == [error]
 
 
@@ -379,12 +381,18 @@ async def test_a_client_closed_while_connecting_starts_no_session() -> None:
 
 
 async def test_a_missing_answer_to_the_start_is_a_timeout() -> None:
+    requested = asyncio.Event()
+
     async def script(peer: Peer) -> None:
         await peer.receive("session.start")
+        requested.set()
 
     async with scripted_server(script) as server:
+        starting = asyncio.create_task(connect(server.url, limits=ClientLimits(start_s=SHORT_S)).start())
+        await asyncio.wait_for(requested.wait(), LIMIT_S)
+        hasten()
         with pytest.raises(WaitTimeout):
-            await connect(server.url, limits=ClientLimits(start_s=0.01)).start()
+            await starting
 
 
 async def test_a_turn_without_an_end_is_bounded_and_ended_by_close() -> None:
@@ -393,8 +401,9 @@ async def test_a_turn_without_an_end_is_bounded_and_ended_by_close() -> None:
         await peer.begin()
 
     async with scripted_server(script) as server:
-        async with connect(server.url, limits=ClientLimits(turn_s=0.01)) as client:
+        async with connect(server.url, limits=ClientLimits(turn_s=SHORT_S)) as client:
             turn = await client.say("hello")
+            hasten()
             with pytest.raises(WaitTimeout):
                 await turn
         with pytest.raises(ConnectionLost):

@@ -11,6 +11,7 @@ from conductor.client import ClientLimits, ConnectionLost, WaitTimeout, connect
 from conductor.client.session import MAX_WAITING
 from conductor.events.client import TranscriptPartial
 from conductor.events.server import SpeechPartial
+from tests.hasty import SHORT_S, hasten
 from tests.server.client.extended import soon
 from tests.stand_ins.scripted_server import LIMIT_S, Peer, plain_turns, scripted_server
 
@@ -134,15 +135,21 @@ async def test_an_expired_transcript_ends_as_lost() -> None:
 
 
 async def test_a_failed_reconnect_can_be_repeated() -> None:
+    started = asyncio.Event()
+
     async def silent(peer: Peer) -> None:
         await peer.receive("session.start")
+        started.set()
 
-    limits = ClientLimits(start_s=0.05)
+    limits = ClientLimits(start_s=SHORT_S)
     async with scripted_server(plain_turns, silent, plain_turns) as server:
         async with connect(server.url, limits=limits) as client:
             client.drop()
+            reconnecting = asyncio.create_task(client.reconnect())
+            await asyncio.wait_for(started.wait(), LIMIT_S)
+            hasten()
             with pytest.raises(WaitTimeout):
-                await client.reconnect()
+                await reconnecting
             with pytest.raises(ConnectionLost):
                 await client.send(TranscriptPartial("hel"))
             await client.reconnect()

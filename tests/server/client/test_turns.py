@@ -17,7 +17,7 @@ from conductor.events.server import (
     set_state,
 )
 
-LIMIT_S = 5.0
+LIMIT_S = 60.0
 
 
 class Wire:

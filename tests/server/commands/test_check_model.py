@@ -13,7 +13,9 @@ from conductor.commands.check import check, model_items, reported
 from conductor.commands.output import Item
 from conductor.settings import load_settings
 from tests.conftest import InstallPackage
+from tests.hasty import SHORT_S, hasten
 from tests.models import AnthropicService, HttpFailure, OpenAIService, Reply
+from tests.server.wires import WAIT, until
 
 SECRET = "hunter2-hunter2"
 CLAUDE = {"anthropic_api_key": SECRET}
@@ -26,12 +28,12 @@ async def claude() -> AsyncIterator[AnthropicService]:
 
 
 async def ask(
-    service: AnthropicService | None = None, *, offline: bool = False, seconds: float = 4.0, **settings: Any
+    service: AnthropicService | None = None, *, offline: bool = False, seconds: float = WAIT, **settings: Any
 ) -> Item:
     """Check the model; keyword arguments are settings."""
     if service is not None:
         settings = {"anthropic_api_key": "test-key", "anthropic_base_url": service.base_url, **settings}
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(2 * WAIT):
         items = model_items(load_settings(None, **settings), offline=offline, seconds=seconds)
         (item,) = [item async for item in reported("model", items)]
         return item
@@ -60,8 +62,11 @@ async def test_a_refused_key_fails(claude: AnthropicService) -> None:
 
 async def test_a_silent_service_fails_in_time(claude: AnthropicService) -> None:
     claude.default = Reply(text="never", hold=asyncio.Event())
-    item = await ask(claude, seconds=0.5)
-    assert item.level == "fail" and "No answer within 0.5 s" in item.text
+    asking = asyncio.create_task(ask(claude, seconds=SHORT_S))
+    await until(lambda: claude.received == 1)
+    hasten()
+    item = await asking
+    assert item.level == "fail" and "No answer within 1 s" in item.text
 
 
 async def test_too_many_requests_are_a_warning(claude: AnthropicService) -> None:
@@ -112,7 +117,7 @@ async def test_each_profile_of_a_file_is_checked(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_profiles(tmp_path, claude.base_url)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(2 * WAIT):
         items = [item async for item in check({"port": 0})]
     lines = [f"{item.level} {item.text}" for item in items if item.subject.startswith("model")]
     assert lines[0] == "ok models.toml has cloud, toy; cloud is the default."

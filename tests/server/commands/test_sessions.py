@@ -27,7 +27,7 @@ from tests.server.commands.conftest import mistake as run_mistake
 from tests.server.commands.conftest import run
 from tests.services.redis_server import RedisServer
 
-WAIT = 15.0
+WAIT = 60.0
 TRANSCRIPT = "Remind me of 日本\x9b2J\u202e."
 FILE = Path("data/conductor.db")
 AT = 1_772_366_400_123

@@ -12,6 +12,7 @@ import pytest
 from conductor.conversation.phrases import FAILURES
 from conductor.plugins.models import text_protocol
 from tests.dialogues import MOVE, begin, decide
+from tests.hasty import SHORT_S, hasten
 from tests.models import (
     AnthropicService,
     Break,
@@ -133,8 +134,11 @@ async def test_a_passing_failure_is_retried_unnoticed(model: ModelService, failu
 async def test_silence_of_the_service_is_told(model: ModelService) -> None:
     stall = Reply(text="One two three", broken=Break("stall", 1))
     model.play(stall, stall)  # the second is the repeat
-    async with serving(model.provider(), model_silence=0.2) as served, served.phone() as phone:
-        await phone.ask("hello?")
+    async with serving(model.provider(), model_silence=SHORT_S) as served, served.phone() as phone:
+        phone.say("hello?")
+        await phone.until("assistant.speech.partial")
+        hasten(4 * SHORT_S)
+        await phone.until("tts.speak")
         assert phone.speeches() == [SORRY]
     await model.wait_disconnects(1)
 
@@ -175,8 +179,11 @@ async def test_an_approval(model: ModelService, by_voice: bool) -> None:
 async def test_a_late_result_begins_a_turn(model: ModelService) -> None:
     call = Call("agent_followup", {"id": "a-1", "prompt": "go on"})
     model.play(Reply(calls=(call,)), Reply(text="I cannot tell."), Reply(text="It did work."))
-    async with serving(model.provider(), tool_timeout=0.05) as served, served.phone() as phone:
-        await phone.ask("tell a-1 to go on")
+    async with serving(model.provider(), tool_timeout=SHORT_S) as served, served.phone() as phone:
+        phone.say("tell a-1 to go on")
+        await phone.until("agent.followup")
+        hasten()
+        await phone.until("tts.speak")
         assert '"error_type":"unknown"' in model.texts()
         (late,) = phone.events("agent.followup")
         phone.result(late["payload"]["callId"], "it has been told")
@@ -244,8 +251,11 @@ async def test_a_restart_keeps_the_conversation(
 
 async def test_a_model_that_never_ends_is_stopped(model: ModelService) -> None:
     model.play(Reply(text="and so " * 10_000, delay_s=0.001))
-    async with serving(model.provider(), turn_timeout=0.3) as served, served.phone() as phone:
-        await phone.ask("hello?")
+    async with serving(model.provider(), turn_timeout=SHORT_S) as served, served.phone() as phone:
+        phone.say("hello?")
+        await phone.until("assistant.speech.partial")
+        hasten()
+        await phone.until("tts.speak")
         assert phone.speeches() == [FAILURES["turn_timeout"]]
     await model.wait_disconnects(1)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +15,9 @@ from tests.app import App
 from tests.models import AnthropicService, Break, HttpFailure, Reply
 from tests.shapes import PLAIN_TURN
 
-SILENCE_MS = 1000
+SILENT_MS = 1_000
+NEVER_MS = 600_000
+"""No test waits for so long: a model that is not silent is not waited for."""
 MODELS = """
 default = "home"
 allowed = ["home", "cloud"]
@@ -58,7 +59,11 @@ def write(models: Path, home: AnthropicService, cloud: AnthropicService) -> None
 
 @asynccontextmanager
 async def phone_of(
-    models: Path, home: AnthropicService, cloud: AnthropicService, **start: object
+    models: Path,
+    home: AnthropicService,
+    cloud: AnthropicService,
+    silence_ms: int = NEVER_MS,
+    **start: object,
 ) -> AsyncIterator[App]:
     """Run a server with both models; give a phone."""
     write(models, home, cloud)
@@ -66,8 +71,8 @@ async def phone_of(
         None,
         models_file=str(models),
         port=0,
-        turn_timeout_ms=10_000,
-        model_timeout_ms=SILENCE_MS,
+        turn_timeout_ms=NEVER_MS,
+        model_timeout_ms=silence_ms,
         local_only=True,
     )
     async with running(settings) as listener:
@@ -98,35 +103,32 @@ WORDS = "I am at home and I say"
 
 
 @pytest.mark.parametrize(
-    ("failure", "within_s"),
+    ("failure", "silence_ms"),
     [
-        (HttpFailure(500), 1.0),
-        (HttpFailure(401, "authentication_error"), 1.0),
-        (Reply(text=WORDS, hold=HOLD), 2.0),
-        (Reply(text=WORDS, broken=Break("cut", 3)), 1.5),
-        (Reply(text=WORDS, broken=Break("stall", 3)), 2.5),
-        (Reply(text=WORDS, broken=Break("garbage", 3)), 1.5),
-        (Reply(text=WORDS, broken=Break("garbage")), 1.5),
+        (HttpFailure(500), NEVER_MS),
+        (HttpFailure(401, "authentication_error"), NEVER_MS),
+        (Reply(text=WORDS, hold=HOLD), SILENT_MS),
+        (Reply(text=WORDS, broken=Break("cut", 3)), NEVER_MS),
+        (Reply(text=WORDS, broken=Break("stall", 3)), SILENT_MS),
+        (Reply(text=WORDS, broken=Break("garbage", 3)), NEVER_MS),
+        (Reply(text=WORDS, broken=Break("garbage")), NEVER_MS),
     ],
     ids=["500", "401", "hang", "cut after words", "stall after words", "garbage after words", "garbage"],
 )
 async def test_the_second_model_answers_however_the_first_one_breaks(
-    models: Path, request: pytest.FixtureRequest, failure: Reply | HttpFailure, within_s: float
+    models: Path, failure: Reply | HttpFailure, silence_ms: int
 ) -> None:
     async with started("The cloud replies.") as cloud, started("home") as home:
-        async with phone_of(models, home, cloud) as phone:
+        async with phone_of(models, home, cloud, silence_ms) as phone:
             home.default = failure
-            began = time.monotonic()
             await phone.ask("hello?")
-            took = time.monotonic() - began
             assert phone.finals() == ["The cloud replies."] and not phone.errors()
-            assert (home.received, cloud.received) == (1, 1) and took < within_s + 3.0
-            print(f"{request.node.callspec.id} | {phone.finals()[0]} | cloud | {took:.2f} s")  # noqa: T201 -- a table
+            assert (home.received, cloud.received) == (1, 1)
             # One that was silent is not waited for again.
             home.default = Reply(text="home")
             await phone.ask("hello again")
             last = home.received == 1
-            assert last is (request.node.callspec.id in ("hang", "stall after words"))
+            assert last is (silence_ms == SILENT_MS)
 
 
 async def test_a_model_that_names_a_long_rest_is_replaced_at_once_and_left_alone(models: Path) -> None:
@@ -158,8 +160,7 @@ async def test_a_client_chooses_its_model(models: Path) -> None:
 
 async def test_a_client_that_chooses_another_is_told(models: Path) -> None:
     async with started("cloud") as cloud, started("home") as home:
-        fields = {"model": "secret", "capabilities": ["diagnostics"]}
-        async with phone_of(models, home, cloud, **fields) as phone:
+        async with phone_of(models, home, cloud, model="secret", capabilities=["diagnostics"]) as phone:
             await phone.ask("hello?")
             (diagnostic,) = [event["payload"] for event in phone.log if event["type"] == "diagnostic"]
             assert diagnostic["code"] == "unknown_model" and "'secret' is no model" in diagnostic["message"]

@@ -21,6 +21,7 @@ from conductor.plugins.models.anthropic_stream import ReplyDecoder, WarmingDecod
 from conductor.plugins.models.service_errors import retry_after_s
 from conductor.plugins.models.tool_names import ToolNameMap
 from tests.models import AnthropicService, Break, Call, HttpFailure, JsonObject, Reply
+from tests.server.wires import WAIT
 from tests.stand_ins.anthropic_binding import BOUND_ELSEWHERE
 from tests.stand_ins.anthropic_rules import BINDING_BETA
 from tests.unit.models.replies import SECRET, ask, collect, failure_of, finished_of, text_of
@@ -329,7 +330,7 @@ async def test_a_connection_is_kept_even_if_the_reader_leaves_before_the_respons
 ) -> None:
     end = asyncio.Event()
     service.replies.append(Reply(text="One", hold_end=end))
-    async with asyncio.timeout(5), aclosing(provider.stream(ask())) as stream:
+    async with asyncio.timeout(WAIT), aclosing(provider.stream(ask())) as stream:
         async for event in stream:
             if isinstance(event, Finished):
                 break
@@ -344,7 +345,7 @@ async def test_closing_the_provider_ends_running_streams(service: AnthropicServi
     provider = service.provider()
     service.default = Reply(text="One two", broken=Break("stall", 1))
     with pytest.raises(ModelError, match="connection"):
-        async with asyncio.timeout(5), aclosing(provider.stream(ask())) as stream:
+        async with asyncio.timeout(WAIT), aclosing(provider.stream(ask())) as stream:
             async for _ in stream:
                 await provider.aclose()
     await service.wait_disconnects(1)

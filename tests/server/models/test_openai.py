@@ -25,7 +25,9 @@ from conductor.plugins.http_client import MAX_ERROR_BYTES
 from conductor.plugins.models import http
 from conductor.plugins.models.openai import OpenAIProvider, from_profile
 from conductor.settings import load_settings
+from tests.hasty import SHORT_S
 from tests.models import Break, Call, HttpFailure, OpenAIService, Reply
+from tests.server.wires import WAIT
 from tests.unit.models.replies import SECRET, ask, collect, failure_of, finished_of, text_of
 
 GZIP, STREAM = {"content-encoding": "gzip"}, {"content-type": "text/event-stream"}
@@ -281,8 +283,8 @@ async def test_keep_alives_do_not_extend_the_silence(parts: tuple[bytes, ...]) -
     async with by_hand(*parts, pause_s=0.02) as base_url:
         provider = provider_at(base_url)
         began = asyncio.get_running_loop().time()
-        assert (await failure_of(provider, ask(silence_s=0.2))).reason == "timeout"
-        assert asyncio.get_running_loop().time() - began < 2
+        assert (await failure_of(provider, ask(silence_s=SHORT_S))).reason == "timeout"
+        assert asyncio.get_running_loop().time() - began < 3 * SHORT_S
         await provider.aclose()
 
 
@@ -322,7 +324,7 @@ async def test_a_service_that_does_not_list_its_models_delays_no_start(
     monkeypatch.setattr(http, "DOCUMENT_S", 0.1)
     async with by_hand(listed=None) as base_url:
         provider = provider_at(base_url)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(WAIT):
             await provider.start()
         assert provider.context_window is None
         await provider.aclose()

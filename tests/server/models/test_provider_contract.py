@@ -14,12 +14,11 @@ import pytest
 from conductor.errors import ModelFailure
 from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelProvider, TextDelta
-from conductor.plugins.models import anthropic_client
+from tests.hasty import SHORT_S, hasten
 from tests.models import AnthropicService, Break, Call, HttpFailure, ModelService, OpenAIService, Reply
+from tests.server.wires import WAIT, until
 from tests.stand_ins.bedrock_service import BedrockService
 from tests.unit.models.replies import SPAWN, STATUS, ask, calls_of, collect, failure_of, finished_of, text_of
-
-assert anthropic_client  # imported here: it takes a while, and no test's wait should hold that
 
 TOOLS = (SPAWN, STATUS)
 OVERLOADED = HttpFailure(529, "overloaded_error")
@@ -144,8 +143,10 @@ async def test_a_failure_behind_the_first_word_is_not_retried(
     def on_text(text: str) -> None:
         texts.append(text)
         hold.set()
+        if kind == "stall":
+            hasten()
 
-    assert (await failure_of(provider, ask(silence_s=0.2), on_text)).reason == reason
+    assert (await failure_of(provider, ask(silence_s=SHORT_S), on_text)).reason == reason
     assert "".join(texts) == "One " and service.received == 1
     if kind == "stall":
         await service.wait_disconnects(1)
@@ -156,7 +157,10 @@ async def test_a_service_that_is_silent_at_once_times_out(
     service: ModelService, provider: ModelProvider
 ) -> None:
     service.play(broken("stall"))
-    assert (await failure_of(provider, ask(silence_s=0.1))).reason == "timeout"
+    failing = asyncio.create_task(failure_of(provider, ask(silence_s=SHORT_S)))
+    await until(lambda: service.received == 1)
+    hasten()
+    assert (await failing).reason == "timeout"
     await service.wait_disconnects(1)
 
 
@@ -165,7 +169,7 @@ async def test_a_service_that_is_silent_at_once_times_out(
 
 async def test_closing_the_stream_stops_the_request(service: ModelService, provider: ModelProvider) -> None:
     service.play(broken("stall", 1))
-    async with asyncio.timeout(5), aclosing(provider.stream(ask())) as stream:
+    async with asyncio.timeout(WAIT), aclosing(provider.stream(ask())) as stream:
         assert text_of([await anext(stream)]) == "One "
     await service.wait_disconnects(1)
 
@@ -183,8 +187,8 @@ async def test_cancelling_its_task_stops_the_request(
                 first.set()
 
     task = asyncio.create_task(consume())
-    await (asyncio.wait_for(first.wait(), 5) if after else service.wait_received(1))
+    await (asyncio.wait_for(first.wait(), WAIT) if after else service.wait_received(1))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, WAIT)
     await service.wait_disconnects(1)

@@ -17,6 +17,8 @@ from conductor.talk.terminal import talk
 from tests.stand_ins.scripted_server import LIMIT_S, Json, Peer
 
 ESC, CTRL_C, CTRL_D = "\x1b", "\x03", "\x04"
+# What an editor of lines writes to the terminal once it reads the keys.
+_BRACKETED_PASTE = b"\x1b[?2004h"
 
 
 class Person:
@@ -62,6 +64,13 @@ class Person:
         except TimeoutError:
             raise AssertionError(f"{texts} is not on the screen:\n{self.text}") from None
 
+    async def can_type(self) -> None:
+        """Wait until the editor reads keys: before, the terminal itself takes and shows them."""
+        async with asyncio.timeout(LIMIT_S):
+            while _BRACKETED_PASTE not in self.raw:
+                self._changed.clear()
+                await self._changed.wait()
+
     async def has_left(self) -> None:
         """Wait until `talk` has ended."""
         async with asyncio.timeout(LIMIT_S):
@@ -102,6 +111,7 @@ async def person(
     try:
         if text is None:
             await user.sees("Connected")
+            await user.can_type()
         yield user
         if text is None and not user.talking.done():
             user.type(CTRL_D, enter=False)

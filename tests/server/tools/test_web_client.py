@@ -10,6 +10,8 @@ import pytest
 from aiohttp import web
 
 from conductor.plugins.tools.web_client import WebError, fetch
+from tests.hasty import SHORT_S, hasten
+from tests.server.wires import WAIT
 from tests.stand_ins.web_site import Names, site
 
 
@@ -98,8 +100,11 @@ async def test_a_form_that_was_sent_is_not_sent_again_after_a_redirect() -> None
 
 
 async def test_a_long_a_slow_and_a_compressed_answer_are_limited() -> None:
+    asked = asyncio.Event()
+
     async def answer(request: web.Request) -> Any:
         if request.path == "/slow":
+            asked.set()
             await asyncio.Event().wait()
         if request.path == "/bomb":
             return web.Response(body=b"\x1f\x8b", headers={"Content-Encoding": "gzip"})
@@ -109,7 +114,10 @@ async def test_a_long_a_slow_and_a_compressed_answer_are_limited() -> None:
         response = await fetch("GET", server.url(), max_bytes=1_000, allowed=HERE)
         assert (len(response.body), response.cut) == (1_000, True)
         with pytest.raises(WebError, match="in time") as caught:
-            await fetch("GET", server.url("/slow"), timeout_s=0.1, allowed=HERE)
+            slow = asyncio.create_task(fetch("GET", server.url("/slow"), timeout_s=SHORT_S, allowed=HERE))
+            await asyncio.wait_for(asked.wait(), WAIT)
+            hasten()
+            await slow
         assert caught.value.was_sent
         with pytest.raises(WebError, match="compressed"):
             await fetch("GET", server.url("/bomb"), allowed=HERE)

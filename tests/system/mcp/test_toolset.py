@@ -32,7 +32,7 @@ from tests.stand_ins.mcp_server import TOOLS, stand_in
 
 ROOT = Path(__file__).resolve().parents[3]
 CONTEXT = CallContext("session", "call")
-WAIT = 30.0
+WAIT = 60.0
 
 
 def program(name: str = "s", scene: str = "", **values: Any) -> McpServerConfig:

@@ -96,7 +96,8 @@ def _damaged_tree(rand: random.Random, event: dict[str, Any], largest: int) -> b
     text = json.dumps(tree, ensure_ascii=rand.random() < 0.5)
     for number, piece in enumerate(raw):
         for mark in (f'"{_MARK}{number}{_MARK}"', f'"\\ue000{number}\\ue000"'):
-            text = text.replace(mark, piece)
+            # A list may repeat the mark a thousand times.
+            text = text.replace(mark, piece, 1 + largest // (len(piece) + 1))
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -141,7 +142,9 @@ def _deep(rand: random.Random, _: Tree, raw: list[str], largest: int) -> Tree:
 def _wide(rand: random.Random, old: Tree, raw: list[str], largest: int) -> Tree:
     count = min(rand.choice((100, 4_990, 5_000, 100_000)), largest // 12)
     if rand.random() < 0.5:
-        return [old] * min(count, largest // (len(json.dumps(old)) + 2))
+        text = json.dumps(old)
+        # Copies: a later change of one would change all, and the mutant would grow a thousandfold.
+        return [json.loads(text) for _ in range(min(count, largest // (len(text) + 2)))]
     same = rand.random() < 0.5
     names = ("k" if same else f"k{number}" for number in range(count))
     return _literal(raw, "{" + ",".join(f'"{name}":0' for name in names) + "}")

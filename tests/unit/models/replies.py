@@ -12,6 +12,7 @@ import pytest
 from conductor.errors import ModelError
 from conductor.messages import Message, ToolCall, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, TextDelta, ToolDefinition
+from tests.server.wires import WAIT
 
 SCHEMA = {"type": "object", "properties": {"task": {"type": "string"}}}
 SPAWN = ToolDefinition("agent.spawn", "Start an agent.", SCHEMA)
@@ -28,7 +29,7 @@ def ask(
 
 async def collect(provider: ModelProvider, request: ModelRequest | None = None) -> list[ModelEvent]:
     """Give all events of a reply, within 5 s."""
-    async with asyncio.timeout(5), aclosing(provider.stream(request or ask())) as stream:
+    async with asyncio.timeout(WAIT), aclosing(provider.stream(request or ask())) as stream:
         return [event async for event in stream]
 
 
@@ -37,7 +38,7 @@ async def failure_of(
 ) -> ModelError:
     """Give the failure of a reply, within 5 s; ``on_text`` is called with each piece of its text."""
     with pytest.raises(ModelError) as caught:
-        async with asyncio.timeout(5), aclosing(provider.stream(request or ask())) as stream:
+        async with asyncio.timeout(WAIT), aclosing(provider.stream(request or ask())) as stream:
             async for event in stream:
                 assert isinstance(event, TextDelta)
                 on_text(event.text)

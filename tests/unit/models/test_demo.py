@@ -21,6 +21,7 @@ from conductor.settings import load_settings
 from conductor.tools.base import ToolOutcome, failed, succeeded
 from conductor.tools.toolsets import all_tools
 from tests.cpu import least_cpu_s
+from tests.server.wires import WAIT
 
 MODELS = Path(__file__).parents[3] / "docs" / "models.md"
 Run = Callable[[Mapping[str, Any]], ToolOutcome]
@@ -98,7 +99,7 @@ class TerminalChat:
 
 
 async def collect(model: DemoProvider, request: ModelRequest) -> list[ModelEvent]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT):
         return [event async for event in model.stream(request)]
 
 

@@ -24,6 +24,7 @@ from conductor.stores.memory import MemoryStore
 from conductor.stores.registry import make_store
 from tests.conftest import Main
 from tests.contract.store import FIRST, KEY, commits, filled
+from tests.server.wires import WAIT
 from tests.unit.stores import sqlite_process
 
 
@@ -143,7 +144,7 @@ async def test_a_cancelled_commit_does_not_affect_the_others_of_its_group(
         appends = [asyncio.ensure_future(store.append(claim, "commit-1", b"1")) for claim in batch]
         await asyncio.sleep(0)
         appends[4].cancel()
-    finished, _ = await asyncio.wait(appends, timeout=5)
+    finished, _ = await asyncio.wait(appends, timeout=WAIT)
     assert len(finished) == 9
     assert [commit.cancelled() for commit in appends] == [number == 4 for number in range(9)]
 
@@ -200,7 +201,7 @@ async def test_a_lock_of_another_process_ends_or_is_refused_in_time(path: Path) 
             await locker.stdout.readline()
             for _ in range(2):
                 with pytest.raises(StoreUnavailable, match="locked"):
-                    await asyncio.wait_for(store.append(claim, "commit-1", b"1"), 5)
+                    await asyncio.wait_for(store.append(claim, "commit-1", b"1"), WAIT)
             locker.stdin.close()
             await locker.wait()
         await store.append(claim, "commit-1", b"1")
@@ -362,7 +363,7 @@ async def test_sweeping_happens_by_itself(path: Path, monkeypatch: pytest.Monkey
     await store.open()
     claim = await filled(store)
     clock.now += 101
-    await asyncio.wait_for(_until_fenced(store, claim), 5)
+    await asyncio.wait_for(_until_fenced(store, claim), WAIT)
     await store.aclose()
 
 

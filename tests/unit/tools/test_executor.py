@@ -19,7 +19,7 @@ from conductor.tools.permissions import Gate, GateOptions, Verdict
 from conductor.tools.redaction import Redactor
 from conductor.tools.rules import Rule
 
-WAIT = 5.0
+WAIT = 60.0
 LIMITS = Limits(tool_timeout=0.02, interactive_timeout=0.04, max_observation_bytes=200)
 CONTEXT = CallContext("s-1", "c-1", "Europe/Berlin", "de-DE")
 ADD = ToolSpec(

@@ -30,6 +30,7 @@ from conductor.plugins.mcp.config import McpServerConfig, load_mcp_servers
 from conductor.plugins.mcp.oauth import permitted_addresses
 from conductor.plugins.mcp.server import McpConnection, tokens_path
 from conductor.settings import load_settings
+from tests.server.wires import WAIT
 from tests.stand_ins.mcp_server import stand_in
 from tests.system.mcp.test_toolset import serving
 
@@ -142,7 +143,7 @@ async def test_the_tokens_of_a_login_are_used_and_refreshed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     provider = Provider()
-    async with guarded(provider) as url, asyncio.timeout(30):
+    async with guarded(provider) as url, asyncio.timeout(WAIT):
         output = await log_in(tmp_path, url, monkeypatch)
         assert "Open this address" in output and "s: logged in; it has" in output
         path = tokens_path(tmp_path / "mcp", "s")
@@ -160,7 +161,7 @@ async def test_the_tokens_of_a_login_are_used_and_refreshed(
 
 
 async def test_without_a_login_the_error_names_the_command(tmp_path: Path) -> None:
-    async with guarded(Provider()) as url, asyncio.timeout(30):
+    async with guarded(Provider()) as url, asyncio.timeout(WAIT):
         config = McpServerConfig(name="s", type="http", url=url, oauth=True)
         for folder, words in ((tmp_path, "it needs a login: conductor mcp login s"), (None, "DATA_DIR")):
             connection = McpConnection(config, folder=folder)
@@ -196,7 +197,7 @@ async def test_a_metadata_address_of_a_cloud_is_not_asked_for_a_login(tmp_path: 
         writer.close()
 
     listening = await asyncio.start_server(handle, "127.0.0.1", 0)
-    async with listening, asyncio.timeout(30):
+    async with listening, asyncio.timeout(WAIT):
         url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/mcp"
         connection = McpConnection(
             McpServerConfig(name="s", type="http", url=url, oauth=True), folder=tmp_path

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from conductor.messages import ToolCall
 from conductor.tools.base import CallContext, ToolOutcome
 from conductor.tools.executor import PreparedCall
+from tests.server.wires import WAIT
 from tests.stand_ins.odd_mcp_server import DONE, JSON, OddAnswer, OddMcpServer
 from tests.system.mcp.test_toolset import Host, at, use
 
@@ -22,7 +23,7 @@ async def run(host: Host, tool: str) -> ToolOutcome:
     executor = host.executor()
     ready = executor.restore(ToolCall("call", tool, "{}"), ())
     assert isinstance(ready, PreparedCall)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT):
         return await executor.run(ready, CONTEXT)
 
 

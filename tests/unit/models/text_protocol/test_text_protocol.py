@@ -15,6 +15,7 @@ from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta,
 from conductor.plugins.models.text_protocol import MAX_ROUNDS, TextProtocol
 from conductor.plugins.models.text_protocol.prompt import STOP, Style, messages, notation, system_prompt
 from tests.models import Script, ScriptedProvider
+from tests.server.wires import WAIT
 
 LAMP = ToolDefinition(
     "home.lamp",
@@ -75,7 +76,7 @@ async def test_the_stream_is_closed_where_the_model_invents_a_turn(
 ) -> None:
     inner = ScriptedProvider([[*map(TextDelta, pieces), asyncio.Event()]])
     request = ModelRequest("", [UserMessage("The lamp!")], (LAMP,))
-    async with asyncio.timeout(5), aclosing(TextProtocol(inner).stream(request)) as stream:
+    async with asyncio.timeout(WAIT), aclosing(TextProtocol(inner).stream(request)) as stream:
         events = [event async for event in stream]
     assert events[0] == expected
     assert len(events) == 2

@@ -22,6 +22,7 @@ from conductor.plugins.tools.file_tree import MAX_DEPTH, FileTree
 from conductor.plugins.tools.read_file import ReadFile
 from conductor.plugins.tools.sandbox import WALKS, Files, Roots, SandboxPath, open_folder
 from conductor.tools.base import CallContext, ToolOutcome
+from tests.server.wires import WAIT
 from tests.unit.tools.builtin.races import exchange, interrupted
 
 CONTEXT = CallContext("s", "c")
@@ -244,8 +245,8 @@ async def test_a_walk_waits_for_other_walks_and_a_read_does_not(
     calls = [asyncio.create_task(FileTree(files).run({}, CONTEXT)) for _ in range(12)]
     try:
         for _ in range(WALKS):
-            assert await asyncio.to_thread(started.acquire, timeout=5)
-        async with asyncio.timeout(5):
+            assert await asyncio.to_thread(started.acquire, timeout=WAIT)
+        async with asyncio.timeout(WAIT):
             assert (await ReadFile(files).run({"path": "x"}, CONTEXT)).success
         assert len(walking) == WALKS == 2
     finally:

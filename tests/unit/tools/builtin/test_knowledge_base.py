@@ -18,6 +18,7 @@ from conductor.plugins.tools.definitions import ToolFailure
 from conductor.plugins.tools.knowledge_index import IndexBusy, KnowledgeBase, KnowledgeIndex, Update
 from conductor.plugins.tools.sandbox import CancelFlag
 from conductor.tools.base import CallContext, ToolOutcome
+from tests.server.wires import WAIT
 from tests.unit.tools.builtin.test_knowledge_text import pdf
 
 CONTEXT = CallContext("s", "c")
@@ -218,7 +219,7 @@ async def test_a_running_server_indexes_changes(folder: Path, monkeypatch: pytes
     toolset = BuiltinToolset(standard_tools(knowledge=index))
     await toolset.start(lambda: None)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT):
             await index.updated.wait()
             assert await paths(index, "heron") == ["birds/heron.md"]
             (folder / "new.md").write_text("A grebe.")

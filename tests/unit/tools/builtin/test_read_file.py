@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from conductor.plugins.tools.read_file import MAX_TEXT_BYTES, ReadFile, cut
 from conductor.plugins.tools.sandbox import CancelFlag, Files, Roots, may_hold_secrets
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
+from tests.server.wires import WAIT
 
 CONTEXT = CallContext("s", "c")
 
@@ -155,7 +156,7 @@ async def test_a_cancelled_call_ends_its_work(root: Path) -> None:
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT):
         assert await flags.get()
 
 
