@@ -60,6 +60,7 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
         toolsets=toolsets,
         catalog=catalog,
         system_prompt=system_prompt,
+        catalog_name=settings.device_tools_file.name,
         limits=settings.limits,
         interruption_mode=settings.interruption_mode,
         speak_segments=settings.speak_segments == "always",

@@ -194,7 +194,7 @@ class Settings(BaseSettings):
     summarize_history: bool = False
     speak_errors: bool = True
     system_prompt_file: Path | None = None
-    device_tools_file: Path | None = None
+    device_tools_file: Path = Path("ios")
     web_fetch: bool = False
     web_search: str | None = None
     http_tools_file: Annotated[Path | None, WorkingFile("tools.toml")] = None

@@ -74,9 +74,10 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-DEFAULT_CAPABILITIES = ("resume", "cancel", "lease", "late", "activity", "turns", "diagnostics")
-"""Capabilities that the library implements alone. ``tools`` and ``approval`` need handlers of the app. An app
-asks for ``segments`` itself, because speeches then run concurrently with other events."""
+DEFAULT_CAPABILITIES = ("resume", "tools", "cancel", "lease", "late", "activity", "turns", "diagnostics")
+"""Capabilities that the library implements alone. Without ``tools`` the server would offer its catalog.
+``approval`` needs a handler of the app. An app asks for ``segments`` itself, because speeches then run
+concurrently with other events."""
 _NOT_REPLAYED = (
     server.SpeechPartial | server.SessionPing | server.SessionStarted | server.EventAck | server.Diagnostic
 )

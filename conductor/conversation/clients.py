@@ -77,8 +77,13 @@ class Clients:
         services = session.services
         capabilities = tuple(name for name in services.capabilities(transport) if name in event.capabilities)
         model = event.model if event.model in services.choices else None
-        declares = "tools" in capabilities and event.tools is not None
-        rejected = session.tools.declare(event.tools or [], readings) if declares else None
+        tools, declared = event.tools if "tools" in capabilities else None, session.state.profile.tools
+        if "tools" in capabilities and declared is None:
+            tools = tools or []  # the catalog is for apps that cannot declare
+        rejected = session.tools.declare(tools, readings) if tools is not None else None
+        if tools is None and declared is None and not resumed:
+            catalog, specs = services.catalog_name, services.catalog
+            log.info("catalog offered", session=session.key.session_id, catalog=catalog, tools=len(specs))
 
         def records() -> list[r.Record]:
             former = session.state.profile
@@ -87,7 +92,7 @@ class Clients:
                 event.locale or former.locale,
                 event.time_zone or former.time_zone,
                 event.instructions if event.instructions is not None else former.instructions,
-                event.tools if declares else former.tools,
+                former.tools if tools is None else tools,
                 model or former.model,
                 event.traceparent or former.traceparent,
             )

@@ -167,7 +167,8 @@ class Rules:
 class Services:
     """The services that all sessions of a server share.
 
-    ``catalog`` lists the device tools for clients without declarations. ``failures`` are the sentences for
+    ``catalog`` lists the device tools for clients that cannot declare theirs, ``catalog_name`` is its name.
+    ``failures`` are the sentences for
     failed turns, by error code; an empty mapping disables them.
     ``speak_segments``: replies are spoken in segments to all clients. ``bridge_phrases`` are spoken when a
     turn waits long for a tool. ``summarize_history``: the model summarises the dropped part of a history.
@@ -204,6 +205,7 @@ class Services:
     budget: DailyBudget | None = None
     admission: Admission = field(default_factory=Admission)
     inspect: Literal["local", "on", "off"] = "off"
+    catalog_name: str = "none"
 
     @cached_property
     def conduct(self) -> Rules:

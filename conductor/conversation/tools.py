@@ -136,6 +136,7 @@ class SessionTools:
             locale=profile.locale,
             time_zone=profile.time_zone,
             instructions=profile.instructions,
+            tools=[spec.name for spec in self.executor.specs],
         )
 
     @property

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Collection
 from pathlib import Path
 
 from conductor.config_file import read_text
@@ -12,6 +14,9 @@ MAX_PROMPT_BYTES = 64 * 1024
 # Characters of a value from a client, such as its time zone.
 MAX_VALUE_LENGTH = 100
 PACKAGED = Path(__file__).with_name("voice.md")
+# The section of a prompt about coding agents, and the tool without which it is of no use.
+_AGENTS = re.compile(r"^## Coding agents\n.*?(?=^## |\Z)", re.M | re.S)
+AGENT_TOOL = "agent.spawn"
 
 
 def load_system_prompt(path: Path | None) -> str:
@@ -32,14 +37,26 @@ def identify(path: Path | None, text: str) -> tuple[str, str]:
     return (path or PACKAGED).stem, hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def session_prompt(base: str, *, locale: str | None, time_zone: str | None, instructions: str | None) -> str:
+def session_prompt(
+    base: str,
+    *,
+    locale: str | None,
+    time_zone: str | None,
+    instructions: str | None,
+    tools: Collection[str] = (),
+) -> str:
     """Return ``base`` and the session's own parts, each under a heading.
+
+    The section "Coding agents" of ``base`` is left out unless `AGENT_TOOL` is among ``tools``, the names of
+    the tools that the model is offered.
 
     ``locale`` is a BCP 47 tag, ``time_zone`` an IANA name, ``instructions`` the app's own text (the
     protocol bounds it to 4 KiB). Parts that are None or blank are left out. The text does not change
     from turn to turn, so that a service can cache it.
     """
     # In the order of how rarely they change, for the service's cache.
+    if AGENT_TOOL not in tools:
+        base = _AGENTS.sub("", base)
     parts = [base.rstrip()]
     if tag := _one_line(locale):
         parts.append(

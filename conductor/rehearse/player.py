@@ -122,7 +122,7 @@ class Player:
             reconnect=Reconnect(AWAY_S, AWAY_S, jitter=1, tries=20, steady_s=0, random=chance.random),
         )
         self._client.on(server.ToolActivity, self._record_activity)
-        self._client.on(server.ToolCallEvent, self._check_call)
+        self._client.on(server.ToolCallEvent, self._count_speech)
         self._client.on(server.SpeechPartial, lambda _: self._reach("answer"))
         self._client.on(server.ApprovalResolved, lambda event: self._scene.approvals.append(event.outcome))
         self._client.on(server.ErrorEvent, lambda event: self._scene.errors.append(event.code))
@@ -241,13 +241,9 @@ class Player:
             return deny(decision.words)
         return allow(decision.scope) if decision.edit is None else edit(decision.edit)
 
-    def _check_call(self, call: server.ToolCallEvent) -> None:
+    def _count_speech(self, call: server.ToolCallEvent) -> None:
         if call.name == SPEAK and not self._scene.was_interrupted:
             self._set_waiting_speeches(self._waiting_speeches + 1)
-        elif not server.is_ui_call(call.name) and all(
-            call.name != tool.name for tool in self._rehearsal.tools
-        ):
-            self._scene.problems.append(f"{call.name} was called, but is not one of the file's tools")
 
     def _set_waiting_speeches(self, number: int) -> None:
         self._waiting_speeches = max(0, number)

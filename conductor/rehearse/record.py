@@ -145,7 +145,7 @@ class Recording:
     def document(self, catalog: list[Any]) -> dict[str, Any]:
         """Make the file's document; ``catalog`` has the tools of an app without a declaration."""
         profile = self.profile
-        # Without device calls a file needs no tools: the server offers the catalog's.
+        # Without device calls the file needs no tools.
         is_catalog_used = profile.tools is None and any(call.is_device for call in self._calls.values())
         declarations = catalog if is_catalog_used else profile.tools or []
         tools = [self._tool(declaration) for declaration in declarations]

@@ -24,6 +24,7 @@ OWN_SETTINGS = {
     "host": "127.0.0.1",
     "port": 0,
     "web": "off",
+    "device_tools_file": "none",
     "workers": 1,
     "auth_tokens": (),
     "api_keys": (),

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta, Struct, field
 
+import conductor
 from conductor.config_file import read_json
 from conductor.errors import SettingsError
 from conductor.rate_limit import Admission
@@ -34,6 +35,9 @@ READ_S = 0.0005
 
 SERVER_PREFIXES = ("convo.", "tts.", "bridge.")
 """Names of the server's own calls on a client; no model may call them."""
+
+CATALOGS = Path(conductor.__file__).with_name("catalogs")
+"""The package's catalogs; DEVICE_TOOLS_FILE names one without its suffix."""
 
 NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}\Z")
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
@@ -243,11 +247,21 @@ class DeviceToolset(Toolset):
         raise AssertionError(name)
 
 
-def read_catalog(path: Path | None) -> list[Any]:
-    """Read a catalog's declarations: a list under ``tools`` of a JSON object; none without a catalog.
+def catalog_path(setting: Path) -> Path | None:
+    """Return the file that DEVICE_TOOLS_FILE names: one of `CATALOGS`, or a path; None for ``none``."""
+    name = str(setting).lower()
+    if name == "none":
+        return None
+    packaged = CATALOGS / f"{name}.json"
+    return packaged if packaged in CATALOGS.iterdir() else setting
+
+
+def read_catalog(setting: Path) -> list[Any]:
+    """Read a catalog's declarations: a list under ``tools`` of a JSON object; none for ``none``.
 
     Raises `SettingsError` for a file that cannot be read.
     """
+    path = catalog_path(setting)
     if path is None:
         return []
     catalog = read_json(path, f"The tool catalog {path.name}")
@@ -257,13 +271,13 @@ def read_catalog(path: Path | None) -> list[Any]:
     return declarations
 
 
-def load_catalog(path: Path | None) -> tuple[ToolSpec, ...]:
+def load_catalog(setting: Path) -> tuple[ToolSpec, ...]:
     """Read the tools of a catalog; raises `SettingsError`, also for the first tool that is rejected."""
-    accepted, rejected = parse_declarations(read_catalog(path))
-    if path is not None and rejected:
+    accepted, rejected = parse_declarations(read_catalog(setting))
+    if rejected:
         tool, reason = rejected[0]
         raise SettingsError(
-            f"The tool catalog {path.name} has a tool that is not accepted, {tool or '?'}: "
+            f"The tool catalog {setting.name} has a tool that is not accepted, {tool or '?'}: "
             f"{reason.rstrip('.')}."
         )
     # The operator's catalog is trusted; a client's declarations are not.

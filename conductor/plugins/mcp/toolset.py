@@ -49,7 +49,7 @@ def from_settings(settings: Settings) -> McpToolset:
         if tool is not None:
             raise SettingsError(
                 f'{mcp_config_path(settings)}, server "{server.name}": the device has a tool of this name '
-                f"({tool}); choose another name."
+                f"({tool}); choose another name, or set DEVICE_TOOLS_FILE=none."
             )
     return McpToolset(servers, local_only=settings.local_only, folder=mcp_folder(settings))
 

@@ -73,16 +73,6 @@ async def test_local_only_takes_the_cloud_out_of_the_shipped_catalogue(
     assert results_of(claude.requests[-1])[0]["error_type"] == "not_found"
 
 
-@pytest.mark.parametrize("catalog", [None, IOS_CATALOG])
-async def test_the_shipped_catalogue_is_offered_only_where_it_is_named(
-    claude: AnthropicService, tmp_path: Path, catalog: Path | None
-) -> None:
-    settings = configured(claude, tmp_path, device_tools_file=catalog)
-    async with settings as server, server.phone() as phone:
-        await phone.ask("hi")
-    assert AGENTS & offered(claude) == (AGENTS if catalog else set())
-
-
 async def test_local_only_takes_out_declared_tools_that_reach_the_world(
     claude: AnthropicService, tmp_path: Path
 ) -> None:

@@ -12,7 +12,6 @@ import pytest
 from conductor.models.base import TextDelta
 from conductor.rehearse.player import Backstage, Player
 from conductor.rehearse.script import Rehearsal, holds
-from tests.conftest import IOS_CATALOG
 from tests.models import ScriptedProvider
 from tests.server.rehearse.conftest import Rehearse
 from tests.serving import serving
@@ -143,12 +142,6 @@ CALCULATED = "{say: what is 17 percent of 2340, cut: %s, expect: {called: [{tool
     ("text", "code", "phrases"),
     [
         (
-            f"model: scripted\nsettings: {{DEVICE_TOOLS_FILE: {IOS_CATALOG}}}\n"
-            "replies: [{calls: [{tool: repositories.list}]}, None.]\nsteps: [{say: List.}]",
-            1,
-            ["repositories.list was called, but is not one of the file's tools"],
-        ),
-        (
             f"{TWO_CARDS}steps: [{{say: Lights., approve: [deny, tap], cut: card, expect: {{called: "
             "[{tool: lamp.switch, arguments: {room: b}, times: 1}, {tool: lamp.switch, times: 1}]}}]",
             0,
@@ -179,7 +172,7 @@ CALCULATED = "{say: what is 17 percent of 2340, cut: %s, expect: {called: [{tool
         (f"model: demo\nsteps: [{CALCULATED % 'transcript'}]", 0, ["cut at the transcript"]),
         (f"model: demo\nsteps: [{CALCULATED % 'call'}]", 0, ["cut at the call"]),
     ],
-    ids=["foreign tool", "two cards", "ignored", "no end", "spoken", "limits", "cut", "cut in a call"],
+    ids=["two cards", "ignored", "no end", "spoken", "limits", "cut", "cut in a call"],
 )
 def test_a_rehearsal_passes_or_fails(rehearse: Rehearse, text: str, code: int, phrases: list[str]) -> None:
     patience = ["--patience", "0.05"] if "delay: 60" in text else []
