@@ -88,7 +88,7 @@ class Limits:
     session_grace: float = 120.0
     max_observation_bytes: int = 16_384
     floor_timeout: float = 5.0  # a person has the floor for this long after a partial transcript,
-    open_microphone: float = 4.0  # and in a client that has never sent a partial
+    open_microphone: float = 8.0  # and in a client that has never sent a partial
     heard_window: float = 0.15  # an interruption this soon after the acknowledgement still counts
     stale_speech: float = 10.0  # an older unacknowledged tts.speak is not replayed
     max_send_queue: int = 1_024  # frames queued for one socket whose client does not read
@@ -192,6 +192,7 @@ class Settings(BaseSettings):
     speak_segments: Annotated[Literal["client", "always"], _LOWER] = "client"
     bridge_phrases: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_phrases)] = ()
     summarize_history: bool = False
+    news_after_s: Annotated[float, Field(ge=0, le=600)] = 8
     speak_errors: bool = True
     system_prompt_file: Path | None = None
     device_tools_file: Path = Path("ios")
@@ -365,6 +366,7 @@ class Settings(BaseSettings):
             max_sessions=max(Limits().max_sessions, 2 * self.max_connections),
             partial_interval=self.partial_interval_ms / 1000,
             session_grace=self.session_grace_s,
+            open_microphone=self.news_after_s,
         )
 
 
