@@ -1,4 +1,4 @@
-"""The demo model: it needs no key and no network, and calls tools by a table of sentences.
+"""The demo model: it needs no key and no network, and calls tools by a table of sentences and by their words.
 
 It is a demonstration and a test fake, not an assistant.
 """
@@ -18,7 +18,8 @@ from zoneinfo import available_timezones
 import msgspec
 
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
-from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, Usage
+from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
+from conductor.plugins.models.demo_words import example_of, match_words, spaced
 
 if TYPE_CHECKING:
     from conductor.models.profiles import ModelProfile
@@ -75,14 +76,27 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     "in_minutes": _minutes,
     "count": int,
     "on": lambda text: text.casefold() == "on",
-    "room": lambda text: text.casefold().replace(" ", "_"),
+    **dict.fromkeys(("room", "id", "status"), lambda text: text.casefold().replace(" ", "_")),
+    "repository": lambda text: re.sub(r"(?i) slash ", "/", text),
 }
 """By argument; of others the quotes are removed."""
 
 _LAMP = r"(?:lamp|light)s?"
 _LAMP_OF = rf"(?:{_LAMP}(?: in the (?P<room>.+))?|(?P<room2>.+) {_LAMP})"
 _WAIT = r"(?P<in_minutes>(?:\d{1,6}(?:\.\d{1,6})?|an?) (?:second|minute|hour|day))s?"
+_AGENT = r"(?:start|launch|spawn) (?:an?|another) (?:new |coding )?agent"
+_REPOSITORY = r"(?:in|on|for) (?:the repository )?(?P<repository>\S+(?:/| slash )\S+)"
+_LIST = r"(?:list|show)(?: me)? (?:my|the|all)"
+_AGENT_ID = r"(?:the )?agent (?P<id>\S+)"
 ROWS: Sequence[tuple[str, str]] = (
+    ("agent.spawn", rf"{_AGENT} to (?P<prompt>.+) {_REPOSITORY}"),
+    ("agent.spawn", rf"{_AGENT} {_REPOSITORY} (?:to|and) (?P<prompt>.+)"),
+    ("repositories.list", rf"{_LIST} repositories|(?:what|which) repositories .+"),
+    ("repositories.select", r"(?:let me )?(?:choose|pick|select) a repository"),
+    ("agent.list", rf"{_LIST} (?:coding )?agents|(?:what|which) agents .+"),
+    ("agent.status", rf"(?:how is|what is|look up) (?:the status of )?{_AGENT_ID}(?: doing)?"),
+    ("agent.followup", rf"tell {_AGENT_ID} to (?P<prompt>.+)"),
+    ("agent.cancel", rf"(?:stop|cancel) {_AGENT_ID}"),
     ("calculator", r"(?P<expression>.+)"),
     ("get_current_time", r"what (?:time|day|date) is it(?: (?:in|at) (?P<timezone>.+))?"),
     ("lamp.switch", rf"(?:switch|turn) (?P<on>on|off) the {_LAMP_OF}"),
@@ -92,12 +106,28 @@ ROWS: Sequence[tuple[str, str]] = (
     ("note.delete", r"(?:delete|remove) the note (?P<title>.+)"),
     ("add_task", r"add a task (?:to |called )?(?P<title>.+)"),
     ("list_tasks", r"(?:list|show)(?: me)? my tasks"),
+    ("update_task", r"(?:mark|set) (?P<id>task[_ ]\d+) as (?P<status>pending|in progress|completed)"),
     ("schedule_task", rf"remind me in {_WAIT} (?:to |of )?(?P<text>.+)"),
     ("list_scheduled_tasks", r"(?:list|show)(?: me)? my reminders"),
+    ("cancel_scheduled_task", r"cancel (?:the |my )?reminder (?P<id>\S+)"),
     ("read_file", r"read(?: me)? the file (?P<path>\S+)"),
     ("create_file", r"create a file (?P<path>\S+) (?:saying|with the text)[: ]+(?P<content>.+)"),
 )  # fmt: skip
 """The tool, and a sentence that calls it; a group is the argument of its name."""
+EXAMPLES: Mapping[str, str] = {
+    "agent.spawn": "start an agent to fix the tests in acme/website",
+    "repositories.list": "list my repositories",
+    "lamp.switch": "switch on the lamp in the hall",
+    "note.delete": "delete the note Milk",
+    "calculator": "what is 17% of 2,340",
+    "get_current_time": "what time is it in Tokyo",
+    "schedule_task": "remind me in 10 minutes to stretch",
+    "list_tasks": "list my tasks",
+    "agent.list": "list my agents",
+}
+"""Sentences that the demo proposes, the best ones first."""
+# Those that need no tool.
+_OWN_EXAMPLES = ("count to 5", "say good morning", "what did I say")
 
 
 def _tool_output(clause: str, request: ModelRequest) -> DemoOutput | None:
@@ -109,7 +139,15 @@ def _tool_output(clause: str, request: ModelRequest) -> DemoOutput | None:
             arguments = {group: _READERS.get(group, _text)(words) for group, words in groups}
             if None not in arguments.values():
                 return _call_output(name, arguments, request)
+    if call := match_words(text, _tools_without_row(request)):
+        return _call_output(*call, request)
     return None
+
+
+def _tools_without_row(request: ModelRequest) -> list[ToolDefinition]:
+    """List the tools that have no row."""
+    rows = {name for name, _ in ROWS}
+    return [tool for tool in request.tools if tool.name not in rows]
 
 
 # -- from an utterance to calls and words
@@ -174,15 +212,13 @@ def _sentence(text: str, request: ModelRequest) -> DemoOutput | None:
     return next((read(match, request) for match, read in matches if match), None)
 
 
-def spaced(name: str) -> str:
-    """Split an identifier: "battery.level" and "batteryLevel" are "battery level"."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", re.sub(r"[._]", " ", name))
-
-
 def _help(request: ModelRequest) -> str:
-    names = _joined([tool.name for tool in reversed(request.tools)])  # a client's tools come last
-    offer = f"Say call and a name for a tool: {names}. " if names else ""
-    return f"I'm the demo model and know few sentences. {offer}Set ANTHROPIC_API_KEY for Claude."
+    names = {tool.name for tool in request.tools}
+    known = [example for name, example in EXAMPLES.items() if name in names]
+    own = filter(None, map(example_of, reversed(_tools_without_row(request))))  # a client's tools come last
+    examples = [*own, *known, *_OWN_EXAMPLES]
+    first, second, third = [f"\u201c{example}\u201d" for example in examples[:3]]
+    return f"I'm the demo model and glad to help: try {first}, {second} or {third}."
 
 
 # -- from results to words

@@ -19,6 +19,7 @@ from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta,
 from conductor.plugins.models.demo import DemoProvider, output_for
 from conductor.settings import load_settings
 from conductor.tools.base import ToolOutcome, failed, succeeded
+from conductor.tools.declarations import load_catalog
 from conductor.tools.toolsets import all_tools
 from tests.cpu import least_cpu_s
 from tests.server.wires import WAIT
@@ -141,15 +142,123 @@ async def test_a_sentence_of_the_table_becomes_a_call(
 
 @pytest.mark.parametrize(
     "words",
-    ["help", "The note is nice", "What time is it in Xanadu?", "remind me in 1.2.3 hours to eat", "3 4"],
+    [
+        "hello",
+        "what can you do?",
+        "The note is nice",
+        "What time is it in Xanadu?",
+        "remind me in 1.2.3 hours to eat",
+        "3 4",
+    ],
 )
-async def test_other_words_call_nothing_and_get_the_truth_about_the_model(words: str) -> None:
+async def test_other_words_call_nothing_and_get_three_examples(words: str) -> None:
     talk = TerminalChat()
     answer = await talk.hear(words)
     assert talk.calls == []
-    assert answer.startswith("I'm the demo model and know few sentences")
-    assert "create_file, schedule_task, note.delete, lamp.switch, calculator and more" in answer
-    assert answer.endswith("Set ANTHROPIC_API_KEY for Claude.")
+    assert answer == (
+        "I'm the demo model and glad to help: try \u201cswitch on the lamp in the hall\u201d, "
+        "\u201cdelete the note Milk\u201d or \u201cwhat is 17% of 2,340\u201d."
+    )
+
+
+ANYBODYS = (
+    tool("door.open", "Open a door.", door=TEXT),
+    tool("thermostatSet", "Set the temperature.", room=TEXT, degrees={"type": "number"}),
+    tool("messages.send", "", to=TEXT, body=TEXT),
+    tool("weather.today", "Today's weather in a city.", city=TEXT),
+    tool("x7", "List the birds of a pond.", "pond"),
+    ToolDefinition("x8", "", {"type": "object"}, title="Water the roses"),
+    tool("roll_dice", "Roll some dice.", sides={"anyOf": [{"type": "null"}, {"type": "integer"}]}),
+    tool("fan.set", "", speed={"type": "string", "enum": ["low", "very_high"]}, on={"type": "boolean"}),
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "arguments"),
+    [
+        ("Open the front door", "door.open", {"door": "front"}),
+        ("please open the door to the shop.", "door.open", {"door": "shop"}),
+        ("Set the thermostat in the den to 7.5 degrees", "thermostatSet", {"room": "den", "degrees": 7.5}),
+        (
+            "Send a message to Anna saying hello, my dear",
+            "messages.send",
+            {"to": "Anna", "body": "hello, my dear"},
+        ),
+        ("What is the weather in Rome?", "weather.today", {"city": "Rome"}),
+        ("which birds are on the pond Otter", "x7", {"pond": "Otter"}),
+        ("water the roses", "x8", {}),
+        ("roll the dice with six sides", "roll_dice", {"sides": 6}),
+        ("set the fan on very high", "fan.set", {"speed": "very_high", "on": True}),
+    ],
+)
+async def test_a_sentence_with_the_words_of_anybodys_tool_calls_it(
+    words: str, name: str, arguments: Mapping[str, Any]
+) -> None:
+    talk = TerminalChat((*TOOLS, *ANYBODYS), **{name.replace(".", "__"): result_is("ok")})
+    await talk.hear(words)
+    assert talk.calls == [(name, arguments)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Did you open the door?",
+        "the front door is open",
+        "open the door",
+        "water the roses tomorrow",
+        "roll the dice with 2.5 sides",
+    ],
+)
+async def test_words_that_only_resemble_a_tool_call_nothing(words: str) -> None:
+    talk = TerminalChat((*TOOLS, *ANYBODYS))
+    assert (await talk.hear(words)).startswith("I'm the demo model")
+
+
+IOS = tuple(spec.definition for spec in load_catalog(Path("ios")))
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "arguments"),
+    [
+        ("List my repositories", "repositories.list", {}),
+        ("let me choose a repository", "repositories.select", {}),
+        (
+            "Start an agent to fix the tests in acme/website",
+            "agent.spawn",
+            {"prompt": "fix the tests", "repository": "acme/website"},
+        ),
+        (
+            "start a coding agent on acme slash website to add a page, and update the map",
+            "agent.spawn",
+            {"prompt": "add a page, and update the map", "repository": "acme/website"},
+        ),
+        ("show me my agents", "agent.list", {}),
+        ("How is agent bc-12 doing?", "agent.status", {"id": "bc-12"}),
+        ("Tell agent bc-12 to add a test", "agent.followup", {"id": "bc-12", "prompt": "add a test"}),
+        ("stop the agent bc-12", "agent.cancel", {"id": "bc-12"}),
+    ],
+)
+async def test_a_sentence_of_the_shipped_app_calls_its_tool(
+    words: str, name: str, arguments: Mapping[str, Any]
+) -> None:
+    talk = TerminalChat((*TOOLS, *IOS), **{name.replace(".", "__"): result_is("ok")})
+    await talk.hear(words)
+    assert talk.calls == [(name, arguments)]
+
+
+@pytest.mark.parametrize("tools", [(), TOOLS, ANYBODYS, IOS, ANYBODYS[:1], (*TOOLS, *ANYBODYS)])
+async def test_each_example_is_understood_and_none_is_a_tools_name(tools: Sequence[ToolDefinition]) -> None:
+    names = [tool.name for tool in tools]
+    talk = TerminalChat(tools, **{name.replace(".", "__"): result_is("ok") for name in names})
+    answer = await talk.hear("hello")
+    examples = re.findall("\u201c(.*?)\u201d", answer)
+    assert len(examples) == 3 and answer.count(".") == 1
+    assert not [name for name in names if name in answer]
+    called = set()
+    for example in examples:
+        assert not (await talk.hear(example)).startswith("I'm the demo model"), example
+        called |= {name for name, _ in talk.calls}
+    assert len(called) == min(3, len(tools))
 
 
 async def test_several_requests_are_called_for_in_one_reply(rng: random.Random) -> None:
@@ -306,7 +415,7 @@ async def test_a_denied_call_is_not_repeated(error_type: Any, words: str) -> Non
 
 
 def test_it_understands_every_phrase_of_the_documentation() -> None:
-    tools = (LAMP, NOTE, *(spec.definition for spec in all_tools(load_settings(None))))
+    tools = (LAMP, NOTE, *IOS, *(spec.definition for spec in all_tools(load_settings(None))))
     section = MODELS.read_text().split("## The demo model")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (\".*?) \| `(.*)` \|$", section, re.M)
     assert len(rows) > 5
