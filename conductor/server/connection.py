@@ -275,9 +275,15 @@ class Connection(Writer):
             if isinstance(inbound.event, client.TranscriptFinal):
                 self._say_idle(inbound.session_id)
         except Exception:
-            # A bug in the server must not cost the client its connection.
+            # A bug in the server must not cost the client its connection, or words and results: it keeps them
+            # for another try.
             log.exception("event failed", type=inbound.type[:64], session=inbound.session_id)
-            self._send_error("internal_error", "The server made a mistake.", inbound.id, inbound.session_id)
+            code: ErrorCode = "internal_error"
+            if isinstance(inbound.event, client.TranscriptFinal | client.ToolResultEvent):
+                code = "store_unavailable"
+            self._send_error(code, "The server made a mistake.", inbound.id, inbound.session_id)
+            if isinstance(inbound.event, client.TranscriptFinal):
+                self._say_idle(inbound.session_id)
 
     async def _dispatch(self, inbound: Inbound) -> None:
         event = inbound.event

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import structlog
 
-from conductor.errors import StoreUnavailable
-from conductor.stores.base import Claim, SessionKey, SessionLog
+from conductor.errors import StoreError, StoreUnavailable
+from conductor.stores.base import Claim, SessionKey, SessionLog, Stored
 
 log = structlog.get_logger(__name__)
+
+_T = TypeVar("_T")
 
 # The session that a probe claims; no client can name it.
 PROBE = SessionKey("$node", "$probe")
@@ -24,7 +26,7 @@ class HealthCheckedStore:
     """A `SessionLog` that delegates to another; ``available`` is False from a failure until a probe succeeds.
 
     The probe is a write every ``probe_s`` seconds: a full disk can still be read. ``committed`` gets the
-    seconds of each commit.
+    seconds of each commit. An unexpected error of the store is `StoreUnavailable`: the session tries again.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class HealthCheckedStore:
 
     async def claim(self, key: SessionKey) -> Claim:
         try:
-            return await self.inner.claim(key)
+            return await _expected(self.inner.claim(key))
         except StoreUnavailable as error:
             self._fail(error)
             raise
@@ -52,11 +54,30 @@ class HealthCheckedStore:
     async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
         start = time.monotonic()
         try:
-            await self.inner.append(claim, commit_id, data, snapshot=snapshot)
+            await _expected(self.inner.append(claim, commit_id, data, snapshot=snapshot))
             self._committed(time.monotonic() - start)
         except StoreUnavailable as error:
             self._fail(error)
             raise
+
+    async def release(self, claim: Claim) -> None:
+        await _expected(self.inner.release(claim))
+
+    async def keys(
+        self,
+        subject: str | None,
+        session_id: str | None,
+        after: SessionKey | None,
+        limit: int,
+        since: float = 0.0,
+    ) -> list[SessionKey]:
+        return await _expected(self.inner.keys(subject, session_id, after, limit, since))
+
+    async def read(self, key: SessionKey) -> Stored | None:
+        return await _expected(self.inner.read(key))
+
+    async def delete(self, subject: str, session_id: str | None = None) -> int:
+        return await _expected(self.inner.delete(subject, session_id))
 
     async def aclose(self) -> None:
         if self._probing is not None:
@@ -85,3 +106,14 @@ class HealthCheckedStore:
             self.available = True
             log.info("session store available")
             return
+
+
+async def _expected(answer: Awaitable[_T]) -> _T:
+    """Await an answer of a store. Raises `StoreError` only."""
+    try:
+        return await answer
+    except StoreError:
+        raise
+    except Exception as error:  # of a driver or a plugin: it must not cost a result that comes only once
+        log.exception("session store failed")
+        raise StoreUnavailable("The session store has failed.") from error

@@ -39,7 +39,7 @@ except ModuleNotFoundError as missing:
 # Connections of a process; each has one statement at a time.
 _CONNECTIONS = 8
 _SWEEP_S = 60.0
-_FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+_FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 
 _TABLES = """
 SELECT pg_advisory_xact_lock(1131376228);  -- servers that start at the same time
@@ -251,9 +251,10 @@ class PostgresStore:
                 try:
                     rows: list[Any] = await connection.fetch(sql, *values)
                     return rows
-                except asyncio.CancelledError:
+                # An answer is still outstanding, also after the other one: the server ended the connection.
+                except (asyncio.CancelledError, asyncpg.InternalClientError):
                     with suppress(asyncpg.InterfaceError):  # it is closed already
-                        connection.terminate()  # its answer is still outstanding
+                        connection.terminate()
                     raise
 
 
@@ -275,6 +276,8 @@ def _reason(error: Exception) -> str:
             return "nothing listens there"
         case OSError():
             return error.strerror or "it did not answer in time"
+        case asyncpg.InternalClientError():
+            return "the connection was closed"
     return "the address or a value is not valid"
 
 

@@ -16,19 +16,20 @@ import pytest
 
 from conductor.app import make_services, running
 from conductor.conversation.ledger import SubjectRecords, replay
-from conductor.messages import UserMessage
+from conductor.messages import ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.plugins.stores.redis import RedisStore
 from conductor.plugins.stores.redis_scripts import session_name
 from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.settings import load_settings
-from conductor.stores.base import SessionKey, SessionLog
+from conductor.stores.base import Claim, SessionKey, SessionLog
 from conductor.stores.health import HealthCheckedStore
 from tests.app import WAIT, App
 from tests.conftest import IOS_CATALOG
 from tests.models import Script, ScriptedProvider
-from tests.server.nodes import calm
-from tests.server.wires import get, http
+from tests.server.nodes import calm, node
+from tests.server.nodes import echo as nodes_echo
+from tests.server.wires import WiredStore, get, http
 from tests.services.redis_cluster import RedisCluster
 from tests.services.redis_sentinel import SentinelServers
 from tests.services.redis_server import RedisServer
@@ -118,6 +119,51 @@ async def refused(phone: App, text: str) -> None:
 
 def is_final_of(end: str) -> Callable[[Event], bool]:
     return lambda e: e["type"] == "assistant.speech.final" and e["payload"]["text"].endswith(end)
+
+
+# -- a driver's own errors
+
+
+class Odd(WiredStore):
+    """A store that fails with an error of its driver while ``odd``."""
+
+    odd = 0
+
+    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+        if self.odd:
+            self.odd -= 1
+            raise RuntimeError("cannot switch to state 12; another operation (2) is in progress")
+        await super().append(claim, commit_id, data, snapshot=snapshot)
+
+
+def looks(request: ModelRequest) -> Script:
+    """Look an agent up on the device."""
+    if isinstance(last := request.messages[-1], ToolResult):
+        return [TextDelta(f"It said {last.content}")]
+    return [ToolCall("c-1", "agent.status", '{"id":"a"}')]
+
+
+async def test_a_result_outlives_an_unexpected_error_of_the_store() -> None:
+    store = Odd()
+    async with serving(store, looks, store_retry=0.01) as served, served.phone() as phone:
+        phone.say("how is it?")
+        call = await phone.until("agent.status")
+        store.odd = 2
+        phone.result(call["payload"]["callId"], '{"status":"running"}')
+        await phone.until("assistant.speech.final")
+        assert "running" in phone.finals()[-1] and "unknown" not in phone.finals()[-1]
+        assert "internal_error" not in [error["code"] for error in phone.errors()]
+
+
+async def test_words_that_an_unexpected_error_meets_are_refused_as_by_a_store_that_is_away() -> None:
+    store = Odd()
+    async with node(store, nodes_echo) as served, served.phone() as phone:
+        await phone.ask("one")
+        await calm(served)
+        store.odd = 1
+        await refused(phone, "lost")
+        await phone.ask("two")
+        assert phone.finals()[-1] == "Heard one, two."
 
 
 # -- SQLite

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from itertools import count
 from pathlib import Path
 from typing import TypeAlias
@@ -82,6 +82,33 @@ async def test_a_restart_loses_no_acknowledged_commit(server: Server, open_store
     claim = await store.claim(KEY)
     assert list(claim.commits) == [message(number) for number in acknowledged]
     assert claim.revision == len(acknowledged)
+
+
+async def test_connections_that_postgresql_ends_cost_no_commit() -> None:
+    """`pg_terminate_backend` and a fast restart end a connection in the middle of an answer."""
+    sql = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE application_name='conductor' ORDER BY random() LIMIT 3"
+    )
+    with PostgresServer("fsync=off").running() as server:
+        async with aclosing(PostgresStore(server.url, retry_for=LONG)) as store:
+            await store.open()
+            stop = asyncio.Event()
+
+            async def talk(number: int) -> Claim:
+                claim = await store.claim(SessionKey("subject", str(number)))
+                while not stop.is_set():
+                    await store.append(claim, f"commit-{claim.revision}", message(claim.revision))
+                return claim
+
+            talking = [asyncio.create_task(talk(number)) for number in range(12)]
+            for _ in range(20):
+                await asyncio.to_thread(server.ask, sql)
+            stop.set()
+            for claim in await asyncio.wait_for(asyncio.gather(*talking), LONG):
+                stored = await store.read(claim.key)
+                assert stored is not None
+                assert stored.commits() == [message(number) for number in range(claim.revision)]
 
 
 async def test_a_server_that_stays_away_is_unavailable_and_then_is_used_again(

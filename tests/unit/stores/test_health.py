@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -75,6 +75,30 @@ async def test_a_store_is_unavailable_from_its_first_failure_until_a_probe_succe
         assert inner.probes == probes, "it is probed only while it is away"
 
 
+async def fails(*_: object, **__: object) -> None:
+    """Fail as a driver may."""
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("operation", ["claim", "append", "release", "keys", "read", "delete"])
+async def test_an_error_that_a_store_does_not_name_is_unavailable_too(operation: str) -> None:
+    inner = Counted()
+    async with watching(inner) as store:
+        claim = await store.claim(KEY)
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "claim": lambda: store.claim(KEY),
+            "append": lambda: store.append(claim, "commit-1", b"1"),
+            "release": lambda: store.release(claim),
+            "keys": lambda: store.keys(None, None, None, 10),
+            "read": lambda: store.read(KEY),
+            "delete": lambda: store.delete("subject"),
+        }
+        setattr(inner, operation, fails)
+        with pytest.raises(StoreUnavailable):
+            await calls[operation]()
+        assert store.available == (operation not in ("claim", "append"))
+
+
 async def test_many_failures_at_once_start_one_probe() -> None:
     inner = Counted()
     async with watching(inner) as store:
@@ -90,14 +114,14 @@ async def test_many_failures_at_once_start_one_probe() -> None:
 
 
 async def test_a_failing_probe_is_followed_by_another() -> None:
-    class Broken(Counted):
+    class Uneven(Counted):
         async def claim(self, key: SessionKey) -> Claim:
             claim = await super().claim(key)
             if key == PROBE and self.probes < 3:
                 raise ZeroDivisionError
             return claim
 
-    inner = Broken()
+    inner = Uneven()
     async with watching(inner) as store:
         inner.away = True
         with pytest.raises(StoreUnavailable):
