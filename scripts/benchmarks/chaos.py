@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -93,10 +94,11 @@ async def run(options: Options, parent: Parent) -> Report:
         await _talk(options, book, switch, injector)
         book.close()
         seconds = asyncio.get_running_loop().time() - start
-        tracebacks = [node.tracebacks() for node in nodes]
+        tracebacks = sum(node.tracebacks() for node in nodes)
+        failed_events = sum(node.count("event failed") for node in nodes)
         refused = list(service.refused)
         errors = ["".join(traceback.format_exception(error)) for error in injector.errors]
-    return Report(options.seed, options.store, book, refused, sum(tracebacks), errors, seconds)
+    return Report(options.seed, options.store, book, refused, tracebacks, failed_events, errors, seconds)
 
 
 def keep_folder(logs: Path | None, control: str | None, stack: AsyncExitStack) -> Path:
@@ -154,7 +156,14 @@ def open_store(kind: StoreKind, folder: Path, stack: AsyncExitStack, chance: ran
         postgres = PostgresServer()
         postgres.start()
         stack.callback(postgres.stop)
-        return Store(postgres.url, postgres.kill, postgres.start)
+        end_connection = partial(postgres.end_connections, 1)
+        return Store(
+            postgres.url,
+            postgres.kill,
+            postgres.start,
+            restart=postgres.restart,
+            end_connection=end_connection,
+        )
     servers: SentinelServers | RedisCluster
     if kind == "sentinel":
         servers = SentinelServers(folder / "redis", down_ms=1_500)
@@ -192,7 +201,8 @@ COLUMNS: tuple[Column, ...] = get_args(Column)
 class Report:
     """One run.
 
-    ``refused`` are the histories that the model's service did not accept, ``errors`` the harness's own.
+    ``refused`` are the histories that the model's service did not accept, ``failed_events`` those of clients
+    that met an unexpected error, and ``errors`` the harness's own.
     """
 
     seed: int
@@ -200,6 +210,7 @@ class Report:
     book: Book
     refused: Sequence[str]
     tracebacks: int
+    failed_events: int
     errors: Sequence[str]
     seconds: float
 
@@ -214,6 +225,10 @@ class Report:
             names.append(f"{len(self.refused)} invalid histories")
         if self.tracebacks:
             names.append(f"{self.tracebacks} tracebacks")
+        if self.failed_events:
+            names.append(f"{self.failed_events} failed events")
+        if internal := self.book.figures["error internal_error"]:
+            names.append(f"{internal} internal errors")
         return names + [f"the harness failed: {error}" for error in self.errors]
 
     def rows(self) -> list[Row]:
@@ -235,6 +250,7 @@ class Report:
             "invalid": len(self.refused),
             "refused": list(self.refused)[:10],
             "tracebacks": self.tracebacks,
+            "failed_events": self.failed_events,
             "unknown": dict(book.unknown),
             "figures": dict(sorted(book.figures.items())),
             "resume_ms": {
@@ -269,6 +285,7 @@ def print_report(report: Report, control: str | None) -> None:
         f"\nresume p50 {resume['p50']} ms, p99 {resume['p99']} ms of {resume['count']}; "
         f"{resume['waited for a call']} waited for a call, {resume['delayed claims']} delayed claims"
         f"\n{dict(sorted(book.figures.items()))}"
+        f"\nfailed events {report.failed_events}, internal errors {book.figures['error internal_error']}"
     )
     print(f"FAILED {summary(report)}" if report.failures() else "nothing lost, nothing done twice")
 
@@ -300,6 +317,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--kills", type=int, default=1_000, help="kill -9 of a node (1000)")
     parser.add_argument("--freezes", type=int, default=50, help="SIGSTOP of a node for 1 to 3 s (50)")
     parser.add_argument("--store-kills", type=int, default=20, help="kill -9 of Redis or PostgreSQL (20)")
+    parser.add_argument(
+        "--terminations", type=int, default=0, help="pg_terminate_backend of a connection to PostgreSQL (0)"
+    )
+    parser.add_argument("--store-restarts", type=int, default=0, help="fast restarts of PostgreSQL (0)")
     parser.add_argument("--cuts", type=int, default=500, help="resets of a client's connection (500)")
     parser.add_argument("--stops", type=int, default=20, help="SIGTERM of a node, as a deploy does (20)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
@@ -325,6 +346,8 @@ def main(arguments: Sequence[str]) -> int:
         namespace.store_kills if namespace.store != "sqlite" else 0,
         namespace.cuts,
         namespace.stops,
+        namespace.terminations,
+        namespace.store_restarts,
     )
     libraries = namespace.clients // 3
     options = Options(

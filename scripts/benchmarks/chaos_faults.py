@@ -51,6 +51,8 @@ class Plan:
     store_kills: int
     cuts: int
     stops: int = 0
+    terminations: int = 0
+    store_restarts: int = 0
 
     def draw(self, chance: random.Random, steps: Sequence[str] = STEPS) -> list[Row]:
         """Draw an order; each of the steps is killed equally often."""
@@ -59,6 +61,8 @@ class Plan:
         faults += [("store kill", "anywhere")] * self.store_kills
         faults += [("cut", "anywhere")] * self.cuts
         faults += [("stop", "anywhere")] * self.stops
+        faults += [("termination", "anywhere")] * self.terminations
+        faults += [("store restart", "anywhere")] * self.store_restarts
         chance.shuffle(faults)
         return faults
 
@@ -69,15 +73,18 @@ _ONLY_TOLD = ("assistant.speech.partial", "approval.resolved", "error")
 
 @dataclass(frozen=True)
 class Store:
-    """The session store. ``kill`` and ``restore`` block; None: it cannot be killed alone.
+    """The session store. Its functions block; None: it cannot be killed alone, or has no such fault.
 
-    A killed replicated server is replaced by its replica, and comes back as the replica.
+    A killed replicated server is replaced by its replica, and comes back as the replica. ``end_connection``
+    ends one of a node, in the middle of its work.
     """
 
     url: str
     kill: Callable[[], None] | None = None
     restore: Callable[[], None] | None = None
     replicas: int = 0
+    restart: Callable[[], None] | None = None
+    end_connection: Callable[[], None] | None = None
 
 
 class Injector:
@@ -190,6 +197,8 @@ class Injector:
             "store kill": self._kill_store,
             "cut": self._cut,
             "stop": self._stop,
+            "termination": self._end_connection,
+            "store restart": self._restart_store,
         }
         for kind, step in faults:
             await asyncio.sleep(self._chance.uniform(0, 2 * self._every_s))
@@ -259,13 +268,34 @@ class Injector:
         async with self._store_down:
             self._book.note_store_fault()
             await asyncio.to_thread(self._store.kill)
-            self._book.faults["store kill", "anywhere"] += 1
-            for person in self.persons.values():
-                self._book.note_fault(person, ("store kill", "anywhere"))
+            self._note_all(("store kill", "anywhere"))
             await asyncio.sleep(self._chance.uniform(0, 0.3))
             await asyncio.to_thread(self._store.restore)
             self._book.note_store_fault()
             await asyncio.sleep(1.0)
+
+    async def _restart_store(self) -> None:
+        if self._store.restart is None:
+            return
+        async with self._store_down:
+            self._book.note_store_fault()
+            await asyncio.to_thread(self._store.restart)
+            self._book.note_store_fault()
+            self._note_all(("store restart", "anywhere"))
+            await asyncio.sleep(1.0)
+
+    async def _end_connection(self) -> None:
+        """End a connection to the store, which costs nobody anything: it is no fault of the store."""
+        if self._store.end_connection is None:
+            return
+        async with self._store_down:
+            await asyncio.to_thread(self._store.end_connection)
+            self._note_all(("termination", "anywhere"))
+
+    def _note_all(self, row: Row) -> None:
+        self._book.faults[row] += 1
+        for person in self.persons.values():
+            self._book.note_fault(person, row)
 
     async def _stop(self) -> None:
         node = await self._one_of_several()

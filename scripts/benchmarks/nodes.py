@@ -193,9 +193,13 @@ class Process:
         """Give the log from a byte on."""
         return self.log.read_bytes()[start:].decode(errors="replace") if self.log.exists() else ""
 
+    def count(self, text: str) -> int:
+        """Count a text in the log."""
+        return self.text().count(text)
+
     def tracebacks(self) -> int:
         """Count the tracebacks in the log."""
-        return self.text().count("Traceback")
+        return self.count("Traceback")
 
     def cpu(self) -> float:
         """CPU seconds used so far, user and system, of the whole tree."""

@@ -104,6 +104,21 @@ class PostgresServer:
             self._process.communicate(timeout=WAIT)
             self._process = None
 
+    def restart(self) -> None:
+        """Restart it as ``pg_ctl restart -m fast`` does: it ends the connections, and loses nothing."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGINT)
+            self._process.communicate(timeout=WAIT)
+            self._process = None
+        self.start()
+
+    def end_connections(self, most: int) -> None:
+        """End the connections of stores, at random, in the middle of their work."""
+        self.ask(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            f"WHERE application_name='conductor' ORDER BY random() LIMIT {most}"
+        )
+
     def stop(self) -> None:
         """End it, and delete its folder."""
         self.kill()

@@ -84,11 +84,14 @@ async def test_nothing_is_lost_or_done_twice_when_the_store_dies_too_and_replies
         missing("redis-server", "REDIS")
     if store == "postgres":
         postgres_server.server_program("initdb")
-    plan = Plan(kills=len(STEPS), freezes=1, store_kills=2, cuts=4)
+    plan = Plan(kills=len(STEPS), freezes=1, store_kills=2, cuts=4, terminations=12, store_restarts=1)
     options = Options(plan, store, apps=8, libraries=4, seed=seed, every_s=0.1, patience_s=PATIENCE_S)
     report = await run_again_if_wrong(replace(options, segments=True), parent)
     assert_nothing_is_wrong(report)
     assert report.book.faults["store kill", "anywhere"] == 2
+    if store == "postgres":
+        assert report.book.faults["termination", "anywhere"] == 12
+        assert report.book.faults["store restart", "anywhere"] == 1
 
 
 @pytest.mark.parametrize("control", sorted(CONTROLS))
