@@ -9,6 +9,7 @@ from typing import Any
 
 import structlog
 
+from conductor.conversation.apply import advance
 from conductor.conversation.background import Reminders, start_summary
 from conductor.conversation.clients import Clients
 from conductor.conversation.core import SessionCore, epoch_ms
@@ -25,7 +26,7 @@ from conductor.conversation.records import (
     TurnStarted,
 )
 from conductor.conversation.services import Services
-from conductor.conversation.state import Conversation, Profile, Turn
+from conductor.conversation.state import Conversation, Event, Profile, Turn
 from conductor.conversation.steps import AwaitResults, deadline, due, next_step
 from conductor.conversation.view import lost_result
 from conductor.errors import ConductorError, Fenced, StoreError
@@ -51,7 +52,8 @@ class Session(SessionCore):
     """One conversation, from its first event until the grace period after its last connection.
 
     ``on_lost`` is called once another process owns the session, with whether this process only has an old
-    state; after that nothing is recorded or sent.
+    state; after that nothing is recorded or sent. If nobody owns it, because it was deleted, its client gets
+    the events ``farewell``.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Session(SessionCore):
         self._timer_at: int | None = None
         self._look_at: int | None = None
         self._is_expiring = False
+        self.farewell: list[Event] | None = None
         self._restore(former, claim, readings)
 
     # -- made when they are needed: most sessions are idle
@@ -118,10 +121,18 @@ class Session(SessionCore):
 
     def _abandon(self, error: Fenced) -> None:
         log.warning("session taken over", session=self.key.session_id, stale=error.gone)
+        self.farewell = self._make_farewell() if error.gone else None
         self._on_lost(error.gone)  # first: it looks up the attached connection
         self.is_closed = True
         self._stop()
         self._cancel_tasks()
+
+    def _make_farewell(self) -> list[Event] | None:
+        """End the turn for the client of a session that is gone; None if nothing is lost with it."""
+        if self.state.turn is None:
+            return None if self.state.is_new else []
+        end = ended(self.view, "failed", error="store_unavailable", follow=False)
+        return advance(self.state, Commit("", self.view.now(), (end,)))
 
     @property
     def busy(self) -> bool:

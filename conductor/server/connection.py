@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
 from websockets.protocol import State
 
 from conductor.conversation.inbound import InboundResult, handle, learn
@@ -21,7 +22,7 @@ from conductor.conversation.transport import Frame
 from conductor.errors import ErrorCode, Fenced, StoreError, StoreUnavailable, TooManySessions
 from conductor.events import client
 from conductor.events.codec import Inbound, InvalidFrame, decode_event
-from conductor.events.envelope import SUPERSEDED, IdGenerator, encode_event, new_call_id
+from conductor.events.envelope import SUPERSEDED, IdGenerator, encode_event, encode_frame, new_call_id
 from conductor.events.server import ErrorEvent, SessionPing, set_state
 from conductor.server.access import Access
 from conductor.server.auth import Principal
@@ -164,10 +165,24 @@ class Connection(Writer):
                     await self._handle_refused_start()
                     if self._state is _State.STALE:
                         with suppress(StoreError):
-                            await self._rejoin_alone(await self._bind(self.session_id))
+                            former, session = self._former, await self._bind(self.session_id)
+                            if not self._is_deleted(former, session):
+                                await self._rejoin_alone(session)
                 await asyncio.sleep(self._limits.store_retry)
         except Exception:
             log.exception("session could not be bound again", session=self.session_id)
+
+    def _is_deleted(self, former: Session | None, session: Session) -> bool:
+        """Tell whether a stale session was deleted or has expired; then the client has to start again.
+
+        It would be in a session without its tools and capabilities.
+        """
+        if former is None or former.farewell is None or not session.is_new:
+            return False
+        for event in former.farewell:
+            self.send(Frame(encode_frame(event.id, event.type, self.session_id, event.payload)))
+        self.close(CloseCode.SERVICE_RESTART, "the session was deleted")
+        return True
 
     async def _rejoin_alone(self, session: Session) -> None:
         if session.outbox.transport is None:
@@ -325,10 +340,14 @@ class Connection(Writer):
     async def _deliver(self, inbound: Inbound, *, starts_turn: bool) -> bool:
         event = inbound.event
         former_state = None if isinstance(event, client.ToolResultEvent) else self._state
-        new = self._session is None
+        new, former = self._session is None, self._former
         session = self._session or await self._bind(inbound.session_id)
         if isinstance(event, client.SessionStart):
             return await self._start(event, session, new=new)
+        if new and self._is_deleted(former, session):
+            if isinstance(event, client.TranscriptFinal) and not self.resumes:  # else it is sent again
+                raise StoreUnavailable("The session was deleted.")
+            return True
         if isinstance(event, client.ToolResultEvent):
             # Before attaching, so that its call is not replayed.
             result = await handle(session, inbound, self)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from copy import deepcopy
+from typing import Any
 
 import pytest
 
+from conductor.client import Reconnect, connect
 from conductor.conversation.ledger import replay
+from conductor.conversation.phrases import FAILURES
 from conductor.conversation.records import EventHandled
 from conductor.conversation.session import Session
 from conductor.conversation.state import Conversation
@@ -18,8 +22,8 @@ from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.stores.base import Claim, SessionKey
 from conductor.stores.memory import MemoryStore
 from tests.models import Script
-from tests.server.nodes import KEY, LosesReplies, Shelf, calm, echo, node
-from tests.server.wires import until
+from tests.server.nodes import KEY, LosesReplies, Node, Shelf, calm, echo, node
+from tests.server.wires import WAIT, until
 from tests.session import helpers
 from tests.shapes import Event
 
@@ -82,19 +86,72 @@ async def test_a_result_for_a_stale_session_is_not_lost(file_shelf: Shelf, capab
             assert phone.finals() == ["It said True."]
 
 
-async def test_a_resuming_client_may_return_after_its_session_is_lost(
-    file_shelf: Shelf,
+# -- a session that another process deletes
+
+
+async def delete(served: Node) -> None:
+    """Delete the session, as another process does."""
+    assert isinstance(served.store, SqliteStore)
+    await served.store.delete(KEY.subject, KEY.session_id)
+
+
+@pytest.mark.parametrize("capabilities", [[], ["resume"]])
+async def test_a_client_whose_session_was_deleted_is_closed_and_starts_again(
+    file_shelf: Shelf, capabilities: list[str]
 ) -> None:
     async with node(file_shelf.make(), echo) as served:
-        async with served.phone(start_fields={"capabilities": ["resume"]}) as phone:
+        phone = served.phone(start_fields={"capabilities": capabilities})
+        async with phone:
             await phone.ask("one")
             await calm(served)
-            assert isinstance(served.store, SqliteStore)
-            await served.store.delete(KEY.subject, KEY.session_id)
+            await delete(served)
             since = len(phone.log)
-            phone.say("two")
+            event_id = phone.say("two")
+            await asyncio.wait_for(phone.closed.wait(), WAIT)
+            assert phone.close_code == 1012
+            # An app with ``resume`` says its words again by itself.
+            refused = [("store_unavailable", event_id)] if not capabilities else []
+            assert [(error["code"], error["eventId"]) for error in phone.errors(since)] == refused
+            assert phone.shapes(since) == ["error", "state idle"] * len(refused)
+        async with phone:
+            since = len(phone.log)
+            if not capabilities:
+                phone.say("two")
             await phone.until("assistant.speech.final", since=since)
-            assert phone.close_code != 4409
+            assert phone.finals(since) == ["Heard two."]
+
+
+async def test_a_turn_whose_session_is_deleted_ends_with_words(file_shelf: Shelf) -> None:
+    async with node(file_shelf.make(), status) as served:
+        phone = served.phone(start_fields={"capabilities": ["turns"]})
+        async with phone:
+            event_id = phone.say("how is it?")
+            call = await phone.until("agent.status")
+            await delete(served)
+            since = len(phone.log)
+            phone.result(call["payload"]["callId"], '"heron"')
+            end = (await phone.until("turn.ended", since=since))["payload"]
+            await asyncio.wait_for(phone.closed.wait(), WAIT)
+            assert phone.close_code == 1012
+            assert phone.finals(since) == [FAILURES["store_unavailable"]]
+            assert phone.shapes(since)[-2:] == ["state idle", "turn.ended"]
+            assert (end["eventId"], end["reason"]) == (event_id, "failed")
+
+
+async def test_the_own_client_goes_on_with_its_tools_after_its_session_was_deleted(
+    file_shelf: Shelf,
+) -> None:
+    reads = {"readOnlyHint": True}
+    tools = [{"name": "agent.status", "inputSchema": {"type": "object"}, "annotations": reads}]
+    runs: list[Any] = []
+    async with node(file_shelf.make(), status) as served:
+        handlers, soon = {"agent.status": runs.append}, Reconnect(first_s=0.0)
+        client = connect(served.url, "s-1", tools=tools, handlers=handlers, reconnect=soon)
+        async with client:
+            await (await client.say("how is it?"))
+            await delete(served)
+            turn = await (await client.say("and now?"))
+            assert turn.text == "It said False." and len(runs) == 2
 
 
 class UnansweredClaim(MemoryStore):

@@ -207,15 +207,19 @@ async def test_a_new_client_is_told_and_may_try_again(path: Path) -> None:
 
 async def test_a_deleted_file_is_created_again_and_the_next_turn_works(path: Path) -> None:
     store = SqliteStore(path, busy_timeout=BUSY_S)
-    async with serving(store) as served, served.phone() as phone:
-        await phone.ask("one")
-        await calm(served)
-        for file in path.parent.glob(f"{path.name}*"):
-            file.unlink()
-        since = len(phone.log)
-        await phone.ask("two")
-        assert phone.finals(since)[-1].endswith("two.")
-        assert await ready(served) == 200
+    async with serving(store) as served:
+        phone = served.phone()
+        async with phone:
+            await phone.ask("one")
+            await calm(served)
+            for file in path.parent.glob(f"{path.name}*"):
+                file.unlink()
+            await refused(phone, "lost")
+            await asyncio.wait_for(phone.closed.wait(), WAIT)
+        async with phone:
+            await phone.ask("two")
+            assert phone.finals()[-1].endswith("two.")
+            assert await ready(served) == 200
 
 
 # -- Redis
