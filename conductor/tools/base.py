@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import msgspec
 
 from conductor.models.base import ToolDefinition
-from conductor.tools.schema import model_schema
+from conductor.tools.schema import model_schema, own_names
 
 Risk: TypeAlias = Literal["safe", "medium", "high"]
 Effect: TypeAlias = Literal["read", "write", "irreversible"]
@@ -103,6 +103,11 @@ class ToolSpec:
     @cached_property
     def definition(self) -> ToolDefinition:
         return ToolDefinition(self.name, self.description, model_schema(self.input_schema), self.title)
+
+    @cached_property
+    def own_names(self) -> Mapping[str, str]:
+        """The arguments whose names services refuse: the model's name -> the tool's."""
+        return own_names(self.input_schema)
 
     @cached_property
     def fingerprint(self) -> str:

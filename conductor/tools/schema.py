@@ -2,11 +2,14 @@
 
 Schemas come from devices, MCP servers and files; they are checked when a tool is registered. An accepted
 schema is a Draft 2020-12 object schema of at most `MAX_NODES` schemas on `MAX_DEPTH` levels, with its
-references followed. References are neither remote nor recursive, and patterns need no backtracking.
+references followed. References are not remote, and patterns need no backtracking. A recursive schema is
+repeated `MAX_RECURSION` times, or less often if that exceeds the other limits; below, every value of its
+type is taken.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +27,7 @@ MAX_CONTAINERS = 1024
 # are objects or lists count too.
 MAX_NODES = 200
 MAX_DEPTH = 8
+MAX_RECURSION = 4
 MAX_PATTERN_CHARS = 256
 MAX_PATTERNS_KIB = 64
 # Values that are checked (25 ns for each schema), and characters times KiB of patterns (0.4 µs).
@@ -36,15 +40,19 @@ MASK = "{value}"
 
 _LARGE_NUMBER = re.compile(r"\d{16}|\d[eE]\+?\d{2}")
 _PATTERN_KIB = (1, 4, 16, 64)
-_PROPERTY_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}\Z")
+# The names of arguments that every service accepts.
+_ACCEPTED = re.compile(r"[a-zA-Z0-9_.-]{1,64}\Z")
+_REFUSED_CHARS = re.compile(r"[^a-zA-Z0-9_.-]+")
+_NAME_CHARS = 60  # and a number
 _ONE = ("additionalProperties", "items", "contains", "not", "if", "then", "else", "propertyNames")
 _LIST = ("allOf", "anyOf", "oneOf", "prefixItems")
 _MAP = ("properties", "patternProperties", "dependentSchemas")
 _PLAIN = frozenset(
     "type enum const multipleOf minimum maximum exclusiveMinimum exclusiveMaximum minLength maxLength "
     "pattern minItems maxItems uniqueItems minContains maxContains minProperties maxProperties required "
-    "dependentRequired format description".split()
+    "dependentRequired format title description default".split()
 )
+_REFERENCES = (b'"$ref"', b'"$defs"', b'"definitions"')
 _REFUSED = frozenset(
     "$id $anchor $dynamicRef $dynamicAnchor $recursiveRef $recursiveAnchor $vocabulary $schema "
     "unevaluatedProperties unevaluatedItems dependencies additionalItems".split()
@@ -60,7 +68,8 @@ class SchemaError(ValueError):
 class Schema:
     """A compiled schema.
 
-    ``tree`` has neither references nor keywords without effect. ``patterns_kib`` is the size of its patterns.
+    ``tree`` has neither references nor keywords without effect; ``is_recursive``: it is a part of an endless
+    one. ``patterns_kib`` is the size of its patterns.
     ``is_exact``: it divides or compares numbers exactly. ``size`` is its approximate size in bytes.
     """
 
@@ -69,6 +78,7 @@ class Schema:
     nodes: int = 0
     patterns_kib: int = 0
     is_exact: bool = False
+    is_recursive: bool = False
     size: int = 0
 
     def is_valid(self, value: Any) -> bool:
@@ -109,10 +119,9 @@ def read_schema(schema: object) -> Schema:
     encoded = _encoded(schema)
     root = msgspec.json.decode(encoded)
     root.pop("$schema", None)  # any dialect is read as Draft 2020-12
-    result = Schema()
     try:
         jsonschema_rs.meta.validate(root)  # the code below relies on the shapes of keywords
-        result.tree = _Reader(root, result).read(root)
+        result = _read(root)
         result.validator = compile_validator(result.tree)
     except jsonschema_rs.ValidationError as error:
         path = [str(step) for step in error.instance_path]
@@ -122,10 +131,6 @@ def read_schema(schema: object) -> Schema:
         raise
     except ValueError:  # the library's own limit of levels
         raise SchemaError(_TOO_DEEP) from None
-    for name in root.get("properties", ()):
-        # Anthropic rejects the whole request for any other name.
-        if not _PROPERTY_NAME.match(name):
-            raise SchemaError(f"the argument's name {name[:80]!r} must be 1 to 64 of A-Z a-z 0-9 _ . -")
     result.size = 32 * len(encoded) + 2048 * result.nodes + 4096 * result.patterns_kib
     return result
 
@@ -150,17 +155,31 @@ def _encoded(schema: dict[Any, Any]) -> bytes:
     return encoded
 
 
+def _read(root: dict[str, Any], recursion: int = MAX_RECURSION) -> Schema:
+    result = Schema()
+    try:
+        result.tree = _Reader(root, result, recursion).read(root)
+    except SchemaError:
+        if not result.is_recursive or recursion == 1:
+            raise
+        return _read(root, recursion - 1)
+    return result
+
+
 class _Reader:
-    def __init__(self, root: Mapping[str, Any], result: Schema) -> None:
+    def __init__(self, root: Mapping[str, Any], result: Schema, recursion: int) -> None:
         self._root = root
         self._result = result
+        self._recursion = recursion
 
     def read(
         self, node: Any, pointer: tuple[str, ...] = (), depth: int = 1, above: tuple[str, ...] = ()
     ) -> Any:
         """Read a schema; ``above`` are the references that were followed to it."""
         self._result.count(nodes=1)
-        if depth > MAX_DEPTH or len(above) > MAX_DEPTH:
+        # A recursion has a limit of its own.
+        deepest = MAX_DEPTH if len(set(above)) == len(above) and "#" not in above else 2 * MAX_DEPTH
+        if max(depth, len(above)) > deepest:
             raise SchemaError(_TOO_DEEP)
         if not isinstance(node, dict):
             return node
@@ -181,9 +200,23 @@ class _Reader:
             elif keyword in _PLAIN:
                 tree[keyword] = value
             self._count(keyword, value, pointer)
-        if "$ref" not in node:
-            return tree
-        target = self.read(self._target(node["$ref"], pointer, above), pointer, depth, (*above, node["$ref"]))
+        return self._with_target(tree, node["$ref"], pointer, depth, above) if "$ref" in node else tree
+
+    def _with_target(
+        self,
+        tree: dict[str, Any],
+        reference: str,
+        pointer: tuple[str, ...],
+        depth: int,
+        above: tuple[str, ...],
+    ) -> Any:
+        target = self._target(reference, pointer)
+        times = above.count(reference) + (reference == "#")
+        self._result.is_recursive = self._result.is_recursive or times > 0
+        if times < self._recursion:
+            target = self.read(target, pointer, depth, (*above, reference))
+        else:
+            target = {"type": target["type"]} if isinstance(target, dict) and "type" in target else {}
         if tree.keys() <= {"description"} and isinstance(target, dict):
             return target | tree
         return tree | {"allOf": [*tree.get("allOf", ()), target]}
@@ -201,9 +234,7 @@ class _Reader:
             case "multipleOf" | "uniqueItems":
                 self._result.is_exact = True
 
-    def _target(self, reference: str, pointer: tuple[str, ...], above: tuple[str, ...]) -> Any:
-        if reference in above or reference == "#":
-            raise SchemaError(f"{_at(pointer, '$ref')} refers to a schema that contains it")
+    def _target(self, reference: str, pointer: tuple[str, ...]) -> Any:
         try:
             return _resolve(self._root, reference)
         except (LookupError, StopIteration, TypeError, ValueError):
@@ -264,9 +295,44 @@ def model_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """Convert a schema for a model service: Anthropic rejects anyOf, oneOf and allOf at the top level.
 
     The properties of branches move up, an argument that all branches require stays required, and "one of
-    these is required" becomes a sentence of the description. `validate` enforces the original schema. A
-    schema without these keywords is returned unchanged.
+    these is required" becomes a sentence of the description. References are followed, and arguments get names
+    that services accept (`own_names`). `validate` enforces the original schema. Raises `SchemaError`.
     """
+    schema = _without_rules(_without_references(schema))
+    accepted = {own: name for name, own in _own_names(schema).items()}
+    if not accepted:
+        return schema
+    properties = {accepted.get(name, name): value for name, value in schema["properties"].items()}
+    required = [accepted.get(name, name) for name in schema.get("required", ())]
+    return {**schema, "properties": properties} | ({"required": required} if required else {})
+
+
+def own_names(schema: Mapping[str, Any]) -> Mapping[str, str]:
+    """Map the names of arguments that `model_schema` gives to the tool's own, such as ``$filter``."""
+    return _own_names(_without_rules(_without_references(schema)))
+
+
+def _own_names(schema: Mapping[str, Any]) -> dict[str, str]:
+    properties = list(schema.get("properties", ()))
+    names = {name for name in properties if _ACCEPTED.match(name)}
+    own: dict[str, str] = {}
+    for name in properties:
+        if name in names:
+            continue
+        plain = _REFUSED_CHARS.sub("_", name).strip("_")[:_NAME_CHARS] or "argument"
+        numbered = (f"{plain}_{number}" for number in itertools.count(2))
+        chosen = next(candidate for candidate in itertools.chain([plain], numbered) if candidate not in names)
+        names.add(chosen)
+        own[chosen] = name
+    return own
+
+
+def _without_references(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    encoded = msgspec.json.encode(schema)
+    return read_schema(schema).tree if any(name in encoded for name in _REFERENCES) else schema
+
+
+def _without_rules(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     rules = [keyword for keyword in ("allOf", "anyOf", "oneOf", "not") if keyword in schema]
     if not rules:
         return schema

@@ -104,6 +104,7 @@ def validate(
 
 def _check(spec: ToolSpec, arguments: Any, text: str) -> Valid | ToolOutcome:
     schema = schemas.get(spec)
+    arguments = _with_own_names(spec, arguments)
     if problem := _problem(schema, arguments, text):
         return _invalid(spec, problem)
     if schema.is_valid(arguments):
@@ -116,8 +117,20 @@ def _check(spec: ToolSpec, arguments: Any, text: str) -> Valid | ToolOutcome:
     if notes and (problem := _problem(schema, arguments, msgspec.json.encode(arguments).decode())):
         return _invalid(spec, problem)
     if not schema.is_valid(arguments):
-        return _invalid(spec, *explain(schema, arguments))
+        return _invalid(spec, *(_with_model_names(spec, error) for error in explain(schema, arguments)))
     return Valid(_integers(arguments, schema.tree), notes)
+
+
+def _with_own_names(spec: ToolSpec, arguments: Any) -> Any:
+    if not isinstance(arguments, dict) or not spec.own_names.keys() & arguments.keys():
+        return arguments
+    return {spec.own_names.get(name, name): value for name, value in arguments.items()}
+
+
+def _with_model_names(spec: ToolSpec, error: str) -> str:
+    for name, own in spec.own_names.items():
+        error = error.replace(own, name)
+    return error
 
 
 def _integers(value: Any, tree: Any) -> Any:

@@ -22,9 +22,8 @@ TOKENS_WITH_TOOLS = 4096
 BEGINNING = "[The conversation goes on from here.]"
 _NO_WORDS = "[No words.]"
 _NO_RESULT = "(nothing)"
-# Services' rules for ids and property names.
+# Services' rule for ids.
 _ID = re.compile(r"[a-zA-Z0-9_-]+\Z")
-_PROPERTY = re.compile(r"[a-zA-Z0-9_.-]{1,64}\Z")
 
 
 def may_call(request: ModelRequest) -> bool:
@@ -35,8 +34,11 @@ def may_call(request: ModelRequest) -> bool:
 def limit_of(request: ModelRequest, max_tokens: int) -> int:
     """Give the limit of a reply in tokens.
 
-    With calls it is ``min(4 * max_tokens, 4096)`` or more: a limit for spoken answers cuts arguments off.
+    With calls it is ``min(4 * max_tokens, 4096)`` or more: a limit for spoken answers cuts arguments off. A
+    request's own limit stays.
     """
+    if request.max_tokens is not None:
+        return request.max_tokens
     return max(max_tokens, min(4 * max_tokens, TOKENS_WITH_TOOLS)) if may_call(request) else max_tokens
 
 
@@ -83,17 +85,80 @@ def user_text(item: Message) -> str:
 def object_schema(schema: Mapping[str, Any]) -> Json:
     """Give a schema that services accept; arguments are validated against the tool's own.
 
-    Type "object", no oneOf, anyOf or allOf at the top, property names of 1 to 64 of ``a-zA-Z0-9_.-``.
+    Type "object", no oneOf, anyOf or allOf at the top, no list of types, and no schema that is ``true``.
     """
-    rendered = {key: value for key, value in schema.items() if key not in ("oneOf", "anyOf", "allOf")}
-    rendered["type"] = "object"
-    properties = rendered.get("properties")
-    if isinstance(properties, Mapping) and not all(map(_PROPERTY.match, properties)):
-        rendered["properties"] = {name: value for name, value in properties.items() if _PROPERTY.match(name)}
-        rendered["required"] = [
-            name for name in rendered.get("required", ()) if name in rendered["properties"]
-        ]
-    return rendered
+    rendered: Json = _subschema({**schema, "type": "object"})
+    return {key: value for key, value in rendered.items() if key not in ("oneOf", "anyOf", "allOf")}
+
+
+# Keywords that hold a schema, a list of schemas, or schemas by name.
+_ONE = ("items", "contains", "not", "if", "then", "else", "propertyNames", "additionalProperties")
+_LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
+_MAP = ("properties", "patternProperties", "dependentSchemas")
+# Keywords for values of one type.
+_OF_TYPE: Mapping[str, str] = {
+    **dict.fromkeys("minLength maxLength pattern format".split(), "string"),
+    **dict.fromkeys("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split(), "number"),
+    **dict.fromkeys("items prefixItems contains minItems maxItems uniqueItems".split(), "array"),
+    **dict.fromkeys("properties required additionalProperties patternProperties".split(), "object"),
+    **dict.fromkeys("propertyNames minProperties maxProperties".split(), "object"),
+}
+_CLASSES: Mapping[str, tuple[type, ...]] = {
+    "null": (type(None),),
+    "boolean": (bool,),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "array": (list,),
+    "object": (dict,),
+}
+
+
+def _subschema(schema: Any) -> Any:
+    """Render a schema, and the schemas in it."""
+    if not isinstance(schema, Mapping):
+        return {}  # ``true``; ``false`` is for the tool to refuse
+    rendered: Json = {}
+    for keyword, value in schema.items():
+        if keyword == "additionalProperties" and isinstance(value, bool):
+            rendered[keyword] = value  # every service takes these
+        elif keyword in _ONE:
+            rendered[keyword] = _subschema(value)
+        elif keyword in _LIST and isinstance(value, list):
+            rendered[keyword] = list(map(_subschema, value))
+        elif keyword in _MAP and isinstance(value, Mapping):
+            rendered[keyword] = {name: _subschema(item) for name, item in value.items()}
+        else:
+            rendered[keyword] = value
+    types = schema.get("type")
+    if not isinstance(types, list):
+        return rendered
+    branches = [branch for kind in types if (branch := _branch(rendered, kind)) is not None]
+    if len(branches) < 2:
+        return branches[0] if branches else {}
+    # Gemini refuses other keywords beside ``anyOf``.
+    return {"anyOf": branches}
+
+
+def _branch(schema: Json, kind: str) -> Json | None:
+    """Give the part of a schema for values of one type; None if its options have none."""
+    branch: Json = {**schema, "type": kind}
+    for keyword in schema:
+        wanted = _OF_TYPE.get(keyword)
+        if wanted is not None and wanted != ("number" if kind == "integer" else kind):
+            del branch[keyword]
+    fits = [value for value in schema.get("enum", ()) if _is_of(value, kind)]
+    if "enum" in schema and not fits or "const" in schema and not _is_of(schema["const"], kind):
+        return None
+    if "enum" in schema:
+        branch["enum"] = fits
+    if "default" in schema and not _is_of(schema["default"], kind):
+        del branch["default"]
+    return branch
+
+
+def _is_of(value: Any, kind: str) -> bool:
+    return isinstance(value, _CLASSES[kind]) and (kind == "boolean" or not isinstance(value, bool))
 
 
 def encode(body: Any) -> bytes:

@@ -120,7 +120,7 @@ def test_the_limit_is_raised_when_tools_are_offered(configured: int, limit: int)
 
 
 def test_schemas_are_made_such_as_the_service_accepts() -> None:
-    odd = {"anyOf": [{"required": ["a"]}], "properties": {"a": {}, "b c": {}}, "required": ["a", "b c"]}
+    odd = {"anyOf": [{"required": ["a"]}], "properties": {"a": True}, "required": ["a"]}
     schema = rendered(ask(tools=(ToolDefinition("odd", " ", odd),)))["tools"][0]["input_schema"]
     assert schema == {"type": "object", "properties": {"a": {}}, "required": ["a"]}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conductor.tools.schema import SchemaError, model_schema, read_schema
+from conductor.tools.schema import MAX_RECURSION, SchemaError, model_schema, own_names, read_schema
 from tests.cpu import least_cpu_s
 
 
@@ -57,7 +57,6 @@ def test_a_sound_schema_is_accepted(schema: dict[str, Any]) -> None:
         (object_schema(required=["a", "a"]), "non-unique"),
         (object_schema(properties=[]), r'properties is not .* type "object"'),
         (object_schema(anyOf=[]), "less than 1 item"),
-        (object_schema(properties={"$top": {}}), "the argument's name"),
         (with_value({"$ref": "https://example.org/schema.json"}), "inside this schema"),
         (with_value({"$ref": "#/$defs/missing"}), "inside this schema"),
         (with_value({"$ref": "#/$defs"}) | {"$defs": {}}, "inside this schema"),
@@ -100,13 +99,67 @@ def test_a_schema_that_is_not_sound_is_refused_with_the_reason(schema: Any, reas
         object_schema(**{"$ref": "#"}),
         with_value({"items": {"$ref": "#"}}),
         with_value({"items": {"$ref": "#/properties/value"}}),
+        with_value({"$ref": "#/$defs/a"}) | {"$defs": {"a": {"$ref": "#/$defs/a"}}},
         with_value({"$ref": "#/$defs/a"})
         | {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"items": {"$ref": "#/$defs/a"}}}},
     ],
 )
-def test_a_schema_that_refers_to_itself_is_refused(schema: dict[str, Any]) -> None:
-    with pytest.raises(SchemaError, match="refers to a schema that contains it"):
-        read_schema(schema)
+def test_a_schema_that_refers_to_itself_is_accepted_and_ends(schema: dict[str, Any]) -> None:
+    assert "$ref" not in str(read_schema(schema).tree) + str(model_schema(schema))
+
+
+TREE = object_schema(
+    properties={"name": {"type": "string"}, "children": {"type": "array", "items": {"$ref": "#"}}}
+)
+
+
+def test_a_recursion_is_repeated_four_times() -> None:
+    schema = read_schema(TREE)
+
+    def leaf(levels: int, name: Any) -> dict[str, Any]:
+        return {"children": [leaf(levels - 1, name)]} if levels else {"name": name}
+
+    assert str(model_schema(TREE)).count("'name'") == MAX_RECURSION == 4
+    assert [schema.is_valid(leaf(levels, 5)) for levels in range(6)] == [False] * 4 + [True] * 2
+    assert all(schema.is_valid(leaf(levels, "n")) for levels in range(6))
+
+
+def test_a_recursion_with_many_branches_is_repeated_less_often() -> None:
+    kinds = {name: {"items": {"$ref": "#/$defs/f"}} for name in ("and", "or", "not", "any")}
+    schema = with_value({"$ref": "#/$defs/f"}) | {"$defs": {"f": {"properties": kinds}}}
+    assert read_schema(schema).nodes < 200
+    assert str(model_schema(schema)).count("'any'") == 1 + 4 + 16
+
+
+def test_a_schema_of_a_model_has_neither_references_nor_their_targets() -> None:
+    schema = with_value({"$ref": "#/$defs/x"}) | {"$defs": {"x": {"type": "string", "default": "a"}}}
+    assert model_schema(schema) == with_value({"type": "string", "default": "a"})
+
+
+# -- names of arguments
+
+
+def test_an_argument_whose_name_services_refuse_gets_another_for_the_model() -> None:
+    names = ["$filter", "filter_2", "filter", "@odata.type", "größe", "$", "", "x" * 70, "a b"]
+    schema = object_schema(properties={name: {} for name in names}, required=["$filter", "filter"])
+    own = own_names(schema)
+    assert own == {
+        "filter_3": "$filter",
+        "odata.type": "@odata.type",
+        "gr_e": "größe",
+        "argument": "$",
+        "argument_2": "",
+        "x" * 60: "x" * 70,
+        "a_b": "a b",
+    }
+    rendered = model_schema(schema)
+    assert list(rendered["properties"])[:3] == ["filter_3", "filter_2", "filter"]
+    assert rendered["required"] == ["filter_3", "filter"]
+
+
+def test_arguments_that_only_a_branch_declares_get_names_too() -> None:
+    schema = object_schema(anyOf=[{"properties": {"$top": {}}, "required": ["$top"]}])
+    assert list(model_schema(schema)["properties"]) == ["top"] and own_names(schema) == {"top": "$top"}
 
 
 def test_a_reference_counts_as_its_target() -> None:
