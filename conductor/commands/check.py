@@ -27,6 +27,8 @@ from conductor.env_file import ENV_FILE
 from conductor.errors import ModelError, ModelFailure, SettingsError, StoreUnavailable
 from conductor.messages import UserMessage
 from conductor.models.base import ModelRequest
+from conductor.models.failures import ToolsRefused
+from conductor.models.health import PROBE_TOOL
 from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import make_provider
 from conductor.plugins.api.keys import read_keys
@@ -230,7 +232,10 @@ async def store_items(settings: Settings, *, seconds: float = STORE_TIMEOUT_S) -
 async def model_items(
     settings: Settings, *, offline: bool, seconds: float = MODEL_TIMEOUT_S
 ) -> AsyncIterator[Item]:
-    """Send a request of one token to each profile's provider, within ``seconds``, and report the result."""
+    """Ask each profile's provider for one token, within ``seconds``, and report the result.
+
+    A tool is offered: some servers take none, and would refuse every turn.
+    """
     profiles = load_profiles(settings)
     if profiles.file is not None:
         text = f"{profiles.file} has {', '.join(profiles.by_name)}; {profiles.default} is the default."
@@ -250,11 +255,16 @@ async def _profile_item(profile: ModelProfile, settings: Settings, offline: bool
         )
     start = time.monotonic()
     try:
-        # One token: the check must be almost free.
-        provider = make_provider(profile.model_copy(update={"max_tokens": 1}), settings)
+        provider = make_provider(profile, settings)
         if offline:
             return ok("model", f"{profile.heading}, not tested (--offline).")
-        request = ModelRequest("", [UserMessage("Hello")], deadline_s=seconds)
+        request = ModelRequest(
+            "",
+            [UserMessage("Hello")],
+            [PROBE_TOOL] if profile.kind != "text" else [],
+            deadline_s=seconds,
+            max_tokens=1,  # the check must be almost free
+        )
         async with aclosing(provider), asyncio.timeout(seconds):
             await provider.start()
             async with aclosing(provider.stream(request)) as stream:
@@ -264,8 +274,13 @@ async def _profile_item(profile: ModelProfile, settings: Settings, offline: bool
         return fail("model", str(error))
     except TimeoutError:
         return _failed(profile, ModelError("timeout", f"No answer within {seconds:g} s."))
+    except ToolsRefused as error:
+        if profile.kind == "auto":
+            return ok("model", f"{profile.heading} answered; it takes no tools, so its calls are text.")
+        return fail("model", f"{profile.heading}: {error} {_FLAGS}")
     except ModelError as error:
-        return _failed(profile, error)
+        if error.reason != "malformed":  # one token makes no call
+            return _failed(profile, error)
     except Exception as error:
         log.exception("model provider failed", provider=profile.provider)
         text = f"{profile.heading}: the provider has a bug, {type(error).__name__}; see the log."
@@ -273,6 +288,7 @@ async def _profile_item(profile: ModelProfile, settings: Settings, offline: bool
     return ok("model", f"{profile.heading} answered in {time.monotonic() - start:.1f} s.")
 
 
+_FLAGS = "vLLM takes them with --enable-auto-tool-choice and --tool-call-parser, llama.cpp with --jinja."
 _WRONG_NAME = "Check {model}, and {base_url} if it is set."
 _NO_ANSWER = "Check whether the service runs, the network, proxies, and {base_url} if it is set."
 _REMEDIES: dict[ModelFailure, str] = {

@@ -80,7 +80,7 @@ class AnthropicProvider(HttpProvider):
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Stream the reply (`base.ModelProvider`)."""
-        return self.reply(_PATH, partial(self._post, request), request)
+        return self.reply(_PATH, self._post, request)
 
     async def warm(self, request: ModelRequest) -> Finished | None:
         """Have a prompt cached (`base.CacheWarmer`), once in the cache's lifetime."""
@@ -93,9 +93,8 @@ class AnthropicProvider(HttpProvider):
             return None
         # Before the request: many sessions may start together.
         self._cached_until[key] = now + CACHE_S
-        post = Post(body, WarmingDecoder)
         try:
-            async with aclosing(self.reply(_PATH, lambda _: post, request)) as events:
+            async with aclosing(self.reply(_PATH, self._warming, request)) as events:
                 async for event in events:
                     if isinstance(event, Finished):
                         return event
@@ -103,6 +102,9 @@ class AnthropicProvider(HttpProvider):
             self._cached_until.pop(key, None)
             raise
         return None
+
+    def _warming(self, request: ModelRequest, reasoning: bool) -> Post:
+        return Post(encode(warming_of(request, names_of(request), self._claude)), WarmingDecoder)
 
     def _post(self, request: ModelRequest, reasoning: bool = True) -> Post:
         names = names_of(request)

@@ -65,7 +65,7 @@ class BedrockProvider(HttpProvider):
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Stream the reply (`base.ModelProvider`)."""
-        return self.reply(self._path, partial(self._post, request), request)
+        return self.reply(self._path, self._post, request)
 
     def _post(self, request: ModelRequest, reasoning: bool) -> Post:
         from conductor.plugins.models.bedrock_stream import ConverseDecoder, converse_body

@@ -33,6 +33,9 @@ _JSON = "application/json"
 # Of a reply's stream and text: 64,000 tokens, the highest limit, at 250 bytes each.
 MAX_REPLY_BYTES = 16 * 1024 * 1024
 MAX_REPLY_CHARS = 1024 * 1024
+# Of a service's error in the log, and of the shortest key.
+_QUOTED_CHARS = 200
+_KEY_CHARS = 6
 # Seconds to read a small document.
 DOCUMENT_S = 2.0
 # Comments, Anthropic's ping events, and chunks without choices.
@@ -197,8 +200,17 @@ async def _post(
         raise _failure_of(error) from None
     names = ("request-id", "x-request-id", "x-amzn-requestid")
     request_id = next((response.headers[name] for name in names if name in response.headers), None)
-    log.info("model answered", status=response.status_code, request_id=request_id)
+    answer = _without_keys(text.decode(errors="replace"), response.request)[:_QUOTED_CHARS]
+    log.info("model answered", status=response.status_code, request_id=request_id, answer=answer)
     raise from_status(response.status_code, read_problem(text), response.headers)
+
+
+def _without_keys(text: str, request: httpx2.Request) -> str:
+    """Remove the values of a request's headers, keys among them, which some services quote."""
+    for word in " ".join(request.headers.values()).split():
+        if len(word) >= _KEY_CHARS:
+            text = text.replace(word, "[REDACTED]")
+    return text
 
 
 async def read_json(send: Send, path: str) -> Any:

@@ -71,13 +71,16 @@ class OpenAIProvider(HttpProvider):
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Stream the reply (`base.ModelProvider`)."""
+        path = "/chat/completions" if self.endpoint == "chat" else f"/{self.endpoint}"
+        return self.reply(path, self._post, request)
+
+    def _post(self, request: ModelRequest, reasoning: bool) -> Post:
         names, source = names_of(request), self._source
         decoder: Callable[[], StreamDecoder] = partial(
             ChatDecoder, names, source, self._habit, offers_tools=may_call(request)
         )
         limits: Any = {"model": self._model, "max_tokens": request.max_tokens or self._max_tokens}
         options: Any = {**limits, "source": source, "official": self._official, "effort": self.effort}
-        path = "/chat/completions" if self.endpoint == "chat" else f"/{self.endpoint}"
         if self.endpoint == "chat":
             body = chat_body(request, names, **options)
         elif self.endpoint == "completions":
@@ -85,8 +88,7 @@ class OpenAIProvider(HttpProvider):
         else:
             body = responses_body(request, names, **options)
             decoder = partial(ResponsesDecoder, names, source, self._habit)
-        post = Post(encode(body), decoder)
-        return self.reply(path, lambda _: post, request)
+        return Post(encode(body), decoder)
 
 
 def window_of(listed: Any, model: str) -> int | None:

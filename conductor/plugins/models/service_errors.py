@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
@@ -60,6 +61,9 @@ _REASONING = (
     "in `thinking` block",
     "`thinking` or `redacted_thinking` blocks",
 )
+_SCHEMA = re.compile(r"schema|function_?declarations?\b|\btools?\b.*\bparameters\b", re.I | re.S)
+_FUNCTION = re.compile(r"function_?declarations[.\[](\d{1,3})\b", re.I)
+_TOOL = re.compile(r"\btools[.\[](\d{1,3})\b")
 _NO_TOOLS = ("does not support tools", "support tool use", "tool choice requires", "tools param requires")
 
 
@@ -71,12 +75,21 @@ class ReasoningRefused(ModelError):
     """The service refused the reasoning that was sent back; the request is accepted without it."""
 
 
+class SchemaRefused(ModelError):
+    """The service refused a tool's schema; its own words, for `refused_tool` alone, are in ``problem``."""
+
+    def __init__(self, problem: ServiceProblem) -> None:
+        super().__init__("protocol", "The model service does not take the schema of a tool.")
+        self.problem = problem
+
+
 class ServiceProblem(NamedTuple):
-    """A service's description of an error. ``message`` is never passed on."""
+    """A service's description of an error. ``message`` and ``place`` are never passed on."""
 
     kinds: tuple[str, ...] = ()
     status: int | None = None
     message: str = ""
+    place: str = ""
 
 
 def read_problem(body: bytes) -> ServiceProblem:
@@ -99,6 +112,7 @@ def problem_of(value: Any) -> ServiceProblem:
         tuple(name for name in (code, kind) if isinstance(name, str)),
         code if isinstance(code, int) else None,
         message if isinstance(message, str) else "",
+        error["param"] if isinstance(error.get("param"), str) else "",
     )
 
 
@@ -116,6 +130,8 @@ def from_status(status: int, problem: ServiceProblem, headers: Mapping[str, str]
         return ModelError("protocol", "The model service does not know this model or address.")
     if status == 400 and _any_of(_REASONING, problem.message):
         return ReasoningRefused("protocol", str(failure("protocol")))
+    if status in (400, 422) and _SCHEMA.search(f"{problem.place} {problem.message}"):
+        return SchemaRefused(problem)
     reason = _reason_of(_DECISIVE, problem.kinds) or _BY_STATUS.get(status)
     if reason is None and _any_of(_TOO_LONG, problem.message):
         reason = "context_too_long"
@@ -132,6 +148,19 @@ def from_event(problem: ServiceProblem) -> ModelError:
     if reason is None and _any_of(_TOO_LONG, problem.message):
         reason = "context_too_long"
     return failure(reason or ("protocol" if problem.kinds else "overloaded"))
+
+
+def refused_tool(problem: ServiceProblem, names: Sequence[str]) -> int | None:
+    """Find the tool that a refusal of a schema names or counts, among the ``names`` of the request."""
+    text = f"{problem.place} {problem.message}"
+    for name in sorted(names, key=len, reverse=True):
+        if re.search(rf"(?:['\"`]|\b(?:function|tool|for) ){re.escape(name)}(?![\w-])", text):
+            return names.index(name)
+    # Gemini counts the functions of a tool, the others the tools.
+    for counted in (_FUNCTION.search(text), _TOOL.search(text)):
+        if counted is not None:
+            return int(counted[1]) if int(counted[1]) < len(names) else None
+    return None
 
 
 def _reason_of(table: Mapping[str, ModelFailure], kinds: tuple[str, ...]) -> ModelFailure | None:

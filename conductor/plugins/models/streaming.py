@@ -16,7 +16,8 @@ import structlog
 from conductor.errors import ModelError
 from conductor.models.base import ModelEvent, ModelRequest, StreamDecoder
 from conductor.models.failures import RETRYABLE, failure, rest_of
-from conductor.plugins.models.service_errors import EmptyReply, ReasoningRefused
+from conductor.plugins.models.service_errors import EmptyReply, ReasoningRefused, SchemaRefused
+from conductor.plugins.models.tool_schemas import RefusedTools
 
 if TYPE_CHECKING:
     import httpx2
@@ -31,6 +32,8 @@ T = TypeVar("T")
 # Retries of a request, and the seconds before the first.
 RETRIES = 2
 RETRY_S = 0.5
+# Refusals of a tool's schema for one reply: some services count in a way that is not understood.
+MAX_REFUSED = 5
 
 log = structlog.get_logger(__name__)
 
@@ -73,6 +76,7 @@ class HttpProvider:
         self._client: HttpClient | None = None
         self._send: Send | None = None
         self._starting = asyncio.Lock()
+        self._refused = RefusedTools()
         self._draining: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -95,19 +99,16 @@ class HttpProvider:
         return self._connect(self._client)
 
     async def reply(
-        self, path: str, new_post: Callable[[bool], Post], request: ModelRequest
+        self, path: str, new_post: Callable[[ModelRequest, bool], Post], request: ModelRequest
     ) -> AsyncGenerator[ModelEvent, None]:
-        """Send ``new_post(True)`` to ``path`` and yield the reply as it arrives (`base.ModelProvider`).
+        """Send ``new_post(request, True)`` to ``path`` and yield the reply (`base.ModelProvider`).
 
-        If the service refuses the reasoning in it, ``new_post(False)``, without any, is sent once instead.
+        If the service refuses the reasoning in it, ``new_post(request, False)``, without any, is sent
+        instead; if it refuses a tool's schema, a request without that tool.
         Use ``contextlib.aclosing``: closing it, or cancelling its task, stops the request at once. Raises
         `ModelError`.
         """
-        try:
-            reply = await self._open(path, new_post(True), request)
-        except ReasoningRefused:
-            log.warning("model refused its former reasoning")
-            reply = await self._open(path, new_post(False), request)
+        reply = await self._accepted(path, new_post, request)
         try:
             while True:
                 for event in reply.events:
@@ -117,6 +118,25 @@ class HttpProvider:
                 await reply.read()
         finally:
             self._let_go(reply)
+
+    async def _accepted(
+        self, path: str, new_post: Callable[[ModelRequest, bool], Post], request: ModelRequest
+    ) -> ReplyStream:
+        """Open a reply; after a refusal the request is sent again without what the service does not take."""
+        reasoning, request, tries = True, self._refused.without(request), MAX_REFUSED
+        while True:
+            try:
+                return await self._open(path, new_post(request, reasoning), request)
+            except ReasoningRefused:
+                if not reasoning:
+                    raise
+                log.warning("model refused its former reasoning")
+                reasoning = False
+            except SchemaRefused as error:
+                tries -= 1
+                if not (tries and self._refused.add(request, error.problem)):
+                    raise
+                request = self._refused.without(request)
 
     async def _open(self, path: str, post: Post, request: ModelRequest) -> ReplyStream:
         send = self._send or await self._started()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from conductor.commands.check import check, model_items, reported
 from conductor.commands.output import Item
@@ -44,7 +45,7 @@ async def test_a_model_passes_with_one_token(claude: AnthropicService) -> None:
     assert item.level == "ok" and item.text.startswith("Claude (claude-test) answered in ")
     (request,) = claude.requests
     assert (request["model"], request["max_tokens"]) == ("claude-test", 1)
-    assert "tools" not in request and "system" not in request
+    assert [tool["name"] for tool in request["tools"]] == ["get_weather"] and "system" not in request
     assert not claude.refused
 
 
@@ -177,6 +178,36 @@ async def test_a_local_model_passes_without_a_key(ollama: OpenAIService) -> None
     assert item.level == "ok" and item.text.startswith("qwen3:4b (openai) at 127.0.0.1 answered in ")
     (request,) = ollama.requests
     assert (request["model"], request["max_tokens"]) == ("qwen3:4b", 1)
+    assert [tool["function"]["name"] for tool in request["tools"]] == ["get_weather"]
+
+
+VLLM = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+
+
+@pytest.mark.parametrize(
+    ("text_tools", "level", "text"),
+    [
+        ("off", "fail", "vLLM takes them with --enable-auto-tool-choice and --tool-call-parser"),
+        ("auto", "ok", "its calls are text"),
+        ("on", "ok", "answered in"),
+    ],
+)
+async def test_a_server_that_takes_no_tools_fails_unless_its_calls_are_text(
+    ollama: OpenAIService, text_tools: str, level: str, text: str
+) -> None:
+    def refuse_tools(body: Any) -> Reply | HttpFailure:
+        return HttpFailure(400, "BadRequestError", VLLM) if "tools" in body else Reply(text="H")
+
+    ollama.default = refuse_tools
+    with capture_logs() as lines:
+        item = await ask(**local(ollama, text_tools=text_tools))
+    assert item.level == level and text in item.text
+    assert ("--tool-call-parser" in str(lines)) is (text_tools != "on")
+
+
+async def test_a_model_of_which_one_token_is_no_whole_reply_passes(ollama: OpenAIService) -> None:
+    ollama.default = Reply(stop_reason="max_tokens")
+    assert (await ask(**local(ollama))).level == "ok"
 
 
 async def test_a_missing_local_model_fails(ollama: OpenAIService) -> None:

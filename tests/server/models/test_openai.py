@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from structlog.testing import capture_logs
 
 from conductor.errors import ModelFailure, SettingsError
 from conductor.messages import ToolCall
@@ -108,6 +109,16 @@ async def test_failures(
     service.default = answer
     assert (await failure_of(provider)).reason == reason
     assert service.received == tries
+
+
+async def test_the_log_has_the_beginning_of_an_error_without_the_key(
+    service: OpenAIService, provider: ModelProvider
+) -> None:
+    service.default = HttpFailure(400, message=f"No flag --x for test-key. {'x' * 300}")
+    with capture_logs() as lines:
+        await failure_of(provider)
+    (line,) = (line for line in lines if line["event"] == "model answered")
+    assert "No flag --x for [REDACTED]." in line["answer"] and len(line["answer"]) == 200
 
 
 QUOTA = b'{"error":{"code":"insufficient_quota"}}'

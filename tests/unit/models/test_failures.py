@@ -6,7 +6,14 @@ import pytest
 
 from conductor.errors import ModelFailure
 from conductor.models.failures import ToolsRefused
-from conductor.plugins.models.service_errors import ServiceProblem, from_event, from_status, read_problem
+from conductor.plugins.models.service_errors import (
+    SchemaRefused,
+    ServiceProblem,
+    from_event,
+    from_status,
+    read_problem,
+    refused_tool,
+)
 
 # llama.cpp's are recorded; the others are as their projects document or write them.
 ERRORS: list[tuple[int, bytes, ModelFailure]] = [
@@ -112,3 +119,41 @@ def test_error_bodies(status: int, body: bytes, reason: ModelFailure) -> None:
 )
 def test_error_events(event: bytes, reason: ModelFailure) -> None:
     assert from_event(read_problem(event)).reason == reason
+
+
+TOOLS = ["get", "get_weather", "mail_send", "lamp"]
+
+
+@pytest.mark.parametrize(
+    ("body", "tool"),
+    [
+        # Anthropic, OpenAI's two endpoints, Gemini's two kinds of message, Bedrock, a gateway
+        (b'{"error":{"message":"tools.2.custom.input_schema: JSON schema is invalid"}}', "mail_send"),
+        (
+            b'{"error":{"message":"Invalid schema for function \'get_weather\': In context=(), ...",'
+            b'"param":"tools[1].function.parameters","code":"invalid_function_parameters"}}',
+            "get_weather",
+        ),
+        (b'{"error":{"message":"Invalid schema.","param":"tools[3].parameters"}}', "lamp"),
+        (
+            b'{"error":{"message":"* GenerateContentRequest.tools[0].function_declarations[2].parameters'
+            b'.properties[to].type: must be specified","code":400}}',
+            "mail_send",
+        ),
+        (
+            b'{"error":{"message":"Unable to submit request because `lamp` functionDeclaration'
+            b' `parameters.on` schema didn\'t specify the schema type field.","code":400}}',
+            "lamp",
+        ),
+        (b'{"message":"The value at toolConfig.tools.0.toolSpec.inputSchema.json.type is invalid"}', "get"),
+        (b'{"detail":"Schema error in tool get_weather: x"}', None),
+        (b'{"error":{"message":"Invalid schema for response_format"}}', None),
+        (b'{"error":{"message":"tools.9.input_schema is invalid"}}', None),
+    ],
+)
+def test_the_tool_whose_schema_is_refused_is_found(body: bytes, tool: str | None) -> None:
+    error = from_status(400, read_problem(body), {})
+    if tool is not None:
+        assert isinstance(error, SchemaRefused) and error.reason == "protocol"
+    index = refused_tool(read_problem(body), TOOLS)
+    assert (None if index is None else TOOLS[index]) == tool
