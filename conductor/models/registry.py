@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from conductor.entry_points import MODELS, choose, plugins
+from conductor.errors import SettingsError
 from conductor.models.base import ModelProvider
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import ModelProfile, Profiles
-from conductor.models.router import ModelRouter
+from conductor.models.router import ModelRouter, prices_of
 from conductor.settings import Settings
 
 # The wrapper of models that write their calls as text: an entry point of the same group, but no provider.
@@ -20,6 +21,13 @@ def make_provider(profile: ModelProfile, settings: Settings) -> ModelProvider:
     setting = "MODEL_PROVIDER" if profile.file is None else profile.label("provider")
     plugin = choose(MODELS, profile.provider, setting, [TEXT])
     provider: ModelProvider = plugin.make(ModelProvider, profile, settings)
+    limits = ("daily_cost_budget", "tenant_daily_cost_budget")
+    limit = next((name.upper() for name in limits if getattr(settings, name)), None)
+    if limit is not None and prices_of(profile, provider) is None:
+        raise SettingsError(
+            f"{limit} needs prices, and {profile.heading} has none: set prices in models.toml, "
+            "prices = {} for a model that costs nothing."
+        )
     return provider
 
 

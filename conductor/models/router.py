@@ -25,6 +25,11 @@ _NOT_ITS_FAULT = frozenset({"refused", "context_too_long", "malformed"})
 log = structlog.get_logger(__name__)
 
 
+def prices_of(profile: ModelProfile, provider: ModelProvider) -> Prices | None:
+    """Give the prices of a profile, else those of its provider; None if none are known."""
+    return profile.prices or getattr(provider, "prices", None)
+
+
 class Route:
     """One profile with its provider and the health of its service.
 
@@ -146,7 +151,7 @@ class Route:
 
     def cost(self, usage: Usage) -> float:
         """Give the cost of the tokens, by the prices of the profile, else of the provider."""
-        prices: Prices | None = self.profile.prices or getattr(self.provider, "prices", None)
+        prices = prices_of(self.profile, self.provider)
         if prices is None:
             return 0.0
         return (
