@@ -18,9 +18,9 @@ from websockets.http11 import Request, Response
 
 from conductor import __version__
 from conductor.errors import SettingsError
-from conductor.server.access import WRONG_TOKENS_PER_MINUTE
 from conductor.server.auth import token_digest
 from conductor.server.listener import Listener, text_response
+from conductor.server.refusals import WRONG_TOKENS_PER_MINUTE
 from conductor.settings import Settings
 
 METRICS_PATH = "/metrics"

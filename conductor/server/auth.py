@@ -8,12 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 from urllib.parse import parse_qs
 
-import structlog
 from websockets.datastructures import Headers
 
 from conductor.rate_limit import PERSON
-
-log = structlog.get_logger(__name__)
+from conductor.server.refusals import Refusals
 
 # The authenticator that is made with the store of the sessions.
 ONE_TIME = "one_time"
@@ -99,6 +97,7 @@ class Authenticators:
 
     def __init__(self, by_name: Mapping[str, Authenticator]) -> None:
         self._by_name = by_name
+        self._failures = Refusals()
 
     @property
     def required(self) -> bool:
@@ -111,7 +110,7 @@ class Authenticators:
             try:
                 principal = await authenticator.authenticate(handshake)
             except Exception as error:  # of a plugin; its text may contain the token
-                log.error("authenticator failed", authenticator=name, error=type(error).__name__)
+                self._failures.count(f"AUTH={name} failed", handshake.peer, error=type(error).__name__)
                 continue
             if principal is not None:
                 return replace(principal, authenticator=name)

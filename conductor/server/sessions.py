@@ -20,7 +20,7 @@ from conductor.conversation.state import Conversation
 from conductor.conversation.transport import Transport
 from conductor.errors import StoreError, StoreUnavailable, TooManySessions
 from conductor.rate_limit import ANONYMOUS, STILL_S, tenant_of
-from conductor.server.access import Refusals
+from conductor.server.refusals import Refusals
 from conductor.settings import Limits
 from conductor.stores.base import SessionKey
 from conductor.tools.declarations import read_declarations

@@ -19,7 +19,8 @@ from conductor.conversation.inbound import InboundResult
 from conductor.conversation.transport import Frame
 from conductor.events.codec import BINARY_MARK
 from conductor.rate_limit import TokenBucket
-from conductor.server.access import UNKNOWN_CLIENT, Refusals
+from conductor.server.access import UNKNOWN_CLIENT
+from conductor.server.refusals import Refusals
 from conductor.settings import Limits
 
 log = structlog.get_logger(__name__)

@@ -13,7 +13,8 @@ from websockets.http11 import Request
 
 from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.rate_limit import ANONYMOUS
-from conductor.server.access import Access, Client, Refusal, Refusals
+from conductor.server.access import Access, Client, Refusal
+from conductor.server.refusals import Refusals
 from conductor.settings import Limits
 from tests.models import AnthropicService, ScriptedProvider
 from tests.server.wires import get, http, until, upgrade
@@ -153,6 +154,20 @@ async def test_a_refusal_is_logged_with_its_reason_and_without_the_token(
     assert (line["reason"], line["source"]) == (reason, "127.0.0.1")
     assert line.get("origin") == ("https://evil.example" if reason == "origin" else None)
     assert TOKEN not in str(captured)
+
+
+@pytest.mark.parametrize("proof", ["X-User: ada", "X-No: proof"])
+async def test_refusals_of_a_header_are_counted(claude: AnthropicService, tmp_path: Path, proof: str) -> None:
+    with capture_logs() as captured:
+        async with configured(
+            claude, tmp_path, auth="header", trusted_proxies="10.0.0.0/8", log_level="info"
+        ) as served:
+            for _ in range(20):
+                assert (await http(served.listener.port, upgrade("/ws", proof)))[0] == 401
+    lines = [line for line in captured if "refused" in line["event"]]
+    firsts = [line["reason"] for line in lines if "count" not in line]
+    assert firsts == ["header not from a trusted proxy", "no token"][proof != "X-User: ada" :]
+    assert lines[-1]["count"] == 20 and len(lines) <= 4
 
 
 async def test_connections_beyond_a_tokens_limit_are_logged() -> None:

@@ -98,7 +98,7 @@ async def test_the_first_that_names_a_person_decides_and_is_remembered() -> None
         principal = await parts.authenticate(bearer(TOKEN))
         assert await parts.authenticate(bearer("wrong")) is None
     assert principal is not None and principal.authenticator == "tokens" and parts.admits(principal)
-    assert [line["error"] for line in lines] == ["RuntimeError"] * 2 and TOKEN not in str(lines)
+    assert [line["error"] for line in lines] == ["RuntimeError"] and TOKEN not in str(lines)
     assert not Authenticators({"broken": Broken()}).admits(principal)
     assert not Authenticators({"tokens": TokenAuthenticator(["another"])}).admits(principal)
 
@@ -140,7 +140,7 @@ async def test_a_header_from_elsewhere_is_ignored_and_logged(monkeypatch: pytest
     with capture_logs() as lines:
         stranger = await parts.authenticate(bearer(TOKEN, **{"X-User": "ada", "X-Tenant": "shop"}))
     assert stranger is not None and stranger.authenticator == "tokens"
-    assert [line["peer"] for line in lines] == ["192.0.2.1"] and "ada" not in str(lines)
+    assert [line["source"] for line in lines] == ["192.0.2.1"] and "ada" not in str(lines)
     names = Headers({"X-User": "ada", "X-Tenant": "shop"})
     ada = await parts.authenticate(Handshake("/ws", names, "10.1.2.3"))
     assert ada is not None and ada.id == person_id("shop", "ada") and ada.authenticator == "header"
@@ -207,7 +207,9 @@ async def test_the_hook_is_asked_over_http(monkeypatch: pytest.MonkeyPatch) -> N
     assert [request[:2] for request in service.asked] == [("POST", "/who")]
     with capture_logs() as lines:
         assert await authenticator.authenticate(bearer("ada")) is None
-    assert [line["event"] for line in lines] == ["authentication hook refused or failed"]
+        for _ in range(20):
+            assert await authenticator.authenticate(bearer("ada")) is None
+    assert [line["reason"] for line in lines] == ["AUTH_HOOK"], "further ones are counted"
 
 
 @pytest.mark.parametrize("url", ["http://id.example/who", "ftp://id.example/who", "id.example/who"])

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 from structlog.testing import capture_logs
 
-from conductor.server.access import Refusals
 from conductor.server.address import connections_within, descriptor_limit, raise_descriptor_limit
+from conductor.server.refusals import Refusals
 from conductor.server.websocket import Handshakes
 from tests.hasty import SHORT_S, hasten
 from tests.models import ScriptedProvider

@@ -18,7 +18,7 @@ from websockets.frames import Frame, Opcode
 
 from conductor.events.codec import BINARY_MARK
 from conductor.models.base import TextDelta
-from conductor.server.access import Refusals
+from conductor.server.refusals import Refusals
 from conductor.server.websocket import Handshakes, Socket
 from conductor.settings import Limits
 from tests.hasty import SHORT_S, hasten

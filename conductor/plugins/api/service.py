@@ -23,8 +23,8 @@ from conductor.plugins.api.requests import ApiCall, ApiError, Route
 from conductor.plugins.api.resources import Failure, Problem
 from conductor.plugins.api.routes import ROUTES
 from conductor.plugins.http_server import serving_http
-from conductor.server.access import WRONG_TOKENS_PER_MINUTE
 from conductor.server.listener import Listener
+from conductor.server.refusals import WRONG_TOKENS_PER_MINUTE
 
 log = structlog.get_logger(__name__)
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 
-import structlog
-
 from conductor.errors import SettingsError
 from conductor.rate_limit import Network, is_trusted
 from conductor.server.auth import Authenticator, Handshake, Principal, person_id
+from conductor.server.refusals import Refusals
 from conductor.settings import Settings, environment_value
-
-log = structlog.get_logger(__name__)
 
 
 class HeaderAuthenticator(Authenticator):
@@ -24,6 +21,7 @@ class HeaderAuthenticator(Authenticator):
     def __init__(self, header: str, tenant_header: str | None, proxies: Sequence[Network]) -> None:
         self._headers = [header] if tenant_header is None else [header, tenant_header]
         self._proxies = proxies
+        self._refusals = Refusals()
 
     async def authenticate(self, handshake: Handshake) -> Principal | None:
         """Name the person in the header."""
@@ -31,7 +29,7 @@ class HeaderAuthenticator(Authenticator):
         if not values[0]:
             return None
         if not is_trusted(handshake.peer, self._proxies):
-            log.info("header ignored: not from a trusted proxy", header=self._headers[0], peer=handshake.peer)
+            self._refusals.count("header not from a trusted proxy", handshake.peer, header=self._headers[0])
             return None
         # A proxy that appends to the header of a client instead of replacing it proves nothing.
         if any(len(texts) != 1 or not texts[0].strip() for texts in values):

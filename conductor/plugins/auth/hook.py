@@ -13,13 +13,11 @@ from functools import lru_cache, partial
 from typing import Annotated
 
 import msgspec
-import structlog
 
 from conductor.plugins.auth.requests import check_url, fetch, read_value
 from conductor.server.auth import Authenticator, Handshake, Principal, person_id
+from conductor.server.refusals import Refusals
 from conductor.settings import Settings
-
-log = structlog.get_logger(__name__)
 
 # Answers with an end are kept until it, these seconds at most.
 CACHE_S = 300.0
@@ -40,6 +38,7 @@ class HookAuthenticator(Authenticator):
     ) -> None:
         self._ask = ask
         self._now = now
+        self._refusals = Refusals()
         self._cache: dict[bytes, tuple[float, Principal]] = {}
 
     async def authenticate(self, handshake: Handshake) -> Principal | None:
@@ -56,7 +55,7 @@ class HookAuthenticator(Authenticator):
                 principal = Principal(person_id(answer.tenant, answer.id), answer.expires)
                 until = now if answer.expires is None else min(answer.expires, now + CACHE_S)
         except Exception as error:  # of the connection, the status or the answer
-            log.warning("authentication hook refused or failed", error=type(error).__name__)
+            self._refusals.count("AUTH_HOOK", handshake.peer, error=type(error).__name__)
             return None
         if principal.expires is not None and principal.expires <= now:
             return None
