@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import http
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -20,7 +21,7 @@ from websockets.typing import Subprotocol
 from conductor.conversation.services import Services
 from conductor.events.envelope import PATH, SUBPROTOCOL
 from conductor.rate_limit import Network
-from conductor.server.access import Access, Refusal
+from conductor.server.access import Access, Client, Refusal
 from conductor.server.address import RESERVED_DESCRIPTORS, descriptor_limit, not_bound
 from conductor.server.auth import Authenticator
 from conductor.server.connection import REVOKED, Connection
@@ -78,6 +79,7 @@ class Listener:
         self._connections: set[Connection] = set()
         self.serve_mcp: Callable[[Socket, str], Awaitable[None]] | None = None
         self._mcp_sockets: set[Socket] = set()
+        self._programs: dict[Callable[[], None], Client] = {}
         self.http: dict[bytes, MakeProtocol] = {}
         self.wrap: Callable[[MakeProtocol, ServerProtocol], asyncio.Protocol] | None = None
         self._ready = False
@@ -202,10 +204,10 @@ class Listener:
         revoked = [open_ for open_ in self._connections if not admits(open_.principal)]
         for connection in revoked:
             connection.revoke(REVOKE_S)
-        sockets = [socket for socket in self._mcp_sockets if not admits(socket.client)]
-        for socket in sockets:
-            socket.transport.abort()
-        return len(revoked) + len(sockets)
+        cuts = [cut for cut, client in self._programs.items() if not admits(client)]
+        for cut in cuts:
+            cut()
+        return len(revoked) + len(cuts)
 
     async def _handle(self, socket: ServerConnection) -> None:
         assert isinstance(socket, Socket)
@@ -230,16 +232,25 @@ class Listener:
 
     async def _handle_mcp(self, serving: Awaitable[None], socket: Socket) -> None:
         self._mcp_sockets.add(socket)
-        self.access.enter(socket.client)
-        expires = socket.client.expires
-        end = TokenExpiry(expires, lambda _: None, socket.transport.abort) if expires is not None else None
         try:
-            await serving
+            with self.counting(socket.client, socket.transport.abort):
+                await serving
+        finally:
+            self._mcp_sockets.discard(socket)
+
+    @contextmanager
+    def counting(self, client: Client, cut: Callable[[], None]) -> Iterator[None]:
+        """Count a program's connection in the block; ``cut`` ends it once its token is no longer valid."""
+        self.access.enter(client)
+        self._programs[cut] = client
+        end = None if client.expires is None else TokenExpiry(client.expires, lambda _: None, cut)
+        try:
+            yield
         finally:
             if end is not None:
                 end.cancel()
-            self._mcp_sockets.discard(socket)
-            self.access.leave(socket.client)
+            del self._programs[cut]
+            self.access.leave(client)
 
     async def _admit(self, socket: ServerConnection, request: Request) -> Response | None:
         if request.path.startswith(PATH):

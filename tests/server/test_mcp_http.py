@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import httpx2
@@ -14,6 +15,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
+from conductor.plugins.auth.tokens import TokenAuthenticator
+from conductor.server.auth import Authenticator, Handshake, Principal
 from tests.hasty import SHORT_S, hasten
 from tests.server.wires import WAIT, get, http, until
 from tests.system.mcp.test_toolset import program, use
@@ -262,6 +265,41 @@ async def test_a_flood_over_a_websocket_closes_it() -> None:
                 while True:
                     await socket.send(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "ping"}))
         assert socket.close_code == 1008
+
+
+# -- the end of a token
+
+
+async def ended(stream: AsyncIterator[str]) -> None:
+    with suppress(httpx2.HTTPError):
+        async for _ in stream:
+            pass
+
+
+async def test_the_stream_of_a_removed_token_is_cut() -> None:
+    async with running(ANN, BOB) as server, programs(server, ANN, BOB) as (ann, bob):
+        for program in (ann, bob):
+            await program.initialize()
+        async with (
+            ann.client.stream("GET", ann.url, headers=ann.headers()) as of_ann,
+            bob.client.stream("GET", bob.url, headers=bob.headers()) as of_bob,
+        ):
+            assert server.listener.authenticate(TokenAuthenticator((BOB,))) == 1
+            await asyncio.wait_for(ended(of_ann.aiter_text()), WAIT)
+            assert await ann.post() == 401
+            assert await bob.post() == 200 and not of_bob.is_closed
+
+
+async def test_the_stream_of_a_token_that_ends_is_cut() -> None:
+    class Short(Authenticator):
+        async def authenticate(self, handshake: Handshake) -> Principal | None:
+            return Principal("person-a", expires=time.time() + 0.3)
+
+    async with running(ANN) as server, programs(server, ANN) as (ann,):
+        server.listener.access.authenticator = Short()
+        await ann.initialize()
+        async with ann.client.stream("GET", ann.url, headers=ann.headers()) as stream:
+            await asyncio.wait_for(ended(stream.aiter_text()), WAIT)
 
 
 # -- the shutdown

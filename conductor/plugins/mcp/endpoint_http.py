@@ -107,11 +107,13 @@ class HttpServer:
             return _refuse(client.status, client.text)
         if request.transport is not None:
             self._listener.handshakes.discard(request.transport)
-        self._access.enter(client)
-        try:
+
+        def cut() -> None:
+            if request.transport is not None:
+                request.transport.abort()
+
+        with self._listener.counting(client, cut):
             return await self._answer(request, caller_of(client, peer, request.query_string))
-        finally:
-            self._access.leave(client)
 
     async def _answer(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         most, person = self._limits.hard_event_bytes, self._person(caller.person)
