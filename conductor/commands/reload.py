@@ -51,6 +51,8 @@ def reload(
     except SettingsError as error:
         log.error("reload failed", reason=str(error))
         return former
+    if former.authenticates and not settings.authenticates:
+        log.warning("no token is needed any more: every client of this machine may connect")
     listener.reload(after)
     for change in endpoint_changes:
         change()

@@ -14,6 +14,8 @@ from conductor.settings import Settings, is_loopback
 RESERVED_DESCRIPTORS = 64
 # The limit to request if there is no hard limit; some systems refuse more.
 UNLIMITED_DESCRIPTORS = 65_536
+# Characters of a token that admits clients of other machines.
+MIN_TOKEN_CHARS = 16
 # Ports below this one need privileges.
 _PRIVILEGED = 1024
 
@@ -44,13 +46,23 @@ def connections_within(descriptors: int) -> int:
 
 
 def check_exposure(settings: Settings, *, insecure: bool) -> None:
-    """Refuse to listen beyond loopback without tokens, unless ``insecure``."""
-    if settings.authenticates or insecure or is_loopback(settings.host):
+    """Refuse to serve other machines without tokens, or with short ones, unless ``insecure``."""
+    is_local = is_loopback(settings.host)
+    if insecure or (is_local and not settings.trusted_proxies):
         return
-    raise SettingsError(
-        f"Listening on {settings.host} without tokens gives the whole network access; set AUTH_TOKENS, "
-        "or pass --insecure-no-auth."
-    )
+    if not (is_local or settings.authenticates):
+        raise SettingsError(
+            f"Listening on {settings.host} without tokens gives the whole network access; set AUTH_TOKENS, "
+            "or pass --insecure-no-auth."
+        )
+    admin = settings.admin_token.get_secret_value() if settings.admin_token else None
+    tokens = {"AUTH_TOKENS": settings.auth_tokens, "ADMIN_TOKEN": (admin,) if admin else ()}
+    for name, values in tokens.items():
+        if any(len(value) < MIN_TOKEN_CHARS for value in values):
+            raise SettingsError(
+                f"{name} has a token that can be guessed: for other machines it needs "
+                f"{MIN_TOKEN_CHARS} random characters or more."
+            )
 
 
 def not_bound(host: str, port: int, error: OSError | UnicodeError) -> SettingsError:

@@ -279,13 +279,47 @@ def test_a_password_in_an_address_of_the_settings_is_redacted(name: str) -> None
 )
 def test_other_machines_need_tokens_or_the_option_for_no_tokens(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
-    check_exposure(settings(host=host, auth_tokens="a-token"), insecure=False)
+    check_exposure(settings(host=host, auth_tokens="a-token-of-a-client"), insecure=False)
     check_exposure(settings(host=host), insecure=True)
     if loopback:
         check_exposure(settings(host=host), insecure=False)
     else:
         with pytest.raises(SettingsError, match=f"Listening on {host} without tokens .* AUTH_TOKENS"):
             check_exposure(settings(host=host), insecure=False)
+
+
+@pytest.mark.parametrize("name", ["auth_tokens", "admin_token"])
+@pytest.mark.parametrize("exposed", [{"host": "0.0.0.0"}, {"trusted_proxies": "10.0.0.0/8"}])
+def test_other_machines_need_tokens_that_cannot_be_guessed(exposed: dict[str, str], name: str) -> None:
+    values = {"auth_tokens": "a-token-of-a-client", **exposed}
+    for token in ("x", "hunter2-hunter2"):
+        check_exposure(settings(**{name: token}), insecure=False)
+        check_exposure(settings(**{**values, name: token}), insecure=True)
+        with pytest.raises(
+            SettingsError, match=f"^{name.upper()} .* 16 random characters or more[.]$"
+        ) as caught:
+            check_exposure(settings(**{**values, name: token}), insecure=False)
+        assert token == "x" or token not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["daily_cost_budget", "tenant_daily_cost_budget"])
+def test_a_budget_of_money_needs_prices(tmp_path: Path, name: str) -> None:
+    needs, limit = f"^{name.upper()} needs prices, and {{}} has none: set prices in", {name: 1}
+    claude = {"anthropic_api_key": "sk-key", **limit}
+    with pytest.raises(SettingsError, match=needs.format("demo")):
+        make_services(settings(**limit))
+    make_services(load_settings(None, **claude))
+    with pytest.raises(SettingsError, match=needs.format("Claude .*")):
+        make_services(load_settings(None, anthropic_base_url="https://gateway.example", **claude))
+    models = tmp_path / "models.toml"
+    for prices, has_prices in (("", False), ("prices = {}", True), ("prices = { input = 1 }", True)):
+        models.write_text(f'default = "home"\n[[profile]]\nname = "home"\nprovider = "demo"\n{prices}\n')
+        values = load_settings(None, models_file=models, **limit)
+        if has_prices:
+            make_services(values)
+        else:
+            with pytest.raises(SettingsError, match=needs.format("home: demo")):
+                make_services(values)
 
 
 # -- a server that runs

@@ -20,7 +20,7 @@ from tests.server.test_app import log_line
 from tests.server.test_cli import server
 from tests.server.wires import WAIT, get, http, until, upgrade
 
-OLD, KEPT, NEW = "an-old-token", "a-token-that-stays", "a-new-token"
+OLD, KEPT, NEW = "an-old-token-of-ann", "a-token-that-stays", "a-new-token"
 ADMIN, NEW_ADMIN = "an-operators-token", "another-operators-token"
 
 
@@ -116,6 +116,20 @@ async def test_the_operators_token_is_replaced() -> None:
         assert (await status(ADMIN), await status(NEW_ADMIN)) == (200, 401)
         reload(before, services, listener, lambda: after)
         assert (await status(ADMIN), await status(NEW_ADMIN)) == (401, 200)
+
+
+@pytest.mark.parametrize(("before", "after", "warned"), [((OLD,), (), 1), ((OLD,), (NEW,), 0), ((), (), 0)])
+async def test_a_reload_that_opens_the_server_is_a_warning(
+    before: tuple[str, ...], after: tuple[str, ...], warned: int
+) -> None:
+    services = make_services(settings(*before))
+    async with running(settings(*before), services) as listener:
+        with capture_logs() as captured:
+            reload(settings(*before), services, listener, lambda: settings(*after))
+        warnings = [line["event"] for line in captured if line["log_level"] == "warning"]
+        assert warnings == ["no token is needed any more: every client of this machine may connect"] * warned
+        status, _ = await http(listener.port, upgrade("/ws"))
+        assert status == (401 if after else 101)
 
 
 async def test_a_mistake_in_the_file_leaves_the_tokens_as_they_are() -> None:
