@@ -20,7 +20,7 @@ from conductor.conversation.events import (
     take_webhooks,
     ui_call_id,
 )
-from conductor.conversation.phrases import CONTINUE
+from conductor.conversation.phrases import CONTINUE, NOTHING_CAME
 from conductor.conversation.state import (
     MAX_NOTICES,
     Conversation,
@@ -251,6 +251,8 @@ def _break(state: Conversation, turn: Turn, record: r.ReplyBroken) -> None:
     if record.text:
         state.log += [AssistantMessage(record.text), Note(CONTINUE)]
         _place_segments(state, turn, state.log_end - 2)
+    elif record.is_lost:
+        state.log.append(Note(NOTHING_CAME))
     _trim(state, record.trim)
     turn.retries += not record.by_takeover
     turn.reply_text, turn.reply_id, turn.segments = "", "", 0
@@ -294,9 +296,10 @@ def _finish(state: Conversation, record: r.CallFinished) -> None:
     if record.unknown is not None:
         state.unknown_calls[call.id] = record.unknown
         _bound(state.unknown_calls, MAX_LATE)
-    changed = not record.result.is_error and record.reason != "accepted" and call.effect != "read"
-    if changed and state.turn is not None:
-        state.turn.actions.append(call.name)
+    if state.turn is not None and not record.result.is_error and record.reason != "accepted":
+        state.turn.succeeded = True
+        if call.effect != "read":
+            state.turn.actions.append(call.name)
     _forget(state, call.id)
 
 

@@ -36,7 +36,7 @@ from conductor.models.failures import BROKEN_OFF, rest_of
 from conductor.segments import SegmentSplitter
 from conductor.speech import CODE_PHRASE, TABLE_PHRASE, for_the_ear
 
-_NO_ANSWER = "I have nothing to say to that."
+_NO_ANSWER, _DONE = "I have nothing to say to that.", "Done."
 _LIMIT_REACHED = "The limit of tool calls is reached; the model answers with what it has."
 _CITATION = re.compile(r"[ \t]?\[(\d{1,3}(?:, ?\d{1,3})*)\](?!\()")
 _CODE = re.compile(r"(```.*?(?:```|\Z)|`[^`\n]*`)", re.DOTALL)
@@ -225,7 +225,15 @@ class ModelSteps:
             prepared = ()
         paused = not prepared and finished.stop == "pause_turn" and bool(text) and step.with_tools
         if not prepared and not paused:
-            answer = without_invented(text, state.log) or _NO_ANSWER
+            answer = without_invented(text, state.log)
+            has_words = bool(for_the_ear(answer))
+            is_lost = not calls and (not has_words or finished.stop == "tool_use")
+            if is_lost and step.retries == 0:
+                session.observer.lost(finished)
+                await self._ask_again(step, is_lost=True)
+                return
+            if not has_words:
+                answer = _DONE if state.turn is not None and state.turn.succeeded else _NO_ANSWER
             message = msgspec.structs.replace(message, text=answer) if answer != text else message
 
         usage = finished.usage.read_tokens, finished.usage.output_tokens, finished.cost
@@ -262,14 +270,19 @@ class ModelSteps:
         if step.retries == 0 and broke_off and pause_s < session.left_s:
             session.observer.note(f"retry:{error.reason}")
             self._avoid = error.profile
-            text = state.turn.reply_text.strip() if state.turn is not None else ""
-            await session.take(step, lambda: [ReplyBroken(text)])
-            # An interruption still finds the text; a spoken part is in the history.
-            session.view.draft = "" if text else session.view.draft
-            session.view.request = (step.turn_id, step.rounds, step.retries + 1)
+            await self._ask_again(step)
             await asyncio.sleep(pause_s)
             return
         await self._fail(step, error)
+
+    async def _ask_again(self, step: AskModel, *, is_lost: bool = False) -> None:
+        """Let the loop request the reply once more; the spoken part stays. ``is_lost``: see `ReplyBroken`."""
+        session, turn = self._session, self._session.state.turn
+        text = turn.reply_text.strip() if turn is not None else ""
+        await session.take(step, lambda: [ReplyBroken(text, is_lost=is_lost)])
+        # An interruption still finds the text; a spoken part is in the history.
+        session.view.draft = "" if text else session.view.draft
+        session.view.request = (step.turn_id, step.rounds, step.retries + 1)
 
     async def _fail(self, step: AskModel, error: ConductorError) -> None:
         session = self._session

@@ -51,6 +51,7 @@ _NO_WORD = re.compile(r"[\W_]+")
 MAX_NOTICE_BYTES = 4_096
 
 CUT_OFF = "[The reply broke off here.]"
+NOTHING_CAME = "Your reply had no words or lost its call. Answer the user in words, or go on with a tool."
 CONTINUE = "Your reply broke off there, and that much was spoken. Go on from there, and repeat nothing of it."
 
 

@@ -69,6 +69,9 @@ class SessionObserver:
     def note(self, mark: str) -> None:
         """Take a mark for the trace of the turn."""
 
+    def lost(self, finished: Finished) -> None:
+        """Note a reply without words or without its call, which is requested once more."""
+
     def failed(self, error: ConductorError) -> None:
         """Take the cause of a failure before its turn ends."""
 

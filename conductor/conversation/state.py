@@ -96,7 +96,8 @@ class Turn(Part):
     the requests of this process that broke off. ``reply_text`` is the part of the unfinished reply that is
     spoken or on its way under ``reply_id``; ``segments`` counts the speeches of the last reply.
     ``transcripts`` are the events that started it and that answered its questions.
-    ``denied`` are digests of refused calls, ``actions`` names of tools that changed something.
+    ``denied`` are digests of refused calls, ``actions`` names of tools that changed something; ``succeeded``:
+    a tool did, which may have only read.
     """
 
     id: str
@@ -116,6 +117,7 @@ class Turn(Part):
     denied: list[str] = []
     refused_rounds: int = 0
     actions: list[str] = []
+    succeeded: bool = False
     bridged: bool = False
 
 

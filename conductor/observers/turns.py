@@ -189,6 +189,16 @@ class TurnObserver(SessionObserver):
         """Add to the trace of the turn's log line."""
         self._stats.trace.append(mark)
 
+    def lost(self, finished: Finished) -> None:
+        """Note a reply without words or without its call, such as reasoning alone."""
+        self.note("retry:lost")
+        log.info(
+            "model reply without words or call",
+            profile=finished.profile,
+            stop=finished.stop,
+            output_tokens=finished.usage.output_tokens,
+        )
+
     def failed(self, error: ConductorError) -> None:
         """Note that a turn is about to fail."""
         log.warning(

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from conductor.conversation.phrases import CUT_BEFORE_SPEECH
+from conductor.conversation.phrases import CUT_BEFORE_SPEECH, NOTHING_CAME
 from conductor.conversation.services import Services
 from conductor.errors import ModelError, ModelFailure
 from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
-from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason, TextDelta
+from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, Usage
 from tests.models import Script, ScriptedProvider
 from tests.session.helpers import (
     SPOKEN,
@@ -184,13 +184,74 @@ async def test_a_turn_can_be_interrupted_before_its_retry() -> None:
     assert message.text == f"Let me see {CUT_BEFORE_SPEECH}"
 
 
-@pytest.mark.parametrize("stop", ["end_turn", "tool_use"])
-async def test_an_empty_reply_is_replaced_by_a_sentence(stop: StopReason) -> None:
-    stage = await open_stage(make_services([[TextDelta(" \n"), Finished(stop)]]), say="go")
+# Replies that say nothing and call nothing.
+LOST: dict[str, Script] = {
+    "empty": [Finished("end_turn")],
+    "blank": [TextDelta(" \n"), Finished("end_turn")],
+    "cut before its words": [Finished("max_tokens")],
+    "an emoji": [TextDelta("👍"), Finished("end_turn")],
+    "a rule": [TextDelta("---"), Finished("end_turn")],
+    "a call that is missing": [Finished("tool_use")],
+    "a pause without content": [Finished("pause_turn")],
+}
+EMPTY = LOST["empty"]
+WORDS_BEFORE_A_LOST_CALL: Script = [TextDelta("Let me look."), Finished("tool_use")]
+
+
+@pytest.mark.parametrize("speak_segments", [False, True])
+@pytest.mark.parametrize(
+    "lost", [*LOST.values(), WORDS_BEFORE_A_LOST_CALL], ids=[*LOST, "words before a lost call"]
+)
+async def test_a_lost_reply_is_requested_once_more(lost: Script, speak_segments: bool) -> None:
+    services = make_services([lost, [TextDelta("It is on.")]])
+    stage = await open_stage(replace(services, speak_segments=speak_segments))
+    await stage.ask("go")
+    assert stage.app.speeches() == ["It is on."] and stage.app.error_codes() == []
+    first, second = (request.messages for request in stage.provider.requests)
+    assert [*first, Note(NOTHING_CAME)] == list(second)
+
+
+@pytest.mark.parametrize("speak_segments", [False, True])
+@pytest.mark.parametrize("lost", LOST.values(), ids=LOST)
+async def test_a_reply_that_is_lost_twice_becomes_a_sentence(lost: Script, speak_segments: bool) -> None:
+    services = make_services([lost, lost, [call("device.look")], lost, lost, [call("device.do")], lost, lost])
+    stage = await open_stage(replace(services, speak_segments=speak_segments))
+    for _ in range(3):
+        await stage.ask("go")
+    assert stage.app.speeches() == ["I have nothing to say to that.", "Done.", "Done."]
+    assert len(stage.provider.requests) == 8 and stage.app.error_codes() == []
+    assert faults(stage.session.state.log) == []
+
+
+@pytest.mark.parametrize("report", ["tool.accepted", "tool.cancelled"])
+async def test_a_call_that_has_not_succeeded_is_not_called_done(report: str) -> None:
+    fields = {"tool.accepted": {"jobId": "job"}, "tool.cancelled": {"effect": "none"}}[report]
+    stage = await open_stage(make_services([[call("device.do")], EMPTY, EMPTY]), silent_tools)
+    stage.app.capabilities = ["cancel", "async"]
+    await stage.app.connect(stage.session)
+    stage.app.say("go")
+    do = await stage.app.until("device.do")
+    stage.app.send(report, {"callId": do["payload"]["callId"], **fields})
+    await stage.settled()
+    assert stage.app.speeches() == ["I have nothing to say to that."]
+
+
+async def test_words_before_a_call_that_is_lost_twice_are_the_answer() -> None:
+    stage = await open_stage(make_services([WORDS_BEFORE_A_LOST_CALL] * 2), say="go")
     await stage.quiet()
-    (text,) = stage.app.finals()
-    assert text.strip()
-    assert stage.app.states()[-1] == "idle"
+    assert stage.app.speeches() == ["Let me look."]
+
+
+def test_the_log_tells_of_a_lost_reply() -> None:
+    async def scenario() -> None:
+        reasoning_alone: Script = [Finished("max_tokens", Usage(7, 200))]
+        stage = await open_stage(make_services([reasoning_alone, [TextDelta("Here.")]]), say="one")
+        await stage.quiet()
+
+    with capture_logs() as lines:
+        run(scenario())
+    (line,) = (line for line in lines if line["event"] == "model reply without words or call")
+    assert (line["stop"], line["output_tokens"]) == ("max_tokens", 200)
 
 
 async def test_calls_of_a_cut_off_reply_are_not_run() -> None:

@@ -40,7 +40,6 @@ _PROBLEMS: dict[ServiceProblem, str] = {
         "Your JSON was no call or had words on its line, so nothing was run. "
         "Write a call alone on a line, or answer in plain words."
     ),
-    "empty": "You answered nothing. Write a final_answer.",
 }
 
 log = structlog.get_logger(__name__)
@@ -158,12 +157,7 @@ class _Reply:
 
     def problem(self, *, may_call: bool) -> ServiceProblem | None:
         """Give the reason for a second reply; None if the reply is valid."""
-        problem = self.scanner.problem
-        if problem == "empty" and self.finished.stop not in ("end_turn", "tool_use", "max_tokens"):
-            return None
-        if may_call:
-            return problem
-        return None if self.has_words else problem or "empty"
+        return self.scanner.problem if may_call or not self.has_words else None
 
 
 def _stop(finished: Finished) -> StopReason:

@@ -29,7 +29,7 @@ MAX_SPANS = 64
 # Brackets without a key in these characters are words.
 _MAX_CHARS_TO_KEY = 200
 
-ServiceProblem: TypeAlias = Literal["truncated", "malformed", "misplaced", "empty"]
+ServiceProblem: TypeAlias = Literal["truncated", "malformed", "misplaced"]
 
 _TAGS = r"(?:tool|tool_calls?|functions?|function_calls?)"
 _KEYS = r"(?:type|name|tool|tool_name|function|action|arguments|args|parameters)"
@@ -126,10 +126,7 @@ class ReplyScanner:
     def end(self) -> str:
         """End the reply; return the last words."""
         self._ended = True
-        words = self.feed("")
-        if self.problem is None and not (self.calls or self._has_words):
-            self.problem = "empty"
-        return words
+        return self.feed("")
 
     def _step(self) -> str | None:
         """Read one part; None if more text is needed."""

@@ -48,7 +48,6 @@ BASES = [
         ('{"type":"tool_call","name":"lamp","arguments":"{on"}', "malformed"),
         ('A person: {"name": "Ann", "arguments": {"age": 3}}', "misplaced"),
         ('{"temperature": 21}', "misplaced"),
-        ("", "empty"),
         ('"name":"lamp","arguments":{"on":true}', "malformed"),
         ('{"type":"tool_call","name":"lamp","arguments":{"on":NaN}}', None),  # mended to a text
         ('{"type":"final_answer","content":"I was cut o', None),

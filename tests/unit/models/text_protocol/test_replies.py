@@ -42,7 +42,7 @@ NOISE = [*"\"{}[]\\:,\n <`x“'()", "```", "<tool>", "lamp.switch", "Action: ", 
 
 
 async def play(pieces: Iterable[str]) -> tuple[str, list[tuple[str, Any]], bool]:
-    """Return the words spoken, the calls, and whether the model was asked again."""
+    """Return the words spoken, the calls, and whether the model is asked again: here, or by the turn."""
     thoughts = ThoughtFilter()  # as in every provider
     texts = [*map(thoughts.feed, pieces), thoughts.finish()]
     model = ScriptedProvider([[*map(TextDelta, texts)], [ModelError("refused", "Asked again.")]])
@@ -58,7 +58,8 @@ async def play(pieces: Iterable[str]) -> tuple[str, list[tuple[str, Any]], bool]
                     calls.append((event.name, json.loads(event.arguments)))
     except ModelError as error:
         assert error.reason == "refused"
-    return "".join(words), calls, len(model.requests) == 2
+    is_silent = not calls and not "".join(words).strip()
+    return "".join(words), calls, is_silent or len(model.requests) == 2
 
 
 def split(text: str, random: Random) -> list[str]:

@@ -91,14 +91,10 @@ async def test_a_second_reply_follows_the_spoken_words() -> None:
     assert "alone on a line" in str(requests[1].messages[-1])
 
 
-async def test_an_empty_reply_is_requested_once_more() -> None:
-    events, _ = await ask(reply("", stop="max_tokens"), reply("Here."))
-    assert events[0] == TextDelta("Here.")
-    with pytest.raises(ModelError) as caught:
-        await ask(*[reply("", stop="max_tokens")] * 2)
-    assert caught.value.reason == "malformed"
-    events, _ = await ask(reply("", stop="refusal"))
-    assert events == [Finished("refusal", Usage(10, 5))]
+@pytest.mark.parametrize("stop", ["end_turn", "max_tokens", "refusal"])
+async def test_an_empty_reply_is_given_as_such(stop: str) -> None:
+    events, _ = await ask(reply("", stop=stop))
+    assert events == reply(stop=stop)
 
 
 @pytest.mark.parametrize(
