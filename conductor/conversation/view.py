@@ -15,8 +15,9 @@ from conductor.conversation.tools import SessionTools
 from conductor.events.server import ConversationState
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import CHARS_PER_TOKEN, ModelRequest, ToolDefinition, Usage, running_turn
-from conductor.tools.base import ToolOutcome, failed
+from conductor.tools.base import ToolOutcome
 from conductor.tools.executor import with_timing
+from conductor.tools.outcomes import interrupted_outcome
 
 # Shorter requests say little about the ratio of counted to estimated tokens.
 _TELLING_TOKENS = 500
@@ -211,12 +212,7 @@ def late_call(call: Call, expires_at: int, *, starts_turn: bool = True, job: boo
     )
 
 
-_LOST_RESULT = (
-    "Interrupted before a result was produced; it may or may not have run. Do not assume that it succeeded."
-)
-
-
 def lost_result(call_id: str) -> ToolResult:
     """Make the result of a call whose result was lost."""
-    outcome = failed("unknown", _LOST_RESULT, reason="interrupted")
+    outcome = interrupted_outcome("write", was_sent=True, reason="interrupted")
     return ToolResult(call_id, outcome.content, is_error=True)

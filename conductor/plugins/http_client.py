@@ -55,7 +55,8 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
     response's extension ``body`` is its `RawBody`. A request on a connection that the service closed
     meanwhile is sent once more if the client ``resends``. With ``trust_env`` the environment's proxy and
     certificate variables apply. With ``permits`` a connection is opened only to an IP address for which it is
-    true, and never through a proxy. ``resolver`` replaces the system's, without a cache.
+    true, and never through a proxy. ``resolver`` replaces the system's, without a cache. With
+    ``reports_sent`` a request's extension ``on_sent``, a function, is called before its first byte is sent.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
         permits: Callable[[str], bool] | None = None,
         resolver: AbstractResolver | None = None,
         resends: bool = True,
+        reports_sent: bool = False,
     ) -> None:
         self._resends = resends
+        self._traces = [_sent_trace()] if reports_sent else []
         # aiohttp would look for a proxy at each request, in a thread. A proxy hides the address behind it.
         self._proxy = lru_cache(maxsize=256)(_proxy_of) if trust_env and permits is None else lambda _: None
         self._ssl = _certificates(trust_env)
@@ -98,6 +101,7 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
                 sock_read=limits.get("read"),
             ),
             allow_redirects=False,
+            trace_request_ctx=request.extensions.get("on_sent"),
         )
         with _mapped_errors():
             try:
@@ -128,6 +132,7 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
                     **self._connector_options,
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
+                trace_configs=self._traces,
                 # Few bytes may become gigabytes; compression was not requested.
                 auto_decompress=False,
                 skip_auto_headers=("Accept-Encoding", "Content-Type"),
@@ -139,6 +144,16 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
         self._is_closed = True
         if self._session is not None:
             await self._session.close()
+
+
+def _sent_trace() -> aiohttp.TraceConfig:
+    async def note(session: object, context: Any, params: object) -> None:
+        if context.trace_request_ctx is not None:
+            context.trace_request_ctx()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_headers_sent.append(note)
+    return trace
 
 
 class HttpClient(httpx2.AsyncClient):

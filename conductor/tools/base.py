@@ -31,8 +31,10 @@ ErrorType: TypeAlias = Literal[
     "rate_limited",
     "io_error",
     "parse_error",
+    "tool_error",
     "internal_error",
 ]
+"""A failure that the tool reports is a ``tool_error``; a fault in code is an ``internal_error``."""
 
 
 def canonical_json(value: Any) -> bytes:

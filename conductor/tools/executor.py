@@ -26,7 +26,7 @@ from conductor.tools.base import (
     succeeded,
     truncate,
 )
-from conductor.tools.outcomes import edits, timeout_outcome
+from conductor.tools.outcomes import NotStarted, broke_off, edits, timeout_outcome, without_result
 from conductor.tools.permissions import Gate, Verdict
 from conductor.tools.redaction import Redactor
 from conductor.tools.validation import Valid, validate
@@ -138,7 +138,7 @@ class ToolExecutor:
         if not isinstance(checked, Valid):
             return checked.error_message or "The arguments are not valid."
         # The model must know, or it would report its own arguments to the person.
-        notes = (*checked.notes, edits(ready.arguments, checked.arguments))
+        notes = (*checked.notes, *filter(None, [edits(ready.arguments, checked.arguments)]))
         return replace(ready, arguments=checked.arguments, notes=notes)
 
     def restore(
@@ -184,23 +184,30 @@ class ToolExecutor:
 
     async def run(self, ready: PreparedCall, context: CallContext) -> ToolOutcome:
         """Run a prepared call within its time limit; every failure becomes an outcome."""
-        started = time.monotonic()
+        started, effect = time.monotonic(), ready.spec.effect
+        # The `SerialCallQueue` limits calls of the device, from the start of each.
+        limit = None if ready.spec.source == "device" else self.timeout(ready.spec)
+        timer = asyncio.timeout(limit)
         try:
-            # The `SerialCallQueue` limits calls of the device, from the start of each.
-            limit = None if ready.spec.source == "device" else self.timeout(ready.spec)
-            async with asyncio.timeout(limit) as timer:
+            async with timer:
                 if limit is not None:
                     ask = partial(_ask_paused, timer, limit, context.ask)
                     context = replace(context, alive=partial(_extend, timer, limit), ask=ask)
-                outcome = await ready.toolset.call(ready.spec.name, ready.arguments, context)
-            if not isinstance(outcome, ToolOutcome):
-                raise TypeError(f"the toolset returned {type(outcome).__name__} in place of a ToolOutcome")
-        except TimeoutError:
-            outcome = timeout_outcome(ready.spec.effect, 0.0)
-        except Exception:
-            # A bug in a tool must not end the turn.
-            log.exception("tool failed", tool=ready.spec.name, call=context.call_id)
-            outcome = failed("internal_error", "The tool failed.")
+                result: object = await ready.toolset.call(ready.spec.name, ready.arguments, context)
+            outcome = result if isinstance(result, ToolOutcome) else _no_outcome(ready.spec, result)
+        except NotStarted as error:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise asyncio.CancelledError from error  # not by the timer
+            outcome = without_result(
+                "not_run", str(error), effect=effect, reason="not_started", error_type="cancelled"
+            )
+        except Exception as error:
+            if isinstance(error, TimeoutError) and timer.expired():
+                outcome = timeout_outcome(effect, 0.0)
+            else:
+                # A bug in a tool must not end the turn.
+                log.exception("tool failed", tool=ready.spec.name, call=context.call_id)
+                outcome = broke_off("The tool failed.", effect=effect, error_type="internal_error")
         # The notes of a device call are stored in its record.
         notes = () if ready.spec.source == "device" else ready.notes
         return with_timing(outcome, time.monotonic() - started, notes)
@@ -249,6 +256,12 @@ _TOO_OFTEN = "This tool was called too often in the last minute. Nothing was run
 # Seconds for a preview: a disk may hang.
 _PREVIEW_S = 2.0
 _REPAIRED = "The model's call was not valid JSON and was repaired, so it may differ from its intent."
+
+
+def _no_outcome(spec: ToolSpec, result: object) -> ToolOutcome:
+    why = f"the toolset returned {type(result).__name__} in place of a ToolOutcome"
+    log.error("tool result not readable", tool=spec.name, error=why)
+    return without_result("ran", why, effect=spec.effect, reason="unreadable")
 
 
 def _extend(timer: asyncio.Timeout, seconds: float) -> None:

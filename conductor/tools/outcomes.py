@@ -1,19 +1,107 @@
-"""Outcomes of calls that were denied, not answered, cancelled or interrupted, or that the device ran."""
+"""Outcomes of calls that were denied, not answered, cancelled or interrupted, or whose result is missing.
+
+`without_result` alone decides what is said of a call whose result did not come or cannot be read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+from pydantic_core import to_json
 
-from conductor.tools.base import ToolOutcome, failed, succeeded
+from conductor.tools.base import Effect, ErrorType, ToolOutcome, failed, succeeded
 
 Scope: TypeAlias = Literal["once", "session", "always"]
 Outcome: TypeAlias = Literal["allowed", "denied", "edited", "expired", "superseded"]
 
 DEFINITION_CHANGED = "The tool's definition changed while the user was asked. Nothing was run."
 SCOPES: tuple[Scope, ...] = ("once", "session", "always")
+
+
+Fate: TypeAlias = Literal["not_run", "ran", "unknown"]
+"""The end of a call without a readable result.
+
+``not_run`` is proved: no thread took the call, no connection was made, or the service refused it. ``ran``: it
+ran, and only its result cannot be read. ``unknown``: neither is known.
+"""
+
+
+class NotStarted(Exception):
+    """Raised by a toolset for a call that has not started, also when the call is cancelled in a queue.
+
+    The text is one sentence for the model.
+    """
+
+
+def without_result(
+    fate: Fate,
+    why: str,
+    *,
+    effect: Effect | str,
+    reason: str,
+    error_type: ErrorType = "io_error",
+    took_s: float = 0.0,
+) -> ToolOutcome:
+    """Make the outcome of a call without a readable result; ``why`` is a sentence for the model.
+
+    ``error_type`` is used where nothing can have changed: the call did not run, or only reads.
+    """
+    match fate:
+        case "not_run":
+            return failed(error_type, f"{why} Nothing was run.", reason=reason, took_s=took_s)
+        case "ran":
+            note = f"The call ran; its result could not be read ({why.rstrip('.')}). Do not repeat it."
+            return succeeded(None, took_s=took_s, notes=(note,))
+        case "unknown":
+            if effect == "read":
+                return failed(error_type, why, reason=reason, took_s=took_s)
+            return failed("unknown", f"{why} {_MAY_HAVE_HAPPENED}", reason=reason, took_s=took_s)
+
+
+_MAY_HAVE_HAPPENED = (
+    "The call may have happened, or may still happen. "
+    "Do not repeat it, and do not tell the user that it succeeded or failed."
+)
+
+
+def returned(value: Any, effect: Effect | str, notes: Sequence[str] = ()) -> ToolOutcome:
+    """Make the outcome of a call that ran and returned a value: JSON, or what pydantic makes of it."""
+    try:
+        text = to_json(value, inf_nan_mode="strings")
+        if text != to_json(value, inf_nan_mode="constants"):
+            notes = (*notes, _NOT_FINITE)
+        return succeeded(msgspec.json.decode(text), notes=notes)
+    # Bytes or a text that is not UTF-8, an object that holds itself, an object of another kind.
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        why = f"a value of the type {type(value).__name__} is not JSON"
+        return without_result("ran", why, effect=effect, reason="unreadable")
+
+
+_NOT_FINITE = "Numbers that are not finite are given as the texts NaN, Infinity and -Infinity."
+
+
+def broke_off(message: str, *, effect: Effect | str, error_type: ErrorType, reason: str = "") -> ToolOutcome:
+    """Make the outcome of a call that reported a failure in the middle of its work."""
+    if effect != "read":
+        message = f"{message} It may have done its work, or a part of it."
+    return failed(error_type, message, reason=reason)
+
+
+# Statuses of a service that does not begin with a request.
+_NOT_BEGUN = frozenset({501, 503, 505})
+
+
+def fate_of_status(status: int) -> Fate:
+    """Tell from an HTTP status whether the request was carried out.
+
+    After 408, 502 and 504 the service may still work on it; 500 does not say how far it came.
+    """
+    if status < 400:
+        return "ran"
+    is_open = status == 408 or (status >= 500 and status not in _NOT_BEGUN)
+    return "unknown" if is_open else "not_run"
 
 
 def definition_changed() -> ToolOutcome:
@@ -52,35 +140,44 @@ _NOT_ANSWERED = {
 
 
 def edits(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Tell the model which arguments the person changed."""
+    """Tell the model which arguments the person changed; empty if the person changed none."""
     changed = {
         name: {"before": before.get(name), "after": after.get(name)}
         for name in sorted({*before, *after})
         if name not in before or name not in after or before[name] != after[name]
     }
+    if not changed:
+        return ""
     return f"The user changed the arguments before allowing the call: {msgspec.json.encode(changed).decode()}"
 
 
 def timeout_outcome(effect: str, took_s: float, *, was_sent: bool = True) -> ToolOutcome:
-    """Make the outcome of a call that timed out; its effect is unknown if it was sent."""
+    """Make the outcome of a call whose time limit ended; its effect is unknown if it was sent."""
     if not was_sent:
-        return failed("cancelled", _NO_DEVICE, reason="device_not_connected", took_s=took_s)
-    text = _NO_ANSWER if effect == "read" else _UNKNOWN
-    return failed("unknown", text, reason="tool_result_timeout", took_s=took_s)
-
-
-_UNKNOWN = (
-    "No result came in time. The call may have happened, or may still happen. "
-    "Do not repeat it, and do not tell the user that it succeeded or failed."
-)
-_NO_DEVICE = "The device was not connected in time. Nothing was run. Tell the user so."
-_NO_ANSWER = "No result came in time. Do not assume what it would have been."
+        return without_result(
+            "not_run",
+            "The device was not connected in time; tell the user so.",
+            effect=effect,
+            reason="device_not_connected",
+            error_type="cancelled",
+            took_s=took_s,
+        )
+    return without_result(
+        "unknown",
+        "No result came in time. Do not assume what it would have been."
+        if effect == "read"
+        else "No result came in time.",
+        effect=effect,
+        reason="tool_result_timeout",
+        error_type="unknown",
+        took_s=took_s,
+    )
 
 
 def device_outcome(result: str | None, error: str | None, took_s: float) -> ToolOutcome:
     """Make the outcome of a ``tool.result``; ``error`` wins, and the result is not parsed."""
     if error is not None:
-        return failed("internal_error", error, reason="device_error", took_s=took_s)
+        return failed("tool_error", error, reason="device_error", took_s=took_s)
     return succeeded(result, took_s=took_s)
 
 
@@ -116,9 +213,7 @@ def interrupted_outcome(effect: str, *, was_sent: bool, reason: str) -> ToolOutc
     ``reason`` goes to the model: ``interrupted``, ``turn_timeout``, ``connection_lost`` …
     """
     if not was_sent:
-        return failed(
-            "cancelled", "The turn ended before this call was started. Nothing was run.", reason=reason
-        )
-    if effect == "read":
-        return failed("cancelled", "The turn ended before the result came.", reason=reason)
-    return failed("unknown", _UNKNOWN, reason=reason)
+        why = "The turn ended before this call was started."
+        return without_result("not_run", why, effect=effect, reason=reason, error_type="cancelled")
+    why = "The turn ended before the result came."
+    return without_result("unknown", why, effect=effect, reason=reason, error_type="cancelled")

@@ -30,6 +30,8 @@ class OddAnswer:
     """An answer to ``tools/call``; no status is no answer. ``cut``: its body is incomplete.
 
     ``asks``: it asks the person, then forgets the session and cuts the connection when the reply comes.
+    ``forgets``: the first call is answered with 404, as of a session that was lost. ``dropped``: it runs the
+    call and cuts the connection without an answer.
     """
 
     status: int | None = 200
@@ -37,6 +39,8 @@ class OddAnswer:
     headers: Mapping[str, str] = field(default_factory=lambda: JSON)
     cut: bool = False
     asks: bool = False
+    forgets: bool = False
+    dropped: bool = False
 
 
 class OddMcpServer:
@@ -111,10 +115,15 @@ class OddMcpServer:
     async def _call(self, connection: Connection, request_id: object) -> None:
         answer = self.answer
         self.calls += 1
+        if answer.forgets and self.calls == 1:
+            self.sessions += 1
+            return connection.respond(404, b"", {})
         self.runs += answer.status == 200
         body = answer.body.replace(b"%s", json.dumps(request_id).encode())
         if answer.status is None:
             await asyncio.Event().wait()
+        elif answer.dropped:
+            connection.abort()
         elif answer.asks:
             self._asking = connection
             connection.start(200, {"content-type": "text/event-stream"})

@@ -1,11 +1,11 @@
-"""A small web site on loopback, and a resolver with the addresses of a test."""
+"""A small web site on loopback, a port that makes connections wait, and a resolver for tests."""
 
 from __future__ import annotations
 
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,20 @@ async def site(answer: Callable[[web.Request], Any] = lambda request: {"ok": Tru
         yield running
     finally:
         await runner.cleanup()
+
+
+@contextmanager
+def full_port(port: int = 0) -> Iterator[int]:
+    """Listen with a full queue: further connections to the port that is yielded wait."""
+    with socket.socket() as full, ExitStack() as others:
+        full.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        full.bind(("127.0.0.1", port))
+        full.listen(0)
+        for _ in range(3):
+            other = others.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(full.getsockname())
+        yield full.getsockname()[1]
 
 
 class Names(AbstractResolver):

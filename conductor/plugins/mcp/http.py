@@ -14,7 +14,8 @@ import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
 from conductor.plugins.http_client import AiohttpTransport, ForbiddenAddressError
-from conductor.plugins.mcp.streams import CURRENT_CALL, MAX_MESSAGE_BYTES, McpCall, is_dense
+from conductor.plugins.mcp.streams import CURRENT_CALL, MAX_MESSAGE_BYTES, McpCall, is_dense, repaired
+from conductor.tools.outcomes import fate_of_status
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
@@ -41,7 +42,7 @@ async def http_streams(
             headers={**headers, "Accept-Encoding": "identity"},
             auth=auth,
             timeout=httpx2.Timeout(30, read=300),
-            transport=_Transport(trust_env=use_proxy, permits=permits, resends=False),
+            transport=_Transport(trust_env=use_proxy, permits=permits, resends=False, reports_sent=True),
             trust_env=False,
         ) as http_client,
         streamable_http_client(url, http_client=http_client, max_sse_event_size=MAX_MESSAGE_BYTES) as streams,
@@ -55,6 +56,9 @@ class _Transport(AiohttpTransport):
         is_message = request.method == "POST" and "text/event-stream" in request.headers.get("Accept", "")
         call = CURRENT_CALL.get() if is_message else None
         call = None if call is None or call.is_accepted else call
+        if call is not None:
+            call.is_sent = False
+            request.extensions["on_sent"] = call.note_sent
         try:
             response = await super().handle_async_request(request)
         except httpx2.ConnectError as error:
@@ -70,7 +74,7 @@ class _Transport(AiohttpTransport):
 
 def _note_status(call: McpCall, status: int, *, has_session: bool) -> None:
     call.is_accepted = 200 <= status < 300
-    is_refused = 400 <= status < 500 or status == 503 or status in _REDIRECTS
+    is_refused = fate_of_status(status) == "not_run" or status in _REDIRECTS
     call.refusal = f"HTTP {status}" if is_refused else ""
     call.session_lost = status == 404 and has_session
 
@@ -92,17 +96,18 @@ class _Bounded(httpx2.AsyncByteStream):
             if len(body) > MAX_MESSAGE_BYTES:
                 raise httpx2.StreamError("The answer is longer than 4 MiB.")
             # Only the new chunk is searched for the end of an event: linear time.
-            if self._is_event_stream and _EVENT_END.search(body, max(0, start - 3)):
-                yield _sparse(body)
-                body = bytearray()
+            ends = [match.end() for match in _EVENT_END.finditer(body, max(0, start - 3))]
+            if self._is_event_stream and ends:
+                yield _whole(body[: ends[-1]])
+                del body[: ends[-1]]
             start = len(body)
-        yield _sparse(body)
+        yield _whole(body)
 
     async def aclose(self) -> None:
         await self._stream.aclose()
 
 
-def _sparse(body: bytearray) -> bytes:
+def _whole(body: bytearray) -> bytes:
     if is_dense(body):
         raise httpx2.StreamError("The answer has more than 50,000 values.")
-    return bytes(body)
+    return repaired(bytes(body))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
@@ -12,12 +14,20 @@ from conductor.tools.base import PersonQuestion
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
+    from mcp.types import JSONRPCError
 
 # The package parses a message in one step, which blocks the event loop.
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 # 50,000 values are parsed in about 50 ms; 4 MiB can contain 40 times as many.
 MAX_VALUES = 50_000
 _PIECE = 65_536
+
+# The error of a response whose result cannot be read; no code of JSON-RPC or MCP.
+UNREADABLE = -31_000
+# An escaped backslash, a pair of surrogates, and half a pair.
+_SURROGATES = re.compile(
+    rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
 
 Ask: TypeAlias = Callable[[PersonQuestion], Awaitable[Mapping[str, Any] | None]]
 
@@ -36,23 +46,52 @@ def is_dense(message: bytes | bytearray) -> bool:
     return values > MAX_VALUES
 
 
+def repaired(message: bytes) -> bytes:
+    """Replace what is not Unicode in JSON, invalid UTF-8 and halves of surrogate pairs, by U+FFFD."""
+    if b"\\u" in message:
+        message = _SURROGATES.sub(lambda match: rb"\ufffd" if match[1] else match[0], message)
+    return message if message.isascii() else message.decode("utf-8", "replace").encode()
+
+
 @dataclass(slots=True)
 class McpCall:
-    """A call in progress; ``ask`` asks the person.
+    """A call in progress, of one attempt to send it; ``ask`` asks the person.
 
     ``refusal`` is the reason that the call did not run; empty if it may have run. ``session_lost``: the
     server no longer has the session. ``is_accepted``: the server accepted the call, so a failure of a later
-    message, such as the person's answer, does not mean that the call did not run.
+    message, such as the person's answer, does not mean that the call did not run. ``is_sent``: whether a byte
+    of it was sent; None where the transport does not tell.
     """
 
     ask: Ask | None = None
     refusal: str = ""
     session_lost: bool = False
     is_accepted: bool = False
+    is_sent: bool | None = None
+
+    def note_sent(self) -> None:
+        """Note that the first byte is sent."""
+        self.is_sent = True
 
 
 CURRENT_CALL: ContextVar[McpCall | None] = ContextVar("call", default=None)
 """The call of the current task."""
+
+
+def _unreadable(text: bytes) -> JSONRPCError | None:
+    """Make the error of a response whose result is invalid, so that its call ends; None for another text."""
+    from mcp.types import ErrorData, JSONRPCError
+
+    try:
+        message = json.loads(text.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+    request_id = message.get("id") if isinstance(message, dict) else None
+    if "result" not in (message or ()) or not isinstance(request_id, int | str):
+        return None
+    return JSONRPCError(
+        jsonrpc="2.0", id=request_id, error=ErrorData(code=UNREADABLE, message="it is no result of MCP")
+    )
 
 
 @asynccontextmanager
@@ -64,7 +103,8 @@ async def message_streams(
     """Make the streams of a transport, of which a message is one text.
 
     They end, and ``on_end`` is called, with ``messages``, with a message of too many values, or when ``send``
-    raises OSError. A text that is no message reaches the client or server as a ValueError.
+    raises OSError. A response with an invalid result becomes the error `UNREADABLE`; another text that is no
+    message reaches the client or server as a ValueError.
     """
     import anyio
     from mcp.shared.message import SessionMessage
@@ -80,9 +120,10 @@ async def message_streams(
                     if is_dense(text):
                         break
                     try:
-                        message = jsonrpc_message_adapter.validate_json(text, by_name=False)
+                        message = jsonrpc_message_adapter.validate_json(repaired(text), by_name=False)
                     except ValueError as error:
-                        await received.send(error)
+                        unreadable = _unreadable(text)
+                        await received.send(SessionMessage(unreadable) if unreadable else error)
                     else:
                         await received.send(SessionMessage(message))
         on_end()

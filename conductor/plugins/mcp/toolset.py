@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import msgspec
-
 from conductor.errors import SettingsError
 from conductor.plugins.mcp.config import McpServerConfig, load_mcp_servers, mcp_config_path, mcp_folder
 from conductor.plugins.mcp.server import RETRY_S, McpConnection, check_installed
 from conductor.plugins.mcp.specs import clean
-from conductor.plugins.mcp.streams import CURRENT_CALL, McpCall
+from conductor.plugins.mcp.streams import CURRENT_CALL, UNREADABLE, McpCall
 from conductor.settings import Settings
-from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, failed, succeeded
+from conductor.tools.base import CallContext, Effect, ToolOutcome, Toolset, ToolSpec, failed, succeeded
 from conductor.tools.declarations import load_catalog
+from conductor.tools.media import base64_size
+from conductor.tools.media import label as media_label
+from conductor.tools.outcomes import NotStarted, broke_off, returned, without_result
 
 if TYPE_CHECKING:
     from mcp import MCPError
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 # Seconds for servers to end by themselves; then they are killed.
 CLOSE_S = 6.0
 _ERROR_CHARS = 2_000
-# A string of base64, which may be a data URL: a model cannot read it.
-_BASE64 = re.compile(rb'"(?:data:[^",]{0,100},)?[\w+/=-]{1024,}+"')
+_REASON_CHARS = 200
 # Servers of single sessions, and seconds without a call after which one ends.
 MAX_SESSION_SERVERS = 100
 SESSION_IDLE_S = 600.0
@@ -164,9 +163,10 @@ class McpToolset(Toolset):
         """Run a tool at its server. Cancelling this cancels the call there too."""
         connection = self._connections.get(name.partition(".")[0])
         if connection is None:
-            return _not_connected(name)
+            return _not_connected(name, "write")
         if connection.config.scope == "session":
-            connection = await self._own(connection.config, context)
+            with _connecting(connection.config.name):
+                connection = await self._own(connection.config, context)
         return await call_tool(connection, name, arguments, context)
 
     async def _own(self, config: McpServerConfig, context: CallContext) -> McpConnection:
@@ -203,39 +203,50 @@ async def call_tool(
         if context is not None:
             context.alive()
 
-    server, _, tool = name.partition(".")
     spec = next((spec for spec in connection.specs if spec.name == name), None)
     client = connection.client
     if spec is None or client is None:
-        return _not_connected(name)
+        return _not_connected(name, "write")
     from mcp import MCPError
 
-    call = McpCall(context.ask if context else None)
+    _, _, tool = name.partition(".")
+    may_repeat = True
+    while True:
+        # Of this attempt alone: a refusal of the first one says nothing of the second.
+        call = McpCall(context.ask if context else None)
+        try:
+            with asking(connection, call):
+                result = await client.call_tool(tool, dict(arguments), progress_callback=on_progress)
+            return to_outcome(result, spec.effect)
+        except asyncio.CancelledError:
+            if call.is_sent is False:
+                raise NotStarted(f"{_server(connection)} could not be reached in time.") from None
+            raise
+        except MCPError as error:
+            is_replaced = call.refusal and connection.client is not client
+            if not may_repeat or not (call.session_lost or is_replaced):
+                connection.check()
+                return _to_failure(error, call, spec, connection)
+        except (ValueError, RuntimeError) as error:  # the result violates the protocol
+            connection.check()
+            why = clean(str(error))[:_REASON_CHARS]
+            return without_result("ran", why, effect=spec.effect, reason="unreadable")
+        # As the protocol requires for a restarted server: a new session, and the call again.
+        may_repeat = False
+        with _connecting(connection.config.name):
+            await connection.renew(client)
+        client = connection.client
+        if client is None:
+            return _not_connected(name, spec.effect)
+
+
+@contextmanager
+def _connecting(server: str) -> Iterator[None]:
+    """Say of a call that is cancelled in the block that it has not started."""
     try:
-        with asking(connection, call):
-            try:
-                result = await client.call_tool(tool, dict(arguments), progress_callback=on_progress)
-            except MCPError:
-                is_replaced = call.refusal and connection.client is not client
-                if not (call.session_lost or is_replaced):
-                    raise
-                # As the protocol requires for a restarted server: a new session, and the call again.
-                await connection.renew(client)
-                client = connection.client
-                if client is None:
-                    return _not_connected(name)
-                result = await client.call_tool(tool, dict(arguments), progress_callback=on_progress)
-    except MCPError as error:
-        connection.check()
-        return _to_failure(error, call, spec, connection)
-    except (ValueError, RuntimeError) as error:  # the result violates the protocol
-        connection.check()
-        message = f"{_RAN} Its result cannot be read: {clean(str(error))[:200]}"
-        return failed("parse_error", message, reason="mcp_error")
-    return to_outcome(result)
-
-
-_RAN = "The call was run; do not repeat it if it changes something."
+        yield
+    except asyncio.CancelledError:
+        raise NotStarted(f"The MCP server {server} could not be reached in time.") from None
 
 
 @contextmanager
@@ -255,41 +266,48 @@ def asking(connection: McpConnection, call: McpCall) -> Iterator[None]:
 def _to_failure(error: MCPError, call: McpCall, spec: ToolSpec, connection: McpConnection) -> ToolOutcome:
     from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, REQUEST_TIMEOUT
 
-    server = connection.config.name
-    message = clean(error.message)[:_ERROR_CHARS]
-    if call.refusal:
-        message = f"The MCP server {server} did not run the call, {call.refusal}: {message}. Nothing was run."
-        return failed("io_error", message, reason="refused")
+    message, server = clean(error.message)[:_ERROR_CHARS], _server(connection)
+    if call.refusal or call.is_sent is False:
+        why = f"{server} did not run the call, {call.refusal or 'it was not sent'}: {message}."
+        return without_result("not_run", why, effect=spec.effect, reason="refused")
+    if error.code == UNREADABLE:
+        return without_result("ran", message, effect=spec.effect, reason="unreadable")
     lost_codes = [CONNECTION_CLOSED, REQUEST_TIMEOUT]
     if connection.config.url:
         # A gateway lost its server, or the answer is not a message, for which the package makes an error.
         lost_codes += [INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR]
-    if error.code not in lost_codes:
-        return failed("internal_error", f"The MCP server refused the call: {message}", reason="mcp_error")
-    message = f"The connection to the MCP server {server} was lost before the result came."
-    if spec.effect == "read":
-        return failed("io_error", message, reason="connection_lost")
-    message += (
-        " The call may have happened. Do not repeat it, and do not tell the user that it succeeded or failed."
-    )
-    return failed("unknown", message, reason="connection_lost")
+    if error.code in lost_codes:
+        why = f"The connection to {server[0].lower()}{server[1:]} was lost before the result came."
+        return without_result("unknown", why, effect=spec.effect, reason="connection_lost")
+    if error.code in _REFUSALS:
+        message = f"{server} refused the call: {message}"
+        return failed("tool_error", message, reason="mcp_error")
+    message = f"{server} reported an error: {message}."
+    return broke_off(message, effect=spec.effect, error_type="tool_error", reason="mcp_error")
 
 
-def _not_connected(name: str) -> ToolOutcome:
+# JSON-RPC's codes of a request that is not carried out: it is invalid, or its method or arguments are.
+_REFUSALS = frozenset({-32600, -32601, -32602})
+
+
+def _server(connection: McpConnection) -> str:
+    return f"The MCP server {connection.config.name}"
+
+
+def _not_connected(name: str, effect: Effect) -> ToolOutcome:
     server = name.partition(".")[0]
-    message = f"The MCP server {server} is not connected, or no longer has this tool. Nothing was run."
-    return failed("io_error", message, reason="not_connected")
+    why = f"The MCP server {server} is not connected, or no longer has this tool."
+    return without_result("not_run", why, effect=effect, reason="not_connected")
 
 
-def to_outcome(result: CallToolResult) -> ToolOutcome:
+def to_outcome(result: CallToolResult, effect: Effect) -> ToolOutcome:
     """Make the outcome of a result: its structured content or its texts; other blocks are described."""
     texts = [block.text for block in result.content if block.type == "text"]
     descriptions = []
     for block in result.content:
         match block.type:
             case "image" | "audio":
-                size = len(block.data) * 3 // 4
-                descriptions.append(f"[{block.type}, {block.mime_type}, {size:,} bytes, not shown]")
+                descriptions.append(media_label(block.mime_type, base64_size(block.data)))
             case "resource_link":
                 descriptions.append(f"[resource {block.name}: {block.uri}]")
             case "resource":
@@ -299,9 +317,8 @@ def to_outcome(result: CallToolResult) -> ToolOutcome:
     text = "\n".join([*texts, *descriptions])
     if result.is_error:
         message = text[:_ERROR_CHARS] or "The tool reported an error without a message."
-        return failed("internal_error", message, reason="tool_error")
+        return failed("tool_error", message, reason="tool_error")
     if result.structured_content is None:
         return succeeded(text)
     notes = [clean(description)[:_ERROR_CHARS] for description in descriptions]
-    content = _BASE64.sub(b'"[base64, not shown]"', msgspec.json.encode(result.structured_content))
-    return succeeded(msgspec.json.decode(content), notes=notes)
+    return returned(result.structured_content, effect, notes)

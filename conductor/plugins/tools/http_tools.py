@@ -21,6 +21,7 @@ from conductor.plugins.tools.definitions import ToolFailure, web_client
 from conductor.settings import Settings, with_environment
 from conductor.tools.base import CallContext, Effect, Risk, ToolOutcome, Toolset, ToolSpec, failed, succeeded
 from conductor.tools.declarations import NAME, SERVER_PREFIXES
+from conductor.tools.outcomes import broke_off, fate_of_status, without_result
 from conductor.tools.redaction import secrets_in
 from conductor.tools.schema import SchemaError, read_schema
 from conductor.tools.validation import decode_json, refusal
@@ -37,7 +38,7 @@ Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 class HttpToolConfig(BaseModel):
     """One tool.
 
-    ``url`` may contain arguments as ``{name}``, in its path and in values of its query. Other arguments go to
+    ``url`` may contain arguments as ``{name}``, in its path and in its query. Other arguments go to
     the query, or into a JSON body where the method has one; no argument replaces a value of ``url`` or
     ``body``. ``body`` is a JSON template: ``"{name}"`` is the argument itself, and in longer text its text.
     ``response`` is a path into a JSON answer, such as ``data.items.0``. ``idempotency_header`` gets the id of
@@ -159,15 +160,16 @@ def _check_url(label: str, tool: HttpToolConfig) -> None:
 def make_url(template: str, arguments: Mapping[str, Any], query_arguments: Mapping[str, Any]) -> str:
     """Fill a URL's placeholders, and add ``query_arguments`` to its query. Raises `ToolFailure`.
 
-    A value is one segment of the path, or one value of the query, with any characters. Without the argument,
-    the name in the query is left out too.
+    A value is one segment of the path, or one name or value of the query, with any characters. Without the
+    argument, the name and the value are left out of the query.
     """
     parts = urlsplit(template)
     path = "/".join(_segment(segment, arguments) for segment in parts.path.split("/"))
     pairs: list[tuple[str, str]] = []
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         names = _PLACEHOLDER.findall(value)
-        if all(arguments.get(argument) is not None for argument in names):
+        if all(arguments.get(argument) is not None for argument in (*names, *_PLACEHOLDER.findall(name))):
+            name = _PLACEHOLDER.sub(lambda match: _text(arguments[match[1]]), name)
             pairs += [(name, text) for text in _values(value, names, arguments)]
     pairs += [(name, text) for name, value in query_arguments.items() for text in _texts(value)]
     return urlunsplit((parts.scheme, parts.netloc, path, urlencode(pairs), ""))
@@ -202,13 +204,18 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def _or_empty(arguments: Mapping[str, Any], name: str) -> Any:
+    value = arguments.get(name)  # null is as good as left out
+    return "" if value is None else value
+
+
 def make_body(template: Any, arguments: Mapping[str, Any]) -> Any:
     """Fill a JSON template; a field without its argument is left out."""
     if isinstance(template, str):
         match = _PLACEHOLDER.fullmatch(template)
         if match is not None:
             return arguments.get(match[1])
-        return _PLACEHOLDER.sub(lambda placeholder: _text(arguments.get(placeholder[1], "")), template)
+        return _PLACEHOLDER.sub(lambda placeholder: _text(_or_empty(arguments, placeholder[1])), template)
     if isinstance(template, list):
         return [make_body(item, arguments) for item in template]
     if isinstance(template, dict):
@@ -238,7 +245,7 @@ class HttpToolset(Toolset):
         return new
 
     async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
-        """Make the request; an answer with an error status is a failure."""
+        """Make the request; an answer with a status below 400 is a success, whatever its body."""
         tool = self._tools[name]
         web = await web_client()
         if unknown := arguments.keys() - tool.input_schema.get("properties", {}).keys():
@@ -270,27 +277,42 @@ class HttpToolset(Toolset):
         except ToolFailure as error:
             return error.outcome
         except web.WebError as error:
-            if error.was_sent and tool.spec.effect != "read":
-                return failed("unknown", f"{error} It may have happened; do not repeat it.", reason="http")
-            return failed("io_error", str(error))
+            answered = "" if error.status in (None, 200) else f"The service answered {error.status}. "
+            return without_result(error.fate, f"{answered}{error}", effect=tool.spec.effect, reason="http")
         # In a thread: parsing a large answer takes long.
-        return await asyncio.to_thread(_outcome, response, tool.response)
+        return await asyncio.to_thread(_outcome, response, tool.response, tool.spec.effect)
 
 
-def _outcome(response: Any, path: str) -> ToolOutcome:
-    data: Any = response.text
-    if "json" in response.content_type and not response.cut:
+def _outcome(response: Any, path: str, effect: Effect) -> ToolOutcome:
+    text = response.text.removeprefix("\ufeff")
+    fate, status = fate_of_status(response.status), response.status
+    if fate == "ran":
+        return _answer(text, path, is_json="json" in response.content_type, cut=response.cut)
+    said = " ".join(text.split())[:_MAX_PROBLEM]
+    message = f"The service answered {status}: {said}" if said else f"The service answered {status}."
+    if status == 500:
+        return broke_off(message, effect=effect, error_type="io_error")
+    if effect == "read":
+        return failed("io_error", message, reason="http")
+    return without_result(fate, message, effect=effect, reason="http")
+
+
+def _answer(text: str, path: str, *, is_json: bool, cut: bool) -> ToolOutcome:
+    """Make the outcome of a request that was carried out: its answer may have any form."""
+    if not text.strip():
+        return succeeded("", notes=("The service carried it out, and its answer is empty.",))
+    if cut:
+        return succeeded(text, notes=("The answer is cut; there is more.",))
+    data: Any = text
+    if is_json or path:
         try:
-            data = decode_json(data)
+            data = decode_json(text)
         except (ValueError, RecursionError):
-            return failed("parse_error", "The service's answer is not valid JSON.")
-    if response.status >= 400:
-        detail = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
-        return failed("io_error", f"The service answered {response.status}: {detail[:_MAX_PROBLEM]}")
+            return succeeded(text, notes=("The answer is not valid JSON; this is its text.",))
+    part = data
     for step in filter(None, path.split(".")):
         try:
-            data = data[int(step)] if isinstance(data, list) else data[step]
+            part = part[int(step)] if isinstance(part, list) else part[step]
         except (KeyError, IndexError, TypeError, ValueError):
-            return failed("parse_error", f"The service's answer has no {path}.")
-    notes = ("The answer is cut; there is more.",) if response.cut else ()
-    return succeeded(data, notes=notes)
+            return succeeded(data, notes=(f"The answer has no {path}; this is all of it.",))
+    return succeeded(part)

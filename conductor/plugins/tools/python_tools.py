@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,13 +15,14 @@ from types import ModuleType
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
-from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from conductor.errors import SettingsError
+from conductor.plugins.tools.definitions import in_thread
 from conductor.settings import Settings
 from conductor.tools import MARK, ToolError
-from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, failed, succeeded
+from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, failed
 from conductor.tools.declarations import NAME, SERVER_PREFIXES
+from conductor.tools.outcomes import returned
 from conductor.tools.schema import SchemaError, read_schema
 
 GROUP = "conductor.tools"
@@ -67,15 +67,10 @@ class PythonToolset(Toolset):
             if inspect.iscoroutinefunction(python_tool.function):
                 result = await python_tool.function(**values)
             else:
-                run = asyncio.get_running_loop().run_in_executor
-                result = await run(self._threads, lambda: python_tool.function(**values))
+                result = await in_thread(self._threads, lambda: python_tool.function(**values))
         except ToolError as error:
-            return failed("internal_error", str(error), reason="tool_error")
-        try:
-            return succeeded(to_jsonable_python(result))
-        except PydanticSerializationError:
-            kind = type(result).__name__
-            return failed("internal_error", f"The tool ran, but its result, a {kind}, is not JSON.")
+            return failed("tool_error", str(error))
+        return returned(result, python_tool.spec.effect)
 
 
 def from_settings(settings: Settings) -> PythonToolset:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from conductor.plugins.tools.definitions import ToolFailure
+from conductor.plugins.tools.definitions import ToolFailure, in_thread
 from conductor.tools.base import ErrorType, ToolOutcome
 
 # Bytes of a path (PATH_MAX of Linux), and its parts.
@@ -291,7 +291,7 @@ class Files:
         stop = CancelFlag()
         pool = self._walks if walk else self._pool
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, _guarded, work, stop)
+            return await in_thread(pool, lambda: _guarded(work, stop))
         except asyncio.CancelledError:
             stop.set()
             raise

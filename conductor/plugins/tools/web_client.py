@@ -14,6 +14,7 @@ from aiohttp.abc import AbstractResolver
 
 from conductor.plugins.addresses import Network, may_connect
 from conductor.plugins.http_client import ForbiddenAddressError, HttpClient
+from conductor.tools.outcomes import Fate, fate_of_status
 
 # For services that the operator configures.
 EVERYWHERE: Sequence[Network] = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
@@ -25,11 +26,37 @@ _CHARSET = re.compile(r"(?:utf|us-ascii|ascii|iso|latin|windows|cp|koi8|shift|eu
 
 
 class WebError(Exception):
-    """A request that failed; the message is for the model. ``was_sent``: the service may have acted on it."""
+    """A request that failed; the message is for the model.
 
-    def __init__(self, message: str, *, was_sent: bool) -> None:
+    ``was_sent``: the service may have acted on it. ``status``: the service answered, and only its answer's
+    body cannot be read.
+    """
+
+    def __init__(self, message: str, *, was_sent: bool, status: int | None = None) -> None:
         super().__init__(message)
         self.was_sent = was_sent
+        self.status = status
+
+    @property
+    def fate(self) -> Fate:
+        """Tell whether the request was carried out."""
+        if self.status is not None:
+            return fate_of_status(self.status)
+        return "unknown" if self.was_sent else "not_run"
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """What has happened of a request: a byte was sent, also of one before a redirect; it was answered."""
+
+    was_sent: bool = False
+    status: int | None = None
+
+    def sent(self) -> None:
+        self.was_sent = True
+
+    def failed(self, message: str) -> WebError:
+        return WebError(message, was_sent=self.was_sent, status=self.status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,34 +101,38 @@ async def fetch(
         permits=lambda address: may_connect(address, allowed),
         resolver=resolver,
         resends=False,
+        reports_sent=True,
     )
     origin: tuple[str, str, int | None] | None = None
-    was_redirected = False
+    exchange = _Exchange()
     try:
         async with asyncio.timeout(timeout_s), client:
             for _ in range(MAX_REDIRECTS + 1):
                 target = parse_url(url)
                 origin = origin or _origin(target)
                 if same_host and _origin(target) != origin:
-                    raise WebError(f"It redirects to another host, {target.host}.", was_sent=True)
+                    raise exchange.failed(f"It redirects to another host, {target.host}.")
                 request = httpx2.Request(
-                    method, target, headers={**_HEADERS, **(headers or {})}, content=body
+                    method,
+                    target,
+                    headers={**_HEADERS, **(headers or {})},
+                    content=body,
+                    extensions={"on_sent": exchange.sent},
                 )
-                response = await _send(client, request, max_bytes)
+                response = await _send(client, request, max_bytes, exchange)
                 if isinstance(response, WebResponse):
                     return response
-                was_redirected = True
                 url = str(target.join(response.headers["Location"]))
                 if response.status_code == 303 or (response.status_code in (301, 302) and method == "POST"):
                     method, body = "GET", None
     except WebError as error:
-        error.was_sent = error.was_sent or was_redirected
+        error.was_sent = error.was_sent or exchange.was_sent  # of the address of a redirect
         raise
     except TimeoutError:
-        raise WebError("It did not answer in time.", was_sent=True) from None
+        raise exchange.failed("It did not answer in time.") from None
     except httpx2.InvalidURL:  # of a redirect
-        raise WebError("It redirects to an invalid address.", was_sent=True) from None
-    raise WebError(f"It redirects more than {MAX_REDIRECTS} times.", was_sent=True)
+        raise exchange.failed("It redirects to an invalid address.") from None
+    raise exchange.failed(f"It redirects more than {MAX_REDIRECTS} times.")
 
 
 def parse_url(url: str) -> httpx2.URL:
@@ -122,29 +153,31 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port
 
 
-async def _send(client: HttpClient, request: httpx2.Request, max_bytes: int) -> WebResponse | httpx2.Response:
+async def _send(
+    client: HttpClient, request: httpx2.Request, max_bytes: int, exchange: _Exchange
+) -> WebResponse | httpx2.Response:
     """Make one request. A redirect is returned as it is."""
     try:
         response = await client.transport.handle_async_request(request)
         async with contextlib.aclosing(response):
             if response.has_redirect_location:
                 return response
+            exchange.status = response.status_code
             if response.headers.get("Content-Encoding", "identity") != "identity":
-                raise WebError("The server sent a compressed answer, which is not supported.", was_sent=True)
+                raise exchange.failed("The server sent a compressed answer, which is not supported.")
             content = bytearray()
             async for chunk in response.aiter_raw():
                 content += chunk
                 if len(content) > max_bytes:
                     break
     except ForbiddenAddressError:
-        message = f"{request.url.host} cannot be reached: its address is not public."
-        raise WebError(message, was_sent=False) from None
+        raise exchange.failed(f"{request.url.host} cannot be reached: its address is not public.") from None
     except httpx2.ConnectError:
-        raise WebError(f"{request.url.host} cannot be reached: no connection.", was_sent=False) from None
+        raise exchange.failed(f"{request.url.host} cannot be reached: no connection.") from None
     except httpx2.TimeoutException:
-        raise WebError("It did not answer in time.", was_sent=True) from None
+        raise exchange.failed("It did not answer in time.") from None
     except (httpx2.TransportError, ValueError) as error:
-        raise WebError(f"The request failed: {type(error).__name__}.", was_sent=True) from None
+        raise exchange.failed(f"The request failed: {type(error).__name__}.") from None
     return WebResponse(
         response.status_code,
         str(request.url),

@@ -51,7 +51,7 @@ async def test_tool_activity_names_every_call_in_order(claude: AnthropicService)
         ended = phone.events("tool.activity", status="finished")
         kinds = [event["payload"]["errorType"] for event in ended]
         assert kinds[0] == "none" and kinds[1] != "none"
-        assert kinds[2:] == ["none", "internal_error", "unknown"]
+        assert kinds[2:] == ["none", "tool_error", "unknown"]
         assert ended[2]["payload"]["dataSizeBytes"] == len("the secret result")
         assert ended[4]["payload"]["executionTimeMs"] >= LIMIT_MS
         assert ended[2]["payload"]["display"].startswith("look: done, 17 bytes, ")

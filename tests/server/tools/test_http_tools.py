@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -21,7 +22,7 @@ from conductor.tools.executor import PreparedCall, ToolExecutor
 from conductor.tools.permissions import Gate, GateOptions
 from conductor.tools.rules import Rule
 from tests.models import ScriptedProvider
-from tests.stand_ins.web_site import site
+from tests.stand_ins.web_site import full_port, site
 
 DOCS = Path(__file__).parents[3] / "docs" / "tools.md"
 SCHEMA = """
@@ -134,7 +135,9 @@ def test_bodies_and_urls_by_themselves() -> None:
     assert make_url("https://h/?a=b%20c%26&d=e+f", {}, {}) == "https://h/?a=b+c%26&d=e+f"
     assert make_url("https://h?x={x}-{y}", {"x": 1, "y": True}, {}) == "https://h?x=1-true"
     assert make_url("https://h/{a}{b}", {"a": "x", "b": 2}, {"c": None or "d"}) == "https://h/x2?c=d"
+    assert make_url("https://h/?{key}={value}&{other}", {"key": "a b", "value": 1}, {}) == "https://h/?a+b=1"
     assert make_body({"a": "{missing}", "b": 1}, {}) == {"b": 1}
+    assert make_body({"a": "Call {n}!", "b": "{n}"}, {"n": None}) == {"a": "Call !"}
     for bad in ({}, {"a": ""}, {"a": ["x"]}, {"a": ".."}, {"a": "."}):
         with pytest.raises(ToolFailure):
             make_url("https://h/x/{a}/y", bad, {})
@@ -143,26 +146,137 @@ def test_bodies_and_urls_by_themselves() -> None:
 # -- answers
 
 
+JSON = "application/json"
+EMPTY = "its answer is empty"
+BROKEN = "not valid JSON"
+ANSWERS: list[tuple[int, str, str, str, Any, str]] = [
+    # status, body, content type, ``response``; data and note
+    (200, '{"a": {"b": [1, 2]}}', JSON, "a.b.1", 2, ""),
+    (200, "plain", "text/plain", "", "plain", ""),
+    (200, "OK", "text/plain", "", "OK", ""),
+    (200, "OK", JSON, "", "OK", BROKEN),
+    (200, "OK", "text/plain", "id", "OK", BROKEN),
+    (200, "", JSON, "", "", EMPTY),
+    (200, "", JSON, "id", "", EMPTY),
+    (200, " \r\n ", JSON, "", "", EMPTY),
+    (200, "\ufeff", JSON, "", "", EMPTY),
+    (200, '\ufeff{"id": 7}', JSON, "id", 7, ""),
+    (201, "", "text/plain", "", "", EMPTY),
+    (202, '{"queued": true}', JSON, "", {"queued": True}, ""),
+    (204, "", JSON, "id", "", EMPTY),
+    (200, "{broken", JSON, "", "{broken", BROKEN),
+    (200, '{"n": NaN}', JSON, "", '{"n": NaN}', BROKEN),
+    (200, '{"n": 1}\n{"n": 2}\n', "application/x-ndjson", "n", '{"n": 1}\n{"n": 2}\n', BROKEN),
+    (200, '{"a": 1}', JSON, "a.b", {"a": 1}, "has no a.b"),
+    (200, "[1]", JSON, "7", [1], "has no 7"),
+    (200, "null", JSON, "id", None, "has no id"),
+    (200, "<html>Sign in</html>", "text/html", "", "<html>Sign in</html>", ""),
+    (304, "", JSON, "", "", EMPTY),
+]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(("status", "text", "kind", "path", "data", "note"), ANSWERS)
+async def test_a_status_below_400_is_a_success_whatever_the_body(
+    tmp_path: Path, method: str, status: int, text: str, kind: str, path: str, data: Any, note: str
+) -> None:
+    def answer(request: web.Request) -> web.Response:
+        return web.Response(status=status, body=text.encode(), headers={"Content-Type": kind})
+
+    more = f'response = "{path}"\nmethod = "{method}"\n'
+    async with site(answer) as server:
+        outcome = await call(write(tmp_path, tool(url=server.url("/{city}"), more=more)), "weather", city="x")
+    assert (outcome.success, outcome.data, outcome.error_type) == (True, data, "none")
+    assert note in " ".join(outcome.metadata.notes) and bool(note) == bool(outcome.metadata.notes)
+
+
+async def test_a_long_answer_is_a_success_without_its_part(tmp_path: Path) -> None:
+    async with site(lambda request: {"text": "word " * 300_000, "id": 7}) as server:
+        more = 'response = "id"\nmethod = "POST"\n'
+        outcome = await call(write(tmp_path, tool(url=server.url("/{city}"), more=more)), "weather", city="x")
+    assert outcome.success and outcome.metadata.notes == ("The answer is cut; there is more.",)
+
+
+REFUSED = ("io_error", "Nothing was run.")
+MAY_BE = ("unknown", "may have happened")
+PARTLY = ("io_error", "It may have done its work, or a part of it.")
+
+
 @pytest.mark.parametrize(
-    ("status", "text", "kind", "path", "says"),
+    ("status", "error_type", "says"),
     [
-        (200, '{"a": {"b": [1, 2]}}', "application/json", "a.b.1", "2"),
-        (200, "plain", "text/plain", "", "plain"),
-        (404, "no such city", "text/plain", "", "answered 404: no such city"),
-        (500, '{"error": "x"}', "application/json", "", '{"error": "x"}'),
-        (200, "{broken", "application/json", "", "not valid JSON"),
-        (200, '{"a": 1}', "application/json", "a.b", "has no a.b"),
-        (200, "[1]", "application/json", "7", "has no 7"),
+        *((status, *REFUSED) for status in (400, 401, 403, 404, 409, 422, 429, 501, 503)),
+        *((status, *MAY_BE) for status in (408, 502, 504, 524)),
+        (500, *PARTLY),
     ],
 )
-async def test_answers(tmp_path: Path, status: int, text: str, kind: str, path: str, says: str) -> None:
-    def answer(request: web.Request) -> web.Response:
-        return web.Response(status=status, text=text, content_type=kind)
+async def test_an_error_status_tells_whether_a_write_may_have_happened(
+    tmp_path: Path, status: int, error_type: str, says: str
+) -> None:
+    async with site(lambda request: web.Response(status=status, text="no such city")) as server:
+        text = tool("look", server.url("/{city}")) + tool("book", server.url("/{city}"), 'method = "POST"\n')
+        settings = write(tmp_path, text)
+        book = await call(settings, "book", city="x")
+        look = await call(settings, "look", city="x")
+    assert (book.success, book.error_type) == (False, error_type)
+    message = book.error_message or ""
+    assert message.startswith(f"The service answered {status}: no such city") and says in message
+    assert [words in message for _, words in (REFUSED, MAY_BE, PARTLY)].count(True) == 1
+    assert (look.error_type, look.error_message) == (
+        "io_error",
+        f"The service answered {status}: no such city",
+    )
 
-    async with site(answer) as server:
-        settings = write(tmp_path, tool(url=server.url("/{city}"), more=f'response = "{path}"\n'))
-        outcome = await call(settings, "weather", city="x")
-        assert says in str(outcome.data if outcome.success else outcome.error_message)
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "fate"),
+    [
+        (b"", MAY_BE),
+        (b"HTTP/1.1 20", MAY_BE),
+        (b"nonsense\r\n\r\n", MAY_BE),
+        (HEAD + b"Content-Length: 9\r\n\r\n{", ("none", "could not be read")),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n9\r\n{", ("none", "could not be read")),
+        (HEAD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\nxx", ("none", "could not be read")),
+        (b"HTTP/1.1 404 No\r\nContent-Length: 9\r\n\r\n{", REFUSED),
+        (b"HTTP/1.1 502 No\r\nContent-Length: 9\r\n\r\n{", MAY_BE),
+        (b"HTTP/1.1 303 See\r\nLocation: http://other.example/\r\nContent-Length: 0\r\n\r\n", MAY_BE),
+    ],
+)
+async def test_an_answer_that_breaks_off(tmp_path: Path, answer: bytes, fate: tuple[str, str]) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/{{city}}"
+        outcome = await call(write(tmp_path, tool(url=url, more='method = "POST"\n')), "weather", city="x")
+    error_type, says = fate
+    assert outcome.error_type == error_type
+    assert says in (outcome.error_message or " ".join(outcome.metadata.notes))
+
+
+@pytest.mark.parametrize(
+    "url", ["http://nosuch.invalid/{city}", "http://a..b/{city}", "http://127.0.0.1:1/{city}"]
+)
+async def test_a_request_that_no_service_got_was_not_made(tmp_path: Path, url: str) -> None:
+    outcome = await call(write(tmp_path, tool(url=url, more='method = "POST"\n')), "weather", city="x")
+    assert outcome.error_type == "io_error" and "Nothing was run" in (outcome.error_message or "")
+
+
+async def test_a_connection_that_is_not_made_in_time_was_not_made(tmp_path: Path) -> None:
+    with full_port() as port:
+        url = f"http://127.0.0.1:{port}/{{city}}"
+        more = 'method = "POST"\ntimeout = 0.3\n'
+        outcome = await call(write(tmp_path, tool(url=url, more=more)), "weather", city="x")
+    assert (outcome.error_type, outcome.error_message) == (
+        "io_error",
+        "It did not answer in time. Nothing was run.",
+    )
 
 
 async def test_a_write_without_an_answer_is_unknown(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ async def _files(host: Host, folder: Path) -> None:
     read = await host.call("filesystem.read_text_file", path=str(folder / "a.txt"))
     assert read.success and "Buy milk." in str(read.data)
     outside = await host.call("filesystem.read_text_file", path="/etc/hostname")
-    assert (outside.error_type, outside.metadata.reason) == ("internal_error", "tool_error")
+    assert (outside.error_type, outside.metadata.reason) == ("tool_error", "tool_error")
     await host.call("filesystem.write_file", path=str(folder / "b.txt"), content="Call Anna.")
     assert (folder / "b.txt").read_text() == "Call Anna."
 

@@ -348,7 +348,7 @@ async def test_a_cancelled_run_is_cancelled_and_no_outcome() -> None:
     [
         (RuntimeError("secret words"), "internal_error"),
         (RecursionError(), "internal_error"),
-        (TimeoutError(), "unknown"),
+        (TimeoutError("secret words"), "internal_error"),
     ],
 )
 async def test_a_tools_exception_becomes_an_outcome_that_does_not_quote_it(
@@ -360,11 +360,15 @@ async def test_a_tools_exception_becomes_an_outcome_that_does_not_quote_it(
     outcome = await run(fail)
     assert (outcome.success, outcome.error_type, outcome.data) == (False, error_type, None)
     assert "secret" not in outcome.content
+    # Only the server's own timer says that the time is over.
+    assert outcome.error_message == "The tool failed. It may have done its work, or a part of it."
+    assert (await run(fail, replace(NAP, effect="read"))).error_message == "The tool failed."
 
 
-async def test_a_result_that_is_no_outcome_is_a_failure() -> None:
+async def test_a_result_that_is_no_outcome_is_a_success_that_cannot_be_read() -> None:
     outcome = await run(lambda _: {"temperature": 21})
-    assert (outcome.success, outcome.error_type) == (False, "internal_error")
+    assert (outcome.success, outcome.data) == (True, None)
+    assert "The call ran; its result could not be read" in outcome.metadata.notes[0]
 
 
 async def test_a_time_that_the_tool_knows_better_is_used() -> None:

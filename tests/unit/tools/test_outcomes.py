@@ -41,6 +41,10 @@ def test_the_model_reads_the_arguments_that_the_user_changed() -> None:
     }
 
 
+def test_an_edit_that_changes_nothing_is_no_edit() -> None:
+    assert edits({"same": 1, "n": 3}, {"n": 3.0, "same": 1}) == ""
+
+
 def test_a_job_is_accepted_and_not_finished() -> None:
     outcome = job_outcome("job-7", 0.5)
     assert outcome.success and outcome.data == {"status": "accepted", "jobId": "job-7"}
@@ -71,7 +75,7 @@ def test_the_devices_answer_is_not_parsed() -> None:
 
 def test_an_error_of_the_device_wins_even_if_it_is_empty() -> None:
     outcome = device_outcome("x", "", 0.0)
-    assert (outcome.success, outcome.error_type, outcome.error_message) == (False, "internal_error", "")
+    assert (outcome.success, outcome.error_type, outcome.error_message) == (False, "tool_error", "")
     assert outcome.data is None and outcome.metadata.reason == "device_error"
 
 

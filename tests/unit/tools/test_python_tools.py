@@ -89,13 +89,61 @@ async def test_arguments_arrive_as_their_types(tmp_path: Path) -> None:
     assert outcome.error_type == "validation_failed" and "Nothing was run" in str(outcome.error_message)
 
 
-async def test_an_exception_and_a_result_that_is_not_json_are_failures(tmp_path: Path) -> None:
+async def test_an_exception_of_a_tool_is_a_failure_that_may_have_done_its_work(tmp_path: Path) -> None:
     code = '@tool()\ndef fail():\n    "Fail."\n    raise OSError("/etc/secret")\n'
-    code += '@tool()\ndef odd():\n    "Odd."\n    return threading.Lock()\n'
+    outcome = await run(toolset(tmp_path, code), "fail")
+    assert outcome.error_type == "internal_error"
+    assert outcome.error_message == "The tool failed. It may have done its work, or a part of it."
+
+
+UNREADABLE = {
+    "an object": "threading.Lock()",
+    "bytes": 'b"\\xff"',
+    "half a surrogate": '"\\ud83d"',
+    "half a surrogate within": '{"a": ["\\udc00"]}',
+    "an object that holds itself": "ROUND",
+}
+
+
+@pytest.mark.parametrize("value", UNREADABLE.values(), ids=UNREADABLE)
+async def test_a_tool_that_ran_succeeded_whatever_it_returns(tmp_path: Path, value: str) -> None:
+    code = f'ROUND = []\nROUND.append(ROUND)\n@tool()\ndef pay():\n    "Pay."\n    return {value}\n'
+    outcome = await run(toolset(tmp_path, code), "pay")
+    assert (outcome.success, outcome.data, outcome.error_type) == (True, None, "none")
+    (note,) = outcome.metadata.notes
+    assert note.startswith("The call ran; its result could not be read (") and "Do not repeat" in note
+
+
+async def test_a_number_that_is_not_finite_is_told(tmp_path: Path) -> None:
+    code = '@tool()\ndef odd():\n    "Odd."\n    return {"a": float("nan"), "b": [-float("inf"), 1]}\n'
+    outcome = await run(toolset(tmp_path, code), "odd")
+    assert outcome.data == {"a": "NaN", "b": ["-Infinity", 1]}
+    assert "not finite" in outcome.metadata.notes[0]
+
+
+async def test_a_call_without_a_thread_did_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conductor.plugins.tools.python_tools.MAX_THREADS", 1)
+    code = "GO = threading.Event()\nSTARTED = threading.Event()\nPAID = []\n"
+    code += '@tool()\ndef hang():\n    "Hang."\n    STARTED.set()\n    GO.wait()\n'
+    code += '@tool()\ndef pay():\n    "Pay."\n    PAID.append(1)\n'
     tools = toolset(tmp_path, code)
-    outcome = await run(tools, "fail")
-    assert outcome.error_type == "internal_error" and outcome.error_message == "The tool failed."
-    assert "a lock, is not JSON" in str((await run(tools, "odd")).error_message)
+    own = python_tools(tmp_path / "mine.py")[0].function.__globals__
+    hanging = asyncio.create_task(run(tools, "hang"))
+    try:
+        await asyncio.to_thread(own["STARTED"].wait)
+        outcome = await run(tools, "pay", tool_timeout=0.01)
+        assert (outcome.error_type, outcome.metadata.reason) == ("cancelled", "not_started")
+        assert "Nothing was run" in (outcome.error_message or "")
+        interrupted = asyncio.create_task(run(tools, "pay"))
+        await asyncio.sleep(0)
+        interrupted.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await interrupted
+    finally:
+        own["GO"].set()
+    await hanging
+    await run(tools, "hang")  # the thread is free, and the cancelled calls are gone
+    assert own["PAID"] == []
 
 
 async def test_a_function_that_hangs_does_not_hold_the_server(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from conductor.tools.base import CallContext, ToolOutcome
 from conductor.tools.executor import PreparedCall
 from tests.server.wires import WAIT
 from tests.stand_ins.odd_mcp_server import DONE, JSON, OddAnswer, OddMcpServer
+from tests.stand_ins.web_site import full_port
 from tests.system.mcp.test_toolset import Host, at, use
 
 CONTEXT = CallContext("session", "call")
@@ -42,8 +43,11 @@ EVENTS = {**JSON, "content-type": "text/event-stream"}
         (OddAnswer(307, b"", {"location": "http://127.0.0.2:9/"}), *REFUSED, "HTTP 307"),
         (OddAnswer(302, b"", {"location": "/login"}), *REFUSED, "HTTP 302"),
         (OddAnswer(303, b"", {"location": "/done"}), *UNKNOWN),
-        *((OddAnswer(status), *UNKNOWN) for status in (202, 500, 502)),
-        *((answer, *UNKNOWN) for answer in (OddAnswer(asks=True), OddAnswer(cut=True), HTML)),
+        *((OddAnswer(status), *UNKNOWN) for status in (202, 408, 500, 502, 504)),
+        *(
+            (answer, *UNKNOWN)
+            for answer in (OddAnswer(asks=True), OddAnswer(dropped=True), OddAnswer(cut=True), HTML)
+        ),
         (OddAnswer(body=b"<%!"), *UNKNOWN),
         (OddAnswer(body=gzip.compress(DONE.replace(b"%s", b"3")), headers=GZIP), *UNKNOWN),
         (OddAnswer(body=DONE + b" " * 2**22, headers=JSON), *UNKNOWN),
@@ -68,6 +72,61 @@ async def test_a_refused_call_did_not_run_and_any_other_may_have_run(
     assert server.calls == (2 if answer.status == 404 else 1)
 
 
+@pytest.mark.parametrize("answer", [OddAnswer(dropped=True, forgets=True), OddAnswer(500, forgets=True)])
+async def test_a_repeated_call_that_breaks_may_have_run_although_the_first_was_refused(
+    answer: OddAnswer,
+) -> None:
+    async with OddMcpServer().serving() as server:
+        async with use(at("s", server.url, revision="2025-11-25"), ready="s.write") as host:
+            server.answer = answer
+            outcome = await run(host, "s.write")
+    assert (outcome.error_type, outcome.metadata.reason, server.calls) == ("unknown", "connection_lost", 2)
+    assert "Nothing was run" not in (outcome.error_message or "")
+
+
+RESULT = b'{"jsonrpc": "2.0", "id": %s, "result": {"content": [{"type": "text", "text": "'
+RESULT += b"caf\\u00e9 \\ud83d\\ude00 "
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (RESULT + b'\\ud83d."}]}}', "café 😀 \ufffd."),
+        (RESULT + b'\xff."}]}}', "café 😀 \ufffd."),
+        (RESULT + b'\\\\ud83d."}]}}', "café 😀 \\ud83d."),
+    ],
+)
+@pytest.mark.parametrize("headers", [JSON, EVENTS], ids=["json", "events"])
+async def test_half_a_surrogate_in_a_result_is_replaced(
+    body: bytes, text: str, headers: dict[str, str]
+) -> None:
+    async with OddMcpServer().serving() as server:
+        async with use(at("s", server.url, revision="2025-11-25"), ready="s.write") as host:
+            server.answer = OddAnswer(
+                body=b"data: " + body + b"\n\n" if headers is EVENTS else body, headers=headers
+            )
+            outcome = await run(host, "s.write")
+    assert (outcome.success, outcome.data) == (True, text)
+
+
+@pytest.mark.parametrize(
+    ("body", "data"),
+    [
+        (b'{"jsonrpc": "2.0", "id": %s, "result": {"content": 7}}', None),
+        (
+            b'{"jsonrpc": "2.0", "id": %s, "result": {"content": [], "structuredContent": {"n": NaN}}}',
+            {"n": "NaN"},
+        ),
+    ],
+)
+async def test_a_result_that_cannot_be_read_is_of_a_call_that_ran(body: bytes, data: object) -> None:
+    async with OddMcpServer().serving() as server:
+        async with use(at("s", server.url, revision="2025-11-25"), ready="s.write") as host:
+            server.answer = OddAnswer(body=body)
+            outcome = await run(host, "s.write")
+    assert (outcome.success, outcome.data) == (True, data) and outcome.metadata.notes
+
+
 async def test_a_call_in_a_lost_session_is_sent_again_in_a_new_one() -> None:
     async with OddMcpServer().serving() as server:
         async with use(at("s", server.url, revision="2025-11-25"), ready="s.write") as host:
@@ -86,6 +145,21 @@ async def test_a_call_that_could_not_be_sent_did_not_run() -> None:
     try:
         outcome = await run(host, "s.write")
         assert (outcome.error_type, server.calls) == ("io_error", 0)
+        assert "Nothing was run" in (outcome.error_message or "")
+    finally:
+        await toolset.__aexit__(None, None, None)
+
+
+async def test_a_call_whose_connection_is_not_made_in_time_did_not_run() -> None:
+    server = OddMcpServer()
+    async with server.serving():
+        toolset = use(at("s", server.url, revision="2025-11-25", timeout=0.3), ready="s.write")
+        host = await toolset.__aenter__()
+        port = int(server.url.split(":")[2].split("/")[0])
+    try:
+        with full_port(port):
+            outcome = await run(host, "s.write")
+        assert (outcome.error_type, outcome.metadata.reason) == ("cancelled", "not_started")
         assert "Nothing was run" in (outcome.error_message or "")
     finally:
         await toolset.__aexit__(None, None, None)
