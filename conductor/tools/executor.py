@@ -26,6 +26,7 @@ from conductor.tools.base import (
     succeeded,
     truncate,
 )
+from conductor.tools.media import without_media
 from conductor.tools.outcomes import NotStarted, broke_off, edits, timeout_outcome, without_result
 from conductor.tools.permissions import Gate, Verdict
 from conductor.tools.redaction import Redactor
@@ -219,11 +220,15 @@ class ToolExecutor:
         return self._limits.interactive_timeout if spec.interactive else self._limits.tool_timeout
 
     def to_result(self, call_id: str, outcome: ToolOutcome, *, untrusted: bool = False) -> ToolResult:
-        """Redact and truncate an outcome for the model; ``untrusted``: third parties wrote it."""
-        data, limit = outcome.data, self._limits.max_observation_bytes
+        """Redact and truncate an outcome for the model; ``untrusted``: third parties wrote it.
+
+        Pictures and other data in base64 are described.
+        """
+        data, limit = without_media(outcome.data), self._limits.max_observation_bytes
         # A value that is too long is cut as text: half of a JSON value is not JSON.
         if not isinstance(data, str) and outcome.metadata.data_size_bytes > limit:
-            data = msgspec.json.encode(data).decode()
+            text = msgspec.json.encode(data)
+            data = text.decode() if len(text) > limit else data
         data = self._safe_text(data) if isinstance(data, str) else self._redactor.value(data)
         message = None if outcome.error_message is None else self._safe_text(outcome.error_message)
         notes = tuple(map(self._safe_text, outcome.metadata.notes))
@@ -234,7 +239,7 @@ class ToolExecutor:
     def _safe_text(self, text: str) -> str:
         # Redaction comes before truncation: a cut secret would not be recognised.
         limit = self._limits.max_observation_bytes
-        text = text.encode("utf-8", "replace").decode()
+        text = without_media(text.encode("utf-8", "replace").decode())
         if len(text) <= _REDACTED_LIMITS * limit:
             return truncate(self._redactor.text(text), limit)
         total_bytes = len(text.encode(errors="replace"))
