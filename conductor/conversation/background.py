@@ -142,14 +142,13 @@ class Reminders:
 
     def __init__(self, session: SessionCore) -> None:
         self._session = session
-        self._person = session.person_fields
         self._now: Callable[[], int] = session.view.now
         self._is_telling = False
         self._not_before = 0
 
     def look(self) -> int | None:
         """Tell the due reminders; returns when to look again."""
-        session, text, now = self._session, self._person.get(FIELD), self._now()
+        session, text, now = self._session, self._session.person_fields.get(FIELD), self._now()
         if self._is_telling or not text or session.view.draining or not session.is_connected:
             return None
         reminders = read_reminders(text)
@@ -195,7 +194,7 @@ class Reminders:
                 )
             return write_reminders(tuple(updates.get(reminder.id, reminder) for reminder in reminders))
 
-        await self._person.update(FIELD, take)
+        await self._session.person_fields.update(FIELD, take)
         return list(updates.values())
 
     async def _record(self, reminder: Reminder) -> None:
@@ -222,4 +221,4 @@ class Reminders:
             )
             return write_reminders(tuple(reminder for reminder in remaining if reminder is not None))
 
-        await self._person.update(FIELD, drop)
+        await self._session.person_fields.update(FIELD, drop)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import cached_property, partial
 from itertools import count
 from typing import Any
+from weakref import proxy
 
 import structlog
 from msgspec.structs import replace
@@ -72,18 +73,23 @@ class SessionCore(ABC):
         # A key that discloses no identity.
         identity = f"{self.key.subject} {self.key.session_id}".encode("utf-8", "replace")
         self.cache_key = hashlib.sha256(identity).hexdigest()[:32]
-        self.observer = services.observers.observe(self)
+        # What its parts hold: with a cycle, a session that ended would wait for the garbage collector.
+        self.weak: SessionCore = proxy(self)
+        weak = self.weak
+        self.observer = services.observers.observe(weak)
         self.tools = SessionTools(services, self.key, state, self.observer, now)
         self.rules = services.conduct
-        self.view = View(state, self.rules, self.tools, now, memories=self._memories)
-        self.outbox = Outbox(self.key.session_id, nonce(claim.token), self.view, self._expired)
-        self.view.is_connected = lambda: self.is_connected
+        self.view = View(state, self.rules, self.tools, now, memories=lambda words: weak._memories(words))
+        self.outbox = Outbox(
+            self.key.session_id, nonce(claim.token), self.view, lambda event: weak._expired(event)
+        )
+        self.view.is_connected = lambda: weak.is_connected
         self.durable = store.durable
         self.doubtful: r.Commit | None = None
         self.preface: list[r.Record] = [r.Claimed(claim.token, services.webhooks.events)]
         self._store = store
         self._claim = claim
-        self._fenced: Fenced | None = None
+        self._is_lost = False
         self._lock = asyncio.Lock()
         self.pending: dict[str, asyncio.Future[Any]] = {}
         self._decisions: set[asyncio.Task[Response]] = set()
@@ -175,16 +181,18 @@ class SessionCore(ABC):
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if self._fenced is not None and task.cancelled():
-                raise self._fenced from None  # the session's end cancelled the commit, not the caller
+            if self._is_lost and task.cancelled():
+                raise _lost() from None  # the session's end cancelled the commit, not the caller
             task.add_done_callback(_retrieve)
             raise
+        finally:
+            del task  # its error has this frame, and the frame the task: a cycle
 
     async def _decide(self, decision: Callable[[], Response]) -> Response:
         outbox = self.outbox
         async with self._lock:
-            if self._fenced is not None:
-                raise self._fenced
+            if self._is_lost:
+                raise _lost()
             outbox.deciding = self.durable
             try:
                 if self.doubtful is not None:
@@ -269,8 +277,8 @@ class SessionCore(ABC):
 
     def lose(self, error: Fenced) -> None:
         """Record and send nothing more: another process owns the session."""
-        if self._fenced is None:
-            self._fenced = error
+        if not self._is_lost:
+            self._is_lost = True
             self._abandon(error)
 
     def is_unsent(self, event_id: str, claim: Claim) -> bool:
@@ -419,6 +427,10 @@ class SessionCore(ABC):
         self.tasks.add(task)  # the event loop has only a weak reference
         task.add_done_callback(self.tasks.discard)
         return task
+
+
+def _lost() -> Fenced:
+    return Fenced("Another process owns the session.")
 
 
 def _retrieve(task: asyncio.Task[Response]) -> None:

@@ -8,7 +8,8 @@ connection; it is built again from the events that are not acknowledged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import msgspec
 
@@ -62,7 +63,7 @@ class Outbox:
         self._head: Entry | None = None
         self._client_acknowledges: bool | None = None
         self._probe = ""
-        view.was_sent = self.was_sent
+        view.was_sent = partial(_was_sent, self._by_call)
 
     # -- facts
 
@@ -91,8 +92,7 @@ class Outbox:
 
     def was_sent(self, call_id: str) -> bool:
         """Tell whether a call was ever written to a socket: one that is not outstanding was."""
-        entry = self._by_call.get(call_id)
-        return entry is None or entry.frame.is_written
+        return _was_sent(self._by_call, call_id)
 
     def is_ui_call(self, call_id: str) -> bool:
         """Tell whether it is an unanswered UI call."""
@@ -305,6 +305,12 @@ class Outbox:
             entry.frame = Frame(entry.frame.data)
         self._withheld.clear()
 
+    def close(self) -> None:
+        """Send nothing more, to no connection."""
+        self.stop_sending()
+        for entry in self._entries.values():
+            entry.partner = None  # two partners would wait for the garbage collector
+
     # -- time
 
     def tick(self) -> None:
@@ -437,3 +443,8 @@ class Outbox:
                 self._view.finished_speeches.setdefault(entry.event.call_id, 0)
             self._on_expired(entry.event)
         self._finish(entry)
+
+
+def _was_sent(by_call: Mapping[str, Entry], call_id: str) -> bool:
+    entry = by_call.get(call_id)
+    return entry is None or entry.frame.is_written

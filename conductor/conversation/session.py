@@ -26,7 +26,7 @@ from conductor.conversation.records import (
     TurnStarted,
 )
 from conductor.conversation.services import Services
-from conductor.conversation.state import Conversation, Event, Profile, Turn
+from conductor.conversation.state import Conversation, Event, Turn
 from conductor.conversation.steps import AwaitResults, deadline, due, next_step
 from conductor.conversation.view import lost_result
 from conductor.errors import ConductorError, Fenced, StoreError
@@ -71,9 +71,10 @@ class Session(SessionCore):
         self.is_new = state.is_new
         self.loop: Loop | None = None
         self._on_lost = on_lost
-        self.clients = Clients(self)
+        self.clients = Clients(self.weak)
         self._summary: asyncio.Task[None] | None = None
-        self.view.may_start = lambda: not self.bucket.wait(asyncio.get_running_loop().time())
+        weak = self.weak
+        self.view.may_start = lambda: not weak.bucket.wait(asyncio.get_running_loop().time())
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: int | None = None
         self._look_at: int | None = None
@@ -85,7 +86,7 @@ class Session(SessionCore):
 
     @cached_property
     def _reminders(self) -> Reminders:
-        return Reminders(self)
+        return Reminders(self.weak)
 
     def _restore(self, former: Session | None, claim: Claim, readings: Sequence[Reading] | None) -> None:
         if self.state.profile.tools is not None:
@@ -293,14 +294,12 @@ class Session(SessionCore):
         if tasks := self._cancel_tasks():
             await asyncio.wait(tasks, timeout=self.rules.limits.close_timeout)
         await self._store.release(self._claim)
-        # A closed session is part of reference cycles, which are collected late.
-        self.tools.close()
-        self.state.profile = Profile()
 
     def _stop(self) -> None:
-        self.outbox.stop_sending()
+        self.outbox.close()
         self._stop_timer()
         self.clients.close()
+        self._on_lost = lambda stale: None  # it may hold this session, in a cycle
         for call_id, future in self.pending.items():  # the programs'; all other waiters are cancelled
             if not future.done():
                 future.set_result(lost_result(call_id))

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import proxy
 
 import msgspec
 import structlog
@@ -123,10 +124,6 @@ class SessionTools:
         self._services = services
         self._executor = None  # made on demand: a reload reaches thousands of sessions at once
 
-    def close(self) -> None:
-        """Free the tools."""
-        self._declared = self._executor = None
-
     @property
     def system_prompt(self) -> str:
         """The system prompt for this client."""
@@ -166,8 +163,8 @@ class SessionTools:
     def executor(self) -> ToolExecutor:
         """The executor for the present declaration."""
         if self._executor is None:
-            services = self._services
-            gate = Gate(services.rules, services.gate_options, self.grants)
+            services, weak = self._services, proxy(self)
+            gate = Gate(services.rules, services.gate_options, lambda: weak.grants())
             self._executor = ToolExecutor(
                 self._toolsets, services.limits, gate, services.redactor, self._rates
             )

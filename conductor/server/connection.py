@@ -9,6 +9,7 @@ from enum import Enum, auto
 from functools import partial
 from math import ceil
 from typing import Any
+from weakref import proxy
 
 import structlog
 from websockets.exceptions import ConnectionClosed
@@ -72,7 +73,8 @@ class Connection(Writer):
         self._expiry: TokenExpiry | None = None
         self._admission = services.admission
         self._opened_at = _now()
-        self._rate = EventRate(services.limits, self._warn_of_flood)
+        weak = proxy(self)  # with a cycle, a closed connection would wait for the garbage collector
+        self._rate = EventRate(services.limits, lambda wait: weak._warn_of_flood(wait))
         self._session: Session | None = None
         self._former: Session | None = None
         self._bound_to: str | None = None

@@ -116,7 +116,6 @@ class Listener:
             process_request=self._admit,
             create_connection=self._make_connection,  # type: ignore[arg-type] # any factory will do
             subprotocols=_SUBPROTOCOLS,
-            select_subprotocol=lambda _, offered: next(filter(_SUBPROTOCOLS.__contains__, offered), None),
             compression=None,  # it costs each connection memory and time, and frames are small
             open_timeout=self.services.limits.handshake_timeout,
             ping_interval=self.services.limits.ping_interval,
@@ -130,6 +129,8 @@ class Listener:
 
     def _make_connection(self, protocol: ServerProtocol, *args: Any, **options: Any) -> asyncio.Protocol:
         limits, handshakes = self.services.limits, self.handshakes
+        # Not by the library's argument, which holds the connection in a cycle.
+        protocol.select_subprotocol = _select_subprotocol  # type: ignore[method-assign,assignment]
         make_socket = partial(Socket, protocol, *args, limits=limits, handshakes=handshakes, **options)
         return make_socket() if self.wrap is None else self.wrap(make_socket, protocol)
 
@@ -285,6 +286,10 @@ class Listener:
         assert isinstance(socket, Socket)
         socket.client = decision
         return None
+
+
+def _select_subprotocol(offered: Sequence[Subprotocol]) -> Subprotocol | None:
+    return next(filter(_SUBPROTOCOLS.__contains__, offered), None)
 
 
 def text_response(status: http.HTTPStatus, text: str, more: Mapping[str, str] | None = None) -> Response:

@@ -96,6 +96,8 @@ class Socket(ServerConnection):
         self._handshakes.discard(self.transport)
         self._watch(complete=True)
         super().connection_lost(exc)
+        if (error := self.protocol.parser_exc) is not None:
+            error.__traceback__ = None  # it holds the protocol, in a cycle
 
     async def send_texts(self, texts: Iterable[bytes], seconds: float) -> None:
         """Send text messages in one write, ten times cheaper than a `send` each.
