@@ -5,6 +5,7 @@ They are read from ``models.toml`` (or MODELS_FILE). Without the file the settin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from conductor.config_file import check_url, read_toml, validate
 from conductor.errors import SettingsError
-from conductor.settings import Settings, environment_value
+from conductor.settings import Settings, environment_value, with_environment
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+_HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
+_NO_HEADERS = frozenset(
+    "host content-length content-type transfer-encoding connection accept-encoding".split()
+)
+_WITHOUT_HEADERS = ("bedrock", "demo", "llama_cpp")
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 
 _Price = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
@@ -43,13 +49,14 @@ class ModelProfile(BaseModel):
     """One model at one service.
 
     ``kind``: the model makes tool calls (``native``), or writes them as text in a ``style`` that it is taught
-    (``text``); ``auto`` tries it out once. ``api_key`` comes from the variable ``api_key_env``. ``fallback``
-    are the profiles asked in turn if this one fails, without their own. ``use``: the requests without tools
-    (``voice``) or with tools (``tools``). ``timeout_s``, the longest silence of the service, replaces
-    MODEL_TIMEOUT_MS. Without ``thinking`` and ``effort`` the model thinks as little as it allows. ``slots``,
-    requests at once, and ``threads`` of the CPU are for llama_cpp, ``region`` is for
-    bedrock and, like ``platform``, for Claude. Without ``prices`` those
-    of the provider count. ``file`` is the path of the profiles.
+    (``text``); ``auto`` tries it out once. ``api_key`` comes from the variable ``api_key_env``. ``headers``
+    are added to each request; ``${NAME}`` in them is a variable, with its value in ``header_secrets``.
+    ``fallback`` are the profiles asked in turn if this one fails, without their own. ``use``: the requests
+    without tools (``voice``) or with tools (``tools``). ``timeout_s``, the longest silence of the service,
+    replaces MODEL_TIMEOUT_MS. Without ``thinking`` and ``effort`` the model thinks as little as it allows.
+    ``slots``, requests at once, and ``threads`` of the CPU are for llama_cpp, ``region`` is for bedrock
+    and, like ``platform``, for Claude. Without ``prices`` those of the provider count. ``file`` is the path
+    of the profiles.
     """
 
     model_config = _STRICT
@@ -64,6 +71,8 @@ class ModelProfile(BaseModel):
     endpoint: Literal["chat", "completions", "responses", "auto"] = "chat"
     api_key_env: Annotated[str | None, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = None
     api_key: SecretStr | None = None
+    headers: Mapping[str, SecretStr] = {}
+    header_secrets: tuple[SecretStr, ...] = ()
     fallback: tuple[str, ...] = ()
     use: Literal["voice", "tools"] | None = None
     max_tokens: Annotated[int, Field(gt=0, le=64_000)] = 512
@@ -100,6 +109,11 @@ class ModelProfile(BaseModel):
     def key(self) -> str | None:
         """The API key as text."""
         return None if self.api_key is None else self.api_key.get_secret_value()
+
+    @property
+    def own_headers(self) -> dict[str, str]:
+        """The headers as text, with lower-case names."""
+        return {name.lower(): value.get_secret_value() for name, value in self.headers.items()}
 
     @property
     def host(self) -> str | None:
@@ -210,8 +224,9 @@ def _read(path: Path, settings: Settings) -> Profiles:
 def _profile(path: Path, number: int, values: dict[str, Any], settings: Settings) -> ModelProfile:
     name = values.get("name")
     label = f'{path}, profile "{name}"' if isinstance(name, str) else f"{path}, profile {number}"
-    if "file" in values:
-        raise SettingsError(f"{label}: there is no file.")
+    for name in ("file", "header_secrets"):
+        if name in values:
+            raise SettingsError(f"{label}: there is no {name}.")
     if "api_key" in values:
         raise SettingsError(f"{label}: a key does not belong in the file; name its variable in api_key_env.")
     inherited = _inherited(settings, str(values.get("provider")))
@@ -229,8 +244,18 @@ def _profile(path: Path, number: int, values: dict[str, Any], settings: Settings
         if key is None:
             raise SettingsError(f"{label}: {profile.api_key_env}, which api_key_env names, is not set.")
         profile = profile.model_copy(update={"api_key": SecretStr(key)})
+    profile = _with_variables(profile, label)
     _check(profile)
     return profile
+
+
+def _with_variables(profile: ModelProfile, label: str) -> ModelProfile:
+    secrets: list[str] = []
+    headers = {
+        name: SecretStr(with_environment(label, value.get_secret_value(), secrets))
+        for name, value in profile.headers.items()
+    }
+    return profile.model_copy(update={"headers": headers, "header_secrets": tuple(map(SecretStr, secrets))})
 
 
 def _check(profile: ModelProfile) -> None:
@@ -243,6 +268,13 @@ def _check(profile: ModelProfile) -> None:
     key = profile.key
     if key and (not (key.isascii() and key.isprintable()) or " " in key or key[:1] in "'\""):
         raise SettingsError(f"{profile.label('api_key')} holds spaces, quotes or other invalid characters.")
+    for name, value in profile.own_headers.items():
+        if not _HEADER.fullmatch(name) or name in _NO_HEADERS:
+            raise SettingsError(f"{profile.label('headers')} cannot set {name!r}.")
+        if not (value.isascii() and value.isprintable()):
+            raise SettingsError(f"{profile.label('headers')}: {name} holds invalid characters.")
+    if profile.headers and profile.provider in _WITHOUT_HEADERS:
+        raise SettingsError(f"{profile.label('headers')}: {profile.provider} takes none.")
     if profile.base_url is not None:
         check_url(profile.base_url, profile.label("base_url"))
 

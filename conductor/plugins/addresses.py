@@ -61,6 +61,14 @@ def is_local(address: str) -> bool:
     return ip.is_link_local or any(ip in network for network in LOCAL if network.version == ip.version)
 
 
+def is_local_name(host: str) -> bool:
+    """Return whether a host is a local address, or a name of this machine or of a local network."""
+    try:
+        return is_local(host)
+    except ValueError:
+        return "." not in host or host.endswith((".localhost", ".local", ".internal", ".lan"))
+
+
 async def is_local_host(host: str) -> bool:
     """Return whether all addresses of a host are local."""
     try:

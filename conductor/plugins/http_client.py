@@ -19,6 +19,8 @@ import httpx2
 from aiohttp.abc import AbstractResolver
 from yarl import URL
 
+from conductor.settings import is_loopback
+
 # Connections: one for each reply at a time.
 MAX_CONNECTIONS = 1000
 # Seconds that an idle connection is kept.
@@ -54,9 +56,10 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
     Bodies are neither decompressed nor longer than `MAX_ERROR_BYTES` if the status is an error. The
     response's extension ``body`` is its `RawBody`. A request on a connection that the service closed
     meanwhile is sent once more if the client ``resends``. With ``trust_env`` the environment's proxy and
-    certificate variables apply. With ``permits`` a connection is opened only to an IP address for which it is
-    true, and never through a proxy. ``resolver`` replaces the system's, without a cache. With
-    ``reports_sent`` a request's extension ``on_sent``, a function, is called before its first byte is sent.
+    certificate variables apply, no proxy to loopback. With ``permits`` a connection is opened only to an IP
+    address for which it is true, and never through a proxy. ``resolver`` replaces the system's, without a
+    cache. With ``reports_sent`` a request's extension ``on_sent``, a function, is called before its first
+    byte is sent.
     """
 
     def __init__(
@@ -225,4 +228,6 @@ def _mapped_errors() -> Iterator[None]:
 
 
 def _proxy_of(origin: URL) -> str | None:
+    if is_loopback(origin.host or ""):
+        return None  # a proxy's loopback is another machine
     return None if proxy_bypass(origin.authority) else getproxies().get(origin.scheme)

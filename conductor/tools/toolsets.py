@@ -14,7 +14,7 @@ from conductor.settings import Settings
 from conductor.stores.base import passwords
 from conductor.tools.base import Effect, Risk, Toolset, ToolSpec
 from conductor.tools.declarations import load_catalog
-from conductor.tools.redaction import Redactor
+from conductor.tools.redaction import Redactor, secrets_in
 
 
 def make_toolsets(settings: Settings) -> list[Toolset]:
@@ -56,10 +56,12 @@ def all_tools(settings: Settings) -> tuple[ToolSpec, ...]:
 
 def make_redactor(settings: Settings, toolsets: Sequence[Toolset]) -> Redactor:
     """Make the redactor of the secrets in the settings and of the toolsets. Raises `SettingsError`."""
-    keys = [profile.api_key for profile in load_profiles(settings).by_name.values()]
+    profiles = load_profiles(settings).by_name.values()
+    keys = [key for profile in profiles for key in (profile.api_key, *profile.header_secrets)]
     fields = [getattr(settings, name) for name in Settings.model_fields]
     values = [key.get_secret_value() for key in (*keys, *fields) if isinstance(key, SecretStr)]
     values += [password for text in fields if isinstance(text, str) for password in passwords(text)]
     values += [entry.partition(":")[2].rpartition(":")[0] for entry in settings.api_keys]
+    values += [secret for profile in profiles for secret in secrets_in(profile.own_headers)]
     values += [secret for toolset in toolsets for secret in toolset.secrets()]
     return Redactor([*settings.auth_tokens, *values], paths=settings.redact_paths)

@@ -132,7 +132,7 @@ def check_headers(headers: Mapping[str, str], keys: frozenset[str] | None) -> No
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if key is None and scheme.lower() == "bearer":
         key = token.strip()
-    if not key or keys is not None and key not in keys:
+    if keys is not None and key not in keys:
         raise Refused("invalid x-api-key", 401, "authentication_error")
     if not VERSION.match(headers.get("anthropic-version", "")):
         raise Refused("anthropic-version: is not a valid version")

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,11 @@ from urllib.parse import urlsplit
 from conductor.errors import SettingsError
 from conductor.models.base import CACHE_S, Finished, ModelEvent, ModelRequest
 from conductor.models.profiles import Effort, Prices, Thinking
+from conductor.plugins.addresses import is_local_name
 from conductor.plugins.models.anthropic_request import Account, body_of, prefix_of, warming_of
 from conductor.plugins.models.anthropic_stream import ReplyDecoder, WarmingDecoder
 from conductor.plugins.models.families import Claude, check_claude, family_of, prices_of
-from conductor.plugins.models.rendering import encode, names_of
+from conductor.plugins.models.rendering import encode, names_of, without_marks
 from conductor.plugins.models.streaming import HttpProvider, Post
 from conductor.settings import environment_value
 
@@ -75,15 +77,17 @@ class AnthropicProvider(HttpProvider):
     ) -> None:
         super().__init__(partial(_connect, account), **options)
         self._claude = Claude(model, thinking, effort)
+        self._official = account.platform != "anthropic" or is_official(account.base_url)
         self._max_tokens = max_tokens
         self._cached_until: dict[bytes, float] = {}
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Stream the reply (`base.ModelProvider`)."""
-        return self.reply(_PATH, self._post, request)
+        return self.reply(_PATH, self._post, request if self._official else without_marks(request))
 
     async def warm(self, request: ModelRequest) -> Finished | None:
         """Have a prompt cached (`base.CacheWarmer`), once in the cache's lifetime."""
+        request = request if self._official else without_marks(request)
         body = encode(warming_of(request, names_of(request), self._claude))
         least = family_of(self._claude.model).cached_tokens
         now = asyncio.get_running_loop().time()
@@ -115,6 +119,12 @@ class AnthropicProvider(HttpProvider):
         return Post(encode(body), partial(ReplyDecoder, names, prefix), headers)
 
 
+def is_official(base_url: str | None) -> bool:
+    """Tell whether it is Anthropic's own service."""
+    host = "" if base_url is None else urlsplit(base_url).hostname or ""
+    return base_url is None or host == "anthropic.com" or host.endswith(".anthropic.com")
+
+
 def _connect(account: Account, client: HttpClient) -> Send:
     from conductor.plugins.models.anthropic_client import connect
 
@@ -126,7 +136,8 @@ def from_profile(profile: ModelProfile, settings: Settings) -> AnthropicProvider
     profile.check_local(settings)
     check_claude(profile)
     account = _direct(profile) if profile.platform == "anthropic" else _on_platform(profile)
-    if settings.local_only and account.key is None:
+    account = replace(account, headers=profile.own_headers)
+    if settings.local_only and account.key is None and not account.needs_none:
         raise SettingsError(f"{profile.label('api_key')} is not set; LOCAL_ONLY allows no other credentials.")
     provider = AnthropicProvider(
         account,
@@ -145,6 +156,9 @@ def _direct(profile: ModelProfile) -> Account:
         raise SettingsError(f"{profile.label('base_url')} must not end in /v1, which is added.")
     if profile.key is not None:
         return Account(profile.key, profile.base_url)
+    # A gateway may have the key, or its headers.
+    if profile.base_url is not None and (profile.headers or is_local_name(profile.host or "")):
+        return Account(base_url=profile.base_url, needs_none=True)
     token, credentials, federation = (environment_value(name) for name in _CREDENTIALS)
     # Credentials are not sent to another service.
     if profile.base_url is not None or not (token or credentials or federation):

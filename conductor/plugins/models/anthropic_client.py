@@ -53,18 +53,22 @@ def connect(account: Account, client: HttpClient) -> Send:
 
 
 def _direct(account: Account, client: HttpClient, options: dict[str, Any]) -> Send:
-    sdk = AsyncAnthropic(
-        api_key=account.key, auth_token=account.token, profile=account.credentials, **options
-    )
+    key = "none" if account.needs_none else account.key
+    sdk = AsyncAnthropic(api_key=key, auth_token=account.token, profile=account.credentials, **options)
     if sdk.api_key is None and sdk.auth_token is None and sdk.credentials is None:
         raise _no_credentials()
     auth = None if sdk.credentials is None else _TokenAuth(TokenCache(sdk.credentials))
-    headers = {name: value for name, value in sdk.default_headers.items() if isinstance(value, str)}
+    headers = {name.lower(): value for name, value in sdk.default_headers.items() if isinstance(value, str)}
+    if account.needs_none:  # the SDK looks for some in the environment
+        headers = {
+            name: value for name, value in headers.items() if name not in ("x-api-key", "authorization")
+        }
+    headers |= account.headers
     return Service(client, str(sdk.base_url), headers, auth).send
 
 
 def _platform_client(account: Account, options: dict[str, Any]) -> _PlatformClient:
-    options = {**options, **account.options}
+    options = {**options, **account.options, "default_headers": dict(account.headers)}
     if account.platform == "google_cloud":
         # Without a token Google's default credentials are used.
         token = None if account.key is None else _token_of(account.key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,8 @@ class Account:
     """An account at Anthropic or on another platform, for the SDK.
 
     ``token`` and ``credentials``, the name of a profile of the SDK, are in place of a ``key``; with none of
-    them the SDK looks for credentials. ``options`` are more arguments of the SDK's client.
+    them the SDK looks for credentials, unless the service ``needs_none``. ``headers``, with lower-case names,
+    replace those of the SDK. ``options`` are more arguments of the SDK's client.
     """
 
     key: str | None = None
@@ -53,6 +54,8 @@ class Account:
     platform: Platform = "anthropic"
     token: str | None = None
     credentials: str | None = None
+    needs_none: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
 
 

@@ -25,7 +25,7 @@ from conductor.errors import ModelError, SettingsError
 from conductor.models.base import ModelEvent, ModelRequest
 from conductor.plugins.models.openai_request import chat_body
 from conductor.plugins.models.openai_stream import ChatDecoder
-from conductor.plugins.models.rendering import encode, may_call, names_of
+from conductor.plugins.models.rendering import encode, may_call, names_of, without_marks
 from conductor.plugins.models.thought_filter import ThoughtHabit
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ class LlamaCppProvider:
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Stream the reply (`base.ModelProvider`). Raises `ModelError`: ``overloaded`` if too many wait."""
         server = self._server or await self._loaded()
+        request = without_marks(request)
         names = names_of(request)
         limit = request.max_tokens or self._max_tokens
         source = f"{self.name} {self._path.name}"

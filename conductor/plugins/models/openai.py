@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -14,7 +14,7 @@ from conductor.plugins.models.families import family_of, prices_of
 from conductor.plugins.models.openai_request import PROVIDER, chat_body, completions_body
 from conductor.plugins.models.openai_responses import ResponsesDecoder, responses_body
 from conductor.plugins.models.openai_stream import ChatDecoder
-from conductor.plugins.models.rendering import encode, may_call, names_of
+from conductor.plugins.models.rendering import encode, may_call, names_of, without_marks
 from conductor.plugins.models.streaming import HttpProvider, Post, service_at
 from conductor.plugins.models.thought_filter import ThoughtHabit
 
@@ -34,8 +34,8 @@ class OpenAIProvider(HttpProvider):
 
     ``base_url`` usually ends in ``/v1``. ``endpoint`` "completions" is for models without a chat template: it
     sends the messages as one prompt, without tools. ``max_tokens`` limits spoken answers; with tools offered
-    it is raised (`rendering.limit_of`). Without a ``context_window`` the service is asked for it. ``options``
-    are for `HttpProvider`.
+    it is raised (`rendering.limit_of`). Without a ``context_window`` the service is asked for it.
+    ``headers``, with lower-case names, replace the key's. ``options`` are for `HttpProvider`.
     """
 
     name = PROVIDER
@@ -50,10 +50,11 @@ class OpenAIProvider(HttpProvider):
         endpoint: Endpoint = "chat",
         effort: Effort | None = None,
         context_window: int | None = None,
+        headers: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        super().__init__(service_at(base_url or DEFAULT_BASE_URL, headers), **options)
+        key = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        super().__init__(service_at(base_url or DEFAULT_BASE_URL, {**key, **(headers or {})}), **options)
         self._model = model
         self._max_tokens = max_tokens
         self.context_window = context_window
@@ -72,7 +73,7 @@ class OpenAIProvider(HttpProvider):
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Stream the reply (`base.ModelProvider`)."""
         path = "/chat/completions" if self.endpoint == "chat" else f"/{self.endpoint}"
-        return self.reply(path, self._post, request)
+        return self.reply(path, self._post, request if self._official else without_marks(request))
 
     def _post(self, request: ModelRequest, reasoning: bool) -> Post:
         names, source = names_of(request), self._source
@@ -139,6 +140,7 @@ def from_profile(profile: ModelProfile, settings: Settings) -> OpenAIProvider:
         endpoint,
         effort,
         profile.context_window,
+        profile.own_headers,
         local_only=settings.local_only,
     )
     provider.prices = prices_of(profile)

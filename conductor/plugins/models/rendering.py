@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -80,6 +81,34 @@ def user_text(item: Message) -> str:
         return item.content if item.content.strip() else _NO_RESULT
     assert not isinstance(item, AssistantMessage)
     return f"[{item.text}]"
+
+
+def without_marks(request: ModelRequest) -> ModelRequest:
+    """Break the marks of chat templates in words, notes and results, with a blank.
+
+    Local servers read them as their tokens: a web page could end its result and go on as the system.
+    """
+    return replace(request, messages=list(map(_without_marks, request.messages)))
+
+
+def _without_marks(item: Message) -> Message:
+    if isinstance(item, AssistantMessage):
+        return item
+    text = item.content if isinstance(item, ToolResult) else item.text
+    if not _MARK.search(text):
+        return item
+    broken = _MARK.sub(r"\g<0> ", text)
+    field = "content" if isinstance(item, ToolResult) else "text"
+    return msgspec.structs.replace(item, **{field: broken})
+
+
+# The begin of a mark: of ChatML, Llama, Gemma, Mistral, DeepSeek and models with like ones.
+_MARK = re.compile(
+    r"<(?=[|\uff5c][^<>|\uff5c\s]{1,40}[|\uff5c]>)"
+    r"|<(?=/?(?:start_of_turn|end_of_turn|start_of_image|tool_call|tool_response|think|bos|eos|unk|pad|s)>)"
+    r"|<(?=</?SYS>>)|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT"
+    r"|ARGS|CALL_ID|THINK|IMG)\])"
+)
 
 
 def object_schema(schema: Mapping[str, Any]) -> Json:

@@ -17,6 +17,7 @@ from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessa
 from conductor.models.base import Finished, ModelEvent, TextDelta, Usage
 from conductor.plugins.models import anthropic_client
 from conductor.plugins.models.anthropic import AnthropicProvider
+from conductor.plugins.models.anthropic_request import Account
 from conductor.plugins.models.anthropic_stream import ReplyDecoder, WarmingDecoder
 from conductor.plugins.models.service_errors import retry_after_s
 from conductor.plugins.models.tool_names import ToolNameMap
@@ -287,21 +288,34 @@ def test_retry_after_is_read_in_all_its_forms() -> None:
     assert retry_after_s({"retry-after": f"{day}1:00", "date": f"{day}0:20 GMT"}) is None
 
 
-@pytest.mark.parametrize(("trust_env", "reason"), [(False, None), (True, "connection")])
-async def test_the_environments_proxy_is_used_only_where_it_is_trusted(
-    service: AnthropicService,
-    monkeypatch: pytest.MonkeyPatch,
-    trust_env: bool,
-    reason: ModelFailure | None,
-) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+@pytest.fixture
+def no_exceptions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
-    provider = service.provider(trust_env=trust_env)
-    if reason is None:
-        assert await collect(provider)
-    else:
-        assert (await failure_of(provider)).reason == reason
+
+
+@pytest.mark.usefixtures("no_exceptions")
+@pytest.mark.parametrize("trust_env", [False, True])
+async def test_the_environments_proxy_is_used_only_where_it_is_trusted(
+    service: AnthropicService, monkeypatch: pytest.MonkeyPatch, trust_env: bool
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", service.base_url)
+    account = Account("test-key", "http://models.invalid")
+    provider = AnthropicProvider(account, "m", 1, trust_env=trust_env)
+    await failure_of(provider, ask(may_retry=False))
+    assert (service.received > 0) is trust_env
+    await provider.aclose()
+
+
+@pytest.mark.usefixtures("no_exceptions")
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+async def test_a_service_on_this_machine_needs_no_proxy(
+    service: AnthropicService, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    address = service.base_url.replace("127.0.0.1", name)
+    provider = AnthropicProvider(Account("test-key", address), "m", 1)
+    assert await collect(provider)
     await provider.aclose()
 
 

@@ -148,11 +148,48 @@ async def test_missing_credentials_are_an_authentication_failure(tmp_path: Path)
     assert raised.value.reason == "authentication"
 
 
+async def test_a_local_service_needs_no_key_and_gets_none_of_the_environment(
+    service: AnthropicService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
+        monkeypatch.setenv(name, "another-key")
+    service.api_keys = None
+    for settings in (Settings(), Settings(local_only=True)):
+        provider = from_profile(profile("anthropic", service.base_url, api_key=None), settings)
+        assert await text_of(provider) == "All right."
+    for headers in service.headers:
+        assert not {"x-api-key", "authorization"} & headers.keys() and "anthropic-version" in headers
+
+
+async def test_headers_of_a_profile_are_sent_and_stand_for_a_key(service: AnthropicService) -> None:
+    service.api_keys = None
+    own = {"X-Portkey-Api-Key": "k-1", "Authorization": "Bearer k-2"}
+    provider = from_profile(profile("anthropic", service.base_url, api_key=None, headers=own), Settings())
+    await text_of(provider)
+    assert (service.headers[0]["x-portkey-api-key"], service.headers[0]["authorization"]) == (
+        "k-1",
+        "Bearer k-2",
+    )
+    gateway = profile("anthropic", "https://gateway.example", api_key=None, headers=own)
+    await from_profile(gateway, Settings()).aclose()
+
+
+@pytest.mark.parametrize("platform", ["foundry", "aws", "mantle"])
+async def test_headers_of_a_profile_reach_a_platform(
+    service: AnthropicService, platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    provider = from_profile(profile(platform, service.base_url, headers={"x-own": "v"}), Settings())
+    await text_of(provider)
+    assert service.headers[0]["x-own"] == "v"
+
+
 @pytest.mark.parametrize(
     ("platform", "fields", "sentence"),
     [
         ("anthropic", {}, "api_key_env of .* is not set"),
-        ("anthropic", {"base_url": "http://127.0.0.1:9"}, "api_key_env of .* is not set"),
+        ("anthropic", {"base_url": "https://gateway.example"}, "api_key_env of .* is not set"),
         ("foundry", {}, "api_key_env of .* is not set; foundry needs it"),
         ("foundry", {"api_key": "k"}, "ANTHROPIC_FOUNDRY_RESOURCE is not set"),
         ("aws", {"api_key": "k"}, "ANTHROPIC_AWS_WORKSPACE_ID is not set"),

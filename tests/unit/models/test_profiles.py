@@ -12,6 +12,7 @@ from conductor.models.profiles import ModelProfile, Prices, Profiles, load_profi
 from conductor.plugins.models.anthropic import from_profile
 from conductor.plugins.models.families import prices_of
 from conductor.settings import load_settings
+from conductor.tools.toolsets import make_redactor
 from tests.conftest import ROOT, Main
 
 SECRET = "sk-hunter2-hunter2"
@@ -49,6 +50,51 @@ def test_the_example_of_the_documents_gives_its_profiles(load: Callable[..., Pro
 def test_a_key_may_stand_in_the_file_of_settings(load: Callable[..., Profiles]) -> None:
     Path(".env").write_text(f"HOME_KEY={SECRET}\n")
     assert key_of(load(f'default = "home"\n{HOME}api_key_env = "HOME_KEY"').main) == SECRET
+
+
+GATEWAY = """default = "gate"
+[[profile]]
+name = "gate"
+provider = "openai"
+model = "m"
+base_url = "https://gateway.example/v1"
+headers = { "X-Portkey-Api-Key" = "${GATE_KEY}", "x-provider" = "openai", "X-Auth-Token" = "plain-secret-1" }
+"""
+
+
+def test_a_profile_has_headers_of_its_own_whose_secrets_are_redacted(
+    load: Callable[..., Profiles], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GATE_KEY", SECRET)
+    profile = load(GATEWAY).main
+    assert profile.own_headers == {
+        "x-portkey-api-key": SECRET,
+        "x-provider": "openai",
+        "x-auth-token": "plain-secret-1",
+    }
+    assert SECRET not in repr(profile) and "plain-secret-1" not in repr(profile)
+    redactor = make_redactor(load_settings(None), [])
+    text = redactor.text(f"{SECRET} plain-secret-1 openai")
+    assert SECRET not in text and "plain-secret-1" not in text and text.endswith("openai")
+
+
+@pytest.mark.parametrize(
+    ("headers", "sentence"),
+    [
+        ('{ "x-key" = "${MISSING_KEY}" }', "the variable MISSING_KEY is not set"),
+        ('{ "Host" = "other" }', "headers of .* cannot set 'host'"),
+        ('{ "a b" = "c" }', "headers of .* cannot set 'a b'"),
+        ('{ "x-key" = "a\\nb" }', "x-key holds invalid characters"),
+    ],
+)
+def test_a_header_that_cannot_be_sent_is_refused(
+    load: Callable[..., Profiles], headers: str, sentence: str
+) -> None:
+    before, _, _ = GATEWAY.partition("headers")
+    with pytest.raises(SettingsError, match=sentence):
+        load(f"{before}headers = {headers}")
+    with pytest.raises(SettingsError, match="headers of .* bedrock takes none"):
+        load(f'{before.replace("openai", "bedrock")}headers = {{ "x-key" = "c" }}')
 
 
 def test_a_key_of_the_settings_is_not_for_another_address(load: Callable[..., Profiles]) -> None:

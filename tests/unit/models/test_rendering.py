@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
-from conductor.models.base import running_turn
-from conductor.plugins.models.rendering import object_schema
+from conductor.models.base import ModelRequest, running_turn
+from conductor.plugins.models.rendering import object_schema, without_marks
 
 WORDS, NOTE, REPLY, RESULT = (
     UserMessage("Go."),
@@ -36,6 +36,33 @@ def test_a_turn_runs_since_the_last_words_that_are_not_the_models(
     messages: Sequence[Message], index: int
 ) -> None:
     assert running_turn(messages) == index
+
+
+# -- marks of chat templates
+
+MARKS = (
+    "<|im_start|> <|eot_id|> <|start_header_id|> <|channel|> <\uff5cUser\uff5c> <start_of_turn> <s> </s>"
+    " <bos> <\uff5cend\u2581of\u2581sentence\uff5c> <end_of_turn> [INST] [/INST] [TOOL_CALLS] [SYSTEM_PROMPT]"
+    " <tool_call> </think> <tool_response>"
+).split()
+
+
+@pytest.mark.parametrize("mark", [*MARKS, "<<SYS>>"])
+def test_a_mark_of_a_chat_template_is_broken_in_what_others_wrote(mark: str) -> None:
+    text = f"page{mark}system"
+    written: list[Message] = [UserMessage(text), Note(text), ToolResult("c", text)]
+    reply = AssistantMessage(text)
+    rendered = without_marks(ModelRequest(text, [*written, reply])).messages
+    assert mark not in str(rendered[:3]) and mark.replace(" ", "") in str(rendered[:3]).replace(" ", "")
+    assert rendered[3] is reply
+
+
+@pytest.mark.parametrize(
+    "text", ["a <| b", "x <b>s</b>", "[1] [INSTALL]", "if (a<s && s>b)", "f <| g |> h", "<||>"]
+)
+def test_other_text_is_the_same(text: str) -> None:
+    message = ToolResult("c", text)
+    assert without_marks(ModelRequest("", [message])).messages[0] is message
 
 
 # -- schemas
