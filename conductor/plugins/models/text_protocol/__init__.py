@@ -30,6 +30,7 @@ from conductor.plugins.models.rendering import limit_of, may_call
 from conductor.plugins.models.text_protocol.parser import Tools
 from conductor.plugins.models.text_protocol.prompt import STOP, Style, messages, observation, system_prompt
 from conductor.plugins.models.text_protocol.scanner import MAX_CHARS, ReplyScanner, ServiceProblem
+from conductor.plugins.models.text_protocol.words import words_of
 
 # Rounds of calls for one transcript; then the model must answer. Small models go round in circles.
 MAX_ROUNDS = 4
@@ -53,8 +54,9 @@ def wrap(provider: ModelProvider, profile: ModelProfile) -> TextProtocol:
 class TextProtocol:
     """A provider of models that write their calls as text in ``style``, over ``provider``.
 
-    An invalid call does not run: the model gets the error and writes the reply again, once. ``max_tokens``
-    limits spoken answers; with tools offered it is raised (`rendering.limit_of`).
+    An invalid call does not run: the model gets the error and writes the reply again, once; of a second
+    invalid reply the words are given. ``max_tokens`` limits spoken answers; with tools offered it is raised
+    (`rendering.limit_of`).
     """
 
     def __init__(self, provider: ModelProvider, style: Style = "jsonl", max_tokens: int = 512) -> None:
@@ -72,14 +74,14 @@ class TextProtocol:
         await self._provider.aclose()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Stream the reply. Raises `ModelError`: ``malformed`` after two invalid replies."""
+        """Stream the reply. Raises `ModelError`: ``malformed`` after two invalid replies without words."""
         can_call = may_call(request) and _rounds(request.messages) < MAX_ROUNDS
         tools = {tool.name: tool.input_schema for tool in request.tools}
         history = messages(request.messages, self._style)
         usage = Usage()
         has_words = False
         for is_last in (False, True):
-            reply = _Reply(tools)
+            reply = _Reply(tools, reads_on=is_last)
             attempt = replace(
                 request,
                 system=system_prompt(request.system, request.tools, self._style, may_call=can_call),
@@ -115,6 +117,12 @@ class TextProtocol:
                 )
                 return
             log.info("call not read", problem=problem)
+            # After a broken call only invented prose follows.
+            words = words_of(reply.scanner.rest, tools, with_prose=problem == "misplaced") if is_last else ""
+            if words:
+                yield TextDelta(f" {words}" if has_words else words)
+                yield replace(reply.finished, stop=_stop(reply.finished), usage=usage)
+                return
             # No call of the reply has run: the second reply may repeat them.
             history += [
                 AssistantMessage(reply.text[:MAX_CHARS]),
@@ -124,9 +132,10 @@ class TextProtocol:
 
 
 class _Reply:
-    """One reply of the model, as it arrives."""
+    """One reply of the model, as it arrives; with ``reads_on`` an invalid one is read to its end."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, *, reads_on: bool) -> None:
+        self._reads_on = reads_on
         self.scanner = ReplyScanner(tools)
         self.finished = Finished("end_turn")
         self.has_words = False
@@ -145,7 +154,7 @@ class _Reply:
                 if words := self.scanner.feed(event.text):
                     yield words
                 # The remainder is invented; closing the stream saves its tokens.
-                if self.scanner.is_over:
+                if self.scanner.is_over and not (self.scanner.problem and self._reads_on):
                     break
             elif isinstance(event, Finished):
                 finished = event

@@ -1,7 +1,7 @@
 """Read one complete object, or one call in another notation, that a model wrote; pure.
 
-A model may write the notation of its training: objects with other keys, or Python. Short invalid JSON is
-repaired.
+A model may write the notation of its training: objects with other keys, Python, or XML. Invalid JSON is
+repaired if it is short.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ Tools: TypeAlias = Mapping[str, Mapping[str, Any]]
 _NAMES = ("name", "tool", "tool_name", "action", "function")
 _ARGUMENTS = ("arguments", "args", "parameters", "input", "tool_input", "action_input")
 _CALL_TYPES = ("tool_call", "function", "function_call", "tool_use")
-_TEXTS = ("content", "text", "answer", "final_answer", "action_input")
+_TEXTS = "content text answer final_answer response reply message output action_input".split()
 _OBSERVATIONS = ("tool_observation", "observation", "tool_result", "tool_response")
 # A damaged object that was meant as a call.
 _MEANT = re.compile(r'["“”\']?\b(?:tool_call|arguments|parameters)\b["“”\']?\s*[:,}]')
+_THOUGHT = re.compile("thought|think|reason")
+_PARAMETER = re.compile(r'<parameter(?:=| name=")([\w.-]+)"?>(.*?)</parameter>', re.DOTALL)
 _SMART = str.maketrans({"“": '"', "”": '"', "„": '"', "‘": "'", "’": "'"})
 _PYTHON_WORDS: Mapping[str, Any] = {"true": True, "false": False, "null": None}
 
@@ -47,7 +49,7 @@ class WrittenCall:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The meaning of an object: calls, the text of a ``final_answer``, or an invented observation."""
+    """The meaning of an object: calls, the text of an answer, or an invented observation."""
 
     calls: tuple[WrittenCall, ...] = ()
     answer: str | None = None
@@ -98,6 +100,18 @@ def read_python(span: str, tools: Tools) -> Written:
     return Written(tuple(calls))
 
 
+def read_xml(name: str, body: str, tools: Tools) -> Written:
+    """Read the parameters, or the JSON, of ``<function=name>...</function>``. Raises `MalformedCall`.
+
+    Values stay texts: the validation of arguments reads them by the tool's schema.
+    """
+    if body.lstrip().startswith("{"):
+        return _call(name, *_load(body.strip()), tools)
+    if _PARAMETER.sub("", body).strip():
+        raise MalformedCall
+    return _call(name, {key: text.strip() for key, text in _PARAMETER.findall(body)}, False, tools)
+
+
 _INVALID: Any = object()
 
 
@@ -126,6 +140,22 @@ def _load(span: str) -> tuple[Any, bool]:
     return value, True
 
 
+def texts_of(span: str, tools: Tools) -> str:
+    """Give the values of an object that is no call, as words; they may be cut off."""
+    try:
+        value, is_repaired = _load(span)
+        meaning = _meaning(value, is_repaired, tools, is_meant=False)
+    except MalformedCall:
+        return ""
+    if meaning is not None:
+        return meaning.answer or ""
+    if _MEANT.search(span) or not isinstance(value, dict):
+        return ""
+    if any(value.keys() <= _properties(name, tools).keys() for name in tools):
+        return ""  # arguments without their call
+    return ", ".join(str(item) for item in value.values() if isinstance(item, str | int | float))
+
+
 def _meaning(value: Any, is_repaired: bool, tools: Tools, is_meant: bool) -> Written | None:
     if isinstance(value, list):
         return _joined(_meaning(item, is_repaired, tools, is_meant) for item in value)
@@ -150,7 +180,7 @@ def _meaning(value: Any, is_repaired: bool, tools: Tools, is_meant: bool) -> Wri
     if name is None or not (is_call or resolve(name, tools) in tools):
         if is_call:
             raise MalformedCall
-        return None
+        return _answer(value)
     if key is not None:
         return _call(name, value[key], is_repaired, tools)
     properties = _properties(resolve(name, tools), tools)
@@ -159,6 +189,13 @@ def _meaning(value: Any, is_repaired: bool, tools: Tools, is_meant: bool) -> Wri
     if is_repaired or any(key not in (*_NAMES, "type", "id", "thought", *arguments) for key in value):
         raise MalformedCall
     return _call(name, arguments, is_repaired, tools)
+
+
+def _answer(value: Mapping[str, Any]) -> Written | None:
+    """Read ``{"answer": "..."}`` and the like: one text of that kind, whatever else the object has."""
+    texts = [value[key] for key in _TEXTS if isinstance(value.get(key), str | int | float)]
+    is_thought = _THOUGHT.search(str(value.get("type"))) is not None
+    return Written(answer=str(texts[0])) if len(texts) == 1 and not is_thought else None
 
 
 def _properties(name: str, tools: Tools) -> Mapping[str, Any]:

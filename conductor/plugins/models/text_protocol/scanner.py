@@ -19,6 +19,7 @@ from conductor.plugins.models.text_protocol.parser import (
     read_arguments,
     read_object,
     read_python,
+    read_xml,
     resolve,
 )
 from conductor.plugins.models.text_protocol.span import AnswerText, Brackets
@@ -41,14 +42,16 @@ _STOP = re.compile(
 )
 _DAMAGED = re.compile(rf'"(?:\s*:\s*["{{\[]|{_KEYS}"\s*:)')
 # Before a call: white space, the opening of a fence or a tag, a label.
-_BEFORE = re.compile(rf"(?:\s+|```\w*\s|`+(?=[{{\[<])|<{_TAGS}>|\[TOOL_CALLS\]|(?:\|\|)?call:)*")
+_BEFORE = re.compile(rf"(?:\s+|```\w*\s|`+(?=[{{\[<])|<{_TAGS}>|\[TOOL_CALLS\]|(?:\|\|)?call:|Action:)*")
 _MARK = re.compile(rf"<{_TAGS}>|\[TOOL_CALLS\]")
 # Behind a call or an answer.
 _AFTER = re.compile(rf"(?:[\s,;\]}})]|```\w*(?=\s)|`|</?{_TAGS}>|\[TOOL_CALLS\]|\|\|(?=call:)|call:)*")
 _NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
-_NAMED = re.compile(rf"({_NAME.pattern})(?:\[ARGS\])?\s*([({{])", re.ASCII)
-_BEFORE_ARGUMENTS = re.compile(r"(?:\[[ARGS]*\]?)?\s*\Z")
+_NAMED = re.compile(rf"({_NAME.pattern})(\s+Action Input:|\[ARGS\])?\s*(?:```(?:json)?\s+)?([({{])", re.ASCII)
+_BEFORE_ARGUMENTS = re.compile(r"\s*(?:\[[ARGS]*\]?|A[a-zA-Z ]*:?)?\s*(?:`+[a-z]*\s*)?\Z")
 _PYTHON = re.compile(r"\[\s*([A-Za-z_][\w.]*)\(", re.ASCII)
+_XML = re.compile(r'<(?:function=|invoke name=")([\w.-]+)"?>')
+_XML_END = re.compile("</(?:function|invoke)>")
 _TAG = re.compile(r"</?[A-Za-z_][^<>\n]{0,200}>")
 _CALL_TAG = re.compile("<(?:tool|function|invoke|parameter)")
 # Lines of other speakers, and marks of templates.
@@ -57,10 +60,9 @@ _CUT = re.compile(
     r"|<tool_(?:observation|response|result)\b"
 )
 _CUT_AFTER_WORDS = re.compile("(?:#{1,6} ?|\\*\\*)?Assistant:")
-_LABEL = re.compile("Assistant:")
-# A notation that is not read.
-_UNKNOWN = re.compile("Thought:|Action:")
-_LITERALS = ("[TOOL_CALLS]", "[INST]", "[/INST]", "||call:")
+_CUT_AFTER_ANSWER = re.compile(r"\s*(?:Question|Thought|Action):")
+_LABEL = re.compile("Thought:|Final Answer:|Assistant:")
+_LITERALS = ("Final Answer:", "[TOOL_CALLS]", "[INST]", "[/INST]", "||call:")
 # A possible beginning of one of these.
 _UNDECIDED = re.compile(
     r"""(?:\#{1,6}\ ?|\*{1,2})?(?:[A-Za-z_][A-Za-z0-9_.-]{0,80})?\Z"""
@@ -107,8 +109,15 @@ class ReplyScanner:
         self._ended = False
         self._at_line = True  # the pending text begins a line
         self._in_code = False
+        self._in_thought = False
+        self._has_final_label = False
         self._has_answer = False
         self._has_words = False
+
+    @property
+    def rest(self) -> str:
+        """The text that was not read."""
+        return self._pending
 
     def feed(self, text: str) -> str:
         """Take the next piece; return the words that can be spoken now."""
@@ -136,9 +145,13 @@ class ReplyScanner:
             return self._read_after()
         if self._at_line:
             return self._read_start()
-        stop = _STOP.search(self._pending)
-        if stop is None or stop.start():
-            return self._take(len(self._pending) if stop is None else stop.start())
+        if self._in_thought:
+            end = self._pending.find("\n")
+        else:
+            stop = _STOP.search(self._pending)
+            end = -1 if stop is None else stop.start()
+        if end:
+            return self._take(len(self._pending) if end < 0 else end)
         if self._pending[0] == "\n":
             self._at_line = True
             return ""
@@ -149,8 +162,8 @@ class ReplyScanner:
         self._at_line = False
         if not self._has_words:
             words = words.lstrip()
-            self._has_words = bool(words)
-        return words
+            self._has_words = bool(words) and not self._in_thought
+        return "" if self._in_thought else words
 
     def _fail(self, problem: ServiceProblem) -> str:
         self.problem, self.is_over = problem, True
@@ -168,18 +181,25 @@ class ReplyScanner:
         is_meant = _MARK.search(before[0]) is not None
         is_own = self._at_line or _MARK.match(before[0]) is not None or "\n" in before[0]
         is_cut = _CUT.match(tail) or (self._has_words and is_own and _CUT_AFTER_WORDS.match(tail))
-        if is_cut:
+        if is_cut or (self._has_final_label and is_own and _CUT_AFTER_ANSWER.match(self._pending)):
             return self._end_reply()
         if self._at_line and (label := _LABEL.match(tail)):
+            self._in_thought = label[0] == "Thought:"
+            self._has_final_label = self._has_final_label or label[0] == "Final Answer:"
             self._pending = tail[label.end() :]
             return ""
-        if self._is_undecided(tail, is_call=is_meant):
+        is_action = "Action:" in before[0]
+        if self._is_undecided(tail, is_call=is_meant or is_action):
             return None
+        if xml := _XML.match(tail):
+            return self._read_xml(xml[1], before.end() + xml.end(), is_own=is_own or before.end() == 0)
         if self._open_span(before.end(), is_own=is_own, is_meant=is_meant):
             return ""
-        if _DAMAGED.match(tail) or (self._at_line and _UNKNOWN.match(tail)):
+        name = _NAME.match(tail)
+        is_action = is_action and name is not None and resolve(name[0], self._tools) in self._tools
+        if _DAMAGED.match(tail):
             return self._fail("malformed")
-        if is_meant or _CALL_TAG.match(tail):
+        if is_meant or is_action or _CALL_TAG.match(tail):
             return self._fail("malformed" if tail else "truncated")
         return self._read_words(before[0], tail)
 
@@ -214,13 +234,14 @@ class ReplyScanner:
         if tail.startswith("{") or (tail.startswith("[") and is_own):
             self._span = _Span(start, Brackets(self._pending, start), is_own, is_meant, has_key=is_meant)
         elif is_own and (call := _NAMED.match(tail)):
-            is_known = is_meant or resolve(call[1], self._tools) in self._tools
+            is_react = call[2] is not None and "Action:" in self._pending[:start]
+            is_known = is_meant or is_react or resolve(call[1], self._tools) in self._tools
             is_reply = not (
                 self._has_words or self._has_answer or self.calls or self._pending[:start].strip()
             )
             if not is_known and not (is_reply and call[0] == f"{call[1]}("):
                 return False
-            start += call.start(2)
+            start += call.start(3)
             self._span = _Span(
                 start, Brackets(self._pending, start), True, is_known, call[1], has_key=is_known
             )
@@ -239,6 +260,8 @@ class ReplyScanner:
         is_meant = _MARK.search(after[0]) is not None
         if self._is_undecided(tail, is_call=is_meant):
             return None
+        if xml := _XML.match(tail):
+            return self._read_xml(xml[1], after.end() + xml.end(), is_own=True)
         if self._open_span(after.end(), is_own=True, is_meant=is_meant):
             return ""
         return self._end_reply() if not tail or _CUT.match(tail) else self._end_calls(after[0])
@@ -246,6 +269,22 @@ class ReplyScanner:
     def _end_calls(self, before: str) -> str:
         """End the reply at other text; a call on the same line does not count."""
         return self._fail("misplaced") if self.calls and "\n" not in before else self._end_reply()
+
+    def _read_xml(self, name: str, start: int, *, is_own: bool) -> str | None:
+        """Read ``<function=name>...</function>`` from its body on; None if more text is needed."""
+        end = _XML_END.search(self._pending, start)
+        if end is None:
+            is_long = self._ended or len(self._pending) - start > MAX_CHARS
+            return self._fail("truncated") if is_long else None
+        self._spans += 1
+        if not is_own:
+            return self._fail("misplaced")
+        try:
+            self.calls += read_xml(name, self._pending[start : end.start()], self._tools).calls
+        except MalformedCall:
+            return self._fail("malformed")
+        self._pending = self._pending[end.end() :]
+        return "" if self._spans <= MAX_SPANS else self._fail("malformed")
 
     def _read_span(self, span: _Span) -> str | None:
         words = self._answer_words(span)
@@ -330,8 +369,10 @@ class ReplyScanner:
             return self._end_reply()  # an observation, or an answer to one
         words = ""
         if meaning.answer is not None:
-            self._has_answer = True
+            # Within prose its text takes the object's place.
+            self._has_answer = span.is_own or span.answer is not None
             words = "" if span.answer is not None else self._separator(span) + meaning.answer
+            self._has_words = True
         self.calls += meaning.calls
         self._pending, self._span = self._pending[end:], None
         return words

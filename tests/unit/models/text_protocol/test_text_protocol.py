@@ -114,10 +114,47 @@ async def test_a_call_that_cannot_be_read_is_written_again(wrong: str, message: 
     assert message in observed.text
 
 
-async def test_two_replies_in_a_row_that_cannot_be_read_are_a_failure() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"type":"tool_call","name":',
+        '{"type":"tool_call","name":"home.lamp","arguments":{"on": It is on.',
+        '"name":"home.lamp","arguments":{"on":true}',
+        '{"on": true, "room": "hall"}',
+        '<tool_call>{"nam": "home.lamp"}</tool_call> I did it.',
+        "<function=home.lamp>on</function>",
+        "home.lamp(on",
+        'Thought: I switch it on.\n{"mood": []}',
+    ],
+)
+async def test_two_calls_in_a_row_that_cannot_be_read_are_a_failure_and_are_not_spoken(text: str) -> None:
     with pytest.raises(ModelError) as caught:
-        await ask(*[reply('{"type":"tool_call","name":')] * 2)
+        await ask(*[reply(text)] * 2)
     assert caught.value.reason == "malformed"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"greeting": "Hello there."}', "Hello there."),
+        ('{"answer": "It is on.", "message": "Anything else?"}', "It is on., Anything else?"),
+        ('{"answer": "It is o', "It is o"),
+        (
+            'The settings: {"volume": 3, "voice": "Ann"} at the moment.',
+            "The settings:  3, Ann at the moment.",
+        ),
+        ('{"a": "One."}\n```json\n{"b": "Two."}\n```\nUser: And three?', "One. Two."),
+        (f"{notation(CALL, 'jsonl')} is what I would write. Shall I?", "is what I would write. Shall I?"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 1000])
+async def test_the_words_of_a_second_reply_that_cannot_be_read_are_spoken(
+    text: str, words: str, size: int
+) -> None:
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    events, requests = await ask(reply('{"mood": []}'), reply(*pieces))
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == words
+    assert len(requests) == 2 and events[-1] == Finished("end_turn", Usage(10, 5))
 
 
 async def test_a_call_with_mistakes_says_that_it_was_mended() -> None:
