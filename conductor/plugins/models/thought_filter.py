@@ -43,6 +43,11 @@ _CLOSERS = frozenset(PAIRS.values())
 _START = re.compile(r"[<\[◁]")
 _MARK = re.compile("|".join((*map(re.escape, _TAGS), rf"<[|｜][\w▁.:/-]{{1,{_LONGEST_MARK}}}[|｜]>")))
 _BEGUN_MARK = re.compile(rf"<(?:[|｜][\w▁.:/-]{{0,{_LONGEST_MARK}}}[|｜]?)?\Z")
+# A mark that is spoken of stands in quotes or brackets, a tag also in the middle of a sentence.
+_QUOTE = re.compile("[`\"'“”„‘’«(\\[]\\Z")
+_MID_SENTENCE = re.compile(r"[\w,;:)\]`\"'”’»-][ \t]+\Z")
+_SENTENCE_GOES_ON = tuple(" \t,.;:!?)]`\"'”’»")
+_LONGEST_BEFORE = 8
 _CUT_MARK = re.compile(r"<[|｜][\w▁].*\Z")
 _UNTIL: Mapping[str, re.Pattern[str]] = {
     **{begin: re.compile(re.escape(end)) for begin, end in {**PAIRS, **_HEADERS}.items()},
@@ -63,7 +68,7 @@ class ThoughtHabit:
 class ThoughtFilter:
     """Gives the words of one reply, which arrives in pieces, without leading white space.
 
-    Up to 40 characters that may become a mark are held back.
+    Up to 40 characters that may become a mark are held back. Marks that the reply speaks of are words.
     """
 
     def __init__(self, habit: ThoughtHabit | None = None) -> None:
@@ -72,6 +77,7 @@ class ThoughtFilter:
         self._thought: list[str] = []  # words, if no end of a thought follows
         self._words: list[str] = []
         self._pending = ""
+        self._before = ""  # the last words, or the beginning of the reply
         self._inside = ""  # the beginning of the thought or header
         self._has_words = False
         self._gave_words = False
@@ -84,6 +90,7 @@ class ThoughtFilter:
         Raises `ModelError` (``connection``, to retry) if the words given so far were a thought.
         """
         if self._gave_words and not (self._pending or self._inside or self._is_over or _START.search(text)):
+            self._before = (self._before + text)[-_LONGEST_BEFORE:]
             return text
         self._pending += text
         while self._pending and not self._is_over and self._step():
@@ -118,8 +125,16 @@ class ThoughtFilter:
             self._pending = self._pending[end:]
             return False
         self._take(self._pending[: mark.start()])
-        self._pending = self._pending[mark.end() :]
-        if mark[0] in _CLOSERS:
+        following = self._pending[mark.end() :]
+        is_quoted = _QUOTE.search(self._before) is not None
+        is_within = not is_quoted and mark[0] in _TAGS and _MID_SENTENCE.search(self._before) is not None
+        if is_within and not following:
+            self._pending = mark[0]
+            return False
+        self._pending = following
+        if is_quoted or (is_within and following.startswith(_SENTENCE_GOES_ON)):
+            self._take(mark[0])
+        elif mark[0] in _CLOSERS:
             self._close()
         elif mark[0] in _ENDS and self._has_words:
             self._is_over = True
@@ -156,6 +171,7 @@ class ThoughtFilter:
         if not self._has_words:
             text = text.lstrip()
         if text:
+            self._before = (self._before + text)[-_LONGEST_BEFORE:]
             self._has_words = True
             (self._thought if self._holds else self._words).append(text)
 
