@@ -49,6 +49,12 @@ _PROSE = re.compile(r"(?<=\d)\*++(?=\d)|(?<=`)_++(?=`)")
 _STRAY = re.compile(r"(?<!\d)\*{2,}+(?=\S)|(?<=\S)\*{2,}+(?!\d)")
 _FOOTNOTE = re.compile(r"\[\^[^\[\]\s]++\]")
 _FOOTNOTE_TEXT = re.compile(rf"^{_FOOTNOTE.pattern}:.*", re.MULTILINE)
+# "[Anna]: Hello" is a speaker's words, unless an address follows, as in the definition of a link.
+_SPEAKER = re.compile(
+    r"^([ \t>*+\d.)-]*)\[([^\[\]^\n]{1,80})\]:(?=\s)"
+    r"(?!\s*(?:[<#]|[^\s/]*/|[a-zA-Z][\w+.-]+:\S|\S+@\S|\S+\.[a-zA-Z]{2}))",
+    re.MULTILINE,
+)
 _URL = re.compile(
     r"(?:(?:https?|ftp|wss?)://|mailto:|\bwww\.(?=\w))([!-;=?-~\u00a1-\u024f]*+)", re.IGNORECASE
 )
@@ -80,7 +86,8 @@ def for_the_ear(text: str) -> str:
         return " ".join(text.split())
     # Cut first, because the further steps are linear or worse in the length.
     text = _bounded(_UNSPEAKABLE.sub("", _NEWLINES.sub("\n", text[:_CHARS])))
-    text = _LINE_START.sub(_flat, _FOOTNOTE_TEXT.sub("", text))
+    text = _SPEAKER.sub(r"\1\2:", _FOOTNOTE_TEXT.sub("", text))
+    text = _LINE_START.sub(_flat, text)
     references: dict[str, Any] = {}
     # GFM takes the line after a table for one of its rows.
     tokens = _READER.parse(_AFTER_TABLE.sub(r"\1\n", text), references)

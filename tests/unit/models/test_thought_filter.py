@@ -54,7 +54,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "marks at the start": ("<|endoftext|><|assistant|>Hello.", "Hello."),
     "marks between words": ("One.<|reserved_token_7|> Two.", "One. Two."),
     "a mark that is cut off": ("Hello.<|im_e", "Hello."),
-    "a tag in inline code": ("Use `<think>` and `</think>` for it.", "Use `<think>` and `</think>` for it."),
+    "a tag in inline code": ("Put `<think>` before `</think>`.", "Put `<think>` before `</think>`."),
     "a tag in quotes": ('The tag "<think>" begins it.', 'The tag "<think>" begins it.'),
     "a tag within a sentence": (
         "It thinks between <think> and </think> tags. Models do.",
@@ -63,9 +63,9 @@ TEXTS: dict[str, tuple[str, str]] = {
     "a tag within a sentence, after a thought": (
         "<think>They ask of tags.</think>Write <think> first.", "Write <think> first.",
     ),
-    "tags in brackets and a list": ("Tags ([THINK], <thought>) are odd.", "Tags ([THINK], <thought>) are odd."),
-    "an end mark in inline code": ("The token `<|im_end|>` ends a turn.", "The token `<|im_end|>` ends a turn."),
-    "a thought on a line of its own": ("Let me see\n<think>\nHm.\n</think>\nIt is 4.", "Let me see\n\nIt is 4."),
+    "tags in brackets": ("Tags ([THINK], <thought>) end.", "Tags ([THINK], <thought>) end."),
+    "an end mark in inline code": ("`<|im_end|>` ends a turn.", "`<|im_end|>` ends a turn."),
+    "a thought on a line of its own": ("I see\n<think>\nHm.\n</think>\nIt is 4.", "I see\n\nIt is 4."),
     "an operator": ("a <| b |> c [x] < d", "a <| b |> c [x] < d"),
 }  # fmt: skip
 
