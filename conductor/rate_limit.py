@@ -20,7 +20,10 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class TokenBucket:
-    """Allows ``per_second`` on average and ``burst`` at once; ``now`` is any clock in seconds."""
+    """Allows ``per_second`` on average and ``burst`` at once.
+
+    ``now`` is any clock in seconds; one that is set back counts as standing still.
+    """
 
     __slots__ = ("__weakref__", "_at", "_burst", "_per_second", "_tokens")
 
@@ -42,7 +45,7 @@ class TokenBucket:
 
         A cost over the burst counts as the burst.
         """
-        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_second)
+        self._tokens = min(self._burst, self._tokens + max(0.0, now - self._at) * self._per_second)
         self._at = now
         missing = min(tokens, self._burst) - self._tokens
         return missing / self._per_second if missing > 0 else 0.0
@@ -59,7 +62,7 @@ class TokenBucket:
 
     def deficit(self, now: float) -> float:
         """Return the number of tokens that are missing from the burst."""
-        return max(0.0, self._burst - self._tokens - (now - self._at) * self._per_second)
+        return max(0.0, self._burst - self._tokens - max(0.0, now - self._at) * self._per_second)
 
     def give_back(self, tokens: float = 1.0) -> None:
         """Return tokens that should not have been counted."""

@@ -37,6 +37,8 @@ from conductor.tools.outcomes import Outcome
 
 MAX_CLAIMS, MAX_CLAIM_TIMES, MAX_HANDLED, MAX_DECIDED = 8, 12, 512, 8
 MAX_LATE, MAX_OUTBOUND = 64, 256
+# Milliseconds that a question stands after a takeover: its client has to come back first.
+RETURN_MS = 60_000
 MAX_TRANSCRIPTS = 128  # of a turn: each has a slot for its event
 # Bytes of all notices of a turn together.
 MAX_NOTICES_BYTES = 16_384
@@ -59,6 +61,7 @@ def begin(state: Conversation, commit: r.Commit) -> None:
         state.outbound.pop(event_id, None)
         state.webhook_events.pop(event_id, None)
     state.revision += 1
+    state.at = max(state.at, commit.at)
     state.claims[commit.claim or state.claim] = state.revision
     _bound(state.claims, MAX_CLAIMS)
 
@@ -182,6 +185,8 @@ def _claim(state: Conversation, record: r.Claimed, at: int) -> None:
     # The tool that asked ended with its process.
     for question in [question for question in state.questions.values() if question.form is not None]:
         _close(state, question, "superseded", at)
+    for question in state.questions.values():
+        question.expires_at = max(question.expires_at, at + RETURN_MS)
 
 
 def _add_notice(state: Conversation, notice: Notice) -> None:

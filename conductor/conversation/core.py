@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from functools import cached_property, partial
@@ -20,6 +19,7 @@ from weakref import proxy
 import structlog
 from msgspec.structs import replace
 
+from conductor.clock import epoch_ms, not_before
 from conductor.conversation import records as r
 from conductor.conversation.apply import advance
 from conductor.conversation.consent import Response
@@ -43,16 +43,12 @@ from conductor.tools.base import CallContext, SessionFields, ToolSpec
 log = structlog.get_logger(__name__)
 
 
-def epoch_ms() -> int:
-    """Return the time in epoch milliseconds."""
-    return time.time_ns() // 1_000_000
-
-
 class SessionCore(ABC):
     """A session's state under its claim, and everything that changes or reads it.
 
     ``pending`` are the Futures of calls and questions. ``doubtful`` is the commit that failed and may be
-    recorded; ``preface`` are the records that precede those of the first decision.
+    recorded; ``preface`` are the records that precede those of the first decision. ``now`` and ``wall`` are
+    the two clocks of `conductor.clock`; ``wall`` is ``now`` by default.
     """
 
     def __init__(
@@ -62,7 +58,10 @@ class SessionCore(ABC):
         claim: Claim,
         state: Conversation,
         now: Callable[[], int] = epoch_ms,
+        wall: Callable[[], int] | None = None,
     ) -> None:
+        self.wall = wall or now
+        now = not_before(state.at, now)
         self.services = services
         self.key: SessionKey = claim.key
         self.state = state

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import MsgspecError
 
+from conductor.clock import epoch_ms
 from conductor.conversation.apply import advance, apply, begin
 from conductor.conversation.events import iso_time
 from conductor.conversation.records import Commit, FieldSet, Record, decode, encode
@@ -62,7 +62,18 @@ class SubjectRecords:
         self._store = store
         self._record_id = record_id
         self._fields: dict[str, Mapping[str, str]] = {}
+        self._watchers: list[Callable[[str], None]] = []
         self._lock = asyncio.Lock()
+
+    def watch(self, changed: Callable[[str], None]) -> None:
+        """Call ``changed`` with each subject whose record was read or written here, and differs."""
+        self._watchers.append(changed)
+
+    def _keep(self, subject: str, fields: Mapping[str, str]) -> None:
+        if fields != self._fields.get(subject):
+            self._fields[subject] = fields
+            for changed in self._watchers:
+                changed(subject)
 
     def get(self, subject: str, name: str) -> str:
         """Return a field as last read or written here; empty if it is not set, or before `load`."""
@@ -76,9 +87,8 @@ class SubjectRecords:
     async def load(self, subject: str) -> None:
         """Read a subject's record. Raises `StoreUnavailable`."""
         stored = await self._store.read(SessionKey(subject, self._record_id))
-        self._fields[subject] = (
-            {} if stored is None else replay(stored.commits(), stored.meta.revision).fields
-        )
+        fields = {} if stored is None else replay(stored.commits(), stored.meta.revision).fields
+        self._keep(subject, fields)
 
     async def update(self, subject: str, name: str, change: Callable[[str], str]) -> None:
         """Replace a field by the result of ``change``; an empty text deletes it.
@@ -94,15 +104,16 @@ class SubjectRecords:
                 value = change(state.fields.get(name, ""))
                 size = sum(len(data) for data in claim.commits[1:])
                 snapshot = len(claim.commits) >= SNAPSHOT_COMMITS or size >= SNAPSHOT_BYTES
-                at = time.time_ns() // 1_000_000
-                commit = Commit(claim.token, at, (FieldSet(name, value),), state=state if snapshot else None)
+                commit = Commit(
+                    claim.token, epoch_ms(), (FieldSet(name, value),), state=state if snapshot else None
+                )
                 try:
                     await self._store.append(claim, claim.token, encode(commit), snapshot=snapshot)
                 except (Fenced, Conflict):
                     if attempt == _ATTEMPTS:
                         raise StoreUnavailable("other processes keep writing this person's record") from None
                     continue
-                self._fields[subject] = {**state.fields, name: value}
+                self._keep(subject, {**state.fields, name: value})
                 return
 
 

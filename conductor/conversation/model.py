@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 
 import msgspec
 
+from conductor.clock import epoch_ns
 from conductor.conversation.core import SessionCore
 from conductor.conversation.events import segments_id
 from conductor.conversation.phrases import Failure, in_about
@@ -139,7 +139,7 @@ class ModelSteps:
         session = self._session
         request = self._request(step)
         speaker = Speaker(session, step) if session.in_segments else None
-        self._start_ns, self._first_ns = time.time_ns(), 0
+        self._start_ns, self._first_ns = epoch_ns(), 0
         session.cached_until = asyncio.get_running_loop().time() + CACHE_S
         finished: Finished | None = None
         text = error_code = ""
@@ -147,7 +147,7 @@ class ModelSteps:
             # Closed on every way out: until then the request goes on, and holds a connection.
             async with aclosing(session.provider.stream(request)) as stream:
                 async for event in stream:
-                    self._first_ns = self._first_ns or time.time_ns()
+                    self._first_ns = self._first_ns or epoch_ns()
                     if isinstance(event, TextDelta):
                         if not text:
                             session.observer.first("token")

@@ -27,8 +27,10 @@ _READ_IN_ORDER = ("state", "message", "final", "resolved", "ended")
 _SIGNS_OF_SILENCE = 4
 # Milliseconds of lateness of a timer that show that the process was suspended.
 _SUSPENDED_MS = 500
-# Least milliseconds left after a suspension, and to a call of another process: the client must be read first.
+# Least milliseconds left after a suspension: the client must be read first.
 _UNREAD_MS = 1_000
+# Least milliseconds left of the limit of another process's call: the client has to come back first.
+_RETURN_MS = 10_000
 
 
 class Outbox:
@@ -115,7 +117,8 @@ class Outbox:
         entry = self._make(event)
         entry.is_sent = entry.frame.is_written = is_sent
         if event.kind == "call":
-            entry.limit_ms = max(_UNREAD_MS, entry.limit_ms - (self._view.now() - event.at))
+            left_ms = entry.limit_ms - (self._view.now() - event.at)
+            entry.limit_ms = max(left_ms, min(entry.limit_ms, _RETURN_MS))
             self._line.setdefault(entry.event.id, entry)
 
     def put(self, events: list[Event], outbound: dict[str, Event]) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import structlog
 
+from conductor.clock import epoch_ms
 from conductor.conversation.apply import advance
 from conductor.conversation.background import Reminders, start_summary
 from conductor.conversation.clients import Clients
-from conductor.conversation.core import SessionCore, epoch_ms
+from conductor.conversation.core import SessionCore
 from conductor.conversation.ledger import PREFIX
 from conductor.conversation.loop import Loop
 from conductor.conversation.receive import ended
@@ -66,8 +67,9 @@ class Session(SessionCore):
         former: Session | None = None,
         readings: Sequence[Reading] | None = None,
         now: Callable[[], int] = epoch_ms,
+        wall: Callable[[], int] | None = None,
     ) -> None:
-        super().__init__(services, store, claim, state, now)
+        super().__init__(services, store, claim, state, now, wall)
         self.is_new = state.is_new
         self.loop: Loop | None = None
         self._on_lost = on_lost
@@ -206,7 +208,7 @@ class Session(SessionCore):
             finished = view.finished_speeches.items()
             view.finished_speeches = {key: at for key, at in finished if key in self.state.speeches}
         rests = self.loop is None and self.state.turn is None and not view.closing
-        self._look_at = self._reminders.look() if rests and self._has_reminders else None
+        self._look_at = self._reminders.look() if rests and self._may_have_reminders else None
         if not self._is_expiring:
             at = deadline(view, outbox.deadline, self._look_at)
             if at is not None and (self._timer_at is None or at < self._timer_at):
@@ -221,11 +223,12 @@ class Session(SessionCore):
             self.spawn(self.loop.run())
 
     @property
-    def _has_reminders(self) -> bool:
+    def _may_have_reminders(self) -> bool:
         records, subject = self.services.subject_records, self.key.subject
         if records is None or subject == ANONYMOUS:
             return PREFIX + REMINDERS in self.state.fields
-        return bool(records.get(subject, PREFIX + REMINDERS))
+        # In a store that outlives this process another one may set them.
+        return self.durable or bool(records.get(subject, PREFIX + REMINDERS))
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

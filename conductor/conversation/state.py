@@ -268,6 +268,7 @@ class WebhookEvent(Value, frozen=True):
 class Conversation(Part):
     """A session. The first message of ``log`` has the position ``log_start``.
 
+    ``at`` is the time of the last commit: no later owner's clock is behind it.
     ``claim`` is the token of the owner; ``claims`` maps the last owners to their last revisions, and
     ``claim_times`` are the recent takeovers. Event ids are made of the claim and ``record_count``.
     ``fields`` belong to tools. ``decided`` are the outcomes of the last questions. ``usage`` sums up the
@@ -276,6 +277,7 @@ class Conversation(Part):
     """
 
     revision: int = 0
+    at: int = 0
     record_count: int = 0
     claim: str = ""
     claims: dict[str, int] = {}

@@ -12,6 +12,7 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from conductor.clock import epoch_ns
 from conductor.conversation import records as r
 from conductor.conversation.services import Observed, Observers, Output, SessionObserver, SessionStart
 from conductor.conversation.state import Turn
@@ -251,7 +252,7 @@ class TurnObserver(SessionObserver):
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
         if self._observers.tracer is not None:
-            self._stats.steps.append(Step(kind, name, start_ns, time.time_ns(), error, attributes or {}))
+            self._stats.steps.append(Step(kind, name, start_ns, epoch_ns(), error, attributes or {}))
 
     # -- records
 
@@ -318,7 +319,7 @@ class TurnObserver(SessionObserver):
             "conductor.tool.source": record.source,
         }
         error = "" if record.error_type == "none" else record.error_type
-        start_ns = time.time_ns() - record.took_ms * 1_000_000
+        start_ns = epoch_ns() - record.took_ms * 1_000_000
         self._step("execute_tool", record.tool, start_ns, error, attributes)
 
     def _decided(
@@ -341,7 +342,7 @@ class TurnObserver(SessionObserver):
         allowed = "allowed" if outcome in ("allowed", "edited") else "not allowed"
         self._stats.trace.append(allowed)
         attributes = {"gen_ai.tool.name": question.tool, "conductor.approval.outcome": allowed}
-        start_ns = time.time_ns() - round(seconds * 1e9)
+        start_ns = epoch_ns() - round(seconds * 1e9)
         self._step("approval", question.tool, start_ns, "", attributes)
 
     def _report(self, turn: Turn, record: r.TurnEnded) -> None:

@@ -15,6 +15,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from conductor.clock import epoch_ns
 from conductor.errors import ErrorCode, SettingsError
 from conductor.events.server import EndReason
 from conductor.models.base import Finished
@@ -90,7 +91,7 @@ class TurnTracer:
         if self._content:
             attributes["gen_ai.input.messages"] = _message("user", stats.transcript)
             attributes["gen_ai.output.messages"] = _message("assistant", stats.reply)
-        end_ns = time.time_ns()
+        end_ns = epoch_ns()
         start_ns = end_ns - round((time.monotonic() - stats.started) * 1e9)
         root = self._tracer.start_span(
             "invoke_agent conductor", parent, SpanKind.SERVER, attributes, start_time=start_ns

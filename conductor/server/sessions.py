@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import structlog
 from websockets.frames import CloseCode
 
-from conductor.conversation.core import epoch_ms
+from conductor.clock import epoch_ms, wall_ms
 from conductor.conversation.ledger import replay
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
@@ -44,7 +44,8 @@ class SuspendDetector:
     """Calls ``on_wake`` with the seconds that the process was suspended, as soon as it runs again.
 
     It runs every ``interval`` seconds, before the tasks that handle input of the same pass of the event loop.
-    ``lagged`` gets the seconds by which each run was late.
+    ``lagged`` gets the seconds by which each run was late. ``clock`` is the wall clock, as the loop's stands
+    while the machine sleeps; a step of it counts as a suspension, which costs one look into the store.
     """
 
     def __init__(
@@ -65,16 +66,17 @@ class SuspendDetector:
         self._timer.cancel()
 
     def _tick(self) -> None:
-        now = self._clock()
-        late = now - self._due
+        now, loop = self._clock(), asyncio.get_running_loop()
+        late, lag = now - self._due, loop.time() - self._due_on_loop
         self._arm(now)
-        self._lagged(late)
-        if late > STILL_S:
-            self._on_wake(late)
+        self._lagged(lag)
+        if max(late, lag) > STILL_S:
+            self._on_wake(max(late, lag))
 
     def _arm(self, now: float) -> None:
-        self._due = now + self._interval
-        self._timer = asyncio.get_running_loop().call_later(self._interval, self._tick)
+        loop = asyncio.get_running_loop()
+        self._due, self._due_on_loop = now + self._interval, loop.time() + self._interval
+        self._timer = loop.call_later(self._interval, self._tick)
 
 
 # Sessions verified in the store at the same time.
@@ -131,6 +133,14 @@ class SessionRegistry:
         self._verifying: asyncio.Task[None] | None = None
         self._suspend_detector = SuspendDetector(self._suspended_for, lagged=services.observers.lagged)
         self._refusals = Refusals()
+        if services.subject_records is not None:
+            services.subject_records.watch(self._record_changed)
+
+    def _record_changed(self, subject: str) -> None:
+        """Let the sessions of a person look at the reminders."""
+        for binding in self._subjects.get(subject, {}).values():
+            if binding.session.done() and not binding.session.cancelled() and not binding.session.exception():
+                binding.session.result().changed()
 
     def __len__(self) -> int:
         return len(self._bindings)
@@ -361,6 +371,7 @@ class SessionRegistry:
             lambda stale: self._on_lost(session, stale),
             former,
             readings,
+            wall=wall_ms,
         )
         return session
 

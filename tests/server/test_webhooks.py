@@ -15,7 +15,7 @@ import pytest
 import structlog
 from aiohttp import web
 
-from conductor.conversation.core import epoch_ms
+from conductor.clock import epoch_ms
 from conductor.conversation.events import WEBHOOK_EVENTS
 from conductor.conversation.ledger import PREFIX, SubjectRecords, replay
 from conductor.errors import SettingsError, StoreUnavailable

@@ -21,6 +21,7 @@ BELOW: dict[str, frozenset[str]] = {}
 _LEAVES = (
     "errors",
     "messages",
+    "clock",
     "entry_points",
     "config_file",
     "env_file",
@@ -31,7 +32,7 @@ _LEAVES = (
     "logs",
     "rate_limit",
 )
-BELOW["errors"] = BELOW["messages"] = frozenset()
+BELOW["errors"] = BELOW["messages"] = BELOW["clock"] = frozenset()
 BELOW["entry_points"] = BELOW["config_file"] = frozenset({"errors"})
 BELOW["env_file"] = frozenset({"errors", "config_file"})
 for _leaf in ("settings", "prompts", "speech", "segments", "logs", "rate_limit"):

@@ -39,6 +39,14 @@ def test_the_burst_is_allowed_at_once() -> None:
     assert bucket.take(100.0) == 0.5
 
 
+def test_a_clock_that_is_set_back_takes_no_tokens_away() -> None:
+    bucket = TokenBucket(2.0, 5.0, now=10_000.0)
+    assert bucket.take(10_000.0) == 0.0
+    assert [bucket.take(6_400.0) for _ in range(4)] == [0.0] * 4
+    assert bucket.deficit(2_800.0) == 5.0
+    assert bucket.take(6_400.5) == 0.0
+
+
 def test_returned_tokens_may_be_taken_again_up_to_the_burst() -> None:
     bucket = TokenBucket(1.0, 2.0, now=0.0)
     assert bucket.take(0.0, 2.0) == 0.0

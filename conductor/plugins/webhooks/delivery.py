@@ -13,7 +13,7 @@ import httpx2
 import msgspec
 import structlog
 
-from conductor.conversation.core import epoch_ms
+from conductor.clock import epoch_ms
 from conductor.conversation.events import iso_time
 from conductor.conversation.ledger import SubjectRecords
 from conductor.conversation.services import Observed

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 from msgspec.structs import replace
 
-from conductor.conversation.core import epoch_ms
+from conductor.clock import wall_ms
 from conductor.conversation.events import iso_time
 from conductor.conversation.ledger import PREFIX, RECORD_ID, SubjectRecords
 from conductor.conversation.ledger import replay as replay_commits
@@ -119,7 +119,7 @@ class Pickup:
     async def _announce_reminders(self) -> None:
         for person in self._records.subjects:
             self._note_due(person, self._records.get(person, _TEXTS))
-        now = epoch_ms() - OFFLINE_MS
+        now = wall_ms() - OFFLINE_MS
         for person in [person for person, due in self._due.items() if due <= now]:
             await self._records.load(person)
             for reminder in read_reminders(self._records.get(person, _TEXTS)):
