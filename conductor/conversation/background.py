@@ -18,7 +18,7 @@ from conductor.conversation.view import cut_point
 from conductor.errors import ConductorError, ModelError, StoreError
 from conductor.messages import AssistantMessage, Message, ToolResult, UserMessage
 from conductor.models.base import CACHE_S, CacheWarmer, Finished, ModelRequest, TextDelta
-from conductor.tools.reminders import FIELD, TAKEN_MS, Reminder, read_reminders, write_reminders
+from conductor.tools.reminders import FIELD, Reminder, read_reminders, write_reminders
 
 log = structlog.get_logger(__name__)
 
@@ -143,27 +143,39 @@ class Reminders:
     def __init__(self, session: SessionCore) -> None:
         self._session = session
         self._now: Callable[[], int] = session.view.now
+        self._wall = session.wall
         self._is_telling = False
         self._not_before = 0
+        self._read_at = self._now() + _LOOK_MS
 
     def look(self) -> int | None:
         """Tell the due reminders; returns when to look again."""
-        session, text, now = self._session, self._session.person_fields.get(FIELD), self._now()
-        if self._is_telling or not text or session.view.draining or not session.is_connected:
+        session, now, wall = self._session, self._now(), self._wall()
+        if self._is_telling or session.view.draining or not session.is_connected:
             return None
-        reminders = read_reminders(text)
-        if not any(self._may_take(reminder, now) for reminder in reminders):
-            return min([now + _LOOK_MS, *(item.due_ms for item in reminders if item.due_ms > now)])
+        if now >= self._read_at:
+            self._read_at = now + _LOOK_MS
+            session.spawn(self._read())
+        reminders = read_reminders(self._session.person_fields.get(FIELD))
+        if not any(self._may_take(reminder, wall) for reminder in reminders):
+            return now + min([_LOOK_MS, *(item.due_ms - wall for item in reminders if item.due_ms > wall)])
         if now < self._not_before:
             return self._not_before
         self._is_telling = True
         session.spawn(self._tell())
         return None
 
-    def _may_take(self, reminder: Reminder, now: int) -> bool:
-        own = self._session.key.session_id
-        is_taken = reminder.session not in ("", own) and now - reminder.taken_ms < TAKEN_MS
-        return reminder.due_ms <= now and not is_taken
+    def _may_take(self, reminder: Reminder, wall: int) -> bool:
+        is_other = reminder.session not in ("", self._session.key.session_id)
+        return reminder.due_ms <= wall and not (is_other and reminder.is_taken(wall))
+
+    async def _read(self) -> None:
+        """Read what other processes have set."""
+        try:
+            await self._session.person_fields.refresh()
+        except StoreError as error:
+            log.debug("reminders not read", session=self._session.key.session_id, error=type(error).__name__)
+        self._session.changed()
 
     async def _tell(self) -> None:
         session = self._session
@@ -185,14 +197,14 @@ class Reminders:
         updates: dict[str, Reminder] = {}
 
         def take(text: str | None) -> str:
-            reminders, now = read_reminders(text), self._now()
-            due = [reminder for reminder in reminders if self._may_take(reminder, now)][:room]
+            reminders, wall = read_reminders(text), self._wall()
+            due = [reminder for reminder in reminders if self._may_take(reminder, wall)][:room]
             updates.clear()
             for reminder in due:
                 updates[reminder.id] = msgspec.structs.replace(
-                    reminder, session=self._session.key.session_id, taken_ms=now
+                    reminder, session=self._session.key.session_id, taken_ms=wall
                 )
-            return write_reminders(tuple(updates.get(reminder.id, reminder) for reminder in reminders))
+            return write_reminders((updates.get(reminder.id, reminder) for reminder in reminders), text)
 
         await self._session.person_fields.update(FIELD, take)
         return list(updates.values())
@@ -200,7 +212,7 @@ class Reminders:
     async def _record(self, reminder: Reminder) -> None:
         session = self._session
         event_id = f"{reminder.id}@{reminder.due_ms}"
-        is_late = self._now() - reminder.due_ms > _LOOK_MS
+        is_late = self._wall() - reminder.due_ms > _LOOK_MS
         text = reminder_notice(reminder.text, reminder.local, late=is_late)
         notice = Notice(text, self._now() + session.rules.notice_ms)
 
@@ -214,11 +226,11 @@ class Reminders:
         due = {reminder.id: reminder.due_ms for reminder in reminders}
 
         def drop(text: str | None) -> str:
-            now = self._now()
+            wall = self._wall()
             remaining = (
-                reminder.next(now) if due.get(reminder.id) == reminder.due_ms else reminder
+                reminder.next(wall) if due.get(reminder.id) == reminder.due_ms else reminder
                 for reminder in read_reminders(text)
             )
-            return write_reminders(tuple(reminder for reminder in remaining if reminder is not None))
+            return write_reminders(filter(None, remaining), text)
 
         await self._session.person_fields.update(FIELD, drop)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Annotated, Literal, TypeAlias
@@ -18,14 +18,16 @@ TAKEN_MS = 10 * 60 * 1000
 
 Repeat: TypeAlias = Literal["daily", "weekdays", "weekends", "weekly", "monthly"]
 
-_WEEKDAYS: Mapping[Repeat, range] = {"daily": range(7), "weekdays": range(5), "weekends": range(5, 7)}
+WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_DAYS: Mapping[Repeat | None, range] = {"weekdays": range(5), "weekends": range(5, 7)}
 
 
-class Reminder(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A reminder. ``due_ms`` is epoch milliseconds; ``zone`` is the IANA time zone of its repetitions.
+class Reminder(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A reminder. ``due_ms`` is epoch milliseconds of the wall clock; ``zone`` is an IANA time zone.
 
     ``session`` is the session that delivers it, since ``taken_ms``. ``announced_ms``: its ``due_ms`` of which
-    the app's backend was told.
+    the app's backend was told. ``wall`` is the local time that a repeated one was asked for: where clocks
+    skip that time it is due later, but only on that day.
     """
 
     id: Annotated[str, msgspec.Meta(pattern=r"^reminder_[1-9][0-9]{0,5}$")]
@@ -36,53 +38,87 @@ class Reminder(msgspec.Struct, frozen=True, omit_defaults=True):
     session: str = ""
     taken_ms: int = 0
     announced_ms: int = 0
+    wall: datetime | None = None
 
     @property
     def view(self) -> dict[str, str]:
         """The reminder as the model reads it; its time is local."""
+        local = self.local
+        at = local.isoformat(timespec="seconds" if local.second else "minutes")
         repeat = {"repeat": self.repeat} if self.repeat is not None else {}
-        return {"id": self.id, "text": self.text, "at": self.local.isoformat(timespec="minutes"), **repeat}
+        return {"id": self.id, "text": self.text, "at": at, "weekday": WEEKDAYS[local.weekday()], **repeat}
 
     @property
     def local(self) -> datetime:
         """Its local time."""
         return datetime.fromtimestamp(self.due_ms / 1000, ZoneInfo(self.zone))
 
-    def next(self, now_ms: int) -> Reminder | None:
-        """Return its first repetition after ``now_ms``, taken by no session; None if it has no repetition."""
+    def is_taken(self, wall_ms: int) -> bool:
+        """Tell whether a session delivers it; a time in the future is that of a clock that was set back."""
+        return bool(self.session) and 0 <= wall_ms - self.taken_ms < TAKEN_MS
+
+    def next(self, wall_ms: int) -> Reminder | None:
+        """Return its first repetition after ``wall_ms``, taken by no session; None if there is none."""
         if self.repeat is None:
             return None
-        due = self.local
-        while due.timestamp() * 1000 <= max(now_ms, self.due_ms):
-            due = _repeated(due, self.repeat)
-        return msgspec.structs.replace(self, due_ms=epoch_ms(due), session="", taken_ms=0)
+        wall, due_ms = self.wall or self.local.replace(tzinfo=None, fold=0), self.due_ms
+        while due_ms <= max(wall_ms, self.due_ms):
+            wall = _repeated(wall, self.repeat)
+            due_ms = epoch_ms(wall.replace(tzinfo=ZoneInfo(self.zone)))
+        return msgspec.structs.replace(self, due_ms=due_ms, wall=wall, session="", taken_ms=0)
 
 
-def _repeated(due: datetime, repeat: Repeat) -> datetime:
-    # Local arithmetic: the time of day stays the same when the clocks change.
+def first_day(wall: datetime, repeat: Repeat | None) -> datetime:
+    """Move a local time to the first day of its repetitions, from its own day on."""
+    while wall.weekday() not in _DAYS.get(repeat, range(7)):
+        wall += timedelta(days=1)
+    return wall
+
+
+def _repeated(wall: datetime, repeat: Repeat) -> datetime:
     if repeat == "weekly":
-        return due + timedelta(days=7)
-    due, day = due + timedelta(days=1), due.day
+        return wall + timedelta(days=7)
+    following = first_day(wall + timedelta(days=1), repeat)
     # A month without the day is left out, as in RFC 5545.
-    while due.day != day if repeat == "monthly" else due.weekday() not in _WEEKDAYS[repeat]:
-        due += timedelta(days=1)
-    return due
+    while repeat == "monthly" and following.day != wall.day:
+        following += timedelta(days=1)
+    return following
 
 
 Reminders: TypeAlias = tuple[Reminder, ...]
 
 
+class Stored(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The reminders of a person, and the number of the last id: no later reminder gets it again."""
+
+    last: int = 0
+    reminders: Reminders = ()
+
+    @property
+    def next_id(self) -> str:
+        """The id of the next reminder."""
+        return f"reminder_{self.last + 1}"
+
+
+def decode_reminders(text: str | None) -> Stored:
+    """Decode stored reminders. Raises `msgspec.DecodeError`: another version may have written them."""
+    return msgspec.json.decode(text, type=Stored) if text else Stored()
+
+
 def read_reminders(text: str | None) -> Reminders:
-    """Decode stored reminders; a text that cannot be read has no reminders."""
+    """Decode stored reminders; a text that cannot be read has none for this version."""
     try:
-        return msgspec.json.decode(text, type=Reminders) if text else ()
+        return decode_reminders(text).reminders
     except msgspec.DecodeError:
         return ()
 
 
-def write_reminders(reminders: Reminders) -> str:
-    """Encode reminders for the store."""
-    return msgspec.json.encode(reminders).decode() if reminders else ""
+def write_reminders(reminders: Iterable[Reminder], former: str | None = None) -> str:
+    """Encode reminders in place of the stored text ``former``. Raises as `decode_reminders` does."""
+    reminders = tuple(reminders)
+    numbers = [int(reminder.id.rpartition("_")[2]) for reminder in reminders]
+    last = max([decode_reminders(former).last, *numbers])
+    return msgspec.json.encode(Stored(last, reminders)).decode() if last else ""
 
 
 def epoch_ms(time: datetime) -> int:

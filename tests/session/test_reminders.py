@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,10 +16,10 @@ from conductor.conversation.session import Session
 from conductor.errors import Fenced, StoreError, StoreUnavailable
 from conductor.messages import Note
 from conductor.models.base import TextDelta
-from conductor.stores.base import SessionKey, SessionLog
+from conductor.stores.base import SessionKey, SessionLog, Stored
 from conductor.stores.memory import MemoryStore
 from conductor.tools.reminders import FIELD, Reminder, read_reminders, write_reminders
-from tests.session.helpers import App, SlowStore, later, make_services, now_ms, steps
+from tests.session.helpers import App, Disk, SlowStore, later, make_services, now_ms, steps
 
 
 class Talker:
@@ -28,14 +29,14 @@ class Talker:
         self.store = store
         self.key = SessionKey("ann", name)
 
-    async def open(self, *, connected: bool = True) -> Talker:
+    async def open(self, *, connected: bool = True, wall: Callable[[], int] | None = None) -> Talker:
         services = make_services(lambda _: [TextDelta("So it is.")], store=self.store, turns_per_minute=1e6)
         records = SubjectRecords(self.store)
         await records.load("ann")
         claim = await self.store.claim(self.key)
         state = replay(claim.commits)
         services = replace(services, subject_records=records)
-        self.session = Session(services, self.store, claim, state, now=now_ms)
+        self.session = Session(services, self.store, claim, state, now=now_ms, wall=wall)
         self.app = App()
         if connected:
             await self.app.connect(self.session, resumed=bool(claim.commits))
@@ -77,6 +78,60 @@ async def test_a_reminder_is_delivered_when_it_is_due() -> None:
     await later(2)
     assert ann.reminders() == ["thing 1"]
     assert await stored_reminders(store) == ()
+
+
+async def test_a_reminder_that_another_process_sets_is_told_by_a_session_that_was_idle_before() -> None:
+    store = Disk()
+    ann = await Talker(store, "s-1").open()
+    await later(300)
+    await keep(store, in_s(5))
+    await later(61)
+    assert ann.reminders() == ["thing 1"]
+    await keep(store, in_s(100, 2))
+    await later(102)
+    assert ann.reminders() == ["thing 1", "thing 2"]
+
+
+async def test_an_idle_session_reads_the_reminders_of_its_person_once_a_minute() -> None:
+    class CountingStore(Disk):
+        reads = 0
+
+        async def read(self, key: SessionKey) -> Stored | None:
+            self.reads += 1
+            return await super().read(key)
+
+    store = CountingStore()
+    await Talker(store, "s-1").open()
+    store.reads = 0
+    await later(600)
+    assert 9 <= store.reads <= 10
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(1, 20))]
+)
+async def test_steps_of_the_wall_clock_lose_and_repeat_no_reminder(seed: int) -> None:
+    rng, store, hour = random.Random(seed), MemoryStore(), 3600.0
+    offset_ms = 0
+
+    def wall() -> int:
+        return now_ms() + offset_ms
+
+    due = {f"thing {number}": now_ms() + round(rng.uniform(0, 72) * hour * 1000) for number in range(1, 31)}
+    await keep(store, *(Reminder(f"reminder_{text[6:]}", text, at) for text, at in due.items()))
+    ann = await Talker(store, "s-1").open(wall=wall)
+    latest, told = wall(), dict[str, int]()
+    while wall() < max(due.values()) + 90_000 or len(told) < len(due):
+        before = ann.reminders()
+        offset_ms += rng.choice([0] * 30 + [1, -1, 24, -24]) * round(hour * 1000)
+        latest = max(latest, wall())
+        await later(rng.uniform(100, 600))
+        latest = max(latest, wall())
+        for text in ann.reminders()[len(before) :]:
+            assert text not in told and due[text] <= latest, f"seed {seed}: {text}"
+            told[text] = latest
+        missing = [text for text in due if due[text] <= min(latest, wall()) - 90_000 and text not in told]
+        assert not missing, f"seed {seed}"
 
 
 async def test_a_reminder_is_delivered_in_any_session_of_the_person() -> None:

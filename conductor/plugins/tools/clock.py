@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from conductor.plugins.tools.definitions import argument, definition
 from conductor.tools.base import CallContext, ToolOutcome, failed, succeeded
-from conductor.tools.reminders import MAX_ZONE_CHARS, find_zone
+from conductor.tools.reminders import MAX_ZONE_CHARS, WEEKDAYS, find_zone
 
-_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+UNKNOWN_ZONE = "The app names no time zone that is known, so this is in UTC: tell the user."
 
 
 def utc_now() -> datetime:
-    """Return the current time in UTC."""
-    return datetime.now(UTC)
+    """Return the time of the wall clock in UTC."""
+    return datetime.fromtimestamp(time.time(), UTC)
 
 
 class CurrentTime:
@@ -45,16 +46,17 @@ class CurrentTime:
         The zone is ``timezone``, else that of the session, else UTC.
         """
         name = arguments.get("timezone")
-        zone = find_zone(name or context.time_zone or "UTC")
+        zone = find_zone(name or context.time_zone or "")
         if zone is None and name:
             message = f"There is no time zone {name!r}; use an IANA name such as Europe/Berlin."
             return failed("validation_failed", message)
         # The model cannot correct an unknown zone of the session: answer in UTC.
-        time = self._now().astimezone(zone or UTC)
+        local = self._now().astimezone(zone or UTC)
         return succeeded(
             {
-                "time": time.isoformat(timespec="seconds"),
-                "weekday": _WEEKDAYS[time.weekday()],
+                "time": local.isoformat(timespec="seconds"),
+                "weekday": WEEKDAYS[local.weekday()],
                 "time_zone": zone.key if zone else "UTC",
-            }
+            },
+            notes=() if zone else (UNKNOWN_ZONE,),
         )

@@ -5,22 +5,28 @@ A session of the person delivers a reminder when it is due (`conductor.conversat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from datetime import datetime, time, timedelta, tzinfo
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, time, timedelta, tzinfo
 from typing import Any, get_args
 from zoneinfo import ZoneInfo
 
-from conductor.plugins.tools.clock import utc_now
+from msgspec import DecodeError
+
+from conductor.errors import StoreError
+from conductor.plugins.tools.clock import UNKNOWN_ZONE, utc_now
 from conductor.plugins.tools.definitions import ToolFailure, argument, definition
-from conductor.plugins.tools.tasks import change_field, find_item, next_id, no_storage
+from conductor.plugins.tools.tasks import change_field, find_item, no_storage
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
 from conductor.tools.reminders import (
     FIELD,
     Reminder,
     Repeat,
+    Stored,
+    decode_reminders,
     epoch_ms,
     find_zone,
-    read_reminders,
+    first_day,
     write_reminders,
 )
 
@@ -60,21 +66,19 @@ class ScheduleTask:
 
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Answer with the new ``reminder``."""
-        now = self._now()
-        zone = find_zone(context.time_zone or "UTC") or ZoneInfo("UTC")
+        now = self._now().astimezone(UTC)
+        zone = find_zone(context.time_zone or "")
+        notes = () if zone else (UNKNOWN_ZONE,)
 
         def add(text: str | None) -> tuple[str, ToolOutcome]:
-            due, reminders = _due(arguments, now, zone), read_reminders(text)
-            if len(reminders) >= MAX_REMINDERS:
+            due, note = _due(arguments, now, zone or ZoneInfo("UTC"))
+            stored = _stored(text)
+            if len(stored.reminders) >= MAX_REMINDERS:
                 raise ToolFailure("validation_failed", f"There are {MAX_REMINDERS} reminders already.")
-            reminder = Reminder(
-                next_id("reminder", {reminder.id: reminder for reminder in reminders}),
-                " ".join(arguments["text"].split()),
-                epoch_ms(due),
-                arguments.get("repeat"),
-                zone.key,
-            )
-            return write_reminders((*reminders, reminder)), succeeded({"reminder": reminder.view})
+            words = " ".join(arguments["text"].split())
+            reminder = due.reminder(stored.next_id, words, arguments.get("repeat"))
+            outcome = succeeded({"reminder": reminder.view}, notes=(*notes, *note))
+            return write_reminders((*stored.reminders, reminder), text), outcome
 
         return await change_field(context.person, FIELD, "reminders", add)
 
@@ -95,8 +99,16 @@ class ListScheduledTasks:
         """Answer with ``reminders``."""
         if context.person is None:
             return no_storage("reminders").outcome
-        reminders = sorted(read_reminders(context.person.get(FIELD)), key=lambda reminder: reminder.due_ms)
-        return succeeded({"reminders": [reminder.view for reminder in reminders]})
+        try:
+            await context.person.refresh()  # another process may have set one
+            reminders = _stored(context.person.get(FIELD)).reminders
+        except StoreError:
+            return ToolFailure("io_error", "The reminders could not be read.").outcome
+        except ToolFailure as failure:
+            return failure.outcome
+        return succeeded(
+            {"reminders": [item.view for item in sorted(reminders, key=lambda item: item.due_ms)]}
+        )
 
 
 class CancelScheduledTask:
@@ -116,33 +128,80 @@ class CancelScheduledTask:
         """Answer with the ``cancelled`` reminder."""
 
         def cancel(text: str | None) -> tuple[str, ToolOutcome]:
-            reminders = {reminder.id: reminder for reminder in read_reminders(text)}
+            reminders = {reminder.id: reminder for reminder in _stored(text).reminders}
             cancelled = find_item(arguments["id"], "reminder", reminders)
             del reminders[cancelled.id]
-            return write_reminders(tuple(reminders.values())), succeeded({"cancelled": cancelled.view})
+            return write_reminders(reminders.values(), text), succeeded({"cancelled": cancelled.view})
 
         return await change_field(context.person, FIELD, "reminders", cancel)
 
 
-def _due(arguments: Mapping[str, Any], now: datetime, zone: tzinfo) -> datetime:
+def _stored(text: str | None) -> Stored:
+    try:
+        return decode_reminders(text)
+    except DecodeError:
+        message = "The reminders were stored by another version of the server, and cannot be read."
+        raise ToolFailure("io_error", message) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A time; ``wall`` is the local time that was asked for, which clocks may skip."""
+
+    at: datetime
+    wall: datetime
+    zone: ZoneInfo
+
+    @classmethod
+    def of(cls, at: datetime, zone: ZoneInfo) -> _Due:
+        """Take a time with an offset."""
+        return cls(at, at.astimezone(zone).replace(tzinfo=None, fold=0), zone)
+
+    def reminder(self, reminder_id: str, text: str, repeat: Repeat | None) -> Reminder:
+        wall = first_day(self.wall, repeat)
+        at = self.at if wall == self.wall else wall.replace(tzinfo=self.zone)
+        repeated = wall if repeat is not None else None
+        return Reminder(reminder_id, text, epoch_ms(at), repeat, self.zone.key, wall=repeated)
+
+
+def _due(arguments: Mapping[str, Any], now: datetime, zone: ZoneInfo) -> tuple[_Due, Sequence[str]]:
+    """Read the time of a reminder, with notes for the model."""
     if ("in_minutes" in arguments) == ("at" in arguments):
         raise ToolFailure("validation_failed", "Give either in_minutes or at.")
     if "in_minutes" in arguments:
-        return now + timedelta(minutes=arguments["in_minutes"])
-    local, text = now.astimezone(zone), arguments["at"].strip()
+        return _Due.of(now + timedelta(minutes=arguments["in_minutes"]), zone), ()
+    text = arguments["at"].strip()
     try:
-        if ":" in text[:3]:  # a time of day
-            due = datetime.combine(local, time.fromisoformat(text.zfill(5)), zone)
-            due = due if due > local else due + timedelta(days=1)
-        else:
-            due = datetime.fromisoformat(text)
-            due = due.replace(tzinfo=due.tzinfo or zone)
+        asked = _asked(text, now, zone)
     except ValueError:
         message = f"{text!r} is no time such as 2026-05-01T08:00 or 08:00."
         raise ToolFailure("validation_failed", message) from None
-    if due <= now:
-        local_time = local.isoformat(timespec="minutes")
+    due, notes = _Due(asked, asked.replace(tzinfo=None, fold=0), zone), list[str]()
+    if asked.tzinfo is not zone:
+        due = _Due.of(asked, zone)
+        if asked.utcoffset() != asked.astimezone(zone).utcoffset():
+            notes.append(f"{text!r} is {due.wall:%Y-%m-%dT%H:%M} in the user's zone {zone.key}.")
+    if due.at <= now:
+        local_time = now.astimezone(zone).isoformat(timespec="minutes")
         raise ToolFailure("validation_failed", f"That time has passed: the user's time is {local_time}.")
-    if due - now > timedelta(days=MAX_DAYS):
+    if due.at - now > timedelta(days=MAX_DAYS):
         raise ToolFailure("validation_failed", "That is more than five years away.")
-    return due
+    return due, notes
+
+
+def _asked(text: str, now: datetime, zone: ZoneInfo) -> datetime:
+    """Read a time, by default of ``zone``; a time of day is the next one. Raises `ValueError`."""
+    if ":" not in text[:3]:
+        moment = datetime.fromisoformat(text)
+        return moment if moment.tzinfo is not None else _first([moment], now, zone)
+    at = time.fromisoformat(text if text[1] != ":" else f"0{text}")
+    there = at.tzinfo or zone
+    today = now.astimezone(there).date()
+    days = (today, today + timedelta(days=1), today + timedelta(days=2))
+    return _first([datetime.combine(day, at.replace(tzinfo=None)) for day in days], now, there)
+
+
+def _first(walls: Sequence[datetime], now: datetime, zone: tzinfo) -> datetime:
+    """Give the first of these local times after ``now``; one may come twice when clocks are set back."""
+    times = [wall.replace(tzinfo=zone, fold=fold) for wall in walls for fold in (0, 1)]
+    return next((moment for moment in times if moment.timestamp() > now.timestamp()), times[0])

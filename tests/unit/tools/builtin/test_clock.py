@@ -34,6 +34,8 @@ async def test_the_time_is_in_the_requested_zone_or_the_users(
 ) -> None:
     outcome = await ask(timezone, own)
     assert outcome.data == {"time": time, "weekday": "Wednesday", "time_zone": zone}
+    is_told = any("in UTC" in note for note in outcome.metadata.notes)
+    assert is_told == (zone == "UTC")
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ NOW = datetime(2026, 3, 27, 9, 30, tzinfo=BERLIN)  # a Friday; the clocks change
 
 
 async def schedule(
-    fields: Fields | None, zone: str | None = "Europe/Berlin", **arguments: Any
+    fields: Fields | None, zone: str | None = "Europe/Berlin", now: datetime = NOW, **arguments: Any
 ) -> ToolOutcome:
     context = CallContext("s", "c", zone, person=fields)
-    return await ScheduleTask(lambda: NOW).run({"text": "water the plants", **arguments}, context)
+    return await ScheduleTask(lambda: now).run({"text": "water the plants", **arguments}, context)
 
 
 def stored(fields: Fields) -> tuple[Reminder, ...]:
@@ -40,6 +40,15 @@ def stored(fields: Fields) -> tuple[Reminder, ...]:
         ({"in_minutes": 10}, NOW + timedelta(minutes=10)),
         ({"at": "10:15"}, datetime(2026, 3, 27, 10, 15, tzinfo=BERLIN)),
         ({"at": "9:30"}, datetime(2026, 3, 28, 9, 30, tzinfo=BERLIN)),
+        ({"at": "8:00:30"}, datetime(2026, 3, 28, 8, 0, 30, tzinfo=BERLIN)),
+        ({"at": "9:31"}, datetime(2026, 3, 27, 9, 31, tzinfo=BERLIN)),
+        ({"at": "12:00Z"}, datetime(2026, 3, 27, 13, 0, tzinfo=BERLIN)),
+        ({"at": "14:00+05:00"}, datetime(2026, 3, 27, 10, 0, tzinfo=BERLIN)),
+        ({"at": "00:30-11:00"}, datetime(2026, 3, 27, 12, 30, tzinfo=BERLIN)),
+        ({"at": "2026-04-01T07:05:00+09:00"}, datetime(2026, 4, 1, 0, 5, tzinfo=BERLIN)),
+        ({"at": "02:30", "repeat": "weekends"}, datetime(2026, 3, 28, 2, 30, tzinfo=BERLIN)),
+        ({"at": "2026-03-29T02:30"}, datetime(2026, 3, 29, 3, 30, tzinfo=BERLIN)),
+        ({"in_minutes": 60 * 48}, datetime(2026, 3, 29, 10, 30, tzinfo=BERLIN)),
         ({"at": "08:00"}, datetime(2026, 3, 28, 8, 0, tzinfo=BERLIN)),
         ({"at": "2026-04-01T07:05"}, datetime(2026, 4, 1, 7, 5, tzinfo=BERLIN)),
         ({"at": "2026-04-01"}, datetime(2026, 4, 1, tzinfo=BERLIN)),
@@ -53,6 +62,54 @@ async def test_times_are_in_the_persons_zone(arguments: dict[str, Any], due: dat
     assert reminder.due_ms == epoch_ms(due)
     assert outcome.data["reminder"] == reminder.view
     assert reminder.view["id"] == "reminder_1"
+
+
+@pytest.mark.parametrize(
+    ("now", "arguments", "expected"),
+    [
+        ("2026-03-27T20:00", {"at": "8:00", "repeat": "weekdays"}, "Monday 2026-03-30T08:00+02:00"),
+        ("2026-03-27T07:00", {"at": "8:00", "repeat": "weekdays"}, "Friday 2026-03-27T08:00+01:00"),
+        ("2026-03-30T07:00", {"at": "8:00", "repeat": "weekends"}, "Saturday 2026-04-04T08:00+02:00"),
+        (
+            "2026-03-28T07:00",
+            {"at": "2026-04-04T08:00", "repeat": "weekdays"},
+            "Monday 2026-04-06T08:00+02:00",
+        ),
+        ("2026-03-27T20:00", {"in_minutes": 600, "repeat": "weekdays"}, "Monday 2026-03-30T06:00+02:00"),
+        ("2026-03-30T07:00", {"at": "23:30Z", "repeat": "weekdays"}, "Tuesday 2026-03-31T01:30+02:00"),
+    ],
+)
+async def test_a_repetition_begins_on_the_first_day_of_its_set(
+    now: str, arguments: dict[str, Any], expected: str
+) -> None:
+    outcome = await schedule(Fields(), now=datetime.fromisoformat(now).replace(tzinfo=BERLIN), **arguments)
+    assert "{weekday} {at}".format(**outcome.data["reminder"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("now", "at", "expected"),
+    [  # clocks go back from 03:00 (+02:00) to 02:00 (+01:00)
+        ("2026-10-25T01:50+02:00", "02:30", "2026-10-25T02:30+02:00"),
+        ("2026-10-25T02:40+02:00", "02:30", "2026-10-25T02:30+01:00"),
+        ("2026-10-25T02:10+01:00", "02:30", "2026-10-25T02:30+01:00"),
+        ("2026-10-25T02:40+02:00", "2026-10-25T02:30", "2026-10-25T02:30+01:00"),
+        ("2026-10-25T02:40+01:00", "02:30", "2026-10-26T02:30+01:00"),
+    ],
+)
+async def test_a_time_that_comes_twice_is_the_next_one(now: str, at: str, expected: str) -> None:
+    outcome = await schedule(Fields(), now=datetime.fromisoformat(now), at=at)
+    assert outcome.data["reminder"]["at"] == expected
+
+
+async def test_the_model_reads_what_became_of_an_offset_and_of_an_unknown_zone() -> None:
+    def notes(outcome: ToolOutcome) -> str:
+        return " ".join(outcome.metadata.notes)
+
+    assert "2026-03-27T13:00 in the user's zone Europe/Berlin" in notes(await schedule(Fields(), at="12:00Z"))
+    assert notes(await schedule(Fields(), at="12:00+01:00")) == ""
+    assert notes(await schedule(Fields(), at="12:00")) == ""
+    for zone in ("Middle/Earth", None):
+        assert "in UTC" in notes(await schedule(Fields(), zone=zone, at="12:00"))
 
 
 @pytest.mark.parametrize(
@@ -95,6 +152,19 @@ def test_repetitions_follow_the_persons_clock(
         assert reminder.local == expected.replace(tzinfo=BERLIN)
 
 
+async def test_a_time_that_clocks_skip_is_late_on_that_day_only() -> None:
+    fields = Fields()
+    await schedule(fields, at="2026-03-29T02:30", repeat="daily")
+    (reminder,) = stored(fields)
+    locals_ = [reminder.local.isoformat(timespec="minutes")]
+    for _ in range(2):
+        after = reminder.next(reminder.due_ms)
+        assert after is not None
+        reminder = msgspec.json.decode(msgspec.json.encode(after), type=Reminder)
+        locals_.append(reminder.local.isoformat(timespec="minutes"))
+    assert locals_ == ["2026-03-29T03:30+02:00", "2026-03-30T02:30+02:00", "2026-03-31T02:30+02:00"]
+
+
 def test_missed_repetitions_are_left_out() -> None:
     due = datetime(2026, 3, 20, 8, tzinfo=BERLIN)
     reminder = Reminder("reminder_1", "x", epoch_ms(due), "daily", "Europe/Berlin", "s-1", 5)
@@ -115,6 +185,7 @@ async def test_reminders_are_listed_by_time_and_cancelled_by_id() -> None:
         "id": "reminder_1",
         "text": "lunch",
         "at": "2026-03-27T12:00+01:00",
+        "weekday": "Friday",
         "repeat": "weekdays",
     }
     wrong = await CancelScheduledTask().run({"id": "reminder_7"}, context)
@@ -122,6 +193,38 @@ async def test_reminders_are_listed_by_time_and_cancelled_by_id() -> None:
     outcome = await CancelScheduledTask().run({"id": "reminder_1"}, context)
     assert outcome.data["cancelled"]["text"] == "lunch"
     assert [reminder.id for reminder in stored(fields)] == ["reminder_2"]
+
+
+async def test_no_two_reminders_of_a_person_have_the_same_id() -> None:
+    fields = Fields()
+    context = CallContext("s", "c", person=fields)
+    for _ in range(2):
+        await schedule(fields, in_minutes=1)
+    await CancelScheduledTask().run({"id": "reminder_2"}, context)
+    assert (await schedule(fields, in_minutes=1)).data["reminder"]["id"] == "reminder_3"
+    for name in ("reminder_1", "reminder_3"):
+        await CancelScheduledTask().run({"id": name}, context)
+    assert stored(fields) == ()
+    assert (await schedule(fields, in_minutes=1)).data["reminder"]["id"] == "reminder_4"
+
+
+@pytest.mark.parametrize(
+    "of_later",
+    ['{"version": 9}', "[{", '{"reminders":[{"id":"reminder_1","text":"x","due_ms":1,"colour":"red"}]}'],
+)
+async def test_a_list_of_another_version_is_not_overwritten(of_later: str) -> None:
+    fields = Fields()
+    fields.texts[FIELD] = of_later
+    context = CallContext("s", "c", person=fields)
+    for outcome in (
+        await schedule(fields, in_minutes=1),
+        await CancelScheduledTask().run({"id": "reminder_1"}, context),
+        await ListScheduledTasks().run({}, context),
+    ):
+        assert outcome.error_type == "io_error" and "another version" in (outcome.error_message or "")
+    assert fields.texts[FIELD] == of_later
+    with pytest.raises(msgspec.DecodeError):
+        write_reminders((), of_later)
 
 
 async def test_the_number_of_reminders_is_bounded_and_an_unknown_zone_is_utc() -> None:
