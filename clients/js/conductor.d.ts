@@ -98,7 +98,10 @@ export interface SessionStorage {
 }
 
 export interface Reconnect {
-  /** The pause before the first try, in milliseconds. Default 500. Each further pause is twice as long. */
+  /**
+   * The pause before the first try, in milliseconds. Default 500. Each further pause is twice as long. `say()` and the
+   * browser's event `online` end a pause.
+   */
   firstMs?: number;
   /** The longest pause. Default 15000. A random part of up to half is taken off. */
   mostMs?: number;

@@ -306,7 +306,9 @@ class Client {
   #startId = null;
   #openedAt = 0;
   #readAt = 0;
-  #failures = 0;
+  #failures = 0; // the tries that failed, and the connections before them that did not last
+  #brief = 0; // connections in a row that did not last
+  #retry = null; // the timer of the next try, if it may come sooner
   #timers = new Set();
   #watch;
   #closed = false;
@@ -338,6 +340,7 @@ class Client {
     this.#saver = new Saver(storage, this.sessionId, () => this.#snapshot());
     this.started = new Promise((resolve, reject) => (this.#answerStarted = { resolve, reject }));
     this.started.catch(() => {}); // an app may ignore it
+    globalThis.addEventListener?.("online", this.#tryNow);
   }
 
   async _start() {
@@ -356,6 +359,7 @@ class Client {
     const unsent = this.#outbox.transcripts.filter(({ sentOn }) => !sentOn);
     if (unsent.length > UNSENT_TRANSCRIPTS) this.#outbox.remove([unsent[0].event.id]);
     this.#turns.expire(this.#outbox.has);
+    this.#tryNow();
     return turn;
   }
 
@@ -419,6 +423,12 @@ class Client {
     }
   }
 
+  #tryNow = () => {
+    if (this.#retry === null) return;
+    this.#forget(this.#retry);
+    this.#open();
+  };
+
   #connect() {
     const { url, token, WebSocket = globalThis.WebSocket } = this.#options;
     const to = new URL(url ?? "/ws", globalThis.location?.href);
@@ -427,6 +437,7 @@ class Client {
     if (token && /^[\w!#$%&'*+.^`|~-]+$/.test(token)) protocols.push(`bearer.${token}`);
     else if (token) to.searchParams.set("token", token);
     if (!WebSocket) throw new Error("There is no global WebSocket: give one, such as that of the package ws.");
+    this.#retry = null;
     this.#number += 1;
     this.#openedAt = Date.now();
     const socket = (this.#socket = new WebSocket(String(to), protocols));
@@ -446,7 +457,10 @@ class Client {
 
   #lost(code, reason, retryAfterMs = 0) {
     if (this.#closed) return;
-    if (this.#live && Date.now() - this.#openedAt >= STEADY_MS) this.#failures = 0;
+    if (this.#live) {
+      this.#failures = this.#brief = Date.now() - this.#openedAt >= STEADY_MS ? 0 : this.#brief;
+      this.#brief += 1;
+    }
     this.#socket = null;
     this.#live = false;
     const { firstMs = 500, mostMs = 15_000, tries = Infinity } = this.#options.reconnect ?? {};
@@ -454,7 +468,8 @@ class Client {
     const pause = Math.min(mostMs, Math.max(firstMs * 2 ** Math.min(this.#failures, 30), retryAfterMs));
     this.#failures += 1;
     this.#connectionIs("connecting", { code, reason });
-    this.#later(pause * (1 - Math.random() / 2), () => this.#open());
+    const timer = this.#later(pause * (1 - Math.random() / 2), () => this.#open());
+    this.#retry = retryAfterMs ? null : timer; // a time that the server named counts
   }
 
   #end(error, code, reason = "") {
@@ -463,7 +478,8 @@ class Client {
     this.#socket = null;
     this.#live = false;
     clearInterval(this.#watch);
-    for (const timer of this.#timers) clearTimeout(timer);
+    globalThis.removeEventListener?.("online", this.#tryNow);
+    for (const timer of [...this.#timers]) this.#forget(timer);
     socket?.close(1000);
     this.#answerStarted.reject(error);
     this.#turns.close();
@@ -484,6 +500,12 @@ class Client {
       if (!this.#closed) act();
     }, ms);
     this.#timers.add(timer);
+    return timer;
+  }
+
+  #forget(timer) {
+    clearTimeout(timer);
+    this.#timers.delete(timer);
   }
 
   #begin() {

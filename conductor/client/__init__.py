@@ -129,6 +129,7 @@ class Client(Session):
         self._last_event_id: str | None = None  # of the last handled event
         self._worker: asyncio.Task[None] | None = None
         self._retries = False  # the connection is watched, and restored after a loss
+        self._retry: asyncio.Future[None] | None = None  # the pause before the next try, if it may be cut short
 
     async def __aenter__(self) -> Client:
         await self.start()
@@ -195,17 +196,17 @@ class Client(Session):
 
     async def _watch(self, policy: Reconnect) -> None:
         now = asyncio.get_running_loop().time
-        failures = 0
+        brief = 0  # connections in a row that did not last
         error: ClientError | None = None
         while error is None:
             since = now()
             error = loss = await self.wait_lost()
-            # Only a connection that lasted resets the backoff.
-            failures = 0 if now() - since >= policy.steady_s else failures
+            failures = brief = 0 if now() - since >= policy.steady_s else brief
+            brief += 1
             await self._tell(Lost(loss))
             while error is not None and not error.is_final and failures != policy.tries:
                 failures += 1
-                await policy.sleep(policy.delay_s(failures, error))
+                await self._delay(policy, failures, error)
                 try:
                     started = await self.start()
                     error = None
@@ -219,12 +220,22 @@ class Client(Session):
         if not self.connected:
             self._turns.end(self._turns.open[:], ConnectionLost(f"The connection was given up. {error}"))
 
+    async def _delay(self, policy: Reconnect, number: int, error: ClientError) -> None:
+        """Wait for the next try: until a transcript is to be sent, unless the server named the time."""
+        delay = asyncio.ensure_future(policy.sleep(policy.delay_s(number, error)))
+        self._retry = None if isinstance(error, StartRefused) and error.event.retry_after_ms else delay
+        try:
+            await asyncio.wait([delay])
+        finally:
+            self._retry = None
+            delay.cancel()
+
     # Sending
 
     async def say(self, text: str) -> Turn:
         """Send a final transcript; await the returned turn for its end.
 
-        With ``reconnect`` a transcript waits for a connection. Without a connection it raises
+        With ``reconnect`` a transcript waits for a connection, which is tried at once. Without a connection it raises
         `ConnectionLost`, as it does if ``ClientLimits.unsent`` transcripts wait or the client has given up.
         Raises `ValueError` for a text that exceeds a frame or has lone surrogates.
         """
@@ -233,6 +244,8 @@ class Client(Session):
         entry = self.add(outbound.TranscriptFinal(text))
         turn = Turn(text, entry.event_id, self.limits.turn_s)
         self._turns.open.append(turn)
+        if self._retry is not None:
+            self._retry.cancel()
         await self.flush()
         return turn
 

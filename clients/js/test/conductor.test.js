@@ -269,3 +269,71 @@ test("a first connection that breaks before its answer", async () => {
   assert.equal((await client.say("say still here")).ending, "idle");
   await client.close();
 });
+
+/** A WebSocket that reaches no server while `network.down`; `network.cut()` cuts its connection. */
+function unsteady(network) {
+  return class extends WebSocket {
+    constructor(url, ...options) {
+      super(network.down ? "ws://127.0.0.1:1/ws" : url, ...options);
+      network.cut = () => this.terminate();
+    }
+  };
+}
+
+const HOUR_MS = 3_600_000;
+
+test("after an outage the pauses begin anew, and grow with connections that do not last", async (context) => {
+  const pauses = [];
+  const { setTimeout } = globalThis;
+  context.after(() => (globalThis.setTimeout = setTimeout));
+  globalThis.setTimeout = (act, ms, ...more) => {
+    if (ms < HOUR_MS / 2) return setTimeout(act, ms, ...more);
+    pauses.push(ms / HOUR_MS);
+    if (pauses.length === 6) network.down = false;
+    return setTimeout(act, 0);
+  };
+  const network = { down: false };
+  let opened = signal();
+  const client = open("js-outage", {
+    WebSocket: unsteady(network),
+    reconnect: { firstMs: HOUR_MS, mostMs: 100 * HOUR_MS },
+    onConnection: (state) => state === "open" && opened.resolve(),
+  });
+  for (const down of [true, false, false]) {
+    await opened.promise;
+    opened = signal();
+    network.down = down;
+    network.cut();
+  }
+  await opened.promise;
+  await client.close();
+  const grown = [1, 2, 4, 8, 16, 32, /* back, and lost at once */ 2, 4];
+  assert.equal(pauses.length, grown.length);
+  for (const [at, most] of grown.entries()) assert.ok(most / 2 <= pauses[at] && pauses[at] <= most, `${pauses}`);
+});
+
+test("words, and a network that is back, are tried at once", async (context) => {
+  const page = new EventTarget();
+  globalThis.addEventListener = page.addEventListener.bind(page);
+  globalThis.removeEventListener = page.removeEventListener.bind(page);
+  context.after(() => {
+    delete globalThis.addEventListener;
+    delete globalThis.removeEventListener;
+  });
+  const network = { down: false };
+  let waits = signal();
+  const client = open("js-at-once", {
+    WebSocket: unsteady(network),
+    reconnect: { firstMs: HOUR_MS, mostMs: HOUR_MS },
+    onConnection: (state) => state === "connecting" && waits.resolve(),
+  });
+  for (const comes of [() => {}, () => page.dispatchEvent(new Event("online"))]) {
+    await client.say("say hello");
+    waits = signal();
+    network.cut();
+    await waits.promise;
+    comes();
+  }
+  assert.equal((await client.say("say hello again")).text, "hello again");
+  await client.close();
+});

@@ -219,6 +219,59 @@ async def test_a_steady_connection_resets_the_tries() -> None:
             await log.wait(Reconnected, count)
 
 
+async def test_after_an_outage_the_delays_begin_anew_and_grow_with_brief_connections() -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async def refuses(peer: Peer) -> None:
+        await peer.receive("session.start")
+        await peer.connection.close(1011)
+
+    async def brief(peer: Peer) -> None:
+        await peer.start()
+        await peer.connection.close(1011)
+
+    policy = Reconnect(first_s=1, most_s=60, jitter=0, sleep=sleep)
+    scripts: list[Script] = [brief, refuses, refuses, refuses, brief, brief, plain_turns]
+    async with scripted_server(*scripts) as server, connect(server.url, reconnect=policy) as client:
+        log = EventLog(client)
+        await log.wait(Reconnected, 3)
+        assert (await (await client.say("hello")).wait(LIMIT_S)).ok
+    assert waits == [1, 2, 4, 8, 2, 4]
+
+
+@pytest.mark.parametrize("retry_after_ms", [None, 1])
+async def test_words_are_tried_at_once_unless_the_server_named_the_time(retry_after_ms: int | None) -> None:
+    waiting = asyncio.Event()
+
+    async def sleep(_seconds: float) -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    async def refuses(peer: Peer) -> None:
+        await peer.receive("session.start")
+        error = {"code": "rate_limited", "message": "Later.", "retryAfterMs": retry_after_ms}
+        await peer.send("error", error)
+
+    async with (
+        scripted_server(plain_turns, refuses, plain_turns) as server,
+        connect(server.url, reconnect=Reconnect(sleep=sleep)) as client,
+    ):
+        client.drop()
+        await soon(waiting)
+        waiting.clear()
+        first = await client.say("hello")
+        await soon(waiting)
+        second = await client.say("hello again")
+        if retry_after_ms is None:
+            assert (await first.wait(LIMIT_S)).ok and (await second.wait(LIMIT_S)).ok
+        else:
+            await client.close()
+            assert len(server.peers) == 2
+
+
 async def test_a_reconnect_on_demand_ends_the_retries() -> None:
     waiting, go_on = asyncio.Event(), asyncio.Event()
 
