@@ -129,7 +129,9 @@ class Client(Session):
         self._last_event_id: str | None = None  # of the last handled event
         self._worker: asyncio.Task[None] | None = None
         self._retries = False  # the connection is watched, and restored after a loss
-        self._retry: asyncio.Future[None] | None = None  # the pause before the next try, if it may be cut short
+        self._retry: asyncio.Future[None] | None = (
+            None  # the pause before the next try, if it may be cut short
+        )
 
     async def __aenter__(self) -> Client:
         await self.start()
@@ -235,8 +237,9 @@ class Client(Session):
     async def say(self, text: str) -> Turn:
         """Send a final transcript; await the returned turn for its end.
 
-        With ``reconnect`` a transcript waits for a connection, which is tried at once. Without a connection it raises
-        `ConnectionLost`, as it does if ``ClientLimits.unsent`` transcripts wait or the client has given up.
+        With ``reconnect`` a transcript waits for a connection, which is tried at once. Without a connection
+        it raises `ConnectionLost`, as it does if ``ClientLimits.unsent`` transcripts wait or the client has
+        given up.
         Raises `ValueError` for a text that exceeds a frame or has lone surrogates.
         """
         if not self._retries or len(self._turns.at("waiting")) >= self.limits.unsent:

@@ -118,8 +118,8 @@ class Reconnect:
 
     The delay before the first try is ``first_s`` seconds. It doubles up to ``most_s``, less a random part of
     up to ``jitter`` (0 to 1) of it. The client gives up after ``tries`` failures in a row; None retries
-    forever. A new connection ends the row, and begins one if it is shorter than ``steady_s`` seconds. ``random`` returns numbers
-    from 0 to 1, ``sleep`` waits for a number of seconds.
+    forever. A new connection ends the row, and begins one if it is shorter than ``steady_s`` seconds.
+    ``random`` returns numbers from 0 to 1, ``sleep`` waits for a number of seconds.
 
     Raises `ValueError` for numbers out of range.
     """

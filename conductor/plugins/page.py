@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import http
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,13 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+# The library is for the pages of any origin; who may connect is another matter.
+LIBRARY_PATH = "/conductor.js"
+LIBRARY_HEADERS = {
+    **HEADERS,
+    "Access-Control-Allow-Origin": "*",
+    "Cross-Origin-Resource-Policy": "cross-origin",
+}
 REPLAY_PATH = "/replay.json"
 _PATHS = {"index.html": "/", "sessions.html": "/sessions"}
 _TYPES = {
@@ -68,7 +75,10 @@ def make_routes(listener: Listener, settings: Settings) -> dict[str, Route]:
     """Make a route for each file; ``/page.json`` has the ``version``, and whether a ``token`` is needed."""
     facts = json.dumps({"token": settings.authenticates, "version": __version__})
     files = {**read_files(), "/page.json": ("application/json", facts.encode())}
-    routes: dict[str, Route] = {path: partial(_answer_file, file) for path, file in files.items()}
+    routes: dict[str, Route] = {
+        path: partial(_answer_file, file, LIBRARY_HEADERS if path == LIBRARY_PATH else HEADERS)
+        for path, file in files.items()
+    }
     return {**routes, REPLAY_PATH: partial(_answer_replay, listener)}
 
 
@@ -81,11 +91,12 @@ def read_files(folder: Path = FOLDER) -> dict[str, tuple[str, bytes]]:
     }
 
 
-async def _answer_file(file: tuple[str, bytes], request: Request, peer: str) -> Response:
+async def _answer_file(
+    file: tuple[str, bytes], headers: Mapping[str, str], request: Request, peer: str
+) -> Response:
     if request.method not in ("GET", "HEAD"):
         return text_response(http.HTTPStatus.METHOD_NOT_ALLOWED, "Only GET.\n", {"Allow": "GET, HEAD"})
-    headers = {"Content-Type": file[0], **HEADERS}
-    return response(http.HTTPStatus.OK, file[1], headers)
+    return response(http.HTTPStatus.OK, file[1], {"Content-Type": file[0], **headers})
 
 
 async def _answer_replay(listener: Listener, request: Request, peer: str) -> Response:

@@ -68,6 +68,18 @@ async def test_the_headers_allow_no_inline_script_and_no_other_host() -> None:
         assert header in answer
 
 
+async def test_the_library_alone_may_be_used_by_pages_of_other_origins() -> None:
+    async with served() as port:
+        for path in ("/", "/main.js", "/conductor.js", "/page.json"):
+            for method in ("GET", "HEAD"):
+                request = get(path, "Origin: https://app.example").replace("GET", method, 1)
+                _, answer = await http(port, request)
+                is_library = path == "/conductor.js"
+                assert ("Access-Control-Allow-Origin: *\r\n" in answer) is is_library
+                policy = "cross-origin" if is_library else "same-origin"
+                assert f"Cross-Origin-Resource-Policy: {policy}\r\n" in answer
+
+
 async def test_the_page_knows_whether_a_token_is_needed() -> None:
     for tokens, token_needed in ((None, False), ("a-token", True)):
         async with served(auth_tokens=tokens) as port:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -86,13 +86,18 @@ async def chromium() -> AsyncIterator[Any]:
 
 
 @asynccontextmanager
-async def serving(token: str | None = None, models: Path | None = None) -> AsyncIterator[str]:
-    """Run a server with the demo model, or ``models``, and the page; gives the page's address."""
+async def serving(
+    token: str | None = None, models: Path | None = None, origins: Sequence[str] = ()
+) -> AsyncIterator[str]:
+    """Run a server with the demo model, or ``models``, and the page; gives the page's address.
+
+    Pages of ``origins`` may connect, too.
+    """
     tokens = (token,) if token else ()
     values = {"auth_tokens": tokens} if tokens else {}
     settings = load_settings(None, session_rate_limit_per_min=1_000, models_file=models, **values)
     services = make_services(settings, None if models else DemoProvider(pace_s=0.005))
-    listener = Listener(services, TokenAuthenticator(tokens))
+    listener = Listener(services, TokenAuthenticator(tokens), origins)
     serve(listener, settings)
     await listener.start("127.0.0.1", 0)
     try:
