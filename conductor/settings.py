@@ -79,7 +79,7 @@ class Limits:
     ui_timeout: float = 5.0  # a UI call only draws
     speech_timeout: float = 5.0  # a speech may take this long,
     speech_seconds_per_char: float = 0.1  # and as long as a slow voice needs to read it
-    bridge_after: float = 1.5  # a turn that waits this long for tools says so
+    bridge_after: float = 1.5  # a turn that waits this long in silence says so
     model_silence: float = 30.0
     model_retry: float = 0.5  # longest pause before the retry of an interrupted reply
     turn_timeout: float = 120.0

@@ -88,6 +88,7 @@ class Loop:
         session = self._session
         match step:
             case AskModel():
+                self._model.begin(step)
                 await self._cancellable(self._model.ask(step))
             case PrepareRequest():
                 await self._cancellable(self._prepare_request(step))
@@ -107,9 +108,11 @@ class Loop:
         return step if isinstance(step, list) else []
 
     async def _cancellable(self, work: Any) -> None:
-        self._work = self._session.spawn(work)
+        session = self._session
+        self._work = session.spawn(work)
         try:
-            await asyncio.wait([self._work])
+            while not (await asyncio.wait([self._work], timeout=self._bridge_wait_s()))[0]:
+                await session.insist(self._bridge)
             if not self._work.cancelled() and (error := self._work.exception()) is not None:
                 raise error
         finally:
@@ -138,14 +141,16 @@ class Loop:
         if turn is None or not session.services.bridge_phrases or turn.bridged or turn.segments:
             return None
         calls = [call for call in turn.calls if call.is_open and call.started_at]
+        asked_at = None if turn.calls else self._model.silent_since
+        since = min((call.started_at for call in calls), default=asked_at)
         transport = session.outbox.transport
-        if not calls or turn.cause == "request" or session.state.questions or transport is None:
+        if since is None or turn.cause == "request" or session.state.questions or transport is None:
             return None
         device = any(call.is_device for call in calls)
         has_spoken = any(speech.turn_id == turn.id for speech in session.state.speeches.values())
         if (device and not transport.segments) or has_spoken:
             return None  # the app would say it after the call
-        due_ms = min(call.started_at for call in calls) + round(session.rules.limits.bridge_after * 1000)
+        due_ms = since + round(session.rules.limits.bridge_after * 1000)
         return max(0.0, (due_ms - session.view.now()) / 1000)
 
     def _bridge(self) -> list[r.Record]:

@@ -95,7 +95,12 @@ class ModelSteps:
         self._avoid: str | None = None
         self._partial_timer: asyncio.TimerHandle | None = None
         self._partial_at = 0.0
-        self._start_ns = self._first_ns = 0
+        self._start_ns = self._first_ns = self._asked_at = 0
+
+    @property
+    def silent_since(self) -> int | None:
+        """The time of the request that has brought no words yet, in epoch milliseconds; None if it has."""
+        return None if self._session.view.draft.strip() else self._asked_at
 
     def stop(self) -> None:
         """End the request, and send no more partials of its reply."""
@@ -107,14 +112,19 @@ class ModelSteps:
 
     # -- one request
 
+    def begin(self, step: AskModel) -> None:
+        """Note a request before `ask`."""
+        session = self._session
+        session.view.draft, session.view.request = "", (step.turn_id, step.rounds, step.retries)
+        if step.retries == 0:
+            self._asked_at = session.view.now()
+
     async def ask(self, step: AskModel) -> None:
         """Ask for a reply, and commit its meaning."""
-        session = self._session
         if not step.with_tools:
             self._note_limit(step)
         reply: list[str] = []
         calls: list[ToolCall] = []
-        session.view.draft, session.view.request = "", (step.turn_id, step.rounds, step.retries)
         try:
             finished = await self._read(step, reply, calls)
         except ModelError as error:

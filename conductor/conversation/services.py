@@ -174,7 +174,8 @@ class Services:
     ``failures`` are the sentences for
     failed turns, by error code; an empty mapping disables them.
     ``speak_segments``: replies are spoken in segments to all clients. ``bridge_phrases`` are spoken when a
-    turn waits long for a tool. ``summarize_history``: the model summarises the dropped part of a history.
+    turn waits long for a tool or the model.
+    ``summarize_history``: the model summarises the dropped part of a history.
     ``rules`` are the operator's, read from ``policies``. ``subject_records`` enable the scope "always".
     ``turn_rates`` and ``budget`` limit turns and the model's use by person and tenant; a rate is kept by the
     sessions that share it. With ``local_only`` nothing leaves the local network. ``inspect``: which clients

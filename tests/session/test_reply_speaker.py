@@ -285,6 +285,46 @@ async def test_a_tool_that_is_fast_or_follows_speech_is_not_bridged() -> None:
     assert stage.app.speeches() == ["Let me look.", "Done."]
 
 
+async def test_a_model_that_begins_late_is_bridged_once() -> None:
+    scripts: list[Script] = [[26.0, TextDelta("Hello.")], [1.0, TextDelta("Yes. "), 26.0, TextDelta("No.")]]
+    stage = await open_stage(bridging(scripts), say="go")
+    await later(1.4)
+    assert stage.app.speeches() == []
+    await later(0.2)
+    assert stage.app.speeches() == ["One moment."]
+    await stage.quiet()
+    assert stage.app.speeches() == ["One moment.", "Hello."]
+    assert "One moment." not in str(stage.session.state.log)
+    await stage.ask("And one that begins in time?")
+    assert stage.app.speeches()[2:] == ["Yes. No."]
+
+
+async def test_the_retry_of_a_late_reply_is_in_the_same_silence() -> None:
+    cut = ModelError("connection", "cut")
+    scripts: list[Script] = [[1.0, TextDelta("<"), cut], [26.0, TextDelta("Hello.")]]
+    stage = await open_stage(bridging(scripts, model_retry=0.1), say="go")
+    await later(1.6)
+    assert stage.app.speeches() == ["One moment."]
+    await stage.quiet()
+    assert stage.app.speeches() == ["One moment.", "Hello."]
+
+
+async def test_a_slow_model_behind_a_call_of_a_serial_device_is_bridged() -> None:
+    scripts: list[Script] = [[call("device.look")], [26.0, TextDelta("Done.")]]
+    stage = await open_stage(bridging(scripts), say="go")
+    await stage.quiet()
+    assert stage.app.speeches() == ["One moment.", "Done."]
+
+
+async def test_a_person_who_interrupts_the_bridging_phrase_of_a_slow_model_ends_its_request() -> None:
+    stage = await open_stage(bridging([[26.0, TextDelta("Hello.")]]), say="go")
+    await later(2.0)
+    stage.app.interrupt()
+    await stage.quiet()
+    assert stage.app.speeches() == ["One moment."] and stage.app.states()[-1] == "idle"
+    assert stage.provider.record(0).closed_early
+
+
 @pytest.mark.parametrize("segments", [True, False])
 async def test_a_call_of_a_serial_device_is_not_bridged(segments: bool) -> None:
     def slow(name: str, call_id: str) -> str | None:
