@@ -28,6 +28,7 @@ from conductor.events.server import (
     ToolsChanged,
     ToolsListed,
 )
+from conductor.events.unreadable import UnreadableResult
 from conductor.tools.declarations import read_declarations
 
 log = structlog.get_logger(__name__)
@@ -169,6 +170,9 @@ async def _take_result(session: Session, event_id: str, event: client.ToolResult
     outbox, state = session.outbox, session.state
     if not event.call_id.startswith("call_"):  # as all ids of this server do
         session.clients.diagnose([Diagnostic("warning", "unknown_call", _UNKNOWN_CALL, event_id)])
+    if isinstance(event, UnreadableResult):
+        message = f"The result could not be read: {event.why}."
+        session.clients.diagnose([Diagnostic("warning", "unreadable_result", message, event_id)])
     call = state.open_call(event.call_id)
     if call is not None and call.is_device:
         outbox.extend(event.call_id)  # it must not time out while its result is recorded

@@ -36,6 +36,7 @@ from conductor.conversation.view import Replay, View, cut_point, finish, finish_
 from conductor.errors import ErrorCode
 from conductor.events import client
 from conductor.events.server import EndReason
+from conductor.events.unreadable import UnreadableResult
 from conductor.messages import AssistantMessage, UserMessage
 from conductor.speech import for_the_ear
 from conductor.tools.base import ToolOutcome
@@ -46,6 +47,7 @@ from conductor.tools.outcomes import (
     job_outcome,
     not_answered,
     timeout_outcome,
+    without_result,
 )
 
 _RETRY_S = 2.0
@@ -353,7 +355,7 @@ def _report(
     state, now, is_result = view.state, view.now(), isinstance(event, client.ToolResultEvent)
     call, late = state.open_call(event.call_id), state.late_calls.get(event.call_id)
     if call is not None and call.is_device and call.started_at:
-        outcome = _outcome(event, view.seconds_since(call.started_at))
+        outcome = _outcome(event, call.effect, view.seconds_since(call.started_at))
         is_job = isinstance(event, client.ToolAccepted)
         job = late_call(call, now + view.rules.job_ms, job=True) if is_job else None
         return [finish(view, call, outcome, late=job)]
@@ -364,7 +366,7 @@ def _report(
     if isinstance(event, client.ToolCancelled) and event.effect == "none" and late.effect == "read":
         return []  # the model knows already that it was cancelled
     closed = Call(late.call_id, late.name, source="device", effect=late.effect, untrusted=late.untrusted)
-    result = finish(view, closed, _outcome(event, view.seconds_since(late.started_at))).result
+    result = finish(view, closed, _outcome(event, late.effect, view.seconds_since(late.started_at))).result
     starts_turn = late.job or (late.starts_turn and state.turn is None)
     expires_at = now + view.rules.notice_ms if starts_turn else 0
     notice = Notice(late_result(late.name, result.content), expires_at, late.untrusted, late=True)
@@ -372,9 +374,11 @@ def _report(
 
 
 def _outcome(
-    event: client.ToolResultEvent | client.ToolCancelled | client.ToolAccepted, took_s: float
+    event: client.ToolResultEvent | client.ToolCancelled | client.ToolAccepted, effect: str, took_s: float
 ) -> ToolOutcome:
     match event:
+        case UnreadableResult():
+            return without_result("ran", event.why, effect=effect, reason="unreadable", took_s=took_s)
         case client.ToolCancelled():
             return cancelled_outcome(event.effect, event.result, took_s)
         case client.ToolAccepted():

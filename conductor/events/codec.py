@@ -14,6 +14,7 @@ from conductor.errors import ConductorError, ErrorCode
 from conductor.events import client
 from conductor.events.client import ClientEvent
 from conductor.events.envelope import PROTOCOL_VERSION
+from conductor.events.unreadable import UnreadableResult, read_texts
 
 # Levels and values of an event: each value becomes an object, many times as large as its text.
 MAX_DEPTH = 32
@@ -29,6 +30,15 @@ _SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 # Ends at the string's end or at the frame's, so that each byte is read once.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)', re.DOTALL)
 _TYPES: dict[str, type[ClientEvent]] = {event.TYPE: event for event in get_args(ClientEvent)}
+# Reports of calls, which hold a value of any form.
+_REPORTS = (client.ToolResultEvent.TYPE, client.ToolCancelled.TYPE)
+_FAULTS_OF_VALUES = {
+    "invalid_json": "it is not valid JSON",
+    "invalid_utf8": "it is not UTF-8",
+    "duplicate_key": "it has a key twice",
+    "too_deep": f"it is nested more than {MAX_DEPTH} levels deep",
+    "too_many_values": f"it has more than {MAX_NODES:,} values",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +88,46 @@ _encode = msgspec.json.Encoder().encode
 def decode_event(frame: bytes, max_bytes: int = 65_536) -> Inbound:
     """Decode one frame.
 
-    ``max_bytes`` is the limit of an event; a ``tool.result`` may be larger, up to the transport's limit.
-    Raises `InvalidFrame`.
+    ``max_bytes`` is the limit of an event; a ``tool.result`` may be larger, up to the transport's limit. A
+    ``tool.result`` whose result cannot be read becomes an `UnreadableResult`. Raises `InvalidFrame`.
     """
+    try:
+        return _decode_event(frame, max_bytes)
+    except InvalidFrame as error:
+        report = _report_without_result(frame, str(error))
+        if report is None:
+            raise
+        return report
+
+
+def _report_without_result(frame: bytes, fault: str) -> Inbound | None:
+    """Read a report of a call without its result: the call has ended, whatever its result is."""
+    if fault not in _FAULTS_OF_VALUES or not any(kind.encode() in frame for kind in _REPORTS):
+        return None
+    fields = read_texts(frame)
+    if fields is None or fields.get("type") not in _REPORTS:
+        return None
+    head = _Head(fields.get("id"), fields["type"], fields.get("sessionId"))
+    payload = {**fields["payload"], "result": None}
+    try:
+        _check_envelope(fields, head)
+        event = _convert(payload, _TYPES[fields["type"]], head)
+    except InvalidFrame:
+        return None
+    if isinstance(event, client.ToolResultEvent) and event.error is None:
+        event = UnreadableResult(event.call_id, why=_FAULTS_OF_VALUES[fault])
+    assert head.id is not None and head.session_id is not None
+    return Inbound(head.id, fields["type"], head.session_id, len(frame), event)
+
+
+def _decode_event(frame: bytes, max_bytes: int) -> Inbound:
     if frame.startswith(BINARY_MARK):
         _refuse("binary_frame")
-    if len(frame) > max_bytes and (head := _read_head(frame)).type != client.ToolResultEvent.TYPE:
-        _refuse(f"event_too_large:{len(frame)}", head)
+    if len(frame) > max_bytes:
+        head = _read_head(frame)
+        event_type = head.type or (read_texts(frame) or {}).get("type")
+        if event_type != client.ToolResultEvent.TYPE:
+            _refuse(f"event_too_large:{len(frame)}", head)
     if _has_too_many_values(frame):
         _refuse("too_many_values", _read_head(frame))
     value = _parse(frame)
@@ -155,7 +198,7 @@ def _check_values(value: dict[str, Any], head: _Head) -> None:
                 below.extend(item.values())
             elif type(item) is list:
                 below.extend(item)
-            elif type(item) is int and not -MAX_INTEGER <= item <= MAX_INTEGER:
+            elif type(item) is int and not -MAX_INTEGER <= item <= MAX_INTEGER and head.type not in _REPORTS:
                 _refuse("number_out_of_range", head)
             elif type(item) is float and not isfinite(item):
                 _refuse("invalid_json", head)

@@ -59,6 +59,7 @@ DiagnosticCode: TypeAlias = Literal[
     "unknown_time_zone",
     "invalid_traceparent",
     "unknown_call",
+    "unreadable_result",
 ]
 
 

@@ -22,6 +22,7 @@ from conductor.events.codec import (
     decode_event,
 )
 from conductor.events.envelope import encode_event
+from conductor.events.unreadable import MAX_PARTS, UnreadableResult
 from tests.cpu import least_cpu_s
 from tests.unit.events.events import CLIENT, MISSING, event, events_of, frame, refusal, texts
 
@@ -223,7 +224,7 @@ def test_a_large_tool_result_is_checked_like_any_event() -> None:
     data = frame(type="tool.result", payload=payload)
     twice = data.replace(b'"callId": "c"', b'"callId":"c","callId":"d"')
     assert str(refusal(twice)) == "duplicate_key"
-    assert str(refusal(data.replace(b"xx", b"\xff", 1))) == "invalid_utf8"
+    assert str(refusal(data.replace(b"s-1", b"\xff", 1))) == "invalid_utf8"
 
 
 def test_nesting_may_be_as_deep_as_the_limit_and_no_deeper() -> None:
@@ -319,5 +320,83 @@ def test_the_values_of_a_large_result_are_bounded(unit: str) -> None:
     units = ",".join([unit] * (1_000_000 // (len(unit) + 1)))
     empty = frame(type="tool.result", payload={"callId": "c", "result": "RESULT", "error": None})
     large = empty.replace(b'"RESULT"', f"[{units}]".encode())
-    assert str(refusal(large)) == "too_many_values"
-    assert least_cpu_s(lambda: refusal(large), 0.05) < 0.05  # 0.01; built it takes 0.1
+    read = decode_event(large).event
+    assert read == UnreadableResult("c", why="it has more than 5,000 values")
+    assert least_cpu_s(lambda: decode_event(large), 0.05) < 0.05  # 0.01; built it takes 0.1
+
+
+# -- results that cannot be read
+
+
+def reported(result: bytes, **payload: Any) -> bytes:
+    fields = {"callId": "call_1", "result": "RESULT", "error": None, **payload}
+    return frame(type="tool.result", payload=fields).replace(b'"RESULT"', result)
+
+
+UNREADABLE = {
+    "NaN": b'{"x":NaN}',
+    "Infinity": b"[-Infinity]",
+    "1e999": b"1e999",
+    "half a surrogate": b'"\\ud83d"',
+    "invalid UTF-8": b'"\xff"',
+    "6,000 values": b"[" + b"0," * 5_999 + b"0]",
+    "many levels": b"[" * 400_000 + b"]" * 400_000,
+    "a key twice": b'{"a":1,"a":2}',
+    "no JSON": b"{'a': undefined}",
+    "an unterminated list": b"[1,",
+}
+
+
+@pytest.mark.parametrize("result", UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize("order", [("callId", "result"), ("result", "callId")])
+def test_a_report_is_taken_although_its_result_cannot_be_read(result: bytes, order: tuple[str, str]) -> None:
+    payload = {name: {"callId": "call_1", "result": "RESULT"}[name] for name in order}
+    data = frame(type="tool.result", payload=payload).replace(b'"RESULT"', result)
+    if result == UNREADABLE["an unterminated list"] and order[1] == "callId":
+        assert str(refusal(data)) == "invalid_json"  # what follows is within the list
+        return
+    inbound = decode_event(data)
+    assert (inbound.id, inbound.session_id, inbound.type) == ("e-1", "s-1", "tool.result")
+    assert isinstance(inbound.event, UnreadableResult)
+    assert (inbound.event.call_id, inbound.event.result, inbound.event.error) == ("call_1", None, None)
+    assert least_cpu_s(lambda: decode_event(data), 0.1) < 0.1
+
+
+@pytest.mark.parametrize("number", [2**53, -(2**63), 2**64, 10**30])
+def test_integers_of_a_result_are_kept(number: int) -> None:
+    read = decode_event(reported(str(number).encode())).event
+    assert read == client.ToolResultEvent("call_1", str(number))
+    nested = decode_event(reported(b'{"id":%d}' % number)).event
+    assert nested == client.ToolResultEvent("call_1", f'{{"id":{number}}}')
+
+
+def test_an_error_wins_over_a_result_that_cannot_be_read() -> None:
+    worded = reported(b"NaN", error="no disk")
+    assert decode_event(worded).event == client.ToolResultEvent("call_1", None, "no disk")
+    half = reported(b"NaN", error="ERROR").replace(b"ERROR", b"\\ud83d")
+    assert decode_event(half).event == client.ToolResultEvent("call_1", None, "\ufffd")
+    coded = reported(b"NaN", error="ERROR").replace(b'"ERROR"', b'{"code":5}')
+    assert decode_event(coded).event == client.ToolResultEvent("call_1", None, "\ufffd")
+
+
+def test_a_cancelled_call_keeps_its_effect_without_its_result() -> None:
+    payload = {"callId": "call_1", "effect": "partial", "result": "RESULT"}
+    data = frame(type="tool.cancelled", payload=payload).replace(b'"RESULT"', b"NaN")
+    assert decode_event(data).event == client.ToolCancelled("call_1", "partial")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (reported(b"NaN", callId=""), "invalid_json"),
+        (reported(b"NaN", callId=7), "invalid_json"),
+        (reported(b"NaN").replace(b"call_1", b"\\ud83d"), "invalid_json"),
+        (reported(b'NaN,"callId":"call_2"'), "invalid_json"),
+        (reported(b'NaN},"payload":{"callId":"call_2"'), "invalid_json"),
+        (reported(b"NaN").replace(b"s-1", b"a b"), "invalid_json"),
+        (reported(b"[" + b'{"a":[' * MAX_PARTS + b"NaN]"), "too_deep"),
+        (reported(b"NaN").replace(b"tool.result", b"user.audio.transcript.final"), "invalid_json"),
+    ],
+)
+def test_a_report_without_a_clear_call_is_refused(data: bytes, message: str) -> None:
+    assert str(refusal(data, len(data))) == message
