@@ -29,7 +29,7 @@ CODE_MEANINGS: Mapping[ErrorCode, str] = MappingProxyType(
     {
         "invalid_event": "The frame is no valid event; the message says why. The connection stays open.",
         "unsupported_protocol_version": "The event's protocolVersion is newer than the server.",
-        "invalid_transcript": "The transcript is blank; no turn was started.",
+        "invalid_transcript": "The transcript has no words; no turn was started.",
         "session_mismatch": "The event names another session than the one that the connection serves.",
         "rate_limited": "Too much came at once; retryAfterMs, where it is there, says when to come back.",
         "model_provider_failed": "The language model's service failed; the turn has ended.",

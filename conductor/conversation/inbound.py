@@ -14,7 +14,7 @@ from conductor.conversation.background import warm_cache
 from conductor.conversation.clients import ResumeAnswer, of_ignored, of_tools
 from conductor.conversation.consent import Later, Refuse, Response, answer, tapped
 from conductor.conversation.phrases import MESSAGES
-from conductor.conversation.receive import receive, too_late
+from conductor.conversation.receive import receive, too_late, wordless
 from conductor.conversation.records import ProfileDeclared
 from conductor.conversation.session import Session
 from conductor.conversation.transport import Transport
@@ -247,13 +247,14 @@ async def _take_transcript(session: Session, event_id: str, event: client.Transc
     view.speaking_until = 0
     if event_id in session.state.handled_ids:
         return InboundResult.ORDINARY
-    wait_s = 0.0
-    if event.text.strip() and answer(session.view, event_id, event.text) is None:
+    wait_s, is_noise = 0.0, wordless(session.view, event.text) is not None
+    if not is_noise and answer(session.view, event_id, event.text) is None:
         wait_s = session.take_rate()
     if wait_s:
         response: Response = Refuse("rate_limited", "Too many turns; wait.", wait_s)
     else:
-        session.outbox.expect_no_acknowledgements()
+        if not is_noise:  # after a noise the speech goes on
+            session.outbox.expect_no_acknowledgements()
         response = await record(session, event_id, event)
         if isinstance(response, Refuse) and response.code == "rate_limited":
             view.refused_input = not view.draining and bool(session.rules.failures.get("rate_limited"))

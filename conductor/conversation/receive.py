@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -90,9 +91,27 @@ def receive(view: View, event_id: str, event: object) -> Response:
 # -- the person's words
 
 
-def _transcript(view: View, event_id: str, text: str) -> Response:
-    if not text:
+def wordless(view: View, text: str) -> Refuse | None:
+    """Refuse the transcript of a noise, such as ``[BLANK_AUDIO]``: no letter or digit outside brackets.
+
+    While a question stands, words in brackets may be an answer.
+    """
+    if not text.strip():
         return Refuse("invalid_transcript", "The transcript is empty.")
+    spoken = text if view.state.questions else _BRACKETED.sub("", text)
+    if any(map(str.isalnum, spoken)):
+        return None
+    return Refuse("invalid_transcript", "The transcript has no words.")
+
+
+_BRACKETED = re.compile(
+    r"\([^()]*+\)|\[[^\[\]]*+\]|\{[^{}]*+\}|<[^<>]*+>|\*[^*]*+\*|\uff08[^\uff08\uff09]*+\uff09|\u3010[^\u3010\u3011]*+\u3011"
+)
+
+
+def _transcript(view: View, event_id: str, text: str) -> Response:
+    if (refusal := wordless(view, text)) is not None:
+        return refusal
     answer = consent.answer(view, event_id, text)
     if answer is not None:
         return answer

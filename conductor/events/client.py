@@ -149,7 +149,8 @@ class TranscriptFinal(msgspec.Struct, frozen=True, rename="camel"):
     text: Annotated[
         str,
         doc(
-            "The whole text; blank text is the error ``invalid_transcript``.",
+            "The whole text. Without a letter or a digit outside brackets it is the error "
+            "``invalid_transcript``: no turn starts, and the running one goes on.",
             "What is seventeen percent of 2340?",
         ),
     ]
