@@ -258,7 +258,6 @@ def _break(state: Conversation, turn: Turn, record: r.ReplyBroken) -> None:
         _place_segments(state, turn, state.log_end - 2)
     elif record.is_lost:
         state.log.append(Note(NOTHING_CAME))
-    _trim(state, record.trim)
     turn.retries += not record.by_takeover
     turn.reply_text, turn.reply_id, turn.segments = "", "", 0
 

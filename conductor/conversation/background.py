@@ -10,11 +10,11 @@ import msgspec
 import structlog
 
 from conductor.conversation.core import SessionCore
+from conductor.conversation.history import cut_point
 from conductor.conversation.model import history_of
 from conductor.conversation.phrases import reminder_notice
 from conductor.conversation.records import NoticeTaken, Record
 from conductor.conversation.state import MAX_NOTICES, Notice, Summary
-from conductor.conversation.view import cut_point
 from conductor.errors import ConductorError, ModelError, StoreError
 from conductor.messages import AssistantMessage, Message, ToolResult, UserMessage
 from conductor.models.base import CACHE_S, CacheWarmer, Finished, ModelRequest, TextDelta

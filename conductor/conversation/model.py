@@ -10,16 +10,17 @@ from contextlib import aclosing
 from functools import partial
 
 import msgspec
+import structlog
 
 from conductor.clock import epoch_ns
 from conductor.conversation.core import SessionCore
 from conductor.conversation.events import segments_id
+from conductor.conversation.history import BEGINNINGS, cut_point, estimate_tokens, shortened
 from conductor.conversation.phrases import Failure, in_about
 from conductor.conversation.receive import ended, replied
 from conductor.conversation.records import Record, ReplyBroken, SegmentSpoken
 from conductor.conversation.state import Conversation, Turn
 from conductor.conversation.steps import AskModel
-from conductor.conversation.view import BEGINNINGS
 from conductor.errors import BudgetSpent, ConductorError, ModelError
 from conductor.events.envelope import new_call_id
 from conductor.events.server import ErrorEvent, SpeechPartial
@@ -35,6 +36,8 @@ from conductor.models.base import (
 from conductor.models.failures import BROKEN_OFF, rest_of
 from conductor.segments import SegmentSplitter
 from conductor.speech import CODE_PHRASE, TABLE_PHRASE, for_the_ear
+
+log = structlog.get_logger(__name__)
 
 _NO_ANSWER, _DONE = "I have nothing to say to that.", "Done."
 _LIMIT_REACHED = "The limit of tool calls is reached; the model answers with what it has."
@@ -71,10 +74,14 @@ def without_invented(text: str, messages: Iterable[Message]) -> str:
     return "".join(prose_and_code)
 
 
-def history_of(state: Conversation) -> list[Message]:
-    """Give the history to send: the summary, if there is one, and the log from the first input on."""
-    begin = next((at for at, message in enumerate(state.log) if isinstance(message, BEGINNINGS)), 0)
-    messages = state.log[begin:]
+def history_of(state: Conversation, skipped: int = 0) -> list[Message]:
+    """Give the history to send: the summary, if there is one, and the log from the first input on.
+
+    ``skipped`` is the number of messages to leave out.
+    """
+    log = state.log[skipped:]
+    begin = next((at for at, message in enumerate(log) if isinstance(message, BEGINNINGS)), 0)
+    messages = log[begin:]
     if state.summary is not None:
         text = f"Summary of the conversation so far: {state.summary.text}"
         messages.insert(0, Note(text, state.summary.untrusted))
@@ -182,7 +189,7 @@ class ModelSteps:
         if finished.stop == "context_window" and not (text.strip() or calls):
             raise ModelError("context_too_long", "The conversation is too long for the model.")
         session.observer.replied(finished)
-        session.view.history.learn(request, finished.usage)
+        session.view.history.learn(request, finished.usage, finished.profile)
         return finished
 
     def _observe(self, finished: Finished | None = None, error_code: str = "") -> None:
@@ -201,7 +208,8 @@ class ModelSteps:
         if step.retries == 0:
             self._avoid = None
         if self._last_messages is None:
-            messages = history_of(state)
+            begin = session.view.history.begin(state.log, state.log_start, session.view.now())
+            messages = history_of(state, begin)
         else:
             prefix, position = self._last_messages
             messages = [*prefix, *state.log[max(0, position - state.log_start) :]]
@@ -264,15 +272,11 @@ class ModelSteps:
         return for_the_ear(tail) if tail else ""
 
     async def _take_failure(self, step: AskModel, error: ModelError, *, has_reply: bool) -> None:
-        session, state = self._session, self._session.state
+        session = self._session
         self.stop()
-        if step.retries == 0 and error.reason == "context_too_long":
-            cut = session.view.history.halve(state.log)
-            if cut:
-                self._last_messages = None
-                before = state.log_start + cut
-                await session.take(step, lambda: [ReplyBroken(trim=before)])
-                return
+        if error.reason == "context_too_long" and self._shorten(step, error):
+            await self._ask_again(step)
+            return
         backoff_s = session.rules.limits.model_retry * random.uniform(0.5, 1.0)
         # Another profile may reply sooner than a service that rests.
         pause_s = backoff_s if rest_of(error) else max(backoff_s, error.retry_after or 0.0)
@@ -284,6 +288,34 @@ class ModelSteps:
             await asyncio.sleep(pause_s)
             return
         await self._fail(step, error)
+
+    def _shorten(self, step: AskModel, error: ModelError) -> bool:
+        """Shorten the messages of a request that was too long; False if nothing more can be left out.
+
+        Earlier turns go first, half of them and then all, and then parts of this turn's results and
+        arguments. The history itself stays.
+        """
+        session, state = self._session, self._session.state
+        if self._last_messages is None or self._turn_prompt is None or step.retries > 1:
+            return False
+        messages, position = self._last_messages
+        size = sum(map(estimate_tokens, messages))
+        session.view.history.refuse(size, error.profile, session.view.now())
+        log.warning(
+            "history too long for the model",
+            session=session.key.session_id,
+            profile=error.profile,
+            tokens=size,
+        )
+        cut = cut_point(messages, len(messages), 0 if step.retries else size - 1)
+        shorter = messages[cut:]
+        if cut and state.summary is not None:
+            shorter.insert(0, messages[0])
+        if step.retries or not cut:
+            _, system, tools = self._turn_prompt
+            shorter = shortened(shorter, session.view.history.room(system, tools, size))
+        self._last_messages = shorter, position
+        return shorter != messages
 
     async def _ask_again(self, step: AskModel, *, is_lost: bool = False) -> None:
         """Let the loop request the reply once more; the spoken part stays. ``is_lost``: see `ReplyBroken`."""

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from conductor.conversation import consent
 from conductor.conversation import records as r
 from conductor.conversation.consent import Refuse, Response
+from conductor.conversation.history import cut_point
 from conductor.conversation.phrases import (
     CUT_BEFORE_SPEECH,
     CUT_OFF,
@@ -33,7 +34,7 @@ from conductor.conversation.state import (
     Speech,
     Turn,
 )
-from conductor.conversation.view import Replay, View, cut_point, finish, finish_without_result, late_call
+from conductor.conversation.view import Replay, View, finish, finish_without_result, late_call
 from conductor.errors import ErrorCode
 from conductor.events import client
 from conductor.events.server import EndReason

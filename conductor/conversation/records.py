@@ -142,13 +142,11 @@ class ReplyBroken(Fact, frozen=True):
     """A reply broke off. ``text`` was spoken and stays; the model continues from there.
 
     ``by_takeover``: its process ended, not the request. ``is_lost``: it ended without words or without its
-    call, which the model is told. The history was too long for the model: messages before the position
-    ``trim`` are dropped.
+    call, which the model is told.
     """
 
     text: str = ""
     by_takeover: bool = False
-    trim: int = 0
     is_lost: bool = False
 
 

@@ -136,6 +136,7 @@ class Rules:
     cancels: bool = True
     failures: Mapping[Failure, str] = field(default_factory=dict)
     history_tokens: int = 60_000
+    window_tokens: int | None = None
     late_ms: int = 600_000
     notice_ms: int = 600_000
     job_ms: int = 86_400_000
@@ -215,7 +216,7 @@ class Services:
     def conduct(self) -> Rules:
         """The settings that decide how a conversation goes."""
         cancels = self.interruption_mode == "cancel"
-        return Rules(self.limits, cancels, self.failures, self.history_tokens)
+        return Rules(self.limits, cancels, self.failures, self.history_tokens, self.window_tokens)
 
     def turn_rate(self, subject: str, now: float) -> SharedRate:
         """Make the rate limit of a session's turns, shared with those of its person and its tenant."""
@@ -253,8 +254,13 @@ class Services:
     @property
     def history_tokens(self) -> int:
         """The tokens of history in a request: at most half of a model's context window."""
-        window = self.provider.context_window if isinstance(self.provider, ModelRouter) else None
+        window = self.window_tokens
         return HISTORY_TOKENS if window is None else min(HISTORY_TOKENS, window // 2)
+
+    @property
+    def window_tokens(self) -> int | None:
+        """The tokens of the smallest context window, None if it is unknown."""
+        return self.provider.context_window if isinstance(self.provider, ModelRouter) else None
 
     def provider_for(self, subject: str) -> ModelProvider:
         """Return the model, within the budget of the person and of the tenant if one is set."""

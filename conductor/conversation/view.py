@@ -1,105 +1,21 @@
-"""The session as its decisions read it, the size of its history, and the results of calls, without I/O."""
+"""The session as its decisions read it, and the results of calls, without I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 
-import msgspec
-
+from conductor.conversation.history import HistoryBudget
 from conductor.conversation.records import CallFinished
 from conductor.conversation.services import Rules
 from conductor.conversation.state import Call, Conversation, LateCall, Summary, UnknownCall
 from conductor.conversation.tools import SessionTools
 from conductor.events.server import ConversationState
-from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
-from conductor.models.base import CHARS_PER_TOKEN, ModelRequest, ToolDefinition, Usage, running_turn
+from conductor.messages import ToolCall, ToolResult
 from conductor.tools.base import ToolOutcome
 from conductor.tools.executor import with_timing
 from conductor.tools.outcomes import interrupted_outcome
-
-# Shorter requests say little about the ratio of counted to estimated tokens.
-_TELLING_TOKENS = 500
-_MAX_RATIO = 8.0
-# A history to send begins with one of these.
-BEGINNINGS = (UserMessage, Note)
-
-
-def estimate_tokens(message: Message) -> int:
-    """Estimate the tokens of a message without its reasoning, which no later turn sends."""
-    size = len(message.content if isinstance(message, ToolResult) else message.text)
-    if isinstance(message, AssistantMessage):
-        for call in message.calls:
-            size += len(call.name) + len(call.arguments) + 20
-    return int(size / CHARS_PER_TOKEN) + 4
-
-
-def cut_point(messages: Sequence[Message], max_turns: int, max_tokens: int) -> int:
-    """Return how many messages to drop from the front; 0 while both budgets hold.
-
-    Whole turns are dropped, down to half of the exceeded budget: a window that slides by one turn each time
-    would defeat the prompt cache. The last turn always stays.
-    """
-    starts = [
-        index
-        for index, message in enumerate(messages)
-        # A note belongs to the message after it.
-        if isinstance(message, BEGINNINGS) and not (index and isinstance(messages[index - 1], Note))
-    ]
-    if len(starts) <= 1:
-        return 0
-    tokens = [estimate_tokens(message) for message in messages]
-    total = sum(tokens)
-    if len(starts) <= max_turns and total <= max_tokens:
-        return 0
-    keep_turns = max_turns // 2 if len(starts) > max_turns else max_turns
-    keep_tokens = max_tokens // 2 if total > max_tokens else max_tokens
-    for position, start in enumerate(starts[:-1]):
-        if len(starts) - position <= keep_turns and sum(tokens[start:]) <= keep_tokens:
-            return start
-    return starts[-1]
-
-
-class HistoryBudget:
-    """The tokens of history in a request, as `estimate_tokens` counts them.
-
-    It follows the service's count, which in some languages is several times the estimate, and shrinks when a
-    request was too long.
-    """
-
-    def __init__(self, tokens: int) -> None:
-        self._tokens = tokens
-        self._ratio = 1.0
-
-    @property
-    def tokens(self) -> int:
-        return int(self._tokens / self._ratio)
-
-    def learn(self, request: ModelRequest, usage: Usage) -> None:
-        """Compare the estimate for a request with the tokens that the service counted."""
-        counted = usage.read_tokens
-        if counted <= _TELLING_TOKENS:
-            return
-        running = request.messages[running_turn(request.messages) :]
-        reasoning = sum(len(reply.opaque or "") for reply in running if isinstance(reply, AssistantMessage))
-        fixed = len(request.system) + _size(tuple(request.tools)) + reasoning
-        estimated = sum(map(estimate_tokens, request.messages)) + fixed / CHARS_PER_TOKEN
-        self._ratio = min(max(1.0, counted / estimated), _MAX_RATIO)
-
-    def halve(self, messages: Sequence[Message]) -> int:
-        """Shrink to half of a history that was too long; return how many messages to drop."""
-        total = sum(map(estimate_tokens, messages))
-        cut = cut_point(messages, len(messages), total - 1)
-        if cut:
-            self._tokens = int(total / 2 * self._ratio)
-        return cut
-
-
-@lru_cache(maxsize=256)
-def _size(tools: tuple[ToolDefinition, ...]) -> int:
-    schemas = sum(len(msgspec.json.encode(tool.input_schema)) for tool in tools)
-    return schemas + sum(len(tool.name) + len(tool.description) for tool in tools)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +78,7 @@ class View:
     @cached_property
     def history(self) -> HistoryBudget:
         """The bound of the history in a request."""
-        return HistoryBudget(self.rules.history_tokens)
+        return HistoryBudget(self.rules.history_tokens, self.rules.window_tokens)
 
     @property
     def follows(self) -> bool:

@@ -19,6 +19,8 @@ from conductor.models.profiles import ModelProfile, Prices, Profiles
 
 # Malformed replies in a row after which an ``auto`` model writes its calls as text.
 _MAX_MALFORMED = 2
+# Seconds for which it does; then calls are tried again.
+_AS_TEXT_S = 600.0
 # Failures that are not the service's.
 _NOT_ITS_FAULT = frozenset({"refused", "context_too_long", "malformed"})
 
@@ -54,9 +56,10 @@ class Route:
             self._using = as_text(provider, profile)
         self._probing = asyncio.Lock()
         self._malformed = 0  # in a row
+        self._as_text_until: float | None = None
         self._active = 0
         self._idle = asyncio.Event()
-        self._answered_at = float("-inf")
+        self._heard_at = float("-inf")
 
     @property
     def is_up(self) -> bool:
@@ -78,14 +81,15 @@ class Route:
         self._active += 1
         self._idle.clear()
         try:
+            self._try_calls_again()
             provider = self._using or await self._ready()
             async with aclosing(provider.stream(request)) as events:
                 async for event in events:
+                    self._heard_at = asyncio.get_running_loop().time()
                     if isinstance(event, ToolCall):
                         calls.append(event)
                     elif isinstance(event, Finished):
                         self.breaker.end(succeeded=True)
-                        self._answered_at = asyncio.get_running_loop().time()
                         self._count_malformed(is_malformed(event, calls))
                         event = self._signed(event)
                     yield event
@@ -148,6 +152,13 @@ class Route:
         if self._malformed >= _MAX_MALFORMED and self.profile.kind == "auto" and self._using is self.provider:
             log.warning("model calls tools as text", profile=self.profile.name)
             self._using = self._as_text(self.provider, self.profile)
+            self._as_text_until = asyncio.get_running_loop().time() + _AS_TEXT_S
+
+    def _try_calls_again(self) -> None:
+        """End the time in which the model of a service that had garbled some calls writes them as text."""
+        if self._as_text_until is not None and asyncio.get_running_loop().time() >= self._as_text_until:
+            self._using, self._as_text_until = self.provider, None
+            self._malformed = _MAX_MALFORMED - 1
 
     def cost(self, usage: Usage) -> float:
         """Give the cost of the tokens, by the prices of the profile, else of the provider."""
@@ -162,10 +173,10 @@ class Route:
         ) / 1_000_000
 
     async def check(self, every_s: float) -> None:
-        """Check the health, unless a reply runs or ended in the last ``every_s`` seconds."""
+        """Check the health, unless the service rests or was heard in the last ``every_s`` seconds."""
         now = asyncio.get_running_loop().time()
-        # At a local server the check would wait behind a reply.
-        if self._active or now - self._answered_at < every_s:
+        # At a local server the check would wait behind a reply. One without a sign may hang.
+        if now - self._heard_at < every_s:
             self.is_healthy = True
             return
         if self.breaker.rest_s:

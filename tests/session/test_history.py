@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from conductor.conversation.view import HistoryBudget, cut_point, estimate_tokens
+from conductor.conversation.history import HistoryBudget, cut_point, estimate_tokens, shortened
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, ToolDefinition, Usage
 from conductor.plugins.models.anthropic_request import body_of
@@ -190,10 +190,81 @@ def test_a_budget_follows_the_services_count() -> None:
     assert budget.tokens == 8_000
 
 
-def test_a_history_that_is_too_long_is_halved_except_its_last_turn() -> None:
+# -- requests that were too long
+
+
+def long_history(turns: int) -> list[Message]:
+    """Make turns of 1,000 tokens each."""
+    return [UserMessage("word " * 699) for _ in range(turns)]
+
+
+def size_of(messages: Sequence[Message]) -> int:
+    return sum(map(estimate_tokens, messages))
+
+
+def accepted(budget: HistoryBudget, messages: Sequence[Message], profile: str | None = None) -> None:
+    budget.learn(ModelRequest("", messages), Usage(), profile)
+
+
+def test_after_a_refusal_requests_are_shorter_for_ten_minutes_and_the_budget_is_the_same() -> None:
+    budget, history = HistoryBudget(60_000), long_history(20)
+    assert budget.begin(history, 0, now=0) == 0
+    budget.refuse(size_of(history), None, now=0)
+    begin = budget.begin(history, 0, now=1)
+    assert begin == 15, "half of the limit, which is half of the size"
+    assert budget.begin(history[4:], 4, now=2) == 11, "the same beginning, behind a dropped part"
+    assert budget.begin([*history, *long_history(4)], 0, now=3) == begin
+    assert budget.begin([*history, *long_history(8)], 0, now=4) > begin
+    assert budget.begin(history, 0, now=600_000) == 0
+    assert budget.tokens == 60_000
+
+
+def test_requests_never_become_shorter_than_an_accepted_one() -> None:
+    budget, history = HistoryBudget(60_000), long_history(20)
+    accepted(budget, history[:19])
+    budget.refuse(size_of(history), None, now=0)
+    assert budget.begin(history[:19], 0, now=1) == 0
+    accepted(budget, history)
     budget = HistoryBudget(60_000)
-    history = [UserMessage("words " * 100) for _ in range(10)]
-    assert budget.halve(history) == 6
-    # Later histories are shorter than this one.
-    assert budget.tokens < sum(map(estimate_tokens, history))
-    assert budget.halve(history[-1:]) == 0
+    accepted(budget, history)
+    budget.refuse(size_of(history), None, now=0)
+    assert budget.begin(long_history(30), 0, now=1) == 0, "the service had taken as much before"
+
+
+def test_what_one_model_accepts_says_nothing_of_another() -> None:
+    budget, history = HistoryBudget(60_000), long_history(20)
+    accepted(budget, history, "cloud")
+    budget.refuse(size_of(history), "home", now=0)
+    assert budget.begin(history, 0, now=1) > 0
+
+
+def test_a_short_history_is_sent_whole_whatever_a_service_says() -> None:
+    budget = HistoryBudget(60_000)
+    budget.refuse(500, None, now=0)
+    assert budget.begin(long_history(1), 0, now=1) == 0
+
+
+def test_the_room_for_messages_is_the_rest_of_a_known_window_else_half() -> None:
+    assert HistoryBudget(4_000).room("", (), 9_000) == 4_500
+    assert HistoryBudget(4_000, 8_192).room("s" * 350, (), 9_000) == 8_192 - 1_024 - 100
+    assert HistoryBudget(4_000, 8_192).room("", (), 5_000) == 2_500, "the estimate was too low"
+
+
+def test_the_largest_results_and_arguments_of_the_running_turn_are_shortened() -> None:
+    small, large = ToolResult("c1", '{"a":1}'), ToolResult("c2", "x" * 20_000)
+    call = AssistantMessage(
+        "Well.", (ToolCall("c1", "device.do", "{}"), ToolCall("c2", "device.do", f'{{"x":"{"y" * 30_000}"}}'))
+    )
+    before: list[Message] = [UserMessage("a"), call, small, large, UserMessage("b")]
+    messages = [*before, call, small, large]
+    fitting = shortened(messages, size_of(before) + 4_000)
+    assert size_of(fitting) <= size_of(before) + 4_000
+    assert fitting[:5] == before and fitting[6] is small
+    *_, cut_call, _, cut_result = fitting
+    assert isinstance(cut_call, AssistantMessage) and isinstance(cut_result, ToolResult)
+    assert "[shortened: " in cut_result.content and len(cut_result.content) > 6_000
+    assert cut_call.calls[0] == call.calls[0] and "[shortened: " in cut_call.calls[1].arguments
+    assert msgspec.json.decode(cut_call.calls[1].arguments)
+    assert complaint(fitting[4:]) is None
+    assert shortened(messages, size_of(messages)) == messages
+    assert shortened(before, 10) == before, "only the running turn"

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -68,23 +69,47 @@ TOO_LONG = ModelError("context_too_long", "too long")
 
 
 @pytest.mark.parametrize("refused", [[TOO_LONG], [Finished("context_window")]])
-async def test_a_history_that_is_too_long_is_halved_and_sent_again(refused: Script) -> None:
+async def test_a_history_that_is_too_long_is_sent_again_in_half_and_stays(refused: Script) -> None:
     scripts: list[Script] = [
         *([TextDelta(f"Answer {n}.")] for n in range(4)),
         refused,
+        refused,
         [TextDelta("Yes.")],
+        [TextDelta("All.")],
     ]
     stage = await open_stage(make_services(scripts))
-    for text in ("one", "two", "three", "four", "five"):
+    for text in ("one", "two", "three", "four", "five", "six"):
         await stage.ask(text)
-    assert stage.session.state.log[-1] == AssistantMessage("Yes.", provider="scripted")
+    assert stage.app.finals()[-2:] == ["Yes.", "All."]
     requests = [
-        message.text for message in stage.provider.requests[-1].messages if isinstance(message, UserMessage)
+        " ".join(message.text for message in request.messages if isinstance(message, UserMessage))
+        for request in stage.provider.requests[4:]
     ]
-    assert requests == ["four", "five"]
-    assert [
-        message.text for message in stage.session.state.log if isinstance(message, UserMessage)
-    ] == requests
+    assert requests == ["one two three four five", "four five", "five", "one two three four five six"]
+
+
+async def test_the_next_request_of_a_turn_continues_the_shorter_one() -> None:
+    scripts: list[Script] = [[TextDelta("Answer.")], [TOO_LONG], [call("local.sum")], [TextDelta("Yes.")]]
+    stage = await open_stage(make_services(scripts, toolsets=[LocalTools()]))
+    for text in ("one", "two"):
+        await stage.ask(text)
+    first, second = stage.provider.requests[-2:]
+    assert second.messages[: len(first.messages)] == first.messages and len(first.messages) == 1
+
+
+@pytest.mark.parametrize("large", ["result", "arguments"])
+async def test_what_a_turn_itself_reads_or_writes_too_much_of_is_shortened(large: str) -> None:
+    arguments = f'{{"x": 1, "y": "{"y" * 14_000}"}}' if large == "arguments" else '{"x": 1}'
+    scripts: list[Script] = [[call("device.do", arguments)], [TOO_LONG], [TextDelta("Done it.")]]
+    stage = await open_stage(make_services(scripts), silent_tools, say="go")
+    running = await stage.app.until("device.do")
+    stage.app.result(running["payload"]["callId"], "r" * 14_000 if large == "result" else "did")
+    await stage.quiet()
+    assert stage.app.finals() == ["Done it."]
+    whole, short = (msgspec.json.encode(request.messages) for request in stage.provider.requests[1:])
+    assert len(whole) > 14_000 > 9_000 > len(short) and b"[shortened: " in short
+    assert stage.app.shapes().count("device.do") == 1
+    assert len(msgspec.json.encode(stage.session.state.log)) > 14_000
 
 
 async def test_a_single_turn_that_is_too_long_fails_with_an_apology() -> None:

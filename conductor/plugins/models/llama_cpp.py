@@ -26,7 +26,7 @@ from conductor.models.base import ModelEvent, ModelRequest
 from conductor.plugins.models.openai_request import chat_body
 from conductor.plugins.models.openai_stream import ChatDecoder
 from conductor.plugins.models.rendering import encode, may_call, names_of, without_marks
-from conductor.plugins.models.thought_filter import ThoughtHabit
+from conductor.plugins.models.thought_filter import ThoughtHabits
 
 if TYPE_CHECKING:
     from conductor.models.profiles import ModelProfile
@@ -76,7 +76,7 @@ class LlamaCppProvider:
         self._slots = slots
         self._max_waiting = max_waiting
         self._running: set[threading.Event] = set()
-        self._habit = ThoughtHabit()
+        self._habits = ThoughtHabits()
 
     async def start(self) -> None:
         """Load the file. Raises `ModelError`."""
@@ -105,7 +105,8 @@ class LlamaCppProvider:
         limit = request.max_tokens or self._max_tokens
         source = f"{self.name} {self._path.name}"
         body = chat_body(request, names, model=self.name, max_tokens=limit, official=False, source=source)
-        decoder = ChatDecoder(names, source, self._habit, offers_tools=may_call(request))
+        habit = self._habits.of(request.cache_key)
+        decoder = ChatDecoder(names, source, habit, offers_tools=may_call(request))
         # One that was given up no longer counts, though a thread has yet to take it.
         waiting = sum(not stop.is_set() for stop in self._running) - self._slots
         if waiting >= self._max_waiting:

@@ -16,7 +16,7 @@ from conductor.plugins.models.openai_responses import ResponsesDecoder, response
 from conductor.plugins.models.openai_stream import ChatDecoder
 from conductor.plugins.models.rendering import encode, may_call, names_of, without_marks
 from conductor.plugins.models.streaming import HttpProvider, Post, service_at
-from conductor.plugins.models.thought_filter import ThoughtHabit
+from conductor.plugins.models.thought_filter import ThoughtHabits
 
 if TYPE_CHECKING:
     from conductor.models.profiles import ModelProfile
@@ -62,7 +62,7 @@ class OpenAIProvider(HttpProvider):
         self._official = is_official(base_url)
         self.effort = effort
         self._source = f"{urlsplit(base_url or DEFAULT_BASE_URL).hostname} {model}"
-        self._habit = ThoughtHabit()
+        self._habits = ThoughtHabits()
 
     async def start(self) -> None:
         """Load the HTTP client before the first request, and ask for an unknown context window."""
@@ -76,9 +76,9 @@ class OpenAIProvider(HttpProvider):
         return self.reply(path, self._post, request if self._official else without_marks(request))
 
     def _post(self, request: ModelRequest, reasoning: bool) -> Post:
-        names, source = names_of(request), self._source
+        names, source, habit = names_of(request), self._source, self._habits.of(request.cache_key)
         decoder: Callable[[], StreamDecoder] = partial(
-            ChatDecoder, names, source, self._habit, offers_tools=may_call(request)
+            ChatDecoder, names, source, habit, offers_tools=may_call(request)
         )
         limits: Any = {"model": self._model, "max_tokens": request.max_tokens or self._max_tokens}
         options: Any = {**limits, "source": source, "official": self._official, "effort": self.effort}
@@ -88,7 +88,7 @@ class OpenAIProvider(HttpProvider):
             body = completions_body(request, **limits)
         else:
             body = responses_body(request, names, **options)
-            decoder = partial(ResponsesDecoder, names, source, self._habit)
+            decoder = partial(ResponsesDecoder, names, source, habit)
         return Post(encode(body), decoder)
 
 

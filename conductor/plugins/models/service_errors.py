@@ -52,9 +52,12 @@ _TOO_LONG = (
     "too many input tokens",
     "input tokens exceeds maximum",
     "exceed context limit",
-    "context window",
-    "context length",
-    "context size",
+)
+# The context by its size, or as too small; others only speak of a context.
+_CONTEXT = re.compile(
+    r"(?:exceed|maximum|longer|larger|overflow)[^.]{0,60}context[ _](?:window|length|size)"
+    r"|context[ _](?:window|length|size)[^.]{0,40}(?:\d|exceeded|overflow|reached|full)",
+    re.I,
 )
 _REASONING = (
     "bound to a different conversation",
@@ -68,7 +71,10 @@ _NO_TOOLS = ("does not support tools", "support tool use", "tool choice requires
 
 
 class EmptyReply(ModelError):
-    """The service sent status 200 without a body, as mlx_lm does for a prompt that is too long."""
+    """The service sent status 200 without a body.
+
+    mlx_lm does so for a prompt that is too long, but a broken service or proxy does so for any.
+    """
 
 
 class ReasoningRefused(ModelError):
@@ -133,7 +139,7 @@ def from_status(status: int, problem: ServiceProblem, headers: Mapping[str, str]
     if status in (400, 422) and _SCHEMA.search(f"{problem.place} {problem.message}"):
         return SchemaRefused(problem)
     reason = _reason_of(_DECISIVE, problem.kinds) or _BY_STATUS.get(status)
-    if reason is None and _any_of(_TOO_LONG, problem.message):
+    if reason is None and _is_too_long(problem.message):
         reason = "context_too_long"
     if reason is None:
         reason = "overloaded" if status >= 500 else "protocol"
@@ -145,7 +151,7 @@ def from_event(problem: ServiceProblem) -> ModelError:
     if problem.status is not None and problem.status >= 400:
         return from_status(problem.status, problem, {})
     reason = _reason_of(_DECISIVE, problem.kinds) or _reason_of(_BY_KIND, problem.kinds)
-    if reason is None and _any_of(_TOO_LONG, problem.message):
+    if reason is None and _is_too_long(problem.message):
         reason = "context_too_long"
     return failure(reason or ("protocol" if problem.kinds else "overloaded"))
 
@@ -165,6 +171,10 @@ def refused_tool(problem: ServiceProblem, names: Sequence[str]) -> int | None:
 
 def _reason_of(table: Mapping[str, ModelFailure], kinds: tuple[str, ...]) -> ModelFailure | None:
     return next((table[kind] for kind in kinds if kind in table), None)
+
+
+def _is_too_long(message: str) -> bool:
+    return _any_of(_TOO_LONG, message) or _CONTEXT.search(message) is not None
 
 
 def _any_of(parts: tuple[str, ...], message: str) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import structlog
 
 from conductor.errors import ModelError
-from conductor.models.base import ModelEvent, ModelRequest, StreamDecoder
+from conductor.models.base import CHARS_PER_TOKEN, ModelEvent, ModelRequest, StreamDecoder
 from conductor.models.failures import RETRYABLE, failure, rest_of
 from conductor.plugins.models.service_errors import EmptyReply, ReasoningRefused, SchemaRefused
 from conductor.plugins.models.tool_schemas import RefusedTools
@@ -63,8 +63,10 @@ class HttpProvider:
 
     ``connect``, called once in a thread, makes the function that sends requests. ``trust_env`` and
     ``local_only`` are those of `conductor.plugins.http_client.AiohttpTransport`, ``retry_s`` that of
-    `with_retries`.
+    `with_retries`. ``context_window`` is the model's in tokens, None if it is unknown.
     """
+
+    context_window: int | None = None
 
     def __init__(
         self, connect: Connect, *, trust_env: bool = True, local_only: bool = False, retry_s: float = RETRY_S
@@ -151,7 +153,9 @@ class HttpProvider:
                 attempt, request.deadline_s, RETRIES if request.may_retry else 0, self._retry_s
             )
         except EmptyReply:  # each time
-            raise failure("context_too_long") from None
+            if self.context_window is not None and len(post.body) > self.context_window * CHARS_PER_TOKEN:
+                raise failure("context_too_long") from None
+            raise
 
     async def read_json(self, path: str) -> Any:
         """Get a small JSON document from the service; None without one."""

@@ -36,6 +36,8 @@ _ENDS = frozenset(
 # The channels of thoughts and of calls.
 _HIDDEN = re.compile(r"analysis|\bto=")
 _CHANNEL = "<|channel|>analysis"
+# Sessions whose habits are kept.
+_SESSIONS = 64
 _LONGEST_MARK, _LONGEST_HEADER = 40, 200
 
 _TAGS = (*PAIRS, *PAIRS.values())
@@ -57,12 +59,38 @@ _UNTIL: Mapping[str, re.Pattern[str]] = {
 
 @dataclass
 class ThoughtHabit:
-    """A model's habit, which its provider keeps.
+    """A habit of replies.
 
-    ``unopened``: its thoughts end without a beginning, so text is held back until that end.
+    ``unopened``: their thoughts end without a beginning, so text is held back until that end; ``times``
+    counts such replies in a row.
     """
 
     unopened: bool = False
+    times: int = 0
+
+    def note(self, *, unopened: bool) -> None:
+        """Take the end of a reply's thought."""
+        self.unopened, self.times = unopened, self.times + 1 if unopened else 0
+
+
+class ThoughtHabits:
+    """The habits of a model, which its provider keeps.
+
+    One reply with an unopened thought may only speak of such marks: it counts for its session. Two in a row
+    count for all.
+    """
+
+    def __init__(self) -> None:
+        self._by_session: dict[str | None, ThoughtHabit] = {}
+
+    def of(self, session: str | None) -> ThoughtHabit:
+        """Give the habit of the next reply of a session."""
+        for habit in self._by_session.values():
+            if habit.times > 1:
+                return habit
+        if session not in self._by_session and len(self._by_session) >= _SESSIONS:
+            del self._by_session[next(iter(self._by_session))]
+        return self._by_session.setdefault(session, ThoughtHabit())
 
 
 class ThoughtFilter:
@@ -102,7 +130,7 @@ class ThoughtFilter:
         if not self._inside and not self._is_over:
             self._take(_CUT_MARK.sub("", self._pending))
         if self._holds and self._thought and not is_cut:
-            self._habit.unopened = False
+            self._habit.note(unopened=False)
             self._open()
         self._pending = ""
         self._is_over = True
@@ -184,7 +212,8 @@ class ThoughtFilter:
     def _close(self) -> None:
         if self.has_thoughts:
             return  # a second end
-        self.has_thoughts = self._habit.unopened = True
+        self.has_thoughts = True
+        self._habit.note(unopened=True)
         if self._gave_words:
             raise ModelError("connection", "The model ended a thought without a beginning.")
         self._holds = self._has_words = False

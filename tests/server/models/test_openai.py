@@ -323,10 +323,17 @@ async def test_keep_alives_do_not_extend_the_silence(parts: tuple[bytes, ...]) -
         await provider.aclose()
 
 
-async def test_an_empty_reply_with_status_200_is_a_prompt_that_is_too_long() -> None:
+@pytest.mark.parametrize(
+    ("window", "reason"), [(None, "connection"), (8_192, "connection"), (20, "context_too_long")]
+)
+async def test_an_empty_reply_with_status_200_is_broken_unless_the_window_is_known_to_be_too_small(
+    window: int | None, reason: ModelFailure
+) -> None:
     async with by_hand() as base_url:
-        provider = provider_at(base_url)
-        assert (await failure_of(provider)).reason == "context_too_long"
+        provider = OpenAIProvider(
+            None, "m", 512, base_url, context_window=window, trust_env=False, retry_s=0.001
+        )
+        assert (await failure_of(provider)).reason == reason
         await provider.aclose()
 
 

@@ -72,6 +72,18 @@ ERRORS: list[tuple[int, bytes, ModelFailure]] = [
     (400, b'{"error":{"message":"Prompt is too long: 5 > 4"}}', "context_too_long"),
     (400, b'{"message":"Input is too long for requested model."}', "context_too_long"),
     (400, b'{"message":"Number of input tokens exceeds maximum length."}', "context_too_long"),
+    (400, b'{"error":{"message":"tokens exceed the context window"}}', "context_too_long"),
+    (400, b'{"error":{"message":"The context window was exceeded."}}', "context_too_long"),
+    # of a context, not of its size
+    *(
+        (400, f'{{"error":{{"message":"{message}"}}}}'.encode(), "protocol")
+        for message in (
+            "Unknown parameter: context window",
+            "The context length option is not supported",
+            "Invalid context",
+            "context size must be a string",
+        )
+    ),
     # no known failure
     *((status, b"[]", "protocol") for status in (302, 400, 404, 422)),
     (400, b'{"error": {"message": 5}}', "protocol"),

@@ -285,13 +285,26 @@ async def test_replies_stand_for_health_checks() -> None:
     bench = home_and_cloud(check_s=30)
     await bench.router.start()
     await later(1)
-    hold = asyncio.Event()
-    bench.replies["home"] = [TextDelta("home"), hold]
+    pieces: Script = [20.0, TextDelta(".")] * 5
+    bench.replies["home"] = [TextDelta("home"), *pieces]
     task = asyncio.create_task(bench.ask())
     await later(100)
     assert bench.request_count("home") == 2  # the first check, and the reply
-    hold.set()
-    assert await task == "home"
+    assert await task == "home....."
+    await bench.router.aclose()
+
+
+async def test_a_service_that_hangs_in_a_reply_is_checked_and_asked_last() -> None:
+    bench = home_and_cloud(check_s=30)
+    await bench.router.start()
+    await later(1)
+    bench.replies["home"] = [TextDelta("home"), asyncio.Event()]
+    hanging = asyncio.create_task(bench.ask())
+    await later(10)
+    bench.replies["home"] = [asyncio.Event()]
+    await later(60)
+    assert await bench.ask() == "cloud"
+    hanging.cancel()
     await bench.router.aclose()
 
 
@@ -373,6 +386,24 @@ async def test_an_auto_model_that_garbles_two_replies_writes_text(kind: str, rep
         await bench.events(TOOLS)
     bench.replies["home"] = [TextDelta("native")]
     assert await bench.ask(TOOLS) == reply
+
+
+async def test_a_model_that_wrote_text_for_ten_minutes_calls_again_until_it_garbles_one() -> None:
+    bench = Bench(profile("home", kind="auto"))
+    bench.replies["home"] = CALLS
+    await bench.router.start()
+    bench.replies["home"] = BROKEN
+    for _ in range(2):
+        await bench.events(TOOLS)
+    bench.replies["home"] = CALLS
+    assert await bench.ask(TOOLS) == "as text"
+    await later(600)
+    assert CALLS[0] in await bench.events(TOOLS)
+    await later(600)
+    bench.replies["home"] = BROKEN
+    for _ in range(2):
+        await bench.events(TOOLS)
+    assert await bench.ask(TOOLS) == "as text"
 
 
 async def test_a_text_model_is_never_asked_natively() -> None:

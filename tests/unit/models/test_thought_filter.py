@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conductor.errors import ModelError
-from conductor.plugins.models.thought_filter import PAIRS, ThoughtFilter, ThoughtHabit
+from conductor.plugins.models.thought_filter import PAIRS, ThoughtFilter, ThoughtHabit, ThoughtHabits
 
 HARMONY = "<|channel|>analysis<|message|>They greet me.<|end|><|start|>assistant<|channel|>final<|message|>"
 
@@ -131,6 +132,37 @@ def test_the_first_thought_without_a_beginning_is_asked_again_and_the_next_ones_
     assert [thoughts.feed(piece) for piece in ("They ", "greet me.", "</think>\n\n", "Hel", "lo.")] == [
         "", "", "", "Hel", "lo.",
     ]  # fmt: skip
+
+
+def unopened(habit: ThoughtHabit) -> None:
+    """Read a reply that ends a thought without a beginning."""
+    with suppress(ModelError):
+        words_of(["They greet me.", "</think>Hello."], habit)
+
+
+def test_one_reply_with_such_a_thought_holds_back_only_its_own_session() -> None:
+    habits = ThoughtHabits()
+    unopened(habits.of("a"))
+    assert habits.of("a").unopened and not habits.of("b").unopened
+    words_of(["It spoke of a mark."], habits.of("a"))
+    assert not habits.of("a").unopened
+
+
+def test_two_replies_in_a_row_show_a_habit_of_the_model() -> None:
+    habits = ThoughtHabits()
+    for _ in range(2):
+        unopened(habits.of("a"))
+    assert habits.of("b").unopened
+    words_of(["No thought."], habits.of("b"))
+    assert not habits.of("a").unopened and not habits.of("b").unopened
+
+
+def test_few_habits_are_kept() -> None:
+    habits = ThoughtHabits()
+    unopened(habits.of("a"))
+    for number in range(100):
+        habits.of(str(number))
+    assert not habits.of("a").unopened
 
 
 def test_a_thought_without_a_beginning_in_the_first_piece_is_left_out_at_once() -> None:
