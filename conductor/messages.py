@@ -46,13 +46,14 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant", omit_defaul
     """One reply of the model: text, calls, or both.
 
     ``opaque`` holds blocks that the provider ``provider`` needs back unchanged (such as thinking), as JSON
-    text; other providers ignore it.
+    text; other providers ignore it. ``untrusted``: the call is a program's, which wrote its arguments.
     """
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
     opaque: str | None = None
     provider: str | None = None
+    untrusted: bool = False
 
 
 class ToolResult(msgspec.Struct, frozen=True, tag="result", omit_defaults=True):

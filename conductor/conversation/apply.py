@@ -230,8 +230,9 @@ def _take_notices(state: Conversation, record: r.TurnStarted, at: int) -> list[M
     news = [notice for notice in state.notices if notice not in live]
     state.notices = [notice for notice in state.notices if notice not in news]
     notes: list[Message] = [Note(notice.text, notice.untrusted) for notice in news if notice.late]
-    if texts := [notice.text for notice in news if not notice.late]:
-        notes.append(Note(truncate("\n\n".join(texts), MAX_NOTICES_BYTES)))
+    if others := [notice for notice in news if not notice.late]:
+        text = truncate("\n\n".join(notice.text for notice in others), MAX_NOTICES_BYTES)
+        notes.append(Note(text, any(notice.untrusted for notice in others)))
     return notes
 
 

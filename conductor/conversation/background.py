@@ -214,7 +214,7 @@ class Reminders:
         event_id = f"{reminder.id}@{reminder.due_ms}"
         is_late = self._wall() - reminder.due_ms > _LOOK_MS
         text = reminder_notice(reminder.text, reminder.local, late=is_late)
-        notice = Notice(text, self._now() + session.rules.notice_ms)
+        notice = Notice(text, self._now() + session.rules.notice_ms, reminder.untrusted)
 
         def decision() -> list[Record]:
             # It may have been told before this session was restored.

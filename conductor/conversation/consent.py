@@ -18,7 +18,7 @@ from conductor.errors import ErrorCode
 from conductor.events.client import Decision
 from conductor.events.envelope import IdGenerator
 from conductor.events.server import ApprovalResolved
-from conductor.tools.base import PersonQuestion, ToolOutcome
+from conductor.tools.base import PersonQuestion, ToolOutcome, marked_untrusted
 from conductor.tools.judge import Answer
 from conductor.tools.outcomes import SCOPES, NoAnswer, Outcome, Scope, denied, not_answered
 from conductor.tools.rules import arguments_digest
@@ -291,6 +291,8 @@ def decided(
     """
     allows = outcome in ("allowed", "edited")
     refusal = denied(words) if outcome == "denied" else None if allows else not_answered(missing)
+    if refusal is not None and decided_by:  # the app's backend may quote others
+        refusal = marked_untrusted(refusal)
     if allows and question.expires_at <= view.now():
         outcome, refusal = "expired", not_answered("expired")
     elif allows and (forbidden := view.tools.refusal(question, edit.arguments if edit else "")) is not None:

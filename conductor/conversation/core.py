@@ -161,8 +161,9 @@ class SessionCore(ABC):
     def context(self, call_id: str) -> CallContext:
         """Make the context of a call."""
         profile, fields = self.state.profile, (Fields(self.state, self.decide), self.person_fields)
+        places = profile.time_zone, profile.locale
         return CallContext(
-            self.key.session_id, call_id, profile.time_zone, profile.locale, *fields, self.key.subject
+            self.key.session_id, call_id, *places, *fields, self.key.subject, self.tools.is_tainted
         )
 
     # -- decisions

@@ -165,14 +165,14 @@ class Loop:
     async def _prepare_request(self, step: PrepareRequest) -> None:
         session, call = self._session, step.call
         try:
-            prepared = await session.tools.prepare([call], is_whole=True)
+            prepared = await session.tools.prepare([call], is_whole=True, by_program=True)
         except Exception:
             session.drop_request(call.call_id)  # it would be tried again and again
             raise
 
         def records() -> list[r.Record]:
             started = turn_started(session.view, "request", tool=call.name)
-            return [started, r.ReplyLogged(AssistantMessage("", (call,)), prepared)]
+            return [started, r.ReplyLogged(AssistantMessage("", (call,), untrusted=True), prepared)]
 
         await session.take(step, records, gives_up=False)
 

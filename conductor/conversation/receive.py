@@ -82,9 +82,11 @@ def receive(view: View, event_id: str, event: object) -> Response:
         case AppText() if len(view.state.notices) >= MAX_NOTICES:
             return Refuse("rate_limited", "Too many texts wait in this session.", _RETRY_S)
         case AppText():
-            notice = Notice(app_facts(event.text))
+            # The app reports what others have written, such as a message.
+            notice = Notice(app_facts(event.text), untrusted=True)
             if event.is_spoken:
-                notice = Notice(app_words(event.text), view.now() + view.rules.notice_ms, words=event.text)
+                expires_at = view.now() + view.rules.notice_ms
+                notice = Notice(app_words(event.text), expires_at, untrusted=True, words=event.text)
             return [r.NoticeTaken(event_id, notice)]
     return []
 

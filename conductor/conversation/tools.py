@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from weakref import proxy
 
@@ -14,7 +15,7 @@ import structlog
 from conductor.conversation.services import Services, SessionObserver
 from conductor.conversation.state import Call, Conversation, Form, Question
 from conductor.events.server import ListedTool, RejectedTool
-from conductor.messages import ToolCall, ToolResult
+from conductor.messages import AssistantMessage, ToolCall, ToolResult
 from conductor.prompts import session_prompt
 from conductor.rate_limit import TokenBucket
 from conductor.stores.base import SessionKey
@@ -145,7 +146,7 @@ class SessionTools:
     @property
     def listed(self) -> list[ListedTool]:
         """All tools of the session, each with the decision on a call."""
-        gate, tainted = self.executor.gate, self._is_tainted
+        gate, tainted = self.executor.gate, self.is_tainted
         return [
             ListedTool(
                 spec.name,
@@ -183,8 +184,10 @@ class SessionTools:
 
     # -- calls of a reply
 
-    async def prepare(self, calls: Sequence[ToolCall], *, is_whole: bool) -> tuple[Call, ...]:
-        """Validate each call of a reply and decide about it.
+    async def prepare(
+        self, calls: Sequence[ToolCall], *, is_whole: bool, by_program: bool = False
+    ) -> tuple[Call, ...]:
+        """Validate each call of a reply, or the call of a program, and decide about it.
 
         A reply that is not ``is_whole`` reached its length limit: its last arguments are incomplete, and no
         call runs.
@@ -202,7 +205,7 @@ class SessionTools:
                 text = f"Too many calls at once; the first {room} were run, not this one."
                 prepared.append(self._refused(call, failed("rate_limited", text)))
             else:
-                prepared.append(await self._prepare_call(call))
+                prepared.append(await self._prepare_call(call, by_program))
         return tuple(self._with_held(prepared))
 
     def _with_held(self, calls: Sequence[Call]) -> Iterator[Call]:
@@ -215,9 +218,9 @@ class SessionTools:
                 call = msgspec.structs.replace(call, consent="held")
             yield call
 
-    async def _prepare_call(self, call: ToolCall) -> Call:
+    async def _prepare_call(self, call: ToolCall, by_program: bool) -> Call:
         executor = self.executor
-        checked = executor.prepare(call, self._permit)
+        checked = executor.prepare(call, partial(self._permit, by_program=by_program))
         if isinstance(checked, DryRun):
             checked = await executor.dry_run(checked.ready)
         if isinstance(checked, ToolOutcome):
@@ -258,13 +261,13 @@ class SessionTools:
             result=self.executor.to_result(call.call_id, outcome),
         )
 
-    def _permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
-        verdict = self._verdict(spec, arguments)
+    def _permit(self, spec: ToolSpec, arguments: Mapping[str, Any], *, by_program: bool) -> Verdict:
+        verdict = self._verdict(spec, arguments, by_program=by_program)
         if verdict is not _DENIED_BEFORE:
             self._observer.decided(spec, arguments, verdict)
         return verdict
 
-    def _verdict(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
+    def _verdict(self, spec: ToolSpec, arguments: Mapping[str, Any], *, by_program: bool = False) -> Verdict:
         denied = self._state.turn.denied if self._state.turn is not None else ()
         digest = arguments_digest(spec.name, arguments) if denied or self._state.unknown_calls else ""
         if digest in denied:
@@ -272,16 +275,25 @@ class SessionTools:
         return self.executor.gate.decide(
             spec,
             arguments,
-            tainted=self._is_tainted,
+            tainted=self._taints_programs if by_program else self.is_tainted,
             may_have_happened=spec.effect != "read" and self._may_have_happened(digest),
         )
 
     @property
-    def _is_tainted(self) -> bool:
+    def is_tainted(self) -> bool:
         """Whether untrusted text in the history may steer the model."""
+        return any(getattr(text, "untrusted", False) for text in self._texts)
+
+    @property
+    def _taints_programs(self) -> bool:
+        """Whether untrusted text may steer programs; their own calls are no such text."""
+        others = (text for text in self._texts if not isinstance(text, AssistantMessage))
+        return any(getattr(text, "untrusted", False) for text in others)
+
+    @property
+    def _texts(self) -> Sequence[object]:
         state = self._state
-        texts = [*state.log, state.summary, *(call.result for call in state.calls)]
-        return True in [getattr(text, "untrusted", False) for text in texts]
+        return [*state.log, state.summary, *(call.result for call in state.calls)]
 
     def _may_have_happened(self, digest: str) -> bool:
         now = self._now()

@@ -122,13 +122,17 @@ class ToolSpec:
 
 
 class ToolMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Facts about an outcome; ``reason`` is the cause of an error or of an unknown outcome."""
+    """Facts about an outcome; ``reason`` is the cause of an error or of an unknown outcome.
+
+    ``untrusted``: part of it was stored while text of third parties could have steered the model.
+    """
 
     execution_time_ms: int
     data_size_bytes: int
     timestamp: int
     reason: str = ""
     notes: tuple[str, ...] = ()
+    untrusted: bool = False
 
 
 class ToolOutcome(msgspec.Struct, frozen=True):
@@ -145,10 +149,19 @@ class ToolOutcome(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self).decode()
 
 
-def succeeded(data: Any, *, took_s: float = 0.0, notes: Sequence[str] = ()) -> ToolOutcome:
-    """Make the outcome of a call that succeeded."""
+def succeeded(
+    data: Any, *, took_s: float = 0.0, notes: Sequence[str] = (), untrusted: bool = False
+) -> ToolOutcome:
+    """Make the outcome of a call that succeeded; ``untrusted`` as in `ToolMetadata`."""
     size = len(data.encode()) if isinstance(data, str) else len(msgspec.json.encode(data))
-    return ToolOutcome(True, data, None, "none", _metadata(took_s, size, "", notes))
+    outcome = ToolOutcome(True, data, None, "none", _metadata(took_s, size, "", notes))
+    return marked_untrusted(outcome) if untrusted else outcome
+
+
+def marked_untrusted(outcome: ToolOutcome) -> ToolOutcome:
+    """Mark an outcome as ``untrusted``."""
+    replace = msgspec.structs.replace
+    return replace(outcome, metadata=replace(outcome.metadata, untrusted=True))
 
 
 def failed(error_type: ErrorType, message: str, *, reason: str = "", took_s: float = 0.0) -> ToolOutcome:
@@ -220,9 +233,10 @@ async def no_answer(question: PersonQuestion) -> Mapping[str, Any] | None:
 class CallContext:
     """A tool's view of its session and of the person (``subject``) of the session.
 
-    ``fields`` are stored with the session, ``person`` across the person's sessions. ``alive`` restarts the
-    time limit on progress. ``ask`` asks the person and returns the fields of the answer, or None without an
-    answer; the time limit pauses.
+    ``fields`` are stored with the session, ``person`` across the person's sessions. ``tainted``: third
+    parties may have steered the call, or written its arguments. ``alive`` restarts the time limit on
+    progress. ``ask`` asks the person and returns the fields of the answer, or None without an answer; the
+    time limit pauses.
     """
 
     session_id: str
@@ -232,6 +246,7 @@ class CallContext:
     fields: SessionFields | None = None
     person: SessionFields | None = None
     subject: str = ""
+    tainted: bool = False
     alive: Callable[[], None] = field(default=lambda: None, compare=False)
     ask: Callable[[PersonQuestion], Awaitable[Mapping[str, Any] | None]] = field(
         default=no_answer, compare=False

@@ -23,6 +23,7 @@ from conductor.tools.base import (
     Toolset,
     ToolSpec,
     failed,
+    marked_untrusted,
     succeeded,
     truncate,
 )
@@ -30,6 +31,7 @@ from conductor.tools.media import without_media
 from conductor.tools.outcomes import NotStarted, broke_off, edits, timeout_outcome, without_result
 from conductor.tools.permissions import Gate, Verdict
 from conductor.tools.redaction import Redactor
+from conductor.tools.taint import TrackedFields
 from conductor.tools.validation import Valid, validate
 
 log = structlog.get_logger(__name__)
@@ -194,8 +196,11 @@ class ToolExecutor:
                 if limit is not None:
                     ask = partial(_ask_paused, timer, limit, context.ask)
                     context = replace(context, alive=partial(_extend, timer, limit), ask=ask)
+                context, tracked = _tracked(ready.spec, context)
                 result: object = await ready.toolset.call(ready.spec.name, ready.arguments, context)
             outcome = result if isinstance(result, ToolOutcome) else _no_outcome(ready.spec, result)
+            if any(fields.is_untrusted for fields in tracked):
+                outcome = marked_untrusted(outcome)
         except NotStarted as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise asyncio.CancelledError from error  # not by the timer
@@ -224,6 +229,7 @@ class ToolExecutor:
 
         Pictures and other data in base64 are described.
         """
+        untrusted = untrusted or outcome.metadata.untrusted
         data, limit = without_media(outcome.data), self._limits.max_observation_bytes
         # A value that is too long is cut as text: half of a JSON value is not JSON.
         if not isinstance(data, str) and outcome.metadata.data_size_bytes > limit:
@@ -267,6 +273,15 @@ def _no_outcome(spec: ToolSpec, result: object) -> ToolOutcome:
     why = f"the toolset returned {type(result).__name__} in place of a ToolOutcome"
     log.error("tool result not readable", tool=spec.name, error=why)
     return without_result("ran", why, effect=spec.effect, reason="unreadable")
+
+
+def _tracked(spec: ToolSpec, context: CallContext) -> tuple[CallContext, list[TrackedFields]]:
+    """Track what a tool stores and reads, unless it is the server's own, which marks single items."""
+    if spec.source == "builtin" or context.fields is None or context.person is None:
+        return context, []
+    fields = TrackedFields(context.fields, tainted=context.tainted)
+    person = TrackedFields(context.person, tainted=context.tainted)
+    return replace(context, fields=fields, person=person), [fields, person]
 
 
 def _extend(timer: asyncio.Timeout, seconds: float) -> None:

@@ -28,6 +28,7 @@ class Reminder(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     ``session`` is the session that delivers it, since ``taken_ms``. ``announced_ms``: its ``due_ms`` of which
     the app's backend was told. ``wall`` is the local time that a repeated one was asked for: where clocks
     skip that time it is due later, but only on that day.
+    ``untrusted``: third parties may have caused it, or written its text.
     """
 
     id: Annotated[str, msgspec.Meta(pattern=r"^reminder_[1-9][0-9]{0,5}$")]
@@ -39,6 +40,7 @@ class Reminder(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     taken_ms: int = 0
     announced_ms: int = 0
     wall: datetime | None = None
+    untrusted: bool = False
 
     @property
     def view(self) -> dict[str, str]:

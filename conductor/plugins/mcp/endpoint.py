@@ -265,7 +265,8 @@ class McpEndpoint:
             audit.record_decision(ready.spec, ready.arguments, prepared.verdict)
             outcome = failed("permission_denied", _NEEDS_DEVICE)
         elif isinstance(prepared, PreparedCall):
-            context = CallContext(f"$mcp {caller.person}", call_id, subject=caller.subject)
+            session_id = f"$mcp {caller.person}"
+            context = CallContext(session_id, call_id, subject=caller.subject, tainted=True)
             outcome = await executor.run(prepared, context)
             audit.record_end(prepared.spec, prepared.arguments, outcome)
         elif isinstance(prepared, DryRun):

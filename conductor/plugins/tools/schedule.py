@@ -11,7 +11,7 @@ from datetime import UTC, datetime, time, timedelta, tzinfo
 from typing import Any, get_args
 from zoneinfo import ZoneInfo
 
-from msgspec import DecodeError
+import msgspec
 
 from conductor.errors import StoreError
 from conductor.plugins.tools.clock import UNKNOWN_ZONE, utc_now
@@ -77,6 +77,7 @@ class ScheduleTask:
                 raise ToolFailure("validation_failed", f"There are {MAX_REMINDERS} reminders already.")
             words = " ".join(arguments["text"].split())
             reminder = due.reminder(stored.next_id, words, arguments.get("repeat"))
+            reminder = msgspec.structs.replace(reminder, untrusted=context.tainted)
             outcome = succeeded({"reminder": reminder.view}, notes=(*notes, *note))
             return write_reminders((*stored.reminders, reminder), text), outcome
 
@@ -106,9 +107,8 @@ class ListScheduledTasks:
             return ToolFailure("io_error", "The reminders could not be read.").outcome
         except ToolFailure as failure:
             return failure.outcome
-        return succeeded(
-            {"reminders": [item.view for item in sorted(reminders, key=lambda item: item.due_ms)]}
-        )
+        shown = [item.view for item in sorted(reminders, key=lambda item: item.due_ms)]
+        return succeeded({"reminders": shown}, untrusted=any(item.untrusted for item in reminders))
 
 
 class CancelScheduledTask:
@@ -131,7 +131,8 @@ class CancelScheduledTask:
             reminders = {reminder.id: reminder for reminder in _stored(text).reminders}
             cancelled = find_item(arguments["id"], "reminder", reminders)
             del reminders[cancelled.id]
-            return write_reminders(reminders.values(), text), succeeded({"cancelled": cancelled.view})
+            outcome = succeeded({"cancelled": cancelled.view}, untrusted=cancelled.untrusted)
+            return write_reminders(reminders.values(), text), outcome
 
         return await change_field(context.person, FIELD, "reminders", cancel)
 
@@ -139,7 +140,7 @@ class CancelScheduledTask:
 def _stored(text: str | None) -> Stored:
     try:
         return decode_reminders(text)
-    except DecodeError:
+    except msgspec.DecodeError:
         message = "The reminders were stored by another version of the server, and cannot be read."
         raise ToolFailure("io_error", message) from None
 

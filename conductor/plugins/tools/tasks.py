@@ -25,12 +25,13 @@ _STATUS: Mapping[str, Any] = {"enum": list(STATUSES)}
 
 
 class Task(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One task."""
+    """One task. ``untrusted``: third parties may have caused it, or written its text."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"^task_[1-9][0-9]{0,5}$")]
     title: str
     status: Status = "pending"
     notes: str = ""
+    untrusted: bool = False
 
     @property
     def view(self) -> dict[str, str]:
@@ -59,7 +60,7 @@ class AddTask:
         """Answer with the new ``task`` and ``open``: how many are not completed."""
 
         def add(tasks: dict[str, Task]) -> Task:
-            return _edited(Task(next_id("task", tasks), ""), arguments)
+            return _edited(Task(next_id("task", tasks), ""), arguments, context)
 
         return await _change(context, add)
 
@@ -81,9 +82,10 @@ class ListTasks:
         if context.fields is None:
             return no_storage("tasks").outcome
         tasks, notes = _read(context.fields.get(FIELD))
-        selected = [task.view for task in tasks.values() if arguments.get("status") in (None, task.status)]
+        selected = [task for task in tasks.values() if arguments.get("status") in (None, task.status)]
         counts = {name: sum(task.status == name for task in tasks.values()) for name in STATUSES}
-        return succeeded({"tasks": selected, "counts": counts}, notes=notes)
+        data = {"tasks": [task.view for task in selected], "counts": counts}
+        return succeeded(data, notes=notes, untrusted=any(task.untrusted for task in selected))
 
 
 class UpdateTask:
@@ -113,12 +115,12 @@ class UpdateTask:
         def change(tasks: dict[str, Task]) -> Task:
             if arguments.keys().isdisjoint(("status", "title", "notes")):
                 raise ToolFailure("validation_failed", "Give status, title or notes.")
-            return _edited(find_item(arguments["id"], "task", tasks), arguments)
+            return _edited(find_item(arguments["id"], "task", tasks), arguments, context)
 
         return await _change(context, change)
 
 
-def _edited(task: Task, arguments: Mapping[str, Any]) -> Task:
+def _edited(task: Task, arguments: Mapping[str, Any], context: CallContext) -> Task:
     changes = {name: arguments[name] for name in ("status", "title", "notes") if name in arguments}
     if "title" in changes:
         changes["title"] = " ".join(changes["title"].split())
@@ -126,7 +128,7 @@ def _edited(task: Task, arguments: Mapping[str, Any]) -> Task:
             raise ToolFailure("validation_failed", "The title is blank.")
     if "notes" in changes:
         changes["notes"] = changes["notes"].strip()
-    return msgspec.structs.replace(task, **changes)
+    return msgspec.structs.replace(task, **changes, untrusted=task.untrusted or context.tainted)
 
 
 async def _change(context: CallContext, change: Callable[[dict[str, Task]], Task]) -> ToolOutcome:
@@ -140,7 +142,8 @@ async def _change(context: CallContext, change: Callable[[dict[str, Task]], Task
             message = f"The list is full: it has {MAX_BYTES // 1024} KiB of text."
             raise ToolFailure("validation_failed", message)
         open_tasks = sum(task.status != "completed" for task in tasks.values())
-        return data.decode(), succeeded({"task": task.view, "open": open_tasks}, notes=notes)
+        shown = {"task": task.view, "open": open_tasks}
+        return data.decode(), succeeded(shown, notes=notes, untrusted=task.untrusted)
 
     return await change_field(context.fields, FIELD, "tasks", update)
 
