@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,24 @@ def test_a_table_and_a_long_block_of_code_stay_whole() -> None:
     assert split("en", list(table + "\nThat is the whole table.")) == [table, "\nThat is the whole table."]
     code = "Here it is:\n```\n" + "x = 1. Y\n" * 1_000
     assert split("en", [code[at : at + 7] for at in range(0, len(code), 7)]) == ["Here it is:\n", code[12:]]
+
+
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [
+        ("no stops, only words that go on and on and never come to an end " * 40, 200),
+        ("commas, and more commas, " * 40, 200),
+        ("1 2 3 4 5 6 7 8 9 " * 40, 200),
+        ("今天天气很好我们去公园吧" * 40, 66),
+        ("ตอนนี้ไฟในโถงทางเดินเปิดอยู่มันใช้ไฟเก้าวัตต์" * 40, 200),
+        ("x" * 5_000, 1_000),
+        ("https://example.org/" + "a/" * 200 + " has it " + "and more " * 40, 428),
+    ],
+)
+def test_a_text_without_an_end_is_cut(text: str, most: int) -> None:
+    segments = split("en", list(text))
+    assert segments == split("en", [text]) and max(map(len, segments)) <= most
+    assert all(unicodedata.category(segment[0])[0] != "M" for segment in segments), "a letter is cut in two"
 
 
 def test_unclosed_marks_delay_a_segment_for_a_limited_length() -> None:
