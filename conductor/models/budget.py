@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -54,11 +54,20 @@ class Amount(msgspec.Struct, frozen=True):
     cost: float = 0.0
     day: int = 0
 
-    def __add__(self, later: Amount) -> Amount:
-        """Add an amount; the one of an earlier day no longer counts."""
-        if self.day != later.day:
-            return max(self, later, key=lambda amount: amount.day)
-        return Amount(self.tokens + later.tokens, self.cost + later.cost, self.day)
+    def plus(self, other: Amount, today: int) -> Amount:
+        """Add an amount; of two days the later one counts.
+
+        An amount of tomorrow comes of a process whose clock is ahead, and today's is added to it. One of a
+        later day comes of a clock that was wrong, and counts today.
+        """
+        mine, others = self.dated(today), other.dated(today)
+        if mine.day != others.day and min(mine.day, others.day) < today:
+            return max(mine, others, key=lambda amount: amount.day)
+        return Amount(mine.tokens + others.tokens, mine.cost + others.cost, max(mine.day, others.day))
+
+    def dated(self, today: int) -> Amount:
+        """Correct the day of a clock that was wrong."""
+        return self if self.day <= today + 1 else Amount(self.tokens, self.cost, today)
 
     def reaches(self, limit: Amount) -> bool:
         """Tell whether a limit is used up."""
@@ -68,9 +77,9 @@ class Amount(msgspec.Struct, frozen=True):
 class DailyBudget:
     """Limits the use of each ``person`` and each ``tenant`` in a day, which starts at midnight UTC.
 
-    Amounts count at the end of a reply, so the last replies may exceed a limit. ``records`` keep them across
-    processes and restarts: written ``write_s`` seconds after a reply, and read again at that age. ``now``
-    returns epoch seconds.
+    Amounts count at the end of a reply; while it runs, its estimate does, so that replies at once share what
+    is left. The last reply may exceed a limit. ``records`` keep the amounts across processes and restarts:
+    written ``write_s`` seconds after a reply, and read again at that age. ``now`` returns epoch seconds.
     """
 
     def __init__(
@@ -88,31 +97,60 @@ class DailyBudget:
         self._write_s = write_s
         self._read_at: dict[str, float] = {}
         self._unwritten: dict[str, Amount] = {}
+        self._written: dict[str, Amount] = {}  # on its way to the records
+        self._running: dict[str, list[Amount]] = {}
         self._writer: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self._writing = asyncio.Lock()
 
     async def is_spent(self, subject: str) -> bool:
-        """Tell whether the person or the tenant has used up today's budget."""
-        for name, limit in self._limits(subject):
-            if self._now() - self._read_at.get(name, 0.0) >= self._write_s:
-                if len(self._read_at) >= _MAX_READ:
-                    self._read_at.clear()
-                with suppress(StoreError):  # the turn itself reports a store that is away
-                    await self._records.load(name)
-                    self._read_at[name] = self._now()
-            # A clock that is set back must not reset the budget: the later day counts.
-            spent = Amount(day=self._today) + _decode(self._records.get(name, _FIELD))
-            if (spent + self._unwritten.get(name, Amount())).reaches(limit):
-                return True
-        return False
+        """Tell whether the person or the tenant has used up today's budget, with the replies that run."""
+        limits = self._limits(subject)
+        for name, _ in limits:
+            await self._read(name)
+        # Without a wait from here on: the caller may begin a reply at once.
+        return any(self._spent(name).reaches(limit) for name, limit in limits)
+
+    async def _read(self, name: str) -> None:
+        # A clock that is set back makes the age negative.
+        if 0.0 <= self._now() - self._read_at.get(name, float("-inf")) < self._write_s:
+            return
+        if len(self._read_at) >= _MAX_READ:
+            self._read_at.clear()
+        with suppress(StoreError):  # the turn itself reports a store that is away
+            await self._records.load(name)
+            self._read_at[name] = self._now()
+        if _decode(self._records.get(name, _FIELD)).day > self._today + 1:
+            self._add(name, Amount(day=self._today))  # to write the right day
+
+    def _spent(self, name: str) -> Amount:
+        # A clock that is set back must not reset the budget: the later day counts.
+        spent, nothing = Amount(day=self._today), Amount()
+        written, unwritten = self._written.get(name, nothing), self._unwritten.get(name, nothing)
+        for amount in (_decode(self._records.get(name, _FIELD)), written, unwritten):
+            spent = spent.plus(amount, self._today)
+        for estimate in self._running.get(name, ()):
+            spent = Amount(spent.tokens + estimate.tokens, spent.cost + estimate.cost, spent.day)
+        return spent
 
     def spend(self, subject: str, tokens: int, cost: float) -> None:
         """Count the use of a reply."""
         for name, _ in self._limits(subject):
             self._add(name, Amount(tokens, cost, self._today))
-        if self._unwritten and (self._writer is None or self._writer.done()):
-            self._writer = asyncio.create_task(self._write())
+
+    @contextmanager
+    def running(self, subject: str, tokens: int, cost: float) -> Iterator[None]:
+        """Count the estimate of a reply during the block."""
+        estimate, names = Amount(tokens, cost), [name for name, _ in self._limits(subject)]
+        for name in names:
+            self._running.setdefault(name, []).append(estimate)
+        try:
+            yield
+        finally:
+            for name in names:
+                self._running[name].remove(estimate)
+                if not self._running[name]:
+                    del self._running[name]
 
     async def forget(self, subject: str) -> None:
         """Write nothing more of what a person has used, because the person is deleted."""
@@ -135,7 +173,9 @@ class DailyBudget:
         return [(name, limit) for name, limit in limits if name and limit != Amount()]
 
     def _add(self, name: str, amount: Amount) -> None:
-        self._unwritten[name] = self._unwritten.get(name, Amount()) + amount
+        self._unwritten[name] = self._unwritten.get(name, Amount()).plus(amount, self._today)
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write())
 
     async def _write(self) -> None:
         while self._unwritten:
@@ -143,22 +183,34 @@ class DailyBudget:
                 await asyncio.wait_for(self._closing.wait(), self._write_s)
             for name in list(self._unwritten):
                 async with self._writing:
-                    amount = self._unwritten.pop(name, Amount())
-                    try:
-                        await self._records.update(name, _FIELD, partial(_added, amount))
-                    except StoreError as error:
-                        log.warning("spent budget not recorded", error=type(error).__name__)
-                        self._add(name, amount)
+                    await self._write_one(name)
             if self._closing.is_set():
                 return
+
+    async def _write_one(self, name: str) -> None:
+        if name not in self._unwritten:  # the person was deleted
+            return
+        amount = self._written[name] = self._unwritten.pop(name)
+        try:
+            await self._records.update(name, _FIELD, partial(_added, amount, self._today))
+        except StoreError as error:
+            log.warning("spent budget not recorded", error=type(error).__name__)
+            self._add(name, amount)
+        finally:
+            del self._written[name]
 
 
 def _decode(text: str) -> Amount:
     return msgspec.json.decode(text, type=Amount) if text else Amount()
 
 
-def _added(amount: Amount, text: str) -> str:
-    return msgspec.json.encode(_decode(text) + amount).decode()
+def _added(amount: Amount, today: int, text: str) -> str:
+    return msgspec.json.encode(_decode(text).plus(amount, today)).decode()
+
+
+def _counted(usage: Usage) -> int:
+    """Give the tokens that count: what is read from a cache costs next to nothing."""
+    return usage.input_tokens + usage.cache_write_tokens + usage.output_tokens
 
 
 class BudgetedProvider:
@@ -176,29 +228,32 @@ class BudgetedProvider:
         if await self._budget.is_spent(self._subject):
             raise BudgetSpent("The budget of this day is used up.")
         size, is_open = 0, True
-        try:
-            async with aclosing(self._provider.stream(request)) as events:
-                async for event in events:
-                    if isinstance(event, Finished):
-                        is_open, self._usage = False, event.usage
-                        self._spend(event.usage, event.cost)
-                    else:
-                        size += len(event.text if isinstance(event, TextDelta) else event.arguments)
-                    yield event
-        except BaseException as error:
-            # No usage comes of a reply that is cut off, and a request that failed costs nothing.
-            if is_open and (size or not isinstance(error, ModelError)):
-                usage, router = self._estimate(request, size), self._provider
-                self._spend(usage, router.cost(request, usage) if isinstance(router, ModelRouter) else 0.0)
-            raise
+        before = self._estimate(request, 0)
+        with self._budget.running(self._subject, _counted(before), self._cost(request, before)):
+            try:
+                async with aclosing(self._provider.stream(request)) as events:
+                    async for event in events:
+                        if isinstance(event, Finished):
+                            is_open, self._usage = False, event.usage
+                            self._budget.spend(self._subject, _counted(event.usage), event.cost)
+                        else:
+                            size += len(event.text if isinstance(event, TextDelta) else event.arguments)
+                        yield event
+            except BaseException as error:
+                # No usage comes of a reply that is cut off, and a request that failed costs nothing.
+                if is_open and (size or not isinstance(error, ModelError)):
+                    usage = self._estimate(request, size)
+                    self._budget.spend(self._subject, _counted(usage), self._cost(request, usage))
+                raise
 
     def _estimate(self, request: ModelRequest, size: int) -> Usage:
         """Estimate a reply of ``size`` characters; it read as much as the one before in this session."""
         usage = self._usage or Usage(int(len(f"{request.system}{request.messages}") / CHARS_PER_TOKEN))
         return replace(usage, output_tokens=int(size / CHARS_PER_TOKEN))
 
-    def _spend(self, usage: Usage, cost: float) -> None:
-        self._budget.spend(self._subject, usage.input_tokens + usage.output_tokens, cost)
+    def _cost(self, request: ModelRequest, usage: Usage) -> float:
+        router = self._provider
+        return router.cost(request, usage) if isinstance(router, ModelRouter) else 0.0
 
     async def warm(self, request: ModelRequest) -> Finished | None:
         """Have a prompt cached (`base.CacheWarmer`), while there is a budget left."""
@@ -206,7 +261,7 @@ class BudgetedProvider:
             return None
         finished = await warm(self._provider, request)
         if finished is not None:
-            self._budget.spend(self._subject, finished.usage.input_tokens, finished.cost)
+            self._budget.spend(self._subject, _counted(finished.usage), finished.cost)
         return finished
 
     async def start(self) -> None:

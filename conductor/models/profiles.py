@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from conductor.config_file import check_url, read_toml, validate
 from conductor.errors import SettingsError
@@ -35,7 +35,7 @@ Platform: TypeAlias = Literal["anthropic", "foundry", "aws", "mantle", "google_c
 
 
 class Prices(BaseModel):
-    """Prices of a million tokens, in any one currency."""
+    """Prices of a million tokens, in any one currency; without those of a cache its tokens cost as input."""
 
     model_config = _STRICT
 
@@ -43,6 +43,14 @@ class Prices(BaseModel):
     output: _Price = 0.0
     cache_read: _Price = 0.0
     cache_write: _Price = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_cache(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        price = values.get("input", 0.0)
+        return {"cache_read": price, "cache_write": price, **values}
 
 
 class ModelProfile(BaseModel):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from conductor.conversation.ledger import SubjectRecords
 from conductor.conversation.phrases import in_about, name_for_the_ear
 from conductor.errors import ModelError
-from tests.models import Script
+from conductor.models.base import Finished, Usage
+from conductor.models.budget import Amount, DailyBudget
+from conductor.stores.memory import MemoryStore
+from tests.models import Script, ScriptedProvider
 from tests.session.helpers import call, make_services, open_stage
 from tests.session.test_turn import silent_tools
 
@@ -41,6 +47,22 @@ def test_a_time_is_said_as_people_say_it(seconds: float, words: str) -> None:
 async def test_after_a_call_that_changed_something_nobody_is_asked_to_try_again(error: ModelError) -> None:
     words = await heard_after([call("device.do")], [error], [error], [error])
     assert words == "This is done: device do. I could not finish my answer."
+
+
+async def test_a_budget_that_is_spent_in_mid_turn_says_what_ran_before() -> None:
+    model = ScriptedProvider([[call("device.do"), Finished("tool_use", Usage(0, 0, 0, 100))]])
+    budget = DailyBudget(Amount(100), Amount(), SubjectRecords(MemoryStore(), "$spent"))
+    stage = await open_stage(replace(make_services(model), budget=budget), silent_tools, say="go")
+    running = await stage.app.until("device.do")
+    stage.app.result(running["payload"]["callId"], "did")
+    await stage.quiet()
+    assert stage.app.speeches() == [
+        "This is done: device do. I could not finish my answer. "
+        "Sorry, today's allowance is used up. Please come back tomorrow."
+    ]
+    await stage.ask("and now?")
+    assert stage.app.speeches()[-1] == "Sorry, today's allowance is used up. Please come back tomorrow."
+    await budget.aclose()
 
 
 async def test_after_a_call_that_only_read_the_person_is_asked_to_try_again() -> None:

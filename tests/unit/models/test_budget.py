@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
+import msgspec
 import pytest
 
 from conductor.conversation.ledger import SubjectRecords
 from conductor.errors import BudgetSpent, ModelError, StoreUnavailable
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, Usage
 from conductor.models.budget import DAY_S, Amount, BudgetedProvider, DailyBudget
+from conductor.rate_limit import tenant_of
 from conductor.server.auth import person_id
+from conductor.stores.base import Claim, SessionKey
 from conductor.stores.memory import MemoryStore
 from tests.models import ScriptedProvider
 
 REPLY: list[TextDelta | Finished] = [
     TextDelta("Hi."),
-    Finished("end_turn", Usage(60, 50, 1_000, 1_000), cost=0.5),
+    Finished("end_turn", Usage(40, 50, 1_000, 20), cost=0.5),
 ]
 REQUEST = ModelRequest("system", [])
 ADA, BOB = (person_id("shop", name) for name in ("ada", "bob"))
@@ -67,8 +72,8 @@ async def budget(store: MemoryStore, clock: Clock) -> AsyncIterator[DailyBudget]
     await budget.aclose()
 
 
-async def reply(provider: BudgetedProvider) -> list[ModelEvent]:
-    async with aclosing(provider.stream(REQUEST)) as events:
+async def reply(provider: BudgetedProvider, request: ModelRequest = REQUEST) -> list[ModelEvent]:
+    async with aclosing(provider.stream(request)) as events:
         return [event async for event in events]
 
 
@@ -131,6 +136,110 @@ async def test_replies_are_written_together_and_again_after_a_failure(clock: Clo
     await budget.aclose()
     clock.time += 5.0
     assert await DailyBudget(Amount(100), Amount(), records, clock).is_spent(ADA)
+
+
+async def test_what_is_on_its_way_to_the_store_counts(store: MemoryStore, clock: Clock) -> None:
+    records = Records(store)
+    arrived, go = asyncio.Event(), asyncio.Event()
+    claim = store.claim
+
+    async def slow(key: SessionKey) -> Claim:
+        arrived.set()
+        await go.wait()
+        return await claim(key)
+
+    store.claim = slow  # type: ignore[method-assign] # a store that takes its time
+    budget = DailyBudget(Amount(100), Amount(), records, clock, write_s=0.0)
+    budget.spend(ADA, 100, 0.0)
+    await arrived.wait()
+    assert await budget.is_spent(ADA)
+    go.set()
+    await budget.aclose()
+    assert await budget.is_spent(ADA)
+
+
+async def test_two_replies_at_once_share_what_is_left(budget: DailyBudget) -> None:
+    hold = asyncio.Event()
+    inner = ScriptedProvider(lambda _: [hold, *REPLY])
+    request = ModelRequest("x" * 700, [])  # 200 tokens
+    first = asyncio.create_task(reply(BudgetedProvider(inner, budget, ADA), request))
+    await inner.record(0).started.wait()
+    with pytest.raises(BudgetSpent):
+        await reply(BudgetedProvider(inner, budget, ADA), request)
+    hold.set()
+    assert await first == REPLY
+    assert not await budget.is_spent(ADA), "only what was used counts in the end"
+
+
+async def test_a_warming_counts_what_it_writes_to_the_cache(budget: DailyBudget) -> None:
+    class Warmer(ScriptedProvider):
+        async def warm(self, request: ModelRequest) -> Finished:
+            return Finished("max_tokens", Usage(0, 0, 5, 200))
+
+    await BudgetedProvider(Warmer([]), budget, ADA).warm(REQUEST)
+    assert await budget.is_spent(ADA)
+
+
+@pytest.mark.parametrize("days", [2, 400])
+async def test_a_clock_that_was_ahead_counts_once_and_not_for_ever(
+    store: MemoryStore, clock: Clock, days: int
+) -> None:
+    clock.time += days * DAY_S
+    wrong = DailyBudget(Amount(200), Amount(), Records(store), clock)
+    wrong.spend(ADA, 200, 0.0)
+    await wrong.aclose()
+    clock.time -= days * DAY_S
+    for budget in (wrong, DailyBudget(Amount(200), Amount(), Records(store), clock)):
+        assert await budget.is_spent(ADA), "it was used"
+        await budget.aclose()
+    clock.time += DAY_S
+    for budget in (wrong, DailyBudget(Amount(200), Amount(), Records(store), clock)):
+        assert not await budget.is_spent(ADA)
+        budget.spend(ADA, 100, 0.0)
+        await budget.aclose()
+    assert await DailyBudget(Amount(200), Amount(), Records(store), clock).is_spent(ADA)
+
+
+class Process:
+    """A process of the ledger's test: a budget, and a provider of each person."""
+
+    def __init__(self, store: MemoryStore, clock: Clock, use: Callable[[], Usage]) -> None:
+        self.records = Records(store)
+        self.budget = DailyBudget(Amount(10**9), Amount(10**9), self.records, clock, write_s=0.0)
+        inner = ScriptedProvider(lambda _: [TextDelta("Hi."), Finished("end_turn", use())])
+        self.providers = {name: BudgetedProvider(inner, self.budget, name) for name in (ADA, BOB, STRANGER)}
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_a_budget_equals_the_ledger_of_usage_to_the_token(seed: int, store: MemoryStore) -> None:
+    rng, clock, used = random.Random(seed), Clock(), list[Usage]()
+
+    def use() -> Usage:
+        used.append(Usage(*(rng.randrange(5_000) for _ in range(4))))
+        return used[-1]
+
+    processes = [Process(store, clock, use) for _ in range(3)]
+    for _ in range(4):  # days
+        ledger = Counter[str]()
+        for _ in range(30):
+            clock.time += rng.uniform(0, DAY_S / 40)
+            name = rng.choice((ADA, BOB, STRANGER))
+            replies = [rng.choice(processes).providers[name] for _ in range(rng.randint(1, 3))]
+            used.clear()
+            await asyncio.gather(*map(reply, replies))
+            count = sum(usage.input_tokens + usage.cache_write_tokens + usage.output_tokens for usage in used)
+            ledger += Counter({name: count, tenant_of(name): count})
+            if rng.random() < 0.2:  # a restart
+                number = rng.randrange(3)
+                await processes[number].budget.aclose()
+                processes[number] = Process(store, clock, use)
+        await asyncio.gather(*(process.budget.aclose() for process in processes))
+        processes = [Process(store, clock, use) for _ in range(3)]
+        for name, count in ledger.items():
+            await processes[0].records.load(name)
+            spent = msgspec.json.decode(processes[0].records.get(name, "spent"), type=Amount)
+            assert (spent.tokens, spent.day) == (count, clock.time // DAY_S), f"seed {seed}, {name}"
+        clock.time = (clock.time // DAY_S + 1) * DAY_S
 
 
 class Reconnector(ScriptedProvider):

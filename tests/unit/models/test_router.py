@@ -93,6 +93,11 @@ async def test_the_default_replies_and_signs_its_reply() -> None:
     assert bench.request_count("cloud") == 0
 
 
+def test_tokens_of_a_cache_without_a_price_cost_as_input() -> None:
+    assert Prices(input=2, output=10) == Prices(input=2, output=10, cache_read=2, cache_write=2)
+    assert Prices(input=2, cache_read=0).cache_read == 0
+
+
 async def test_a_session_chooses_an_allowed_profile() -> None:
     bench = Bench(profile("home"), profile("cloud"), profile("secret"))
     assert await bench.ask(replace(ASK, profile="cloud")) == "cloud"
