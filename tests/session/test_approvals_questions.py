@@ -35,7 +35,7 @@ from tests.session.helpers import (
 )
 from tests.shapes import Event, arguments_of
 
-ALL = ["tools", "approval", "cancel", "lease", "late", "async", "activity"]
+ALL = ["approval", "cancel", "lease", "late", "async", "activity"]
 CATALOG = (
     tool("device.look", effect="read", risk="safe"),
     tool("device.move", effect="write", risk="medium"),
