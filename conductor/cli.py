@@ -47,6 +47,7 @@ _COMMANDS = {
         ".mcp:serve",
         "--url --token --session",
     ),
+    "mcp token": ("print the tokens of programs that use this server by MCP", ".mcp:token", ""),
     "policy list": ("list the rules, and problems with them", ".policy:list_rules", ""),
     "policy explain": ("explain the decision on a call", ".policy:explain", "tool arguments --tainted"),
     "sessions list": ("list sessions by subject and id", ".sessions:list_sessions", "--subject"),

@@ -20,7 +20,9 @@ from conductor.commands.output import write
 from conductor.errors import SettingsError
 from conductor.plugins.mcp.config import McpServerConfig, load_mcp_servers, mcp_config_path, mcp_folder
 from conductor.plugins.mcp.server import McpConnection, check_installed, tokens_path
-from conductor.server.listener import MCP_PATH, MCP_SUBPROTOCOL
+from conductor.server.access import MCP_PATH
+from conductor.server.auth import program_token
+from conductor.server.listener import MCP_SUBPROTOCOL
 from conductor.settings import load_settings
 
 # Seconds for a person to log in.
@@ -71,7 +73,17 @@ def serve(options: argparse.Namespace) -> None:
     url = address.removesuffix("/ws").removesuffix(MCP_PATH) + MCP_PATH
     if options.session is not None:
         url += f"?session={quote(options.session)}"
-    asyncio.run(_forward(url, options.token or next(iter(settings.auth_tokens), None)))
+    own = next(map(program_token, settings.auth_tokens), None)
+    asyncio.run(_forward(url, options.token or own))
+
+
+def token(options: argparse.Namespace) -> None:
+    """Print the programs' token of each of AUTH_TOKENS, in order. Raises `SettingsError` without any."""
+    settings = load_settings()
+    if not settings.auth_tokens:
+        raise SettingsError("AUTH_TOKENS is empty: programs need no token, or one of another authenticator.")
+    for text in map(program_token, settings.auth_tokens):
+        write(text)
 
 
 async def _forward(url: str, token: str | None) -> None:

@@ -17,7 +17,7 @@ from conductor.conversation.state import Call, Conversation, Form, Question
 from conductor.events.server import ListedTool, RejectedTool
 from conductor.messages import AssistantMessage, ToolCall, ToolResult
 from conductor.prompts import session_prompt
-from conductor.rate_limit import TokenBucket
+from conductor.rate_limit import ANONYMOUS, TokenBucket
 from conductor.stores.base import SessionKey
 from conductor.tools.base import (
     Caution,
@@ -313,7 +313,9 @@ class SessionTools:
         granted = [grant(ready.spec, ready.arguments, scope="session")]
         if self._judge(ready.spec, ready.arguments, cautions, granted).effect == "ask":
             return SCOPES[:1]
-        return SCOPES if self._services.subject_records is not None else SCOPES[:2]
+        # An anonymous client may be another device, with a tool of the same name.
+        lasts = ready.spec.source != "device" or self._key.subject != ANONYMOUS
+        return SCOPES if lasts and self._services.subject_records is not None else SCOPES[:2]
 
     def _judge(
         self,

@@ -15,6 +15,12 @@ from conductor.server.auth import Authenticator, Handshake, Principal
 from conductor.server.refusals import Refusals
 from conductor.settings import Limits
 
+# The path of programs that speak MCP.
+MCP_PATH = "/mcp"
+_ROLES = {
+    "app": f"This token is a program's: it opens {MCP_PATH} only.",
+    "program": "This token is an app's. `conductor mcp token` prints the token of its programs.",
+}
 # Headers of requests that came through a proxy.
 FORWARDED = (
     *("X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "Forwarded", "X-Real-IP", "Via"),
@@ -104,7 +110,8 @@ class Access:
             handshake = Handshake("", Headers(Authorization=f"Bearer {token}"), address=client.address)
             principal = await self.authenticator.authenticate(handshake)
         # A token that connects once would end what the first token limits.
-        if principal is None or principal.id != client.subject or principal.redeem is not None:
+        is_same = principal is not None and (principal.id, principal.role) == (client.subject, client.role)
+        if principal is None or not is_same or principal.redeem is not None:
             self.refusals.count("wrong token", client.address)
             return None
         return replace(client, expires=principal.expires, authenticator=principal.authenticator)
@@ -139,6 +146,9 @@ class Access:
         principal = await self.authenticator.authenticate(handshake)
         if principal is None:
             return _unauthorized("no token" if handshake.token is None else "wrong token")
+        wanted = "program" if request.path.partition("?")[0] == MCP_PATH else "app"
+        if principal.role not in (wanted, "any"):
+            return Refusal(http.HTTPStatus.FORBIDDEN, _ROLES[wanted], "role")
         origins, hosts = headers.get_all("Origin"), headers.get_all("Host")
         # A proxy and this server might each use a different one.
         if len(origins) > 1 or len(hosts) > 1:
@@ -150,7 +160,13 @@ class Access:
             return Refusal(http.HTTPStatus.FORBIDDEN, "This origin is not allowed.", "origin", facts)
         end, session, by = principal.expires, principal.session, principal.authenticator
         client = Client(
-            principal.id, end, session, authenticator=by, address=address, is_forwarded=is_forwarded
+            principal.id,
+            end,
+            session,
+            authenticator=by,
+            role=principal.role,
+            address=address,
+            is_forwarded=is_forwarded,
         )
         full = self._full(client)
         if full is None and principal.redeem is not None:

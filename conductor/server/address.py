@@ -14,8 +14,8 @@ from conductor.settings import Settings, is_loopback
 RESERVED_DESCRIPTORS = 64
 # The limit to request if there is no hard limit; some systems refuse more.
 UNLIMITED_DESCRIPTORS = 65_536
-# Characters of a token that admits clients of other machines.
-MIN_TOKEN_CHARS = 16
+# Characters of a token that admits clients of other machines; `conductor check` warns below 16.
+MIN_TOKEN_CHARS = 8
 # Ports below this one need privileges.
 _PRIVILEGED = 1024
 
@@ -60,8 +60,8 @@ def check_exposure(settings: Settings, *, insecure: bool) -> None:
     for name, values in tokens.items():
         if any(len(value) < MIN_TOKEN_CHARS for value in values):
             raise SettingsError(
-                f"{name} has a token that can be guessed: for other machines it needs "
-                f"{MIN_TOKEN_CHARS} random characters or more."
+                f"{name} has a token that can be guessed: for other machines it needs {MIN_TOKEN_CHARS} "
+                "characters or more, and 16 random ones are strong."
             )
 
 

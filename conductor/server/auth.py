@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import hmac
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 from urllib.parse import parse_qs
 
 from websockets.datastructures import Headers
@@ -28,10 +30,24 @@ def person_id(tenant: str, name: str) -> str:
     return f"{PERSON}{digests[0][:12]}-{digests[1][:24]}"
 
 
+Role: TypeAlias = Literal["app", "program", "any"]
+"""What a proof opens: ``/ws`` and the page to an app, ``/mcp`` to a program.
+
+A program that also were an app could declare a tool of the phone and answer its own questions.
+"""
+
+
+def program_token(token: str) -> str:
+    """Make the token of the programs of an app's static token; it does not tell the app's."""
+    digest = hmac.digest(token.encode(errors="surrogateescape"), b"conductor program", "sha256")
+    return f"mcp-{base64.urlsafe_b64encode(digest).decode().rstrip('=')}"
+
+
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A person. Sessions, limits, grants and reminders belong to ``id``, which appears in logs.
+    """A person, and the ``role`` of their client.
 
+    Sessions, limits, grants and reminders belong to ``id``, which appears in logs.
     The proof ends at ``expires``, in epoch seconds, and may be good for one ``session`` only. A proof that is
     good for one connection has ``redeem``, which uses it up, and tells whether this client was the first.
     The list of authenticators sets ``authenticator``.
@@ -42,6 +58,7 @@ class Principal:
     session: str | None = None
     redeem: Callable[[], Awaitable[bool]] | None = field(default=None, compare=False)
     authenticator: str = ""
+    role: Role = "app"
 
 
 @dataclass(frozen=True, slots=True)

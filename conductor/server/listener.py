@@ -21,7 +21,7 @@ from websockets.typing import Subprotocol
 from conductor.conversation.services import Services
 from conductor.events.envelope import PATH, SUBPROTOCOL
 from conductor.rate_limit import Network
-from conductor.server.access import Access, Client, Refusal
+from conductor.server.access import MCP_PATH, Access, Client, Refusal
 from conductor.server.address import RESERVED_DESCRIPTORS, descriptor_limit, not_bound
 from conductor.server.auth import Authenticator
 from conductor.server.connection import REVOKED, Connection
@@ -38,7 +38,6 @@ PONG_TIMEOUT_S = 20.0
 DRAIN_S = 25.0
 # Seconds for the close of a connection whose token was removed; then it is cut.
 REVOKE_S = 0.5
-MCP_PATH = "/mcp"
 MCP_SUBPROTOCOL = "mcp"
 _SUBPROTOCOLS = (Subprotocol(SUBPROTOCOL), Subprotocol(MCP_SUBPROTOCOL))
 

@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from conductor.plugins.auth.tokens import TokenAuthenticator
-from conductor.server.auth import Authenticator, Handshake, Principal
+from conductor.server.auth import Authenticator, Handshake, Principal, program_token
 from tests.hasty import SHORT_S, hasten
 from tests.server.wires import WAIT, get, http, until
 from tests.system.mcp.test_toolset import program, use
@@ -34,7 +34,7 @@ INITIALIZE = {
     },
 }
 HEADER = (
-    f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:1\r\nAuthorization: Bearer {ANN}\r\n"
+    f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:1\r\nAuthorization: Bearer {program_token(ANN)}\r\n"
     "Content-Type: application/json\r\nAccept: application/json, text/event-stream\r\n"
 )
 UNFINISHED = f"{HEADER}Content-Length: 1000\r\n\r\n{{"
@@ -51,7 +51,7 @@ class Program:
 
     def headers(self) -> dict[str, str]:
         headers = {
-            "Authorization": f"Bearer {self._token}",
+            "Authorization": f"Bearer {program_token(self._token)}",
             "Accept": "application/json, text/event-stream",
             "Content-Type": "application/json",
         }
@@ -293,7 +293,7 @@ async def test_the_stream_of_a_removed_token_is_cut() -> None:
 async def test_the_stream_of_a_token_that_ends_is_cut() -> None:
     class Short(Authenticator):
         async def authenticate(self, handshake: Handshake) -> Principal | None:
-            return Principal("person-a", expires=time.time() + 0.3)
+            return Principal("person-a", expires=time.time() + 0.3, role="program")
 
     async with running(ANN) as server, programs(server, ANN) as (ann,):
         server.listener.access.authenticator = Short()

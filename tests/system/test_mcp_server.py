@@ -28,6 +28,7 @@ from conductor.app import make_services
 from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.plugins.mcp.config import McpServerConfig
 from conductor.plugins.mcp.endpoint import McpEndpoint
+from conductor.server.auth import program_token
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from conductor.tools.base import Toolset
@@ -89,7 +90,7 @@ async def running(
 
 @asynccontextmanager
 async def over_http(server: Running, token: str = "", **options: Any) -> AsyncIterator[Client]:
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers = {"Authorization": f"Bearer {program_token(token)}"} if token else {}
     async with httpx2.AsyncClient(headers=headers, timeout=WAIT, trust_env=False) as http:
         transport = streamable_http_client(f"http://127.0.0.1:{server.http}/mcp", http_client=http)
         async with Client(transport, **options) as client:
@@ -98,7 +99,7 @@ async def over_http(server: Running, token: str = "", **options: Any) -> AsyncIt
 
 @asynccontextmanager
 async def socket_streams(url: str, token: str) -> AsyncIterator[Any]:
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers = {"Authorization": f"Bearer {program_token(token)}"} if token else {}
     to_client, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     write, from_client = anyio.create_memory_object_stream[SessionMessage](0)
     async with (

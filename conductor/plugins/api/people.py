@@ -45,7 +45,7 @@ async def make_token(call: ApiCall) -> Token:
     if not access.authenticator.admits(Principal(person, authenticator=ONE_TIME)):
         raise ApiError(400, "invalid_request", "AUTH does not list one_time.")
     one_time = OneTimeTokens(call.listener.services.store)
-    token, expires = await one_time.make(person, body.session, body.seconds)
+    token, expires = await one_time.make(person, body.session, body.seconds, body.role)
     return Token(token, person, body.session, iso_time(round(expires * 1000)))
 
 

@@ -205,13 +205,17 @@ class NameQuery(Body, frozen=True):
 
 
 class TokenBody(Body, frozen=True):
-    """Whom a token is for: a ``person`` of a list, or a ``tenant`` and an ``id``; and for which session."""
+    """Whom a token is for: a ``person`` of a list, or a ``tenant`` and an ``id``; and for which session.
+
+    ``role``: an app's token opens the WebSocket of apps, a program's that of MCP.
+    """
 
     person: Annotated[str, Meta(min_length=1, pattern="^[^$]")] | None = None
     tenant: str = ""
     id: Annotated[str, Meta(min_length=1)] | None = None
     session: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")] | None = None
     seconds: Annotated[int, Meta(ge=10, le=7_200)] = 60
+    role: Literal["app", "program"] = "app"
 
 
 class TextBody(Body, frozen=True):

@@ -1,6 +1,6 @@
 """AUTH=header: a proxy of TRUSTED_PROXIES authenticates people and names them in a header, AUTH_HEADER.
 
-AUTH_TENANT_HEADER names their tenants, if there are several.
+AUTH_TENANT_HEADER names their tenants, if there are several; AUTH_ROLE_HEADER is ``program`` for programs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from conductor.errors import SettingsError
 from conductor.rate_limit import Network, is_trusted
-from conductor.server.auth import Authenticator, Handshake, Principal, person_id
+from conductor.server.auth import Authenticator, Handshake, Principal, Role, person_id
 from conductor.server.refusals import Refusals
 from conductor.settings import Settings, environment_value
 
@@ -18,8 +18,15 @@ from conductor.settings import Settings, environment_value
 class HeaderAuthenticator(Authenticator):
     """Believes the header of trusted proxies only: any client can write it, too."""
 
-    def __init__(self, header: str, tenant_header: str | None, proxies: Sequence[Network]) -> None:
+    def __init__(
+        self,
+        header: str,
+        tenant_header: str | None,
+        proxies: Sequence[Network],
+        role_header: str | None = None,
+    ) -> None:
         self._headers = [header] if tenant_header is None else [header, tenant_header]
+        self._role_header = role_header
         self._proxies = proxies
         self._refusals = Refusals()
 
@@ -35,7 +42,9 @@ class HeaderAuthenticator(Authenticator):
         if any(len(texts) != 1 or not texts[0].strip() for texts in values):
             return None
         name, *tenant = (texts[0].strip() for texts in values)
-        return Principal(person_id("".join(tenant), name))
+        roles = [] if self._role_header is None else handshake.headers.get_all(self._role_header)
+        role: Role = "program" if "program" in roles else "app"
+        return Principal(person_id("".join(tenant), name), role=role)
 
 
 def from_settings(settings: Settings) -> HeaderAuthenticator:
@@ -44,4 +53,5 @@ def from_settings(settings: Settings) -> HeaderAuthenticator:
         raise SettingsError("AUTH=header needs TRUSTED_PROXIES, the proxies that set the header.")
     header, tenant_header = environment_value("AUTH_HEADER"), environment_value("AUTH_TENANT_HEADER")
     proxies = [ipaddress.ip_network(proxy) for proxy in settings.trusted_proxies]
-    return HeaderAuthenticator(header or "X-User", tenant_header, proxies)
+    role_header = environment_value("AUTH_ROLE_HEADER")
+    return HeaderAuthenticator(header or "X-User", tenant_header, proxies, role_header)

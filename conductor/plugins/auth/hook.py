@@ -1,7 +1,8 @@
 """AUTH=hook: the service at the address AUTH_HOOK names the person of each handshake.
 
-It gets ``{"token": …, "address": …, "headers": {…}}`` by POST, and answers ``{"id": …}``, with ``tenant`` and
-``expires`` (epoch seconds) if it wants; any other status than 2xx refuses.
+It gets ``{"token": …, "address": …, "headers": {…}}`` by POST, and answers ``{"id": …}``, if it wants with
+``tenant``, ``expires`` (epoch seconds) and ``role`` (``app`` or ``program``); any other status than 2xx
+refuses.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from functools import lru_cache, partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -28,6 +29,7 @@ class _Answer(msgspec.Struct):
     id: Annotated[str, msgspec.Meta(min_length=1)]
     tenant: str = ""
     expires: float | None = None
+    role: Literal["app", "program"] = "app"
 
 
 class HookAuthenticator(Authenticator):
@@ -52,7 +54,8 @@ class HookAuthenticator(Authenticator):
             until, principal = self._cache.pop(key, (0.0, None))
             if principal is None or until <= now:
                 answer = msgspec.json.decode(await self._ask(body), type=_Answer)
-                principal = Principal(person_id(answer.tenant, answer.id), answer.expires)
+                person = person_id(answer.tenant, answer.id)
+                principal = Principal(person, answer.expires, role=answer.role)
                 until = now if answer.expires is None else min(answer.expires, now + CACHE_S)
         except Exception as error:  # of the connection, the status or the answer
             self._refusals.count("AUTH_HOOK", handshake.peer, error=type(error).__name__)

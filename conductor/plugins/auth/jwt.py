@@ -17,7 +17,7 @@ import structlog
 
 from conductor.errors import SettingsError
 from conductor.plugins.auth.requests import check_url, fetch, read_value
-from conductor.server.auth import Authenticator, Handshake, Principal, person_id
+from conductor.server.auth import Authenticator, Handshake, Principal, Role, person_id
 from conductor.settings import Settings, environment_value
 
 try:
@@ -39,6 +39,8 @@ RETRY_S = 2.0
 REFRESH_S = 240.0
 MAX_AGE_S = 300.0
 MAX_TOKEN = 8_192
+# In the claim ``scope`` (RFC 8693) of a program's token.
+PROGRAM_SCOPE = "mcp"
 
 
 class JwtAuthenticator(Authenticator):
@@ -86,7 +88,9 @@ class JwtAuthenticator(Authenticator):
         tenant = self._issuer if self._tenant is None else claims.get(self._tenant)
         if not claims["sub"] or not isinstance(tenant, str):
             return None
-        return Principal(person_id(tenant, claims["sub"]), float(claims["exp"]) + LEEWAY_S)
+        scopes = str(claims.get("scope", "")).split()
+        role: Role = "program" if PROGRAM_SCOPE in scopes else "app"
+        return Principal(person_id(tenant, claims["sub"]), float(claims["exp"]) + LEEWAY_S, role=role)
 
     def _claims(self, token: str, key: jwt.PyJWK) -> Mapping[str, Any]:
         claims: Mapping[str, Any] = jwt.decode(

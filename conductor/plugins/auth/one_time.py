@@ -7,6 +7,7 @@ import hashlib
 import secrets
 import time
 from functools import partial
+from typing import Literal
 
 import msgspec
 import structlog
@@ -30,6 +31,7 @@ class Grant(msgspec.Struct, frozen=True):
     person: str
     session: str | None
     expires: float
+    role: Literal["app", "program"] = "app"
 
 
 class OneTimeTokens(Authenticator):
@@ -42,10 +44,12 @@ class OneTimeTokens(Authenticator):
     def __init__(self, store: SessionLog) -> None:
         self._store = store
 
-    async def make(self, person: str, session: str | None, seconds: float) -> tuple[str, float]:
+    async def make(
+        self, person: str, session: str | None, seconds: float, role: Literal["app", "program"] = "app"
+    ) -> tuple[str, float]:
         """Make a token; returns it with its end in epoch seconds. Raises `StoreError`."""
         token, expires = PREFIX + secrets.token_urlsafe(32), time.time() + seconds
-        grant = msgspec.json.encode(Grant(person, session, expires)).decode()
+        grant = msgspec.json.encode(Grant(person, session, expires, role)).decode()
         key = _key(token)
         claim = await self._store.claim(key)
         commit = Commit(claim.token, time.time_ns() // 1_000_000, (FieldSet(_FIELD, grant),))
@@ -68,7 +72,8 @@ class OneTimeTokens(Authenticator):
         # A program or the page would see the person's other sessions.
         if grant.session is not None and handshake.path.partition("?")[0] != PATH:
             return None
-        return Principal(grant.person, session=grant.session, redeem=partial(self._use, key))
+        use = partial(self._use, key)
+        return Principal(grant.person, session=grant.session, redeem=use, role=grant.role)
 
     async def _use(self, key: SessionKey) -> bool:
         try:

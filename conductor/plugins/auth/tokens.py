@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from conductor.errors import SettingsError
 from conductor.rate_limit import ANONYMOUS
-from conductor.server.auth import Handshake, Principal, token_digest
+from conductor.server.auth import Handshake, Principal, program_token, token_digest
 from conductor.settings import Settings
 
 
 class TokenAuthenticator:
-    """Looks tokens up by their hashes. Without tokens every client is anonymous."""
+    """Looks tokens, and those of their programs, up by their hashes. Without any, all are anonymous."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
-        # The subject does not reveal the token and is stable, because sessions are stored under it.
-        self._subjects = {digest: f"token-{digest.hex()[:16]}" for digest in map(token_digest, tokens)}
+        self._people: dict[bytes, Principal] = {}
+        for token in tokens:
+            digest = token_digest(token)
+            # The subject does not reveal the token and is stable, because sessions are stored under it.
+            person = Principal(f"token-{digest.hex()[:16]}")
+            self._people[digest] = person
+            self._people[token_digest(program_token(token))] = replace(person, role="program")
 
     @property
     def required(self) -> bool:
         """Whether there are tokens."""
-        return bool(self._subjects)
+        return bool(self._people)
 
     async def authenticate(self, handshake: Handshake) -> Principal | None:
         """Name the token's person; None without a valid token."""
-        if not self._subjects:
-            return Principal(ANONYMOUS)
+        if not self._people:
+            return Principal(ANONYMOUS, role="any")
         token = handshake.token
-        subject = None if token is None else self._subjects.get(token_digest(token))
-        return None if subject is None else Principal(subject)
+        return None if token is None else self._people.get(token_digest(token))
 
     def admits(self, principal: Principal) -> bool:
         """Tell whether the person's token is still one of the tokens."""
-        return principal.id in (self._subjects.values() or (ANONYMOUS,))
+        people = {person.id for person in self._people.values()} or {ANONYMOUS}
+        return principal.id in people
 
 
 def from_settings(settings: Settings) -> TokenAuthenticator:

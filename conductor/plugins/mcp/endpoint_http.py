@@ -23,8 +23,8 @@ from websockets.http11 import Request
 from conductor.plugins.http_server import serving_http
 from conductor.plugins.mcp.streams import is_dense
 from conductor.rate_limit import ANONYMOUS, TokenBucket
-from conductor.server.access import Client, Refusal
-from conductor.server.listener import MCP_PATH, Listener
+from conductor.server.access import MCP_PATH, Client, Refusal
+from conductor.server.listener import Listener
 from conductor.server.websocket import EventRate
 from conductor.settings import Limits
 

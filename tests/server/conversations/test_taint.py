@@ -19,6 +19,7 @@ from conductor.conversation.ledger import PREFIX
 from conductor.plugins.api.routes import ROUTES
 from conductor.plugins.tools.builtin import builtin_specs
 from conductor.plugins.tools.memory import MemoryToolset
+from conductor.server.auth import program_token
 from conductor.tools.reminders import FIELD, read_reminders, write_reminders
 from tests.app import App
 from tests.dialogues import begin, declared
@@ -258,7 +259,7 @@ async def deny(ann: Person, phone: App) -> None:
 async def by_program(ann: Person, name: str, **arguments: Any) -> Any:
     """Call a tool as a program at ``/mcp``; gives the result."""
     url = f"ws://127.0.0.1:{ann.server.listener.port}/mcp"
-    headers = {"Authorization": f"Bearer {TOKEN}"}
+    headers = {"Authorization": f"Bearer {program_token(TOKEN)}"}
     info = {"clientInfo": {"name": "p", "version": "1"}, "capabilities": {}}
     protocols = [Subprotocol("mcp")]
     async with connect(url, subprotocols=protocols, additional_headers=headers, proxy=None) as socket:
