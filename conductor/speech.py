@@ -15,6 +15,8 @@ from markdown_it import MarkdownIt
 from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 
+from conductor import formulas
+
 CODE_PHRASE = "The code is on the screen."
 TABLE_PHRASE = "The table is on the screen."
 
@@ -32,20 +34,26 @@ _PICTOGRAPH = (
     "\u231a-\u231b\u2328\u23cf\u23e9-\u23fa\u2500-\u25ff\u2600-\u27bf\u2b00-\u2bff"
     "\U0001f000-\U0001faff\U000e0020-\U000e007f\ufe0e\ufe0f\u20e3"
 )
-_MARKER = re.compile(r"[-*+\u2022]|\d{1,9}[.)]")
+_BLANKS = re.compile(r"[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
+# Signs of a list's items; the first ones begin an item without a blank, too.
+_DOTS = "\\u2022\\u2023\\u25e6\\u2043\\u2219"
+_BULLET = rf"[{_DOTS}\u25aa\u25ab\u25cf\u25cb\u25a0\u25a1\u25ba\u25b6\u25b8\u27a2\u27a4]"
+_MARKER = re.compile(rf"{_BULLET}|[-*+\u00b7\u2013\u2192]|\d{{1,9}}[.)]")
 _LINE_START = re.compile(
-    rf"^[ \t>]*+((?:(?:{_MARKER.pattern})[ \t>]++(?:\[[ xX]\][ \t>]++)?)*+)", re.MULTILINE
+    rf"^[ \t>]*+((?:(?:{_BULLET}[ \t>]*+|(?:{_MARKER.pattern})[ \t>]++)(?:\[[ xX]\][ \t>]++)?)*+)",
+    re.MULTILINE,
 )
 _AFTER_TABLE = re.compile(r"^(\|.*\n)(?=[^|\n]++$)", re.MULTILINE)
 _LINE_OR_CELL = re.compile(r"[\n|]")
 _PIECE = re.compile(r".{1,1000}(?!\S)|.{1,1000}", re.DOTALL)
 # One line of prose without any mark; most replies are.
 _PLAIN = re.compile(rf"[^\W\d_{_PICTOGRAPH}](?:[^\W_{_PICTOGRAPH}]|[ ,.;?!'])*+")
+_SPECIAL = re.compile(r"www\.|citeturn", re.IGNORECASE)
 _MARK = re.compile(rf"[!#$%&*+\-:<=>@\[\\\]^_`{{}}~\n{_PICTOGRAPH}]")
 _COMMONEST = re.compile(rf"[*`~{_PICTOGRAPH}]++")
 
 # Marks of CommonMark that are text in prose, and the reverse.
-_PROSE = re.compile(r"(?<=\d)\*++(?=\d)|(?<=`)_++(?=`)")
+_PROSE = re.compile(r"(?<=\d)\*++(?=\d)|(?<=`)_++(?=`)|(?<=\b[A-Za-z]):\\[^\s`*<>]++|\\\\\w[^\s`*<>]++")
 _STRAY = re.compile(r"(?<!\d)\*{2,}+(?=\S)|(?<=\S)\*{2,}+(?!\d)")
 _FOOTNOTE = re.compile(r"\[\^[^\[\]\s]++\]")
 _FOOTNOTE_TEXT = re.compile(rf"^{_FOOTNOTE.pattern}:.*", re.MULTILINE)
@@ -59,15 +67,39 @@ _URL = re.compile(
     r"(?:(?:https?|ftp|wss?)://|mailto:|\bwww\.(?=\w))([!-;=?-~\u00a1-\u024f]*+)", re.IGNORECASE
 )
 _URL_END = ".,;:!?)]}'\"*_~>"
-_TAG = re.compile(r"</?([a-zA-Z][a-zA-Z0-9]*+)(\s[^<>]*+)?/?>")
+# A path with a query, perhaps behind a host: its query is not read out.
+_QUERY = re.compile(
+    r"(?<![^\s(\"'])((?:[\w-]++\.)*+[\w-]*+)((?:/[\w.~%@:+-]*+)++)\?[\w.%\[\]-]++=([!-;=?-~]*+)"
+)
+_HOST = re.compile(r"(?:[\w-]+\.)+[a-zA-Z]{2,}")
+_TAG = re.compile(r"</?([a-zA-Z][a-zA-Z0-9-]*+)(\s[^<>]*+)?/?>")
+# Tags of voices that name their maker, such as <amazon:effect>; addresses in brackets are none.
+_VENDOR_TAG = re.compile(r"</?(?!(?:mailto|tel|sms|urn):)[a-z][a-z0-9]*+:[a-z][a-z-]*+(?:\s[^<>]*+)?/?>")
 _TAGS = frozenset(
     "a abbr b big blockquote body br center cite code dd del details div dl dt em font h1 h2 h3 h4 h5 h6 "
     "head hr html i img ins kbd li mark ol p pre q s samp section small span strike strong sub summary sup "
-    "table tbody td tfoot th thead tr tt u ul var".split()
+    "table tbody td tfoot th thead tr tt u ul var "
+    # of SSML
+    "audio break desc emphasis lang lexicon media metadata par phoneme prosody say-as seq speak token voice "
+    "w".split()
 )
 _SOUNDLESS_TAGS = frozenset(
-    "a abbr b big cite code del em font i ins kbd mark s small span strike strong u var".split()
+    "a abbr b big cite code del em font i ins kbd mark s small span strike strong u var "
+    "emphasis lang phoneme prosody say-as sub token voice w".split()
 )
+
+# Marks of sources: between private signs, 【4:0†source】, and what is left of them.
+_CITATION = re.compile(
+    r" ?(?:\ue200[^\ue200\ue201]{0,1000}+\ue201"
+    r"|[\[\u3010\u3016]\d{1,3}(?::\d{1,3})?\u2020[^\]\u3011\u3017\n]{0,200}+[\]\u3011\u3017]"
+    r"|\[oai_citation[:_]\d{1,4}\u2021[^\]\n]{0,200}+\](?:\([^)\s]{0,1000}+\))?"
+    r"|\b(?:file|nav)?cite(?:[\ue202:]?turn\d{1,4}[a-z]{2,12}\d{1,4})++)"
+)
+# Texts of gateways in place of no text.
+_NOTHING = re.compile(r"[(\[](?:empty|no)[ _]content[)\]]", re.IGNORECASE)
+# Arrows, and bullets within a line: both separate.
+_ARROWS = r"\u2190-\u21ff\u2794\u2798-\u27af\u27b1-\u27be\u27f0-\u27ff\u2900-\u297f\u2b00-\u2b11"
+_SEPARATOR = re.compile(rf"(?: ?[{_ARROWS}]\ufe0f?+)++ ?|(?:^| )(?:[{_DOTS}\u00b7]|<?[-=]>|==>|<-)(?: |\Z)")
 
 _EMOJI = re.compile(rf" ?[{_PICTOGRAPH}][{_PICTOGRAPH}\u200d ]*+")
 _ENDS = ".!?:;,\u2026\u3002\uff01\uff1f\uff1a\u3001\u061f\u061b\u060c\u06d4\u0964"
@@ -82,10 +114,13 @@ def for_the_ear(text: str) -> str:
     is spoken. A paragraph, heading or list item without punctuation at its end gets a full stop if more
     follows, so that the voice pauses. White space becomes single spaces.
     """
-    if len(text) <= _CHARS and _PLAIN.fullmatch(text) and "www." not in text.lower():
+    if len(text) <= _CHARS and _PLAIN.fullmatch(text) and not _SPECIAL.search(text):
         return " ".join(text.split())
     # Cut first, because the further steps are linear or worse in the length.
-    text = _bounded(_UNSPEAKABLE.sub("", _NEWLINES.sub("\n", text[:_CHARS])))
+    text = _BLANKS.sub(" ", _NEWLINES.sub("\n", text[:_CHARS]))
+    text = _NOTHING.sub("", _CITATION.sub("", text))
+    text = _VENDOR_TAG.sub("", formulas.in_words(_UNSPEAKABLE.sub("", text)))
+    text = _bounded(text)
     text = _SPEAKER.sub(r"\1\2:", _FOOTNOTE_TEXT.sub("", text))
     text = _LINE_START.sub(_flat, text)
     references: dict[str, Any] = {}
@@ -103,7 +138,8 @@ def for_the_ear(text: str) -> str:
             effort -= cost
             words = _words(_READER.inline.parse(piece, _READER, references, []))
             words = _URL.sub(_host, words) if ":" in words or "www." in words else words
-            pieces.append(_without_emoji(" ".join(words.split())))
+            words = _QUERY.sub(_without_query, words) if "?" in words else words
+            pieces.append(_without_emoji(_SEPARATOR.sub(_pause, " ".join(words.split()))))
         if sentence := " ".join(" ".join(pieces).split()):
             sentences.append(sentence)
     return " ".join(_with_pauses(sentences))
@@ -207,10 +243,24 @@ def _host(match: re.Match[str]) -> str:
     return host.removeprefix("www.") + punctuation
 
 
+def _without_query(match: re.Match[str]) -> str:
+    # Return the host or the path, and the punctuation that ended the sentence after it.
+    punctuation = match[3][len(match[3].rstrip(_URL_END)) :]
+    return (match[1] if _HOST.fullmatch(match[1]) else match[1] + match[2]) + punctuation
+
+
+def _pause(match: re.Match[str]) -> str:
+    # A comma between words; a blank, or nothing, where a sign is.
+    before, after = match.string[: match.start()], match.string[match.end() :]
+    if not before or not after or after[0] in _ENDS + _CLOSERS:
+        return ""
+    return " " if before[-1] in _ENDS + "([" else ", "
+
+
 def _tag(text: str) -> str:
     # Remove comments and HTML's own tags; `a<b and c>d` and `List<int>` are words.
     if not (match := _TAG.fullmatch(text)):
-        return "" if text.startswith("<!--") else text
+        return "" if text.startswith(("<!--", "<?")) else text
     name, attributes = match[1].lower(), (match[2] or "").strip(" /")
     if name not in _TAGS or (attributes and "=" not in attributes):
         return text
@@ -236,7 +286,7 @@ class _Reader(MarkdownIt):
         # Models indent and quote prose, which is not code.
         self.disable(["blockquote", "code", "html_block"])
         # "2*3*4" is a product to people, and emphasis to CommonMark.
-        self.inline.ruler.before("strikethrough", "prose", _prose)
+        self.inline.ruler.before("escape", "prose", _prose)
 
     def validateLink(self, url: str) -> bool:
         return True

@@ -27,16 +27,18 @@ _LEAVES = (
     "env_file",
     "settings",
     "prompts",
+    "formulas",
     "speech",
     "segments",
     "logs",
     "rate_limit",
 )
-BELOW["errors"] = BELOW["messages"] = BELOW["clock"] = frozenset()
+BELOW["errors"] = BELOW["messages"] = BELOW["clock"] = BELOW["formulas"] = frozenset()
 BELOW["entry_points"] = BELOW["config_file"] = frozenset({"errors"})
 BELOW["env_file"] = frozenset({"errors", "config_file"})
 for _leaf in ("settings", "prompts", "speech", "segments", "logs", "rate_limit"):
     BELOW[_leaf] = frozenset({"errors", "config_file", "env_file", "entry_points", "settings"} - {_leaf})
+BELOW["speech"] |= {"formulas"}
 for _sibling in ("events", "models", "stores"):
     BELOW[_sibling] = frozenset(_LEAVES)
 _below = {*_LEAVES, "events", "models", "stores"}
