@@ -207,8 +207,11 @@ class SessionRegistry:
             binding.timer = None
         try:
             session = await asyncio.shield(binding.session)
-        except BaseException:
+        except BaseException as error:
             self.unbind(key, connection)
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and not task.cancelling():
+                raise StoreUnavailable("The claim was given up: the process was suspended.") from None
             raise
         return session, existed
 

@@ -22,6 +22,8 @@ _T = TypeVar("_T")
 
 # Sessions that a store keeps of one subject by default.
 MAX_SESSIONS = 2_000
+# This process in the tokens of its claims. Two containers may have the same host name and process id.
+PROCESS = f"{platform.node() or 'node'}-{os.getpid()}-{uuid4().hex[:12]}"
 # First character of the ids of the server's own records, which never expire. No client can use it.
 NEVER_EXPIRES = "$"
 # Seconds between two tries.
@@ -230,7 +232,12 @@ def settle(claim: Claim, commit_id: str, meta: Meta | None) -> None:
 
 def new_token() -> str:
     """Make a claim's token. A failover could issue a counter's number twice."""
-    return f"{platform.node() or 'node'}-{os.getpid()}:{uuid4().hex}"
+    return f"{PROCESS}:{uuid4().hex}"
+
+
+def process_of(token: str) -> str:
+    """Name the process of a claim's token."""
+    return token.rpartition(":")[0]
 
 
 async def retry(

@@ -20,13 +20,14 @@ SECRET = "whsec_" + base64.b64encode(b"the-secret-of-the-tests!").decode()
 
 @dataclass
 class Receiver:
-    """Takes webhooks; ``answer`` gives the status, after a wait if it likes."""
+    """Takes webhooks, and answers with ``status``; with 400 where the body has the text ``refuses``."""
 
     url: str = ""
     events: list[dict[str, Any]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     tries: int = 0
     status: int = 204
+    refuses: str = ""
     hangs: asyncio.Event | None = None
 
     async def take(self, request: web.Request) -> web.Response:
@@ -34,6 +35,8 @@ class Receiver:
         self.tries += 1
         if self.hangs is not None:
             await self.hangs.wait()
+        if self.refuses and self.refuses in body:
+            return web.Response(status=400)
         if self.status >= 300:
             return web.Response(status=self.status, text="x" * 100_000)
         event: dict[str, Any] = Webhook(SECRET).verify(body, dict(request.headers))

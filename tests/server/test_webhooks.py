@@ -7,6 +7,8 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +27,21 @@ from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.plugins.webhooks import delivery, pickup
 from conductor.plugins.webhooks.delivery import DEAD, DEAD_FIELD, read_dead
 from conductor.plugins.webhooks.file import load_webhooks
+from conductor.plugins.webhooks.processes import FORGOTTEN, GONE, PROCESSES, Processes
 from conductor.settings import load_settings
-from conductor.stores.base import SessionKey
+from conductor.stores import base
+from conductor.stores.base import PROCESS, SessionKey
+from conductor.stores.memory import MemoryStore
 from conductor.tools.reminders import FIELD, Reminder, write_reminders
 from tests.app import App
 from tests.conftest import ROOT, Main
+from tests.cpu import least_cpu_s
 from tests.hasty import SHORT_S, hasten
 from tests.models import Script
 from tests.server.api import Backend, backend
 from tests.server.nodes import MOVE
 from tests.server.receiver import SECRET, Receiver, receiving
-from tests.server.wires import until
+from tests.server.wires import WAIT, WiredStore, until
 
 HELLO = [TextDelta("Good morning.")]
 TURNS = {"events": ["turn.ended"]}
@@ -323,6 +329,149 @@ async def test_a_reminder_of_a_person_who_is_away_is_told_once(
         assert records is not None
         await until(lambda: '"announced_ms"' in records.get("ann", PREFIX + FIELD))
     assert receiver.tries == 1
+
+
+async def test_a_refused_reminder_holds_up_no_other(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pickup, "OFFLINE_MS", 0)
+    monkeypatch.setattr(pickup, "REMINDER_S", 0.01)
+    receiver.refuses = "Call Ann."
+    due = epoch_ms() - 1_000
+    async with open_store(tmp_path) as store:
+        for person, texts in {"ann": ["Call Ann.", "Call Eve."], "bob": ["Call Bob."]}.items():
+            reminders = [Reminder(f"reminder_{n}", text, due) for n, text in enumerate(texts, 1)]
+            await SubjectRecords(store).update(person, PREFIX + FIELD, partial(write_reminders, reminders))
+    async with backend(**values(receiver, tmp_path, events=["reminder.due_offline"])):
+        await until(lambda: len(receiver.events) == 2)
+        assert {event["data"]["text"] for event in receiver.events} == {"Call Eve.", "Call Bob."}
+        receiver.refuses = ""
+        await until(lambda: len(receiver.events) == 3)
+        assert receiver.events[-1]["data"]["text"] == "Call Ann."
+
+
+@asynccontextmanager
+async def open_store(folder: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(folder / "s.db")
+    await store.open()
+    yield store
+    await store.aclose()
+
+
+async def test_reminders_that_are_not_due_cost_nothing_however_many_people_there_are(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    records = SubjectRecords(MemoryStore())
+    reminders = write_reminders(Reminder(f"reminder_{n}", "x" * 50, 2**50) for n in range(1, 6))
+    options = values(receiver, tmp_path, events=["reminder.due_offline"])
+    async with backend(**options) as served:
+        listener: Any = served.listener
+        listener.services = replace(served.services, subject_records=records)
+        deliverer: Any = served.services.webhooks.delivery
+        announcing: Any = pickup.Pickup(listener, deliverer)
+        for number in range(500):
+            await records.update(f"person-{number}", PREFIX + FIELD, lambda _: reminders)
+        assert len(announcing._due) == 500
+
+        def look() -> None:
+            with suppress(StopIteration):
+                announcing._announce_reminders().send(None)
+
+        assert least_cpu_s(look, 0.0005) < 0.0005
+
+
+# -- processes that are gone
+
+
+async def test_a_session_of_a_living_process_is_left_to_it(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two containers may have the same host name and process id."""
+    monkeypatch.setattr(pickup, "LOOK_S", 0.01)
+    receiver.hangs = asyncio.Event()
+    async with backend([HELLO] * 2, **values(receiver, tmp_path)) as served, served.phone() as phone:
+        await phone.ask("Hello.")
+        host, pid, _ = PROCESS.rsplit("-", 2)
+        monkeypatch.setattr(pickup, "PROCESS", f"{host}-{pid}-other")
+        async with backend([HELLO], **values(receiver, tmp_path)) as other:
+            seen = SubjectRecords(served.services.store)
+            counts: dict[str, int] = {}
+            async with asyncio.timeout(WAIT):
+                while len(counts) < 2 or min(counts.values()) < GONE + 5:
+                    await seen.load(DEAD)
+                    counts = msgspec.json.decode(seen.get(DEAD, PROCESSES) or "{}")
+            assert not other.listener.registry.sessions
+        await phone.ask("Hello again.")
+        receiver.hangs.set()
+
+
+async def test_a_session_of_a_process_that_is_gone_is_told_after_some_looks(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver.hangs = asyncio.Event()
+    async with backend([HELLO], **values(receiver, tmp_path)) as served, served.phone() as phone:
+        await phone.ask("Hello.")
+    receiver.hangs.set()
+    receiver.hangs = None
+    await until(lambda: bool(receiver.ids))  # of the request that was cut off
+    monkeypatch.setattr(base, "PROCESS", "container-1-gone")
+    async with open_store(tmp_path) as store:
+        await store.claim(SessionKey("anonymous", "s-1"))
+    monkeypatch.undo()
+    async with backend([HELLO], **values(receiver, tmp_path)) as served:
+        deliverer: Any = served.services.webhooks.delivery
+        looking = pickup.Pickup(served.listener, deliverer)
+        for _ in range(GONE):
+            await looking.look()
+            assert not served.listener.registry.sessions
+        await looking.look()
+        await until(lambda: "session.ended" in receiver.types())
+
+
+async def test_processes_that_were_suspended_together_are_not_gone_for_one_another() -> None:
+    store = MemoryStore()
+    one, two, three = (Processes(store, name) for name in ("one", "two", "three"))
+    for process in (one, two, three):
+        await process.look()
+    for _ in range(GONE + 2):
+        await one.look()
+        await two.look()
+        assert not (one.is_gone("two") or two.is_gone("one") or one.is_gone("one"))
+    assert one.is_gone("three") and one.is_gone("never seen") is False
+    for _ in range(GONE + 1):
+        await one.look()
+    assert one.is_gone("never seen") and one.is_gone("two")
+    await two.look()
+    await one.look()
+    assert not one.is_gone("two")
+    for _ in range(FORGOTTEN + 1):
+        await one.look()
+        await two.look()
+    assert "three" not in one.counts and one.is_gone("two") is False
+
+
+class SlowToClaim(WiredStore):
+    """A store whose gate holds only the claims of sessions."""
+
+    async def claim(self, key: SessionKey) -> base.Claim:
+        return await (self.inner.claim(key) if key.never_expires else super().claim(key))
+
+
+async def test_looking_goes_on_after_a_suspension_in_a_claim(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver.hangs = asyncio.Event()
+    async with backend([HELLO], **values(receiver, tmp_path)) as served, served.phone() as phone:
+        await phone.ask("Hello.")
+    receiver.hangs.set()
+    monkeypatch.setattr(pickup, "LOOK_S", 0.01)
+    store = SlowToClaim(SqliteStore(tmp_path / "s.db"))
+    store.claim_gate.clear()
+    async with backend([HELLO], store=store, **values(receiver, tmp_path)) as served:
+        await until(lambda: len(served.listener.registry) == 1)
+        served.listener.registry.recheck_ownership()
+        store.claim_gate.set()
+        await until(lambda: "session.ended" in receiver.types())
 
 
 async def test_a_spent_budget_is_told(receiver: Receiver, tmp_path: Path) -> None:

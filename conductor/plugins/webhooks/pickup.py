@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
-import platform
 import time
 from collections.abc import Awaitable, Callable
 
@@ -18,10 +16,11 @@ from conductor.conversation.ledger import PREFIX, RECORD_ID, SubjectRecords
 from conductor.conversation.ledger import replay as replay_commits
 from conductor.conversation.state import WebhookEvent
 from conductor.errors import StoreError, StoreUnavailable
-from conductor.plugins.webhooks.delivery import MAX_RETRY_S, Deliverer
+from conductor.plugins.webhooks.delivery import AT_ONCE, Deliverer
+from conductor.plugins.webhooks.processes import Processes
 from conductor.server.listener import Listener
 from conductor.server.sessions import Visitor
-from conductor.stores.base import Meta, SessionKey
+from conductor.stores.base import PROCESS, Meta, SessionKey, process_of
 from conductor.tools.reminders import FIELD, TAKEN_MS, Reminder, read_reminders, write_reminders
 
 log = structlog.get_logger(__name__)
@@ -32,7 +31,6 @@ REMINDER_S, LOOK_S, LIST_S = 5.0, 30.0, 300.0
 OFFLINE_MS = 5_000
 # Keys in a page, seconds for the delivery of a session, and seconds by which clocks may differ.
 PAGE, DELIVERY_S, SKEW_S = 10_000, 30.0, 60.0
-_NODE, _PID = platform.node() or "node", str(os.getpid())
 _TEXTS = PREFIX + FIELD
 _NEVER = 2**63
 _REFUSED = "The receiver of webhooks accepts no events."
@@ -51,10 +49,14 @@ class Pickup:
         self._store = listener.services.store
         self._records = listener.services.subject_records or SubjectRecords(self._store)
         self._announces = "reminder.due_offline" in listener.services.webhooks.events
-        self._listed_at = 0.0
+        self._processes = Processes(self._store, PROCESS)
+        # Wall time of the last list, and loop time of the next one.
+        self._listed_at = self._list_at = 0.0
         self._keys: dict[SessionKey, None] = {}
         # When the next reminder of a person is due.
         self._due: dict[str, int] = {}
+        if self._announces:
+            self._records.watch(self._record_changed)
 
     async def run(self) -> None:
         """Look for ever."""
@@ -65,7 +67,8 @@ class Pickup:
 
     async def look(self) -> None:
         """Deliver what no process does, and note when reminders are due. Raises `StoreError`."""
-        if time.time() - self._listed_at >= LIST_S:
+        await self._processes.look()
+        if asyncio.get_running_loop().time() >= self._list_at:
             await self._list()
         for key in list(self._keys):
             if not self._registry.has(key):
@@ -76,12 +79,13 @@ class Pickup:
 
     async def _list(self) -> None:
         now, after = time.time(), None
-        while page := await self._store.keys(None, None, after, PAGE, self._listed_at - SKEW_S):
+        since = min(self._listed_at, now - LIST_S) - SKEW_S  # the wall clock may have been set back
+        while page := await self._store.keys(None, None, after, PAGE, since):
             after = page[-1]
             for key in page:
                 if self._announces if key.session_id == RECORD_ID else not key.never_expires:
                     self._keys[key] = None
-        self._listed_at = now
+        self._listed_at, self._list_at = now, asyncio.get_running_loop().time() + LIST_S
 
     async def _is_settled(self, key: SessionKey) -> bool:
         """Tell whether nothing of a session is left to tell; tell it if no process does."""
@@ -95,7 +99,7 @@ class Pickup:
             return True
         state = await asyncio.to_thread(replay_commits, stored.commits(), stored.meta.revision)
         waits = bool(state.webhook_events)
-        is_orphan = (waits or state.opened) and self._is_orphan(stored.meta, waits=waits)
+        is_orphan = (waits or state.opened) and self._is_orphan(stored.meta)
         if is_orphan:
             visitor = Visitor()
             session, _ = await self._registry.bind(key, visitor)
@@ -106,26 +110,33 @@ class Pickup:
                 raise StoreUnavailable(_REFUSED)
         return not (waits or is_orphan)
 
-    def _is_orphan(self, meta: Meta, *, waits: bool) -> bool:
+    def _is_orphan(self, meta: Meta) -> bool:
         """Tell whether no process has a session. If it errs, the client joins again."""
-        node, _, pid = meta.token.rpartition(":")[0].rpartition("-")
-        if not meta.token or (node == _NODE and (pid == _PID or not _runs(int(pid)))):
-            return True
-        # Its process would have delivered the events by now, and recorded that: the receiver accepts some.
-        return waits and time.time() - meta.updated > 3 * MAX_RETRY_S and not self._deliverer.problem
+        process = process_of(meta.token)
+        return process in ("", PROCESS) or self._processes.is_gone(process)
 
     # -- reminders of people who are not connected
 
     async def _announce_reminders(self) -> None:
-        for person in self._records.subjects:
-            self._note_due(person, self._records.get(person, _TEXTS))
         now = wall_ms() - OFFLINE_MS
-        for person in [person for person, due in self._due.items() if due <= now]:
+        people = [person for person, due in self._due.items() if due <= now]
+        for begin in range(0, len(people), AT_ONCE):
+            some = people[begin : begin + AT_ONCE]
+            await asyncio.gather(*(self._announce_to(person, now) for person in some))
+
+    async def _announce_to(self, person: str, now: int) -> None:
+        """Announce a person's due reminders; one that the receiver refuses holds up no other."""
+        try:
             await self._records.load(person)
             for reminder in read_reminders(self._records.get(person, _TEXTS)):
                 if _due(reminder) <= now:
                     await self._announce(person, reminder)
-            self._note_due(person, self._records.get(person, _TEXTS))
+        except StoreError as error:
+            log.warning("reminders not announced; will retry", error=type(error).__name__)
+        self._note_due(person, self._records.get(person, _TEXTS))
+
+    def _record_changed(self, person: str) -> None:
+        self._note_due(person, self._records.get(person, _TEXTS))
 
     def _note_due(self, person: str, text: str) -> None:
         self._due.pop(person, None)
@@ -137,12 +148,12 @@ class Pickup:
         data = {"reminder": reminder.id, "text": reminder.text, "dueAt": iso_time(reminder.due_ms)}
         event = WebhookEvent(f"msg_{digest[:32]}", "reminder.due_offline", reminder.due_ms, data)
         if not await self._deliverer.deliver(SessionKey(person, ""), event):
-            raise StoreUnavailable(_REFUSED)
+            return
         announced = replace(reminder, announced_ms=reminder.due_ms)
 
         def mark(text: str) -> str:
             items = read_reminders(text)
-            return write_reminders(tuple(announced if item == reminder else item for item in items))
+            return write_reminders((announced if item == reminder else item for item in items), text)
 
         await self._records.update(person, _TEXTS, mark)
 
@@ -163,11 +174,3 @@ def _due(reminder: Reminder) -> int:
     if reminder.announced_ms >= reminder.due_ms:
         return _NEVER
     return max(reminder.due_ms, reminder.taken_ms + TAKEN_MS if reminder.session else 0)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return not isinstance(error, ProcessLookupError)  # else of another user
-    return True
