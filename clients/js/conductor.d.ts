@@ -72,6 +72,8 @@ export interface Approval {
   expiresAt: string;
   /** What the call would do, in lines; for a file that is replaced, a unified diff. */
   preview?: string;
+  /** The headline: the tool's `spoken` filled in, else its `title`; absent without both. */
+  title?: string;
   /** Why the server refused the last edit; the question is asked again. */
   refused?: string;
 }

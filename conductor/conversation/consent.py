@@ -19,6 +19,7 @@ from conductor.events.client import Decision
 from conductor.events.envelope import IdGenerator
 from conductor.events.server import ApprovalResolved
 from conductor.tools.base import PersonQuestion, ToolOutcome, marked_untrusted
+from conductor.tools.declarations import headline
 from conductor.tools.judge import Answer
 from conductor.tools.outcomes import SCOPES, NoAnswer, Outcome, Scope, denied, not_answered
 from conductor.tools.rules import arguments_digest
@@ -60,6 +61,7 @@ async def word_questions(
             call.fingerprint,
             ready.spec.source,
             await tools.executor.preview(ready) if with_preview else "",
+            headline(ready.spec, redacted),
         )
         question.prompt = tools.prompt(question, 1)
         questions.append(question)

@@ -133,10 +133,10 @@ class Question(Part):
     """A call that waits for a person's decision.
 
     ``id`` is the approval id. ``arguments`` and ``redacted_arguments`` are JSON, ``prompt`` the question in
-    words. ``card``: it is shown, else spoken. ``form``: a running tool asks, and its call is not decided.
-    ``presented_at`` is 0 until the prompt was heard to the end, ``presentations`` counts how often it was
-    spoken, ``unclear`` the answers that decided nothing. After an interruption the prompt is repeated in the
-    next silence, from ``repeat_at`` on.
+    words, ``title`` the headline of its card. ``card``: it is shown, else spoken. ``form``: a running tool
+    asks, and its call is not decided. ``presented_at`` is 0 until the prompt was heard to the end,
+    ``presentations`` counts how often it was spoken, ``unclear`` the answers that decided nothing. After an
+    interruption the prompt is repeated in the next silence, from ``repeat_at`` on.
     """
 
     id: str
@@ -155,6 +155,7 @@ class Question(Part):
     fingerprint: str = ""
     source: str = ""
     preview: str = ""
+    title: str = ""
     asked_at: int = 0
     card: bool = False
     form: Form | None = None

@@ -268,6 +268,7 @@ class ApprovalRequest(msgspec.Struct, frozen=True, rename="camel", omit_defaults
     ]
     expires_at: Annotated[str, doc("The end of the request.", "2026-03-01T12:10:00.000Z")]
     preview: Annotated[str, doc("The effect in lines; for a replaced file a unified diff.")] = ""
+    title: Annotated[str, doc("The headline: the tool's ``spoken`` filled in, else its ``title``.")] = ""
 
 
 class ApprovalResolved(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

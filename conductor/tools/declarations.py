@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -222,6 +223,22 @@ def _check_template(spec: ToolSpec) -> None:
     for name in _PLACEHOLDER.findall(spec.spoken):
         if name not in spec.input_schema.get("properties", {}):
             raise Refused(f"spoken names {name!r}, which is not among the properties of inputSchema")
+
+
+def headline(spec: ToolSpec, arguments: Mapping[str, Any]) -> str:
+    """Name a call on its card: its template filled in, else its title; empty without both.
+
+    A stranger's title must not pass for the server's words, and no value hides or reorders others.
+    """
+    parts = _PLACEHOLDER.split(spec.spoken or "")
+    values = [arguments.get(name) for name in parts[1::2]]
+    if spec.spoken and all(isinstance(value, str | int | float) for value in values):
+        parts[1::2] = [str(value)[:MAX_SPOKEN_CHARS] for value in values]
+        text = "".join(parts)
+    else:
+        text = "" if spec.untrusted and spec.source.startswith("mcp:") else spec.title or ""
+    text = " ".join("".join(char if unicodedata.category(char)[0] != "C" else " " for char in text).split())
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _shown_name(declaration: Any) -> str:

@@ -43,7 +43,7 @@ export function approvals({ decide, schemaOf, changed }) {
 
   function makeCard(request) {
     const countdown = el("span", { class: "countdown quiet", text: remaining(request.expiresAt) });
-    const heading = el("h2", { text: titled(request.name), id: `card-${request.approvalId}` });
+    const heading = el("h2", { text: request.title || titled(request.name), id: `card-${request.approvalId}` });
     const element = el("article", { class: `card ${request.risk === "high" ? "high" : ""}`, tabindex: "-1" });
     element.setAttribute("aria-labelledby", heading.id);
     const send = (decision, options) => {

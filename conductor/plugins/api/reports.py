@@ -165,4 +165,5 @@ def _card(question: Question) -> ApprovalRequest:
         question.scopes,
         iso_time(question.expires_at),
         question.preview,
+        question.title,
     )

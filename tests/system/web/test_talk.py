@@ -59,6 +59,7 @@ async def test_a_card_is_edited_and_allowed(user: PageUser) -> None:
     card = user.page.locator(".card")
     await card.wait_for()
     await user.state("asking")
+    assert await card.locator("h2").inner_text() == "Switch the lamp in the hall"
     text = await card.inner_text()
     for part in ("lamp.switch", "Medium risk", "hall", "true", "It changes something.", "left"):
         assert part in text
@@ -134,6 +135,7 @@ async def test_a_call_of_high_risk_is_denied_with_words(user: PageUser) -> None:
     await user.say(NOTE)
     card = user.page.locator(".card.high")
     await card.get_by_text("High risk").wait_for()
+    assert await card.locator("h2").inner_text() == "Delete the note Milk"
     text = await card.inner_text()
     assert "It cannot be undone." in text and "Always, these arguments only" in text
     await card.get_by_label("Why not, for the model").fill("I still need it")

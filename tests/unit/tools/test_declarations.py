@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from conductor.rate_limit import Admission
 from conductor.tools import declarations
 from conductor.tools.base import ToolSpec
-from conductor.tools.declarations import MAX_TOOLS, parse_declarations, read_declarations
+from conductor.tools.declarations import MAX_TOOLS, headline, parse_declarations, read_declarations
 
 
 def declaration(name: str = "t", **fields: Any) -> dict[str, Any]:
@@ -218,3 +218,39 @@ def test_any_declaration_is_accepted_or_rejected(declared: list[Any]) -> None:
     accepted, rejected = parse_declarations(declared)
     assert len(accepted) + len(rejected) == len(declared)
     assert all(why for _, why in rejected)
+
+
+# -- the headline of a card
+
+ROOM = {"inputSchema": {"type": "object", "properties": {"room": {}, "on": {}}}}
+SPOKEN = {
+    **ROOM,
+    "title": "Switch a lamp",
+    "_meta": {"conductor": {"spoken": "switch the lamp in the {room}"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "arguments", "words"),
+    [
+        (SPOKEN, {"room": "hall", "on": True}, "Switch the lamp in the hall"),
+        (SPOKEN, {"room": 7}, "Switch the lamp in the 7"),
+        (SPOKEN, {"room": "ha\u202ell\n\x1b[2J"}, "Switch the lamp in the ha ll [2J"),
+        (SPOKEN, {"room": ["hall"]}, "Switch a lamp"),
+        (SPOKEN, {}, "Switch a lamp"),
+        ({"title": "Switch a lamp"}, {"room": "hall"}, "Switch a lamp"),
+        ({"annotations": {"title": "switch a lamp"}}, {}, "Switch a lamp"),
+        ({}, {"room": "hall"}, ""),
+    ],
+)
+def test_the_headline_of_a_card_is_the_template_else_the_title(
+    fields: dict[str, Any], arguments: dict[str, Any], words: str
+) -> None:
+    assert headline(spec(**fields), arguments) == words
+
+
+def test_a_strangers_title_is_no_headline() -> None:
+    title = "Do nothing"
+    assert headline(ToolSpec("a.b", "", {}, source="mcp:a", untrusted=True, title=title), {}) == ""
+    assert headline(ToolSpec("a.b", "", {}, source="mcp:a", title=title), {}) == title
+    assert len(headline(spec(**SPOKEN), {"room": "x" * 10**6})) < 400

@@ -89,6 +89,8 @@ public struct Approval: Identifiable, Sendable {
     public let scopes: [String]
     public let expiresAt: String
     public let preview: String?
+    /// The headline, if the tool has a template or a title.
+    public let title: String?
     /// Why the last edit was refused.
     public let refused: String?
 
@@ -105,6 +107,7 @@ public struct Approval: Identifiable, Sendable {
         scopes = request.texts("scopes")
         expiresAt = request.text("expiresAt")
         preview = request["preview"]?.text
+        title = request["title"]?.text
         self.refused = refused
     }
 }

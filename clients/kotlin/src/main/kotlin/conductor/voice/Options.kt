@@ -94,6 +94,9 @@ class Approval(request: JsonObject, val refused: String? = null) {
     val scopes = request.texts("scopes")
     val expiresAt = request.text("expiresAt").orEmpty()
     val preview = request.text("preview")
+
+    /** The headline, if the tool has a template or a title. */
+    val title = request.text("title")
 }
 
 class ServerError(val code: String, val message: String, val retryAfterMs: Long?)
