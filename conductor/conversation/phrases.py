@@ -27,7 +27,7 @@ FAILURES: Mapping[Failure, str] = MappingProxyType(
         "internal_error": "Sorry, something went wrong on my side. Please try again.",
         "rate_limited": "Sorry, too much at once: I missed the last thing you said. Please say it again.",
         "budget_spent": "Sorry, today's allowance is used up. Please come back tomorrow.",
-        "model_busy": "Sorry, too many people want an answer just now. Please try again {back}.",
+        "model_busy": "Sorry, the language model's service is busy. Please try again {back}.",
         "calls_ran": "This is done: {done}. I could not finish my answer.",
     }
 )

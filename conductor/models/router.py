@@ -283,6 +283,9 @@ class ModelRouter:
                     raise
                 self._metrics.failed(route.profile.name, error.reason)
                 if error.reason == "refused" or is_last:
+                    if rest_of(error):  # another may be back sooner
+                        rests = (route.breaker.rest_s for route in candidates)
+                        error.retry_after = min(rest_s for rest_s in rests if rest_s)
                     raise
                 log.info("model fallback", profile=route.profile.name, reason=error.reason, error=str(error))
 

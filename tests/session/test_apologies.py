@@ -32,7 +32,7 @@ async def heard_after(*scripts: Script, tool: str = "device.do") -> str:
 
 async def test_a_service_that_rests_is_not_waited_for_and_the_person_hears_when_to_come_back() -> None:
     words = await heard_after([BUSY])
-    assert words == "Sorry, too many people want an answer just now. Please try again in about 40 seconds."
+    assert words == "Sorry, the language model's service is busy. Please try again in about 40 seconds."
 
 
 @pytest.mark.parametrize(

@@ -107,8 +107,13 @@ def read_problem(body: bytes) -> ServiceProblem:
 
 
 def problem_of(value: Any) -> ServiceProblem:
-    """Read a decoded error: ``{"error": {...}}``, ``{"error": "..."}``, or the fields themselves."""
-    error = value.get("error", value) if isinstance(value, dict) else value
+    """Read a decoded error: ``{"error": {...}}``, ``{"error": "..."}``, or the fields themselves.
+
+    Gemini has it in a list, FastAPI as ``{"detail": "..."}``.
+    """
+    if isinstance(value, list) and value:
+        value = value[0]
+    error = value.get("error", value.get("detail", value)) if isinstance(value, dict) else value
     if isinstance(error, str):
         return ServiceProblem(message=error)
     if not isinstance(error, dict):
@@ -136,11 +141,11 @@ def from_status(status: int, problem: ServiceProblem, headers: Mapping[str, str]
         return ModelError("protocol", "The model service does not know this model or address.")
     if status == 400 and _any_of(_REASONING, problem.message):
         return ReasoningRefused("protocol", str(failure("protocol")))
-    if status in (400, 422) and _SCHEMA.search(f"{problem.place} {problem.message}"):
-        return SchemaRefused(problem)
     reason = _reason_of(_DECISIVE, problem.kinds) or _BY_STATUS.get(status)
     if reason is None and _is_too_long(problem.message):
         reason = "context_too_long"
+    if reason is None and status in (400, 422) and _SCHEMA.search(f"{problem.place} {problem.message}"):
+        return SchemaRefused(problem)
     if reason is None:
         reason = "overloaded" if status >= 500 else "protocol"
     return failure(reason, retry_after=retry_after_s(headers))

@@ -243,6 +243,17 @@ async def test_a_resting_service_without_another_is_not_asked_either() -> None:
     assert bench.request_count("home") == 1
 
 
+async def test_the_time_to_come_back_is_that_of_the_service_that_is_back_first() -> None:
+    bench = home_and_cloud()
+    bench.replies["home"] = RESTS
+    bench.replies["cloud"] = [ModelError("overloaded", "Overloaded.", retry_after=120.0)]
+    for retry_after in (40.0, 30.0):
+        with pytest.raises(ModelError) as caught:
+            await bench.ask()
+        assert caught.value.retry_after == retry_after
+        await later(10)
+
+
 async def test_no_service_rests_for_longer_than_five_minutes() -> None:
     bench = Bench(profile("home"))
     bench.replies["home"] = [ModelError("overloaded", "Come back tomorrow.", retry_after=float("inf"))]
