@@ -58,6 +58,7 @@ async def _summarize(session: SessionCore, messages: Sequence[Message], before: 
         profile=session.state.profile.model,
     )
     pieces: list[str] = []
+    declined = False
     try:
         async with (
             asyncio.timeout(session.rules.limits.turn_timeout),
@@ -67,6 +68,7 @@ async def _summarize(session: SessionCore, messages: Sequence[Message], before: 
                 if isinstance(event, TextDelta):
                     pieces.append(event.text)
                 elif isinstance(event, Finished):
+                    declined = event.stop == "refusal"
                     session.observer.replied(event)
     except (ConductorError, TimeoutError) as error:
         code = error.code if isinstance(error, ConductorError) else "timeout"
@@ -75,7 +77,7 @@ async def _summarize(session: SessionCore, messages: Sequence[Message], before: 
     text = "".join(pieces).strip()[:_MAX_CHARS]
     untrusted = any(getattr(message, "untrusted", False) for message in messages)
     untrusted = untrusted or (former is not None and former.untrusted)
-    if text:
+    if text and not declined:
         session.view.summary = before, Summary(text, untrusted)
 
 

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from conductor.conversation.services import Services
 from conductor.errors import ModelError
 from conductor.messages import Note, UserMessage
-from conductor.models.base import ModelRequest, TextDelta
+from conductor.models.base import Finished, ModelRequest, TextDelta
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, succeeded
 from tests.models import Script
 from tests.session.helpers import Stage, call, make_services, open_stage, steps, tool
@@ -92,9 +94,17 @@ async def test_a_new_turn_cancels_the_summary() -> None:
     assert transcripts(stage) == ["four", "five"]
 
 
-async def test_a_failed_summary_only_drops_the_old_turns() -> None:
+@pytest.mark.parametrize(
+    "summary",
+    [
+        [ModelError("overloaded", "busy")],
+        [TextDelta("I can't do that."), Finished("refusal")],
+        [Finished("end_turn")],
+    ],
+)
+async def test_a_failed_summary_only_drops_the_old_turns(summary: Script) -> None:
     def reply(request: ModelRequest) -> Script:
-        return [ModelError("overloaded", "busy")] if is_summary(request) else [TextDelta("Yes.")]
+        return summary if is_summary(request) else [TextDelta("Yes.")]
 
     stage = await open_stage(summarizing(reply))
     await talk(stage, *"abcdefgh")
