@@ -32,6 +32,7 @@ from conductor.models.health import PROBE_TOOL
 from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import make_provider
 from conductor.plugins.api.keys import read_keys
+from conductor.plugins.stores import sqlite_backup
 from conductor.plugins.webhooks.file import load_webhooks
 from conductor.server.address import check_exposure
 from conductor.settings import (
@@ -216,13 +217,16 @@ async def store_items(settings: Settings, *, seconds: float = STORE_TIMEOUT_S) -
                 await store.read(_KEY)
                 await store.release(claim)
                 await store.delete(_KEY.subject, _KEY.session_id)
+                took_ms = (time.perf_counter() - start) * 1000
                 warnings = await store.warnings()
-            yield ok("sessions", f"{name}; writes took {(time.perf_counter() - start) * 1000:.1f} ms.")
-            for warning in warnings:
-                yield warn("sessions", f"{warning}.")
+        if settings.store_kind == "sqlite":  # a large file takes longer
+            await asyncio.to_thread(sqlite_backup.check_pages, settings.store_path)
+        yield ok("sessions", f"{name}; writes took {took_ms:.1f} ms.")
+        for warning in warnings:
+            yield warn("sessions", f"{warning}.")
     except TimeoutError:
         yield fail("sessions", f"{name} did not store a session within {seconds:g} s.")
-    except StoreUnavailable as error:
+    except (SettingsError, StoreUnavailable) as error:
         yield fail("sessions", str(error))
 
 

@@ -46,6 +46,7 @@ log = structlog.get_logger(__name__)
 class SessionCore(ABC):
     """A session's state under its claim, and everything that changes or reads it.
 
+    ``on_rollback`` is called when the store has lost commits, and those of this session are written again.
     ``pending`` are the Futures of calls and questions. ``doubtful`` is the commit that failed and may be
     recorded; ``preface`` are the records that precede those of the first decision. ``now`` and ``wall`` are
     the two clocks of `conductor.clock`; ``wall`` is ``now`` by default.
@@ -96,6 +97,7 @@ class SessionCore(ABC):
         self._bytes = sum(len(data) for data in claim.commits[1:])
         claim.commits = ()  # they are in the state
         self._is_behind = False
+        self.on_rollback: Callable[[], None] = lambda: None
 
     # -- the duties of the session
 
@@ -341,6 +343,7 @@ class SessionCore(ABC):
             log.warning("session store lost commits", session=self.key.session_id)
             self._is_behind = True
             await self._write(commit, kind)
+            self.on_rollback()
 
     async def _write(self, commit: r.Commit, kind: str) -> None:
         if self._is_behind:

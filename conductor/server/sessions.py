@@ -269,9 +269,16 @@ class SessionRegistry:
             if not binding.session.done():  # its claim could fence the process that owns the session now
                 self._remove(key)
                 binding.session.cancel()
-        self._verifying = asyncio.create_task(self._verify_all())
+        self._verifying = asyncio.create_task(self._verify_all("process was suspended; verifying sessions"))
 
-    async def _verify_all(self) -> None:
+    def _rolled_back(self) -> None:
+        """Let all sessions write again what the store has lost, those at rest as well."""
+        if self._verifying is None or self._verifying.done():
+            self._verifying = asyncio.create_task(
+                self._verify_all("session store lost commits; verifying sessions")
+            )
+
+    async def _verify_all(self, reason: str) -> None:
         at_once = asyncio.Semaphore(VERIFIED_AT_ONCE)
 
         async def verify(session: Session) -> None:
@@ -282,7 +289,7 @@ class SessionRegistry:
                     log.warning("session could not be verified", error=type(error).__name__)
 
         sessions = self.sessions
-        log.warning("process was suspended; verifying sessions", sessions=len(sessions))
+        log.warning(reason, sessions=len(sessions))
         try:
             async with asyncio.timeout(self._services.limits.verify_timeout):
                 await asyncio.gather(*(verify(session) for session in sessions), return_exceptions=True)
@@ -376,6 +383,7 @@ class SessionRegistry:
             readings,
             wall=wall_ms,
         )
+        session.on_rollback = self._rolled_back
         return session
 
     async def _check_client_waits(self, key: SessionKey) -> None:

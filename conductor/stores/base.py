@@ -91,7 +91,8 @@ class Claim:
     """The right to append to a session's log, until another claim.
 
     ``epoch`` counts claims: 1 means that the session is new. ``revision`` grows with each commit. ``commits``
-    are those from the last snapshot on, as of the claim.
+    are those from the last snapshot on, as of the claim. ``losses``: how often the store had lost commits by
+    then, if it notices.
     """
 
     key: SessionKey
@@ -99,6 +100,7 @@ class Claim:
     epoch: int
     revision: int
     commits: Sequence[bytes] = ()
+    losses: int = 0
 
 
 @dataclass(slots=True)

@@ -7,11 +7,12 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from conductor.errors import SettingsError, StoreUnavailable, TooManySessions
+from conductor.errors import Rollback, SettingsError, StoreUnavailable
 from conductor.plugins.stores.sqlite_writer import Writer
 from conductor.stores.base import (
     MAX_SESSIONS,
@@ -21,6 +22,7 @@ from conductor.stores.base import (
     Stored,
     StoreOptions,
     new_token,
+    retry,
     settle,
     sweep_regularly,
     too_many,
@@ -29,11 +31,16 @@ from conductor.stores.base import (
 _T = TypeVar("_T")
 
 _SWEEP_S = 60.0
+# Seconds between two looks at the files of a store at rest.
+_WATCH_S = 1.0
+# Seconds after the time limit of a lock in which its failure comes.
+_GRACE_S = 0.5
 # Sessions that one transaction deletes, since commits wait for it.
 _DELETED = 64
 
 _META = "token, epoch, revision, commit_id, updated"
 _KEY = "subject=?1 AND session_id=?2"
+_TYPES = (str, int, int, str, int | float)
 _CLIENTS = "substr(session_id, 1, 1)<>'$'"  # without the server's own records
 _CLAIM = f"""
 INSERT INTO session(subject, session_id, {_META}) VALUES(?, ?, ?, 1, 0, '', ?)
@@ -48,6 +55,7 @@ _LIST = """
 SELECT subject, session_id FROM session
 WHERE (?1 IS NULL OR subject=?1) AND (?2 IS NULL OR session_id=?2)
     AND (?3 IS NULL OR (subject, session_id) > (?3, ?4)) AND updated>=?6
+    AND typeof(subject)='text' AND typeof(session_id)='text'
 ORDER BY subject, session_id LIMIT ?5
 """
 
@@ -55,8 +63,8 @@ ORDER BY subject, session_id LIMIT ?5
 class SqliteStore:
     """Keeps sessions for ``session_ttl`` seconds after their last claim or commit.
 
-    A commit waits ``busy_timeout`` seconds for other processes. ``now`` gives epoch seconds. Use it in one
-    event loop.
+    A commit waits ``busy_timeout`` seconds for other processes, and not much longer for the disk. ``now``
+    gives epoch seconds. Use it in one event loop.
     """
 
     durable = True
@@ -77,6 +85,7 @@ class SqliteStore:
         self._max_sessions = max_sessions
         self._writer: Writer | None = None
         self._sweeping: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Open the file; create it and its folder if they are missing. Raises `SettingsError`."""
@@ -86,20 +95,25 @@ class SqliteStore:
         await writer.open()
         self._writer = writer
         self._sweeping = asyncio.create_task(sweep_regularly(self.sweep, _SWEEP_S))
+        self._watching = asyncio.create_task(self._watch())
 
     async def claim(self, key: SessionKey) -> Claim:
         now = self._now()
-        session = await self._run(partial(_claim, key, now, now - self._session_ttl, self._max_sessions))
-        assert isinstance(session, Stored)
-        return session.claim(key)
+        claiming = partial(_claim, key, now, now - self._session_ttl, self._max_sessions)
+        session, losses = await self._run(lambda connection: (claiming(connection), self._losses))
+        claim = session.claim(key)
+        claim.losses = losses
+        return claim
 
     async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
         """Append a commit; it cannot be cancelled."""
         meta = await self._run(partial(_append, claim, commit_id, data, snapshot, self._now()))
         if meta is None:
             claim.revision += 1
-        else:
-            settle(claim, commit_id, meta)
+            return
+        if meta.token != claim.token and claim.losses < self._losses:
+            raise Rollback("The store has lost this claim.")
+        settle(claim, commit_id, meta)
 
     async def release(self, claim: Claim) -> None:
         sql = f"UPDATE session SET token='' WHERE {_KEY} AND token=?3"
@@ -107,12 +121,13 @@ class SqliteStore:
         await self._run(lambda connection: connection.execute(sql, values).rowcount)
 
     async def aclose(self) -> None:
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            await asyncio.wait([self._sweeping])
-            self._sweeping = None
-            assert self._writer is not None
-            await self._writer.close()
+        if self._sweeping is None or self._watching is None or self._writer is None:
+            return
+        for task in (self._sweeping, self._watching):
+            task.cancel()
+        await asyncio.wait([self._sweeping, self._watching])
+        self._sweeping = self._watching = None
+        await self._writer.close()
 
     async def sweep(self) -> int:
         """Delete all expired sessions and return their number; it also runs regularly."""
@@ -151,30 +166,54 @@ class SqliteStore:
             count = await self._run(partial(_delete, where, values))
             total += count
         if total and self._writer is not None:
-            await self._writer.checkpoint()
+            await self._answer(self._writer.checkpoint())
         return total
+
+    @property
+    def _losses(self) -> int:
+        return 0 if self._writer is None else self._writer.losses
 
     async def _run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         if self._writer is None:
             raise StoreUnavailable("The session store is not open.")
-        return await self._writer.submit(work)
+        return await self._answer(self._writer.submit(work))
+
+    async def _watch(self) -> None:
+        """Let the writer look at its files: a process at rest must not keep a removed log for itself."""
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            with suppress(StoreUnavailable):
+                await self._run(lambda _: None)
+
+    async def _answer(self, future: asyncio.Future[_T]) -> _T:
+        """Wait for the writer; a disk may stall."""
+        try:
+            return await retry(lambda: asyncio.shield(future), self._busy_timeout + _GRACE_S, (), str)
+        except StoreUnavailable:
+            future.cancel()
+            raise
 
 
 # -- work for the writer's thread
 
 
-def _claim(
-    key: SessionKey, now: float, expired: float, most: int, connection: sqlite3.Connection
-) -> Stored | TooManySessions:
+def _claim(key: SessionKey, now: float, expired: float, most: int, connection: sqlite3.Connection) -> Stored:
     names = (key.subject, key.session_id)
     if not key.never_expires:  # expired, and not swept yet
         _delete("subject=? AND session_id=? AND updated<?", (*names, expired), connection)
     if key.counted and not connection.execute(f"SELECT 1 FROM session WHERE {_KEY}", names).fetchone():
         sql = f"SELECT count(*) FROM session WHERE subject=? AND {_CLIENTS}"
         if connection.execute(sql, (key.subject,)).fetchone()[0] >= most:
-            return too_many(most)
+            raise too_many(most)
     (row,) = connection.execute(_CLAIM, (*names, new_token(), now)).fetchall()
     return _stored(connection, row)
+
+
+def _meta(values: Sequence[object]) -> Meta:
+    """Read a session's fields: a column may hold any type. Raises `StoreUnavailable`."""
+    if not all(map(isinstance, values, _TYPES)):
+        raise StoreUnavailable("The store holds a damaged session.")
+    return Meta(*values)  # type: ignore[arg-type]  # checked above
 
 
 def _read(key: SessionKey, connection: sqlite3.Connection) -> Stored | None:
@@ -185,7 +224,10 @@ def _read(key: SessionKey, connection: sqlite3.Connection) -> Stored | None:
 
 def _stored(connection: sqlite3.Connection, row: tuple[Any, ...]) -> Stored:
     sql = "SELECT revision, data FROM record WHERE session=?"
-    return Stored(Meta(*row[1:]), dict(connection.execute(sql, row[:1])))
+    records = dict(connection.execute(sql, row[:1]))
+    if not all(isinstance(revision, int) and isinstance(data, bytes) for revision, data in records.items()):
+        raise StoreUnavailable("The store holds a damaged session.")
+    return Stored(_meta(row[1:]), records)
 
 
 def _append(
@@ -196,7 +238,7 @@ def _append(
     rows = connection.execute(_ADVANCE, (*names, claim.token, commit_id, claim.revision, now)).fetchall()
     if not rows:
         meta = connection.execute(f"SELECT {_META} FROM session WHERE {_KEY}", names).fetchone()
-        return Meta("", 0, 0, "") if meta is None else Meta(*meta)
+        return Meta("", 0, 0, "") if meta is None else _meta(meta)
     if snapshot:
         connection.execute("DELETE FROM record WHERE session=?", rows[0][:1])
     connection.execute("INSERT INTO record VALUES(?, ?, ?)", (*rows[0], data))

@@ -15,6 +15,7 @@ from conductor.plugins.stores.sqlite_writer import APPLICATION_ID, SCHEMA_VERSIO
 
 # Seconds to wait for a lock of a server.
 _PATIENCE_S = 5.0
+_WHOLE = "ok"
 _SESSIONS = "SELECT count(*) FROM session WHERE substr(session_id, 1, 1)<>'$'"
 
 
@@ -27,8 +28,29 @@ def back_up(store: Path, file: Path, *, replace: bool) -> int:
     if file.resolve() in own:
         raise SettingsError(f"{file} belongs to the store itself; choose another file.")
     with _copy(store, file, replace=replace) as copy:
+        if (damage := _damage(copy)) != _WHOLE:
+            raise SettingsError(f"{store} is damaged ({damage}) and was not copied: restore a backup.")
         (sessions,) = copy.execute(_SESSIONS).fetchone()
     return int(sessions)
+
+
+def check_pages(store: Path) -> None:
+    """Read all pages of a store, which a server may use. Raises `SettingsError` for a damaged one."""
+    try:
+        with closing(_open(store)) as connection:
+            damage = _damage(connection)
+    except sqlite3.Error as error:
+        damage = str(error)
+    if damage != _WHOLE:
+        raise SettingsError(f"{store} is damaged ({damage}): restore a backup.")
+
+
+def _damage(connection: sqlite3.Connection) -> str:
+    try:
+        (damage,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    return " ".join(str(damage).split())
 
 
 def restore(file: Path, store: Path, *, replace: bool) -> int:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import structlog
 
-from conductor.errors import SettingsError, StoreUnavailable
+from conductor.errors import SettingsError, StoreError, StoreUnavailable
 
 log = structlog.get_logger(__name__)
 
@@ -63,6 +65,11 @@ _READERS_MS = 100
 _READERS_TRIES = 5
 _RETRY_S = 10.0
 _RETRY_BYTES = 1 << 20
+# Seconds between two looks at a file that another process makes.
+_LOOK_S = 0.02
+
+# Bytes before each page of a log; https://www.sqlite.org/fileformat2.html#walformat
+_FRAME_BYTES = 24
 
 _Job: TypeAlias = tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]
 
@@ -71,10 +78,11 @@ class Writer:
     """Takes work from the event loop, and does all waiting work as one group in its thread.
 
     A group waits ``busy_timeout`` seconds for other processes. After a failure the file is opened again.
+    ``losses`` counts how often commits may have been lost, because a file was removed, replaced or cut.
     """
 
     def __init__(self, path: Path, busy_timeout: float) -> None:
-        self.groups = 0
+        self.groups = self.losses = 0
         self._path = path
         self._busy_timeout = busy_timeout
         self._loop = asyncio.get_running_loop()
@@ -82,7 +90,7 @@ class Writer:
         self._jobs: list[_Job] = []
         self._writing: asyncio.Task[None] | None = None
         self._connection: sqlite3.Connection | None = None
-        self._inode = 0
+        self._files = _Files(0, 0, 0)
         self._closed = False
         self._next_restart = 0.0
         self._next_size, self._growth = LOG_BYTES, _RETRY_BYTES
@@ -90,7 +98,7 @@ class Writer:
     async def open(self) -> None:
         """Open the file. Raises `SettingsError`."""
         try:
-            await self._loop.run_in_executor(self._thread, self._ready)
+            await self._loop.run_in_executor(self._thread, self._open)
         except sqlite3.Error as error:
             await self.close()
             raise SettingsError(f"The session store's file {self._path} cannot be used: {error}.") from error
@@ -101,7 +109,7 @@ class Writer:
     def submit(self, work: Callable[[sqlite3.Connection], _T]) -> asyncio.Future[_T]:
         """Queue work for the next transaction.
 
-        The future gets its result, or `StoreUnavailable`. Cancelling it does not undo the work.
+        The future gets its result, or `StoreUnavailable`. Cancelling it does not undo work that has begun.
         """
         if self._closed:
             raise StoreUnavailable("The session store is closed.")
@@ -111,23 +119,24 @@ class Writer:
             self._writing = asyncio.create_task(self._write_all())
         return future
 
-    async def checkpoint(self) -> None:
+    def checkpoint(self) -> asyncio.Future[None]:
         """Shrink the file, and remove deleted text from the write-ahead log. A lock puts it off."""
 
         def work() -> None:
             with suppress(sqlite3.Error, SettingsError):
-                self._ready().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                self._open().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                self._note_size()
 
-        await self._loop.run_in_executor(self._thread, work)
+        return self._loop.run_in_executor(self._thread, work)
 
     async def close(self) -> None:
-        """Finish queued work and close the file."""
+        """Finish queued work and close the file; a disk that stalls is not waited for."""
         self._closed = True
         if self._writing is not None:
-            await asyncio.wait([self._writing])
-        closing = self._thread.submit(self._drop)
+            await asyncio.wait([self._writing], timeout=self._busy_timeout)
+        closing = asyncio.wrap_future(self._thread.submit(self._drop))
         self._thread.shutdown(wait=False)
-        await asyncio.wrap_future(closing)
+        await asyncio.wait([closing], timeout=self._busy_timeout)
 
     async def _write_all(self) -> None:
         while self._jobs:
@@ -149,11 +158,11 @@ class Writer:
         # The outcomes of the first jobs, which are done.
         outcomes: list[object] = []
         try:
-            connection = self._ready()
-            connection.execute("BEGIN IMMEDIATE")
+            connection = self._begin()
             before = connection.total_changes
-            for work, _ in group:
-                outcomes.append(_outcome(work, connection))
+            for work, future in group:
+                # Work that nobody waits for any more is not begun: a late claim would fence the next owner.
+                outcomes.append(None if future.done() else _outcome(work, connection))
                 if connection.total_changes - before > _CHANGES:
                     break
             connection.execute("COMMIT")
@@ -162,6 +171,7 @@ class Writer:
             return [StoreUnavailable(f"The session store cannot be used now: {error}.") for _ in group]
         self.groups += 1
         self._bound_log(connection)
+        self._note_size()
         return outcomes
 
     def _bound_log(self, connection: sqlite3.Connection) -> None:
@@ -189,14 +199,49 @@ class Writer:
             self._growth *= 2
             log.warning("a reader keeps the write-ahead log of the session store", bytes=size)
 
-    def _ready(self) -> sqlite3.Connection:
-        # Commits to a removed file would succeed and be lost.
-        if self._connection is not None and self._inode != _inode(self._path):
-            log.error("session store's file was removed or replaced")
-            self._drop()
+    def _begin(self) -> sqlite3.Connection:
+        """Begin a transaction in the files that the path names: commits to removed ones would be lost."""
+        while True:
+            connection = self._open()
+            if self._begins(connection):
+                return connection
+            log.error("session store's file or its write-ahead log was removed, replaced or cut")
+            self.losses += 1
+            self._drop()  # the last process that closes a removed log moves its commits to the file
+
+    def _begins(self, connection: sqlite3.Connection) -> bool:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            if self._files.are_kept(self._path):
+                return True
+            connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            if self._files.are_kept(self._path):
+                raise
+        if not self._is_whole(connection):
+            return False
+        self._note_size()
+        connection.execute("BEGIN IMMEDIATE")
+        return True
+
+    def _is_whole(self, connection: sqlite3.Connection) -> bool:
+        """Tell whether a log that has shrunk was emptied by another process, and not cut."""
+        now = _Files.of(self._path)
+        if (now.inode, now.log_inode) != (self._files.inode, self._files.log_inode):
+            return False
+        with suppress(sqlite3.Error):
+            (page,) = connection.execute("PRAGMA page_size").fetchone()
+            _, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            return bool(frames * (page + _FRAME_BYTES) <= log_size(self._path))
+        return False
+
+    def _note_size(self) -> None:
+        self._files = replace(self._files, log_size=log_size(self._path))
+
+    def _open(self) -> sqlite3.Connection:
         if self._connection is None:
             self._connection = _connect(self._path, self._busy_timeout)
-            self._inode = _inode(self._path)
+            self._files = _Files.of(self._path)
         return self._connection
 
     def _drop(self) -> None:
@@ -211,21 +256,43 @@ def _outcome(work: Callable[[sqlite3.Connection], object], connection: sqlite3.C
         return work(connection)
     except (UnicodeError, OverflowError):  # before the first statement: the rest of the group goes on
         return StoreUnavailable("The session store cannot store this name.")
+    except StoreError as error:  # one session too many, or a row that cannot be read
+        return error
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The file and its write-ahead log, as they were seen last; 0 for a missing one."""
+
+    inode: int
+    log_inode: int
+    log_size: int
+
+    @classmethod
+    def of(cls, path: Path) -> _Files:
+        """Look at the files of a path."""
+        (inode, _), log = _look(str(path)), _look(f"{path}-wal")
+        return cls(inode, *log)
+
+    def are_kept(self, path: Path) -> bool:
+        """Tell whether the path has the same files, and its log has not shrunk."""
+        now = _Files.of(path)
+        same = (now.inode, now.log_inode) == (self.inode, self.log_inode)
+        return same and now.log_size >= self.log_size
 
 
 def log_size(path: Path) -> int:
     """Return the bytes of a store's write-ahead log; 0 without one."""
-    try:
-        return os.stat(f"{path}-wal").st_size
-    except OSError:
-        return 0
+    return _look(f"{path}-wal")[1]
 
 
-def _inode(path: Path) -> int:
+def _look(path: str) -> tuple[int, int]:
+    """Return a file's inode and its bytes; zeros without one."""
     try:
-        return os.stat(path).st_ino
+        found = os.stat(path)
     except OSError:
-        return 0
+        return 0, 0
+    return found.st_ino, found.st_size
 
 
 def _connect(path: Path, busy_timeout: float) -> sqlite3.Connection:
@@ -237,8 +304,10 @@ def _connect(path: Path, busy_timeout: float) -> sqlite3.Connection:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Not by SQLite: only the owner may read the file. Exclusive: opening and closing a file in use would
         # drop its POSIX locks.
-        with suppress(FileExistsError):
+        try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        except FileExistsError:
+            _refuse_empty(path, busy_timeout)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise SettingsError(f"The session store's file {path} cannot be made: {reason}.") from error
@@ -249,6 +318,17 @@ def _connect(path: Path, busy_timeout: float) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _refuse_empty(path: Path, seconds: float) -> None:
+    """Refuse a file without content, which was a store before; another process may be making one now."""
+    end = time.monotonic() + seconds
+    while path.is_file() and not path.stat().st_size:
+        if time.monotonic() > end:
+            raise SettingsError(
+                f"The session store's file {path} is empty: restore a backup, or delete it for a new store."
+            )
+        threading.Event().wait(_LOOK_S)
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
 from conductor.commands.check import reported, store_items
+from conductor.errors import SettingsError
 from conductor.plugins.stores.sqlite import SqliteStore
+from conductor.plugins.stores.sqlite_backup import back_up
 from conductor.settings import load_settings
 from conductor.stores.base import SessionKey
 from tests.hasty import SHORT_S
@@ -55,6 +58,29 @@ async def test_a_store_in_use_keeps_its_sessions(tmp_path: Path) -> None:
     await store.append(claim, "commit-1", b"1")
     assert await store.keys(None, None, None, 10) == [SessionKey("subject", "s-1")]
     await store.aclose()
+
+
+async def test_a_damaged_page_fails_and_is_not_backed_up(tmp_path: Path) -> None:
+    path = tmp_path / "conductor.db"
+    async with aclosing(SqliteStore(path)) as store:
+        await store.open()
+        for number in range(40):
+            claim = await store.claim(SessionKey("subject", str(number)))
+            await store.append(claim, "commit-1", b"word " * 1_000)
+    with path.open("r+b") as file:
+        file.seek(file.seek(0, os.SEEK_END) // 2 // 4096 * 4096)
+        file.write(b"\xff" * 4096)
+    (line,) = await run_checks(data_dir=tmp_path)
+    assert line.startswith(f"fail  sessions: {path} is damaged (") and "restore a backup" in line
+    with pytest.raises(SettingsError, match="is damaged .* restore a backup"):
+        back_up(path, tmp_path / "backup.db", replace=False)
+    assert not (tmp_path / "backup.db").exists()
+
+
+async def test_an_empty_file_fails(tmp_path: Path) -> None:
+    (tmp_path / "conductor.db").touch()
+    (line,) = await run_checks(data_dir=tmp_path)
+    assert line.startswith("fail  sessions: ") and "is empty: restore a backup, or delete it" in line
 
 
 async def test_a_file_of_another_format_fails_and_stays_unchanged(tmp_path: Path) -> None:

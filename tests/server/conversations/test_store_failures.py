@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import shutil
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -207,19 +209,71 @@ async def test_a_new_client_is_told_and_may_try_again(path: Path) -> None:
 
 async def test_a_deleted_file_is_created_again_and_the_next_turn_works(path: Path) -> None:
     store = SqliteStore(path, busy_timeout=BUSY_S)
+    async with serving(store) as served, served.phone() as phone:
+        await phone.ask("one")
+        await calm(served)
+        for file in path.parent.glob(f"{path.name}*"):
+            file.unlink()
+        since = len(phone.log)
+        await phone.ask("two")
+        assert phone.finals(since)[-1] == "You said one, two."
+        assert await ready(served) == 200
+
+
+def cut(log: Path) -> None:
+    """Cut a file to nothing, as a shell's redirection does."""
+    log.write_bytes(b"")
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, cut], ids=["removed", "cut"])
+async def test_sessions_outlive_a_log_that_was_removed_or_cut(
+    path: Path, tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    store = SqliteStore(path)
     async with serving(store) as served:
-        phone = served.phone()
-        async with phone:
+        async with served.phone() as phone, served.phone("s-2") as resting:
+            await resting.ask("rest")
             await phone.ask("one")
-            await calm(served)
-            for file in path.parent.glob(f"{path.name}*"):
-                file.unlink()
-            await refused(phone, "lost")
-            await asyncio.wait_for(phone.closed.wait(), WAIT)
-        async with phone:
+            await served.quiet()
+            harm(Path(f"{path}-wal"))
             await phone.ask("two")
-            assert phone.finals()[-1].endswith("two.")
-            assert await ready(served) == 200
+            assert phone.finals()[-1] == "You said one, two." and not phone.errors()
+            async with asyncio.timeout(WAIT):  # the other session writes again by itself
+                while await said(store, "s-2") != ["rest"]:
+                    pass
+            killed = tmp_path / "killed"  # what a kill now would leave
+            killed.mkdir()
+            for file in path.parent.glob(f"{path.name}*"):
+                shutil.copy(file, killed)
+    async with aclosing(SqliteStore(killed / path.name)) as left:
+        await left.open()
+        assert await said(left, "s-1") == ["one", "two"] and await said(left, "s-2") == ["rest"]
+
+
+async def said(store: SessionLog, session_id: str) -> list[str]:
+    """List the person's texts of a session that is stored."""
+    stored = await store.read(SessionKey("anonymous", session_id))
+    log = [] if stored is None else replay(stored.commits(), stored.meta.revision).log
+    return [message.text for message in log if isinstance(message, UserMessage)]
+
+
+async def test_a_disk_that_stalls_gives_an_apology_and_the_next_turn_works(path: Path) -> None:
+    store, go_on = SqliteStore(path, busy_timeout=BUSY_S), threading.Event()
+    async with serving(store) as served, served.phone() as phone:
+        await phone.ask("one")
+        await calm(served)
+        assert store._writer is not None
+        stalled = store._writer.submit(lambda _: go_on.wait())  # its thread waits as for a write
+        try:
+            await refused(phone, "lost")
+            assert await ready(served) == 503
+        finally:
+            go_on.set()
+        await stalled
+        await becomes(served, 200)
+        since = len(phone.log)
+        await phone.ask("two")
+        assert phone.finals(since)[-1].endswith("two.")
 
 
 # -- Redis

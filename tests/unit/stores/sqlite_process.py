@@ -6,10 +6,21 @@ import asyncio
 import sqlite3
 import sys
 
+from conductor.errors import StoreUnavailable
 from conductor.plugins.stores.sqlite import SqliteStore
-from conductor.stores.base import SessionKey
+from conductor.stores.base import Claim, SessionKey
 
 SESSIONS = 40
+
+
+async def insist(store: SqliteStore, claim: Claim, number: int) -> None:
+    """Append a commit, however long the store is away."""
+    while True:
+        try:
+            await store.append(claim, f"commit-{number}", b"%d" % number)
+            return
+        except StoreUnavailable:
+            await asyncio.sleep(0.01)
 
 
 async def _write(path: str) -> None:
@@ -21,7 +32,7 @@ async def _write(path: str) -> None:
         number = 0
         while True:
             number += 1
-            await store.append(claim, f"commit-{number}", b"%d" % number)
+            await insist(store, claim, number)
             sys.stdout.write(f"{session} {number}\n")
             sys.stdout.flush()
 

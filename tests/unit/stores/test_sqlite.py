@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import stat
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import replace
@@ -233,9 +234,111 @@ async def test_a_file_that_is_damaged_and_then_replaced_needs_no_restart(path: P
         with pytest.raises(StoreUnavailable):
             await store.claim(KEY)
         _remove(path)
-        with pytest.raises(Fenced):
+        with pytest.raises(Rollback):  # its owner writes it again
             await store.append(old, "commit-1", b"1")
         assert (await store.claim(KEY)).epoch == 1
+
+
+# -- a log that is removed, or cut
+
+
+def _log(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
+
+
+async def test_processes_that_share_a_file_lose_no_commit_with_its_log(path: Path) -> None:
+    acknowledged = dict.fromkeys(range(sqlite_process.SESSIONS), 0)
+    async with process("write", path) as writer:
+        assert writer.stdout is not None
+        async with opened(path) as store:
+            claim = await store.claim(SessionKey("another", "s-1"))
+            for line in range(600):
+                words = (await writer.stdout.readline()).split()
+                if len(words) == 2:  # else a line of its log
+                    acknowledged[int(words[0])] = int(words[1])
+                if line in (200, 400):
+                    _log(path).unlink()
+                await sqlite_process.insist(store, claim, line)
+        writer.kill()
+    async with opened(path) as left:
+        assert list((await left.claim(claim.key)).commits) == [b"%d" % line for line in range(600)]
+        for claim in await claims(left, sqlite_process.SESSIONS):
+            assert claim.revision >= acknowledged[int(claim.key.session_id)]
+            assert list(claim.commits) == [b"%d" % number for number in range(1, claim.revision + 1)]
+
+
+@pytest.mark.parametrize("left", [0, 20_000])
+async def test_the_owners_learn_that_a_log_was_cut(path: Path, store: SqliteStore, left: int) -> None:
+    claim = await filled(store)
+    await fill(store, "subject", 40, words=200)
+    with _log(path).open("r+b") as log:
+        log.truncate(left)
+    with pytest.raises(Rollback):
+        await store.append(claim, "commit-1", b"1")
+    claim = await store.claim(KEY)
+    await store.append(claim, "commit-1", b"1", snapshot=True)
+    assert await commits(store) == [b"1"]
+
+
+async def test_a_log_that_another_process_empties_is_whole(path: Path, store: SqliteStore) -> None:
+    claim = await filled(store)
+    async with opened(path) as second:
+        for number in range(3):
+            await store.append(claim, f"commit-{number + 1}", b"x" * 50_000)
+            await second.claim(SessionKey("another", "s-1"))
+            assert await second.delete("another") == 1 and not _log(path).stat().st_size
+    await store.append(claim, "commit-4", b"1")
+    assert store._writer is not None and store._writer.losses == 0
+
+
+async def test_work_that_a_stalled_disk_kept_from_beginning_is_not_done_later(path: Path) -> None:
+    async with opened(path, busy_timeout=0.1) as store:
+        begun, go_on = threading.Event(), threading.Event()
+
+        def stall(_: sqlite3.Connection) -> None:
+            begun.set()
+            go_on.wait()
+
+        assert store._writer is not None
+        stalled = store._writer.submit(stall)
+        await asyncio.to_thread(begun.wait)
+        with pytest.raises(StoreUnavailable, match="did not answer in time"):
+            await store.claim(KEY)
+        go_on.set()
+        await stalled
+        assert (await store.claim(KEY)).epoch == 1
+
+
+# -- rows that another program has changed
+
+
+@pytest.mark.parametrize("value", ["'seven'", "x'07'"])
+@pytest.mark.parametrize(
+    "column", ["session.token", "session.epoch", "session.revision", "session.commit_id", "record.revision"]
+)
+async def test_a_row_of_another_type_makes_only_its_session_unavailable(
+    path: Path, store: SqliteStore, column: str, value: str
+) -> None:
+    owned = await filled(store)
+    other = await filled(store, SessionKey("subject", "s-2"))
+    table, _, name = column.partition(".")
+    with closing(sqlite3.connect(path)) as editor, editor:
+        editor.execute(
+            f"UPDATE {table} SET {name}={value} WHERE rowid=1"
+            if table == "session"
+            else f"UPDATE {table} SET {name}={value} WHERE session=1"
+        )
+    outcomes = await asyncio.gather(
+        store.append(other, "commit-9", b"9"),
+        store.read(KEY),
+        store.append(owned, "commit-9", b"9"),
+        store.claim(KEY),  # which writes some of the columns
+        return_exceptions=True,
+    )
+    assert outcomes[0] is None
+    if value.startswith("x") or name not in ("token", "commit_id"):
+        assert isinstance(outcomes[1], StoreUnavailable)
+    assert not any(isinstance(outcome, TypeError | ValueError) for outcome in outcomes)
 
 
 # -- opening and closing
@@ -269,6 +372,16 @@ def _database(path: Path, *statements: str) -> None:
         connection.execute(statement)
     connection.commit()
     connection.close()
+
+
+async def test_an_empty_file_is_no_new_store(tmp_path: Path) -> None:
+    path = tmp_path / "cut.db"
+    path.touch()
+    store = SqliteStore(path, busy_timeout=0.05)
+    with pytest.raises(SettingsError, match="is empty: restore a backup, or delete it"):
+        await store.open()
+    assert not path.read_bytes()
+    await store.aclose()
 
 
 async def test_a_wrong_file_is_refused_with_the_reason(tmp_path: Path) -> None:
