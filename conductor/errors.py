@@ -98,6 +98,10 @@ class StoreUnavailable(StoreError):
     code: ErrorCode = "store_unavailable"
 
 
+class Unreadable(StoreUnavailable):
+    """The store answered, and what it holds of one session cannot be read."""
+
+
 class Fenced(StoreError):
     """Another claim owns the session; this one must send nothing more.
 

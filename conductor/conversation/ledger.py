@@ -14,7 +14,7 @@ from conductor.conversation.apply import advance, apply, begin
 from conductor.conversation.events import iso_time
 from conductor.conversation.records import Commit, FieldSet, Record, decode, encode
 from conductor.conversation.state import Conversation, Event
-from conductor.errors import Conflict, Fenced, StoreUnavailable
+from conductor.errors import Conflict, Fenced, StoreUnavailable, Unreadable
 from conductor.stores.base import SessionKey, SessionLog
 
 # Commits, and their bytes, after which the next commit has a snapshot: a claim replays no more than these.
@@ -31,7 +31,7 @@ _ATTEMPTS = 5
 def replay(commits: Sequence[bytes], revision: int | None = None) -> Conversation:
     """Make the state of commits, which end at ``revision``.
 
-    Raises `StoreUnavailable` if the first ones are missing, or this version cannot read them.
+    Raises `Unreadable` if the first ones are missing, or this version cannot read them.
     """
     state = Conversation()
     for commit in read_commits(commits, revision):
@@ -42,13 +42,13 @@ def replay(commits: Sequence[bytes], revision: int | None = None) -> Conversatio
 
 
 def read_commits(commits: Sequence[bytes], revision: int | None = None) -> list[Commit]:
-    """Decode commits. Raises `StoreUnavailable`, as `replay` does."""
+    """Decode commits. Raises `Unreadable`, as `replay` does."""
     try:
         decoded = [decode(data) for data in commits]
     except (MsgspecError, UnicodeDecodeError, TypeError) as error:
-        raise StoreUnavailable("The store holds commits that this version cannot read.") from error
+        raise Unreadable("The store holds commits that this version cannot read.") from error
     if decoded and decoded[0].state is None and revision not in (None, len(decoded)):
-        raise StoreUnavailable("The store has lost a part of a conversation.")
+        raise Unreadable("The store has lost a part of a conversation.")
     return decoded
 
 
@@ -193,7 +193,7 @@ class Moment(NamedTuple):
 
 
 def moments(commits: Sequence[bytes], revision: int) -> Iterator[Moment]:
-    """Step through the commits of a session at ``revision``. Raises `StoreUnavailable`, as `replay` does."""
+    """Step through the commits of a session at ``revision``. Raises `Unreadable`, as `replay` does."""
     state = Conversation()
     for commit in read_commits(commits, revision):
         if commit.state is not None:

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import structlog
 
-from conductor.errors import Conflict, Fenced, Rollback, StoreUnavailable, TooManySessions
+from conductor.errors import Conflict, Fenced, Rollback, StoreUnavailable, TooManySessions, Unreadable
 from conductor.rate_limit import ANONYMOUS
 
 log = structlog.get_logger(__name__)
@@ -122,11 +122,11 @@ class Stored:
     by_revision: Mapping[int, bytes]
 
     def commits(self) -> list[bytes]:
-        """Give the commits in order. Raises `StoreUnavailable` if some are missing."""
+        """Give the commits in order. Raises `Unreadable` if some are missing."""
         revisions = sorted(self.by_revision)
         first = revisions[0] if revisions else self.meta.revision + 1
         if revisions != list(range(first, self.meta.revision + 1)):
-            raise StoreUnavailable("The store has lost a part of a conversation.")
+            raise Unreadable("The store has lost a part of a conversation.")
         return [self.by_revision[revision] for revision in revisions]
 
     def claim(self, key: SessionKey) -> Claim:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,30 @@ async def test_a_call_that_another_process_allowed_runs_with_the_next_event(tmp_
             phone.decide_card(event, "deny")  # too late
             await phone.until("assistant.speech.final")
             assert len(phone.runs) == 1 and not phone.closed.is_set()
+
+
+async def test_a_session_that_cannot_be_read_hides_no_other_and_can_be_deleted(tmp_path: Path) -> None:
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    store = f"sqlite:///{tmp_path}/s.db"
+    async with backend([HELLO, HELLO], session_store_url=store, auth_tokens=(TOKEN,)) as served:
+        for session in ("s-1", "s-2"):
+            async with served.phone(session, headers=bearer) as phone:
+                await phone.ask("Hello.")
+    with sqlite3.connect(tmp_path / "s.db") as database:
+        number = "(SELECT id FROM session WHERE session_id = 's-1')"
+        database.execute(f"UPDATE record SET data = x'c1' WHERE session = {number}")
+    async with backend(session_store_url=store, auth_tokens=(TOKEN,)) as served:
+        listed = (await served.ask("GET", "/v1/sessions")).body["sessions"]
+        assert [(item["id"], item["readable"]) for item in listed] == [("s-1", False), ("s-2", True)]
+        person = listed[0]["person"]
+        shown = await served.ask("GET", "/v1/sessions/s-1")
+        assert (shown.status, shown.code) == (409, "unreadable")
+        exported = (await served.ask("GET", f"/v1/people/{person}")).body
+        assert [item["id"] for item in exported["sessions"]] == ["s-2"]
+        assert exported["unreadable"] == ["s-1"]
+        assert (await served.ask("DELETE", "/v1/sessions/s-1")).body["deleted"] == {"sessions": 1}
+        assert (await served.ask("DELETE", f"/v1/people/{person}")).body["deleted"] == {
+            "messages": 2,
+            "sessions": 1,
+        }
+        assert (await served.ask("GET", "/v1/sessions")).body["sessions"] == []

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 
 import msgspec
 
 from conductor.conversation.events import iso_time
 from conductor.conversation.ledger import PREFIX, replay
+from conductor.errors import Unreadable
 from conductor.plugins.api.reports import detail_of
 from conductor.plugins.api.requests import ApiCall, ApiError, find_session
-from conductor.plugins.api.resources import PersonExport, PersonName, Receipt, Token
+from conductor.plugins.api.resources import PersonExport, PersonName, Receipt, SessionDetail, Token
 from conductor.plugins.auth.one_time import OneTimeTokens
 from conductor.rate_limit import ANONYMOUS
 from conductor.server.auth import ONE_TIME, Principal, person_id
@@ -54,10 +56,17 @@ async def export_person(call: ApiCall) -> PersonExport:
     stored = await _stored_of(call, call.path["person"])
     if len(stored) > MAX_EXPORTED:
         raise ApiError(413, "too_large", f"More than {MAX_EXPORTED} sessions; read them one by one.")
-    own = {key: value for key, value in stored.items() if not key.never_expires}
-    sessions = [await asyncio.to_thread(detail_of, key, value) for key, value in own.items()]
-    fields = {name: text for value in stored.values() for name, text in _fields(value).items()}
-    return PersonExport(call.path["person"], sessions, fields)
+    sessions: list[SessionDetail] = []
+    fields: dict[str, str] = {}
+    unreadable: list[str] = []
+    for key, value in stored.items():
+        try:
+            if not key.never_expires:
+                sessions.append(await asyncio.to_thread(detail_of, key, value))
+            fields |= _fields(value)
+        except Unreadable:
+            unreadable.append(key.session_id)
+    return PersonExport(call.path["person"], sessions, fields, unreadable)
 
 
 async def delete_person(call: ApiCall) -> Receipt:
@@ -76,11 +85,12 @@ async def _delete(
 ) -> Receipt:
     services, counts = call.listener.services, Counter[str]()
     for key, value in stored.items():
-        if not key.never_expires:
-            counts["sessions"] += 1
-            counts["messages"] += len(replay(value.commits(), value.meta.revision).log)
-        for name, text in _fields(value).items():
-            counts[name] += _items(text)
+        counts["sessions"] += not key.never_expires
+        with suppress(Unreadable):  # it is deleted all the same
+            if not key.never_expires:
+                counts["messages"] += len(replay(value.commits(), value.meta.revision).log)
+            for name, text in _fields(value).items():
+                counts[name] += _items(text)
     # First, so that nothing of this process is written behind the deletion.
     await call.listener.registry.end(person, session_id)
     if services.budget is not None and session_id is None:

@@ -12,6 +12,7 @@ from conductor.conversation import records as r
 from conductor.conversation.events import iso_time
 from conductor.conversation.ledger import moments, replay
 from conductor.conversation.state import Call, Conversation, Question
+from conductor.errors import Unreadable
 from conductor.events.server import ApprovalRequest
 from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
 from conductor.plugins.api.requests import ApiCall, find_session
@@ -38,7 +39,7 @@ async def list_sessions(call: ApiCall) -> SessionList:
         stored = None if is_own else await store.read(key)
         # Else it is a record of the server, or was deleted after the listing.
         if stored is not None and query.open in (None, bool(stored.meta.token)):
-            sessions.append(await asyncio.to_thread(summary_of, key, stored))
+            sessions.append(await asyncio.to_thread(_summary_of_any, key, stored))
     last = f"{keys[-1].subject}/{keys[-1].session_id}" if len(keys) == query.limit else None
     return SessionList(sessions, last)
 
@@ -56,9 +57,17 @@ async def show_records(call: ApiCall) -> msgspec.Raw:
 
 
 def summary_of(key: SessionKey, stored: Stored) -> SessionSummary:
-    """Describe a session in a list. Raises `StoreUnavailable`."""
+    """Describe a session in a list. Raises `Unreadable`."""
     state = replay(stored.commits(), stored.meta.revision)
     return SessionSummary(*_head(key, stored), len(state.log), len(state.questions))
+
+
+def _summary_of_any(key: SessionKey, stored: Stored) -> SessionSummary:
+    # One session must not hide the others.
+    try:
+        return summary_of(key, stored)
+    except Unreadable:
+        return SessionSummary(*_head(key, stored), 0, 0, readable=False)
 
 
 def _head(key: SessionKey, stored: Stored) -> tuple[str, str, str, bool]:
@@ -66,7 +75,7 @@ def _head(key: SessionKey, stored: Stored) -> tuple[str, str, str, bool]:
 
 
 def detail_of(key: SessionKey, stored: Stored) -> SessionDetail:
-    """Describe a session with its history. Raises `StoreUnavailable`."""
+    """Describe a session with its history. Raises `Unreadable`."""
     state, calls = Conversation(), dict[str, CallReport]()
     for number, moment in enumerate(moments(stored.commits(), stored.meta.revision)):
         state = moment.state

@@ -51,10 +51,14 @@ class StoredSession(Resource, frozen=True):
 
 
 class SessionSummary(StoredSession, frozen=True):
-    """A session in a list; ``approvals`` counts the questions that wait for the person."""
+    """A session in a list; ``approvals`` counts the questions that wait for the person.
+
+    Without ``readable`` this version cannot read what is stored of it.
+    """
 
     messages: int
     approvals: int
+    readable: bool = True
 
 
 class SessionList(Resource, frozen=True):
@@ -152,11 +156,15 @@ class Receipt(Resource, frozen=True):
 
 
 class PersonExport(Resource, frozen=True):
-    """What is stored of a person; ``fields`` are those of tools, by name, as text that is often JSON."""
+    """What is stored of a person; ``fields`` are those of tools, by name, as text that is often JSON.
+
+    ``unreadable`` are the ids of what this version cannot read.
+    """
 
     person: str
     sessions: list[SessionDetail]
     fields: dict[str, str]
+    unreadable: list[str]
 
 
 class PersonName(Resource, frozen=True):

@@ -17,7 +17,7 @@ from aiohttp.typedefs import Handler
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
-from conductor.errors import StoreUnavailable, TooManySessions
+from conductor.errors import StoreUnavailable, TooManySessions, Unreadable
 from conductor.plugins.api.keys import ApiKey, ApiKeys
 from conductor.plugins.api.requests import ApiCall, ApiError, Route
 from conductor.plugins.api.resources import Failure, Problem
@@ -58,6 +58,8 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         return _refuse(408, "timeout", "The request took too long.")
     except TooManySessions as error:
         return _refuse(429, "rate_limited", str(error))
+    except Unreadable:
+        return _refuse(409, "unreadable", "What is stored of this session cannot be read by this version.")
     except StoreUnavailable:
         return _refuse(503, "store_unavailable", "The session store cannot be reached.")
     except Exception:
