@@ -16,6 +16,7 @@ from conductor.events.envelope import doc
 MAX_RESUMED = 256
 """The most call ids in ``drop`` of ``session.started``."""
 MAX_INSTRUCTIONS_BYTES = 4096
+MAX_MESSAGE_CHARS = 2_000
 
 _encode = msgspec.json.Encoder().encode
 
@@ -23,6 +24,7 @@ Id = Annotated[str, Meta(min_length=1, max_length=128)]
 """The id of an event or of a call."""
 _Short = Annotated[str, Meta(max_length=256)]
 _DIGEST = "26fc0e90bc1cb480872c7ff65a4defc1e48ead5b4c78878af9be170aad6b9ff1"
+_WORDS = f"The person's words, for the model; of more than {MAX_MESSAGE_CHARS:,} characters the first ones."
 _ARGUMENTS = {"editedArguments": {"type": "object"}}
 _NO_ARGUMENTS = {"editedArguments": {"type": "null"}}
 _EDITS = [
@@ -278,12 +280,10 @@ class Decision(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
         Literal["once", "session", "always"], doc("One of the request's ``scopes``.", "once")
     ] = "once"
     edited_arguments: Annotated[dict[str, Any] | None, doc("All arguments, for ``edit`` only.")] = None
-    message: Annotated[
-        Annotated[str, Meta(max_length=2_000)] | None,
-        doc("The person's words, for the model.", "no, leave it"),
-    ] = None
+    message: Annotated[str | None, doc(_WORDS, "no, leave it")] = None
 
     def __post_init__(self) -> None:
+        _cut_message(self)
         _check_edit(self.decision, self.edited_arguments)
 
 
@@ -327,15 +327,14 @@ class ApprovalResponse(msgspec.Struct, frozen=True, rename="camel", omit_default
     edited_arguments: Annotated[
         dict[str, Any] | None, doc("All arguments; required for ``edit``, refused with ``allow``.")
     ] = None
-    message: Annotated[
-        Annotated[str, Meta(max_length=2_000)] | None, doc("The person's words, for the model.")
-    ] = None
+    message: Annotated[str | None, doc(_WORDS)] = None
     decisions: Annotated[
         Annotated[list[Decision], Meta(min_length=1, max_length=100)] | None,
         doc("Several decisions, each with the fields above."),
     ] = None
 
     def __post_init__(self) -> None:
+        _cut_message(self)
         fields = (self.approval_id, self.arguments_digest, self.decision)
         if self.decisions is None and None in fields:
             raise ValueError("send approvalId, argumentsDigest and decision, or decisions")
@@ -359,6 +358,12 @@ class ApprovalResponse(msgspec.Struct, frozen=True, rename="camel", omit_default
                 self.message,
             )
         ]
+
+
+def _cut_message(event: Decision | ApprovalResponse) -> None:
+    # A decision counts, however long its words: refused, it would leave its card open.
+    if event.message is not None and len(event.message) > MAX_MESSAGE_CHARS:
+        msgspec.structs.force_setattr(event, "message", event.message[:MAX_MESSAGE_CHARS])
 
 
 def _make_text(event: ResumeDone | ToolResultEvent | ToolCancelled) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conductor.models.base import TextDelta
-from tests.models import ScriptedProvider
-from tests.serving import serving
+from tests.dialogues import ask_deciding, begin, call, results_of
+from tests.models import AnthropicService, Reply, ScriptedProvider
+from tests.serving import configured, serving
 
 
 def event(**changes: Any) -> dict[str, Any]:
@@ -98,3 +100,13 @@ async def test_an_unknown_type_is_ignored() -> None:
         phone.send("app.telemetry", {"battery": 0.5})
         await phone.ask("hi")
         assert phone.errors() == []
+
+
+async def test_a_no_counts_however_long_its_words_are(claude: AnthropicService, tmp_path: Path) -> None:
+    claude.replies += [Reply(calls=(call("move_file"),)), Reply(text="Very well.")]
+    async with configured(claude, tmp_path) as server, server.phone() as phone:
+        await begin(phone, "approval")
+        await ask_deciding(phone, "move it", "deny", message="no " * 700)
+        assert phone.errors() == []
+    (result,) = results_of(claude.requests[-1])
+    assert result["error_type"] == "permission_denied" and result["error_message"].count("no ") in (666, 667)
