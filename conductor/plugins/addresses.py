@@ -23,7 +23,8 @@ _EMBEDDING = [ipaddress.IPv6Network(prefix) for prefix in ("64:ff9b::/96", "::ff
 _BLOCKED = [
     ipaddress.ip_network(network)
     for network in (
-        "168.63.129.16/32 100.100.100.200/32 192.88.99.0/24 64:ff9b:1::/48 5f00::/16 3fff::/20".split()
+        *("168.63.129.16/32", "100.100.100.200/32", "192.0.0.0/24", "192.88.99.0/24"),
+        *("64:ff9b:1::/48", "5f00::/16", "3fff::/20"),
     )
 ]
 
