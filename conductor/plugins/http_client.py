@@ -38,6 +38,10 @@ class ForbiddenAddressError(httpx2.ConnectError):
     """The client's ``permits`` refuses the address."""
 
 
+class CertificateError(httpx2.ConnectError):
+    """The service's certificate is not valid; the text is the reason."""
+
+
 class _ForbiddenAddress(OSError):
     pass
 
@@ -215,6 +219,10 @@ def _certificates(trust_env: bool) -> ssl.SSLContext:
 def _mapped_errors() -> Iterator[None]:
     try:
         yield
+    except aiohttp.ClientConnectorCertificateError as error:
+        invalid = error.certificate_error
+        reason = getattr(invalid, "verify_message", "") or type(invalid).__name__
+        raise CertificateError(reason) from error
     except (aiohttp.ClientConnectorError, aiohttp.InvalidURL) as error:
         # A refused connection is no timeout, whatever class it has.
         cause = getattr(error, "os_error", None)

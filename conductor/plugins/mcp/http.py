@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
-from conductor.plugins.http_client import AiohttpTransport, ForbiddenAddressError
+from conductor.plugins.http_client import AiohttpTransport, CertificateError, ForbiddenAddressError
 from conductor.plugins.mcp.streams import CURRENT_CALL, MAX_MESSAGE_BYTES, McpCall, is_dense, repaired
 from conductor.tools.outcomes import fate_of_status
 
@@ -64,7 +64,11 @@ class _Transport(AiohttpTransport):
         except httpx2.ConnectError as error:
             if call is not None:
                 call.refusal = "it could not be reached"
-            reason = "address not permitted" if isinstance(error, ForbiddenAddressError) else "no connection"
+            reason = "no connection"
+            if isinstance(error, ForbiddenAddressError):
+                reason = "address not permitted"
+            elif isinstance(error, CertificateError):
+                reason = f"its certificate is not valid ({error})"
             raise httpx2.ConnectError(f"{request.url.host} cannot be reached: {reason}") from None
         if call is not None:
             _note_status(call, response.status_code, has_session="mcp-session-id" in request.headers)

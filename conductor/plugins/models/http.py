@@ -16,7 +16,7 @@ import structlog
 from conductor.errors import ModelError
 from conductor.models.base import Finished, ModelEvent, StreamDecoder, TextDelta
 from conductor.models.failures import failure
-from conductor.plugins.http_client import ForbiddenAddressError, HttpClient, RawBody
+from conductor.plugins.http_client import CertificateError, ForbiddenAddressError, HttpClient, RawBody
 from conductor.plugins.models.service_errors import EmptyReply, from_status, read_problem
 
 Send: TypeAlias = Callable[[str, bytes | None, Mapping[str, str], httpx2.Timeout], Awaitable[httpx2.Response]]
@@ -236,6 +236,8 @@ def _content_type(response: httpx2.Response) -> str:
 
 
 def _failure_of(error: httpx2.TransportError) -> ModelError:
+    if isinstance(error, CertificateError):
+        return ModelError("connection", f"The certificate of the model service is not valid ({error}).")
     return failure("timeout" if isinstance(error, httpx2.TimeoutException) else "connection")
 
 

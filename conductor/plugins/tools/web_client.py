@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import httpx2
 from aiohttp.abc import AbstractResolver
 
 from conductor.plugins.addresses import Network, may_connect
-from conductor.plugins.http_client import ForbiddenAddressError, HttpClient
+from conductor.plugins.http_client import CertificateError, ForbiddenAddressError, HttpClient
 from conductor.tools.outcomes import Fate, fate_of_status
 
 # For services that the operator configures.
@@ -21,6 +22,10 @@ EVERYWHERE: Sequence[Network] = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip
 MAX_REDIRECTS = 5
 # Each connection serves one request, so that its address is checked each time.
 _HEADERS = {"Accept-Encoding": "identity", "Connection": "close"}
+# Compressed although no compression was requested, and their first bytes.
+_COMPRESSED = ("gzip", "x-gzip", "deflate")
+_GZIP = b"\x1f\x8b"
+_EITHER = zlib.MAX_WBITS + 32  # gzip or zlib, by the header
 # Charsets of the web. Of Python's other codecs some take quadratic time, such as punycode.
 _CHARSET = re.compile(r"(?:utf|us-ascii|ascii|iso|latin|windows|cp|koi8|shift|euc|gb|big5|mac)[\w-]*\Z", re.I)
 
@@ -153,6 +158,15 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port
 
 
+def _unpacked(content: bytearray, max_bytes: int) -> bytearray:
+    """Unpack the first ``max_bytes`` of gzip or zlib data. Raises `zlib.error`."""
+    unpacker = zlib.decompressobj(wbits=_EITHER)
+    data = unpacker.decompress(content, max_bytes)
+    if not data and content and not unpacker.eof:
+        raise zlib.error("the data has no beginning")
+    return bytearray(data)
+
+
 async def _send(
     client: HttpClient, request: httpx2.Request, max_bytes: int, exchange: _Exchange
 ) -> WebResponse | httpx2.Response:
@@ -163,19 +177,28 @@ async def _send(
             if response.has_redirect_location:
                 return response
             exchange.status = response.status_code
-            if response.headers.get("Content-Encoding", "identity") != "identity":
+            encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+            if encoding not in ("identity", *_COMPRESSED):
                 raise exchange.failed("The server sent a compressed answer, which is not supported.")
             content = bytearray()
             async for chunk in response.aiter_raw():
                 content += chunk
                 if len(content) > max_bytes:
                     break
+            # The client takes the header away from an error's answer.
+            if encoding in _COMPRESSED or (response.status_code >= 300 and content.startswith(_GZIP)):
+                content = _unpacked(content, max_bytes + 1)
     except ForbiddenAddressError:
         raise exchange.failed(f"{request.url.host} cannot be reached: its address is not public.") from None
+    except CertificateError as error:
+        reason = f"its certificate is not valid ({error})"
+        raise exchange.failed(f"{request.url.host} cannot be reached: {reason}.") from None
     except httpx2.ConnectError:
         raise exchange.failed(f"{request.url.host} cannot be reached: no connection.") from None
     except httpx2.TimeoutException:
         raise exchange.failed("It did not answer in time.") from None
+    except zlib.error:
+        raise exchange.failed("The server's compressed answer cannot be read.") from None
     except (httpx2.TransportError, ValueError) as error:
         raise exchange.failed(f"The request failed: {type(error).__name__}.") from None
     return WebResponse(

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import ipaddress
+import ssl
+import zlib
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from conductor.plugins.tools.web_client import WebError, fetch
 from tests.hasty import SHORT_S, hasten
@@ -17,6 +26,19 @@ from tests.stand_ins.web_site import Names, site
 
 def moved(location: str, status: int = 302) -> web.Response:
     return web.Response(status=status, headers={"Location": location})
+
+
+def self_signed(folder: Path) -> Path:
+    """Write a certificate that nobody signed, with its key."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now).not_valid_after(now + timedelta(days=1))
+    pem, none = serialization.Encoding.PEM, serialization.NoEncryption()
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, none)
+    path = folder / "server.pem"
+    path.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(pem) + private)
+    return path
 
 
 HERE = [ipaddress.ip_network("127.0.0.0/8")]
@@ -121,6 +143,38 @@ async def test_a_long_a_slow_and_a_compressed_answer_are_limited() -> None:
         assert caught.value.was_sent
         with pytest.raises(WebError, match="compressed"):
             await fetch("GET", server.url("/bomb"), allowed=HERE)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pack", "status"),
+    [("gzip", gzip.compress, 200), ("gzip", gzip.compress, 500), ("deflate", zlib.compress, 200)],
+)
+async def test_a_compressed_answer_is_unpacked_up_to_its_limit(
+    encoding: str, pack: Callable[[bytes], bytes], status: int
+) -> None:
+    bomb = pack(bytes(50_000_000))
+
+    async def answer(request: web.Request) -> Any:
+        body = bomb if request.path == "/bomb" else pack("drei Äpfel".encode())
+        return web.Response(status=status, body=body, headers={"Content-Encoding": encoding})
+
+    async with site(answer) as server:
+        assert (await fetch("GET", server.url(), allowed=HERE)).text == "drei Äpfel"
+        response = await fetch("GET", server.url("/bomb"), max_bytes=10_000, allowed=HERE)
+        assert (response.body, response.cut) == (bytes(10_000), True)
+
+
+async def test_a_certificate_that_is_not_valid_is_named(tmp_path: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(self_signed(tmp_path))
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0, ssl=context)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(
+            WebError, match=r"its certificate is not valid \(self[- ]signed certificate\)"
+        ) as caught:
+            await fetch("POST", f"https://127.0.0.1:{port}/", allowed=HERE)
+        assert not caught.value.was_sent
 
 
 @pytest.mark.parametrize("charset", ["punycode", "idna", "undefined", "hex", "no-such", "unicode_escape"])
