@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from conductor.app import make_services, running
 from conductor.plugins.models.demo import DemoProvider
+from conductor.settings import load_settings
 from tests.app import App
 from tests.serving import serving
 from tests.shapes import Event
@@ -42,3 +47,27 @@ async def test_a_reminder_is_told_by_a_device_that_was_idle_before_it_was_set() 
                 await schedule(pocket, "remind me in 0.6 seconds to call the bank")
             news = await kitchen.until(lambda event: "Here is some news" in words(event))
             assert words(news) == "Here is some news. You asked me to remind you: call the bank."
+
+
+async def test_a_reminder_that_another_process_set_is_listed(tmp_path: Path) -> None:
+    settings = load_settings(
+        None,
+        port=0,
+        auth_tokens=TOKEN,
+        session_store_url=f"sqlite:///{tmp_path}/s.db",
+        device_tools_file="none",
+    )
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with AsyncExitStack() as stack:
+        phones = []
+        for name in ("kitchen", "pocket"):
+            provider = DemoProvider(0.0)
+            process = await stack.enter_async_context(running(settings, make_services(settings, provider)))
+            url = f"ws://127.0.0.1:{process.port}/ws"
+            phones.append(await stack.enter_async_context(App(url, name, headers=headers)))
+        kitchen, pocket = phones
+        await kitchen.ask("list my reminders")
+        assert kitchen.finals() == ["List scheduled tasks answered: reminders is none."]
+        await schedule(pocket, "remind me in 600 minutes to call the bank")
+        await kitchen.ask("list my reminders")
+        assert "call the bank" in kitchen.finals()[-1]
