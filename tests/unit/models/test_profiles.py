@@ -58,7 +58,11 @@ name = "gate"
 provider = "openai"
 model = "m"
 base_url = "https://gateway.example/v1"
-headers = { "X-Portkey-Api-Key" = "${GATE_KEY}", "x-provider" = "openai", "X-Auth-Token" = "plain-secret-1" }
+[profile.headers]
+X-Portkey-Api-Key = "${GATE_KEY}"
+x-provider = "openai"
+X-Auth-Token = "plain-secret-1"
+x-route = "${ROUTE}"
 """
 
 
@@ -66,16 +70,19 @@ def test_a_profile_has_headers_of_its_own_whose_secrets_are_redacted(
     load: Callable[..., Profiles], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GATE_KEY", SECRET)
+    monkeypatch.setenv("ROUTE", "route-secret-2")
     profile = load(GATEWAY).main
     assert profile.own_headers == {
         "x-portkey-api-key": SECRET,
         "x-provider": "openai",
         "x-auth-token": "plain-secret-1",
+        "x-route": "route-secret-2",
     }
     assert SECRET not in repr(profile) and "plain-secret-1" not in repr(profile)
     redactor = make_redactor(load_settings(None), [])
-    text = redactor.text(f"{SECRET} plain-secret-1 openai")
-    assert SECRET not in text and "plain-secret-1" not in text and text.endswith("openai")
+    text = redactor.text(f"{SECRET} plain-secret-1 route-secret-2 openai")
+    assert not any(secret in text for secret in (SECRET, "plain-secret-1", "route-secret-2"))
+    assert text.endswith(" openai")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +97,7 @@ def test_a_profile_has_headers_of_its_own_whose_secrets_are_redacted(
 def test_a_header_that_cannot_be_sent_is_refused(
     load: Callable[..., Profiles], headers: str, sentence: str
 ) -> None:
-    before, _, _ = GATEWAY.partition("headers")
+    before, _, _ = GATEWAY.partition("[profile.headers]")
     with pytest.raises(SettingsError, match=sentence):
         load(f"{before}headers = {headers}")
     with pytest.raises(SettingsError, match="headers of .* bedrock takes none"):
