@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -172,6 +173,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words.insert(0, "serve")
     options = _parser().parse_args(words)
     module, _, function = _COMMANDS[options.command][1].partition(":")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # of a terminal that lacks a character
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         if options.command != "serve":
             configure_logs("error", "console", cache=False)

@@ -402,3 +402,14 @@ async def test_sessions_outlive_the_server_in_the_folder_that_it_names(tmp_path:
 def test_the_script_decides_nothing_that_the_program_does_not() -> None:
     script = (ROOT / "scripts" / "run").read_text(encoding="utf-8")
     assert script.endswith('exec .venv/bin/python -m conductor "$@"\n') and "DATA_DIR" not in script
+
+
+@pytest.mark.parametrize("command", [("talk", "hello"), ("rehearse", "run", "rehearsal.yaml")])
+async def test_a_terminal_without_a_letter_shows_its_number(tmp_path: Path, command: tuple[str, ...]) -> None:
+    text = "model: scripted\nreplies: [Grüße]\nsteps:\n  - say: hello\n    expect: {said: nothing}\n"
+    (tmp_path / "rehearsal.yaml").write_text(text, encoding="utf-8")
+    async with server(tmp_path) as served:
+        words = (*command, "--url", served.url) if command[0] == "talk" else command
+        code, out, err = await run(tmp_path, *words, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert "Traceback" not in err and code == (0 if command[0] == "talk" else 1), err
+    assert command[0] == "talk" or "Gr\\xfc\\xdfe" in out
