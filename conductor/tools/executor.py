@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -195,7 +196,7 @@ class ToolExecutor:
             async with timer:
                 if limit is not None:
                     ask = partial(_ask_paused, timer, limit, context.ask)
-                    context = replace(context, alive=partial(_extend, timer, limit), ask=ask)
+                    context = replace(context, alive=_alive(timer, limit), ask=ask)
                 context, tracked = _tracked(ready.spec, context)
                 result: object = await ready.toolset.call(ready.spec.name, ready.arguments, context)
             outcome = result if isinstance(result, ToolOutcome) else _no_outcome(ready.spec, result)
@@ -282,6 +283,17 @@ def _tracked(spec: ToolSpec, context: CallContext) -> tuple[CallContext, list[Tr
     fields = TrackedFields(context.fields, tainted=context.tainted)
     person = TrackedFields(context.person, tainted=context.tainted)
     return replace(context, fields=fields, person=person), [fields, person]
+
+
+def _alive(timer: asyncio.Timeout, seconds: float) -> Callable[[], None]:
+    """Make the function that restarts a time limit, also from the thread of a tool."""
+    loop = asyncio.get_running_loop()
+
+    def alive() -> None:
+        with suppress(RuntimeError):  # the server has stopped meanwhile
+            loop.call_soon_threadsafe(_extend, timer, seconds)
+
+    return alive
 
 
 def _extend(timer: asyncio.Timeout, seconds: float) -> None:

@@ -214,3 +214,15 @@ def test_the_name_of_a_built_in_tool_is_refused(tmp_path: Path) -> None:
     path.write_text('from conductor.tools import tool\n@tool(name="calculator")\ndef f():\n    "F."\n')
     with pytest.raises(SettingsError, match='"builtin" and "python" both have a tool calculator'):
         make_services(load_settings(None, tools_path=path))
+
+
+async def test_a_function_in_a_thread_may_restart_its_time_limit(tmp_path: Path) -> None:
+    code = """
+@tool(effect="read")
+def count(context: CallContext) -> str:
+    \"\"\"Count.\"\"\"
+    context.alive()
+    return "counted"
+"""
+    outcome = await run(toolset(tmp_path, code), "count")
+    assert (outcome.success, outcome.data) == (True, "counted")
