@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import httpx2
 from aiohttp import web
@@ -25,6 +25,7 @@ from mcp.shared.auth import (
 from pydantic import AnyUrl, BaseModel, ValidationError
 
 from conductor.plugins.addresses import LOCAL, is_local_host, may_connect
+from conductor.plugins.mcp.specs import clean
 
 # Seconds for a person to log in.
 LOGIN_S = 300.0
@@ -97,16 +98,31 @@ async def permitted_addresses(url: str, *, local_only: bool) -> Callable[[str], 
     return lambda address: may_connect(address, allowed) and not (local_only and may_connect(address))
 
 
+class LoginRefused(Exception):
+    """The service, or the person there, refused the login; the text is the service's."""
+
+
+def _refusal(query: Mapping[str, str]) -> str:
+    text = ": ".join(query[name] for name in ("error", "error_description") if query.get(name))
+    return f"the login was refused ({clean(text)[:200]})"
+
+
 async def login(
     url: str, path: Path, show: Callable[[str], None], use: Callable[[httpx2.Auth], Awaitable[None]]
 ) -> None:
     """Log in: ``show`` gets the address for the browser, ``use`` makes a request, which waits for the login.
 
-    Raises the package's exceptions, and TimeoutError after `LOGIN_S`.
+    Raises `LoginRefused`, the package's exceptions, and TimeoutError after `LOGIN_S`.
     """
     result: asyncio.Future[AuthorizationCodeResult] = asyncio.get_running_loop().create_future()
+    states: set[str] = set()
 
     async def handle(request: web.BaseRequest) -> web.Response:
+        # Only the service knows the state: any page may call this address.
+        if "error" in request.query and request.query.get("state") in states:
+            if not result.done():
+                result.set_exception(LoginRefused(_refusal(request.query)))
+            return web.Response(text="The login was refused. You may close this page.\n")
         if "code" not in request.query:
             return web.Response(status=400, text="There is no code in this address.\n")
         if not result.done():
@@ -114,6 +130,7 @@ async def login(
         return web.Response(text="You may close this page.\n")
 
     async def redirect(address: str) -> None:
+        states.update(parse_qs(urlsplit(address).query).get("state", ()))
         show(address)
 
     async def callback() -> AuthorizationCodeResult:

@@ -18,6 +18,7 @@ from mcp.server.auth.provider import (
     AccessToken,
     AuthorizationCode,
     AuthorizationParams,
+    AuthorizeError,
     ProviderTokenVerifier,
     RefreshToken,
 )
@@ -125,17 +126,17 @@ def browse(address: str) -> bool:
 
 async def _browse(address: str) -> None:
     async with httpx2.AsyncClient(follow_redirects=True, trust_env=False) as browser:
-        assert (await browser.get(address)).text == "You may close this page.\n"
+        assert (await browser.get(address)).text.endswith("You may close this page.\n")
 
 
-async def log_in(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+async def log_in(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, code: int = 0) -> str:
     monkeypatch.setattr(webbrowser, "open", browse)
     config = folder / "mcp.json"
     config.write_text(json.dumps({"mcpServers": {"s": {"url": url, "oauth": True}}}))
     settings = load_settings(None, data_dir=folder, mcp_config_file=config)
     (server,) = load_mcp_servers(settings)
     with redirect_stdout(io.StringIO()) as out:
-        assert await command.log_in(server, folder / "mcp") == 0, out.getvalue()
+        assert await command.log_in(server, folder / "mcp") == code, out.getvalue()
     return out.getvalue()
 
 
@@ -158,6 +159,21 @@ async def test_the_tokens_of_a_login_are_used_and_refreshed(
             assert client.protocol_version
         assert provider.refreshed >= 1
         assert json.loads(path.read_text())["tokens"] != tokens
+
+
+async def test_a_login_that_the_person_refuses_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(Provider):
+        async def authorize(self, client: OAuthClientInformationFull, params: AuthorizationParams) -> str:
+            callback = str(params.redirect_uri)
+            async with httpx2.AsyncClient(trust_env=False) as page:  # of somebody else
+                assert (await page.get(f"{callback}?error=access_denied&state=guessed")).status_code == 400
+            raise AuthorizeError("access_denied", "she said no")
+
+    async with guarded(Refusing()) as url, asyncio.timeout(WAIT):
+        output = await log_in(tmp_path, url, monkeypatch, code=2)
+        assert output.endswith("s failed: the login was refused (access_denied: she said no)\n")
 
 
 async def test_without_a_login_the_error_names_the_command(tmp_path: Path) -> None:
