@@ -33,6 +33,7 @@ from conductor.models.base import (
     ToolDefinition,
     whole_characters,
 )
+from conductor.models.bounds import Phrases, estimate
 from conductor.models.failures import BROKEN_OFF, rest_of
 from conductor.segments import SegmentSplitter
 from conductor.speech import CODE_PHRASE, TABLE_PHRASE, for_the_ear
@@ -160,6 +161,7 @@ class ModelSteps:
         session.cached_until = asyncio.get_running_loop().time() + CACHE_S
         finished: Finished | None = None
         text = error_code = ""
+        phrases = Phrases()
         try:
             # Closed on every way out: until then the request goes on, and holds a connection.
             async with aclosing(session.provider.stream(request)) as stream:
@@ -174,6 +176,10 @@ class ModelSteps:
                         self._show_partial()
                         if speaker is not None:
                             await speaker.add(piece)
+                        if phrases.repeat(piece):
+                            session.observer.note("repeats")
+                            finished = Finished("max_tokens", estimate(request, len(text)))
+                            break
                     elif isinstance(event, ToolCall):
                         session.observer.first("token")
                         calls.append(msgspec.structs.replace(event, call_id=new_call_id()))

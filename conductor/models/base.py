@@ -61,6 +61,8 @@ class ModelRequest:
 
 _HALF = re.compile("[\\ud800-\\udfff]")
 
+# Tokens of a reply that may hold calls: arguments need more than spoken words.
+TOKENS_WITH_TOOLS = 4096
 CHARS_PER_TOKEN = 3.5
 """Estimated low for English prose and JSON, so that tokens are estimated high."""
 
@@ -178,6 +180,22 @@ class StreamDecoder(Protocol):
     def end(self) -> Iterable[ModelEvent]:
         """Give the last events after the last bytes. Raises `ModelError` if the reply is incomplete."""
         ...
+
+
+def may_call(request: ModelRequest) -> bool:
+    """Tell whether the reply may hold calls."""
+    return bool(request.tools) and request.tool_choice == "auto"
+
+
+def limit_of(request: ModelRequest, max_tokens: int) -> int:
+    """Give the limit of a reply in tokens.
+
+    With calls it is ``min(4 * max_tokens, 4096)`` or more: a limit for spoken answers cuts arguments off. A
+    request's own limit stays.
+    """
+    if request.max_tokens is not None:
+        return request.max_tokens
+    return max(max_tokens, min(4 * max_tokens, TOKENS_WITH_TOOLS)) if may_call(request) else max_tokens
 
 
 def running_turn(messages: Sequence[Message]) -> int:

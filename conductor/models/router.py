@@ -11,7 +11,8 @@ import structlog
 
 from conductor.errors import ModelError
 from conductor.messages import ToolCall
-from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, Usage, warm
+from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, Usage, limit_of, warm
+from conductor.models.bounds import bounded
 from conductor.models.failures import failure, rest_of
 from conductor.models.health import CircuitBreaker, calls_tools, is_healthy, is_malformed
 from conductor.models.metrics import ModelMetrics
@@ -83,7 +84,8 @@ class Route:
         try:
             self._try_calls_again()
             provider = self._using or await self._ready()
-            async with aclosing(provider.stream(request)) as events:
+            limit = limit_of(request, self.profile.max_tokens)
+            async with aclosing(bounded(provider.stream(request), request, limit)) as events:
                 async for event in events:
                     self._heard_at = asyncio.get_running_loop().time()
                     if isinstance(event, ToolCall):

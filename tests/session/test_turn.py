@@ -267,6 +267,18 @@ async def test_words_before_a_call_that_is_lost_twice_are_the_answer() -> None:
     assert stage.app.speeches() == ["Let me look."]
 
 
+@pytest.mark.parametrize("speak_segments", [False, True])
+async def test_a_reply_that_only_repeats_itself_is_ended(speak_segments: bool) -> None:
+    endless: Script = [TextDelta("Well."), *[TextDelta(" I do not know.")] * 100, asyncio.Event()]
+    services = make_services([endless, [TextDelta("Yes.")]])
+    stage = await open_stage(replace(services, speak_segments=speak_segments))
+    await stage.ask("go")
+    assert 20 <= " ".join(stage.app.speeches()).count("I do not know.") <= 22
+    assert stage.provider.record(0).closed_early and stage.app.error_codes() == []
+    await stage.ask("And now?")
+    assert stage.app.speeches()[-1] == "Yes."
+
+
 def test_the_log_tells_of_a_lost_reply() -> None:
     async def scenario() -> None:
         reasoning_alone: Script = [Finished("max_tokens", Usage(7, 200))]

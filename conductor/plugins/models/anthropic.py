@@ -18,6 +18,7 @@ from conductor.models.profiles import Effort, Prices, Thinking
 from conductor.plugins.addresses import is_local_name
 from conductor.plugins.models.anthropic_request import Account, body_of, prefix_of, warming_of
 from conductor.plugins.models.anthropic_stream import ReplyDecoder, WarmingDecoder
+from conductor.plugins.models.checked import checked
 from conductor.plugins.models.families import Claude, check_claude, family_of, prices_of
 from conductor.plugins.models.rendering import encode, names_of, without_marks
 from conductor.plugins.models.streaming import HttpProvider, Post
@@ -59,7 +60,7 @@ _LIBRARIES = {
 class AnthropicProvider(HttpProvider):
     """Anthropic's Messages API, streaming.
 
-    ``max_tokens`` limits spoken answers; with tools offered it is raised (`rendering.limit_of`). Without
+    ``max_tokens`` limits spoken answers; with tools offered it is raised (`base.limit_of`). Without
     ``thinking`` and ``effort`` the model thinks as little as it allows. ``options`` are for `HttpProvider`.
     """
 
@@ -83,7 +84,8 @@ class AnthropicProvider(HttpProvider):
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Stream the reply (`base.ModelProvider`)."""
-        return self.reply(_PATH, self._post, request if self._official else without_marks(request))
+        events = self.reply(_PATH, self._post, request if self._official else without_marks(request))
+        return checked(events, request)
 
     async def warm(self, request: ModelRequest) -> Finished | None:
         """Have a prompt cached (`base.CacheWarmer`), once in the cache's lifetime."""

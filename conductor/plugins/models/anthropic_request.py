@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from conductor.messages import AssistantMessage, Message, ToolResult, UserMessage
-from conductor.models.base import ModelRequest, ToolDefinition, running_turn
+from conductor.models.base import ModelRequest, ToolDefinition, limit_of, may_call, running_turn
 from conductor.models.profiles import Thinking
 from conductor.plugins.models.families import Claude
 from conductor.plugins.models.reasoning import digest, received_of, render
-from conductor.plugins.models.rendering import BEGINNING, Json, limit_of, may_call, object_schema, user_text
+from conductor.plugins.models.rendering import BEGINNING, Json, object_schema, user_text
 from conductor.plugins.models.tool_names import ToolNameMap
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _tools(tools: tuple[ToolDefinition, ...], names: ToolNameMap) -> list[ToolPa
 def body_of(
     request: ModelRequest, names: ToolNameMap, claude: Claude, max_tokens: int, *, reasoning: bool = True
 ) -> Json:
-    """Render a streaming request; ``max_tokens`` is raised if it may call tools (`rendering.limit_of`).
+    """Render a streaming request; ``max_tokens`` is raised if it may call tools (`base.limit_of`).
 
     With ``reasoning``, the provider's own goes back (`conductor.plugins.models.reasoning`).
     """

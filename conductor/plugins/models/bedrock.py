@@ -18,6 +18,7 @@ from conductor.errors import ModelError, SettingsError
 from conductor.models.base import ModelEvent, ModelRequest
 from conductor.models.profiles import Effort, Thinking
 from conductor.plugins.models.anthropic_request import prefix_of
+from conductor.plugins.models.checked import checked
 from conductor.plugins.models.families import Claude, check_claude
 from conductor.plugins.models.rendering import encode, names_of
 from conductor.plugins.models.streaming import HttpProvider, Post, service_at
@@ -34,7 +35,7 @@ class BedrockProvider(HttpProvider):
     """Bedrock's Converse API in one region, streaming.
 
     ``api_key`` is a Bedrock API key; without it botocore finds AWS credentials as all AWS tools do.
-    ``max_tokens`` limits spoken answers; with tools offered it is raised (`rendering.limit_of`). ``options``
+    ``max_tokens`` limits spoken answers; with tools offered it is raised (`base.limit_of`). ``options``
     are for `HttpProvider`.
     """
 
@@ -65,7 +66,8 @@ class BedrockProvider(HttpProvider):
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Stream the reply (`base.ModelProvider`)."""
-        return self.reply(self._path, self._post, request)
+        events = self.reply(self._path, self._post, request)
+        return checked(events, request)
 
     def _post(self, request: ModelRequest, reasoning: bool) -> Post:
         from conductor.plugins.models.bedrock_stream import ConverseDecoder, converse_body

@@ -13,13 +13,13 @@ import msgspec
 from botocore.eventstream import EventStreamBuffer, ParserError
 
 from conductor.errors import ModelError
-from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason, Usage
+from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason, Usage, may_call
 from conductor.models.failures import failure
 from conductor.plugins.models import anthropic_request
 from conductor.plugins.models.decoding import EventDecoder, Item, joined, json_decoder
 from conductor.plugins.models.families import Claude
 from conductor.plugins.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
-from conductor.plugins.models.rendering import Json, encode, may_call
+from conductor.plugins.models.rendering import Json, encode
 from conductor.plugins.models.service_errors import ServiceProblem, from_status
 from conductor.plugins.models.thought_filter import ThoughtFilter
 from conductor.plugins.models.tool_names import ToolNameMap

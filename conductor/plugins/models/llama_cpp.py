@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from conductor.errors import ModelError, SettingsError
-from conductor.models.base import ModelEvent, ModelRequest
+from conductor.models.base import ModelEvent, ModelRequest, may_call
+from conductor.plugins.models.checked import checked
 from conductor.plugins.models.openai_request import chat_body
 from conductor.plugins.models.openai_stream import ChatDecoder
-from conductor.plugins.models.rendering import encode, may_call, names_of, without_marks
+from conductor.plugins.models.rendering import encode, names_of, without_marks
 from conductor.plugins.models.thought_filter import ThoughtHabits
 
 if TYPE_CHECKING:
@@ -97,8 +98,11 @@ class LlamaCppProvider:
                 log.info("model loaded", file=self._path.name, seconds=seconds)
             return self._server
 
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+    def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Stream the reply (`base.ModelProvider`). Raises `ModelError`: ``overloaded`` if too many wait."""
+        return checked(self._reply(request), request)
+
+    async def _reply(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         server = self._server or await self._loaded()
         request = without_marks(request)
         names = names_of(request)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from conductor.errors import SettingsError
-from conductor.models.base import ModelEvent, ModelRequest, StreamDecoder
+from conductor.models.base import ModelEvent, ModelRequest, StreamDecoder, may_call
 from conductor.models.profiles import Effort, Prices
+from conductor.plugins.models.checked import checked
 from conductor.plugins.models.families import family_of, prices_of
 from conductor.plugins.models.openai_request import PROVIDER, chat_body, completions_body
 from conductor.plugins.models.openai_responses import ResponsesDecoder, responses_body
 from conductor.plugins.models.openai_stream import ChatDecoder
-from conductor.plugins.models.rendering import encode, may_call, names_of, without_marks
+from conductor.plugins.models.rendering import encode, names_of, without_marks
 from conductor.plugins.models.streaming import HttpProvider, Post, service_at
 from conductor.plugins.models.thought_filter import ThoughtHabits
 
@@ -34,7 +35,7 @@ class OpenAIProvider(HttpProvider):
 
     ``base_url`` usually ends in ``/v1``. ``endpoint`` "completions" is for models without a chat template: it
     sends the messages as one prompt, without tools. ``max_tokens`` limits spoken answers; with tools offered
-    it is raised (`rendering.limit_of`). Without a ``context_window`` the service is asked for it.
+    it is raised (`base.limit_of`). Without a ``context_window`` the service is asked for it.
     ``headers``, with lower-case names, replace the key's. ``options`` are for `HttpProvider`.
     """
 
@@ -73,7 +74,8 @@ class OpenAIProvider(HttpProvider):
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Stream the reply (`base.ModelProvider`)."""
         path = "/chat/completions" if self.endpoint == "chat" else f"/{self.endpoint}"
-        return self.reply(path, self._post, request if self._official else without_marks(request))
+        events = self.reply(path, self._post, request if self._official else without_marks(request))
+        return checked(events, request)
 
     def _post(self, request: ModelRequest, reasoning: bool) -> Post:
         names, source, habit = names_of(request), self._source, self._habits.of(request.cache_key)

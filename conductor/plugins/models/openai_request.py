@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from conductor.messages import AssistantMessage, Message, ToolResult
-from conductor.models.base import ModelRequest, ToolDefinition, running_turn
+from conductor.models.base import ModelRequest, ToolDefinition, limit_of, may_call, running_turn
 from conductor.models.profiles import Effort
 from conductor.plugins.models.rendering import (
     BEGINNING,
@@ -16,8 +16,6 @@ from conductor.plugins.models.rendering import (
     arguments_of,
     call_id,
     encode,
-    limit_of,
-    may_call,
     object_schema,
     user_text,
 )

@@ -9,7 +9,16 @@ from typing import Any
 import msgspec
 
 from conductor.messages import AssistantMessage, ToolResult
-from conductor.models.base import Finished, ModelRequest, StopReason, ToolDefinition, is_json, running_turn
+from conductor.models.base import (
+    Finished,
+    ModelRequest,
+    StopReason,
+    ToolDefinition,
+    is_json,
+    limit_of,
+    may_call,
+    running_turn,
+)
 from conductor.models.profiles import Effort
 from conductor.plugins.models.calls import arguments_text
 from conductor.plugins.models.decoding import EventDecoder, Item, SSEParser, joined, json_decoder
@@ -24,7 +33,7 @@ from conductor.plugins.models.reasoning import (
     received_of,
     render,
 )
-from conductor.plugins.models.rendering import BEGINNING, Json, limit_of, may_call, user_text
+from conductor.plugins.models.rendering import BEGINNING, Json, user_text
 from conductor.plugins.models.service_errors import from_event, problem_of, read_problem
 from conductor.plugins.models.thought_filter import ThoughtFilter, ThoughtHabit
 from conductor.plugins.models.tool_names import ToolNameMap

@@ -17,30 +17,12 @@ from conductor.plugins.models.tool_names import ToolNameMap, with_hash
 
 Json: TypeAlias = dict[str, Any]
 
-# Tokens of a reply that may hold calls: arguments need more than spoken words.
-TOKENS_WITH_TOOLS = 4096
 # Services refuse a blank text, and a history that begins with the assistant.
 BEGINNING = "[The conversation goes on from here.]"
 _NO_WORDS = "[No words.]"
 _NO_RESULT = "(nothing)"
 # Services' rule for ids.
 _ID = re.compile(r"[a-zA-Z0-9_-]+\Z")
-
-
-def may_call(request: ModelRequest) -> bool:
-    """Tell whether the reply may hold calls."""
-    return bool(request.tools) and request.tool_choice == "auto"
-
-
-def limit_of(request: ModelRequest, max_tokens: int) -> int:
-    """Give the limit of a reply in tokens.
-
-    With calls it is ``min(4 * max_tokens, 4096)`` or more: a limit for spoken answers cuts arguments off. A
-    request's own limit stays.
-    """
-    if request.max_tokens is not None:
-        return request.max_tokens
-    return max(max_tokens, min(4 * max_tokens, TOKENS_WITH_TOOLS)) if may_call(request) else max_tokens
 
 
 def names_of(request: ModelRequest) -> ToolNameMap:

@@ -260,6 +260,37 @@ async def test_a_model_that_never_ends_is_stopped(model: ModelService) -> None:
     await model.wait_disconnects(1)
 
 
+async def test_a_model_that_repeats_itself_is_stopped(model: ModelService) -> None:
+    model.play(Reply(text="I am sorry about that. " * 10_000, delay_s=0.001))
+    async with serving(model.provider()) as served, served.phone() as phone:
+        await phone.ask("hello?")
+        (speech,) = phone.speeches()
+        assert 20 <= speech.count("I am sorry about that.") < 25 and phone.errors() == []
+    await model.wait_disconnects(1)
+
+
+# Calls that a model wrote as words, although it was offered tools.
+WRITTEN = {
+    "Hermes": '<tool_call>\n{"name": "agent_status", "arguments": {"id": "a"}}\n</tool_call>',
+    "bare JSON": '{"name": "agent_status", "arguments": {"id": "a"}}',
+    "Mistral": '[TOOL_CALLS][{"name": "agent_status", "arguments": {"id": "a"}}]',
+    "Qwen": "<function=agent_status>\n<parameter=id>\na\n</parameter>\n</function>",
+}
+
+
+@pytest.mark.parametrize("model", [name for name in _SERVICES if name != "text chat"], indirect=True)
+@pytest.mark.parametrize("written", WRITTEN.values(), ids=WRITTEN)
+async def test_a_call_that_is_written_as_words_runs_and_is_not_read_aloud(
+    model: ModelService, written: str
+) -> None:
+    model.play(Reply(text=f"Let me look.\n{written}"), Reply(text="It runs."))
+    async with serving(model.provider()) as served:
+        async with served.phone(tools={"agent.status": lambda a: "runs"}) as phone:
+            await phone.ask("how is it?")
+            assert phone.runs == [("agent.status", {"id": "a"})]
+            assert phone.finals() == ["Let me look.", "It runs."]
+
+
 async def test_a_model_that_calls_a_tool_that_is_not_there_for_ever(model: ModelService) -> None:
     model.default = Reply(calls=(Call("no_such_tool", {}),))
     async with serving(model.provider()) as served, served.phone() as phone:

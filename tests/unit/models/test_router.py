@@ -122,6 +122,14 @@ async def test_a_profile_bounds_the_silence_of_its_service() -> None:
 # -- fallback
 
 
+async def test_a_reply_longer_than_its_profile_asks_for_is_ended_and_signed() -> None:
+    bench = Bench(profile("home", max_tokens=300))
+    bench.replies["home"] = [TextDelta("12345")] * 10_000
+    *texts, finished = await bench.events()
+    assert len(texts) == 300 * 8 // 5 + 1
+    assert isinstance(finished, Finished) and (finished.stop, finished.profile) == ("max_tokens", "home")
+
+
 async def test_a_service_that_is_down_before_the_reply_is_replaced() -> None:
     bench = home_and_cloud()
     bench.replies["home"] = DOWN

@@ -23,10 +23,11 @@ from conductor.models.base import (
     StopReason,
     TextDelta,
     Usage,
+    limit_of,
+    may_call,
 )
 from conductor.models.failures import BROKEN_OFF, failure
 from conductor.models.profiles import ModelProfile
-from conductor.plugins.models.rendering import limit_of, may_call
 from conductor.plugins.models.text_protocol.parser import Tools
 from conductor.plugins.models.text_protocol.prompt import STOP, Style, messages, observation, system_prompt
 from conductor.plugins.models.text_protocol.scanner import MAX_CHARS, ReplyScanner, ServiceProblem
@@ -56,7 +57,7 @@ class TextProtocol:
 
     An invalid call does not run: the model gets the error and writes the reply again, once; of a second
     invalid reply the words are given. ``max_tokens`` limits spoken answers; with tools offered it is raised
-    (`rendering.limit_of`).
+    (`base.limit_of`).
     """
 
     def __init__(self, provider: ModelProvider, style: Style = "jsonl", max_tokens: int = 512) -> None:

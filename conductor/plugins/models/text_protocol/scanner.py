@@ -264,6 +264,8 @@ class ReplyScanner:
             return self._read_xml(xml[1], after.end() + xml.end(), is_own=True)
         if self._open_span(after.end(), is_own=True, is_meant=is_meant):
             return ""
+        if not tail:
+            self._pending = ""
         return self._end_reply() if not tail or _CUT.match(tail) else self._end_calls(after[0])
 
     def _end_calls(self, before: str) -> str:
