@@ -189,7 +189,7 @@ class Reminders:
             if reminders:
                 await self._drop(reminders)
                 self._not_before = 0
-        except StoreError as error:
+        except (StoreError, msgspec.DecodeError) as error:
             log.warning("reminders not told", session=session.key.session_id, error=type(error).__name__)
         finally:
             self._is_telling = False

@@ -311,8 +311,9 @@ async def test_a_session_that_cannot_be_read_holds_up_no_other(receiver: Receive
         await until(lambda: "session.ended" in receiver.types())
 
 
+@pytest.mark.parametrize("taken_in_s", [None, -3_600, 3_600])  # the wall clock was set back by an hour
 async def test_a_reminder_of_a_person_who_is_away_is_told_once(
-    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken_in_s: int | None
 ) -> None:
     monkeypatch.setattr(pickup, "OFFLINE_MS", 0)
     monkeypatch.setattr(pickup, "REMINDER_S", 0.01)
@@ -320,6 +321,8 @@ async def test_a_reminder_of_a_person_who_is_away_is_told_once(
     await store.open()
     due = epoch_ms() - 1_000
     reminder = Reminder("reminder_1", "Call Ann.", due)
+    if taken_in_s is not None:
+        reminder = msgspec.structs.replace(reminder, session="gone", taken_ms=due + taken_in_s * 1_000)
     await SubjectRecords(store).update("ann", PREFIX + FIELD, lambda _: write_reminders((reminder,)))
     await store.aclose()
     async with backend(**values(receiver, tmp_path)) as served:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 import structlog
+from msgspec import DecodeError
 from msgspec.structs import replace
 
 from conductor.clock import wall_ms
@@ -131,7 +132,7 @@ class Pickup:
             for reminder in read_reminders(self._records.get(person, _TEXTS)):
                 if _due(reminder) <= now:
                     await self._announce(person, reminder)
-        except StoreError as error:
+        except (StoreError, DecodeError) as error:
             log.warning("reminders not announced; will retry", error=type(error).__name__)
         self._note_due(person, self._records.get(person, _TEXTS))
 
@@ -173,4 +174,4 @@ def _due(reminder: Reminder) -> int:
     """Give when a reminder is due for a person who is away: no session has taken it by then."""
     if reminder.announced_ms >= reminder.due_ms:
         return _NEVER
-    return max(reminder.due_ms, reminder.taken_ms + TAKEN_MS if reminder.session else 0)
+    return reminder.taken_ms + TAKEN_MS if reminder.is_taken(wall_ms()) else reminder.due_ms
