@@ -88,6 +88,29 @@ def code(package: str) -> str:
     return re.sub(r"/\*.*?\*/|(?<!:)//[^\n]*", "", text, flags=re.DOTALL)
 
 
+def test_no_type_of_the_swift_package_hides_a_framework_that_a_voice_app_imports() -> None:
+    frameworks = {
+        "Speech",
+        "AVFoundation",
+        "AVFAudio",
+        "Intents",
+        "Network",
+        "Combine",
+        "Foundation",
+        "OSLog",
+    }
+    sources = "".join(path.read_text() for path in ROOT.glob("swift/Sources/**/*.swift"))
+    names = set(re.findall(r"public (?:final )?(?:struct|class|enum|typealias|protocol) (\w+)", sources))
+    assert "Utterance" in names and not names & frameworks
+
+
+@pytest.mark.parametrize("path", ["swift/Example/Lamp.swift", "kotlin/example/Lamp.kt"])
+def test_an_example_waits_for_the_end_of_its_turn(path: str) -> None:
+    text = (ROOT / path).read_text()
+    assert re.search(r"\.say\(.*\)\.(?:value|await\(\))", text)
+    assert "onFinal" in text and not re.search(r"onFinal = \{[^}]*exit", text)
+
+
 @pytest.mark.parametrize("package", SOURCES)
 def test_each_event_and_field_is_covered(package: str) -> None:
     text = code(package)

@@ -4,6 +4,7 @@ import conductor.voice.Options
 import conductor.voice.ToolHandler
 import conductor.voice.connect
 import kotlin.system.exitProcess
+import kotlinx.coroutines.runBlocking
 import kotlinx.serialization.json.Json
 import kotlinx.serialization.json.jsonObject
 
@@ -24,9 +25,12 @@ fun main() {
             client.decide(approval.approvalId, "allow") // a real app shows a card
         },
         onState = { println("[$it]") },
-        onFinal = { exitProcess(0) },
-        speak = { println(it.text) },
+        onFinal = { println(it) }, // a real app also has speak
+        onError = { println(it.message) },
     )
     client = connect(options)
-    client.say("Switch on the lamp in the hall")
+    val reason = runBlocking { client.say("Switch on the lamp in the hall").await() }
+    println("[the turn is over: $reason]")
+    client.close()
+    exitProcess(0) // OkHttp's threads would live on
 }

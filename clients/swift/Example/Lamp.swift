@@ -3,7 +3,7 @@ import ConductorVoice
 import Foundation
 
 @main @MainActor struct Lamp {
-    static func main() async throws {
+    static func main() async {
         let environment = ProcessInfo.processInfo.environment
         var options = Options(url: URL(string: environment["CONDUCTOR_URL"] ?? "ws://127.0.0.1:8080/ws")!)
         options.token = environment["CONDUCTOR_TOKEN"]
@@ -16,15 +16,16 @@ import Foundation
         ]]
         options.handlers = ["lamp.switch": { arguments, _ in .object(arguments) }]
         options.onState = { print("[\($0)]") }
-        options.onFinal = { _ in exit(0) }
-        options.speak = { print($0.text) }
+        options.onFinal = { print($0) } // a real app also has options.speak
+        options.onError = { print($0.message) }
         var client: Client?
         options.onApproval = { approval in
             print(approval.prompt)
             client?.decide(approval.approvalId, .allow()) // a real app shows a card
         }
         client = connect(options)
-        client?.say("Switch on the lamp in the hall")
-        try await Task.sleep(nanoseconds: 60_000_000_000)
+        let reason = await client?.say("Switch on the lamp in the hall").value
+        print("[the turn is over: \(reason ?? "")]")
+        client?.close()
     }
 }

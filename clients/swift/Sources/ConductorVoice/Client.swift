@@ -78,7 +78,9 @@ private let noObject = "The arguments are not a JSON object."
     private var startId = ""
     private var openedAt = Date()
     private var readAt = Date()
-    private var failures = 0
+    private var failures = 0 // the tries that failed, and the connections before them that did not last
+    private var brief = 0 // connections in a row that did not last
+    private var retry: Task<Void, Never>? // the pause before the next try, if it may be cut short
     private var closed = false
     private var known = false // the server has answered this client
     private var reported: Set<String> = [] // calls whose results are in the last `session.start`
@@ -121,6 +123,10 @@ private let noObject = "The arguments are not a JSON object."
         let event = event(transcript, ["text": .string(text)])
         if closed { ended.settle("closed") } else { turns[event.id] = ended }
         keep(event)
+        if let retry {
+            retry.cancel()
+            open()
+        }
         return Task { await ended.wait() }
     }
 
@@ -195,6 +201,7 @@ private let noObject = "The arguments are not a JSON object."
 
     private func open() {
         guard ["ws", "wss"].contains(options.url.scheme) else { return end("The address is not ws: or wss:.") }
+        retry = nil
         number += 1
         openedAt = Date()
         var request = URLRequest(url: options.url)
@@ -222,9 +229,20 @@ private let noObject = "The arguments are not a JSON object."
                 let message = try await socket.receive()
                 if self.socket === socket, case .string(let text) = message { read(text) }
             } catch {
-                if self.socket === socket { lost(socket.closeCode.rawValue, error.localizedDescription) }
+                guard self.socket === socket else { return }
+                if let status = (socket.response as? HTTPURLResponse)?.statusCode, [401, 403].contains(status) {
+                    return refused(status)
+                }
+                lost(socket.closeCode.rawValue, error.localizedDescription)
             }
         }
+    }
+
+    /// The server does not accept the token: another try is pointless.
+    private func refused(_ status: Int) {
+        let message = "The server answered HTTP \(status): the token is missing or not accepted."
+        options.onError(ServerError(code: "unauthorized", message: message, retryAfterMs: nil))
+        end(message)
     }
 
     private func watch() {
@@ -241,7 +259,10 @@ private let noObject = "The arguments are not a JSON object."
     }
 
     private func lost(_ code: Int, _ reason: String, retryAfterMs: Int = 0) {
-        if live, Date().timeIntervalSince(openedAt) >= steady { failures = 0 }
+        if live {
+            failures = Date().timeIntervalSince(openedAt) >= steady ? 0 : brief
+            brief = failures + 1
+        }
         socket = nil
         outgoing?.finish()
         outgoing = nil
@@ -251,7 +272,8 @@ private let noObject = "The arguments are not a JSON object."
         let pause = min(options.longestPause, max(grown, Double(retryAfterMs) / 1000))
         failures += 1
         options.onConnection("connecting", "\(reason) (\(code))")
-        later(pause * Double.random(in: 0.5...1)) { [weak self] in self?.open() }
+        let next = later(pause * Double.random(in: 0.5...1)) { [weak self] in self?.open() }
+        retry = retryAfterMs > 0 ? nil : next // a time that the server named counts
     }
 
     private func end(_ reason: String) {
@@ -273,9 +295,10 @@ private let noObject = "The arguments are not a JSON object."
         options.onConnection("closed", reason)
     }
 
-    private func later(_ seconds: Double, _ act: @escaping @MainActor () -> Void) {
+    @discardableResult
+    private func later(_ seconds: Double, _ act: @escaping @MainActor () -> Void) -> Task<Void, Never> {
         Task { [weak self] in
-            try? await Task.sleep(nanoseconds: UInt64(seconds * 1e9))
+            guard (try? await Task.sleep(nanoseconds: UInt64(seconds * 1e9))) != nil else { return }
             if self?.closed == false { act() }
         }
     }
@@ -505,7 +528,7 @@ private let noObject = "The arguments are not a JSON object."
 
     private func speak(_ arguments: Payload, _ number: Int) async -> String? {
         if number <= silentTo { return nil }
-        let speech = Speech(
+        let speech = Utterance(
             text: arguments.text("text"), speechId: arguments["speechId"]?.text,
             segment: arguments["segment"]?.integer, last: arguments["last"] == true)
         // A voice that does not hear the cancellation must not hold the events that follow.

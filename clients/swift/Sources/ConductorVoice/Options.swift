@@ -31,6 +31,7 @@ public struct Options {
     public var onApproval: (@MainActor (Approval) -> Void)?
     /// Take the card away: the question with this `approvalId` is settled.
     public var onApprovalSettled: @MainActor (String) -> Void = { _ in }
+    /// An `error` of the server; with the code `unauthorized` also a handshake that it refused, which ends the client.
     public var onError: @MainActor (ServerError) -> Void = { _ in }
     /// A transcript that the server did not take and that is not sent again.
     public var onUnsent: @MainActor (String) -> Void = { _ in }
@@ -39,7 +40,7 @@ public struct Options {
     /// Every frame that is sent or read, including duplicates.
     public var onEvent: @MainActor (_ sent: Bool, _ event: Event) -> Void = { _, _ in }
     /// Say a text and return at its end; the task is cancelled to stop it.
-    public var speak: @MainActor (Speech) async throws -> Void = { _ in }
+    public var speak: @MainActor (Utterance) async throws -> Void = { _ in }
     /// Names of protocol extensions; default: all that the library serves.
     public var capabilities: [String]?
     public var firstPause = 0.5
@@ -71,7 +72,7 @@ public struct ToolCancelled: Error {
 }
 
 /// With `segments` a part of the reply `speechId`: its number, and whether it is the last.
-public struct Speech: Sendable {
+public struct Utterance: Sendable {
     public let text: String
     public let speechId: String?
     public let segment: Int?

@@ -22,6 +22,8 @@ private const val SUPERSEDED = 4409 // another connection serves the session: co
 private const val REMEMBERED = 2_000 // ids of events and calls
 private const val START_MS = 10_000L
 private const val STEADY_MS = 5_000 // only a connection that lasted resets the pauses
+// A handshake's status in OkHttp's message: `Response.code` is a function in OkHttp 3 and a property since.
+private val REFUSED = Regex("(?<=response but was ')40[13]")
 private const val PING_S = 20L
 private const val RETRY_MS = 1_000L
 private const val TOOL_MS = 600_000L
@@ -78,7 +80,9 @@ class Client internal constructor(private val options: Options) {
     private var live = false // the server has answered `session.start` on it
     private var startId = ""
     private var openedAt = 0L
-    private var failures = 0
+    private var failures = 0 // the tries that failed, and the connections before them that did not last
+    private var brief = 0 // connections in a row that did not last
+    private var retry: Job? = null // the pause before the next try, if it may be cut short
     private var closed = false
     private var known = false // the server has answered this client
     private var reported = setOf<String>() // calls whose results are in the last `session.start`
@@ -118,6 +122,10 @@ class Client internal constructor(private val options: Options) {
             val event = event(TRANSCRIPT, fields("text" to text))
             if (closed) ended.complete("closed") else turns[event.id] = ended
             keep(event)
+            retry?.let {
+                it.cancel()
+                open()
+            }
         }
         return ended
     }
@@ -193,6 +201,7 @@ class Client internal constructor(private val options: Options) {
     // The connection
 
     private fun open() {
+        retry = null
         number += 1
         openedAt = System.currentTimeMillis()
         val mine = number
@@ -214,7 +223,7 @@ class Client internal constructor(private val options: Options) {
             }
 
             override fun onFailure(webSocket: WebSocket, t: Throwable, response: Response?) =
-                on { lost(1006, t.message.orEmpty()) }
+                on { REFUSED.find(t.message.orEmpty())?.let { refused(it.value) } ?: lost(1006, t.message.orEmpty()) }
         })
         later(START_MS) { if (mine == number && socket != null && !live) drop("The server does not answer.") }
     }
@@ -225,7 +234,10 @@ class Client internal constructor(private val options: Options) {
     }
 
     private fun lost(code: Int, reason: String, retryAfterMs: Long = 0) {
-        if (live && System.currentTimeMillis() - openedAt >= STEADY_MS) failures = 0
+        if (live) {
+            failures = if (System.currentTimeMillis() - openedAt >= STEADY_MS) 0 else brief
+            brief = failures + 1
+        }
         socket = null
         live = false
         if (code == SUPERSEDED) return end("Another connection serves the session.")
@@ -233,7 +245,15 @@ class Client internal constructor(private val options: Options) {
         val pause = maxOf(grown, retryAfterMs).coerceAtMost(options.longestPauseMs)
         failures += 1
         tell { options.onConnection("connecting", "$reason ($code)") }
-        later((pause * (1 - Random.nextDouble() / 2)).toLong()) { open() }
+        val next = later((pause * (1 - Random.nextDouble() / 2)).toLong()) { open() }
+        retry = next.takeIf { retryAfterMs == 0L } // a time that the server named counts
+    }
+
+    /** The server does not accept the token: another try is pointless. */
+    private fun refused(status: String) {
+        val message = "The server answered HTTP $status: the token is missing or not accepted."
+        tell { options.onError(ServerError("unauthorized", message, null)) }
+        end(message)
     }
 
     private fun end(reason: String) {
@@ -247,7 +267,7 @@ class Client internal constructor(private val options: Options) {
         tell { options.onConnection("closed", reason) }
     }
 
-    private fun later(ms: Long, act: () -> Unit) = post {
+    private fun later(ms: Long, act: () -> Unit): Job = scope.launch {
         delay(ms)
         act()
     }
