@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
 from conductor.messages import UserMessage
-from tests.models import AnthropicService, Break, HttpFailure, OpenAIService, Reply
+from tests.models import AnthropicService, Break, Call, HttpFailure, OpenAIService, Reply
 from tests.serving import serving
 
 STREAM = {"content-type": "text/event-stream"}
@@ -67,6 +68,33 @@ async def test_no_answer_of_a_service_makes_a_history_shorter(kind: type[Anthrop
 @pytest.mark.parametrize("kind", [AnthropicService, OpenAIService])
 async def test_no_answer_of_a_service_makes_a_hundred_histories_shorter(kind: type[AnthropicService]) -> None:
     await talk(kind, range(100), seed=random.randrange(1 << 32))
+
+
+def of_a_window(limit: int) -> Any:
+    """Make a service that refuses more bytes of messages than ``limit``, and calls a tool once."""
+
+    def answer(body: Any) -> Reply | HttpFailure:
+        if len(msgspec.json.encode(body["messages"])) > limit:
+            return HttpFailure(400, "invalid_request_error", CONTEXT[0])
+        has_result = any(message["role"] == "tool" for message in body["messages"][-2:])
+        return Reply(text="Done.") if has_result else Reply(calls=(Call("device_write", {}),))
+
+    return answer
+
+
+async def test_a_result_beyond_the_window_is_shortened_and_its_write_runs_once() -> None:
+    declared = {"name": "device.write", "description": "Write.", "inputSchema": {"type": "object"}}
+    fields = {"capabilities": ["tools"], "tools": [declared | {"annotations": {"readOnlyHint": True}}]}
+    tools = {"device.write": lambda _: "r" * 15_000}
+    async with OpenAIService() as model, serving(model.provider()) as served:
+        async with served.phone(start_fields=fields, tools=tools) as phone:
+            model.default = of_a_window(20_000)
+            for _ in range(4):
+                await phone.ask("Write it down.")
+            assert phone.finals() == ["Done."] * 4 and len(phone.runs) == 4
+            model.default = of_a_window(14_000)
+            await phone.ask("Write it down.")
+            assert phone.finals()[-1] == "Done." and len(phone.runs) == 5
 
 
 async def test_a_service_that_is_empty_for_a_while_is_said_to_have_failed_and_logged() -> None:
