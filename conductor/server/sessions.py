@@ -6,7 +6,9 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import structlog
@@ -41,11 +43,13 @@ def takeover_delay_s(state: Conversation, limits: Limits) -> float:
 
 
 class SuspendDetector:
-    """Calls ``on_wake`` with the seconds that the process was suspended, as soon as it runs again.
+    """Calls ``on_wake`` with the seconds by which the event loop was late, as soon as it runs again.
 
     It runs every ``interval`` seconds, before the tasks that handle input of the same pass of the event loop.
     ``lagged`` gets the seconds by which each run was late. ``clock`` is the wall clock, as the loop's stands
     while the machine sleeps; a step of it counts as a suspension, which costs one look into the store.
+    ``worked_s`` are the seconds since the run before in which the process ran or waited for a core: a
+    suspended one does neither.
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class SuspendDetector:
         self._on_wake = on_wake
         self._clock = clock
         self._interval = interval
+        self._worked = _worked_s()
+        self.worked_s = 0.0
         self._arm(clock())
 
     def close(self) -> None:
@@ -66,8 +72,9 @@ class SuspendDetector:
         self._timer.cancel()
 
     def _tick(self) -> None:
-        now, loop = self._clock(), asyncio.get_running_loop()
+        now, loop, worked = self._clock(), asyncio.get_running_loop(), _worked_s()
         late, lag = now - self._due, loop.time() - self._due_on_loop
+        self.worked_s, self._worked = worked - self._worked, worked
         self._arm(now)
         self._lagged(lag)
         if max(late, lag) > STILL_S:
@@ -77,6 +84,13 @@ class SuspendDetector:
         loop = asyncio.get_running_loop()
         self._due, self._due_on_loop = now + self._interval, loop.time() + self._interval
         self._timer = loop.call_later(self._interval, self._tick)
+
+
+def _worked_s() -> float:
+    waited_ns = 0
+    with suppress(OSError):  # Linux tells how long its first thread waited for a core
+        waited_ns = int(Path("/proc/self/schedstat").read_bytes().split()[1])
+    return time.process_time() + waited_ns / 1e9
 
 
 # Sessions verified in the store at the same time.
@@ -131,7 +145,7 @@ class SessionRegistry:
         self.ownership_verified.set()
         self.woke_at = 0.0
         self._verifying: asyncio.Task[None] | None = None
-        self._suspend_detector = SuspendDetector(self._suspended_for, lagged=services.observers.lagged)
+        self._suspend_detector = SuspendDetector(self._woke_after, lagged=services.observers.lagged)
         self._refusals = Refusals()
         if services.subject_records is not None:
             services.subject_records.watch(self._record_changed)
@@ -255,11 +269,12 @@ class SessionRegistry:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    def _suspended_for(self, seconds: float) -> None:
+    def _woke_after(self, seconds: float) -> None:
         if self._services.store.durable:
-            self.recheck_ownership()
+            was_suspended = seconds - self._suspend_detector.worked_s > STILL_S
+            self.recheck_ownership("process was suspended" if was_suspended else "event loop was late")
 
-    def recheck_ownership(self) -> None:
+    def recheck_ownership(self, reason: str = "process was suspended") -> None:
         """Pause all connections until the store has confirmed which sessions this process owns."""
         self.woke_at = asyncio.get_running_loop().time()
         self.ownership_verified.clear()
@@ -269,14 +284,12 @@ class SessionRegistry:
             if not binding.session.done():  # its claim could fence the process that owns the session now
                 self._remove(key)
                 binding.session.cancel()
-        self._verifying = asyncio.create_task(self._verify_all("process was suspended; verifying sessions"))
+        self._verifying = asyncio.create_task(self._verify_all(reason))
 
     def _rolled_back(self) -> None:
         """Let all sessions write again what the store has lost, those at rest as well."""
         if self._verifying is None or self._verifying.done():
-            self._verifying = asyncio.create_task(
-                self._verify_all("session store lost commits; verifying sessions")
-            )
+            self._verifying = asyncio.create_task(self._verify_all("session store lost commits"))
 
     async def _verify_all(self, reason: str) -> None:
         at_once = asyncio.Semaphore(VERIFIED_AT_ONCE)
@@ -289,7 +302,8 @@ class SessionRegistry:
                     log.warning("session could not be verified", error=type(error).__name__)
 
         sessions = self.sessions
-        log.warning(reason, sessions=len(sessions))
+        if sessions:
+            log.warning(f"{reason}; verifying sessions", sessions=len(sessions))
         try:
             async with asyncio.timeout(self._services.limits.verify_timeout):
                 await asyncio.gather(*(verify(session) for session in sessions), return_exceptions=True)
