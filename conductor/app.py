@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import structlog
 
@@ -28,13 +29,18 @@ from conductor.stores.base import SessionLog
 from conductor.stores.health import HealthCheckedStore
 from conductor.stores.registry import make_store, open_store
 from conductor.tools.audit import AuditLog
+from conductor.tools.base import ToolSpec
 from conductor.tools.declarations import load_catalog
+from conductor.tools.judge import ApprovalJudge
 from conductor.tools.metrics import ToolMetrics
 from conductor.tools.permissions import GateOptions
 from conductor.tools.policies import PolicyFile, policies_path
 from conductor.tools.toolsets import make_redactor, make_toolsets
 
 log = structlog.get_logger(__name__)
+
+# Seconds until a server is ready that is not warm: a model's service may be away, or load a model.
+WARM_UP_S = 60.0
 
 
 def make_services(settings: Settings, provider: ModelProvider | None = None) -> Services:
@@ -110,9 +116,10 @@ async def running(
     when_warm: Callable[[], None] = lambda: None,
     worker: int | None = None,
 ) -> AsyncIterator[Listener]:
-    """Run a server during the block; ``when_warm`` is called when the model provider is loaded.
+    """Run a server during the block; its ``ready`` is set once the first turn would find all of it loaded.
 
-    ``worker`` is the number of this process, if there are several. Raises `SettingsError`.
+    ``when_warm`` is called before. ``worker`` is the number of this process, if there are several. Raises
+    `SettingsError`.
     """
     services = services or make_services(settings)
     store = services.store
@@ -129,24 +136,26 @@ async def running(
     # Before listening: clients must not connect to a server that cannot save.
     await open_store(store, settings)
     try:
-        await listener.start(settings.host, settings.port)
         # Listen first: importing a model's library may take seconds, and /healthz must answer.
-        warming_up = asyncio.create_task(_warm_up(services.provider, when_warm))
+        await listener.start(settings.host, settings.port, ready=False)
+        tasks = [warming_up := asyncio.create_task(_warm_up(services, when_warm))]
         try:
             async with AsyncExitStack() as stack:
                 for endpoint in endpoints:
                     await stack.enter_async_context(endpoint)
                 for toolset in services.toolsets:
                     await toolset.start(lambda: listener.reload(listener.services))
+                tasks.append(asyncio.create_task(_report_ready(listener, warming_up)))
                 yield listener
         finally:
+            for task in tasks:
+                task.cancel()
             # In reverse order of the start: turns end before the model and the store close.
             await listener.stop()
             if services.budget is not None:
                 await services.budget.aclose()
             await asyncio.to_thread(services.observers.close)
-            warming_up.cancel()
-            await asyncio.wait([warming_up], timeout=services.limits.close_timeout)
+            await asyncio.wait(tasks, timeout=services.limits.close_timeout)
             for toolset in listener.services.toolsets:
                 await toolset.aclose()
             await services.provider.aclose()
@@ -154,10 +163,26 @@ async def running(
         await store.aclose()
 
 
-async def _warm_up(provider: ModelProvider, when_warm: Callable[[], None]) -> None:
-    try:
-        await provider.start()
-    except Exception:
+async def _warm_up(services: Services, when_warm: Callable[[], None]) -> None:
+    provider, judges = await asyncio.gather(
+        services.provider.start(), asyncio.to_thread(_use_judges, services.judges), return_exceptions=True
+    )
+    if isinstance(provider, Exception):
         # The first request tries again and reports the error to the client.
-        log.exception("model provider did not start", provider=provider.name)
+        log.error("model provider did not start", provider=services.provider.name, exc_info=provider)
+    if isinstance(judges, Exception):
+        log.error("judges not ready", exc_info=judges)
     when_warm()
+
+
+def _use_judges(judges: Mapping[str, ApprovalJudge[Any]]) -> None:
+    """Have each judge load its vocabulary: the first spoken question must not wait for it."""
+    for judge in judges.values():
+        question = judge.question(ToolSpec("tool", "", {}), {})
+        judge.prompt(question, 1)
+        judge.classify("yes", question)
+
+
+async def _report_ready(listener: Listener, warming_up: asyncio.Task[None]) -> None:
+    await asyncio.wait([warming_up], timeout=WARM_UP_S)
+    listener.ready.set()

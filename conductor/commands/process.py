@@ -41,8 +41,9 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then let running turns end. Raises `SettingsError`.
 
-    ``read`` reads the settings again. ``on_stop`` gets the number of running turns. A second signal kills the
-    process, except a ``worker``: its supervisor kills it. A worker also ends when its supervisor has ended.
+    ``read`` reads the settings again. ``announce`` is called once it is ready. ``on_stop`` gets the number of
+    running turns. A second signal kills the process, except a ``worker``: its supervisor kills it. A worker
+    also ends when its supervisor has ended.
     """
     stop, terminal = asyncio.Event(), Terminal()
     loop = asyncio.get_running_loop()
@@ -68,9 +69,13 @@ async def serve(
     async with running(settings, services, settle_memory, worker.number if worker else None) as listener:
         loop.add_signal_handler(signal.SIGHUP, hang_up)
         watching = asyncio.create_task(watch_policies(settings, listener))
-        announce(listener)
+        waits = [asyncio.create_task(event.wait()) for event in (listener.ready, stop)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if listener.ready.is_set():
+            announce(listener)
         await stop.wait()
-        watching.cancel()
+        for task in (watching, *waits):
+            task.cancel()
         turns = sum(session.busy for session in listener.registry.sessions)
         log.info("stopping", sessions=len(listener.registry), connections=listener.connections, turns=turns)
         on_stop(turns)

@@ -26,8 +26,8 @@ log = structlog.get_logger(__name__)
 
 READY = b"ready\n"
 _STDIN, _STDOUT = 0, 1
-# Seconds until a worker must listen.
-START_S = 30.0
+# Seconds until a worker must be ready, warm or not: `conductor.app.WARM_UP_S` and its start.
+START_S = 90.0
 # Seconds from SIGTERM to SIGKILL; a worker lets running turns end for 25 s.
 STOP_S = 30.0
 # A worker that ends within this many seconds died quickly: the supervisor pauses before it starts another.
@@ -107,7 +107,7 @@ class Worker:
         loop.add_reader(_STDIN, read)
 
     def ready(self) -> None:
-        """Tell the supervisor that this worker listens; later output goes to the standard error."""
+        """Tell the supervisor that this worker is ready; later output goes to the standard error."""
         os.write(_STDOUT, READY)
         os.dup2(2, _STDOUT)  # the supervisor reads no further line, and an unread pipe would fill
 
@@ -198,7 +198,7 @@ class Supervisor:
         return 0
 
     async def _start(self, slot: _Slot) -> int:
-        """Start a worker for a slot; returns 0 once it listens, else an exit code."""
+        """Start a worker for a slot; returns 0 once it is ready, else an exit code."""
         reloads = self._reloads
         try:
             process = await asyncio.create_subprocess_exec(
@@ -266,7 +266,7 @@ class Supervisor:
 
 
 async def _is_ready(process: Process) -> bool:
-    """Wait until a worker listens; False if it ended, or was killed after START_S."""
+    """Wait until a worker is ready; False if it ended, or was killed after START_S."""
     assert process.stdout is not None
     try:
         async with asyncio.timeout(START_S):

@@ -53,7 +53,8 @@ class Listener:
 
     ``routes`` answer a request by its path; None is no route. ``http`` are HTTP servers by the first segment
     of the path, ``/v1`` and ``/mcp``, which ``wrap`` chooses from. While ``serve_mcp`` is set, it serves
-    WebSockets at ``/mcp``. ``worker`` is the number of this process if there are several.
+    WebSockets at ``/mcp``. ``worker`` is the number of this process if there are several. ``ready`` is set
+    while it is warm and not about to stop.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Listener:
         self._programs: dict[Callable[[], None], Client] = {}
         self.http: dict[bytes, MakeProtocol] = {}
         self.wrap: Callable[[MakeProtocol, ServerProtocol], asyncio.Protocol] | None = None
-        self._ready = False
+        self.ready = asyncio.Event()
 
     @property
     def port(self) -> int:
@@ -97,13 +98,17 @@ class Listener:
     def mcp_connections(self) -> int:
         return len(self._mcp_sockets)
 
-    async def start(self, host: str, port: int) -> None:
-        """Listen; a name may have several addresses. Raises `SettingsError` if it cannot be bound."""
+    async def start(self, host: str, port: int, *, ready: bool = True) -> None:
+        """Listen; a name may have several addresses. Raises `SettingsError` if it cannot be bound.
+
+        ``/readyz`` answers 200 once ``ready`` is set.
+        """
         try:
             self._server = await self._serve(host, port)
         except (OSError, UnicodeError) as error:
             raise not_bound(host, port, error) from None
-        self._ready = True
+        if ready:
+            self.ready.set()
 
     async def _serve(self, host: str, port: int) -> Server:
         return await serve(
@@ -135,7 +140,7 @@ class Listener:
 
     async def stop(self, drain_s: float = DRAIN_S) -> None:
         """Stop listening, let running turns end, then close connections and sessions."""
-        self._ready = False
+        self.ready.clear()
         if self._server is None:
             return
         # Only the listening sockets: running turns end first.
@@ -272,7 +277,7 @@ class Listener:
         if path == "/healthz":
             return text_response(http.HTTPStatus.OK, "ok\n")
         if path == "/readyz":
-            if self._ready and self._store_available():
+            if self.ready.is_set() and self._store_available():
                 invalid = self.services.policies is not None and self.services.policies.problem
                 note = ", but the rules file is not valid: the earlier rules hold" if invalid else ""
                 return text_response(http.HTTPStatus.OK, f"ready{note}\n")
