@@ -15,6 +15,7 @@ import pytest
 
 from conductor.app import make_services, running
 from conductor.plugins.api import service
+from conductor.server.auth import program_token
 from conductor.settings import load_settings
 from tests.models import ScriptedProvider
 from tests.server.api import API_KEYS, KEYS
@@ -23,6 +24,7 @@ from tests.server.wires import WAIT, get, http, upgrade
 TOKEN, ADMIN = "the-token-of-a-client", "the-token-of-the-operator"
 KEY = f"Authorization: Bearer {KEYS['all']}"
 BEARER = f"Authorization: Bearer {TOKEN}"
+PROGRAM = f"Authorization: Bearer {program_token(TOKEN)}"
 
 
 def post(path: str, body: str, *headers: str) -> str:
@@ -48,11 +50,11 @@ REQUESTS = {
     "wrong method": (post("/v1/sessions", "{}", KEY), 405),
     "wrong body": (post("/v1/tokens", "{", KEY), 400),
     "odd expectation": (post("/v1/tokens", "{}", KEY, "Expect: the-unexpected"), 417),
-    "program": (post("/mcp", PING, BEARER, "Accept: application/json, text/event-stream"), 400),
+    "program": (post("/mcp", PING, PROGRAM, "Accept: application/json, text/event-stream"), 400),
     "program without token": (post("/mcp", PING), 401),
     "no HTTP": ("GET /v1/sessions HTTP/1.1\r\nHost: localhost\r\nbad name: \0\r\n\r\n", 400),
     "socket": (upgrade("/ws", BEARER), 101),
-    "socket of a program": (upgrade("/mcp", BEARER, "Sec-WebSocket-Protocol: mcp"), 101),
+    "socket of a program": (upgrade("/mcp", PROGRAM, "Sec-WebSocket-Protocol: mcp"), 101),
     "socket without token": (upgrade("/ws"), 401),
     "no socket": (upgrade("/v1/sessions", KEY), 404),
 }
@@ -129,7 +131,7 @@ async def test_a_request_that_is_no_http_gets_neither_its_text_nor_versions_back
             assert "Server: conductor" in answer
 
 
-@pytest.mark.parametrize(("path", "authorization"), [("/v1/tokens", KEY), ("/mcp", BEARER)])
+@pytest.mark.parametrize(("path", "authorization"), [("/v1/tokens", KEY), ("/mcp", PROGRAM)])
 async def test_an_unfinished_body_ends_its_connection_with_408(
     path: str, authorization: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
