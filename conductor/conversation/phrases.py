@@ -93,9 +93,10 @@ def app_words(text: str) -> str:
     return f"The app has this said to the user, who did not ask: {text}"
 
 
-def late_result(name: str, content: str) -> str:
+def late_result(name: str, arguments: str, content: str) -> str:
     """Write the note about a result whose call was reported as unknown or cancelled."""
-    return f"A late result came for the earlier call of {name}: {content}"
+    with_arguments = f" with {arguments}" if arguments else ""
+    return f"A late result came for the earlier call of {name}{with_arguments}: {content}"
 
 
 # Characters that a synthetic voice reads per second, to cut by ``playedMs``; voices read 12 to 18.

@@ -391,7 +391,8 @@ def _report(
     result = finish(view, closed, _outcome(event, late.effect, view.seconds_since(late.started_at))).result
     starts_turn = late.job or (late.starts_turn and state.turn is None)
     expires_at = now + view.rules.notice_ms if starts_turn else 0
-    notice = Notice(late_result(late.name, result.content), expires_at, late.untrusted, late=True)
+    note = late_result(late.name, late.arguments, result.content)
+    notice = Notice(note, expires_at, late.untrusted, late=True)
     return [r.LateFinished(late.call_id, notice, starts_turn)]
 
 

@@ -192,6 +192,7 @@ class LateCall(Value, frozen=True):
     """A device call that was closed without its result, which may still come.
 
     ``starts_turn``: the result starts a turn of its own if no turn is running; that of a ``job`` always does.
+    ``arguments``, which may be shortened, tell it from other calls of its tool.
     """
 
     call_id: str
@@ -202,6 +203,7 @@ class LateCall(Value, frozen=True):
     untrusted: bool = False
     starts_turn: bool = True
     job: bool = False
+    arguments: str = ""
 
 
 class UnknownCall(Value, frozen=True):

@@ -13,7 +13,7 @@ from conductor.conversation.state import Call, Conversation, LateCall, Summary, 
 from conductor.conversation.tools import SessionTools
 from conductor.events.server import ConversationState
 from conductor.messages import ToolCall, ToolResult
-from conductor.tools.base import ToolOutcome
+from conductor.tools.base import ToolOutcome, truncate
 from conductor.tools.executor import with_timing
 from conductor.tools.outcomes import interrupted_outcome
 
@@ -121,10 +121,22 @@ def finish_without_result(view: View, call: Call, outcome: ToolOutcome, *, start
     return finish(view, call, outcome, late, UnknownCall(call.digest, until) if is_unknown else None)
 
 
+# Bytes of the arguments that are kept of a call whose result may come later.
+_LATE_ARGUMENTS_BYTES = 1_000
+
+
 def late_call(call: Call, expires_at: int, *, starts_turn: bool = True, job: bool = False) -> LateCall:
     """Make the memory of a call whose result may come later."""
     return LateCall(
-        call.id, call.name, call.effect, expires_at, call.started_at, call.untrusted, starts_turn, job
+        call.id,
+        call.name,
+        call.effect,
+        expires_at,
+        call.started_at,
+        call.untrusted,
+        starts_turn,
+        job,
+        truncate(call.arguments, _LATE_ARGUMENTS_BYTES),
     )
 
 

@@ -115,6 +115,21 @@ async def test_a_call_without_an_answer_is_unknown_at_its_limit_and_its_late_res
     assert stage.app.speeches() == ["Done.", "Next.", "After that."]
 
 
+async def test_the_late_results_of_two_calls_of_one_tool_are_told_apart() -> None:
+    both = [call("device.do", '{"x":1}'), call("device.do", '{"x":2}')]
+    stage = await open_stage(make_services([both, *ONE_CALL[1:]], tool_timeout=30.0), silent_tools)
+    stage.app.say("go")
+    await stage.app.until("assistant.speech.final")
+    ids = [event["payload"]["callId"] for event in stage.app.events("device.do")]
+    for call_id, bird in zip(ids, ("heron", "wren"), strict=True):
+        stage.app.result(call_id, bird)
+    await stage.quiet()
+    await stage.ask("and?")
+    told = " ".join(notes(stage))
+    assert 'device.do with {"x":1}: ' in told and 'device.do with {"x":2}: ' in told
+    assert told.index('"x":1') < told.index("heron") < told.index('"x":2') < told.index("wren")
+
+
 async def test_a_late_result_is_acknowledged_once_it_is_recorded() -> None:
     store = SlowStore()
     stage, call_id = await calling(make_services(ONE_CALL, store=store, tool_timeout=30.0), "resume")
