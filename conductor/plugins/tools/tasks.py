@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
 
-from conductor.errors import StoreError
+from conductor.errors import StoreError, StoreUnavailable
 from conductor.plugins.tools.definitions import ToolFailure, argument, definition
 from conductor.tools.base import CallContext, SessionFields, ToolOutcome, succeeded
+from conductor.tools.outcomes import without_result
 
 FIELD = "tasks"
 # Bytes of a list, which is one field of the session, and characters of a task.
@@ -194,8 +195,12 @@ async def change_field(
         await fields.update(name, update)
     except ToolFailure as error:
         return ToolFailure(error.error_type, f"{error} Nothing was changed.").outcome
+    except StoreUnavailable:  # it may have been written before the answer was lost
+        why = f"The store of the {content} did not answer."
+        return without_result("unknown", why, effect="write", reason="store_unavailable")
     except StoreError:
-        return ToolFailure("io_error", f"The {content} could not be saved.").outcome
+        why = f"The {content} could not be saved."
+        return without_result("not_run", why, effect="write", reason="not_saved")
     return outcomes[-1]
 
 

@@ -176,8 +176,9 @@ def write_new(folder: int, name: str, data: bytes, mode: int, stop: CancelFlag) 
         os.stat(name, dir_fd=folder, follow_symlinks=False)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
     with _temporary(folder, data, mode, stop) as temporary:
-        # A hard link never replaces a file, as a rename would.
-        os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        with _named(folder, temporary, name):
+            # A hard link never replaces a file, as a rename would.
+            os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
         with suppress(OSError):
             os.unlink(temporary, dir_fd=folder)
 
@@ -195,7 +196,21 @@ def replace_file(folder: int, name: str, data: bytes, stop: CancelFlag) -> None:
     with _temporary(folder, data, 0o600, stop, before) as temporary:
         if not os.path.samestat(before, os.stat(name, dir_fd=folder, follow_symlinks=False)):
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        with _named(folder, temporary, name):
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+@contextmanager
+def _named(folder: int, temporary: str, name: str) -> Iterator[None]:
+    """Ignore an error of the block if the file has its name: a network's disk may lose the answer."""
+    file = os.stat(temporary, dir_fd=folder, follow_symlinks=False)
+    try:
+        yield
+    except OSError:
+        with suppress(OSError):
+            if os.path.samestat(file, os.stat(name, dir_fd=folder, follow_symlinks=False)):
+                return
+        raise
 
 
 @contextmanager

@@ -239,7 +239,7 @@ async def test_the_number_of_reminders_is_bounded_and_an_unknown_zone_is_utc() -
 
 
 async def test_a_store_that_fails_is_an_outcome() -> None:
-    assert (await schedule(Fields(fails=True), in_minutes=1)).error_type == "io_error"
+    assert (await schedule(Fields(fails=True), in_minutes=1)).error_type == "unknown"
     assert (await schedule(None, in_minutes=1)).error_type == "io_error"
     nowhere = CallContext("s", "c")
     assert (await ListScheduledTasks().run({}, nowhere)).error_type == "io_error"
