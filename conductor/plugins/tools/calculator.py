@@ -1,7 +1,7 @@
 """The tool ``calculator``: arithmetic, exact where possible, within milliseconds.
 
-Ready-made evaluators hang on ``9**9**9`` or on factorials; this one estimates the size of a result before it
-computes it.
+Decimals and quotients are fractions: 0.1 + 0.2 - 0.3 is 0. Ready-made evaluators hang on ``9**9**9`` or on
+factorials; this one estimates the size of a result before it computes it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any, TypeAlias
 
 from conductor.plugins.tools.definitions import argument, definition
@@ -22,8 +23,10 @@ MAX_DEPTH = 64
 MAX_BITS = 4096
 MAX_FACTORIAL = 400
 MAX_ROUND_DIGITS = 400
+# Of a decimal such as 1e300.
+MAX_EXPONENT = 400
 
-Number: TypeAlias = int | float
+Number: TypeAlias = int | Fraction | float
 
 _TOKEN = re.compile(
     r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[A-Za-z_][A-Za-z0-9_]*|\*\*|//|[-+*/%(),])", re.ASCII
@@ -76,6 +79,8 @@ def calculate(expression: str) -> str:
     """
     try:
         value = _Expression(expression).value()
+        # The rest is for the ear; no -0.
+        return str(value) if isinstance(value, int) else f"{float(value):.15g}" if value else "0"
     except CalculationError:
         raise
     except ZeroDivisionError:
@@ -84,14 +89,10 @@ def calculate(expression: str) -> str:
         raise CalculationError(_TOO_LARGE) from None
     except (ValueError, TypeError):
         raise CalculationError("A function has no result for this value.") from None
-    if isinstance(value, int):
-        return str(value)
-    # A float is exact to 15 digits: 0.1 + 0.2 is 0.3.
-    return f"{value:.15g}" if value else "0"  # no -0
 
 
-class _Percentage(float):
-    """The value of ``5%``; in any operation it becomes a float."""
+class _Percentage(Fraction):
+    """The value of ``5%``; in any operation it becomes another number."""
 
 
 class _Expression:
@@ -159,12 +160,12 @@ class _Expression:
             function, least, most = _FUNCTIONS[token]
             value = _bounded(function(*self._values(depth, least, most, token)))
         elif token[:1].isdigit() or token[:1] == ".":
-            value = _bounded(int(token) if token.isdigit() else float(token))
+            value = _bounded(int(token) if token.isdigit() else _decimal(token))
         else:
             raise CalculationError("There is nothing before %." if token == "%" else _MALFORMED)
         while self._token == "%" and self._is_percent_sign():
             self._take()
-            value = _Percentage(value / 100)
+            value = _Percentage(Fraction(value) / 100)
         return value
 
     def _values(self, depth: int, least: int, most: int, name: str) -> list[Number]:
@@ -213,21 +214,43 @@ def _tokens(text: str) -> list[str]:
     return [*tokens, ""]
 
 
-def _bounded(value: int | float | complex) -> Number:
+def _bounded(value: Number | complex) -> Number:
     if isinstance(value, complex):
         raise CalculationError("The result is not a real number.")
-    small = value.bit_length() <= MAX_BITS if isinstance(value, int) else math.isfinite(value)
+    if isinstance(value, Fraction) and _bits(value) > MAX_BITS:
+        value = float(value)
+    small = math.isfinite(value) if isinstance(value, float) else _bits(value) <= MAX_BITS
     if not small:
         raise CalculationError(_TOO_LARGE)
     return value
 
 
+def _bits(value: int | Fraction) -> int:
+    return max(value.numerator.bit_length(), value.denominator.bit_length())
+
+
+def _decimal(token: str) -> Number:
+    # Of a large exponent only the float is bounded.
+    exponent = int(token.lower().partition("e")[2] or 0)
+    return Fraction(token) if abs(exponent) <= MAX_EXPONENT else float(token)
+
+
 def _power(base: Number, exponent: Number) -> Any:
+    whole = int(exponent)
+    if isinstance(base, float) or exponent != whole:
+        return float(base) ** float(exponent)
     # The size of the result is known beforehand: |base| ≥ 2 ** (bits - 1).
-    if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1 and exponent > 0:
-        if (base.bit_length() - 1) * exponent > MAX_BITS:
+    if (_bits(base) - 1) * abs(whole) > MAX_BITS:
+        if isinstance(base, int) and whole > 0:
             raise CalculationError(_TOO_LARGE)
-    return base**exponent
+        return float(base) ** whole
+    return (base if whole >= 0 else Fraction(base)) ** whole
+
+
+def _divide(value: Number, by: Number) -> Number:
+    if isinstance(value, float) or isinstance(by, float):
+        return value / by
+    return Fraction(value) / by
 
 
 def _factorial(value: Number) -> int:
@@ -237,14 +260,17 @@ def _factorial(value: Number) -> int:
 
 
 def _round(value: Number, digits: Number = 0) -> Number:
-    if digits != int(digits) or abs(digits) > MAX_ROUND_DIGITS:
+    places = int(digits)
+    if digits != places or abs(places) > MAX_ROUND_DIGITS:
         raise CalculationError(f"round takes whole digits up to {MAX_ROUND_DIGITS}.")
-    return round(value, int(digits)) if digits else round(value)
+    if not places:
+        return round(value)
+    return round(value, places) if isinstance(value, float) else Fraction(round(Fraction(value), places))
 
 
 _OPERATORS: dict[str, Callable[[Number, Number], Any]] = {
     **{"+": operator.add, "-": operator.sub, "*": operator.mul, "of": operator.mul, "**": _power},
-    **{"/": operator.truediv, "//": operator.floordiv, "%": operator.mod},
+    **{"/": _divide, "//": operator.floordiv, "%": operator.mod},
 }
 # How tightly an operator binds; signs bind less tightly than powers.
 _UNARY = 3
