@@ -431,6 +431,23 @@ async def test_a_session_of_a_process_that_is_gone_is_told_after_some_looks(
         await until(lambda: "session.ended" in receiver.types())
 
 
+async def test_the_end_of_an_open_session_is_told_whose_process_is_gone(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with backend([HELLO], **values(receiver, tmp_path)) as served, served.phone() as phone:
+        await phone.ask("Hello.")
+        await receiver.until("session.started", "turn.ended")
+        (session,) = served.listener.registry.sessions
+        await until(lambda: not session.state.webhook_events)
+        with monkeypatch.context() as patch:
+            patch.setattr(base, "PROCESS", "container-1-gone")
+            async with open_store(tmp_path) as store:
+                await store.claim(session.key)
+    monkeypatch.setattr(pickup, "LOOK_S", 0.01)
+    async with backend([HELLO], **values(receiver, tmp_path)):
+        await until(lambda: receiver.types() == ["session.started", "turn.ended", "session.ended"])
+
+
 async def test_processes_that_were_suspended_together_are_not_gone_for_one_another() -> None:
     store = MemoryStore()
     one, two, three = (Processes(store, name) for name in ("one", "two", "three"))

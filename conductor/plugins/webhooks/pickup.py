@@ -21,7 +21,7 @@ from conductor.plugins.webhooks.delivery import AT_ONCE, Deliverer
 from conductor.plugins.webhooks.processes import Processes
 from conductor.server.listener import Listener
 from conductor.server.sessions import Visitor
-from conductor.stores.base import PROCESS, Meta, SessionKey, process_of
+from conductor.stores.base import PROCESS, SessionKey, process_of
 from conductor.tools.reminders import FIELD, TAKEN_MS, Reminder, read_reminders, write_reminders
 
 log = structlog.get_logger(__name__)
@@ -41,7 +41,7 @@ class Pickup:
     """Delivers the events of sessions that no process serves; reading makes no claims.
 
     The first list has all sessions, later ones those that were written since. Each of them is looked at until
-    none of its events waits.
+    none of its events waits and its end is told; that of a living process, once the process is gone.
     """
 
     def __init__(self, listener: Listener, deliverer: Deliverer) -> None:
@@ -53,7 +53,8 @@ class Pickup:
         self._processes = Processes(self._store, PROCESS)
         # Wall time of the last list, and loop time of the next one.
         self._listed_at = self._list_at = 0.0
-        self._keys: dict[SessionKey, None] = {}
+        # Session -> its process, as last read; empty before that.
+        self._keys: dict[SessionKey, str] = {}
         # When the next reminder of a person is due.
         self._due: dict[str, int] = {}
         if self._announces:
@@ -71,10 +72,10 @@ class Pickup:
         await self._processes.look()
         if asyncio.get_running_loop().time() >= self._list_at:
             await self._list()
-        for key in list(self._keys):
-            if not self._registry.has(key):
+        for key, process in list(self._keys.items()):
+            if not self._registry.has(key) and (not process or self._is_gone(process)):
                 del self._keys[key]
-                self._keys[key] = None  # the last one of the next look, if it fails now
+                self._keys[key] = ""  # the last one of the next look, if it fails now
                 if await self._is_settled(key):
                     del self._keys[key]
 
@@ -85,7 +86,7 @@ class Pickup:
             after = page[-1]
             for key in page:
                 if self._announces if key.session_id == RECORD_ID else not key.never_expires:
-                    self._keys[key] = None
+                    self._keys[key] = ""
         self._listed_at, self._list_at = now, asyncio.get_running_loop().time() + LIST_S
 
     async def _is_settled(self, key: SessionKey) -> bool:
@@ -99,9 +100,12 @@ class Pickup:
         if stored is None:
             return True
         state = await asyncio.to_thread(replay_commits, stored.commits(), stored.meta.revision)
-        waits = bool(state.webhook_events)
-        is_orphan = (waits or state.opened) and self._is_orphan(stored.meta)
-        if is_orphan:
+        if not (state.webhook_events or state.opened):
+            return True
+        process = process_of(stored.meta.token)
+        if process and not self._is_gone(process):
+            self._keys[key] = process
+        else:
             visitor = Visitor()
             session, _ = await self._registry.bind(key, visitor)
             await self._deliverer.settle(session, DELIVERY_S)
@@ -109,12 +113,11 @@ class Pickup:
             self._registry.unbind(key, visitor, at_once=not session.state.opened)
             if session.state.webhook_events and self._deliverer.problem:
                 raise StoreUnavailable(_REFUSED)
-        return not (waits or is_orphan)
+        return False
 
-    def _is_orphan(self, meta: Meta) -> bool:
-        """Tell whether no process has a session. If it errs, the client joins again."""
-        process = process_of(meta.token)
-        return process in ("", PROCESS) or self._processes.is_gone(process)
+    def _is_gone(self, process: str) -> bool:
+        """Tell whether a process has left its sessions: another one, or this one if the registry has none."""
+        return process == PROCESS or self._processes.is_gone(process)
 
     # -- reminders of people who are not connected
 
