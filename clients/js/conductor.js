@@ -143,13 +143,7 @@ class Outbox {
   }
 
   remove(ids) {
-    // The server processes events in order: events before an acknowledged one on the same socket have arrived.
-    const last = this.entries.findLastIndex(({ event }) => ids.includes(event.id));
-    const sentOn = this.entries[last]?.sentOn;
-    this.entries = this.entries.filter(({ event, sentOn: by }, place) => {
-      if (ids.includes(event.id)) return false;
-      return event.type !== "tool.cancelled" || place > last || by !== sentOn;
-    });
+    this.entries = this.entries.filter(({ event }) => !ids.includes(event.id));
   }
 
   forget(callIds) {

@@ -255,10 +255,7 @@ class Session:
         self.entries = [entry for entry in self.entries if entry.event_id not in event_ids]
 
     def acknowledge(self, event_ids: Collection[str]) -> None:
-        last = max((n for n, e in enumerate(self.entries) if e.event_id in event_ids), default=0)
-        # The server does not acknowledge a cancellation, but it has read it before a later event.
-        read = [e.event_id for e in self.entries[:last] if isinstance(e.event, client.ToolCancelled)]
-        self.discard(*event_ids, *read)
+        self.discard(*event_ids)
 
 
 def remember(ids: dict[str, T], key: str, value: T) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from enum import Enum, auto
-from typing import Any
+from typing import Any, TypeAlias
 
 import structlog
 from msgspec.structs import replace
@@ -37,6 +37,8 @@ log = structlog.get_logger(__name__)
 _RECORDED = (
     client.TranscriptFinal,
     client.ToolResultEvent,
+    client.ToolCancelled,
+    client.ToolAccepted,
     client.OutputInterrupted,
     client.AgentCompleted,
     client.ApprovalResponse,
@@ -122,8 +124,8 @@ async def _take(  # noqa: C901 -- a branch an event
         case client.ToolCancelled() | client.ToolAccepted() if (
             "cancel" if isinstance(event, client.ToolCancelled) else "async"
         ) in capabilities:
-            await record(session, "", event)
-            outbox.acknowledge(event.call_id)
+            if not await _report(session, inbound.id, event):
+                return InboundResult.LATER
         case client.ToolStarted() | client.ToolProgress() if "lease" in capabilities:
             outbox.extend(event.call_id)
             session.changed()
@@ -176,7 +178,8 @@ async def _take_result(session: Session, event_id: str, event: client.ToolResult
     call = state.open_call(event.call_id)
     if call is not None and call.is_device:
         outbox.extend(event.call_id)  # it must not time out while its result is recorded
-        await record_result(session, event)
+        if not await _report(session, event_id, event):
+            return InboundResult.LATER
         expected = True
     else:
         expected = outbox.acknowledge(event.call_id)
@@ -189,21 +192,29 @@ async def _take_result(session: Session, event_id: str, event: client.ToolResult
     return InboundResult.EXPECTED if expected else InboundResult.ORDINARY
 
 
-async def record_result(session: Session, event: client.ToolResultEvent) -> None:
-    """Commit a result; if the store is away, later, so that the app need not send it again."""
+Report: TypeAlias = client.ToolResultEvent | client.ToolCancelled | client.ToolAccepted
+
+
+async def _report(session: Session, event_id: str, event: Report) -> bool:
+    """Commit a device's report about a call, and tell whether it is recorded.
+
+    If the store is away it is recorded, and acknowledged, later: the app need not send it again.
+    """
     try:
         await record(session, "", event)
     except Fenced:
         raise
     except StoreError:
-        session.spawn(_insist_result(session, event))
-    else:
-        session.outbox.acknowledge(event.call_id)
+        session.spawn(_insist_report(session, event_id, event))
+        return False
+    session.outbox.acknowledge(event.call_id)
+    return True
 
 
-async def _insist_result(session: Session, event: client.ToolResultEvent) -> None:
+async def _insist_report(session: Session, event_id: str, event: Report) -> None:
     if await session.insist(lambda: receive(session.view, "", event)):
         session.outbox.acknowledge(event.call_id)
+        session.clients.acknowledge(event_id)
         session.changed()
 
 
@@ -224,7 +235,9 @@ async def learn(session: Session, event: client.SessionStart) -> ResumeAnswer | 
             resend.append(report.call_id)
         else:
             result = client.ToolResultEvent(report.call_id, report.result, report.error)
-            await record_result(session, result)
+            # Not later: ``session.started`` tells the client that it may forget the result.
+            await record(session, "", result)
+            session.outbox.acknowledge(report.call_id)
     drop += [call_id for call_id in resume.pending if not _awaits(session, call_id)]
     # UI calls are acknowledged by `handled`; the bound holds against any number of invented ids.
     drop = [call_id for call_id in drop if not session.outbox.is_ui_call(call_id)][: client.MAX_RESUMED]

@@ -355,7 +355,7 @@ class Connection(Writer):
             result = await handle(session, inbound, self)
             self._rate.settle(result)
             if new:  # an expected result shows that the app was not relaunched
-                same_process = result is InboundResult.EXPECTED
+                same_process = result in (InboundResult.EXPECTED, InboundResult.LATER)
                 await session.clients.attach(self, resumed=self._resumed, same_process=same_process)
             return self._session is session
         match former_state:

@@ -364,3 +364,36 @@ def follows(replica: RedisServer, primary: RedisServer) -> None:
         if primary.ask("WAIT", "1", "100") == "1":
             return
     raise AssertionError("the replica does not follow")
+
+
+# -- recorded, then acknowledged
+
+
+@pytest.mark.parametrize("kind", ["tool.result", "tool.cancelled", "tool.accepted"])
+async def test_a_report_is_acknowledged_once_it_is_recorded(kind: str) -> None:
+    store = WiredStore()
+    start = {"capabilities": ["resume", "cancel", "async"]}
+    async with serving(store, looks, store_retry=0.01) as served, served.phone(start_fields=start) as phone:
+        phone.say("how is it?")
+        call_id = (await phone.until("agent.status"))["payload"]["callId"]
+        store.away = True
+        since = len(phone.log)
+        fields = {
+            "tool.result": {"result": "running"},
+            "tool.cancelled": {"effect": "none"},
+            "tool.accepted": {"jobId": "j-1"},
+        }[kind]
+        event_id = phone.send(kind, {"callId": call_id, **fields})
+        await phone.until("error", since=since)  # the server insists, and has told so
+        assert event_id not in acked(phone)
+        (session,) = served.listener.registry.sessions
+        assert session.state.open_call(call_id) is not None
+        store.away = False
+        await phone.until(lambda _: event_id in acked(phone), since=since)
+        assert session.state.open_call(call_id) is None
+        await phone.until("assistant.speech.final")
+
+
+def acked(phone: App) -> list[str]:
+    """List the ids that were acknowledged."""
+    return [event_id for event in phone.events("event.ack") for event_id in event["payload"]["eventIds"]]

@@ -40,13 +40,7 @@ private let interruptionAge = 10.0 // the server repeats no older speech
     }
 
     func acknowledged(_ ids: [String]) {
-        // Events are taken in order: what left before an acknowledged one on the same socket has arrived.
-        let last = entries.lastIndex { ids.contains($0.event.id) } ?? -1
-        let sentOn = last < 0 ? nil : entries[last].sentOn
-        entries = entries.enumerated().filter { place, entry in
-            let arrived = entry.event.type == "tool.cancelled" && place <= last && entry.sentOn == sentOn
-            return !arrived && !ids.contains(entry.event.id)
-        }.map(\.element)
+        entries.removeAll { ids.contains($0.event.id) }
     }
 
     func forget(_ callIds: Set<String>) {

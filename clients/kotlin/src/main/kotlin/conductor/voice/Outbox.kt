@@ -65,12 +65,7 @@ internal class Outbox(private val unsent: (Entry) -> Unit) {
     }
 
     fun acknowledged(ids: List<String>) {
-        // Events are taken in order: what left before an acknowledged one on the same socket has arrived.
-        val last = entries.indexOfLast { it.event.id in ids }
-        val sentOn = entries.getOrNull(last)?.sentOn
-        entries = entries.filterIndexed { place, entry ->
-            entry.event.id !in ids && (entry.event.type != "tool.cancelled" || place > last || entry.sentOn != sentOn)
-        }
+        entries = entries.filter { it.event.id !in ids }
     }
 
     fun forget(callIds: Set<String>) {
