@@ -46,6 +46,8 @@ LATE_S = 0.5
 POLICY_VIOLATION = 1008
 # The reason of a close after the client's token was removed.
 REVOKED = "the token is no longer valid"
+# Seconds in which a claim without a client, for a request of the backend, is released again.
+VISIT_S = 0.3
 # Tries to deliver an event while another client takes the session over each time.
 DELIVERY_ATTEMPTS = 8
 
@@ -152,7 +154,18 @@ class Connection(Writer):
         elif not stale:
             self.suspend()
             if self.resumes:
-                self.close(SUPERSEDED, "another connection serves the session")
+                self._recovering = asyncio.create_task(self._leave())
+
+    async def _leave(self) -> None:
+        """Close the connection: for good, unless the claim that took the session had no client."""
+        stored = None
+        with suppress(StoreError):
+            await asyncio.sleep(VISIT_S)
+            stored = await self._registry.read(SessionKey(self._socket.client.subject, self.session_id))
+        if stored is not None and not stored.meta.token:
+            self.close(CloseCode.SERVICE_RESTART, "the session was released")
+        else:
+            self.close(SUPERSEDED, "another connection serves the session")
 
     def _recover_soon(self) -> None:
         if self._recovering is None or self._recovering.done():

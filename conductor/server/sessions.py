@@ -24,7 +24,7 @@ from conductor.errors import StoreError, StoreUnavailable, TooManySessions
 from conductor.rate_limit import ANONYMOUS, STILL_S, tenant_of
 from conductor.server.refusals import Refusals
 from conductor.settings import Limits
-from conductor.stores.base import SessionKey
+from conductor.stores.base import SessionKey, Stored
 from conductor.tools.declarations import read_declarations
 
 log = structlog.get_logger(__name__)
@@ -167,6 +167,17 @@ class SessionRegistry:
     def has(self, key: SessionKey) -> bool:
         """Tell whether this process has a session."""
         return key in self._bindings
+
+    async def read(self, key: SessionKey) -> Stored | None:
+        """Read a session of any process. Raises `StoreError`."""
+        return await self._services.store.read(key)
+
+    async def owns(self, key: SessionKey) -> bool:
+        """Tell whether this process has a session, and the store agrees. Raises `StoreError`."""
+        binding = self._bindings.get(key)
+        if binding is None or not binding.session.done() or binding.session.exception() is not None:
+            return False
+        return await binding.session.result().verify()
 
     def connected(self, subject: str, session_id: str | None = None) -> Session | None:
         """Find the subject's newest session with a connected client, or the one of that id."""

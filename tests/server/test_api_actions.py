@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from conductor.conversation.records import NoticeTaken
 from conductor.conversation.state import Notice
 from conductor.messages import Note, UserMessage
 from conductor.models.base import TextDelta
+from conductor.plugins.api import relay
 from tests.app import App
 from tests.server.api import Backend, backend
 from tests.server.nodes import MOVE, move
@@ -69,7 +72,8 @@ async def test_the_same_key_says_it_once() -> None:
 
 
 async def test_words_wait_for_a_client(tmp_path: Path) -> None:
-    async with backend(session_store_url=f"sqlite:///{tmp_path}/s.db") as served:
+    url = f"sqlite:///{tmp_path}/s.db"
+    async with backend(session_store_url=url, limits={"session_grace": 0.1}) as served:
         async with served.phone():
             pass
         await until(lambda: not served.listener.connections)
@@ -205,3 +209,82 @@ async def test_the_end_stops_the_turn_and_closes_the_connection(tmp_path: Path) 
         assert served.provider.record(0).closed_early
         detail = (await served.ask("GET", "/v1/sessions/s-1")).body
         assert not detail["running"] and detail["history"][0]["text"] == "Hello."
+
+
+# -- a session of another process
+
+
+@asynccontextmanager
+async def two_backends(tmp_path: Path, replies: Any = (), **values: Any) -> AsyncIterator[list[Backend]]:
+    """Run two servers with one store, as two processes."""
+    url = f"sqlite:///{tmp_path}/s.db"
+    async with AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(backend(replies, session_store_url=url, **values))
+            for _ in range(2)
+        ]
+
+
+async def test_words_reach_the_client_of_another_process_and_keep_it_there(tmp_path: Path) -> None:
+    async with two_backends(tmp_path, [HELLO, AGAIN]) as (owner, other):
+        async with owner.phone(start_fields={"capabilities": ["resume"]}) as phone:
+            await phone.ask("Hello.")
+            answers = [await other.ask("POST", SAY, {"text": PARCEL}, Idempotency_Key="a") for _ in range(2)]
+            assert [(answer.status, answer.body["repeated"]) for answer in answers] == [
+                (200, False),
+                (200, True),
+            ]
+            await until(lambda: PARCEL in phone.speeches())
+            assert (await other.ask("POST", CONTEXT, {"text": "The cart has 3 items."})).status == 200
+            await phone.idle()
+            await phone.ask("What is in my cart?")
+            assert "3 items" in str(owner.provider.requests[-1].messages)
+            assert phone.speeches().count(PARCEL) == 1 and not phone.closed.is_set()
+            assert not len(other.listener.registry)
+
+
+async def test_a_decision_reaches_a_turn_of_another_process(tmp_path: Path) -> None:
+    async with two_backends(tmp_path, move) as (owner, other):
+        async with cards(owner, "resume") as phone:
+            phone.say("Move the notes.")
+            card = (await phone.until("approval.request"))["payload"]
+            late = await approve(other, {**card, "argumentsDigest": "0" * 64}, "allow")
+            assert (late.status, late.code) == (409, "refused")
+            assert (await approve(other, card, "allow")).status == 200
+            await phone.until("assistant.speech.final")
+            assert [name for name, _ in phone.runs] == ["move_file"] and not phone.closed.is_set()
+
+
+async def test_the_end_closes_the_connection_to_another_process(tmp_path: Path) -> None:
+    async with two_backends(tmp_path, [HELLO]) as (owner, other), owner.phone() as phone:
+        await phone.ask("Hello.")
+        assert (await other.ask("POST", "/v1/sessions/s-1/end")).status == 200
+        await asyncio.wait_for(phone.closed.wait(), WAIT)
+        assert phone.close_code == 1000
+
+
+async def test_words_for_a_session_whose_process_died_wait_for_its_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "ANSWER_S", 0.1)
+    async with two_backends(tmp_path, [HELLO]) as (owner, other):
+        phone = owner.phone()
+        async with phone:
+            await phone.ask("Hello.")
+            monkeypatch.setattr(owner.listener.registry, "has", lambda _: False)  # it does not answer
+            assert (await other.ask("POST", SAY, {"text": PARCEL}, Idempotency_Key="a")).status == 200
+        phone.url = f"ws://127.0.0.1:{other.listener.port}/ws"
+        async with phone:
+            await until(lambda: PARCEL in phone.speeches())
+
+
+async def test_facts_in_the_grace_period_end_no_session(tmp_path: Path) -> None:
+    async with backend([HELLO], session_store_url=f"sqlite:///{tmp_path}/s.db") as served:
+        async with served.phone() as phone:
+            await phone.ask("Hello.")
+        await until(lambda: not served.listener.connections)
+        assert (await served.ask("POST", CONTEXT, {"text": "The cart has 3 items."})).status == 200
+        (session,) = served.listener.registry.sessions
+        await session.settled()
+        await asyncio.sleep(0)
+        assert len(served.listener.registry) == 1

@@ -11,7 +11,7 @@ from conductor.messages import ToolCall
 from conductor.models.base import TextDelta
 from tests.server.api import backend
 from tests.server.nodes import move
-from tests.server.test_api_actions import PARCEL, SAY, cards
+from tests.server.test_api_actions import cards
 from tests.server.wires import WAIT, until
 
 HELLO = [TextDelta("Good morning.")]
@@ -77,20 +77,6 @@ async def test_a_session_is_deleted_alone(tmp_path: Path) -> None:
 
 
 # -- a session of another process
-
-
-async def test_words_reach_a_client_of_another_process_with_its_next_event(tmp_path: Path) -> None:
-    store = f"sqlite:///{tmp_path}/s.db"
-    async with (
-        backend([HELLO], session_store_url=store) as one,
-        backend([], session_store_url=store) as other,
-    ):
-        async with one.phone(start_fields={"capabilities": ["resume"]}) as phone:
-            assert (await other.ask("POST", SAY, {"text": PARCEL})).status == 200
-            await other.released()
-            phone.say("Hello.")
-            await until(lambda: len(phone.speeches()) == 2)
-            assert phone.speeches() == ["Good morning.", PARCEL] and not phone.closed.is_set()
 
 
 async def test_a_decision_at_another_process_counts(tmp_path: Path) -> None:

@@ -24,12 +24,12 @@ ATTEMPTS = 4
 async def in_session(call: ApiCall, work: Callable[[Session], Awaitable[_T]]) -> _T:
     """Work in the session of the path.
 
-    It is claimed as by a client that reconnects; a client on another process rejoins with its next event,
-    because the claim is released again. Raises `ApiError`, `StoreUnavailable`.
+    If no process owns it, it is claimed, and released again. Raises `ApiError`, `StoreUnavailable`.
     """
     key, _ = await find_session(call)
     registry, visitor = call.listener.registry, Visitor()
     for _ in range(ATTEMPTS):
+        was_here = registry.has(key)  # then its grace period goes on
         session, _ = await registry.bind(key, visitor)
         try:
             return await work(session)
@@ -37,7 +37,7 @@ async def in_session(call: ApiCall, work: Callable[[Session], Awaitable[_T]]) ->
             continue
         finally:
             # In memory a session ends with its release.
-            registry.unbind(key, visitor, at_once=session.durable)
+            registry.unbind(key, visitor, at_once=session.durable and not was_here)
     raise StoreUnavailable("Other processes keep taking the session.")
 
 

@@ -41,7 +41,10 @@ class ApiCall:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An endpoint; ``answer`` is the type of its JSON, and the docstring of ``work`` its summary."""
+    """An endpoint; ``answer`` is the type of its JSON, and the docstring of ``work`` its summary.
+
+    It ``acts`` in a session, which another process may own.
+    """
 
     method: str
     path: str
@@ -50,6 +53,7 @@ class Route:
     answer: Any
     query: type[Body] = PersonQuery
     body: type[Body] | None = None
+    acts: bool = False
 
 
 async def find_session(call: ApiCall) -> tuple[SessionKey, Stored]:

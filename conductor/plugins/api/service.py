@@ -19,6 +19,7 @@ from websockets.http11 import Request
 
 from conductor.errors import StoreUnavailable, TooManySessions, Unreadable
 from conductor.plugins.api.keys import ApiKey, ApiKeys
+from conductor.plugins.api.relay import Relay
 from conductor.plugins.api.requests import ApiCall, ApiError, Route
 from conductor.plugins.api.resources import Failure, Problem
 from conductor.plugins.api.routes import ROUTES
@@ -39,9 +40,10 @@ _CODES = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "too
 async def serving_api(listener: Listener, keys: ApiKeys) -> AsyncIterator[None]:
     """Serve the API on the listener's port during the block."""
     application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_answer])
+    relay = Relay(listener, ROUTES)
     for route in ROUTES:
-        application.router.add_route(route.method, route.path, partial(_work, listener, keys, route))
-    async with serving_http(listener, b"/v1", application, _refuse_http):
+        application.router.add_route(route.method, route.path, partial(_work, listener, keys, relay, route))
+    async with relay.running(), serving_http(listener, b"/v1", application, _refuse_http):
         yield
 
 
@@ -84,7 +86,9 @@ def _json(value: Any, status: int = 200) -> web.Response:
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
 
-async def _work(listener: Listener, keys: ApiKeys, route: Route, request: web.Request) -> web.Response:
+async def _work(
+    listener: Listener, keys: ApiKeys, relay: Relay, route: Route, request: web.Request
+) -> web.Response:
     key = _authorise(listener, keys, route, request)
     try:
         query = msgspec.convert(dict(request.query), route.query, strict=False)
@@ -99,7 +103,7 @@ async def _work(listener: Listener, keys: ApiKeys, route: Route, request: web.Re
     await listener.services.admission.enter()
     status = 500
     try:
-        answer = await route.work(call)
+        answer = await (relay.do(route, call) if route.acts else route.work(call))
         status = 200
     except ApiError as error:
         status = error.status
