@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
+import pytest_asyncio
 
 from tests.conftest import ROOT
-from tests.system.web.browser import PageUser
+from tests.system.web.browser import PageUser, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PICTURES = ROOT / "build" / "short-screens"
 SIZES = [(844, 390), (667, 375), (640, 400), (1280, 600), (320, 568)]
+TOKEN = "a-token-for-the-page"
 QUESTIONS = {
-    "medium": 'call lamp.switch with {"room":"hall","on":true}',
-    "high": 'call note.delete with {"title":"Milk"}',
+    "medium": ('call lamp.switch with {"room":"hall","on":true}', "Always"),
+    "high": ('call note.delete with {"title":"Milk"}', "Always, these arguments only"),
 }
 # The elements that the pointer does not reach at their middle and near their corners: they are outside of the
 # screen, cut off, or beneath another.
@@ -25,6 +29,13 @@ OUT_OF_REACH = """(selector) => [...document.querySelectorAll(selector)].filter(
     return hit && element.contains(hit);
   });
 }).map((element) => element.id || element.textContent)"""
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def address() -> AsyncIterator[str]:
+    """Run a server with tokens: only a known person may say always, the longest button."""
+    async with serving(TOKEN) as running:
+        yield f"{running}#token={TOKEN}"
 
 
 async def picture(user: PageUser, name: str) -> None:
@@ -51,12 +62,13 @@ async def test_every_button_of_a_card_is_in_reach_on_a_short_screen(
     await user.ask("say good morning", "good morning")
     await picture(user, f"{width}x{height}-talk")
     assert await out_of_reach(user, "#composer, #microphone, .message, #views button") == []
-    await user.say(QUESTIONS[risk])
+    question, always = QUESTIONS[risk]
+    await user.say(question)
     await user.page.locator(".card").wait_for()
     await user.page.locator(".message.user").last.wait_for()
     await picture(user, f"{width}x{height}-{risk}")
     buttons = await user.page.locator(".card button").all_inner_texts()
-    assert buttons[0] == "Allow once" and buttons[-2:] == ["Edit", "Deny"] and len(buttons) == 5
+    assert buttons == ["Allow once", "For this session", always, "Edit", "Deny"]
     assert await out_of_reach(user, ".card, .card button, .card input, #composer, #views button") == []
     sentence = await user.page.locator(".message.user").last.bounding_box()
     assert sentence["y"] >= (await user.page.locator("#conversation").bounding_box())["y"]
@@ -64,3 +76,4 @@ async def test_every_button_of_a_card_is_in_reach_on_a_short_screen(
     assert sentence["y"] + sentence["height"] <= card["y"] or sentence["x"] + sentence["width"] <= card["x"]
     await user.page.get_by_role("button", name="Deny").click()
     await user.answer("I left it")
+    user.problems.clear()  # the browser's line about the status 401, before the page has sent the token

@@ -136,8 +136,7 @@ async def test_a_call_of_high_risk_is_denied_with_words(user: PageUser) -> None:
     card = user.page.locator(".card.high")
     await card.get_by_text("High risk").wait_for()
     assert await card.locator("h2").inner_text() == "Delete the note Milk"
-    text = await card.inner_text()
-    assert "It cannot be undone." in text and "Always, these arguments only" in text
+    assert "It cannot be undone." in await card.inner_text()
     await card.get_by_label("Why not, for the model").fill("I still need it")
     await user.page.keyboard.press("Enter")
     await user.answer("I left it")
