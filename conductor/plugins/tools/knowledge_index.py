@@ -21,6 +21,7 @@ import structlog
 
 from conductor.plugins.tools.definitions import ToolFailure, argument, definition
 from conductor.plugins.tools.knowledge_text import DocumentError, Passage, passages, suffixes
+from conductor.plugins.tools.plain_text import find, folded, words_of
 from conductor.plugins.tools.read_file import read_bytes
 from conductor.plugins.tools.sandbox import CancelFlag, DirectoryMissing, Files, Roots, SandboxPath, printable
 from conductor.plugins.tools.walk import Walk
@@ -50,7 +51,8 @@ _LOCK_S = 5.0
 # Changed documents from which on the index is optimized.
 _MANY = 500
 
-_VERSION = 2
+_VERSION = 3
+_NOT_READ = "it cannot be read"
 # A passage's row is its document's number and its own number, in this many bits.
 _BITS = 20
 _SCHEMA = """
@@ -59,12 +61,28 @@ CREATE TABLE file(
     problem TEXT);
 CREATE VIRTUAL TABLE words USING fts5(title, text, first UNINDEXED, last UNINDEXED, page UNINDEXED,
     tokenize='porter unicode61 remove_diacritics 2');
+CREATE VIRTUAL TABLE grams USING fts5(text, tokenize='trigram');
 """
 _SEARCH = f"""
-SELECT file.path, first, last, page, snippet(words, 1, '', '', '…', 64)
+SELECT words.rowid, file.path, first, last, page, snippet(words, 1, '', '', '…', 64)
 FROM words JOIN file ON file.id = words.rowid >> {_BITS}
 WHERE words MATCH ?
 """
+# Words of scripts without blanks, and parts of compounds, by their groups of three letters.
+_SEARCH_GRAMS = f"""
+SELECT words.rowid, file.path, first, last, page, words.text
+FROM grams JOIN words ON words.rowid = grams.rowid JOIN file ON file.id = grams.rowid >> {_BITS}
+WHERE grams MATCH ? ORDER BY grams.rank LIMIT ?
+"""
+_SEARCH_PAIRS = f"""
+SELECT words.rowid, file.path, first, last, page, words.text
+FROM words JOIN file ON file.id = words.rowid >> {_BITS} WHERE words.text LIKE ? LIMIT ?
+"""
+# Letters of a gram, and of an excerpt around one.
+_GRAM = 3
+_EXCERPT_CHARS = 400
+# Scripts that put no blanks between words: Thai to Khmer, kana, Chinese characters.
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 # A word of a title counts more than a word of the text.
 _BY_RANK = "AND rank MATCH 'bm25(3.0, 1.0)' ORDER BY rank"
 _COUNT = "SELECT count(*) FROM (SELECT 1 FROM words WHERE words MATCH ? LIMIT ?)"
@@ -105,6 +123,7 @@ class KnowledgeIndex:
         """The number of documents that the current update has yet to index."""
         self._top = SandboxPath(self.files.roots.all[0], ())
         self._database = database
+        self._is_first = True
 
     # -- update
 
@@ -121,6 +140,12 @@ class KnowledgeIndex:
             before = {path: (size, changed) for path, size, changed in rows}
             documents, is_complete = self._scan(stop)
             changed = [path for path in documents if before.get(path) != documents[path][1:]]
+            # What could not be read may be readable by now: once more in each process.
+            changed += [
+                path
+                for path, problem in self._failures(connection)
+                if path in documents and before[path] == documents[path][1:]
+            ]
             try:
                 self._index(connection, {path: documents[path] for path in changed}, stop)
             finally:
@@ -172,6 +197,12 @@ class KnowledgeIndex:
                 log.error("knowledge base not updated", error=problem)
             reported = problem
             await asyncio.sleep(max(PAUSE_S, _PAUSE_FACTOR * update.duration_s))
+
+    def _failures(self, connection: sqlite3.Connection) -> list[tuple[str, str]]:
+        """List the documents to read again: at first all with a problem, later those of the disk's errors."""
+        rows = connection.execute("SELECT path, problem FROM file WHERE problem IS NOT NULL").fetchall()
+        is_first, self._is_first = self._is_first, False
+        return [(path, problem) for path, problem in rows if is_first or problem.startswith(_NOT_READ)]
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -239,6 +270,10 @@ class KnowledgeIndex:
                     for row, piece in enumerate(pieces)
                 ),
             )
+            connection.executemany(
+                "INSERT INTO grams(rowid, text) VALUES(?, ?)",
+                (((number << _BITS) + row, folded(piece.text)) for row, piece in enumerate(pieces)),
+            )
             self.pending -= 1
             if time.monotonic() - committed_at >= _COMMIT_S:
                 connection.commit()
@@ -252,7 +287,7 @@ class KnowledgeIndex:
             stop.check()
             return [], str(error)
         except OSError as error:
-            return [], f"it cannot be read: {(error.strerror or 'it was removed').lower()}"
+            return [], f"{_NOT_READ}: {(error.strerror or 'it was removed').lower()}"
 
     # -- search
 
@@ -268,7 +303,7 @@ class KnowledgeIndex:
             with closing(sqlite3.connect(source, uri=True)) as connection:
                 connection.execute("PRAGMA mmap_size=268435456")
                 connection.set_progress_handler(lambda: stop.is_set() or time.monotonic() > deadline, _STEPS)
-                rows = _best(connection, _words(query), limit)
+                rows = _found(connection, query, limit)
         except sqlite3.Error as error:
             stop.check()
             log.warning("knowledge base not searched", error=str(error))
@@ -279,7 +314,7 @@ class KnowledgeIndex:
             raise ToolFailure("io_error", message) from None
         return [
             {"path": path, **({"page": page} if page else {"lines": f"{first}-{last}"}), "text": text}
-            for path, first, last, page, text in rows
+            for _, path, first, last, page, text in rows
         ]
 
 
@@ -291,12 +326,44 @@ def rank(texts: Sequence[str], query: str, limit: int) -> list[int]:
             (number,) = connection.execute(_STORE, (str(index), 0, 0, None)).fetchone()
             row = (number << _BITS, text)
             connection.execute("INSERT INTO words(rowid, title, text) VALUES(?, '', ?)", row)
-        return [int(path) for path, *_ in _best(connection, _words(query), limit)]
+            connection.execute("INSERT INTO grams(rowid, text) VALUES(?, ?)", (row[0], folded(text)))
+        return [int(path) for _, path, *_ in _found(connection, query, limit)]
 
 
 def _words(query: str) -> list[str]:
     words = dict.fromkeys(re.findall(r"[^\W_]+", query.casefold()))
     return [f'"{word}"' for word in words][:MAX_WORDS]
+
+
+def _found(connection: sqlite3.Connection, query: str, limit: int) -> list[Any]:
+    """Find passages by their words; a word that no passage has is looked for within others."""
+    rows = {row[0]: row for row in _best(connection, _words(query), limit)}
+    for word in words_of(query)[:MAX_WORDS]:
+        if not connection.execute(_COUNT, (f'"{word}"', 1)).fetchone()[0]:
+            for row in _with_part(connection, word, limit - len(rows)):
+                rows.setdefault(row[0], row)
+    return list(rows.values())
+
+
+def _with_part(connection: sqlite3.Connection, word: str, limit: int) -> list[Any]:
+    unspaced = _UNSPACED.search(word) is not None
+    if len(word) < _GRAM:
+        found = connection.execute(_SEARCH_PAIRS, (f"%{word}%", limit)).fetchall() if unspaced else []
+        parts = [word]
+    else:
+        # A run without blanks holds several words: any of its groups counts, and more of them more.
+        grams = [word[start : start + _GRAM] for start in range(len(word) - _GRAM + 1)]
+        parts = grams if unspaced else [word]
+        expression = " OR ".join(f'"{part}"' for part in parts)
+        found = connection.execute(_SEARCH_GRAMS, (expression, limit)).fetchall()
+    return [(*row[:-1], _around(parts, row[-1])) for row in found]
+
+
+def _around(parts: Sequence[str], text: str) -> str:
+    position = next((place for part in parts if (place := find(part, text)) >= 0), 0)
+    begin = max(0, position - _EXCERPT_CHARS // 4) if len(text) > _EXCERPT_CHARS else 0
+    end = begin + _EXCERPT_CHARS
+    return f"{'…' if begin else ''}{text[begin:end]}{'…' if end < len(text) else ''}"
 
 
 def _best(connection: sqlite3.Connection, words: list[str], limit: int) -> list[Any]:
@@ -319,7 +386,8 @@ def _best(connection: sqlite3.Connection, words: list[str], limit: int) -> list[
 
 def _delete_passages(connection: sqlite3.Connection, number: int) -> None:
     rows = (number << _BITS, ((number + 1) << _BITS) - 1)
-    connection.execute("DELETE FROM words WHERE rowid BETWEEN ? AND ?", rows)
+    for table in ("words", "grams"):
+        connection.execute(f"DELETE FROM {table} WHERE rowid BETWEEN ? AND ?", rows)
 
 
 class KnowledgeBase:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import NamedTuple
 
+from conductor.plugins.tools.plain_text import encoding_of
 from conductor.plugins.tools.sandbox import CancelFlag
 
 # Characters after which a passage ends at a heading, after which it ends at a blank line, and at most.
@@ -61,7 +62,8 @@ def passages(name: str, data: bytes, stop: CancelFlag, seconds: float = MAX_PDF_
         raise DocumentError("it is not text")
     else:
         # Line by line: one call for the whole of a large file would hold the interpreter lock.
-        yield from _passages((line.decode(errors="replace") for line in io.BytesIO(data)), 0, stop)
+        encoding = encoding_of(data)
+        yield from _passages((line.decode(encoding, "replace") for line in io.BytesIO(data)), 0, stop)
 
 
 def _passages(text: Iterable[str], page: int, stop: CancelFlag) -> Iterator[Passage]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from conductor.plugins.tools.clock import utc_now
 from conductor.plugins.tools.definitions import ToolFailure, argument, definition
+from conductor.plugins.tools.plain_text import decoded, find, words_of
 from conductor.plugins.tools.read_file import read_bytes
 from conductor.plugins.tools.sandbox import CancelFlag, Files, SandboxPath, open_folder
 from conductor.plugins.tools.walk import Walk
@@ -109,7 +110,8 @@ class NotesSearch:
 
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Answer with ``notes`` (each ``path, title, modified, text``), ``found`` and ``complete``."""
-        words = set(arguments.get("query", "").casefold().split())
+        query = arguments.get("query", "")
+        words = set(words_of(query) or query.split())  # of signs alone
 
         def work(stop: CancelFlag) -> ToolOutcome:
             walk = Walk(self._files, stop, BUDGET_S)
@@ -144,8 +146,8 @@ class NotesSearch:
             except (ToolFailure, OSError):  # too large; no permission; removed or replaced
                 stop.check()
                 continue
-            text = data.decode(errors="replace")
-            hits = [position for position in map(text.casefold().find, words) if position >= 0]
+            text = decoded(data)
+            hits = [position for position in (find(word, text) for word in words) if position >= 0]
             if hits or not words:
                 path = self._files.roots.path_of(location)
                 matches.append((len(hits), modified, _excerpt(path, text, modified, min(hits, default=0))))

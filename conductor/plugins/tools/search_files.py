@@ -10,8 +10,16 @@ import msgspec
 
 from conductor.plugins.tools import gitignore
 from conductor.plugins.tools.definitions import ToolFailure, argument, definition
+from conductor.plugins.tools.plain_text import decoded, find, folded
 from conductor.plugins.tools.read_file import read_bytes
-from conductor.plugins.tools.sandbox import CancelFlag, Files, SandboxPath, may_hold_secrets, printable
+from conductor.plugins.tools.sandbox import (
+    CancelFlag,
+    Files,
+    SandboxPath,
+    may_hold_secrets,
+    printable,
+    quoted,
+)
 from conductor.plugins.tools.walk import Walk, is_everything
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
 from conductor.tools.schema import MAX_PATTERN_CHARS, SchemaError, linear_search
@@ -53,7 +61,9 @@ class SearchFiles:
                 maxLength=4096,
             ),
             "files": argument(
-                "string", "Only files of this name; * stands for any characters. Example: *.py", maxLength=200
+                "string",
+                "Only files of this name or path; * stands for any characters. Examples: *.py, src/*.py",
+                maxLength=200,
             ),
             "regex": argument("boolean", "Take the query as a regular expression. Default false."),
             "case_sensitive": argument("boolean", "Default false."),
@@ -89,7 +99,13 @@ class _Search(Walk):
         self._plain, case = not arguments.get("regex"), bool(arguments.get("case_sensitive"))
         self._find = _finder(arguments["query"], plain=self._plain, case=case)
         # A name's pattern as in .gitignore: it never backtracks.
-        self._names = gitignore.parse(arguments.get("files", "").encode(errors="replace"))
+        pattern = arguments.get("files", "").strip()
+        self._names = gitignore.parse(pattern.encode(errors="replace"))
+        self._in_folders = "/" in pattern
+        if pattern and not self._names:
+            raise ToolFailure(
+                "validation_failed", f"The files {quoted(pattern)} cannot be read as a pattern."
+            )
         self._matches: list[dict[str, Any]] = []
         self._text_left = MAX_TEXT_BYTES
         self._searched = 0
@@ -99,12 +115,19 @@ class _Search(Walk):
         """Search a folder, or a file. Raises `OSError` if it is not there."""
         try:
             for _, file in self.files_below(location):
-                if not self._names or gitignore.verdict(self._names, file.parts[-1:], False):
+                if self._is_wanted(file, len(location.parts)):
                     self._search_file(file)
         except NotADirectoryError:
             if not location.parts:
                 raise
             self._search_file(location)
+
+    def _is_wanted(self, file: SandboxPath, depth: int) -> bool:
+        # A pattern with a folder is relative to the root, or to the folder that is searched.
+        starts = (0, depth) if self._in_folders else (-1,)
+        return not self._names or any(
+            gitignore.verdict(self._names, file.parts[start:], False) for start in starts
+        )
 
     def reached_limit(self) -> str:
         is_full = len(self._matches) >= MAX_MATCHES or self._text_left <= 0
@@ -125,11 +148,12 @@ class _Search(Walk):
         if b"\0" in data[:8192]:
             return
         self._searched += 1
-        text = data.decode(errors="replace")
-        # Most files have no match: one search of the whole text is the fastest.
-        if self._plain and self._find(text) < 0:
+        text = decoded(data)
+        # Most files have no match: one search of the whole text is the fastest, and short if it is ASCII.
+        if self._plain and text.isascii() and self._find(text) < 0:
             return
         for number, line in enumerate(text.split("\n"), 1):
+            line = line.removesuffix("\r")
             position = self._find(line)
             if position >= 0:
                 self._add(location, number, line, position)
@@ -139,7 +163,7 @@ class _Search(Walk):
     def _add(self, location: SandboxPath, number: int, line: str, position: int) -> None:
         begin = max(0, position - _CHARS_BEFORE) if len(line) > _EXCERPT_CHARS else 0
         end = begin + _EXCERPT_CHARS
-        excerpt = line[begin:end].rstrip("\r")
+        excerpt = line[begin:end]
         text = f"{'…' if begin else ''}{excerpt}{'…' if end < len(line) else ''}"
         match = {"path": self.files.roots.path_of(location), "line": number, "text": printable(text)}
         self._text_left -= len(msgspec.json.encode(match)) + 1
@@ -156,8 +180,8 @@ class _Search(Walk):
 def _finder(query: str, *, plain: bool, case: bool) -> Callable[[str], int]:
     # Returns the position of a match in a text, or -1.
     if plain:
-        needle = query if case else query.casefold()
-        return lambda text: (text if case else text.casefold()).find(needle)
+        needle = folded(query, case=case)
+        return lambda text: find(needle, text, case=case)
     try:
         has_match = linear_search(query if case else f"(?i){query}")
     except SchemaError as error:

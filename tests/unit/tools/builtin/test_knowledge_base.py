@@ -229,3 +229,63 @@ async def test_a_running_server_indexes_changes(folder: Path, monkeypatch: pytes
             assert await paths(index, "grebe") == ["new.md"]
     finally:
         await toolset.aclose()
+
+
+PLACES = {
+    "zh.md": "我们的餐厅每天上午八点开门,晚上十点关门。",
+    "ja.md": "東京の天気は晴れです。営業時間は朝八時からです。",
+    "th.md": "ร้านอาหารเปิดทุกวันตั้งแต่แปดโมงเช้า",
+    "de.md": "Das Krankenhaus liegt am Donaudampfschifffahrtsufer.",
+}
+
+
+@pytest.mark.parametrize(
+    ("query", "path"),
+    [
+        *(("餐厅", "zh.md"), ("餐厅几点开门", "zh.md"), ("天気", "ja.md"), ("東京の天気", "ja.md")),
+        *(("ร้านอาหาร", "th.md"), ("haus", "de.md"), ("dampfschiff", "de.md"), ("Krankenhaus", "de.md")),
+    ],
+)
+async def test_words_without_blanks_and_parts_of_compounds_are_found(
+    index: KnowledgeIndex, folder: Path, query: str, path: str
+) -> None:
+    for name, text in PLACES.items():
+        (folder / name).write_text(text)
+    update(index)
+    assert await paths(index, query) == [path]
+    (folder / path).unlink()
+    update(index)
+    assert await paths(index, query) == []
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text", "query"),
+    [
+        ("iso-8859-1", "Die Öffnungszeiten für Gäste sind täglich von acht bis zehn Uhr.", "Öffnungszeiten"),
+        ("windows-1251", "Ресторан работает каждый день с восьми утра до десяти вечера.", "ресторан"),
+        ("gb2312", "我们的餐厅每天上午八点开门,晚上十点关门。欢迎大家来吃饭。", "餐厅"),
+    ],
+)
+async def test_a_document_in_an_old_encoding_is_read(
+    index: KnowledgeIndex, folder: Path, encoding: str, text: str, query: str
+) -> None:
+    (folder / "old.txt").write_bytes(text.encode(encoding))
+    assert update(index).problems == {}
+    (result,) = (await ask(index, query)).data["results"]
+    assert (result["path"], result["text"]) == ("old.txt", text)
+
+
+async def test_a_document_that_could_not_be_read_is_read_again(
+    index: KnowledgeIndex, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> bytes:
+        raise OSError("the disk is away")
+
+    with monkeypatch.context() as away:
+        away.setattr(knowledge_index, "read_bytes", fail)
+        assert len(update(index).problems) == 2
+    assert update(index).problems == {} and await paths(index, "heron") == ["birds/heron.md"]
+    (folder / "not-text.txt").write_bytes(b"\0")
+    assert update(index).indexed == 1
+    assert update(index).indexed == 0, "it has not changed"
+    assert update(KnowledgeIndex(folder, folder.parent / "data" / "knowledge.db")).indexed == 1

@@ -111,3 +111,24 @@ async def test_a_long_note_is_cut_around_the_match(folder: Path) -> None:
     assert len(outcome.data["notes"]) == 20 and len(outcome.content) < 16 * 1024
     for note in outcome.data["notes"]:
         assert "heron" in note["text"] and len(note["text"]) == EXCERPT_CHARS + 2
+
+
+@pytest.mark.parametrize("query", ["milk?", "“milk”", "MILK, please!", "cafe\u0301", "café", "cafe"])
+async def test_signs_and_accents_of_a_query_do_not_matter(folder: Path, query: str) -> None:
+    await create(folder, "Shopping", "Buy milk at the café.")
+    await create(folder, "Other", "Feed the heron.")
+    assert titles(await search(folder, query=query)) == ["Shopping"]
+
+
+async def test_the_excerpt_is_where_the_words_are(folder: Path) -> None:
+    await create(folder, "Sharp", "ß" * 400 + " the heron" + " and more" * 200)
+    (note,) = (await search(folder, query="heron")).data["notes"]
+    assert "heron" in note["text"]
+
+
+async def test_a_note_in_another_encoding_is_read(folder: Path) -> None:
+    (folder / "old.md").write_bytes(
+        "# Garten\n\nDie Vögel fressen Körner, und die Äpfel sind süß.".encode("cp1252")
+    )
+    (note,) = (await search(folder, query="Körner")).data["notes"]
+    assert "Vögel" in note["text"]

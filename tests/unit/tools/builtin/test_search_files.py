@@ -131,3 +131,38 @@ async def test_the_most_matches_fit_in_one_observation(root: Path) -> None:
     (root / "many").write_text("heron \x1b" * 30 + "\n" * 1000)
     (root / "more").write_text(("heron " * 40 + "\n") * 1000)
     assert len((await search(root, "heron")).content) < 16 * 1024
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"files": "src/*.py"}, ["src/main.py"]),
+        ({"files": "src/deep/*.py"}, ["src/deep/x.py"]),
+        ({"files": "deep/*.py", "path": "src"}, ["src/deep/x.py"]),
+        ({"files": "**/*.py"}, ["src/main.py", "src/deep/x.py"]),
+        ({"files": "other/*.py"}, []),
+    ],
+)
+async def test_a_pattern_may_name_folders(root: Path, arguments: dict[str, Any], expected: list[str]) -> None:
+    (root / "src" / "deep").mkdir()
+    (root / "src" / "deep" / "x.py").write_text("heron\n")
+    assert [path for path, _ in matches(await search(root, "heron", **arguments))] == expected
+
+
+@pytest.mark.parametrize("files", ["[[:alpha:]]*", "!", "#a", "/"])
+async def test_a_pattern_that_cannot_be_read_searches_nothing(root: Path, files: str) -> None:
+    outcome = await search(root, "heron", files=files)
+    assert (outcome.success, outcome.error_type) == (False, "validation_failed")
+
+
+async def test_the_end_of_a_line_is_the_end_in_every_file(root: Path) -> None:
+    assert matches(await search(root, r"feed\(\):$", regex=True)) == [("src/main.py", 1)]
+
+
+async def test_accents_have_one_form_and_positions_are_those_of_the_text(root: Path) -> None:
+    (root / "menu.txt").write_text(f"{'ß' * 400} Cafe\u0301 au lait {'x' * 400}\n")
+    for query in ("café", "cafe\u0301", "CAFE"):
+        (match,) = (await search(root, query)).data["matches"]
+        assert "au lait" in match["text"]
+    assert matches(await search(root, "Café", case_sensitive=True)) == [("menu.txt", 1)]
+    assert matches(await search(root, "Cafe ", case_sensitive=True)) == []
