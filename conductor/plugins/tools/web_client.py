@@ -30,6 +30,11 @@ _EITHER = zlib.MAX_WBITS + 32  # gzip or zlib, by the header
 _CHARSET = re.compile(r"(?:utf|us-ascii|ascii|iso|latin|windows|cp|koi8|shift|euc|gb|big5|mac)[\w-]*\Z", re.I)
 
 
+# Where a page names its charset, and the bytes in which browsers look for it.
+_META = re.compile(rb"""<meta[^>]{1,200}charset\s*=\s*["']?\s*([a-z0-9_-]{2,40})""", re.IGNORECASE)
+_META_BYTES = 1_024
+
+
 class WebError(Exception):
     """A request that failed; the message is for the model.
 
@@ -66,7 +71,7 @@ class _Exchange:
 
 @dataclass(frozen=True, slots=True)
 class WebResponse:
-    """A response. ``url`` is that after redirects; ``cut``: the body is longer."""
+    """A response. ``url`` is that after redirects, ``charset`` the header's; ``cut``: the body is longer."""
 
     status: int
     url: str
@@ -78,8 +83,11 @@ class WebResponse:
     @property
     def text(self) -> str:
         """The body as text; bytes that are not in the charset are replaced."""
+        charset = self.charset
+        if not charset and "html" in self.content_type and (named := _META.search(self.body[:_META_BYTES])):
+            charset = named[1].decode()
         try:
-            return self.body.decode(self.charset if _CHARSET.match(self.charset) else "utf-8", "replace")
+            return self.body.decode(charset if _CHARSET.match(charset) else "utf-8", "replace")
         except LookupError:
             return self.body.decode("utf-8", "replace")
 
@@ -205,7 +213,7 @@ async def _send(
         response.status_code,
         str(request.url),
         response.headers.get("Content-Type", "application/octet-stream").partition(";")[0].strip().lower(),
-        response.charset_encoding or "utf-8",
+        response.charset_encoding or "",
         bytes(content[:max_bytes]),
         cut=len(content) > max_bytes,
     )

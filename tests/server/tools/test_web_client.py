@@ -204,3 +204,17 @@ async def test_a_server_that_hangs_up_may_have_acted() -> None:
         with pytest.raises(WebError) as caught:
             await fetch("POST", server.url(), body=b"{}", allowed=HERE)
         assert caught.value.was_sent
+
+
+@pytest.mark.parametrize(
+    "head",
+    ['<meta charset="windows-1251">', '<meta http-equiv="x" content="text/html; charset=windows-1251">'],
+)
+async def test_a_page_may_name_its_charset_itself(head: str) -> None:
+    body = f"<html><head>{head}</head><body>Привет</body></html>".encode("cp1251")
+
+    def answer(request: web.Request) -> Any:
+        return web.Response(body=body, headers={"Content-Type": "text/html"})
+
+    async with site(answer) as server:
+        assert "Привет" in (await fetch("GET", server.url(), allowed=HERE)).text
