@@ -189,6 +189,19 @@ async def test_a_tool_cut_off_by_a_reload_is_reported_as_unknown(user: PageUser)
     assert [call for call in await user.received("tool.call") if call["name"] == "door.open"] == []
 
 
+async def test_the_quickstarts_own_tool_is_asked_about_and_runs(user: PageUser) -> None:
+    await user.tab("tools")
+    await user.page.click("#declare > summary")
+    await user.page.get_by_role("button", name="Declare").click()
+    await user.page.locator(".tool summary", has_text="door.open").wait_for()
+    await user.say("Open the front door")
+    card = user.page.locator(".card")
+    await card.get_by_text("door.open").wait_for()
+    assert await card.locator("dd").all_inner_texts() == ["front"]
+    await card.get_by_role("button", name="Allow once").click()
+    await user.answer("Door open answered: door is open.")
+
+
 async def declare(user: PageUser, name: str, result: str, delay: int) -> None:
     await user.tab("tools")
     await user.page.click("#declare > summary")
