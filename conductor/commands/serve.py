@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import secrets
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from importlib import import_module
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+# Seconds for threads to end after everything is saved and closed.
+HANGING_S = 2.0
 _STOPPING = "Stopping: waiting up to 30 s for {}. Ctrl-C again stops at once."
 
 
@@ -122,6 +126,21 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
         factory = import_module("uvloop").new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(main)
+        _exit_in(HANGING_S)
+
+
+def _exit_in(seconds: float) -> None:
+    """End the process after some seconds: Python waits for its threads, and a tool may hang in one."""
+
+    def end() -> None:
+        log.warning("threads hang; the process ends without them")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    watch = threading.Timer(seconds, end)
+    watch.daemon = True
+    watch.start()
 
 
 def _announce(settings: Settings, port: int, lan_token: str | None) -> None:

@@ -23,6 +23,7 @@ import pytest
 from conductor import __version__
 from tests.app import App
 from tests.conftest import IOS_CATALOG, ROOT, Main, environment
+from tests.models import AnthropicService, Call, Reply
 
 START = 60.0
 """How long a process may take to start or end, in seconds: the machine may be busy with others."""
@@ -413,3 +414,28 @@ async def test_a_terminal_without_a_letter_shows_its_number(tmp_path: Path, comm
         code, out, err = await run(tmp_path, *words, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert "Traceback" not in err and code == (0 if command[0] == "talk" else 1), err
     assert command[0] == "talk" or "Gr\\xfc\\xdfe" in out
+
+
+HANGS = """
+import time
+from conductor.tools import tool
+
+@tool(risk="safe", effect="read")
+def nap() -> str:
+    \"\"\"Sleeps.\"\"\"
+    time.sleep(600)
+    return "awake"
+"""
+
+
+async def test_a_tool_that_hangs_in_its_thread_does_not_keep_the_process(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(HANGS)
+    async with AnthropicService(api_keys=None) as claude:
+        claude.play(Reply(calls=(Call("nap", {}),)), Reply("It sleeps."))
+        values = {"ANTHROPIC_API_KEY": "k", "ANTHROPIC_BASE_URL": claude.base_url}
+        values |= {"TOOLS_PATH": "tools.py", "TOOL_TIMEOUT_MS": "1000"}
+        async with server(tmp_path, **values) as served:
+            async with App(served.url) as phone:
+                await phone.ask("Take a nap.")
+                assert phone.finals() == ["It sleeps."]
+            assert await served.end(signal.SIGTERM) == 0
