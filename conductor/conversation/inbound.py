@@ -261,17 +261,24 @@ async def _take_transcript(session: Session, event_id: str, event: client.Transc
     if event_id in session.state.handled_ids:
         return InboundResult.ORDINARY
     wait_s, is_noise = 0.0, wordless(session.view, event.text) is not None
-    if not is_noise and answer(session.view, event_id, event.text) is None:
+    is_counted = not is_noise and answer(session.view, event_id, event.text) is None
+    if is_counted:
         wait_s = session.take_rate()
     if wait_s:
         response: Response = Refuse("rate_limited", "Too many turns; wait.", wait_s)
     else:
         if not is_noise:  # after a noise the speech goes on
             session.outbox.expect_no_acknowledgements()
-        response = await record(session, event_id, event)
+        try:
+            response = await record(session, event_id, event)
+        except StoreError:  # the client sends it again
+            if is_counted:
+                session.bucket.give_back()
+            raise
+        if is_counted and isinstance(response, Refuse):
+            session.bucket.give_back()
         if isinstance(response, Refuse) and response.code == "rate_limited":
             view.refused_input = not view.draining and bool(session.rules.failures.get("rate_limited"))
-            session.bucket.give_back()
     if not isinstance(response, Refuse):
         return InboundResult.LATER if isinstance(response, Later) else InboundResult.ORDINARY
     _refuse(session, response, event_id)

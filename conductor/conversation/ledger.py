@@ -84,6 +84,10 @@ class SubjectRecords:
         """Name the subjects whose records were read."""
         return self._fields.keys()
 
+    def forget(self, subject: str) -> None:
+        """Free what was read of a subject who has left."""
+        self._fields.pop(subject, None)
+
     async def load(self, subject: str) -> None:
         """Read a subject's record. Raises `StoreUnavailable`."""
         stored = await self._store.read(SessionKey(subject, self._record_id))

@@ -42,6 +42,8 @@ class Records(Protocol):
 
     def get(self, subject: str, name: str) -> str: ...
 
+    def forget(self, subject: str) -> None: ...
+
     async def load(self, subject: str) -> None: ...
 
     async def update(self, subject: str, name: str, change: Callable[[str], str]) -> None: ...
@@ -116,6 +118,8 @@ class DailyBudget:
         if 0.0 <= self._now() - self._read_at.get(name, float("-inf")) < self._write_s:
             return
         if len(self._read_at) >= _MAX_READ:
+            for read in self._read_at:
+                self._records.forget(read)
             self._read_at.clear()
         with suppress(StoreError):  # the turn itself reports a store that is away
             await self._records.load(name)

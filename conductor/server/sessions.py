@@ -252,8 +252,9 @@ class SessionRegistry:
         if binding.session.done() and binding.session.exception() is None:
             binding.session.result().clients.detach(connection)
             if not binding.connections:
-                self._remove(key)
-                self._put(key, binding)
+                self._bindings[key] = self._bindings.pop(key)
+                own = self._subjects[key.subject]
+                own[key] = own.pop(key)
                 if at_once:
                     session = binding.session.result()
                     session.spawn(self._release(key, binding, session))
@@ -351,6 +352,8 @@ class SessionRegistry:
         del own[key]
         if not own:
             del self._subjects[key.subject]
+            if self._services.subject_records is not None:
+                self._services.subject_records.forget(key.subject)
         tenant = tenant_of(key.subject)
         self._tenants[tenant] -= 1
         if not self._tenants[tenant]:

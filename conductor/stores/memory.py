@@ -49,7 +49,8 @@ class MemoryStore:
             if key.counted and self._counts[key.subject] >= self._max_sessions:
                 raise too_many(self._max_sessions)
             session = self._sessions[key] = _Session()
-            self._counts[key.subject] += key.counted
+            if key.counted:
+                self._counts[key.subject] += 1
         meta = session.meta
         meta.token, meta.epoch, meta.updated = secrets.token_hex(16), meta.epoch + 1, time.time()
         return session.stored().claim(key)
@@ -110,7 +111,10 @@ class MemoryStore:
 
     def _delete(self, key: SessionKey) -> None:
         del self._sessions[key]
-        self._counts[key.subject] -= key.counted
+        if key.counted:
+            self._counts[key.subject] -= 1
+            if not self._counts[key.subject]:
+                del self._counts[key.subject]
 
     def __len__(self) -> int:
         """Count the sessions."""

@@ -7,17 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
+from websockets.datastructures import Headers
 from websockets.exceptions import InvalidStatus
 
 from conductor.commands.reload import reload
 from conductor.models.base import TextDelta
 from conductor.plugins.auth.one_time import OneTimeTokens
+from conductor.plugins.stores.redis import RedisStore
 from conductor.server.access import Client
-from conductor.server.auth import person_id
+from conductor.server.auth import Handshake, person_id
 from conductor.stores.memory import MemoryStore
 from tests.server.api import Backend, backend
 from tests.server.test_replay import bearer
 from tests.server.wires import WAIT, get, http, until, upgrade
+from tests.services.redis_server import RedisServer
 
 HELLO = [TextDelta("Good morning.")]
 BOTH: dict[str, Any] = {"auth": ("one_time", "tokens"), "auth_tokens": ("a-token-of-a-client",)}
@@ -166,3 +170,30 @@ async def test_who_connected_with_a_one_time_token_stays_only_while_it_is_an_aut
         reload(served.settings, served.services, served.listener, lambda: alone)
         await asyncio.wait_for(phone.closed.wait(), WAIT)
         assert phone.close_code == 1008
+
+
+async def test_a_page_of_sessions_behind_many_tokens_is_not_empty() -> None:
+    async with (
+        backend([HELLO], **BOTH) as served,
+        served.phone(headers={"Authorization": "Bearer a-token-of-a-client"}) as phone,
+    ):
+        await phone.ask("Hello.")
+        for _ in range(7):
+            await token_of(served)
+        answer = (await served.ask("GET", "/v1/sessions?limit=2")).body
+        assert [session["id"] for session in answer["sessions"]] == ["s-1"]
+
+
+async def test_a_used_token_leaves_nothing_for_long(redis: RedisServer) -> None:
+    store = RedisStore(redis.url, prefix="tokens")
+    await store.open()
+    try:
+        tokens = OneTimeTokens(store)
+        token, _ = await tokens.make("anna", None, 600.0)
+        principal = await tokens.authenticate(Handshake("/ws", Headers(Authorization=f"Bearer {token}")))
+        assert principal is not None and principal.redeem is not None and await principal.redeem()
+        async with Redis.from_url(redis.url) as direct:
+            left = [await direct.pttl(key) async for key in direct.scan_iter("tokens:*")]
+        assert all(0 < milliseconds <= 60_000 for milliseconds in left)
+    finally:
+        await store.aclose()

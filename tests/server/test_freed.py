@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from conductor.stores.health import HealthCheckedStore
 from tests.dialogues import DEVICE, LOOK, MOVE, ask_aloud, ask_deciding, begin, calls
 from tests.models import AnthropicService, HttpFailure, Reply
 from tests.server.api import backend
@@ -163,3 +164,18 @@ async def test_a_request_of_the_backend_is_freed() -> None:
         await ask()
         with freed_at_once():
             await ask()
+
+
+async def test_what_was_read_of_people_is_freed_when_they_leave(claude: AnthropicService) -> None:
+    tokens = tuple(f"the-token-of-person-{number}" for number in range(5))
+    async with serving(provider_for(claude), tokens=tokens, session_grace=0.0) as served:
+        store, records = served.listener.services.store, served.listener.services.subject_records
+        assert records is not None and isinstance(store, HealthCheckedStore)
+        for token in tokens:
+            claude.play(Reply("Hello."))
+            async with served.phone(token, headers={"Authorization": f"Bearer {token}"}) as phone:
+                await phone.ask("Hello.")
+                assert len(records.subjects) == 1
+        await until(lambda: not len(served.listener.registry))
+        await served.listener.registry.end("nobody")
+        assert not records.subjects and not len(vars(store.inner)["_counts"])

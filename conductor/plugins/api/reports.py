@@ -33,14 +33,18 @@ async def list_sessions(call: ApiCall) -> SessionList:
     store, query, sessions = call.listener.services.store, call.query, []
     person, _, session_id = (query.after or "").rpartition("/")
     after = None if query.after is None else SessionKey(person, session_id)
-    keys = await store.keys(query.person, None, after, query.limit)
+    keys: list[SessionKey] = []
+    is_last = False
+    while not (keys or is_last):
+        found = await store.keys(query.person, None, after, query.limit)
+        is_last, after = len(found) < query.limit, found[-1] if found else None
+        # Without the server's own records, such as one-time tokens: a page of them would look like the end.
+        keys = [k for k in found if not (k.never_expires or k.subject.startswith(NEVER_EXPIRES))]
     for key in keys:
-        is_own = key.never_expires or key.subject.startswith(NEVER_EXPIRES)
-        stored = None if is_own else await store.read(key)
-        # Else it is a record of the server, or was deleted after the listing.
+        stored = await store.read(key)  # None: it was deleted after the listing
         if stored is not None and query.open in (None, bool(stored.meta.token)):
             sessions.append(await asyncio.to_thread(_summary_of_any, key, stored))
-    last = f"{keys[-1].subject}/{keys[-1].session_id}" if len(keys) == query.limit else None
+    last = f"{after.subject}/{after.session_id}" if after is not None and not is_last else None
     return SessionList(sessions, last)
 
 

@@ -17,6 +17,7 @@ from conductor.plugins.stores import redis_scripts as scripts
 from conductor.plugins.stores.redis_address import Login, RedisAddress
 from conductor.stores.base import (
     MAX_SESSIONS,
+    NEVER_EXPIRES,
     Claim,
     SessionKey,
     Stored,
@@ -40,6 +41,8 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 _T = TypeVar("_T")
+# Milliseconds for which a deleted record of the server fences its writer: no process holds one for longer.
+OWN_FENCE_MS = 60_000
 
 # Commands at the same time; each takes a connection.
 _COMMANDS = 64
@@ -261,7 +264,8 @@ class RedisStore:
         return sum([await self._delete(key) for key in keys])
 
     async def _delete(self, key: SessionKey) -> int:
-        was = await self._write(scripts.DELETE, key, self._ttl_ms)
+        is_own = key.never_expires or key.subject.startswith(NEVER_EXPIRES)
+        was = await self._write(scripts.DELETE, key, OWN_FENCE_MS if is_own else self._ttl_ms)
         index = scripts.index_name(self.prefix, key.subject)
         # Second: after a failure in between the count is too high until it expires, and never too low.
         await self._send(index, lambda redis: redis.zrem(index, key.session_id))

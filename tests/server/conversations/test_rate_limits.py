@@ -8,9 +8,12 @@ from typing import Any
 from conductor.app import make_services, running
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import Finished, TextDelta, Usage
+from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.settings import load_settings
 from tests.app import App
 from tests.models import ScriptedProvider
+from tests.server.nodes import echo, node
+from tests.server.wires import WiredStore
 from tests.serving import serving
 from tests.shapes import PLAIN_TURN, Event
 
@@ -182,3 +185,15 @@ async def test_a_session_too_many_is_refused_clearly_and_existing_ones_can_be_re
         await refused.idle()
         assert not refused.closed.is_set()
         await refused.close()
+
+
+async def test_words_that_the_store_did_not_take_use_up_no_turn(tmp_path: Path) -> None:
+    store = WiredStore(SqliteStore(tmp_path / "sessions.db"))
+    async with node(store, echo, turns_per_minute=per_minute(1)) as served, served.phone() as phone:
+        store.away = True
+        phone.say("one")
+        await phone.until("error")
+        assert [error["code"] for error in phone.errors()] == ["store_unavailable"]
+        store.away = False
+        await phone.ask("two")
+        assert phone.finals() == ["Heard two."]
