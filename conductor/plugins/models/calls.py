@@ -7,6 +7,7 @@ must not run twice: in one reply the same id and name are one call.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +16,10 @@ import msgspec
 from conductor.messages import ToolCall
 from conductor.models.base import is_json, whole_characters
 
+# Calls of one reply, and the characters of arguments that are mended: the validation refuses larger ones.
+MAX_CALLS = 256
+MAX_CHARS = 64 * 1024
+_BLANKS = re.compile(r"\s*")
 _raw_decode = json.JSONDecoder().raw_decode
 
 
@@ -34,7 +39,7 @@ def one_object(arguments: str) -> str:
     if text.startswith('"') and is_json(text):
         inner = msgspec.json.decode(text).strip()
         return inner if inner.startswith("{") and is_json(inner) else arguments
-    if not text.startswith("{") or is_json(text):
+    if not text.startswith("{") or len(text) > MAX_CHARS or is_json(text):
         return arguments
     objects: dict[str, tuple[str, Any]] = {}
     position = 0
@@ -45,7 +50,8 @@ def one_object(arguments: str) -> str:
                 return arguments
             if value:
                 objects.setdefault(json.dumps(value, sort_keys=True), (text[position:end], value))
-            position = end + len(text[end:]) - len(text[end:].lstrip())
+            blanks = _BLANKS.match(text, end)
+            position = blanks.end() if blanks is not None else end
     except (ValueError, RecursionError):
         return arguments
     if len(objects) > 1:

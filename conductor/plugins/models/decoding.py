@@ -13,7 +13,7 @@ import msgspec
 from conductor.messages import ToolCall
 from conductor.models.base import Finished, ModelEvent, TextDelta, whole_characters
 from conductor.models.failures import failure
-from conductor.plugins.models.calls import distinct, one_object
+from conductor.plugins.models.calls import MAX_CALLS, distinct, one_object
 from conductor.plugins.models.service_errors import cut_off
 from conductor.plugins.models.thought_filter import ThoughtFilter
 
@@ -96,6 +96,8 @@ class EventDecoder:
         return words + self._thoughts.finish(is_cut=finished.stop == "max_tokens") if finished else words
 
     def _add_call(self, call_id: str, name: str, arguments: str) -> None:
+        if len(self._ended_calls) >= MAX_CALLS:
+            raise failure("undecodable")
         self._ended_calls.append(ToolCall(call_id, name, one_object(whole_characters(arguments))))
 
     def _calls_of_reply(self) -> list[ToolCall]:

@@ -8,7 +8,7 @@ import msgspec
 
 from conductor.models.base import Finished, ModelEvent, StopReason, Usage, is_json, token_count
 from conductor.models.failures import failure
-from conductor.plugins.models.calls import arguments_text, has_arguments, one_object
+from conductor.plugins.models.calls import MAX_CALLS, arguments_text, has_arguments, one_object
 from conductor.plugins.models.decoding import EventDecoder, Item, SSEParser, json_decoder
 from conductor.plugins.models.openai_request import REASONING, ChatOpaque
 from conductor.plugins.models.service_errors import cut_off, from_event, problem_of
@@ -213,6 +213,8 @@ class ChatDecoder(EventDecoder):
         own = [call for call in self._calls if call.id == call_id] if call_id else self._calls[-1:]
         if own and not name:
             return own[0]
+        if len(self._calls) >= MAX_CALLS:
+            raise failure("undecodable")
         self._calls.append(_OpenCall())
         return self._calls[-1]
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conductor.errors import ModelError
 from conductor.messages import ToolCall
 from conductor.models.base import Finished, ModelEvent, StreamDecoder, TextDelta, whole_characters
 from conductor.plugins.models.anthropic_stream import ReplyDecoder
@@ -18,6 +19,7 @@ from conductor.plugins.models.calls import distinct, one_object
 from conductor.plugins.models.openai_responses import ResponsesDecoder
 from conductor.plugins.models.openai_stream import ChatDecoder
 from conductor.plugins.models.tool_names import ToolNameMap
+from tests.cpu import least_cpu_s
 from tests.stand_ins.bedrock_service import frame
 
 NAMES = ToolNameMap(["note"])
@@ -148,6 +150,26 @@ def test_a_text_without_halves_can_always_be_sent(pieces: list[str]) -> None:
 )
 def test_only_one_object_written_twice_becomes_one(arguments: str, one: str) -> None:
     assert one_object(arguments) == one
+
+
+@pytest.mark.parametrize(("kind", "end"), [("chat", -2), ("anthropic", -3), ("responses", -2)])
+def test_a_reply_of_calls_without_end_is_refused_in_little_time(kind: str, end: int) -> None:
+    blocks = KINDS[kind][1]([], ["{}"]).split(b"\n\n")[:end]
+    stream = b"".join(
+        b"\n\n".join(blocks).replace(b'"c"', b'"c%d"' % number) + b"\n\n" for number in range(20_000)
+    )
+
+    def run() -> None:
+        with pytest.raises(ModelError) as caught:
+            KINDS[kind][0]().feed(stream)
+        assert caught.value.reason == "undecodable"
+
+    assert least_cpu_s(run, 1.0) < 1.0
+
+
+def test_mending_takes_little_time() -> None:
+    assert least_cpu_s(lambda: one_object("{}" * 500_000 + "x"), 0.05) < 0.5
+    assert least_cpu_s(lambda: one_object("{} " * 20_000), 0.05) < 0.5
 
 
 def test_a_repeated_call_keeps_its_place_and_its_whole_arguments() -> None:
