@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, NoReturn, get_args
 
@@ -14,7 +14,7 @@ from conductor.errors import ConductorError, ErrorCode
 from conductor.events import client
 from conductor.events.client import ClientEvent
 from conductor.events.envelope import PROTOCOL_VERSION
-from conductor.events.unreadable import UnreadableResult, read_texts
+from conductor.events.unreadable import UnreadableResult, read_texts, repaired
 
 # Levels and values of an event: each value becomes an object, many times as large as its text.
 MAX_DEPTH = 32
@@ -89,15 +89,22 @@ def decode_event(frame: bytes, max_bytes: int = 65_536) -> Inbound:
     """Decode one frame.
 
     ``max_bytes`` is the limit of an event; a ``tool.result`` may be larger, up to the transport's limit. A
-    ``tool.result`` whose result cannot be read becomes an `UnreadableResult`. Raises `InvalidFrame`.
+    ``tool.result`` whose result cannot be read becomes an `UnreadableResult`; in a ``session.start`` half a
+    character is replaced. Raises `InvalidFrame`.
     """
     try:
         return _decode_event(frame, max_bytes)
     except InvalidFrame as error:
         report = _report_without_result(frame, str(error))
-        if report is None:
+        if report is not None:
+            return report
+        # An app that resumes would send the same results again and again.
+        if (
+            str(error) not in ("invalid_json", "invalid_utf8")
+            or client.SessionStart.TYPE.encode() not in frame
+        ):
             raise
-        return report
+    return replace(_decode_event(repaired(frame), max_bytes), size=len(frame))
 
 
 def _report_without_result(frame: bytes, fault: str) -> Inbound | None:

@@ -1,4 +1,4 @@
-"""A device's report whose result is no JSON, or too large to be built: the fields around it are read."""
+"""Events with a value that cannot be read: the fields around it are, and half a character is replaced."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ import msgspec
 
 from conductor.events.client import ToolResultEvent
 
-# Brackets and strings that are looked at: 20 ms.
-MAX_PARTS = 40_000
+# Brackets and strings that are looked at: 15 ms.
+MAX_PARTS = 16_000
 _PAYLOAD = "payload"
 _HALF = "\ufffd"
-# Brackets of one kind are one part: a value may be nested a million times.
+# An escaped backslash, a pair of surrogates, and half a pair.
+_SURROGATES = re.compile(
+    rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
+# Brackets of one kind are one part: a value may be nested a million times. A text ends at the frame's end,
+# too, so that each byte is read once.
 _PART = re.compile(
-    rb'(?P<text>"(?:[^"\\]++|\\.)*+")(?P<colon>[ \t\r\n]*+:)?|(?P<open>[\[{]++)|(?P<close>[\]}]++)',
+    rb'(?P<text>"(?:[^"\\]++|\\.)*+\\?(?:"|\Z))(?P<colon>[ \t\r\n]*+:)?|(?P<open>[\[{]++)|(?P<close>[\]}]++)',
     re.DOTALL,
 )
 
@@ -77,6 +82,13 @@ def read_texts(frame: bytes) -> dict[str, Any] | None:
         elif depth == 2 and names[1] == "error":
             payload["error"] = _HALF
     return {**event, _PAYLOAD: payload}
+
+
+def repaired(message: bytes) -> bytes:
+    """Replace what is not Unicode in JSON, invalid UTF-8 and halves of surrogate pairs, by U+FFFD."""
+    if b"\\u" in message:
+        message = _SURROGATES.sub(lambda match: rb"\ufffd" if match[1] else match[0], message)
+    return message if message.isascii() else message.decode("utf-8", "replace").encode()
 
 
 def _text(quoted: bytes) -> str | None:

@@ -18,7 +18,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ToolError(Exception):
-    """Raised by a tool: the model reads its text. For other exceptions it reads only that the tool failed."""
+    """Raised by a tool: the model reads its text. For other exceptions it reads only that the tool failed.
+
+    It is the error type ``tool_error``.
+    """
 
 
 def tool(

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
+from conductor.events.unreadable import repaired
 from conductor.plugins.http_client import AiohttpTransport, CertificateError, ForbiddenAddressError
-from conductor.plugins.mcp.streams import CURRENT_CALL, MAX_MESSAGE_BYTES, McpCall, is_dense, repaired
+from conductor.plugins.mcp.streams import CURRENT_CALL, MAX_MESSAGE_BYTES, McpCall, is_dense
 from conductor.tools.outcomes import fate_of_status
 
 if TYPE_CHECKING:

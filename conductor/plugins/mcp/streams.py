@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from conductor.events.unreadable import repaired
 from conductor.tools.base import PersonQuestion
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ _PIECE = 65_536
 
 # The error of a response whose result cannot be read; no code of JSON-RPC or MCP.
 UNREADABLE = -31_000
-# An escaped backslash, a pair of surrogates, and half a pair.
-_SURROGATES = re.compile(
-    rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
-)
 
 Ask: TypeAlias = Callable[[PersonQuestion], Awaitable[Mapping[str, Any] | None]]
 
@@ -44,13 +40,6 @@ def is_dense(message: bytes | bytearray) -> bool:
         is_string ^= (len(parts) - 1) % 2
         values += code.count(b",") + code.count(b"[") + code.count(b"{")
     return values > MAX_VALUES
-
-
-def repaired(message: bytes) -> bytes:
-    """Replace what is not Unicode in JSON, invalid UTF-8 and halves of surrogate pairs, by U+FFFD."""
-    if b"\\u" in message:
-        message = _SURROGATES.sub(lambda match: rb"\ufffd" if match[1] else match[0], message)
-    return message if message.isascii() else message.decode("utf-8", "replace").encode()
 
 
 @dataclass(slots=True)

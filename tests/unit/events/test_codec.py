@@ -400,3 +400,29 @@ def test_a_cancelled_call_keeps_its_effect_without_its_result() -> None:
 )
 def test_a_report_without_a_clear_call_is_refused(data: bytes, message: str) -> None:
     assert str(refusal(data, len(data))) == message
+
+
+@pytest.mark.parametrize("half", [b"\\ud83d", b"\xff"])
+def test_a_session_starts_although_a_reported_result_has_half_a_character(half: bytes) -> None:
+    done = [{"callId": "call_1", "result": "a HALF \\ud83d b \U0001f600"}]
+    data = frame(type="session.start", payload={"resume": {"done": done}}).replace(b"HALF", half)
+    read = decode_event(data).event
+    assert isinstance(read, client.SessionStart) and read.resume is not None
+    assert read.resume.done[0].result == "a \ufffd \\ud83d b \U0001f600"
+    assert str(refusal(data.replace(b"session.start", b"session.update"))) in ("invalid_json", "invalid_utf8")
+    assert str(refusal(data[:-2])) == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    "piece", [b'\\"', b'"', b"[{", b'{"a":', b'"a",', b"NaN,", b"\\", b"[", b'"payload":{"error":']
+)
+def test_a_hostile_report_takes_a_bounded_time(piece: bytes) -> None:
+    for begin in (b"", b'"', b"NaN"):
+        data = frame(type="tool.result", payload={"result": "RESULT"})[:-3].replace(b'"RESULT', begin)
+        data += piece * ((1_000_000 - len(data)) // len(piece))
+
+        def read(data: bytes = data) -> None:
+            with pytest.raises(InvalidFrame):
+                decode_event(data)
+
+        assert least_cpu_s(read, 0.3) < 0.3  # 0.03; if quadratic, minutes
