@@ -12,6 +12,7 @@ from conductor.plugins.models.text_protocol.words import words_of
 # A line of calls begins with one of these; "{" may have white space behind it.
 _BEGINNINGS = ("<tool_call>", "<function=", "<function_calls>", "<invoke name=", "[TOOL_CALLS]", '{"')
 _BEGINNING = re.compile(rf"[ \t]*(?:{'|'.join(map(re.escape, _BEGINNINGS[:-1]))}|\{{\s*\")")
+_LONGEST_BEGINNING = 100
 
 
 class WrittenCalls:
@@ -33,6 +34,8 @@ class WrittenCalls:
     def feed(self, text: str) -> str:
         """Give the words of the next piece; from a line that may begin a call on, all is held back."""
         self._pending += text
+        if self._is_held and len(self._pending) > MAX_CHARS:  # too long for calls
+            self._is_held, self._in_code = False, True
         words = ""
         while self._pending and not self._is_held:
             if self._at_line and not self._in_code:
@@ -48,6 +51,8 @@ class WrittenCalls:
         return words
 
     def _is_undecided(self) -> bool:
+        if len(self._pending) > _LONGEST_BEGINNING:
+            return False
         line = self._pending.lstrip(" \t")
         if not line or "```".startswith(line) or re.fullmatch(r"\{\s*", line):
             return True

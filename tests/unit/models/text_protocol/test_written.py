@@ -67,6 +67,13 @@ def test_pieces_do_not_change_the_meaning(parts: list[str]) -> None:
     assert read(text, 1) == read(text, 1 + len(text))
 
 
+def test_a_text_that_is_too_long_for_a_call_is_words() -> None:
+    text = '{"story": "' + "Once upon a time. " * 3_000
+    written = WrittenCalls(TOOLS)
+    words = [written.feed(text[at : at + 100]) for at in range(0, len(text), 100)]
+    assert "".join(words) + written.end() == text and sum(map(bool, words)) > 200
+
+
 def test_words_are_given_as_they_arrive() -> None:
     written = WrittenCalls(TOOLS)
     pieces = ("He", "llo.\n", "<", "b> ", "x\n<to", "ol_call>")
