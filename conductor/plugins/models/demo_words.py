@@ -133,6 +133,7 @@ def _kind(schema: Mapping[str, Any]) -> str:
 def _read(schema: Mapping[str, Any], text: str) -> tuple[Any, tuple[int, int]] | None:
     """Find the value of a parameter that is no free text, and its place."""
     choices, kind = schema.get("enum"), _kind(schema)
+    value: Any
     values: dict[str, Any] = {}
     if isinstance(choices, list):
         values = {re.escape(str(choice)).replace("_", "[ _]"): choice for choice in choices}
@@ -141,11 +142,8 @@ def _read(schema: Mapping[str, Any], text: str) -> tuple[Any, tuple[int, int]] |
     elif kind in ("integer", "number"):
         if found := re.search(r"(?<![\w.])-?\d{1,15}(\.\d{1,15})?(?![\w.])", text):
             is_whole = found[1] is None
-            return (
-                ((int if is_whole else float)(found[0]), found.span())
-                if is_whole or kind == "number"
-                else None
-            )
+            value = int(found[0]) if is_whole else float(found[0])
+            return (value, found.span()) if is_whole or kind == "number" else None
         values = {word: number for number, word in enumerate(_NUMBERS)}
     for pattern, value in values.items():
         if found := re.search(rf"\b(?:{pattern})\b", text, re.I):
