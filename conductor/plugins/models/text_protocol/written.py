@@ -11,7 +11,7 @@ from conductor.plugins.models.text_protocol.words import words_of
 
 # A line of calls begins with one of these; "{" may have white space behind it.
 _BEGINNINGS = ("<tool_call>", "<function=", "<function_calls>", "<invoke name=", "[TOOL_CALLS]", '{"')
-_BEGINNING = re.compile(rf"[ \t]*(?:{'|'.join(map(re.escape, _BEGINNINGS[:-1]))}|\{{\s*\")")
+_BEGINNING = re.compile(rf"[ \t]{{0,40}}(?:{'|'.join(map(re.escape, _BEGINNINGS[:-1]))}|\{{\s{{0,40}}\")")
 _LONGEST_BEGINNING = 100
 
 
