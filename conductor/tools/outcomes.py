@@ -11,14 +11,13 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from pydantic_core import to_json
 
-from conductor.tools.base import Effect, ErrorType, ToolOutcome, failed, succeeded
+from conductor.tools.base import ErrorType, ToolOutcome, failed, succeeded
 
 Scope: TypeAlias = Literal["once", "session", "always"]
 Outcome: TypeAlias = Literal["allowed", "denied", "edited", "expired", "superseded"]
 
 DEFINITION_CHANGED = "The tool's definition changed while the user was asked. Nothing was run."
 SCOPES: tuple[Scope, ...] = ("once", "session", "always")
-
 
 Fate: TypeAlias = Literal["not_run", "ran", "unknown"]
 """The end of a call without a readable result.
@@ -39,7 +38,7 @@ def without_result(
     fate: Fate,
     why: str,
     *,
-    effect: Effect | str,
+    effect: str,
     reason: str,
     error_type: ErrorType = "io_error",
     took_s: float = 0.0,
@@ -66,7 +65,7 @@ _MAY_HAVE_HAPPENED = (
 )
 
 
-def returned(value: Any, effect: Effect | str, notes: Sequence[str] = ()) -> ToolOutcome:
+def returned(value: Any, effect: str, notes: Sequence[str] = ()) -> ToolOutcome:
     """Make the outcome of a call that ran and returned a value: JSON, or what pydantic makes of it."""
     try:
         text = to_json(value, inf_nan_mode="strings")
@@ -82,7 +81,7 @@ def returned(value: Any, effect: Effect | str, notes: Sequence[str] = ()) -> Too
 _NOT_FINITE = "Numbers that are not finite are given as the texts NaN, Infinity and -Infinity."
 
 
-def broke_off(message: str, *, effect: Effect | str, error_type: ErrorType, reason: str = "") -> ToolOutcome:
+def broke_off(message: str, *, effect: str, error_type: ErrorType, reason: str = "") -> ToolOutcome:
     """Make the outcome of a call that reported a failure in the middle of its work."""
     if effect != "read":
         message = f"{message} It may have done its work, or a part of it."

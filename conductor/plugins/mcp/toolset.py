@@ -19,7 +19,7 @@ from conductor.tools.base import CallContext, Effect, ToolOutcome, Toolset, Tool
 from conductor.tools.declarations import load_catalog
 from conductor.tools.media import base64_size
 from conductor.tools.media import label as media_label
-from conductor.tools.outcomes import NotStarted, broke_off, returned, without_result
+from conductor.tools.outcomes import Fate, NotStarted, broke_off, returned, without_result
 
 if TYPE_CHECKING:
     from mcp import MCPError
@@ -230,7 +230,8 @@ async def call_tool(
         except (ValueError, RuntimeError) as error:  # the result violates the protocol
             connection.check()
             why = clean(str(error))[:_REASON_CHARS]
-            return without_result("ran", why, effect=spec.effect, reason="unreadable")
+            fate: Fate = "not_run" if call.is_sent is False else "ran"
+            return without_result(fate, why, effect=spec.effect, reason="unreadable")
         # As the protocol requires for a restarted server: a new session, and the call again.
         may_repeat = False
         with _connecting(connection.config.name):
