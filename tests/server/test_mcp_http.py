@@ -186,6 +186,20 @@ async def test_over_a_persons_limit_no_session_opens_until_another_ends() -> Non
         assert [await program.post() for program in (first, second, third)] == [404, 200, 200]
 
 
+async def test_sessions_that_open_at_once_share_the_limit() -> None:
+    async with (
+        running(ANN, max_sessions_per_subject=3) as server,
+        programs(server, *[ANN] * 8) as all_of_them,
+    ):
+        answers = await asyncio.gather(*(program.initialize() for program in all_of_them))
+        assert sorted(answer.status_code for answer in answers) == [200] * 3 + [429] * 5
+        open_ones = [program for program in all_of_them if program.session]
+        await open_ones[0].end()
+        closed = next(program for program in all_of_them if not program.session)
+        while (await closed.initialize()).status_code == 429:
+            pass
+
+
 async def test_a_session_belongs_to_one_person() -> None:
     async with running(ANN, BOB) as server, programs(server, ANN, BOB) as (ann, bob):
         await ann.initialize()

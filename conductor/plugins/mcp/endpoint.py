@@ -161,9 +161,9 @@ class McpEndpoint:
 
     async def _count_session(self, ctx: _Context, call_next: CallNext) -> HandlerResult:
         if ctx.method == "initialize":
-            person = self._person(_caller_of_request(ctx).person)
-            person.sessions += 1
-            _exit_stack(ctx).callback(person.end_session)
+            caller = _caller_of_request(ctx)
+            caller.has_opened = True  # it was counted when it was admitted
+            _exit_stack(ctx).callback(self._person(caller.person).end_session)
         return await call_next(ctx)
 
     # -- tools

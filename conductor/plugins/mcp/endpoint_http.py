@@ -34,16 +34,18 @@ log = structlog.get_logger(__name__)
 SESSION_IDLE_S = 1_800.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Caller:
     """The subject whose tools a program may use, and the session if it names one.
 
     Programs of one ``person`` share limits: the subject, or the address of an anonymous client.
+    ``has_opened``: its request opened an MCP session.
     """
 
     subject: str
     person: str
     session_id: str | None = None
+    has_opened: bool = False
 
 
 def caller_of(client: Client, peer: str, query: str) -> Caller:
@@ -129,6 +131,13 @@ class HttpServer:
         if is_opening and is_full:
             self._access.refusals.count("too many MCP sessions", caller.person)
             return _refuse(HTTPStatus.TOO_MANY_REQUESTS, "Too many MCP sessions.")
+        person.sessions += is_opening  # before others are checked
+        try:
+            return await self._read(request, caller)
+        finally:
+            person.sessions -= is_opening and not caller.has_opened
+
+    async def _read(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         try:
             async with asyncio.timeout(self._limits.message_timeout):
                 body = await request.read()

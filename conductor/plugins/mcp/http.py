@@ -21,6 +21,8 @@ from conductor.tools.outcomes import fate_of_status
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
+# Seconds of silence after which a request is given up: longer than any tool's own limit, which ends its call.
+READ_S = 3_660.0
 _EVENT_END = re.compile(rb"\n\r?\n|\r\r")
 _REDIRECTS = frozenset({301, 302, 307, 308})
 
@@ -42,7 +44,7 @@ async def http_streams(
         httpx2.AsyncClient(
             headers={**headers, "Accept-Encoding": "identity"},
             auth=auth,
-            timeout=httpx2.Timeout(30, read=300),
+            timeout=httpx2.Timeout(30, read=READ_S),
             transport=_Transport(trust_env=use_proxy, permits=permits, resends=False, reports_sent=True),
             trust_env=False,
         ) as http_client,

@@ -59,7 +59,7 @@ class McpConnection:
     """One server, connected between `start` and `stop`; ``on_change`` is called when state or tools change.
 
     ``specs`` are the tools offered now, empty while the server is down; ``problem`` is the reason it is down.
-    ``warnings`` are sentences about omitted tools.
+    ``warnings`` are sentences about omitted tools. ``running`` calls wait for their results.
     ``folder`` stores tokens; ``auth`` replaces the stored tokens.
     With ``local_only`` a URL must be of this machine or the local network.
     """
@@ -94,6 +94,7 @@ class McpConnection:
         self._last_error = ""
         self.warnings: list[str] = []
         self.asks: list[Ask] = []
+        self.running = 0
 
     @property
     def client(self) -> Client | None:
@@ -220,8 +221,12 @@ class McpConnection:
                     if self._is_lost:
                         return
                     self._wake.clear()
-                    async with asyncio.timeout(LIST_S):
-                        await self._list(client)
+                    try:
+                        async with asyncio.timeout(LIST_S):
+                            await self._list(client)
+                    except TimeoutError:
+                        if not self.running:  # else the server may be busy with a call
+                            raise
                     await asyncio.sleep(RELIST_PAUSE_S)
             finally:
                 listening.cancel()

@@ -177,13 +177,25 @@ class McpToolset(Toolset):
             timer.cancel()
         else:
             if len(self._sessions) >= MAX_SESSION_SERVERS:
-                self._end_session(next(iter(self._sessions)))
+                idle = (key for key, (server, _) in self._sessions.items() if not server.running)
+                if (oldest := next(idle, None)) is None:
+                    raise NotStarted(f"Too many sessions use the MCP server {config.name}.")
+                self._end_session(oldest)
             connection = self._connect(config)
             connection.start()
-        timer = asyncio.get_running_loop().call_later(SESSION_IDLE_S, self._end_session, key)
-        self._sessions[key] = connection, timer
+        self._sessions[key] = connection, self._arm(key)
         await connection.wait_for_attempt()
         return connection
+
+    def _arm(self, key: _SessionKey) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(SESSION_IDLE_S, self._end_idle, key)
+
+    def _end_idle(self, key: _SessionKey) -> None:
+        connection, _ = self._sessions[key]
+        if connection.running:
+            self._sessions[key] = connection, self._arm(key)
+        else:
+            self._end_session(key)
 
     def _end_session(self, key: _SessionKey) -> None:
         connection, timer = self._sessions.pop(key)
@@ -254,11 +266,13 @@ def _connecting(server: str) -> Iterator[None]:
 def asking(connection: McpConnection, call: McpCall) -> Iterator[None]:
     """Make ``call`` the current call of the task; during the block the server may ask the person."""
     token = CURRENT_CALL.set(call)
+    connection.running += 1
     if call.ask is not None:
         connection.asks.append(call.ask)
     try:
         yield
     finally:
+        connection.running -= 1
         CURRENT_CALL.reset(token)
         if call.ask is not None:
             connection.asks.remove(call.ask)
