@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +86,7 @@ async def test_a_proxy_names_programs_by_a_header(
 async def test_a_service_names_the_role(
     claude: AnthropicService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str
 ) -> None:
-    answer: Callable[[Any], dict[str, str]] = lambda request: {"id": "ada", "role": role}  # noqa: E731
-    async with site(answer) as service:
+    async with site(lambda request: {"id": "ada", "role": role}) as service:
         monkeypatch.setenv("AUTH_HOOK", service.url("/who"))
         async with configured(claude, tmp_path, mcp_server=True, auth="hook") as server:
             assert await answers(server, bearer("any")) == OPENS[role]
