@@ -48,10 +48,12 @@ def model() -> ScriptedProvider:
 
 
 @asynccontextmanager
-async def serving_pages(provider: ScriptedProvider, *origins: str) -> AsyncIterator[Served]:
-    """Run a server that wants a token and lets pages of ``origins`` in."""
+async def serving_pages(
+    provider: ScriptedProvider, *origins: str, tokens: tuple[str, ...] = (TOKEN,)
+) -> AsyncIterator[Served]:
+    """Run a server that wants one of ``tokens`` and lets pages of ``origins`` in."""
     services = make_services(load_settings(None, device_tools_file=IOS_CATALOG), provider)
-    listener = Listener(services, TokenAuthenticator((TOKEN,)), origins)
+    listener = Listener(services, TokenAuthenticator(tokens), origins)
     await listener.start("127.0.0.1", 0)
     try:
         yield Served(listener)
@@ -89,7 +91,7 @@ async def test_node_holds_a_conversation(pieces: bool) -> None:
 
 async def test_a_browser_holds_a_conversation(tmp_path: Path) -> None:
     provider = model()
-    async with serving(provider) as served, Page().served() as page:
+    async with Page().served() as page, serving_pages(provider, page.origin, tokens=()) as served:
         check(await page.visit(tmp_path, served.url), provider)
         await served.empty()
 
