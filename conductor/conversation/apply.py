@@ -35,7 +35,7 @@ from conductor.messages import AssistantMessage, Message, Note, UserMessage
 from conductor.tools.base import truncate
 from conductor.tools.outcomes import Outcome
 
-MAX_CLAIMS, MAX_CLAIM_TIMES, MAX_HANDLED, MAX_DECIDED = 8, 12, 512, 8
+MAX_CLAIMS, MAX_CLAIM_TIMES, MAX_HANDLED, MAX_DECIDED = 8, 12, 512, 128
 MAX_LATE, MAX_OUTBOUND = 64, 256
 # Milliseconds that a question stands after a takeover: its client has to come back first.
 RETURN_MS = 60_000

@@ -15,7 +15,7 @@ from conductor.conversation.clients import ResumeAnswer, of_ignored, of_tools
 from conductor.conversation.consent import Later, Refuse, Response, answer, tapped
 from conductor.conversation.phrases import MESSAGES
 from conductor.conversation.receive import receive, too_late, wordless
-from conductor.conversation.records import ProfileDeclared
+from conductor.conversation.records import ProfileDeclared, QuestionDecided
 from conductor.conversation.session import Session
 from conductor.conversation.transport import Transport
 from conductor.errors import Fenced, StoreError
@@ -30,6 +30,7 @@ from conductor.events.server import (
 )
 from conductor.events.unreadable import UnreadableResult
 from conductor.tools.declarations import read_declarations
+from conductor.tools.outcomes import Outcome
 
 log = structlog.get_logger(__name__)
 
@@ -298,7 +299,7 @@ async def _take_decisions(session: Session, event: client.ApprovalResponse, tran
     decided: set[str] = set()
     for decision in event.all():
         question_id = decision.approval_id
-        resolved: ApprovalResolved | None
+        resolved: ApprovalResolved | Outcome
         if question_id in decided:
             resolved = ApprovalResolved(question_id, "refused", _TWICE)
         elif decision.decision == "edit" and session.take_rate():
@@ -308,24 +309,37 @@ async def _take_decisions(session: Session, event: client.ApprovalResponse, tran
             resolved = await take_decision(session, decision)
             await asyncio.sleep(0)  # validating an edit takes up to 30 ms: let other sessions run
         decided.add(question_id)
-        if resolved is not None and session.outbox.transport is transport:  # a later connection did not ask
+        is_here = session.outbox.transport is transport  # a later connection did not ask
+        if isinstance(resolved, ApprovalResolved) and is_here:
             session.flash(resolved)
             session.view.told_outcomes.add(question_id)
 
 
 async def take_decision(
     session: Session, decision: client.Decision, decided_by: str = ""
-) -> ApprovalResolved | None:
-    """Commit a decision about a card, of the client or of the key ``decided_by``; returns its refusal."""
+) -> ApprovalResolved | Outcome:
+    """Commit a decision about a card, of the client or of the key ``decided_by``.
+
+    Returns the outcome, or its refusal. Raises `StoreError`.
+    """
     question = session.state.questions.get(decision.approval_id)
+    is_lasting = decision.decision == "allow" and decision.scope == "always"
+    if question is not None and is_lasting and "always" in question.scopes:
+        # First, in the person's record: after the decision its failure would turn "always" into "once".
+        if _outcome_of(question.id, tapped(session.view, decision, decided_by)) == "allowed":
+            await session.tools.grant_always(question)
     response = await session.decide(lambda: tapped(session.view, decision, decided_by))
     if isinstance(response, ApprovalResolved):
         return response
-    is_lasting = decision.decision == "allow" and decision.scope == "always"
-    if question is not None and is_lasting and "always" in question.scopes:
-        if session.state.decided.get(question.id) == "allowed":
-            await session.tools.grant_always(question)
-    return None
+    outcome = _outcome_of(decision.approval_id, response)
+    assert outcome is not None
+    return outcome
+
+
+def _outcome_of(question_id: str, response: Response) -> Outcome | None:
+    records = response if isinstance(response, list) else []
+    decided = (record for record in records if isinstance(record, QuestionDecided))
+    return next((record.outcome for record in decided if record.question_id == question_id), None)
 
 
 async def _declare(session: Session, tools: list[Any], event_id: str, transport: Transport) -> None:

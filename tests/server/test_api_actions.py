@@ -13,10 +13,11 @@ import pytest
 from conductor.conversation.phrases import app_words
 from conductor.conversation.records import NoticeTaken
 from conductor.conversation.state import Notice
-from conductor.messages import Note, UserMessage
-from conductor.models.base import TextDelta
+from conductor.messages import Note, ToolCall, ToolResult, UserMessage
+from conductor.models.base import ModelRequest, TextDelta
 from conductor.plugins.api import relay
 from tests.app import App
+from tests.models import Script
 from tests.server.api import Backend, backend
 from tests.server.nodes import MOVE, move
 from tests.server.wires import WAIT, until
@@ -166,6 +167,21 @@ async def test_the_backend_decides_as_a_card_and_is_named(
         assert (await approve(served, card, decision)).status in (200, 409)
     lines = audit.read_text()
     assert '"by":"api:approve"' in lines and '"event":"api"' in lines and "key-of-the-backend" not in lines
+
+
+async def test_a_decision_for_the_session_decides_about_nine_cards() -> None:
+    def nine(request: ModelRequest) -> Script:
+        if isinstance(request.messages[-1], ToolResult):
+            return [TextDelta("Moved.")]
+        return [ToolCall(f"c-{n}", "move_file", f'{{"path":"notes-{n}.txt"}}') for n in range(9)]
+
+    async with backend(nine) as served, cards(served) as phone:
+        phone.say("Move them.")
+        card = (await phone.until("approval.request"))["payload"]
+        answer = await approve(served, card, "allow", scope="session")
+        assert (answer.status, answer.body["outcome"]) == (200, "allowed")
+        await phone.until("assistant.speech.final")
+        assert len(phone.runs) == 9
 
 
 async def test_of_a_card_and_the_backend_at_the_same_time_one_wins() -> None:

@@ -11,6 +11,7 @@ from conductor.conversation.receive import AppText
 from conductor.conversation.session import Session
 from conductor.errors import Fenced, StoreUnavailable
 from conductor.events.client import Decision
+from conductor.events.server import ApprovalResolved
 from conductor.plugins.api.requests import ApiCall, ApiError, find_session
 from conductor.plugins.api.resources import Accepted, ApprovalOutcome, Ended
 from conductor.server.sessions import Visitor
@@ -69,10 +70,12 @@ async def decide(call: ApiCall) -> ApprovalOutcome:
 
     async def work(session: Session) -> ApprovalOutcome:
         channel = f"api:{call.key.name}"
-        refusal = await take_decision(session, decision, channel)
-        if refusal is not None and refusal.outcome not in ("allowed", "denied"):
-            raise ApiError(409, refusal.outcome, refusal.message or "It was not decided.")
-        return ApprovalOutcome(question_id, session.state.decided[question_id])
+        decided = await take_decision(session, decision, channel)
+        if not isinstance(decided, ApprovalResolved):
+            return ApprovalOutcome(question_id, decided)
+        if decided.outcome not in ("allowed", "denied"):
+            raise ApiError(409, decided.outcome, decided.message or "It was not decided.")
+        return ApprovalOutcome(question_id, decided.outcome)
 
     return await in_session(call, work)
 

@@ -166,6 +166,20 @@ async def test_after_a_lasting_grant_only_a_file_that_may_hold_secrets_asks(
         assert len(cards(phone)) == 2
 
 
+async def test_always_on_one_of_nine_cards_is_kept(
+    claude: AnthropicService, tmp_path: Path, files: Path
+) -> None:
+    calls = tuple(Call("read_file", {"path": "notes.txt", "limit": number}) for number in range(1, 10))
+    claude.replies += [Reply(calls=calls), Reply(text="Read."), *reads("more.txt")]
+    async with configured(claude, tmp_path, file_roots=str(files)) as server, server.phone() as phone:
+        await begin(phone, "approval")
+        await ask_deciding(phone, "read my notes", scope="always")
+        assert len(cards(phone)) == 9
+        await phone.ask("read more")
+        assert len(cards(phone)) == 9
+        assert results_of(claude.requests[-1])[0]["data"]["text"] == "and bread"
+
+
 async def test_a_card_for_writing_a_file_shows_the_diff(
     claude: AnthropicService, tmp_path: Path, files: Path
 ) -> None:
