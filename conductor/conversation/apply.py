@@ -174,7 +174,7 @@ def _change_question(state: Conversation, question: Question, record: r.Record, 
 
 
 def _claim(state: Conversation, record: r.Claimed, at: int) -> None:
-    state.claim = record.claim
+    state.claim, state.visits = record.claim, record.visits
     state.claim_times = [*state.claim_times, at][-MAX_CLAIM_TIMES:]
     turn = state.turn
     if turn is not None:

@@ -113,6 +113,10 @@ class SessionCore(ABC):
     def _abandon(self, error: Fenced) -> None:
         """Stop everything: another process owns the session."""
 
+    def visit(self) -> None:
+        """Record with the claim that it is for a request, and not for a client."""
+        self.preface = [r.Claimed(self._claim.token, self.services.webhooks.events, visits=True)]
+
     # -- facts
 
     @cached_property

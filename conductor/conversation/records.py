@@ -40,10 +40,14 @@ class Fact(Value, frozen=True, tag=True):
 
 
 class Claimed(Fact, frozen=True):
-    """A process took the session over; its backend wants the events ``webhooks``."""
+    """A process took the session over; its backend wants the events ``webhooks``.
+
+    ``visits``: for a request of the backend, without a client.
+    """
 
     claim: str
     webhooks: tuple[str, ...] = ()
+    visits: bool = False
 
 
 class Released(Fact, frozen=True):

@@ -272,8 +272,9 @@ class Conversation(Part):
     """A session. The first message of ``log`` has the position ``log_start``.
 
     ``at`` is the time of the last commit: no later owner's clock is behind it.
-    ``claim`` is the token of the owner; ``claims`` maps the last owners to their last revisions, and
-    ``claim_times`` are the recent takeovers. Event ids are made of the claim and ``record_count``.
+    ``claim`` is the token of the owner, who may only visit it (``visits``);
+    ``claims`` maps the last owners to their last revisions, and ``claim_times`` are the recent takeovers.
+    Event ids are made of the claim and ``record_count``.
     ``fields`` belong to tools. ``decided`` are the outcomes of the last questions. ``usage`` sums up the
     replies: input tokens, output tokens, cost. ``webhooks`` are the events that the app's backend wants, and
     ``webhook_events`` those that wait for delivery. ``opened``: the backend knows that the session is open.
@@ -283,6 +284,7 @@ class Conversation(Part):
     at: int = 0
     record_count: int = 0
     claim: str = ""
+    visits: bool = False
     claims: dict[str, int] = {}
     claim_times: list[int] = []
     released: bool = False

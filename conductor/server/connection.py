@@ -46,7 +46,7 @@ LATE_S = 0.5
 POLICY_VIOLATION = 1008
 # The reason of a close after the client's token was removed.
 REVOKED = "the token is no longer valid"
-# Seconds in which a claim without a client, for a request of the backend, is released again.
+# Seconds in which a claim for a request of the backend, without a client, is recorded.
 VISIT_S = 0.3
 # Tries to deliver an event while another client takes the session over each time.
 DELIVERY_ATTEMPTS = 8
@@ -83,6 +83,7 @@ class Connection(Writer):
         self._refused_start: Inbound | None = None
         self._recovering: asyncio.Task[None] | None = None
         self._handling = asyncio.Lock()
+        self._leaving: asyncio.Task[None] | None = None
         self._stale = False
         self._resumed = False
         self.resumes = False
@@ -111,8 +112,9 @@ class Connection(Writer):
             if self._expiry is not None:
                 self._expiry.cancel()
             writer.cancel()
-            if self._recovering is not None:
-                self._recovering.cancel()
+            for task in (self._recovering, self._leaving):
+                if task is not None:
+                    task.cancel()
             if self._session is not None:
                 self._registry.unbind(self._session.key, self)
             await asyncio.wait([writer], timeout=self._limits.close_timeout)
@@ -154,18 +156,19 @@ class Connection(Writer):
         elif not stale:
             self.suspend()
             if self.resumes:
-                self._recovering = asyncio.create_task(self._leave())
+                self._leaving = asyncio.create_task(self._leave())
 
     async def _leave(self) -> None:
         """Close the connection: for good, unless the claim that took the session had no client."""
-        stored = None
+        has_client = True
         with suppress(StoreError):
             await asyncio.sleep(VISIT_S)
-            stored = await self._registry.read(SessionKey(self._socket.client.subject, self.session_id))
-        if stored is not None and not stored.meta.token:
-            self.close(CloseCode.SERVICE_RESTART, "the session was released")
-        else:
+            key = SessionKey(self._socket.client.subject, self.session_id)
+            has_client = await self._registry.has_client(key)
+        if has_client:
             self.close(SUPERSEDED, "another connection serves the session")
+        else:
+            self.close(CloseCode.SERVICE_RESTART, "a process took the session for a request")
 
     def _recover_soon(self) -> None:
         if self._recovering is None or self._recovering.done():
@@ -340,13 +343,15 @@ class Connection(Writer):
             await self._admission.enter()  # a crowd of new clients must not slow running turns
         if self._session is None and not await self._may_bind(received_at):
             return
-        may_claim = claims and self._close is None
+        may_claim = claims and self._close is None and self._leaving is None
         is_lost = self._session is None and self._state is _State.LOST
         if is_lost and not (may_claim and await self.is_alive()):
             return
         # A claim may be lost between binding and the commit: bind again, and deliver the same event.
         for _ in range(DELIVERY_ATTEMPTS):
             if await self._deliver(inbound, starts_turn=starts_turn):
+                return
+            if self._leaving is not None:
                 return
             if not ((claims or self._state is _State.STALE) and await self.is_alive()):
                 return

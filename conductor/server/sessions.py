@@ -24,7 +24,7 @@ from conductor.errors import StoreError, StoreUnavailable, TooManySessions
 from conductor.rate_limit import ANONYMOUS, STILL_S, tenant_of
 from conductor.server.refusals import Refusals
 from conductor.settings import Limits
-from conductor.stores.base import SessionKey, Stored
+from conductor.stores.base import SessionKey
 from conductor.tools.declarations import read_declarations
 
 log = structlog.get_logger(__name__)
@@ -168,9 +168,13 @@ class SessionRegistry:
         """Tell whether this process has a session."""
         return key in self._bindings
 
-    async def read(self, key: SessionKey) -> Stored | None:
-        """Read a session of any process. Raises `StoreError`."""
-        return await self._services.store.read(key)
+    async def has_client(self, key: SessionKey) -> bool:
+        """Tell whether the owner of a session, in any process, took it for a client. Raises `StoreError`."""
+        stored = await self._services.store.read(key)
+        if stored is None or not stored.meta.token:
+            return False
+        state = replay(stored.commits(), stored.meta.revision)
+        return not (state.visits and state.claim == stored.meta.token)
 
     async def owns(self, key: SessionKey) -> bool:
         """Tell whether this process has a session, and the store agrees. Raises `StoreError`."""
@@ -412,6 +416,9 @@ class SessionRegistry:
             wall=wall_ms,
         )
         session.on_rollback = self._rolled_back
+        binding = self._bindings.get(key)
+        if binding is not None and all(isinstance(peer, Visitor) for peer in binding.connections):
+            session.visit()
         return session
 
     async def _check_client_waits(self, key: SessionKey) -> None:

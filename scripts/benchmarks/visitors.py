@@ -33,6 +33,7 @@ from tests.models import AnthropicService
 KEY = "visitors-benchmark-key"
 PLANS = (("ask",), ("read", "ask"), ("write",), ("read",), ())
 FINDINGS = ("closed with 4409", "calls run twice", "allowed calls not run", "spoken twice", "not spoken")
+WORKERS = 2
 TURN_S, SETTLE_S = 60.0, 60.0
 
 
@@ -146,9 +147,11 @@ async def _visit(
 async def _kill(nodes: Sequence[Node], kills: int, every_s: float, chance: random.Random) -> None:
     for _ in range(kills):
         await asyncio.sleep(chance.uniform(0.5, 1.5) * every_s)
-        pids = chance.choice(nodes)._tree()
+        node = chance.choice(nodes)
+        while node.count("worker ready") - node.count("worker ended") < WORKERS:  # noqa: ASYNC110 -- another process
+            await asyncio.sleep(0.1)  # a server whose worker dies at its start ends
         with suppress(ProcessLookupError):
-            os.kill(chance.choice(pids[1:] or pids), signal.SIGKILL)  # its supervisor starts another
+            os.kill(chance.choice(node._tree()[1:]), signal.SIGKILL)  # its supervisor starts another
 
 
 async def _run(options: argparse.Namespace, folder: Path) -> Counter[str]:
@@ -158,13 +161,17 @@ async def _run(options: argparse.Namespace, folder: Path) -> Counter[str]:
         settings = stand_in_settings(service.base_url) | {
             "SESSION_STORE_URL": f"sqlite:///{folder}/s.db",
             "API_KEYS": f"backend:{KEY}:say+approve+read",
-            "WORKERS": "2",
+            "WORKERS": str(WORKERS),
+            "NEWS_AFTER_S": "0",  # people who talk all the time would never be told the words
         }
         pair = [Node(name, folder, settings=settings) for name in ("north", "south")]
         nodes = [await stack.enter_async_context(node) for node in pair]
         backend = Backend(nodes, chance, tally)
         stack.push_async_callback(backend.close)
         phones = [Phone(f"p{number}", backend, chance, tally) for number in range(options.phones)]
+        for node in nodes:
+            while node.count("worker ready") < WORKERS:  # noqa: ASYNC110 -- another process
+                await asyncio.sleep(0.1)
         clients = [await stack.enter_async_context(p.connect(chance.choice(nodes).url)) for p in phones]
         numbers = iter(range(1001, 10**9))
         talks = [

@@ -16,6 +16,8 @@ from conductor.conversation.state import Notice
 from conductor.messages import Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.plugins.api import relay
+from conductor.server.sessions import Visitor
+from conductor.stores.base import SessionKey
 from tests.app import App
 from tests.models import Script
 from tests.server.api import Backend, backend
@@ -292,6 +294,17 @@ async def test_words_for_a_session_whose_process_died_wait_for_its_client(
         phone.url = f"ws://127.0.0.1:{other.listener.port}/ws"
         async with phone:
             await until(lambda: PARCEL in phone.speeches())
+
+
+async def test_a_client_whose_session_is_claimed_for_a_request_is_told_to_come_back(tmp_path: Path) -> None:
+    async with two_backends(tmp_path, [HELLO]) as (owner, other):
+        async with owner.phone(start_fields={"capabilities": ["resume"]}) as phone:
+            await phone.ask("Hello.")
+            visited, _ = await other.listener.registry.bind(SessionKey("anonymous", "s-1"), Visitor())
+            await visited.decide(list)
+            phone.say("And now?")
+            await asyncio.wait_for(phone.closed.wait(), WAIT)
+            assert phone.close_code == 1012
 
 
 async def test_facts_in_the_grace_period_end_no_session(tmp_path: Path) -> None:
