@@ -96,6 +96,12 @@ async def test_a_browser_holds_a_conversation(tmp_path: Path) -> None:
         await served.empty()
 
 
+async def test_a_page_of_another_port_of_this_machine_is_not_let_in(tmp_path: Path) -> None:
+    async with serving(model()) as served, Page().served() as page:
+        assert await page.visit(tmp_path, served.url) == REFUSED
+        assert not served.listener.registry.sessions
+
+
 async def test_a_browser_brings_its_token_as_a_subprotocol_that_is_not_echoed(tmp_path: Path) -> None:
     provider = model()
     async with Page().served() as page, serving_pages(provider, page.origin) as served:
