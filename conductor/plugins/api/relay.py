@@ -65,6 +65,10 @@ class Relay:
         self._actions = {route.work.__name__: route for route in routes if route.acts}
         self._waiting: dict[str, asyncio.Future[Passed]] = {}
         self._handling: dict[str, asyncio.Task[None]] = {}
+        self._changes: list[Callable[[_Requests], object]] = []
+        self._next: asyncio.Task[None] | None = None
+        self._writes: set[asyncio.Task[None]] = set()
+        self._writing = asyncio.Lock()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -76,7 +80,7 @@ class Relay:
         try:
             yield
         finally:
-            tasks = [looking, *self._handling.values()]
+            tasks = [looking, *self._handling.values(), *self._writes]
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -165,20 +169,34 @@ class Relay:
             return error.status, msgspec.json.encode([error.code, str(error)]).decode()
 
     async def _change(self, change: Callable[[_Requests], object]) -> None:
-        def changed(text: str) -> str:
-            requests = _read(text)
-            change(requests)
-            kept = dict(list(requests.items())[-MAX_KEPT:])
-            return msgspec.json.encode(kept).decode() if kept else ""
+        """Change the record; all that waits for a write is in the next one. Raises `StoreUnavailable`."""
+        self._changes.append(change)
+        if self._next is None:
+            self._next = asyncio.create_task(self._write())
+            self._writes.add(self._next)
+            self._next.add_done_callback(self._writes.discard)
+        await asyncio.shield(self._next)
 
-        for attempt in range(1, TRIES + 1):
-            try:
-                await self._records.update(SUBJECT, FIELD, changed)
-                return
-            except StoreUnavailable:
-                if attempt == TRIES:
-                    raise
-                await asyncio.sleep(random.uniform(0, LOOK_S / 2))
+    async def _write(self) -> None:
+        async with self._writing:
+            self._next = None
+            changes, self._changes = self._changes, []
+
+            def changed(text: str) -> str:
+                requests = _read(text)
+                for change in changes:
+                    change(requests)
+                kept = dict(list(requests.items())[-MAX_KEPT:])
+                return msgspec.json.encode(kept).decode() if kept else ""
+
+            for attempt in range(1, TRIES + 1):
+                try:
+                    await self._records.update(SUBJECT, FIELD, changed)
+                    return
+                except StoreUnavailable:
+                    if attempt == TRIES:
+                        raise
+                    await asyncio.sleep(random.uniform(0, LOOK_S / 2))
 
 
 def _read(text: str) -> _Requests:
