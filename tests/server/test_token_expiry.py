@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from conductor.app import make_services, running
-from conductor.plugins.auth.jwt import LEEWAY_S, JwtAuthenticator
+from conductor.plugins.auth.jwt import LEEWAY_S, PROGRAM_SCOPE, JwtAuthenticator
 from conductor.server.expiry import NOTICE_S
 from conductor.server.listener import Listener
 from conductor.server.websocket import Socket
@@ -34,8 +34,8 @@ async def listener() -> AsyncIterator[Listener]:
         yield listener
 
 
-def short_token() -> str:
-    return token(exp=time.time() + LEFT_S - LEEWAY_S)
+def short_token(**claims: str) -> str:
+    return token(exp=time.time() + LEFT_S - LEEWAY_S, **claims)
 
 
 def phone(listener: Listener, text: str) -> App:
@@ -84,7 +84,7 @@ async def test_another_token_changes_nothing(listener: Listener, reason: str) ->
 
 
 async def test_a_program_of_mcp_is_cut_when_its_token_ends(listener: Listener) -> None:
-    url = f"ws://127.0.0.1:{listener.port}/mcp?token={short_token()}"
+    url = f"ws://127.0.0.1:{listener.port}/mcp?token={short_token(scope=PROGRAM_SCOPE)}"
 
     async def serve(socket: Socket) -> None:
         await socket.wait_closed()
